@@ -143,11 +143,13 @@ std::span<const std::byte> Driver::copy(Peer& to, std::span<const std::byte> sou
   return std::span(bytes).subspan(begin);
 }
 
-void Driver::issue(const Request& request) {
+/// A source tells of its losses itself, by its completions.
+void Driver::issue(const Request& request, Asker asker) {
   Peer& to = at(request.peer);
+  const bool by_call = asker == Asker::kCall;
   if (losses_[static_cast<std::size_t>(request.peer)].gone.load(std::memory_order_relaxed)) {
     if (request.kind == Request::Kind::kFence) return;  // it loses nothing that has not been told
-    to.has_failed = true;
+    to.has_failed |= by_call;
     // As often as its end would be told.
     for (std::uint64_t part = 0; request.completion != nullptr && part < num_parts(request); ++part) {
       request.completion->lost(request.peer);
@@ -166,9 +168,9 @@ void Driver::issue(const Request& request) {
       for (std::size_t done = 0; done < request.num_bytes; done += kMaxGetBytes) {
         const std::span into(request.local + done, std::min(kMaxGetBytes, request.num_bytes - done));
         // Answers come in any order, so each piece is counted; the completion is for the whole.
-        ++to.num_pending_gets;
+        if (by_call) ++to.num_pending_gets;
         engine_->get(request.peer, into, request.offset + done,
-                     add_ticket({.peer = request.peer, .completion = request.completion, .pending_get = true}));
+                     add_ticket({.peer = request.peer, .completion = request.completion, .pending_get = by_call}));
       }
       return;
     }
@@ -195,6 +197,7 @@ void Driver::issue(const Request& request) {
       if (!request.counts) return;
       break;
   }
+  if (by_call) to.calls_end = to.flush_begun + 1;
   ++to.num_issued;
   ++to.num_since_full;
   if (to.num_issued >= kFlushAfter || to.copied_since_flush >= kFlushAfterBytes) begin_flush(request.peer, nullptr);
@@ -204,7 +207,7 @@ bool Driver::try_issue(const Request& request) {
   {
     const std::lock_guard lock(mutex_);
     if (!can_issue(request.peer)) return false;
-    issue(request);
+    issue(request, Asker::kCall);
   }
   settle();
   return true;
@@ -244,7 +247,7 @@ int Driver::flush_all(Completion* completion) {
         continue;
       }
       if (losses_[static_cast<std::size_t>(peer)].gone.load(std::memory_order_relaxed)) continue;
-      if (to.num_issued == 0 && to.flush_done == to.flush_begun) continue;
+      if (to.calls_end <= to.flush_done) continue;
       ++num_flushes;
       begin_flush(peer, completion);
     }
@@ -306,7 +309,7 @@ void Driver::on_lost(int peer, const Status& why) {
   loss.gone.store(true, std::memory_order_release);
   ++num_changes_;
   Peer& gone = at(peer);
-  gone.has_failed = gone.num_issued > 0 || gone.flush_done < gone.flush_begun || gone.num_pending_gets > 0;
+  gone.has_failed = gone.calls_end > gone.flush_done || gone.num_pending_gets > 0;
   gone.num_pending_gets = 0;
   gone.fence = 0;
   gone.num_since_full = 0;
@@ -325,11 +328,12 @@ void Driver::on_lost(int peer, const Status& why) {
 
 bool Driver::serve_sources() {
   bool moved = false;
+  const CanIssue can_issue = [this](int peer) { return this->can_issue(peer); };
   for (RequestSource* source : sources_) {
     for (int served = 0; served < kMaxRequestsPerTurn; ++served) {
-      const Request* request = source->front();
-      if (request == nullptr || !can_issue(request->peer)) break;
-      issue(*request);
+      const Request* request = source->front(can_issue);
+      if (request == nullptr) break;
+      issue(*request, Asker::kSource);
       source->taken();
       moved = true;
     }

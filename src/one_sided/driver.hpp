@@ -10,7 +10,7 @@
 /// every peer used since its last, and the answers of all gets.
 ///
 /// Requests come from threads of the rank, by the calls, or from a RequestSource: a ring that kernels write. Its
-/// requests are issued by whoever drives, in its order.
+/// requests are issued by whoever drives, those to one peer in its order.
 ///
 ///   word            writer        readers  order                   publishes
 ///   the engine      lock holder   same     the lock                everything but the two below
@@ -71,13 +71,16 @@ struct Request {
   Completion* completion = nullptr;  ///< kGet, kAtomic, kFlush; may be null. Outlives the request
 };
 
+/// Whether requests to a peer can be issued now.
+using CanIssue = std::function<bool(int peer)>;
+
 /// Where a driver gets requests from besides its calls: a ring written by kernels. Called under the engine's lock.
 class RequestSource {
  public:
   virtual ~RequestSource() = default;
-  /// The next request, if there is one; the same again until `taken`. Null: none now.
-  virtual const Request* front() = 0;
-  /// The request at the front was issued.
+  /// The next request to a peer that `can_issue` lets pass, in the order of each peer's. Null: none now.
+  virtual const Request* front(const CanIssue& can_issue) = 0;
+  /// The request that `front` returned last was issued.
   virtual void taken() = 0;
   /// Whether the driver's thread must not sleep, since nobody would wake it for the next request.
   virtual bool needs_polling() const = 0;
@@ -108,15 +111,15 @@ class Driver {
   /// Tells `completion` nothing any more, and leaves the destination of its gets alone (not where a network card
   /// writes there by itself).
   void forget(const Completion* completion);
-  /// Begins a flush of every peer that has operations under way; `completion` is told once for each. Returns how many
-  /// there are.
+  /// Begins a flush of every peer that has operations of calls under way, those of sources are their own concern;
+  /// `completion` is told once for each. Returns how many there are.
   int flush_all(Completion* completion);
   /// A rank with operations without a `completion` under way that were asked for by `get_nbi`; -1: there is none.
   int find_pending_get() const;
   /// A rank whose answer to `completion` is missing, or else to a get; -1: there is none.
   int find_late(const Completion* completion) const;
-  /// A rank that was lost with operations which nobody has been told of, and `peer` if that is not -1; -1: there is
-  /// none. The caller tells of it.
+  /// A rank that was lost with operations of calls which nobody has been told of, and `peer` if that is not -1; -1:
+  /// there is none. The caller tells of it.
   int take_failure(int peer);
 
   /// Lets the network move. True if anything happened.
@@ -151,9 +154,10 @@ class Driver {
     std::uint64_t num_since_full = 0;  // the same since the last flush completed
     std::uint64_t flush_begun = 0;
     std::uint64_t flush_done = 0;
-    std::uint64_t fence = 0;  // nothing is issued before this flush is done
-    std::uint64_t num_pending_gets = 0;
-    bool has_failed = false;  // it was lost with operations under way, which no quiet has reported yet
+    std::uint64_t fence = 0;             // nothing is issued before this flush is done
+    std::uint64_t calls_end = 0;         // what calls have issued is complete with this flush
+    std::uint64_t num_pending_gets = 0;  // of calls
+    bool has_failed = false;  // it was lost with operations of calls under way, which no quiet has reported yet
     std::deque<Copies> copies;
     std::size_t copied_bytes = 0;
     std::size_t copied_since_flush = 0;
@@ -163,7 +167,7 @@ class Driver {
     int peer = 0;
     Completion* completion = nullptr;
     std::uint64_t flush = 0;   // of a flush: its number
-    bool pending_get = false;  // of a get without completion
+    bool pending_get = false;  // of a get that find_pending_get() finds
   };
   /// Whether a peer is lost. `why` is written before `gone` is set, and never again.
   struct Loss {
@@ -173,7 +177,8 @@ class Driver {
 
   Peer& at(int peer) { return peers_[static_cast<std::size_t>(peer)]; }
   bool can_issue(int peer) const;
-  void issue(const Request& request);
+  enum class Asker { kCall, kSource };
+  void issue(const Request& request, Asker asker);
   std::span<const std::byte> copy(Peer& to, std::span<const std::byte> source);
   std::uint64_t add_ticket(const Ticket& ticket);
   void begin_flush(int peer, Completion* completion);

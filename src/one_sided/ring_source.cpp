@@ -15,7 +15,7 @@ namespace {
 using device::RequestOp;
 using Word = std::atomic_ref<std::uint64_t>;
 
-/// Requests that need no network and are done one after the other. Meanwhile nobody else drives that.
+/// Requests that are done, or held, one after the other without the network. Meanwhile nobody else drives that.
 constexpr int kMaxServedAtOnce = 256;
 constexpr std::int64_t kNsPerMs = 1'000'000;
 
@@ -49,7 +49,7 @@ class RingSource::Pending final : public Completion {
   void lost(int peer) override {
     if (!std::exchange(lost_, true)) {
       // Of a peer that was lost before, the driver tells while it issues.
-      const bool was_issued = !(source_.has_out_ && source_.out_.completion == this);
+      const bool was_issued = source_.offered_ == nullptr || source_.offered_->completion != this;
       if (has_reply_) source_.reader_.lose_reply(reply_, is_staged_get_ && was_issued);
       source_.reader_.lose();
       if (source_.options_.lost) source_.options_.lost(peer);
@@ -70,6 +70,7 @@ class RingSource::Pending final : public Completion {
 RingSource::RingSource(Options options)
     : options_(std::move(options)),
       reader_(options_.ring, options_.limits),
+      held_(to_size(options_.limits.num_peers), options_.max_held_bytes),
       used_(to_size(options_.limits.num_peers), false),
       unquiet_(used_),
       epochs_(1) {}
@@ -104,19 +105,42 @@ void RingSource::watch_writers() {
   note_failure();
 }
 
-const Request* RingSource::front() {
-  if (has_out_) {
-    watch_writers();
-    return &out_;
+const Request* RingSource::front(const CanIssue& can_issue) {
+  for (const bool from_ring : {ring_is_next_, !ring_is_next_}) {
+    offered_ = from_ring ? next_of_ring(can_issue) : held_.find(can_issue);
+    if (offered_ != nullptr) {
+      ring_is_next_ = !from_ring;
+      return offered_;
+    }
+    if (num_served_ >= kMaxServedAtOnce) break;  // as if there were no more: the next turn goes on with them
   }
-  for (int served = 0; expanded_.empty(); ++served) {
-    // Null, as if there were no more: the next turn goes on with them.
-    if (served == kMaxServedAtOnce) return nullptr;
+  num_served_ = 0;
+  return nullptr;
+}
+
+/// The next request of the ring that can be issued now. Those that cannot are held where there is room.
+const Request* RingSource::next_of_ring(const CanIssue& can_issue) {
+  while (has_out_ || read_next()) {
+    if (!held_.has(out_.peer) && can_issue(out_.peer)) return &out_;
+    if (!held_.hold(out_)) {
+      watch_writers();
+      return nullptr;
+    }
+    finish_out();
+    ++num_served_;
+  }
+  return nullptr;
+}
+
+/// Makes `out_` of the ring's next request for the network, and does those before it. False: there is none now.
+bool RingSource::read_next() {
+  for (; expanded_.empty(); ++num_served_) {
+    if (num_served_ >= kMaxServedAtOnce) return false;
     const device::Request* const request = reader_.front();
     if (request == nullptr) {
       watch_writers();
       note_failure();
-      return nullptr;
+      return false;
     }
     if (request->op == RequestOp::kQuiet || request->op == RequestOp::kFence) {
       expand(*request);
@@ -129,15 +153,25 @@ const Request* RingSource::front() {
     } else {
       translate(*request);
       has_out_ = true;
-      return &out_;
+      return true;
     }
   }
   out_ = expanded_.back();
   has_out_ = true;
-  return &out_;
+  return true;
 }
 
 void RingSource::taken() {
+  const Request* const issued = std::exchange(offered_, nullptr);
+  if (issued == &out_) {
+    finish_out();
+  } else {
+    held_.drop_front(issued->peer);
+  }
+}
+
+/// It was issued, or is held.
+void RingSource::finish_out() {
   has_out_ = false;
   if (!expanded_.empty()) {
     expanded_.pop_back();

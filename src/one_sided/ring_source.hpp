@@ -6,6 +6,10 @@
 ///
 /// A kernel that waits for completion asks for kQuiet. The requests between two of those are an epoch: it is complete
 /// when every peer that they went to has flushed and every answer is there, and epochs are published in order.
+///
+/// Requests for a rank that takes none at the moment leave the ring too and are held, as they are for the driver, so
+/// that those for others go on. Only what is asked of one rank has an order, and that is kept. What a kQuiet waits for
+/// is counted when requests leave the ring, and its flush of a rank is held behind them.
 
 #include <atomic>
 #include <cstddef>
@@ -17,6 +21,7 @@
 #include <vector>
 
 #include "one_sided/driver.hpp"
+#include "one_sided/held_requests.hpp"
 #include "one_sided/request_reader.hpp"
 
 namespace ferry::one_sided {
@@ -38,6 +43,8 @@ class RingSource final : public RequestSource {
     std::function<void(int peer)> lost{};
     /// Words of a rank of this node have changed. Must not wait.
     std::function<void(int rank)> changed{};
+    /// Held for one rank. With more the ring waits for it.
+    std::size_t max_held_bytes = kMaxHeldBytes;
   };
 
   explicit RingSource(Options options);
@@ -45,7 +52,7 @@ class RingSource final : public RequestSource {
   RingSource(const RingSource&) = delete;
   RingSource& operator=(const RingSource&) = delete;
 
-  const Request* front() override;
+  const Request* front(const CanIssue& can_issue) override;
   void taken() override;
   bool needs_polling() const override { return polling_.load(std::memory_order_relaxed); }
 
@@ -66,6 +73,8 @@ class RingSource final : public RequestSource {
   };
   class Pending;
 
+  const Request* next_of_ring(const CanIssue& can_issue);
+  bool read_next();
   void note_failure();
   void watch_writers();
   bool is_local(const device::Request& request) const;
@@ -77,19 +86,24 @@ class RingSource final : public RequestSource {
   void set_atomic(const device::Request& request, std::size_t offset);
   void expand(const device::Request& request);
   void finish_front();
+  void finish_out();
   Pending* expect(const device::Request* request, std::uint64_t num_parts);
   void ended(Pending& pending);
   void publish();
 
   Options options_;
   RequestReader reader_;
-  Request out_;  // what front() returned last, if has_out_
+  Request out_;  // what is next of the ring, as the driver knows it, if has_out_
   bool has_out_ = false;
-  std::uint64_t value_ = 0;        // source of a put of 8 bytes
-  std::vector<Request> expanded_;  // what one kQuiet or kFence is for the network, last first
-  std::vector<bool> used_;         // by peer: ever
-  std::vector<bool> unquiet_;      // by peer: since the last kQuiet
-  std::deque<Epoch> epochs_;       // the last one is open
+  HeldRequests held_;
+  const Request* offered_ = nullptr;  // what front() returned, until taken()
+  bool ring_is_next_ = true;          // it and what is held are served in turn
+  int num_served_ = 0;                // requests of the ring that were not offered, in this turn
+  std::uint64_t value_ = 0;           // source of a put of 8 bytes
+  std::vector<Request> expanded_;     // what one kQuiet or kFence is for the network, last first
+  std::vector<bool> used_;            // by peer: ever
+  std::vector<bool> unquiet_;         // by peer: since the last kQuiet
+  std::deque<Epoch> epochs_;          // the last one is open
   std::vector<std::unique_ptr<Pending>> all_pending_;
   std::vector<Pending*> free_pending_;
   std::atomic<bool> polling_{false};

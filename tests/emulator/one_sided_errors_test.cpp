@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -248,7 +249,7 @@ TEST(OneSidedNodes, WhereALostGetWasToComeNothingElseComes) {
 
 TEST(OneSidedNodes, AWaitEndsWhenTheHostFindsARankLost) {
   OneSidedRanks ranks({.num_ranks = 2, .ranks_per_node = 1});
-  ranks.errors(0).stop = 1;
+  ranks.errors(0).stop = device::stop_word::kRankLost;
   Code code = Code::kOk;
   ranks.launch(0, {1, 1, 0},
                [&] { code = device::wait_until(ranks.world(0), ranks.word(0, kSignal), Comparison::kEqual, 1); });
@@ -256,9 +257,56 @@ TEST(OneSidedNodes, AWaitEndsWhenTheHostFindsARankLost) {
   EXPECT_EQ(code, Code::kPeerLost);
 }
 
-/// One rank that does not answer holds up requests to the others behind a fence.
+TEST(OneSidedNodes, ARankThatDoesNotAnswerHoldsUpNoOther) {
+  constexpr std::uint64_t kRounds = 40;  // of more requests than the ring has room for
+  constexpr std::size_t kNumBytes = 30;
+  OneSidedRanks ranks({.num_ranks = 4, .ranks_per_node = 2});
+  ranks.stall(2, true);
+  std::vector<Code> codes;
+  std::uint64_t num_missing = 0;
+  Code late = Code::kOk;
+  ranks.launch(0, {1, 1, 0}, [&] {
+    const World world = ranks.world(0);
+    std::vector<std::byte> bytes(kNumBytes);
+    for (std::uint64_t round = 1; round <= kRounds; ++round) {
+      for (const int rank : {2, 3}) {
+        std::fill(bytes.begin(), bytes.end(), pattern(rank, static_cast<int>(round), 0));
+        codes.push_back(device::put_signal(world, rank, world.heap + kRowOffset, bytes.data(), kNumBytes,
+                                           ranks.word(0, kSignal), round, SignalOp::kSet));
+        codes.push_back(device::fence(world, rank));
+      }
+      // This node's own words are the proxy's too.
+      codes.push_back(device::signal(world, 1, ranks.word(0, kSignal), 1, SignalOp::kAdd));
+      const device::Fetched fetched = device::fetch_add(world, 3, ranks.word(0, kCounter), 1);
+      codes.push_back(fetched.code);
+      num_missing += fetched.value != round - 1;
+    }
+    late = device::quiet(world);
+  });
+  ranks.launch(3, {1, 1, 0}, [&] {
+    const World world = ranks.world(3);
+    codes.push_back(device::wait_until(world, ranks.word(3, kSignal), Comparison::kEqual, kRounds));
+  });
+  ASSERT_EQ(ranks.run(), "");
+  EXPECT_EQ(codes, std::vector<Code>(codes.size(), Code::kOk));
+  EXPECT_EQ(num_missing, 0U);
+  EXPECT_EQ(*ranks.word(1, kSignal), kRounds);
+  EXPECT_EQ(late, Code::kTimeout) << "quiet is for all ranks";
+  EXPECT_EQ(*ranks.word(2, kSignal), 0U);
+  ranks.stall(2, false);
+  ranks.launch(0, {1, 1, 0}, [&] { late = device::quiet(ranks.world(0)); });
+  ASSERT_EQ(ranks.run(), "");
+  EXPECT_EQ(late, Code::kOk);
+  for (const int rank : {2, 3}) {
+    EXPECT_EQ(*ranks.word(rank, kSignal), kRounds) << "the last signal is behind the others";
+    const std::vector<std::byte> last(kNumBytes, pattern(rank, kRounds, 0));
+    EXPECT_TRUE(std::equal(last.begin(), last.end(), ranks.heap(rank) + kRowOffset)) << "and the last put";
+  }
+}
+
+/// Where there is no more room for what one rank does not take, it holds up requests to the others.
 TEST(OneSidedNodes, ARingThatACallHasLeftFullIsOverAndTheHostIsToldWhy) {
-  OneSidedRanks ranks({.num_ranks = 3, .ranks_per_node = 1});
+  OneSidedRanks ranks({.num_ranks = 3, .ranks_per_node = 1, .max_held_bytes = 0});
   ranks.stall(2, true);
   std::vector<Code> taken;
   std::vector<Code> behind;
@@ -271,8 +319,9 @@ TEST(OneSidedNodes, ARingThatACallHasLeftFullIsOverAndTheHostIsToldWhy) {
     const World world = ranks.world(0);
     taken.push_back(device::put_value(world, 2, ranks.word(0, 4), 1));
     taken.push_back(device::fence(world, 2));
-    // The fence waits until the put has arrived, out of the ring already.
-    for (std::uint64_t i = 0; i < world.ring.num_slots; ++i) {
+    // Behind the fence, which waits until the put has arrived.
+    taken.push_back(device::put_value(world, 2, ranks.word(0, 4), 2));
+    for (std::uint64_t i = 1; i < world.ring.num_slots; ++i) {
       taken.push_back(device::put_value(world, 1, ranks.word(0, 4), i));
     }
     EXPECT_TRUE(ranks.source(0).status().ok()) << "a full ring is nothing bad";
@@ -293,6 +342,49 @@ TEST(OneSidedNodes, ARingThatACallHasLeftFullIsOverAndTheHostIsToldWhy) {
   EXPECT_EQ(behind, std::vector<Code>(behind.size(), Code::kTimeout));
   EXPECT_EQ(ranks.source(0).status().message(), why.message());
   EXPECT_EQ(*ranks.word(1, 5), 0U);
+}
+
+/// Calls of rank 0 while rank 2 does not answer, which it does after many looks. There is no deadline.
+std::vector<Code> codes_of(std::uint64_t stop, const std::function<void(const World&, std::vector<Code>&)>& calls) {
+  OneSidedRanks ranks({.num_ranks = 3, .ranks_per_node = 1, .max_held_bytes = 0});
+  ranks.errors(0).stop = stop;
+  ranks.stall(2, true);
+  std::vector<Code> codes;
+  World world = ranks.world(0);
+  world.timeout_ns = ~std::uint64_t{0};
+  ranks.launch(0, {1, 1, 0}, [&] { calls(world, codes); });
+  ranks.launch(1, {1, 1, 0}, [&] {
+    constexpr int kManyLooks = 10'000;  // a wait looks at the host's word every 256
+    for (int look = 0; look < kManyLooks; ++look) device::test(ranks.word(1, kSignal), Comparison::kEqual, 1);
+    ranks.stall(2, false);
+  });
+  EXPECT_EQ(ranks.run(), "");
+  return codes;
+}
+
+TEST(OneSidedNodes, TheProxyIsWaitedForThoughARankIsLostButNotAtTheEnd) {
+  const auto fetch = [](const World& world, std::vector<Code>& codes) {
+    codes.push_back(device::fetch_add(world, 2, reinterpret_cast<std::uint64_t*>(world.heap), 1).code);
+  };
+  const auto put_and_quiet = [](const World& world, std::vector<Code>& codes) {
+    codes.push_back(device::put_value(world, 2, reinterpret_cast<std::uint64_t*>(world.heap), 1));
+    codes.push_back(device::quiet(world));
+  };
+  const auto fill_the_ring = [](const World& world, std::vector<Code>& codes) {
+    codes.push_back(device::put_value(world, 2, reinterpret_cast<std::uint64_t*>(world.heap), 1));
+    codes.push_back(device::fence(world, 2));
+    for (std::uint64_t i = 0; i <= world.ring.num_slots; ++i) {
+      codes.push_back(device::put_value(world, 2, reinterpret_cast<std::uint64_t*>(world.heap), i));
+    }
+  };
+  for (const std::function<void(const World&, std::vector<Code>&)>& calls :
+       {std::function(fetch), std::function(put_and_quiet), std::function(fill_the_ring)}) {
+    std::vector<Code> codes = codes_of(device::stop_word::kRankLost, calls);
+    EXPECT_EQ(codes, std::vector<Code>(codes.size(), Code::kOk));
+    codes = codes_of(device::stop_word::kOver, calls);
+    ASSERT_FALSE(codes.empty());
+    EXPECT_EQ(codes.back(), Code::kPeerLost) << "before rank 2 answers";
+  }
 }
 
 TEST(OneSidedNodes, ARequestThatIsCutShortEndsWithTheReadersError) {

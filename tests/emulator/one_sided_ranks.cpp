@@ -62,8 +62,9 @@ void OneSidedRanks::make_source(int rank) {
   }
   options.num_parts = [](const Request& /*request*/) { return std::uint64_t{1}; };
   options.lost = [this, rank](int /*peer*/) {
-    if (tells_losses_) one(rank).errors.stop = 1;
+    if (tells_losses_) one(rank).errors.stop = device::stop_word::kRankLost;
   };
+  options.max_held_bytes = options_.max_held_bytes;
   own.source = std::make_unique<one_sided::RingSource>(std::move(options));
 }
 
@@ -112,9 +113,16 @@ void OneSidedRanks::launch(int rank, const GridShape& shape, std::function<void(
   machine_.launch(streams_[to_size(rank)], shape, std::move(kernel));
 }
 
+bool OneSidedRanks::can_issue(Rank& from, int peer) {
+  if (std::ranges::none_of(from.under_way, [peer](const Operation& op) { return op.request.peer == peer; })) {
+    from.fenced.erase(peer);
+  }
+  return !from.fenced.contains(peer);
+}
+
 /// The next request of the ring goes on its way.
 bool OneSidedRanks::take(Rank& from) {
-  const Request* const next = from.source->front();
+  const Request* const next = from.source->front([&from](int peer) { return can_issue(from, peer); });
   if (next == nullptr) return false;
   if (one(next->peer).is_lost) {
     if (next->completion != nullptr) next->completion->lost(next->peer);
@@ -122,9 +130,7 @@ bool OneSidedRanks::take(Rank& from) {
     return true;
   }
   if (next->kind == Kind::kFence) {
-    if (std::ranges::any_of(from.under_way, [next](const Operation& op) { return op.request.peer == next->peer; })) {
-      return false;
-    }
+    from.fenced.insert(next->peer);
     from.source->taken();
     return true;
   }

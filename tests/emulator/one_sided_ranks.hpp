@@ -10,6 +10,7 @@
 #include <functional>
 #include <memory>
 #include <random>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -28,6 +29,7 @@ class OneSidedRanks {
     std::uint64_t num_slots = 4;
     std::uint64_t slot_bytes = 64;
     std::uint64_t heap_bytes = 8192;
+    std::size_t max_held_bytes = one_sided::kMaxHeldBytes;
   };
   static constexpr std::uint64_t kTimeoutNs = 30'000'000'000;
 
@@ -75,6 +77,7 @@ class OneSidedRanks {
     std::uint64_t epoch = 0;
     std::unique_ptr<one_sided::RingSource> source;
     std::deque<Operation> under_way;
+    std::set<int> fenced;  ///< peers to which nothing goes before what is under way has arrived
     bool is_lost = false;
     bool is_stalled = false;
   };
@@ -82,6 +85,7 @@ class OneSidedRanks {
   int node_of(int rank) const { return rank / options_.ranks_per_node; }
   bool has_network() const { return options_.num_ranks > options_.ranks_per_node; }
   void make_source(int rank);
+  static bool can_issue(Rank& from, int peer);
   bool take(Rank& from);
   bool move(Rank& from);
   void apply(Operation& operation);

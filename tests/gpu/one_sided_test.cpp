@@ -340,6 +340,33 @@ TEST_P(GpuOneSided, ALostRankEndsWaits) {
   });
 }
 
+TEST_P(GpuOneSided, ALossIsToldOnce) {
+  if (GetParam().num_ranks == GetParam().ranks_per_node) GTEST_SKIP() << "nothing is asked of a rank of this node";
+  run_gpu_ranks({GetParam().kind, GetParam().num_ranks}, [&](RankContext& context) {
+    auto shm = OneSided::create(context.bootstrap(), options_of(GetParam()));
+    if (!context.expect_ok(shm.status(), "OneSided::create")) return;
+    const int lost = (*shm)->num_ranks() - 1;
+    auto words = (*shm)->allocate<std::uint64_t>(2);
+    auto others = (*shm)->split((*shm)->world(), context.rank() == lost ? 1 : 0);
+    if (!context.expect_ok(words.status(), "allocate") || !context.expect_ok(others.status(), "split")) return;
+    const OwnedStream stream;
+    warm_up(context, **shm, stream.get());
+    if (context.rank() == lost) shm->reset();
+    meet(context);
+    if (context.rank() == 0) {
+      // From symmetric memory: no call of a kernel waits for it.
+      context.expect_ok((*shm)->put_nbi(lost, words->data(), words->data() + 1, sizeof(std::uint64_t), stream.get()),
+                        "put_nbi");
+      context.expect_ok((*shm)->quiet(stream.get()), "quiet, launched");
+      context.expect_code(finish(**shm, stream.get()), ErrorCode::kPeerLost, "quiet, afterwards");
+    }
+    if (context.rank() != lost) {
+      context.expect_ok((*shm)->split(*others, 0).status(), "the first call of the other ranks after that");
+    }
+    meet(context);
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(Threads, GpuOneSided, testing::Values(Shape{2, 2}, Shape{4, 4}, Shape{2, 1}, Shape{4, 2}),
                          [](const testing::TestParamInfo<Shape>& shape) { return describe(shape.param); });
 INSTANTIATE_TEST_SUITE_P(Processes, GpuOneSided,

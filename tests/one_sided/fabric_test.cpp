@@ -164,7 +164,9 @@ TEST(OneSidedFabric, AnExchangeThatTimedOutGoesOnWhereItWasWhateverOtherTeamsDo)
 /// The network always has something to do, none of which this rank waits for.
 class Busy final : public one_sided::RequestSource {
  public:
-  const one_sided::Request* front() override { return &fence_; }
+  const one_sided::Request* front(const one_sided::CanIssue& can_issue) override {
+    return can_issue(fence_.peer) ? &fence_ : nullptr;
+  }
   void taken() override {}
   bool needs_polling() const override { return false; }
 

@@ -6,13 +6,14 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstring>
-#include <optional>
 #include <thread>
 #include <vector>
 
 #include "net/loopback/faults.hpp"
 #include "one_sided/fabric.hpp"
+#include "one_sided/lone_source.hpp"
 #include "support/host_ring.hpp"
 #include "support/rank_runner.hpp"
 
@@ -170,52 +171,81 @@ TEST(RingSource, RequestsOfTwoWritersArriveAsTheirOrderPromises) {
   });
 }
 
-/// A ring without a network. Rank 0 is of this node, rank 1 is not.
-struct LoneSource {
-  explicit LoneSource(std::uint64_t num_slots) : ring(num_slots, kRowBytes, kHeapBytes) {
-    RingSource::Options options;
-    options.ring = ring.memory();
-    options.limits = {.num_peers = 2,
-                      .local_bytes = kHeapBytes + ring.staging_bytes(),
-                      .remote_bytes = kHeapBytes,
-                      .timeout_ns = kTimeoutNs};
-    options.heap = heap.data();
-    options.staging = ring.staging();
-    options.peer_heaps = {heap.data(), nullptr};
-    options.num_parts = &Driver::num_parts;
-    source.emplace(std::move(options));
+/// Asks for the word that all add to, as `reply`; whether it comes in time.
+bool is_answered(const test::HostRing& ring, int rank, std::uint32_t reply, std::uint64_t& value) {
+  ring.post({.op = RequestOp::kFetchAdd,
+             .peer = static_cast<std::uint32_t>(rank),
+             .wants_reply = true,
+             .reply = reply,
+             .remote_offset = kTotal,
+             .value = 1});
+  const auto end = std::chrono::steady_clock::now() + std::chrono::nanoseconds(kTimeoutNs);
+  while (!ring.writer().has_reply(reply, value)) {
+    if (std::chrono::steady_clock::now() >= end) return false;
+    std::this_thread::yield();
   }
+  return true;
+}
 
-  std::vector<std::byte> heap = std::vector<std::byte>(kHeapBytes);
-  test::HostRing ring;
-  std::optional<RingSource> source;
-};
+TEST(RingSource, ARankThatDoesNotAnswerHoldsUpNoOther) {
+  net::LoopbackFaults faults;
+  test::run_ranks({.num_ranks = kNumRanks}, [&faults](test::RankContext& context) {
+    End end = End::create(context);
+    if (end.fabric == nullptr) return;
+    constexpr int kStalled = 2;
+    constexpr int kOther = 3;
+    constexpr std::uint64_t kLast = 50;
+    context.expect_ok(context.bootstrap()->all_gather({}, kTimeoutNs).status(), "all are there");
+    if (context.rank() == 0) {
+      faults.hold(0, kStalled);
+      bool all_answered = true;
+      for (std::uint64_t i = 1; i <= kLast && all_answered; ++i) {
+        end.ring->post({.op = RequestOp::kSignalSet, .peer = kStalled, .remote_offset = 0, .value = i});
+        end.ring->post({.op = RequestOp::kFence, .peer = kStalled});
+        std::uint64_t before = 0;
+        all_answered = is_answered(*end.ring, kOther, static_cast<std::uint32_t>(i), before) && before == i - 1;
+      }
+      context.expect(all_answered, "the other rank answers");
+      faults.release(0, kStalled);
+      if (all_answered) context.expect(end.ring->quiet(), "quiet, once the rank goes on");
+    }
+    context.expect_ok(context.bootstrap()->all_gather({}, 2 * kTimeoutNs).status(), "all has arrived");
+    if (context.rank() == kStalled) {
+      std::uint64_t last = 0;
+      std::memcpy(&last, end.fabric->heap(), sizeof(last));
+      context.expect(last == kLast, "each signal behind the fence before it");
+    }
+    context.expect_ok(context.bootstrap()->all_gather({}, kTimeoutNs).status(), "the end");
+    end.fabric->driver()->detach(end.source.get());
+    end.fabric.reset();
+  });
+}
 
 /// Whoever asks for the next request holds the network still.
 TEST(RingSource, HoweverManyRequestsAreForThisNodeTheNetworkHasItsTurn) {
   constexpr std::uint64_t kNumRequests = 4096;
-  LoneSource lone(kNumRequests);
+  test::LoneSource lone({.num_slots = kNumRequests});
   for (std::uint64_t i = 0; i < kNumRequests; ++i) {
     lone.ring.post({.op = RequestOp::kSignalAdd, .peer = 0, .remote_offset = 8, .value = 1});
   }
-  EXPECT_EQ(lone.source->front(), nullptr);
+  EXPECT_EQ(lone.source->front(test::any_peer), nullptr);
   EXPECT_GT(lone.source->num_taken(), 0U);
   EXPECT_LT(lone.source->num_taken(), kNumRequests / 4);
   EXPECT_TRUE(lone.source->has_news());
   for (std::uint64_t i = 0; i < kNumRequests && lone.source->has_news(); ++i) {
-    EXPECT_EQ(lone.source->front(), nullptr);
+    EXPECT_EQ(lone.source->front(test::any_peer), nullptr);
   }
   EXPECT_EQ(*reinterpret_cast<std::uint64_t*>(lone.heap.data() + 8), kNumRequests);
 }
 
 TEST(RingSource, AGetOfNothingIsCompleteAndAnswered) {
-  LoneSource lone(4);
+  test::LoneSource lone({.num_slots = 4});
   RingSource& source = *lone.source;
   test::HostRing& ring = lone.ring;
   ring.post({.op = RequestOp::kGet, .peer = 1, .wants_reply = true, .reply = 7});
   const std::uint64_t quiet = ring.post({.op = RequestOp::kQuiet});
   // Nothing of it is for the network, but a flush of the peer if the source wants one.
-  for (const Request* next = source.front(); next != nullptr; next = source.front()) {
+  for (const Request* next = source.front(test::any_peer); next != nullptr; next = source.front(test::any_peer)) {
     ASSERT_EQ(next->kind, Request::Kind::kFlush);
     Completion* const completion = next->completion;
     source.taken();
@@ -246,7 +276,7 @@ TEST(RingSource, ALostPeerEndsFetchesAndQuietAndNothingElse) {
       context.expect(!end.ring->fetch(add, value), "no answer from the lost rank");
       context.expect(end.ring->quiet(), "quiet ends");
       context.expect(end.ring->writer().take_loss(), "and tells of the loss");
-      context.expect_code(end.fabric->quiet("quiet"), ErrorCode::kPeerLost, "as the host's does, once");
+      context.expect_ok(end.fabric->quiet("quiet"), "which the host's own does not repeat");
       end.ring->post({.op = RequestOp::kFence, .peer = device::kEveryPeer});
       const device::Request other{.op = RequestOp::kFetchAdd, .peer = kOther, .remote_offset = kTotal, .value = 1};
       context.expect(end.ring->fetch(other, value) && value == 0, "the others still answer");
@@ -256,6 +286,57 @@ TEST(RingSource, ALostPeerEndsFetchesAndQuietAndNothingElse) {
     context.expect_ok(context.bootstrap()->all_gather({}, kTimeoutNs).status(), "the end");
     if (end.fabric != nullptr) end.fabric->driver()->detach(end.source.get());
     end.fabric.reset();
+  });
+}
+
+TEST(RingSource, WhatIsLostUnderWayIsToldByTheQuietOfWhoAskedForIt) {
+  net::LoopbackFaults faults;
+  test::run_ranks({.num_ranks = kNumRanks}, [&faults](test::RankContext& context) {
+    constexpr int kLost = 2;
+    for (const bool by_kernel : {true, false}) {
+      End end = End::create(context);
+      if (end.fabric == nullptr) return;
+      std::uint64_t source = 1;
+      std::uint64_t got = 0;
+      context.expect_ok(context.bootstrap()->all_gather({}, kTimeoutNs).status(), "all are there");
+      if (context.rank() == 0) {
+        faults.hold(0, kLost);
+        if (by_kernel) {
+          end.ring->post({.op = RequestOp::kPutValue, .peer = kLost, .remote_offset = 0, .value = 1});
+          end.ring->post({.op = RequestOp::kGet, .peer = kLost, .num_bytes = sizeof(got)});
+          while (end.source->num_taken() < 2) std::this_thread::yield();
+        } else {
+          Request request{.kind = Request::Kind::kPut,
+                          .peer = kLost,
+                          .offset = end.fabric->engine_offset(0),
+                          .local = reinterpret_cast<std::byte*>(&source),
+                          .num_bytes = sizeof(source)};
+          context.expect_ok(end.fabric->issue(request, "put"), "put");
+          request.kind = Request::Kind::kGet;
+          request.local = reinterpret_cast<std::byte*>(&got);
+          context.expect_ok(end.fabric->issue(request, "get"), "get");
+        }
+      }
+      context.expect_ok(context.bootstrap()->all_gather({}, kTimeoutNs).status(), "all is under way");
+      if (context.rank() == kLost) {
+        end.fabric->driver()->detach(end.source.get());
+        end.fabric.reset();
+      }
+      context.expect_ok(context.bootstrap()->all_gather({}, kTimeoutNs).status(), "one has left");
+      if (context.rank() == 0) {
+        faults.release(0, kLost);
+        while (end.fabric->driver()->peer_status(kLost).ok()) std::this_thread::yield();
+        context.expect(end.ring->quiet(), "quiet ends");
+        context.expect(end.ring->writer().take_loss() == by_kernel, "what kernels have lost");
+        context.expect_code(end.fabric->quiet("quiet"), by_kernel ? ErrorCode::kOk : ErrorCode::kPeerLost,
+                            "what calls have lost");
+        context.expect(end.ring->quiet() && !end.ring->writer().take_loss(), "once");
+        context.expect_ok(end.fabric->quiet("quiet"), "once");
+      }
+      context.expect_ok(context.bootstrap()->all_gather({}, kTimeoutNs).status(), "the end");
+      if (end.fabric != nullptr) end.fabric->driver()->detach(end.source.get());
+      end.fabric.reset();
+    }
   });
 }
 

@@ -17,13 +17,19 @@ using GpuWriter = RequestWriter<GpuMemory>;
 
 __device__ inline bool has_ring(const World& world) { return world.ring.num_slots != 0; }
 
+/// Waits for the proxy. It goes on for the others when a rank is lost, and ends what that one was asked for. One thread.
+template <typename Ready>
+__device__ inline Code wait_for_proxy(const World& world, Ready ready) {
+  return wait_for(world, world.timeout_ns, ready, stop_word::kOver);
+}
+
 /// A ticket whose slot is free. One thread.
 __device__ __noinline__ inline Code take_slot(const World& world, std::uint64_t& ticket) {
   if (GpuMemory::load_acquire_device(&world.state->ring_broken) != 0) return Code::kTimeout;
   const GpuWriter writer(world.ring);
   ticket = writer.take_ticket();
   bool failed = false;
-  const Code code = wait_for(world, world.timeout_ns, [&writer, &failed, ticket] {
+  const Code code = wait_for_proxy(world, [&writer, &failed, ticket] {
     if (writer.has_room(ticket)) return true;
     failed = writer.has_failed();
     return failed;
@@ -52,7 +58,7 @@ __device__ __noinline__ inline Code await_reply(const World& world, std::uint64_
   unsigned num_polls = 0;
   bool lost = false;
   bool failed = false;
-  const Code code = wait_for(world, world.timeout_ns, [&] {
+  const Code code = wait_for_proxy(world, [&] {
     if (writer.has_reply(reply, value)) return true;
     if (++num_polls % kPollsPerLook != 0) return false;
     lost = writer.is_lost(reply);
@@ -67,7 +73,7 @@ __device__ __noinline__ inline Code await_reply(const World& world, std::uint64_
 __device__ inline Code take_reply(const World& world, std::uint64_t& reply) {
   const GpuWriter writer(world.ring);
   std::uint64_t place = writer.next_place();
-  return wait_for(world, world.timeout_ns, [&] { return writer.try_take_reply(place++, reply); });
+  return wait_for_proxy(world, [&] { return writer.try_take_reply(place++, reply); });
 }
 
 /// Asks for the answer to a reply that this thread has taken, and waits for it. After an error the place is given back,
@@ -336,7 +342,7 @@ __device__ __noinline__ inline Code quiet_of_requests(const World& world) {
   if (const Code code = post(world, request, &ticket); code != Code::kOk) return code;
   const GpuWriter writer(world.ring);
   bool failed = false;
-  const Code code = wait_for(world, world.timeout_ns, [&] {
+  const Code code = wait_for_proxy(world, [&] {
     if (writer.completed() > ticket) return true;
     failed = writer.has_failed();
     return failed;

@@ -1,7 +1,7 @@
 #ifndef FERRY_DEVICE_WAIT_CUH
 #define FERRY_DEVICE_WAIT_CUH
 
-/// Waits of kernels, which end by their deadline or when the host says that a rank is lost, and error records.
+/// Waits of kernels, which end by their deadline or when the host says so, and error records.
 
 #include <cstdint>
 
@@ -44,9 +44,11 @@ __device__ __noinline__ inline Code fail(const World& world, Code code, const Fa
   return code;
 }
 
-/// Waits until `ready()`, at most `timeout_ns` from the first look at the clock on. One thread.
+/// Waits until `ready()`, at most `timeout_ns` from the first look at the clock on, or until the host says `heeded` or
+/// more (see stop_word). One thread.
 template <typename Ready>
-__device__ inline Code wait_for(const World& world, std::uint64_t timeout_ns, Ready ready) {
+__device__ inline Code wait_for(const World& world, std::uint64_t timeout_ns, Ready ready,
+                                std::uint64_t heeded = stop_word::kRankLost) {
   // The clock is slow to read, so what comes soon is found without it.
   constexpr unsigned kSpinsPerCheck = 64;
   // A look at the host's word goes over PCIe, longer than a poll; see how often calls of a group look.
@@ -62,7 +64,7 @@ __device__ inline Code wait_for(const World& world, std::uint64_t timeout_ns, Re
     if (deadline_ns == 0) deadline_ns = timeout_ns > ~now_ns ? ~std::uint64_t{0} : now_ns + timeout_ns;
     if (now_ns >= deadline_ns) return Code::kTimeout;
     // What is waited for is looked at once more after it.
-    if (spin % kSpinsPerStopCheck == 0) stopped = GpuMemory::load_acquire_system(&world.errors->stop) != 0;
+    if (spin % kSpinsPerStopCheck == 0) stopped = GpuMemory::load_acquire_system(&world.errors->stop) >= heeded;
   }
 }
 

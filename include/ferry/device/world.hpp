@@ -16,18 +16,25 @@ enum class Code : std::int32_t {
   kOk = 0,
   kInvalidArgument = 1,  ///< nothing was sent and nothing changed
   kTimeout = 2,
-  kPeerLost = 3,  ///< the host has found that a rank is lost, while this call waited
+  kPeerLost = 3,  ///< a rank is lost that this call needs, or may need, or its OneSided has ended while it waited
 };
 
 /// Calls, for error records.
 enum class Call : std::int32_t { kPut, kGet, kSignal, kFetchAdd, kCompareSwap, kWaitUntil, kFence, kQuiet, kBarrier };
+
+/// What the host tells kernels that wait.
+namespace stop_word {
+/// One is lost. Ends waits for what others write, who may be that one; the proxy itself ends what it was asked of it.
+inline constexpr std::uint64_t kRankLost = 1;
+inline constexpr std::uint64_t kOver = 2;  ///< the OneSided ends: nobody serves kernels any more. Ends all waits
+}  // namespace stop_word
 
 /// The first error of kernels that the host has not read yet, in pinned host memory, initially zero.
 ///
 ///   field   writer                                reader   order
 ///   state   a kernel, 1: the rest is valid; the   both     release / acquire
 ///           host, 0: it has read it
-///   stop    the host, once: a rank is lost        kernels  release / acquire
+///   stop    the host, see stop_word; never less   kernels  release / acquire
 struct ErrorRecord {
   std::uint64_t state;
   std::int32_t code;

@@ -87,7 +87,8 @@ class CudaOneSided final : public one_sided::Backend {
 CudaOneSided::~CudaOneSided() {
   const DeviceGuard guard(memory_->device());
   const RelaxedCapture relaxed;
-  OneSidedWatch::stop_kernels(memory_->errors());  // those that still wait use memory that is about to go
+  // Those that still wait use memory that is about to go.
+  OneSidedWatch::stop_kernels(memory_->errors(), ::ferry::device::stop_word::kOver);
   (void)streams_.wait();
   part();
   // Before memory is given back: that may wait for the kernels of other ranks on this GPU, and they for this rank.

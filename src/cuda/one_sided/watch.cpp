@@ -64,7 +64,7 @@ void OneSidedWatch::look() {
   const bool lost = !fabric_.presence().ok();
   // What a rank sent last has arrived by the second look.
   if (lost && lost_before_) {
-    stop_kernels(errors_);
+    stop_kernels(errors_, ::ferry::device::stop_word::kRankLost);
     stopped_ = true;
   }
   lost_before_ = lost;
@@ -76,8 +76,12 @@ void OneSidedWatch::expect_requests() {
   fabric_.driver()->wake();
 }
 
-void OneSidedWatch::stop_kernels(::ferry::device::ErrorRecord& errors) {
-  std::atomic_ref(errors.stop).store(1, std::memory_order_release);
+void OneSidedWatch::stop_kernels(::ferry::device::ErrorRecord& errors, std::uint64_t why) {
+  const std::atomic_ref word(errors.stop);
+  // Another thread may have said more.
+  std::uint64_t said = word.load(std::memory_order_relaxed);
+  while (said < why && !word.compare_exchange_weak(said, why, std::memory_order_release)) {
+  }
 }
 
 }  // namespace ferry::cuda

@@ -5,6 +5,7 @@
 /// both every 20 ms, makes no CUDA call, and tells the kernels by a word in pinned memory.
 
 #include <condition_variable>
+#include <cstdint>
 #include <mutex>
 #include <thread>
 
@@ -27,8 +28,8 @@ class OneSidedWatch {
   Status start();
   /// Kernels are about to write requests: the network must look, since they cannot wake it.
   void expect_requests();
-  /// Ends the waits of kernels.
-  static void stop_kernels(::ferry::device::ErrorRecord& errors);
+  /// Ends waits of kernels: see device::stop_word.
+  static void stop_kernels(::ferry::device::ErrorRecord& errors, std::uint64_t why);
 
  private:
   void watch() noexcept;
