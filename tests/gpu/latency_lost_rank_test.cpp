@@ -48,17 +48,17 @@ struct Scenario {
   bool split = false;
   int num_ranks = 4;
   int ranks_per_node = 0;  ///< 0: all
+  int victim = 2;
+  std::pair<int, int> link = {0, 1};  ///< the nodes that lose each other, if it is cut
 
   bool over_nodes() const { return ranks_per_node != 0; }
-  /// Of several nodes the first rank of the second.
-  int victim() const { return over_nodes() ? ranks_per_node : 2; }
+  int num_nodes() const { return over_nodes() ? num_ranks / ranks_per_node : 1; }
   unsigned num_survivors() const { return static_cast<unsigned>(num_ranks - 1); }
 };
 
 std::string describe(const Scenario& scenario) {
-  const std::string nodes = scenario.over_nodes() ? fmt::format("_{}x{}", scenario.num_ranks / scenario.ranks_per_node,
-                                                                scenario.ranks_per_node)
-                                                  : "";
+  const std::string nodes =
+      scenario.over_nodes() ? fmt::format("_{}x{}", scenario.num_nodes(), scenario.ranks_per_node) : "";
   return fmt::format("{}{}_{}", scenario.name, nodes, kind_name(scenario.kind));
 }
 void PrintTo(const Scenario& scenario, std::ostream* out) { *out << describe(scenario); }
@@ -90,10 +90,13 @@ class GpuLatencyLostRank : public testing::TestWithParam<Scenario> {
     if (GetParam().loss != Loss::kCut && code == ErrorCode::kPeerLost) return true;
     return GetParam().over_nodes() && code == ErrorCode::kTransport;
   }
-  /// Where the link is cut each side blames a rank of the other.
+  /// A link has two ends. Of two nodes each can only name the other; from a third either may be heard of first.
   bool is_culprit(int rank, const RankContext& context) const {
-    if (GetParam().loss != Loss::kCut) return rank == GetParam().victim();
-    return rank >= 0 && rank / GetParam().ranks_per_node != context.rank() / GetParam().ranks_per_node;
+    if (GetParam().loss != Loss::kCut) return rank == GetParam().victim;
+    if (rank < 0) return false;
+    const int node = rank / GetParam().ranks_per_node;
+    if (GetParam().num_nodes() == 2) return node != context.rank() / GetParam().ranks_per_node;
+    return node == GetParam().link.first || node == GetParam().link.second;
   }
 
   /// The end of the victim's part; it returns when the survivors know.
@@ -122,7 +125,7 @@ class GpuLatencyLostRank : public testing::TestWithParam<Scenario> {
       context.expect_ok(send(*group, tensors[i], routings[i]), "send half");
     }
     meet(context);
-    if (context.rank() == GetParam().victim()) {
+    if (context.rank() == GetParam().victim) {
       be_lost(group);
       return {};
     }
@@ -184,11 +187,11 @@ class GpuLatencyLostRank : public testing::TestWithParam<Scenario> {
       under_way.emplace(stream.get(), [this] { scene_->num_under_way.fetch_add(1); });
     } else if (cut) {
       await([this] { return scene_->num_under_way.load() == GetParam().num_survivors(); }, "the others' calls");
-      faults_->cut(0, 1);
+      faults_->cut(GetParam().link.first, GetParam().link.second);
     }
     began_ns = node::monotonic_ns();
     Status status;
-    if (context.rank() == GetParam().victim() && !cut) {
+    if (context.rank() == GetParam().victim && !cut) {
       be_lost(group);
     } else {
       status = in_combine ? make(combine_graphs, send_combine) : make(dispatch_graphs, send_dispatch);
@@ -218,7 +221,7 @@ class GpuLatencyLostRank : public testing::TestWithParam<Scenario> {
     const bool for_room = GetParam().half == Half::kDispatchSend;
     const Status status = for_room ? wait_for_room(context, group, began_ns) : wait_for_call(context, group, began_ns);
     const bool cut = GetParam().loss == Loss::kCut;
-    if (context.rank() == GetParam().victim() && !cut) return;
+    if (context.rank() == GetParam().victim && !cut) return;
     const std::int64_t took_ns = node::monotonic_ns() - began_ns;
     context.expect(is_expected(status.code()), "the interrupted call: " + status.to_string());
     context.expect(is_culprit(status.peer(), context),
@@ -241,7 +244,7 @@ class GpuLatencyLostRank : public testing::TestWithParam<Scenario> {
       expect_gpu_copies(context);
       return;
     }
-    go_on_without(GetParam().victim(), context, without_victim_, meeting_);
+    go_on_without(GetParam().victim, context, without_victim_, meeting_);
   }
 
   std::vector<PreparedCase> cases_ = cases_of(GetParam());
@@ -256,16 +259,17 @@ TEST_P(GpuLatencyLostRank, IsNamedByAllOthersWhoGoOnWithoutIt) {
   if (GetParam().loss == Loss::kCut) faults_.emplace();
   const RankRun run{.kind = GetParam().kind, .num_ranks = GetParam().num_ranks};
   const std::vector<std::string> failures = collect_gpu_rank_failures(run, [&](RankContext& context) {
-    if (forked && context.rank() != 0) close(meeting_.listen_fd);
+    const int first_survivor = GetParam().victim == 0 ? 1 : 0;
+    if (forked && context.rank() != first_survivor) close(meeting_.listen_fd);
     // Whose network notices at once that a process has ended.
     if (forked) setenv("UCX_TLS", "tcp", 1);
     auto group = Group::create(context.bootstrap(), options());
     if (context.expect_ok(group.status(), "create")) run_rank(context, std::move(*group));
   });
-  if (forked || GetParam().loss == Loss::kCut) close(meeting_.listen_fd);  // otherwise rank 0 took it
+  if (forked || GetParam().loss == Loss::kCut) close(meeting_.listen_fd);  // otherwise a survivor took it
   std::vector<std::string> expected;
   if (GetParam().loss == Loss::kKilled) {
-    expected.push_back(fmt::format("rank {}: died of signal 9", GetParam().victim()));
+    expected.push_back(fmt::format("rank {}: died of signal 9", GetParam().victim));
   }
   EXPECT_EQ(failures, expected);
 }
@@ -289,7 +293,8 @@ std::vector<Scenario> scenarios() {
   return all;
 }
 
-/// Split calls run on a stream of the group's own there, and captured ones where their send half is.
+/// Two nodes, of which the first rank of the second is lost, or the link between them. Split calls run on a stream of
+/// the group's own there, and captured ones where their send half is.
 std::vector<Scenario> scenarios_over_nodes() {
   std::vector<Scenario> all;
   const auto add = [&all](const std::string& loss_name, RankKind kind, Loss loss, int ranks_per_node) {
@@ -299,7 +304,7 @@ std::vector<Scenario> scenarios_over_nodes() {
            {std::tuple(false, false, ""), std::tuple(false, true, "_split"), std::tuple(true, false, "_captured"),
             std::tuple(true, true, "_captured_split")}) {
         all.push_back({fmt::format("{}_in{}_{}", loss_name, how, half_name), kind, loss, half, captured, split,
-                       2 * ranks_per_node, ranks_per_node});
+                       2 * ranks_per_node, ranks_per_node, ranks_per_node});
       }
     }
   };
@@ -312,9 +317,30 @@ std::vector<Scenario> scenarios_over_nodes() {
   return all;
 }
 
+/// Ranks of more nodes: of 3x2, ranks 3 and 5 are not on the rail of rank 0.
+std::vector<Scenario> scenarios_of_third_nodes() {
+  constexpr RankKind kThreads = RankKind::kThreads;
+  constexpr Half kDispatch = Half::kDispatchReceive;
+  constexpr Half kCombine = Half::kCombineReceive;
+  return {
+      {"rank_0_stalled_in_dispatch", kThreads, Loss::kStalls, kDispatch, false, false, 6, 2, 0},
+      {"rank_3_stalled_in_split_combine", kThreads, Loss::kStalls, kCombine, false, true, 6, 2, 3},
+      {"rank_2_stalled_in_combine", kThreads, Loss::kStalls, kCombine, false, false, 4, 1, 2},
+      {"rank_5_left_in_split_dispatch", kThreads, Loss::kLeaves, kDispatch, false, true, 6, 2, 5},
+      {"rank_1_left_in_captured_combine", kThreads, Loss::kLeaves, kCombine, true, false, 6, 2, 1},
+      {"rank_3_killed_in_dispatch", RankKind::kProcesses, Loss::kKilled, kDispatch, false, false, 6, 2, 3},
+      {"rank_0_killed_in_split_combine", RankKind::kProcesses, Loss::kKilled, kCombine, false, true, 4, 1, 0},
+      {"nodes_1_and_2_cut_in_dispatch", kThreads, Loss::kCut, kDispatch, false, false, 6, 2, -1, {1, 2}},
+      {"nodes_0_and_1_cut_in_split_combine", kThreads, Loss::kCut, kCombine, false, true, 6, 2, -1, {0, 1}},
+      {"nodes_1_and_3_cut_in_captured_dispatch", kThreads, Loss::kCut, kDispatch, true, false, 4, 1, -1, {1, 3}},
+  };
+}
+
 INSTANTIATE_TEST_SUITE_P(Everywhere, GpuLatencyLostRank, testing::ValuesIn(scenarios()),
                          [](const auto& test) { return describe(test.param); });
 INSTANTIATE_TEST_SUITE_P(Nodes, GpuLatencyLostRank, testing::ValuesIn(scenarios_over_nodes()),
+                         [](const auto& test) { return describe(test.param); });
+INSTANTIATE_TEST_SUITE_P(ThirdNodes, GpuLatencyLostRank, testing::ValuesIn(scenarios_of_third_nodes()),
                          [](const auto& test) { return describe(test.param); });
 
 }  // namespace

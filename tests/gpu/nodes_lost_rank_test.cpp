@@ -7,6 +7,7 @@
 
 #include <cstdlib>
 #include <optional>
+#include <utility>
 
 #include "gpu/survivors.hpp"
 #include "net/loopback/faults.hpp"
@@ -17,23 +18,36 @@ namespace {
 
 enum class Loss {
   kStalled,  ///< makes no further call
-  kKilled,   ///< in its call, while its kernels wait for rank 0
-  kCut,      ///< the network between the two nodes
+  kKilled,   ///< in its call, while its kernels wait for the late rank
+  kCut,      ///< nobody: the network between two nodes
+};
+
+struct Nodes {
+  int num_nodes;
+  int ranks_per_node;
+  int num_ranks() const { return num_nodes * ranks_per_node; }
 };
 
 struct Scenario {
   const char* name;
   Loss loss;
-  RankKind kind;
   Operation operation;  ///< that is interrupted
-  int ranks_per_node = 1;
-  int num_ranks() const { return 2 * ranks_per_node; }
-  /// The first rank of the second node; with a link that is cut each side names a rank of the other.
-  int victim() const { return ranks_per_node; }
+  Nodes nodes;
+  int victim = -1;                    ///< unless the network is cut
+  std::pair<int, int> link = {0, 1};  ///< the nodes that lose each other, if it is cut
+
+  RankKind kind() const { return loss == Loss::kKilled ? RankKind::kProcesses : RankKind::kThreads; }
+  int node_of(int rank) const { return rank / nodes.ranks_per_node; }
+  /// For whom the kernels of all others wait when somebody is killed or a link cut.
+  int late_rank() const { return victim == 0 ? nodes.num_ranks() - 1 : 0; }
 };
 
 std::string describe(const Scenario& scenario) {
-  return fmt::format("{}_2x{}_{}", scenario.name, scenario.ranks_per_node, kind_name(scenario.kind));
+  const std::string who = scenario.loss == Loss::kCut
+                              ? fmt::format("nodes_{}_and_{}", scenario.link.first, scenario.link.second)
+                              : fmt::format("rank_{}", scenario.victim);
+  return fmt::format("{}_{}x{}_{}_{}", scenario.name, scenario.nodes.num_nodes, scenario.nodes.ranks_per_node, who,
+                     kind_name(scenario.kind()));
 }
 void PrintTo(const Scenario& scenario, std::ostream* out) { *out << describe(scenario); }
 
@@ -45,12 +59,12 @@ constexpr std::int64_t kAtOnceNs = kNsPerSecond;
 class GpuNodesLostRank : public testing::TestWithParam<Scenario> {
  protected:
   static const Scenario& scenario() { return GetParam(); }
-  static unsigned num_survivors() { return static_cast<unsigned>(scenario().num_ranks() - 1); }
+  static unsigned num_survivors() { return static_cast<unsigned>(scenario().nodes.num_ranks() - 1); }
 
   static GroupOptions options() {
     GroupOptions options = gpu_group_options();
-    options.ranks_per_node = scenario().ranks_per_node;
-    options.transport = scenario().kind == RankKind::kThreads ? "loopback" : "ucx";
+    options.ranks_per_node = scenario().nodes.ranks_per_node;
+    options.transport = scenario().kind() == RankKind::kThreads ? "loopback" : "ucx";
     options.timeout_ns = scenario().loss == Loss::kStalled ? kStalledDeadlineNs : kDeadlineNs;
     return options;
   }
@@ -76,19 +90,27 @@ class GpuNodesLostRank : public testing::TestWithParam<Scenario> {
   Status interrupted_call(RankContext& context, Group& group) {
     const Routing routing = run_up_to(context, group, prepared_, scenario().operation);
     if (scenario().loss == Loss::kStalled) {
-      if (context.rank() == 0) scene_->lost_ns.store(node::monotonic_ns());
+      if (context.rank() == scenario().late_rank()) scene_->lost_ns.store(node::monotonic_ns());
       return make_call(context, group, prepared_, routing, scenario().operation);
     }
-    if (context.rank() != 0) return call_under_way(context, group, routing);
-    // Rank 0 is late: the kernels of all others wait for it, and then it goes, or its link does.
+    if (context.rank() != scenario().late_rank()) return call_under_way(context, group, routing);
+    // One rank is late: the kernels of all others wait for it, and then one of them goes, or a link does.
     await([this] { return scene_->num_under_way.load() == num_survivors(); }, "the others' calls");
     if (scenario().loss == Loss::kKilled) {
       kill_and_await(scene_->victim_process.load());
     } else {
-      faults_->cut(0, 1);
+      faults_->cut(scenario().link.first, scenario().link.second);
     }
     scene_->lost_ns.store(node::monotonic_ns());
     return make_call(context, group, prepared_, routing, scenario().operation);
+  }
+
+  /// A link has two ends. Of two nodes each can only name the other; from a third either may be heard of first.
+  static bool is_at_link(int peer, const RankContext& context) {
+    if (peer < 0) return false;
+    const int node = scenario().node_of(peer);
+    if (scenario().nodes.num_nodes == 2) return node != scenario().node_of(context.rank());
+    return node == scenario().link.first || node == scenario().link.second;
   }
 
   void expect_loss(RankContext& context, const Status& status) const {
@@ -98,9 +120,7 @@ class GpuNodesLostRank : public testing::TestWithParam<Scenario> {
     const std::int64_t waited_ns = ended_ns - scene_->lost_ns.load();
     context.expect(waited_ns <= most_ns, fmt::format("ended {} ms after the loss", waited_ns / 1'000'000));
     const bool cut = scenario().loss == Loss::kCut;
-    const int num_near = scenario().ranks_per_node;
-    const bool is_culprit = cut ? status.peer() >= 0 && status.peer() / num_near != context.rank() / num_near
-                                : status.peer() == scenario().victim();
+    const bool is_culprit = cut ? is_at_link(status.peer(), context) : status.peer() == scenario().victim;
     context.expect(is_culprit, fmt::format("blames {}: {}", status.peer(), status.to_string()));
     const ErrorCode code = status.code();
     const bool is_right = scenario().loss == Loss::kStalled
@@ -122,22 +142,22 @@ class GpuNodesLostRank : public testing::TestWithParam<Scenario> {
     if (scenario().loss == Loss::kCut) {
       expect_gpu_copies(context);
     } else {
-      go_on_without(scenario().victim(), context, without_victim_, meeting_);
+      go_on_without(scenario().victim, context, without_victim_, meeting_);
     }
   }
 
-  static PreparedCase case_of(int num_ranks, int ranks_per_node) {
+  static PreparedCase case_of(Nodes nodes) {
     ExchangeCase spec;
-    spec.world = {.num_ranks = num_ranks, .ranks_per_node = ranks_per_node, .num_topk = 4};
-    spec.world.num_experts = 2 * scenario().num_ranks() + 1;
+    spec.world = {.num_ranks = nodes.num_ranks(), .ranks_per_node = nodes.ranks_per_node, .num_topk = 4};
+    spec.world.num_experts = 2 * scenario().nodes.num_ranks() + 1;
     spec.world.max_tokens = 64;
     spec.dispatches = {{.hidden = 512}};
     spec.combines = {{.hidden = 512, .weighted = true}};
     return prepare(spec);
   }
 
-  PreparedCase prepared_ = case_of(scenario().num_ranks(), scenario().ranks_per_node);
-  PreparedCase without_victim_ = case_of(scenario().num_ranks() - 1, scenario().num_ranks() - 1);
+  PreparedCase prepared_ = case_of(scenario().nodes);
+  PreparedCase without_victim_ = case_of({1, scenario().nodes.num_ranks() - 1});
   SharedScene* scene_ = make_shared_scene();
   Meeting meeting_ = Meeting::prepare();
   std::optional<net::LoopbackFaults> faults_;  // only where the link is cut
@@ -145,47 +165,75 @@ class GpuNodesLostRank : public testing::TestWithParam<Scenario> {
 
 TEST_P(GpuNodesLostRank, IsNamedByAllOthersWhoGoOnWithoutIt) {
   if (scenario().loss == Loss::kCut) faults_.emplace();
-  const bool forked = scenario().kind == RankKind::kProcesses;
-  const RankRun run{.kind = scenario().kind, .num_ranks = scenario().num_ranks()};
+  const bool forked = scenario().kind() == RankKind::kProcesses;
+  const RankRun run{.kind = scenario().kind(), .num_ranks = scenario().nodes.num_ranks()};
   const std::vector<std::string> failures = collect_gpu_rank_failures(run, [&](RankContext& context) {
-    if (forked && context.rank() != 0) close(meeting_.listen_fd);
+    const int first_survivor = scenario().victim == 0 ? 1 : 0;
+    if (forked && context.rank() != first_survivor) close(meeting_.listen_fd);
     // Whose network notices at once that a process has ended.
     if (forked) setenv("UCX_TLS", "tcp", 1);
     auto group = Group::create(context.bootstrap(), options());
     if (!context.expect_ok(group.status(), "create")) return;
-    if (context.rank() == scenario().victim() && scenario().loss != Loss::kCut) {
+    if (context.rank() == scenario().victim && scenario().loss != Loss::kCut) {
       run_victim(context, **group);
     } else {
       run_survivor(context, std::move(*group));
     }
   });
-  if (forked || scenario().loss == Loss::kCut) close(meeting_.listen_fd);  // otherwise rank 0 took it
+  if (forked || scenario().loss == Loss::kCut) close(meeting_.listen_fd);  // otherwise a survivor took it
   std::vector<std::string> expected;
-  if (scenario().loss == Loss::kKilled)
-    expected.push_back(fmt::format("rank {}: died of signal 9", scenario().victim()));
+  if (scenario().loss == Loss::kKilled) expected.push_back(fmt::format("rank {}: died of signal 9", scenario().victim));
   EXPECT_EQ(failures, expected);
 }
 
+/// Two nodes, in each phase: the first rank of the second node, or the link between them.
 std::vector<Scenario> scenarios() {
   std::vector<Scenario> all;
   for (const int ranks_per_node : {1, 2}) {
-    const auto add = [&all, ranks_per_node](const char* name, Loss loss, RankKind kind, Operation operation) {
-      all.push_back({name, loss, kind, operation, ranks_per_node});
+    const auto add = [&all, ranks_per_node](const char* name, Loss loss, Operation operation) {
+      all.push_back({name, loss, operation, {2, ranks_per_node}, ranks_per_node});
     };
-    add("stalled_in_route", Loss::kStalled, RankKind::kThreads, Operation::kRoute);
-    add("stalled_in_dispatch", Loss::kStalled, RankKind::kThreads, Operation::kDispatch);
-    add("stalled_in_combine", Loss::kStalled, RankKind::kThreads, Operation::kCombine);
-    add("killed_in_route", Loss::kKilled, RankKind::kProcesses, Operation::kRoute);
-    add("killed_in_dispatch", Loss::kKilled, RankKind::kProcesses, Operation::kDispatch);
-    add("killed_in_combine", Loss::kKilled, RankKind::kProcesses, Operation::kCombine);
-    add("cut_in_route", Loss::kCut, RankKind::kThreads, Operation::kRoute);
-    add("cut_in_dispatch", Loss::kCut, RankKind::kThreads, Operation::kDispatch);
-    add("cut_in_combine", Loss::kCut, RankKind::kThreads, Operation::kCombine);
+    add("stalled_in_route", Loss::kStalled, Operation::kRoute);
+    add("stalled_in_dispatch", Loss::kStalled, Operation::kDispatch);
+    add("stalled_in_combine", Loss::kStalled, Operation::kCombine);
+    add("killed_in_route", Loss::kKilled, Operation::kRoute);
+    add("killed_in_dispatch", Loss::kKilled, Operation::kDispatch);
+    add("killed_in_combine", Loss::kKilled, Operation::kCombine);
+    add("cut_in_route", Loss::kCut, Operation::kRoute);
+    add("cut_in_dispatch", Loss::kCut, Operation::kDispatch);
+    add("cut_in_combine", Loss::kCut, Operation::kCombine);
+  }
+  return all;
+}
+
+/// More nodes. Of 3x2, rank 0 has the rail peers 2 and 4: ranks 3 and 5 it never exchanges a word with.
+std::vector<Scenario> scenarios_of_third_nodes() {
+  constexpr Nodes k3x2 = {3, 2};
+  constexpr Nodes k4x1 = {4, 1};
+  std::vector<Scenario> all = {
+      {"stalled_in_route", Loss::kStalled, Operation::kRoute, k3x2, 0},
+      {"stalled_in_route", Loss::kStalled, Operation::kRoute, k3x2, 3},
+      {"stalled_in_dispatch", Loss::kStalled, Operation::kDispatch, k3x2, 5},
+      {"stalled_in_combine", Loss::kStalled, Operation::kCombine, k3x2, 1},
+      {"stalled_in_combine", Loss::kStalled, Operation::kCombine, k4x1, 2},
+      {"killed_in_route", Loss::kKilled, Operation::kRoute, k3x2, 3},
+      {"killed_in_dispatch", Loss::kKilled, Operation::kDispatch, k3x2, 0},
+      {"killed_in_combine", Loss::kKilled, Operation::kCombine, k4x1, 3},
+  };
+  for (const auto& [name, operation] :
+       {std::pair("cut_in_route", Operation::kRoute), std::pair("cut_in_dispatch", Operation::kDispatch),
+        std::pair("cut_in_combine", Operation::kCombine)}) {
+    // At the late rank's node and away from it.
+    all.push_back({name, Loss::kCut, operation, k3x2, -1, {0, 1}});
+    all.push_back({name, Loss::kCut, operation, k3x2, -1, {1, 2}});
+    all.push_back({name, Loss::kCut, operation, k4x1, -1, {1, 3}});
   }
   return all;
 }
 
 INSTANTIATE_TEST_SUITE_P(Everywhere, GpuNodesLostRank, testing::ValuesIn(scenarios()),
+                         [](const auto& test) { return describe(test.param); });
+INSTANTIATE_TEST_SUITE_P(ThirdNodes, GpuNodesLostRank, testing::ValuesIn(scenarios_of_third_nodes()),
                          [](const auto& test) { return describe(test.param); });
 
 }  // namespace
