@@ -440,6 +440,26 @@ TEST_P(GpuNodes, ManyCallsHoldNoMoreThanFew) {
   });
 }
 
+class GpuNodesOfProcesses : public GpuNodes {};
+
+/// One start of the ranks for all of it: processes that share a GPU start slowly.
+TEST_P(GpuNodesOfProcesses, AFewExchangesOfEachKind) {
+  const std::vector<PreparedCase> rounds = random_cases(377, 2);
+  const std::vector<PreparedCase> pairs =
+      latency_cases_of_equal_shapes(GetParam().num_ranks(), 1, true, GetParam().ranks_per_node);
+  run([&](RankContext& context, Group& group) {
+    for (const PreparedCase& one : rounds) check_case(context, group, one);
+    for (const PreparedCase& one : pairs) {
+      check_latency_case(context, group, one, Halves::kTogether);
+      check_latency_case(context, group, one, Halves::kSplit);
+    }
+    for (const PreparedCase& one : rounds) check_case(context, group, one);
+    const NetworkUsage usage = group.network_usage();
+    context.expect(usage.transport == "ucx", usage.transport);
+    context.expect(static_cast<int>(usage.rails.size()) == GetParam().num_nodes - 1, "one entry for each rail peer");
+  });
+}
+
 std::vector<Shape> emulated_shapes() { return {{2, 1}, {2, 2}, {4, 1}, {2, 4}, {3, 2}}; }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, GpuNodes, testing::ValuesIn(emulated_shapes()),
@@ -450,6 +470,11 @@ INSTANTIATE_TEST_SUITE_P(Ucx, GpuNodes,
                          testing::Values(Shape{2, 1, RankKind::kProcesses, "ucx"},
                                          Shape{2, 2, RankKind::kProcesses, "ucx"},
                                          Shape{2, 1, RankKind::kThreads, "ucx"}),
+                         [](const auto& test) { return describe(test.param); });
+INSTANTIATE_TEST_SUITE_P(Ucx, GpuNodesOfProcesses,
+                         testing::Values(Shape{4, 1, RankKind::kProcesses, "ucx"},
+                                         Shape{3, 2, RankKind::kProcesses, "ucx"},
+                                         Shape{2, 4, RankKind::kProcesses, "ucx"}),
                          [](const auto& test) { return describe(test.param); });
 
 }  // namespace
