@@ -59,7 +59,8 @@ Cases prepare_cases() {
 /// One rank's calls.
 class Soak {
  public:
-  Soak(RankContext& context, Group& group, const Cases& cases) : context_(context), group_(group), cases_(cases) {
+  Soak(RankContext& context, Group& group, const Cases& cases)
+      : context_(context), group_(group), cases_(cases), stream_(context) {
     for (const PreparedCase& one : cases.rounds) rounds_.push_back(std::make_unique<Round>(context, group, one));
     for (const PreparedCase& one : cases.pairs) pairs_.push_back(std::make_unique<LatencyPair>(context, group, one));
   }
@@ -131,7 +132,7 @@ class Soak {
   RankContext& context_;
   Group& group_;
   const Cases& cases_;
-  const OwnedStream stream_;
+  const RankStream stream_;
   std::mt19937_64 random_{77};
   std::vector<std::unique_ptr<Round>> rounds_;
   std::vector<std::unique_ptr<LatencyPair>> pairs_;
