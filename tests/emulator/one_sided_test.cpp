@@ -4,7 +4,6 @@
 
 #include <gtest/gtest.h>
 
-#include <numeric>
 #include <vector>
 
 #include "emulator/one_sided_case.hpp"
@@ -259,44 +258,6 @@ TEST_P(OneSidedKernels, QuietForbidsStoreBuffering) {
     check_store_buffering<Scope::kWarp>(options(seed), 32);
     check_store_buffering<Scope::kBlock>(options(seed), 64);
     if (HasFailure()) return;
-  }
-}
-
-TEST_P(OneSidedKernels, ManyThreadsCountAndLockThroughARingThatIsAlwaysFull) {
-  constexpr int kNumRounds = 3;
-  constexpr unsigned kNumThreads = 48;
-  for (std::uint64_t seed = 1; seed <= kNumSeeds; ++seed) {
-    OneSidedRanks::Options options = this->options(seed);
-    options.num_slots = 2;
-    OneSidedRanks ranks(options);
-    int num_errors = 0;
-    std::vector<std::uint64_t> before;
-    int num_swapped = 0;
-    for (int rank = 0; rank < ranks.num_ranks(); ++rank) {
-      ranks.launch(rank, {2, kNumThreads, 0}, [&, rank] {
-        const World world = ranks.world(rank);
-        for (int round = 0; round < kNumRounds; ++round) {
-          const device::Fetched fetched = device::fetch_add(world, 0, ranks.word(rank, kCounter), 1);
-          num_errors += fetched.code != Code::kOk;
-          before.push_back(fetched.value);
-          num_errors += device::signal(world, world.num_ranks - 1, ranks.word(rank, 2), 1, SignalOp::kAdd) != Code::kOk;
-        }
-        // One of all threads finds 0.
-        const device::Fetched swapped = device::compare_swap(world, 1, ranks.word(rank, 3), 0, 7);
-        num_errors += swapped.code != Code::kOk || (swapped.value != 0 && swapped.value != 7);
-        num_swapped += swapped.value == 0;
-        num_errors += device::quiet(world) != Code::kOk;
-      });
-    }
-    ASSERT_EQ(ranks.run(), "") << "seed " << seed;
-    EXPECT_EQ(num_errors, 0);
-    EXPECT_EQ(num_swapped, 1);
-    std::sort(before.begin(), before.end());
-    std::vector<std::uint64_t> expected(static_cast<std::size_t>(ranks.num_ranks()) * 2 * kNumThreads * kNumRounds);
-    std::iota(expected.begin(), expected.end(), 0);
-    EXPECT_EQ(before, expected);
-    EXPECT_EQ(*ranks.word(0, kCounter), expected.size());
-    EXPECT_EQ(*ranks.word(ranks.num_ranks() - 1, 2), expected.size()) << "complete after quiet";
   }
 }
 

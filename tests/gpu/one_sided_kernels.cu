@@ -72,6 +72,13 @@ __global__ void hand_on_kernel(const __grid_constant__ HandOnParams params) {
 }
 
 template <Scope kScope>
+__device__ bool any_member(bool value) {
+  if constexpr (kScope == Scope::kBlock) return __syncthreads_or(value ? 1 : 0) != 0;
+  if constexpr (kScope == Scope::kWarp) return __any_sync(device::kEveryLane, value ? 1 : 0) != 0;
+  return value;
+}
+
+template <Scope kScope>
 __device__ void buffer(const BufferParams& params) {
   const World& world = params.world;
   const int home = world.num_ranks - 1;
@@ -90,16 +97,17 @@ __device__ void buffer(const BufferParams& params) {
       num_errors += device::put_value(world, 0, to, seen) != Code::kOk ? 1 : 0;
     }
   }
-  if constexpr (kScope == Scope::kWarp) {
-    const device::Fetched reserved = device::fetch_add<kScope>(world, 0, params.room, device::kLanes);
-    num_errors += reserved.code != Code::kOk || reserved.value % device::kLanes != 0 ? 1 : 0;
-    const std::uint64_t first = __shfl_sync(device::kEveryLane, reserved.value, 0);
-    num_errors += reserved.value != first ? 1 : 0;
+  const unsigned num_members = device::Members<kScope>::count();
+  const device::Fetched reserved = device::fetch_add<kScope>(world, 0, params.room, num_members);
+  num_errors += reserved.code != Code::kOk || reserved.value % num_members != 0 ? 1 : 0;
+  for (int rank = 0; rank < world.num_ranks; ++rank) {  // all members got the same
+    const bool is_this = reserved.value == std::uint64_t{num_members} * static_cast<unsigned>(rank);
+    num_errors += any_member<kScope>(is_this) & any_member<kScope>(!is_this) ? 1 : 0;
   }
   num_errors += device::barrier<kScope>(world, params.team) != Code::kOk ? 1 : 0;
   const device::Got<std::uint64_t> room = device::get_value(world, 0, params.room);
-  const std::uint64_t expected = kScope == Scope::kWarp ? device::kLanes * static_cast<unsigned>(world.num_ranks) : 0;
-  num_errors += room.code != Code::kOk || room.value != expected ? 1 : 0;
+  const std::uint64_t expected = std::uint64_t{num_members} * static_cast<unsigned>(world.num_ranks);
+  num_errors += room.code != Code::kOk || room.value != expected || reserved.value >= expected ? 1 : 0;
   if (num_errors != 0) atomicAdd(params.num_errors, num_errors);
 }
 

@@ -199,7 +199,7 @@ TEST_P(GpuOneSided, QuietForbidsStoreBufferingAtEveryScope) {
                     stream);
       const std::string name = fmt::format("scope {}", static_cast<int>(scope));
       context.expect_ok(finish(shm, stream), name);
-      context.expect(num_errors.read() == 0, name + ": calls, and what warps reserved");
+      context.expect(num_errors.read() == 0, name + ": calls, and what all reserved");
       meet(context);
       if (shm.rank() == 0) {
         std::vector<std::uint64_t> both(2 * kRounds);

@@ -27,6 +27,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "ferry/device/block_word.cuh"
 #include "ferry/device/checks.cuh"
 #include "ferry/device/comparison.hpp"
 #include "ferry/device/requests.cuh"
@@ -197,13 +198,16 @@ __device__ inline Fetched fetch(const World& world, Call call, int rank, std::ui
 template <Scope kScope>
 __device__ inline Fetched fetch_once(const World& world, Call call, int rank, std::uint64_t* word, std::uint64_t value,
                                      std::uint64_t operand) {
-  static_assert(kScope != Scope::kBlock, "a block has no way to share a value but the caller's shared memory");
   if constexpr (kScope == Scope::kThread) return fetch(world, call, rank, word, value, operand);
   Members<kScope>::meet();
   Fetched fetched;
-  if (is_leader<kScope>()) fetched = fetch(world, call, rank, word, value, operand);
+  if (is_leader<kScope>()) {
+    fetched = fetch(world, call, rank, word, value, operand);
+    if constexpr (kScope == Scope::kBlock) block_word() = fetched.value;
+  }
   fetched.code = Members<kScope>::agree(fetched.code);
-  fetched.value = __shfl_sync(kEveryLane, fetched.value, 0);
+  // Nobody writes the block's word again before all have read it and met, as the next call begins.
+  fetched.value = kScope == Scope::kBlock ? block_word() : __shfl_sync(kEveryLane, fetched.value, 0);
   return fetched;
 }
 
@@ -332,12 +336,13 @@ __device__ inline Code signal(const World& world, int rank, std::uint64_t* word,
   return detail::put_signal<kScope>(world, rank, word, word, 0, word, value, op, false);
 }
 
-/// OneSided::fetch_add. Of a warp once, and all lanes get what it fetched: room for what each has, say.
+/// OneSided::fetch_add. Of a warp or a block once, and all threads get what it fetched: room for what each has, say.
+/// At block scope it takes 8 bytes of the kernel's static shared memory, as compare_swap does.
 template <Scope kScope = Scope::kThread>
 __device__ inline Fetched fetch_add(const World& world, int rank, std::uint64_t* word, std::uint64_t value) {
   return detail::fetch_once<kScope>(world, Call::kFetchAdd, rank, word, value, 0);
 }
-/// OneSided::compare_swap. Of a warp once, and all lanes get what it fetched.
+/// OneSided::compare_swap. Of a warp or a block once, and all threads get what it fetched.
 template <Scope kScope = Scope::kThread>
 __device__ inline Fetched compare_swap(const World& world, int rank, std::uint64_t* word, std::uint64_t expected,
                                        std::uint64_t desired) {
