@@ -20,6 +20,7 @@ enum class Loss {
   kStalled,  ///< makes no further call
   kKilled,   ///< in its call, while its kernels wait for the late rank
   kCut,      ///< nobody: the network between two nodes
+  kSilent,   ///< the same, and no connection breaks: what they send vanishes
 };
 
 struct Nodes {
@@ -33,17 +34,20 @@ struct Scenario {
   Loss loss;
   Operation operation;  ///< that is interrupted
   Nodes nodes;
-  int victim = -1;                    ///< unless the network is cut
-  std::pair<int, int> link = {0, 1};  ///< the nodes that lose each other, if it is cut
+  int victim = -1;                    ///< unless it is the network
+  std::pair<int, int> link = {0, 1};  ///< the nodes that lose each other, if it is the network
 
   RankKind kind() const { return loss == Loss::kKilled ? RankKind::kProcesses : RankKind::kThreads; }
+  bool loses_link() const { return loss == Loss::kCut || loss == Loss::kSilent; }
+  /// Nobody is told, so that only the deadline tells.
+  bool ends_by_deadline() const { return loss == Loss::kStalled || loss == Loss::kSilent; }
   int node_of(int rank) const { return rank / nodes.ranks_per_node; }
-  /// For whom the kernels of all others wait when somebody is killed or a link cut.
+  /// For whom the kernels of all others wait when somebody is killed or a link lost.
   int late_rank() const { return victim == 0 ? nodes.num_ranks() - 1 : 0; }
 };
 
 std::string describe(const Scenario& scenario) {
-  const std::string who = scenario.loss == Loss::kCut
+  const std::string who = scenario.loses_link()
                               ? fmt::format("nodes_{}_and_{}", scenario.link.first, scenario.link.second)
                               : fmt::format("rank_{}", scenario.victim);
   return fmt::format("{}_{}x{}_{}_{}", scenario.name, scenario.nodes.num_nodes, scenario.nodes.ranks_per_node, who,
@@ -51,7 +55,8 @@ std::string describe(const Scenario& scenario) {
 }
 void PrintTo(const Scenario& scenario, std::ostream* out) { *out << describe(scenario); }
 
-constexpr std::int64_t kStalledDeadlineNs = 2 * kNsPerSecond;
+/// Where it is what ends a wait.
+constexpr std::int64_t kShortDeadlineNs = 2 * kNsPerSecond;
 /// Far longer than any wait for somebody whose end the network reports.
 constexpr std::int64_t kDeadlineNs = 60 * kNsPerSecond;
 constexpr std::int64_t kAtOnceNs = kNsPerSecond;
@@ -65,7 +70,7 @@ class GpuNodesLostRank : public testing::TestWithParam<Scenario> {
     GroupOptions options = gpu_group_options();
     options.ranks_per_node = scenario().nodes.ranks_per_node;
     options.transport = scenario().kind() == RankKind::kThreads ? "loopback" : "ucx";
-    options.timeout_ns = scenario().loss == Loss::kStalled ? kStalledDeadlineNs : kDeadlineNs;
+    options.timeout_ns = scenario().ends_by_deadline() ? kShortDeadlineNs : kDeadlineNs;
     return options;
   }
 
@@ -99,10 +104,16 @@ class GpuNodesLostRank : public testing::TestWithParam<Scenario> {
     if (scenario().loss == Loss::kKilled) {
       kill_and_await(scene_->victim_process.load());
     } else {
-      faults_->cut(scenario().link.first, scenario().link.second);
+      lose(scenario().link);
     }
     scene_->lost_ns.store(node::monotonic_ns());
     return make_call(context, group, prepared_, routing, scenario().operation);
+  }
+
+  void lose(std::pair<int, int> link) {
+    if (scenario().loss == Loss::kCut) return faults_->cut(link.first, link.second);
+    faults_->drop(link.first, link.second);
+    faults_->drop(link.second, link.first);
   }
 
   /// A link has two ends. Of two nodes each can only name the other; from a third either may be heard of first.
@@ -113,25 +124,27 @@ class GpuNodesLostRank : public testing::TestWithParam<Scenario> {
     return node == scenario().link.first || node == scenario().link.second;
   }
 
-  /// Of a link between two nodes the ranks of a third may need nothing that it still carried.
+  /// Whether all that this rank needs may have come before: ranks of a third node may need nothing that a link between
+  /// two others still carried, and the late rank's node, which nobody tells, has been sent the rest.
   static bool may_complete(const RankContext& context) {
     const int node = scenario().node_of(context.rank());
+    if (scenario().loss == Loss::kSilent) return node == scenario().node_of(scenario().late_rank());
     return scenario().loss == Loss::kCut && node != scenario().link.first && node != scenario().link.second;
   }
 
   void expect_loss(RankContext& context, const Status& status) const {
     const std::int64_t ended_ns = node::monotonic_ns();
     await([this] { return scene_->lost_ns.load() != 0; }, "the loss");
-    const std::int64_t most_ns = scenario().loss == Loss::kStalled ? 2 * kStalledDeadlineNs : kAtOnceNs;
+    const std::int64_t most_ns = scenario().ends_by_deadline() ? 2 * kShortDeadlineNs : kAtOnceNs;
     const std::int64_t waited_ns = ended_ns - scene_->lost_ns.load();
     context.expect(waited_ns <= most_ns, fmt::format("ended {} ms after the loss", waited_ns / 1'000'000));
-    const bool cut = scenario().loss == Loss::kCut;
-    const bool is_culprit = cut ? is_at_link(status.peer(), context) : status.peer() == scenario().victim;
+    const bool link = scenario().loses_link();
+    const bool is_culprit = link ? is_at_link(status.peer(), context) : status.peer() == scenario().victim;
     context.expect(is_culprit, fmt::format("blames {}: {}", status.peer(), status.to_string()));
     const ErrorCode code = status.code();
-    const bool is_right = scenario().loss == Loss::kStalled
+    const bool is_right = scenario().ends_by_deadline()
                               ? code == ErrorCode::kTimeout
-                              : code == ErrorCode::kTransport || (!cut && code == ErrorCode::kPeerLost);
+                              : code == ErrorCode::kTransport || (!link && code == ErrorCode::kPeerLost);
     context.expect(is_right, status.to_string());
   }
 
@@ -147,7 +160,7 @@ class GpuNodesLostRank : public testing::TestWithParam<Scenario> {
                    fmt::format("a later call says {}", later.to_string()));
     context.expect_code(group->destroy(), status.code(), "destroy tells, and leaves");
     group.reset();
-    if (scenario().loss == Loss::kCut) {
+    if (scenario().loses_link()) {
       expect_gpu_copies(context);
     } else {
       go_on_without(scenario().victim, context, without_victim_, meeting_);
@@ -168,11 +181,11 @@ class GpuNodesLostRank : public testing::TestWithParam<Scenario> {
   PreparedCase without_victim_ = case_of({1, scenario().nodes.num_ranks() - 1});
   SharedScene* scene_ = make_shared_scene();
   Meeting meeting_ = Meeting::prepare();
-  std::optional<net::LoopbackFaults> faults_;  // only where the link is cut
+  std::optional<net::LoopbackFaults> faults_;  // only where a link is lost
 };
 
 TEST_P(GpuNodesLostRank, IsNamedByAllOthersWhoGoOnWithoutIt) {
-  if (scenario().loss == Loss::kCut) faults_.emplace();
+  if (scenario().loses_link()) faults_.emplace();
   const bool forked = scenario().kind() == RankKind::kProcesses;
   const RankRun run{.kind = scenario().kind(), .num_ranks = scenario().nodes.num_ranks()};
   const std::vector<std::string> failures = collect_gpu_rank_failures(run, [&](RankContext& context) {
@@ -182,13 +195,13 @@ TEST_P(GpuNodesLostRank, IsNamedByAllOthersWhoGoOnWithoutIt) {
     if (forked) setenv("UCX_TLS", "tcp", 1);
     auto group = Group::create(context.bootstrap(), options());
     if (!context.expect_ok(group.status(), "create")) return;
-    if (context.rank() == scenario().victim && scenario().loss != Loss::kCut) {
+    if (context.rank() == scenario().victim && !scenario().loses_link()) {
       run_victim(context, **group);
     } else {
       run_survivor(context, std::move(*group));
     }
   });
-  if (forked || scenario().loss == Loss::kCut) close(meeting_.listen_fd);  // otherwise a survivor took it
+  if (forked || scenario().loses_link()) close(meeting_.listen_fd);  // otherwise a survivor took it
   std::vector<std::string> expected;
   if (scenario().loss == Loss::kKilled) expected.push_back(fmt::format("rank {}: died of signal 9", scenario().victim));
   EXPECT_EQ(failures, expected);
@@ -210,6 +223,9 @@ std::vector<Scenario> scenarios() {
     add("cut_in_route", Loss::kCut, Operation::kRoute);
     add("cut_in_dispatch", Loss::kCut, Operation::kDispatch);
     add("cut_in_combine", Loss::kCut, Operation::kCombine);
+    add("silent_in_route", Loss::kSilent, Operation::kRoute);
+    add("silent_in_dispatch", Loss::kSilent, Operation::kDispatch);
+    add("silent_in_combine", Loss::kSilent, Operation::kCombine);
   }
   return all;
 }
