@@ -17,7 +17,8 @@ using GpuWriter = RequestWriter<GpuMemory>;
 
 __device__ inline bool has_ring(const World& world) { return world.ring.num_slots != 0; }
 
-/// Waits for the proxy. It goes on for the others when a rank is lost, and ends what that one was asked for. One thread.
+/// Waits for the proxy, which goes on for the others when a rank is lost and ends what that one was asked for. One
+/// thread.
 template <typename Ready>
 __device__ inline Code wait_for_proxy(const World& world, Ready ready) {
   return wait_for(world, world.timeout_ns, ready, stop_word::kOver);
