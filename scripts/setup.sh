@@ -11,7 +11,8 @@ readonly supported="Debian 12 and Ubuntu 24.04"
 # what clang++ links a fuzz target with.
 readonly build_packages=(g++:g++ cmake:cmake ninja-build:ninja git:git libfmt-dev:fmt/format.h libssl-dev:openssl/hmac.h
   libcli11-dev:CLI/CLI.hpp nlohmann-json3-dev:nlohmann/json.hpp libucx-dev:ucp/api/ucp.h)
-readonly test_packages=(libgtest-dev:gtest/gtest.h libgmock-dev:gmock/gmock.h binutils:nm python3:python3
+# ccache: nothing needs it; what is built a second time takes a third of the time with it.
+readonly test_packages=(ccache:ccache libgtest-dev:gtest/gtest.h libgmock-dev:gmock/gmock.h binutils:nm python3:python3
   pkgconf:pkg-config
   python3-venv:import:ensurepip python3-dev:python:Python.h clang:clang++ libclang-rt-dev:libfuzzer iproute2:ip
   libopenmpi-dev:mpicc openmpi-bin:mpirun)
