@@ -281,7 +281,9 @@ TEST_F(EmulatedLatencyFaults, SmallCallsAreRefusedAsOthersAre) {
     for (int rank = 0; rank < kNumRanks; ++rank) {
       if (cause == Cause::kHostRefuses && rank == 1) continue;
       EXPECT_EQ(refused_routing.tables(rank).summary->valid, 0U);
-      if (cause == Cause::kBadId) EXPECT_EQ(ranks_.report(rank).fault.value, 1000);
+      if (cause == Cause::kBadId) {
+        EXPECT_EQ(ranks_.report(rank).fault.value, 1000);
+      }
     }
   }
 }

@@ -38,25 +38,10 @@ __device__ inline std::uint64_t* weight_words(const LatencyParams& call, int ran
 
 /// Waits in this rank's `set` until `source` has sent the weight of its entry, or is found to make another call: then
 /// nobody will read the sum.
-__device__ __noinline__ inline Payload await_weight(const LatencyParams& call, std::uint64_t number, int set,
-                                                    int source, int entry) {
-  const std::uint64_t* const address = weight_words(call, call.ranks.rank, set, source) + entry;
-  constexpr std::size_t kAgreementWord = offsetof(LatencyHeader, agreement) / sizeof(std::uint32_t);
-  const std::uint64_t* const agreement =
-      header_words(call, call.ranks.rank, LatencyKind::kCombine, set, source) + kAgreementWord;
-  std::uint64_t word = 0;
-  const auto read = [&word, address, agreement, number, &call] {
-    word = load_acquire_system(address);
-    if (is_word_of(word, number)) return number;
-    const std::uint64_t low = load_acquire_system(agreement);
-    const std::uint64_t high = load_acquire_system(agreement + 1);
-    if (!is_word_of(low, number) || !is_word_of(high, number)) return std::uint64_t{0};
-    const std::uint64_t theirs = half_of(high) << 32 | half_of(low);
-    return theirs == call.agreement ? 0 : number;
-  };
-  const CallCount count(call, source);
-  const bool came = wait_until(call.ranks, {Awaited::kEntry, source, number}, read, number, count);
-  return {payload_of(word), came};
+__device__ inline Payload await_weight(const LatencyParams& call, std::uint64_t number, int set, int source,
+                                       int entry) {
+  const std::uint64_t* const word = weight_words(call, call.ranks.rank, set, source) + entry;
+  return await_unless_other(call, LatencyKind::kCombine, set, {Awaited::kEntry, source, number}, word).payload;
 }
 
 /// The weight of an entry of this rank's tokens, for the rank that adds up its rows.

@@ -62,6 +62,7 @@ class SmallReceiver {
         header_words(call_, call_.ranks.rank, LatencyKind::kDispatch, set_, has_header ? header_rank : 0) +
         (has_header ? lane_idx() : 0);
     const bool has_counts = thread < call_.num_experts;
+    bool wants_counts = has_counts;
     const std::uint64_t* const counts_at = count_words(call_, call_.ranks.rank, set_, 0) + (has_counts ? thread : 0);
     const std::uint64_t* const entry_at =
         has_token() ? entry_word(call_, sent_call(), tokens_.source, tokens_.first) : nullptr;
@@ -73,32 +74,38 @@ class SmallReceiver {
       unsigned missing = 0;
 #pragma unroll
       for (int i = 0; i < kSmallRanks; ++i) {
-        if (has_counts && i < num_ranks) counts.words[i] = load_relaxed_system(counts_at + i * kMaxExperts);
+        if (wants_counts && i < num_ranks) counts.words[i] = load_relaxed_system(counts_at + i * kMaxExperts);
       }
       if (entry_at != nullptr) entry = load_relaxed_system(entry_at);
 #pragma unroll
       for (int i = 0; i < kSmallRanks; ++i) {
-        if (has_counts && i < num_ranks && !is_word_of(counts.words[i], number_)) missing |= 1U << i;
+        if (wants_counts && i < num_ranks && !is_word_of(counts.words[i], number_)) missing |= 1U << i;
       }
       if (has_header && !is_word_of(header, number_)) missing |= kHeaderBit;
       if (__any_sync(kAllLanes, static_cast<int>(missing != 0)) == 0) break;
       if (looks < most_looks) continue;
-      if (missing != 0) came = await_first(call_, number_, missing, header_rank, header_at, counts_at);
+      bool other = false;
+      if (missing != 0) came = await_first(missing, header_rank, header_at, counts_at, other);
       if (__all_sync(kAllLanes, static_cast<int>(came)) == 0) break;
+      // A rank that refuses the call sends no counts, and nobody needs any then.
+      if (__any_sync(kAllLanes, static_cast<int>(other)) != 0) wants_counts = false;
     }
     if (came && has_header) note_header(header_rank, payload_of(header));
     return came;
   }
 
-  /// Waits for the first of the words that are missing.
-  __device__ static bool await_first(const LatencyParams& call, std::uint64_t number, unsigned missing, int header_rank,
-                                     const std::uint64_t* header_at, const std::uint64_t* counts_at) {
+  /// Waits for the first of the words that are missing; false when the group broke. `other`: its rank is found to make
+  /// another call.
+  __device__ bool await_first(unsigned missing, int header_rank, const std::uint64_t* header_at,
+                              const std::uint64_t* counts_at, bool& other) const {
+    if (missing == kHeaderBit) {
+      return is_word_of(poll_word(call_, Awaited::kEntry, header_rank, number_, header_at), number_);
+    }
     const int first = __ffs(static_cast<int>(missing)) - 1;
-    const bool of_header = missing == kHeaderBit;
-    const std::uint64_t* const word = of_header ? header_at : counts_at + first * kMaxExperts;
-    return is_word_of(
-        poll_word(call, of_header ? Awaited::kEntry : Awaited::kCounts, of_header ? header_rank : first, number, word),
-        number);
+    const WordOrOther found = await_unless_other(call_, LatencyKind::kDispatch, set_,
+                                                 {Awaited::kCounts, first, number_}, counts_at + first * kMaxExperts);
+    other = found.other;
+    return found.payload.came;
   }
 
   /// This lane's word of a rank's header.

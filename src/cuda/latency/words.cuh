@@ -98,6 +98,33 @@ __device__ inline std::uint64_t* grant_word(const LatencyParams& call, int at_ra
          static_cast<int>(number % kGrantSlots);
 }
 
+/// What a wait found that ends where the peer makes another call.
+struct WordOrOther {
+  Payload payload;
+  bool other = false;  ///< it does, and there is no word
+};
+
+/// One thread's wait for a word of a peer's in this rank's `set`, which the peer may never send since it makes another
+/// call, as its header says. Not inlined, as poll_word.
+__device__ __noinline__ inline WordOrOther await_unless_other(const LatencyParams& call, LatencyKind kind, int set,
+                                                              Wait wait, const std::uint64_t* address) {
+  constexpr std::size_t kAgreementWord = offsetof(LatencyHeader, agreement) / sizeof(std::uint32_t);
+  const std::uint64_t* const agreement = header_words(call, call.ranks.rank, kind, set, wait.peer) + kAgreementWord;
+  std::uint64_t word = 0;
+  const auto read = [&word, address, agreement, &wait, &call] {
+    word = load_acquire_system(address);
+    if (is_word_of(word, wait.epoch)) return wait.epoch;
+    const std::uint64_t low = load_acquire_system(agreement);
+    const std::uint64_t high = load_acquire_system(agreement + 1);
+    if (!is_word_of(low, wait.epoch) || !is_word_of(high, wait.epoch)) return std::uint64_t{0};
+    const std::uint64_t theirs = half_of(high) << 32 | half_of(low);
+    return theirs == call.agreement ? 0 : wait.epoch;
+  };
+  const CallCount count(call, wait.peer);
+  const bool came = wait_until(call.ranks, wait, read, wait.epoch, count);
+  return {{payload_of(word), came}, came && !is_word_of(word, wait.epoch)};
+}
+
 /// Words of one source: dispatch's counts, and combine's done.
 __device__ inline std::uint64_t* count_words(const LatencyParams& call, int at_rank, int set, int source) {
   constexpr auto kStride = static_cast<int>(kMaxExperts);
