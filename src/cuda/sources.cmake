@@ -82,6 +82,8 @@ set(ferry_cuda_sources
     cuda/latency/masked_dispatch.cu
     cuda/latency/masked_refusal.cu
     cuda/latency/refusal.cu
+    cuda/latency/small_combine.cu
+    cuda/latency/small_dispatch.cu
     cuda/numeric/gating.cu
     cuda/numeric/gating_team.cu
     cuda/numeric/quantize.cu

@@ -9,7 +9,8 @@ generated_dir=$2
 shift 2
 
 readonly kernels=(latency/combine_whole latency/dispatch_whole latency/mask_gates latency/masked_combine
-  latency/masked_dispatch latency/masked_refusal latency/refusal intranode/wait_times)
+  latency/masked_dispatch latency/masked_refusal latency/refusal latency/small_combine latency/small_dispatch
+  intranode/wait_times)
 
 objects=$(mktemp -d)
 trap 'rm -rf "$objects"' EXIT

@@ -188,15 +188,17 @@ void LatencyDispatch::receive_other(int rank, std::uint64_t agreement) {
   }
 }
 
-void LatencyDispatch::run_whole(int rank) {
+cuda::LatencyDispatchParams LatencyDispatch::whole_params(int rank) {
   cuda::LatencyDispatchParams params{send_params(rank, spec_.agreement), receive_params(rank, spec_.agreement)};
   // Every other rank has blocks that send, and others that receive.
   if (rank % 2 == 0) {
     params.receive.first_receiver = params.send.call.num_blocks;
-    params.send.call.num_blocks += 2 + spec_.num_gap_blocks;
+    params.send.call.num_blocks += spec_.num_receivers + spec_.num_gap_blocks;
   }
-  cuda::launch_latency_dispatch(params, ranks_.stream(rank));
+  return params;
 }
+
+void LatencyDispatch::run_whole(int rank) { cuda::launch_latency_dispatch(whole_params(rank), ranks_.stream(rank)); }
 
 void LatencyDispatch::refuse(int rank) {
   cuda::LatencyRefusalParams params;

@@ -25,6 +25,7 @@ struct LatencyDispatchSpec {
   int num_blocks = 3;          ///< at least 2
   int warps_per_row = 1;
   int num_gap_blocks = 0;  ///< not with zero_padding; less than num_blocks - 1
+  int num_receivers = 2;   ///< blocks that only receive, where there are such
   std::uint64_t agreement = 77;
   std::uint64_t seed = 1;
 };
@@ -38,6 +39,8 @@ class LatencyDispatch {
   void receive(int rank) { receive_other(rank, spec_.agreement); }
   /// Queues the call, in one kernel.
   void run_whole(int rank);
+  /// Whether that is the one for small calls.
+  bool is_small(int rank) { return cuda::is_small(whole_params(rank)); }
   /// Queues the call: on some ranks in one kernel, on others as its halves.
   void run(int rank) {
     if ((spec_.seed + static_cast<std::uint64_t>(rank)) % 3 != 0) return run_whole(rank);
@@ -66,6 +69,7 @@ class LatencyDispatch {
   cuda::LatencyParams call(int rank, std::uint64_t agreement) const;
   cuda::DispatchSendParams send_params(int rank, std::uint64_t agreement) const;
   cuda::DispatchReceiveParams receive_params(int rank, std::uint64_t agreement);
+  cuda::LatencyDispatchParams whole_params(int rank);
   cuda::LatencyRow row() const;
   std::int64_t in_row_bytes() const { return spec_.hidden * 2; }
   std::int64_t in_stride() const { return in_row_bytes() + spec_.gap_bytes; }

@@ -80,6 +80,53 @@ TEST(EmulatedLatencyDispatch, ManyCallsGiveTheBytesOfTheOracle) {
   }
 }
 
+/// Calls of few tokens have a kernel of their own, which gives what the others give, also to peers that make halves.
+TEST(EmulatedLatencyDispatch, SmallCallsGiveTheBytesOfTheOracle) {
+  constexpr int kWorlds = 6;
+  constexpr std::size_t kCalls = 3;
+  std::mt19937_64 random(42);
+  for (int i = 0; i < kWorlds; ++i) {
+    test::WorldSpec world = draw_latency_world(random);
+    world.weights = random() % 2 == 0;
+    world.num_experts = i % 6 == 5 ? 300 : world.num_experts;
+    LatencyRanks ranks({.num_ranks = world.num_ranks,
+                        .latency_bytes = kLatencyBytes,
+                        .seed = random(),
+                        .calls_before = i % 4 == 0 ? (std::uint64_t{1} << 32) - 3 : 0});
+    std::vector<std::unique_ptr<LatencyRouting>> routings;
+    std::vector<std::unique_ptr<LatencyDispatch>> calls;
+    for (std::size_t call = 0; call < kCalls; ++call) {
+      world.seed = random();
+      const std::int64_t max_tokens = world.max_tokens + i % 2;
+      world.spare_slab_rows = world.num_ranks * max_tokens;
+      std::vector<std::int32_t> counts;
+      for (int rank = 0; i % 3 == 0 && rank < world.num_ranks; ++rank) {
+        counts.push_back(static_cast<std::int32_t>(random() % 12) - 1);
+      }
+      routings.push_back(std::make_unique<LatencyRouting>(ranks, test::make_world(world), max_tokens, counts));
+      LatencyDispatchSpec spec = draw_dispatch(random);
+      spec.zero_padding = spec.placed = false;
+      const auto per_source = static_cast<int>((max_tokens * spec.warps_per_row + 15) / 16);
+      spec.num_receivers = world.num_ranks * per_source + static_cast<int>(random() % 2);
+      spec.num_gap_blocks = static_cast<int>(random() % 3);
+      spec.num_blocks = 1 + std::max(static_cast<int>(max_tokens), spec.num_receivers) + spec.num_gap_blocks;
+      calls.push_back(std::make_unique<LatencyDispatch>(ranks, *routings.back(), spec));
+      for (int rank = 0; rank < world.num_ranks; ++rank) {
+        ASSERT_TRUE(calls.back()->is_small(rank));
+        calls.back()->run(rank);
+      }
+    }
+    ASSERT_EQ(ranks.machine().run(), "") << "world " << i;
+    for (int rank = 0; rank < world.num_ranks; ++rank) {
+      expect_no_report(ranks, rank);
+      EXPECT_EQ(ranks.num_sent(rank, LatencyKind::kDispatch), kCalls);
+      for (std::size_t call = 0; call < kCalls; ++call) {
+        EXPECT_EQ(calls[call]->compare(rank), "") << "world " << i << " call " << call << " rank " << rank;
+      }
+    }
+  }
+}
+
 /// Each rank receives in an order of its own, and makes whole calls while others are in flight.
 TEST(EmulatedLatencyDispatch, CallsInFlightAreReceivedInAnyOrder) {
   constexpr int kWorlds = 4;
@@ -200,6 +247,61 @@ TEST_F(EmulatedLatencyFaults, AnIdThatIsNoExpertIsSeenByAll) {
     EXPECT_EQ(report.row, 3);
     EXPECT_EQ(report.column, 1);
     EXPECT_EQ(report.value, 1000);
+  }
+}
+
+/// In the kernel for few tokens, with peers that make halves.
+TEST_F(EmulatedLatencyFaults, SmallCallsAreRefusedAsOthersAre) {
+  enum class Cause { kHostRefuses, kOtherCall, kBadId };
+  const oracle::World roomy = test::make_world(
+      {.num_ranks = kNumRanks, .max_tokens = 5, .layout = Layout::kSlab, .spare_slab_rows = kNumRanks * 5});
+  const LatencyDispatchSpec spec{.num_blocks = 6, .num_receivers = 3};
+  for (const Cause cause : {Cause::kHostRefuses, Cause::kOtherCall, Cause::kBadId}) {
+    const LatencyRouting refused_routing(ranks_, roomy, 5);
+    const LatencyRouting routing(ranks_, roomy, 5);
+    LatencyDispatch refused(ranks_, refused_routing, spec);
+    LatencyDispatch good(ranks_, routing, spec);
+    if (cause == Cause::kBadId) refused.spoil_id(1, 7, 1000);
+    for (int rank = 0; rank < kNumRanks; ++rank) {
+      ranks_.report(rank) = {};
+      ASSERT_TRUE(refused.is_small(rank));
+      if (rank == 1 && cause == Cause::kHostRefuses) {
+        refused.refuse(rank);
+      } else if (rank == 1 && cause == Cause::kOtherCall) {
+        refused.send_other(rank, 5);
+        refused.receive_other(rank, 5);
+      } else {
+        refused.run_whole(rank);
+      }
+      good.run_whole(rank);
+    }
+    ASSERT_EQ(ranks_.machine().run(), "");
+    expect_fault(cause == Cause::kBadId ? Fault::kBadId : Fault::kDisagreement, refused, good,
+                 cause == Cause::kHostRefuses ? 1 : -1);
+    for (int rank = 0; rank < kNumRanks; ++rank) {
+      if (cause == Cause::kHostRefuses && rank == 1) continue;
+      EXPECT_EQ(refused_routing.tables(rank).summary->valid, 0U);
+      if (cause == Cause::kBadId) {
+        EXPECT_EQ(ranks_.report(rank).fault.value, 1000);
+      }
+    }
+  }
+}
+
+TEST_F(EmulatedLatencyFaults, ALostRankIsReportedBySmallCalls) {
+  const oracle::World roomy = test::make_world(
+      {.num_ranks = kNumRanks, .max_tokens = 5, .layout = Layout::kSlab, .spare_slab_rows = kNumRanks * 5});
+  const LatencyRouting routing(ranks_, roomy, 5);
+  LatencyDispatch call(ranks_, routing, {.num_blocks = 6, .num_receivers = 3});
+  for (const int rank : {0, 2}) {
+    ASSERT_TRUE(call.is_small(rank));
+    call.run_whole(rank);
+  }
+  ASSERT_EQ(ranks_.machine().run(), "");
+  for (const int rank : {0, 2}) {
+    EXPECT_EQ(ranks_.report(rank).lost.state, 1U);
+    EXPECT_EQ(ranks_.report(rank).lost.peer, 1);
+    EXPECT_TRUE(call.is_untouched(rank));
   }
 }
 

@@ -36,6 +36,14 @@ __device__ inline std::uint64_t* weight_words(const LatencyParams& call, int ran
   return CombineSlot::at(window_of(call, rank).slot(call.layout, LatencyKind::kCombine, set, source)).weights;
 }
 
+/// Waits in this rank's `set` until `source` has sent the weight of its entry, or is found to make another call: then
+/// nobody will read the sum.
+__device__ inline Payload await_weight(const LatencyParams& call, std::uint64_t number, int set, int source,
+                                       int entry) {
+  const std::uint64_t* const word = weight_words(call, call.ranks.rank, set, source) + entry;
+  return await_unless_other(call, LatencyKind::kCombine, set, {Awaited::kEntry, source, number}, word).payload;
+}
+
 /// The weight of an entry of this rank's tokens, for the rank that adds up its rows.
 struct OwnWeight {
   int entry = 0;
@@ -244,37 +252,14 @@ class CombineSender {
   __device__ bool take_weight(const Item& item, const TermPlace& place) const {
     bool came = true;
     if (item.row >= 0) {
-      float weight = 0;
-      came = await_weight(item.source, std::int64_t{item.token} * call_.num_topk + lane_idx(), weight);
-      terms_.weights[place.position] = weight;
+      const Payload weight = await_weight(call_, *shared_.number, shared_.sets[call_.ranks.rank], item.source,
+                                          item.token * call_.num_topk + lane_idx());
+      came = weight.came;
+      terms_.weights[place.position] = __uint_as_float(weight.value);
     }
     const bool all = __all_sync(kAllLanes, static_cast<int>(came)) != 0;
     __syncwarp();
     return all;
-  }
-
-  /// Waits until `source` has sent the weight, or is found to make another call: then nobody will read the sum.
-  __device__ __noinline__ bool await_weight(int source, std::int64_t entry, float& weight) const {
-    const std::uint64_t number = *shared_.number;
-    const int set = shared_.sets[call_.ranks.rank];
-    const std::uint64_t* address = weight_words(call_, call_.ranks.rank, set, source) + entry;
-    constexpr std::size_t kAgreementWord = offsetof(LatencyHeader, agreement) / sizeof(std::uint32_t);
-    const std::uint64_t* agreement =
-        header_words(call_, call_.ranks.rank, LatencyKind::kCombine, set, source) + kAgreementWord;
-    std::uint64_t word = 0;
-    const auto read = [&word, address, agreement, number, this] {
-      word = load_acquire_system(address);
-      if (is_word_of(word, number)) return number;
-      const std::uint64_t low = load_acquire_system(agreement);
-      const std::uint64_t high = load_acquire_system(agreement + 1);
-      if (!is_word_of(low, number) || !is_word_of(high, number)) return std::uint64_t{0};
-      const std::uint64_t theirs = half_of(high) << 32 | half_of(low);
-      return theirs == call_.agreement ? 0 : number;
-    };
-    const CallCount count(call_, source);
-    const bool came = wait_until(call_.ranks, {Awaited::kEntry, source, number}, read, number, count);
-    weight = __uint_as_float(payload_of(word));
-    return came;
   }
 
   __device__ const std::byte* row_at(std::int32_t row) const { return params_.x + row * params_.x_stride; }

@@ -33,6 +33,7 @@ constexpr Kernel kKernels[] = {combine_kernel<false, false>, combine_kernel<true
 }  // namespace
 
 cudaError_t launch_latency_combine(const LatencyCombineParams& params, cudaStream_t stream) {
+  if (is_small(params)) return launch_small_combine(params, stream);
   const int num_ranks = params.send.call.ranks.num_ranks;
   const LaunchShape shape{
       static_cast<unsigned>(params.send.call.num_blocks), kCombineThreads,

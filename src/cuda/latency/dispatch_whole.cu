@@ -70,6 +70,7 @@ std::size_t shared_bytes_of(int num_experts, int num_local_experts) {
 }  // namespace
 
 cudaError_t launch_latency_dispatch(const LatencyDispatchParams& params, cudaStream_t stream) {
+  if (is_small(params)) return launch_small_dispatch(params, stream);
   const LatencyParams& call = params.send.call;
   const LaunchShape shape{static_cast<unsigned>(call.num_blocks), kDispatchThreads,
                           shared_bytes_of(call.num_experts, call.num_local_experts), call.overlaps};

@@ -126,6 +126,11 @@ struct LatencyDispatchParams {
 };
 
 cudaError_t launch_latency_dispatch(const LatencyDispatchParams& params, cudaStream_t stream);
+/// Whether the call has a kernel of its own, which takes less time and holds none of the code of others: few tokens on
+/// few ranks, for each of which there is a block that sends it and a warp that receives it, into slabs that cannot be
+/// full.
+bool is_small(const LatencyDispatchParams& params);
+cudaError_t launch_small_dispatch(const LatencyDispatchParams& params, cudaStream_t stream);
 cudaError_t launch_dispatch_send(const DispatchSendParams& params, cudaStream_t stream);
 cudaError_t launch_dispatch_receive(const DispatchReceiveParams& params, cudaStream_t stream);
 
@@ -174,6 +179,9 @@ struct LatencyCombineParams {
 };
 
 cudaError_t launch_latency_combine(const LatencyCombineParams& params, cudaStream_t stream);
+/// Whether the call has a kernel of its own, which takes less time: sums travel as words, between few ranks.
+bool is_small(const LatencyCombineParams& params);
+cudaError_t launch_small_combine(const LatencyCombineParams& params, cudaStream_t stream);
 cudaError_t launch_combine_send(const CombineSendParams& params, cudaStream_t stream);
 cudaError_t launch_combine_receive(const CombineReceiveParams& params, cudaStream_t stream);
 
@@ -187,9 +195,11 @@ cudaError_t launch_latency_refusal(const LatencyRefusalParams& params, cudaStrea
 /// Loads the kernels. The others are parts of the first.
 cudaError_t load_latency_kernels();
 cudaError_t load_latency_dispatch_kernels();
+cudaError_t load_small_dispatch_kernels();
 cudaError_t load_dispatch_send_kernels();
 cudaError_t load_dispatch_receive_kernel();
 cudaError_t load_latency_combine_kernels();
+cudaError_t load_small_combine_kernels();
 cudaError_t load_combine_send_kernels();
 cudaError_t load_combine_receive_kernels();
 

@@ -144,7 +144,7 @@ __device__ __noinline__ inline void report_counts(const LatencyParams& call, con
   __syncthreads();
   if (thread == 0) {
     fence_system();
-    store_release_system(&host.result->state, 1);
+    store_relaxed_system(&host.result->state, 1);
   }
 }
 

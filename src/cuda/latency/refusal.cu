@@ -33,9 +33,11 @@ cudaError_t load_latency_kernels() {
   cudaFuncAttributes attributes;
   cudaError_t error = cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(refusal_kernel));
   if (error == cudaSuccess) error = load_latency_dispatch_kernels();
+  if (error == cudaSuccess) error = load_small_dispatch_kernels();
   if (error == cudaSuccess) error = load_dispatch_send_kernels();
   if (error == cudaSuccess) error = load_dispatch_receive_kernel();
   if (error == cudaSuccess) error = load_latency_combine_kernels();
+  if (error == cudaSuccess) error = load_small_combine_kernels();
   if (error == cudaSuccess) error = load_combine_send_kernels();
   if (error == cudaSuccess) error = load_combine_receive_kernels();
   return error;

@@ -39,7 +39,8 @@ __device__ inline void send_refusal(const LatencyRefusalParams& params, std::uin
   const LatencyParams& call = params.call;
   LatencyHeader header;
   header.record_number = call.record_number;
-  const bool whole = wait_grants(call, params.kind, number, GrantsLook(call, params.kind), shared.sets);
+  const TurnLook turn(call, params.kind);
+  const bool whole = wait_grants(call, params.kind, turn, GrantsLook(call, params.kind), shared.sets);
   if (whole) post_header(call, params.kind, number, header, shared.sets);
   if (lane_idx() != 0) return;
   count_turn(call, params.kind, number);

@@ -84,8 +84,9 @@ class RowStep {
     }
   }
 
-  /// Stores the step to all targets.
-  __device__ void store(const RowTargets& targets, int first) const {
+  /// Stores the step to all targets: RowTargets, or what else store_to_all() takes.
+  template <typename Targets>
+  __device__ void store(const Targets& targets, int first) const {
 #pragma unroll
     for (int i = 0; i < kThreadUnits; ++i) {
       const int unit = unit_of(first, i);
@@ -99,7 +100,8 @@ class RowStep {
   }
 
   /// Stores the scales of the step that quantize() found.
-  __device__ void store_scales(const DispatchSendParams& params, const RowTargets& targets, int first,
+  template <typename Targets>
+  __device__ void store_scales(const DispatchSendParams& params, const Targets& targets, int first,
                                const std::uint32_t* scale_words) const {
     constexpr int kExponents = sizeof(std::uint32_t);
     const bool exponents = params.quantize == Quantization::kFp8Ue8m0;
@@ -127,8 +129,8 @@ class RowStep {
 };
 
 /// Scales that came with x.
-__device__ inline void send_given_scales(const DispatchSendParams& params, std::int64_t token,
-                                         const RowTargets& targets) {
+template <typename Targets>
+__device__ inline void send_given_scales(const DispatchSendParams& params, std::int64_t token, const Targets& targets) {
   const ConstScales& scales = params.scales;
 #pragma unroll 1
   for (int column = static_cast<int>(threadIdx.x) - kWarpLanes; column < params.row.num_scales; column += kRowThreads) {

@@ -98,6 +98,33 @@ __device__ inline std::uint64_t* grant_word(const LatencyParams& call, int at_ra
          static_cast<int>(number % kGrantSlots);
 }
 
+/// What a wait found that ends where the peer makes another call.
+struct WordOrOther {
+  Payload payload;
+  bool other = false;  ///< it does, and there is no word
+};
+
+/// One thread's wait for a word of a peer's in this rank's `set`, which the peer may never send since it makes another
+/// call, as its header says. Not inlined, as poll_word.
+__device__ __noinline__ inline WordOrOther await_unless_other(const LatencyParams& call, LatencyKind kind, int set,
+                                                              Wait wait, const std::uint64_t* address) {
+  constexpr std::size_t kAgreementWord = offsetof(LatencyHeader, agreement) / sizeof(std::uint32_t);
+  const std::uint64_t* const agreement = header_words(call, call.ranks.rank, kind, set, wait.peer) + kAgreementWord;
+  std::uint64_t word = 0;
+  const auto read = [&word, address, agreement, &wait, &call] {
+    word = load_acquire_system(address);
+    if (is_word_of(word, wait.epoch)) return wait.epoch;
+    const std::uint64_t low = load_acquire_system(agreement);
+    const std::uint64_t high = load_acquire_system(agreement + 1);
+    if (!is_word_of(low, wait.epoch) || !is_word_of(high, wait.epoch)) return std::uint64_t{0};
+    const std::uint64_t theirs = half_of(high) << 32 | half_of(low);
+    return theirs == call.agreement ? 0 : wait.epoch;
+  };
+  const CallCount count(call, wait.peer);
+  const bool came = wait_until(call.ranks, wait, read, wait.epoch, count);
+  return {{payload_of(word), came}, came && !is_word_of(word, wait.epoch)};
+}
+
 /// Words of one source: dispatch's counts, and combine's done.
 __device__ inline std::uint64_t* count_words(const LatencyParams& call, int at_rank, int set, int source) {
   constexpr auto kStride = static_cast<int>(kMaxExperts);
@@ -212,18 +239,29 @@ struct GrantsLook {
   }
 };
 
+/// What else a warp reads before its call's turn. Before GrantsLook, which is waited for where it is made.
+struct TurnLook {
+  std::uint64_t number = 0;   ///< of the call
+  std::uint64_t granted = 0;  ///< the last number that this rank had granted a set to
+  bool broken = false;        ///< the group; a kernel behind one in which it broke finds the number of that one
+
+  __device__ TurnLook(const LatencyParams& call, LatencyKind kind)
+      : number(turn_number(call, kind)),
+        granted(static_cast<volatile LatencyLocal&>(local_of(call)).granted[static_cast<int>(kind)]),
+        broken(is_broken(call.ranks)) {}
+};
+
 /// Waits for the sets in which the ranks receive this call: `sets` [R] in shared memory. All lanes of one warp; false
 /// in all of them when the group broke. A rank with kNoSet gets a header and nothing else.
-__device__ inline bool wait_grants(const LatencyParams& call, LatencyKind kind, std::uint64_t number,
+__device__ inline bool wait_grants(const LatencyParams& call, LatencyKind kind, const TurnLook& turn,
                                    const GrantsLook& look, int* sets) {
-  // A kernel behind one in which the group broke finds the number of that one, and its grants.
-  bool all = !is_broken(call.ranks);
-  std::uint64_t seen = look.of(number);
+  bool all = !turn.broken;
+  std::uint64_t seen = look.of(turn.number);
 #pragma unroll 1
   for (int rank = lane_idx(); rank < call.ranks.num_ranks; rank += kWarpLanes) {
-    const std::uint64_t* const word = grant_word(call, call.ranks.rank, kind, rank, number);
+    const std::uint64_t* const word = grant_word(call, call.ranks.rank, kind, rank, turn.number);
     if (rank >= GrantsLook::kRanks) seen = load_acquire_system(word);
-    const Payload set = wait_payload(call, {Awaited::kDone, rank, number}, word, seen);
+    const Payload set = wait_payload(call, {Awaited::kDone, rank, turn.number}, word, seen);
     all = all && set.came;
     sets[rank] = static_cast<int>(set.value);
   }
@@ -233,17 +271,25 @@ __device__ inline bool wait_grants(const LatencyParams& call, LatencyKind kind, 
 }
 
 /// How a kernel that sends begins: the number of its call, or 0 when the group broke. All lanes of one warp of each
-/// block. `meanwhile` is called when the first loads are there.
+/// block, with what they have looked at.
+__device__ inline std::uint64_t wait_for_turn(const LatencyParams& call, LatencyKind kind, const TurnLook& turn,
+                                              const GrantsLook& look, int* sets) {
+  // This call may be the one to get the set that is owed: where others are in flight.
+  const bool urgent = turn.granted < turn.number;
+  if (blockIdx.x == 0 && __any_sync(kAllLanes, static_cast<int>(urgent)) != 0) {
+    grant_owed_set(call, kind, turn.number);
+  }
+  return wait_grants(call, kind, turn, look, sets) ? turn.number : 0;
+}
+
+/// The same. `meanwhile` is called when the first loads are there.
 template <typename Meanwhile>
 __device__ inline std::uint64_t wait_for_turn(const LatencyParams& call, LatencyKind kind, int* sets,
                                               Meanwhile meanwhile) {
-  const std::uint64_t number = turn_number(call, kind);
+  const TurnLook turn(call, kind);
   const GrantsLook look(call, kind);
   meanwhile();
-  // This call may be the one to get it: where others are in flight.
-  const bool urgent = static_cast<volatile LatencyLocal&>(local_of(call)).granted[static_cast<int>(kind)] < number;
-  if (blockIdx.x == 0 && __any_sync(kAllLanes, static_cast<int>(urgent)) != 0) grant_owed_set(call, kind, number);
-  return wait_grants(call, kind, number, look, sets) ? number : 0;
+  return wait_for_turn(call, kind, turn, look, sets);
 }
 
 /// Sends every rank this rank's header. All lanes of one warp of one block; `sets` [R].

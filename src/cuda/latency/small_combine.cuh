@@ -1,0 +1,340 @@
+#ifndef FERRY_CUDA_LATENCY_SMALL_COMBINE_CUH
+#define FERRY_CUDA_LATENCY_SMALL_COMBINE_CUH
+
+/// A combine whose sums travel as words (row_words.cuh), in a kernel of its own, as that of small_parts.cuh. To the
+/// peers it is the same call as that of any other kernel. Its first block is the clerk: it tells the peers that this
+/// rank has come, sends weights, and reports. In the others each warp has a part of a token to sum for a peer, and then
+/// a part of one to sum of what the peers have sent: it waits for nothing but that, so no barrier lies in between.
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cuda/latency/combine_receive.cuh"
+#include "cuda/latency/combine_send.cuh"
+#include "cuda/latency/small_combine.hpp"
+#include "cuda/latency/small_parts.cuh"
+
+namespace ferry::cuda::device {
+
+/// Rows of a sum that a warp loads at once.
+inline constexpr int kSmallRows = 8;
+
+/// What a block knows, in dynamic shared memory.
+struct SmallCombineShared {
+  std::uint64_t number;           ///< of the call; 0: the group broke
+  int sets[kSmallRanks];          ///< in which each rank receives
+  std::byte* words[kSmallRanks];  ///< where this rank's sums begin there
+  /// Of each warp: rows that it adds up, and what each counts with.
+  const std::byte* rows[kCombineWarps][kMaxTopk];
+  float weights[kCombineWarps][kMaxTopk];
+};
+
+/// Waits for the call's turn: the first warp of a block. Of the first block another one grants what this may wait for.
+__device__ inline void take_small_turn(const LatencyParams& call, SmallCombineShared& shared) {
+  const TurnLook turn(call, LatencyKind::kCombine);
+  const GrantsLook look(call, LatencyKind::kCombine);
+  const bool come = wait_grants(call, LatencyKind::kCombine, turn, look, shared.sets);
+  const int lane = lane_idx();
+  if (lane < call.ranks.num_ranks) {
+    shared.words[lane] =
+        window_of(call, lane).row_words(call.layout, call.ranks.num_ranks, shared.sets[lane], call.ranks.rank);
+  }
+  if (lane == 0) shared.number = come ? turn.number : 0;
+}
+
+/// Waits until the headers of all ranks say what they make. All lanes of a warp.
+__device__ inline Outcome await_agreements(const LatencyParams& call, const SentCall& sent) {
+  constexpr int kWords = sizeof(std::uint64_t) / sizeof(std::uint32_t);
+  static_assert(offsetof(LatencyHeader, agreement) == 0 && kSmallRanks * kWords <= kWarpLanes);
+  const int rank = lane_idx() / kWords;
+  const int word = lane_idx() % kWords;
+  bool came = true;
+  bool equal = call.agreement != 0;
+  if (rank < call.ranks.num_ranks) {
+    const std::uint64_t* const at =
+        header_words(call, call.ranks.rank, LatencyKind::kCombine, static_cast<int>(sent.set), rank) + word;
+    const Payload payload = wait_payload(call, {Awaited::kEntry, rank, sent.number}, at);
+    came = payload.came;
+    equal = equal && payload.value == static_cast<std::uint32_t>(call.agreement >> (word * 32));
+  }
+  if (__all_sync(kAllLanes, static_cast<int>(came)) == 0) return Outcome::kStop;
+  return __all_sync(kAllLanes, static_cast<int>(equal)) != 0 ? Outcome::kGo : Outcome::kSkip;
+}
+
+/// Tells the peers that this rank has come, and sends them their weights. The first warp of the first block.
+__device__ inline void announce_small(const SmallCombineParams& params, SmallCombineShared& shared) {
+  const LatencyParams& call = params.send.call;
+  const bool routed = call.tables.summary->valid != 0;
+  const int num_weights = params.send.own_weights ? static_cast<int>(call.num_tokens) * call.num_topk : 0;
+  // Those of most calls are loaded before the turn.
+  constexpr int kAhead = 2;
+  std::int32_t homes[kAhead];
+  float weights[kAhead];
+#pragma unroll
+  for (int i = 0; i < kAhead; ++i) {
+    const int entry = i * kWarpLanes + lane_idx();
+    if (entry >= num_weights) continue;
+    homes[i] = call.tables.homes[entry];
+    weights[i] = params.send.weights[entry];
+  }
+  take_small_turn(call, shared);
+  __syncwarp();
+  const std::uint64_t number = shared.number;
+  if (number == 0) return;
+  announce<true>(call, routed, number, shared.sets);
+  // Refused by every rank, but the call's number and set go by, as where a host refuses it.
+  if (!routed) {
+    if (lane_idx() == 0) report_refused_dispatch(call.ranks, *call.tables.summary);
+    return;
+  }
+  const auto post = [&call, &shared, number](int entry, std::int32_t home, float weight) {
+    if (home < 0) return;
+    const int rank = home_rank(home);
+    const int set = shared.sets[rank];
+    if (set == kNoSet) return;
+    post_word(weight_words(call, rank, set, call.ranks.rank) + entry, number, __float_as_uint(weight));
+  };
+#pragma unroll
+  for (int i = 0; i < kAhead; ++i) {
+    const int entry = i * kWarpLanes + lane_idx();
+    if (entry < num_weights) post(entry, homes[i], weights[i]);
+  }
+#pragma unroll 1
+  for (int entry = kAhead * kWarpLanes + lane_idx(); entry < num_weights; entry += kWarpLanes) {
+    post(entry, call.tables.homes[entry], params.send.weights[entry]);
+  }
+}
+
+/// Grants the set that is owed, and ends the call for this rank. The second warp of the first block: nothing that
+/// others wait for waits for it.
+__device__ inline void keep_small_books(const LatencyParams& call) {
+  const TurnLook turn(call, LatencyKind::kCombine);
+  if (turn.broken) return;
+  const bool routed = call.tables.summary->valid != 0;
+  grant_owed_set(call, LatencyKind::kCombine, turn.number);
+  const std::uint64_t* const grant =
+      grant_word(call, call.ranks.rank, LatencyKind::kCombine, call.ranks.rank, turn.number);
+  const Payload set = wait_payload(call, {Awaited::kDone, call.ranks.rank, turn.number}, grant);
+  if (__all_sync(kAllLanes, static_cast<int>(set.came)) == 0) return;
+  const SentCall sent{turn.number, set.value, 1, 0};
+  const Outcome outcome = await_agreements(call, sent);
+  if (outcome == Outcome::kStop || lane_idx() != 0) return;
+  if (outcome != Outcome::kGo && routed) {
+    report_latency_disagreement(call, LatencyKind::kCombine, static_cast<int>(sent.set));
+  }
+  leave_whole_call(call, LatencyKind::kCombine, sent);
+}
+
+/// What one warp of the other blocks does, but the first.
+template <bool kFloat32>
+class SmallAdder {
+ public:
+  __device__ SmallAdder(const SmallCombineParams& params, SmallCombineShared& shared)
+      : params_(params),
+        call_(params.send.call),
+        row_bytes_(static_cast<int>(params.send.rows.row_bytes)),
+        shared_(shared),
+        rows_(shared.rows[warp_idx() - 1]),
+        weights_(shared.weights[warp_idx() - 1]) {}
+
+  /// Sums for the peers; false when the group broke. All lanes; comes to one barrier of the block.
+  __device__ bool send() {
+    const SmallUnits& units = params_.sends;
+    int unit = first_combine_unit();
+    bool waits = true;
+#pragma unroll 1
+    while (waits || unit < units.num_units) {
+      const int row = units.per_row.divide(unit);
+      const int part = unit - row * units.per_row.divisor;
+      const int token = params_.ranks.divide(row);
+      int source = call_.ranks.rank + row - token * params_.ranks.divisor;
+      if (source >= call_.ranks.num_ranks) source -= call_.ranks.num_ranks;
+      float weight = 0;
+      int position = 0;
+      const int num_rows = order(unit < units.num_units, source, token, weight, position);
+      const int begin = part * units.part_bytes;
+      const int end = num_rows == 0 ? begin : min(begin + units.part_bytes, row_bytes_);
+#pragma unroll 1
+      for (int step = begin; waits || step < end; step += kWordStepBytes) {
+        const int offset = step + lane_idx() * static_cast<int>(sizeof(uint4));
+        const bool has = step < end && offset < row_bytes_;
+        Vector<kFloat32> sum;
+        sum.clear();
+#pragma unroll 1
+        for (int first = 0; waits || first < num_rows; first += kSmallRows) {
+          uint4 values[kSmallRows];
+#pragma unroll
+          for (int i = 0; i < kSmallRows; ++i) {
+            if (has && first + i < num_rows) values[i] = load_row(rows_[first + i] + offset);
+          }
+          if (waits) {
+            __syncthreads();  // the turn has come
+            waits = false;
+            if (shared_.number == 0) return false;
+          }
+          if (params_.send.own_weights && step == begin && first == 0 && num_rows > 0) {
+            if (!take_weights(source, token, position)) return false;
+          }
+#pragma unroll
+          for (int i = 0; i < kSmallRows; ++i) {
+            if (has && first + i < num_rows) sum.add(values[i], weights_[first + i]);
+          }
+        }
+        if (has && shared_.sets[source] != kNoSet) {
+          LaneWords(sum.round(), shared_.number)
+              .store(shared_.words[source] + token * row_words_bytes(row_bytes_) + 2 * step);
+        }
+      }
+      unit += all_combine_warps();
+    }
+    return true;
+  }
+
+  /// Sums what the peers have sent for this rank's tokens; false when the group broke. All lanes.
+  __device__ bool receive(std::int32_t home) {
+    const SmallUnits& units = params_.receives;
+    int unit = first_combine_unit();
+    if (unit >= units.num_units) return true;
+    const SentCall sent{shared_.number, static_cast<std::uint32_t>(shared_.sets[call_.ranks.rank]), 1, 0};
+    const Outcome outcome = await_agreements(call_, sent);
+    if (outcome != Outcome::kGo) return outcome == Outcome::kSkip;
+#pragma unroll 1
+    while (true) {
+      const int token = units.per_row.divide(unit);
+      const int part = unit - token * units.per_row.divisor;
+      const int begin = part * units.part_bytes;
+      if (!sum_token(sent, home, token, begin, min(begin + units.part_bytes, row_bytes_))) return false;
+      unit += all_combine_warps();
+      if (unit >= units.num_units) return true;
+      home = load_home(unit);
+    }
+  }
+
+  /// This lane's entry of the token of a unit of receive(), which may not exist.
+  __device__ std::int32_t load_home(int unit) const {
+    if (unit >= params_.receives.num_units || lane_idx() >= call_.num_topk) return -1;
+    return call_.tables.homes[params_.receives.per_row.divide(unit) * call_.num_topk + lane_idx()];
+  }
+
+ private:
+  /// The rows of a token in ascending order; returns how many there are. `position`: of this lane's, or -1.
+  __device__ int order(bool exists, int source, int token, float& weight, int& position) {
+    const int lane = lane_idx();
+    const int num_topk = call_.num_topk;
+    std::int32_t row = -1;
+    if (exists) {
+      // All loads at once. Of a token that its rank does not have tables hold anything.
+      const bool valid = call_.tables.summary->valid != 0;
+      const std::int32_t num_tokens = call_.tables.tokens_of_rank[source];
+      if (lane < num_topk) {
+        const int at = (source * static_cast<int>(call_.max_tokens) + token) * num_topk + lane;
+        row = call_.tables.items[at];
+        if (!params_.send.own_weights && call_.tables.item_weights != nullptr) weight = call_.tables.item_weights[at];
+      }
+      if (!valid || token >= num_tokens) row = -1;
+    }
+    const int num_rows = __popc(__ballot_sync(kAllLanes, static_cast<int>(row >= 0)));
+    position = 0;
+#pragma unroll 4
+    for (int other = 0; other < num_topk; ++other) {
+      const std::int32_t theirs = __shfl_sync(kAllLanes, row, other);
+      position += static_cast<int>(theirs >= 0 && (theirs < row || (theirs == row && other < lane)));
+    }
+    if (row < 0) position = -1;
+    __syncwarp();  // nobody reads those of the token before any more
+    if (position >= 0) {
+      rows_[position] = params_.send.x + row * params_.send.x_stride;
+      weights_[position] = weight;
+    }
+    __syncwarp();
+    return num_rows;
+  }
+
+  /// Waits for the weights of this combine, each lane for that of its row; false when the group broke. All lanes.
+  __device__ bool take_weights(int source, int token, int position) {
+    bool came = true;
+    if (position >= 0) {
+      const int set = shared_.sets[call_.ranks.rank];
+      const int entry = token * call_.num_topk + lane_idx();
+      const std::uint64_t* const word = weight_words(call_, call_.ranks.rank, set, source) + entry;
+      constexpr int kLooks = 64;  // of less than a microsecond, before a deadline is thought of
+      const int most_looks = call_.counts_waits ? 1 : kLooks;
+      std::uint64_t seen = load_relaxed_system(word);
+#pragma unroll 1
+      for (int looks = 1; looks < most_looks && !is_word_of(seen, shared_.number); ++looks) {
+        seen = load_relaxed_system(word);
+      }
+      Payload weight{payload_of(seen), true};
+      if (!is_word_of(seen, shared_.number)) weight = await_weight(call_, shared_.number, set, source, entry);
+      came = weight.came;
+      weights_[position] = __uint_as_float(weight.value);
+    }
+    const bool all = __all_sync(kAllLanes, static_cast<int>(came)) != 0;
+    __syncwarp();
+    return all;
+  }
+
+  /// Bytes [begin, end) of the sum of a token; false when the group broke. All lanes.
+  __device__ bool sum_token(const SentCall& sent, std::int32_t home, int token, int begin, int end) {
+    const int lane = lane_idx();
+    const unsigned ranks = ranks_of(home);
+    const int num_rows = __popc(ranks);
+    __syncwarp();
+    if ((ranks >> lane & 1U) != 0) {
+      rows_[__popc(ranks & ((1U << lane) - 1U))] =
+          word_row(call_, params_.send.rows, call_.ranks.rank, static_cast<int>(sent.set), lane, token, 0);
+    }
+    __syncwarp();
+    std::byte* const out = params_.receive.out + token * params_.receive.out_stride;
+    bool came = true;
+#pragma unroll 1
+    for (int step = begin; step < end && came; step += kWordStepBytes) {
+      const int offset = step + lane * static_cast<int>(sizeof(uint4));
+      Vector<kFloat32> sum;
+      sum.clear();
+#pragma unroll 1
+      for (int first = 0; first < num_rows && came; first += kWordRows) {
+        if (offset < end) came = add_words(sent, rows_ + first, num_rows - first, step, sum);
+      }
+      if (came && offset < end) *reinterpret_cast<uint4*>(out + offset) = sum.round();
+    }
+    return __all_sync(kAllLanes, static_cast<int>(came)) != 0;
+  }
+
+  /// Adds this lane's words of a step of up to kWordRows rows, once they are there; false when the group broke.
+  __device__ bool add_words(const SentCall& sent, const std::byte* const* rows, int num_rows, int step,
+                            Vector<kFloat32>& sum) const {
+    constexpr int kLooks = 64;  // as above
+    const int most_looks = call_.counts_waits ? 1 : kLooks;
+    LaneWords words[kWordRows];
+#pragma unroll 1
+    for (int looks = 0;; ++looks) {
+      bool all = true;
+#pragma unroll
+      for (int row = 0; row < kWordRows; ++row) {
+        if (row < num_rows) words[row] = LaneWords::load(rows[row] + 2 * step);
+      }
+#pragma unroll
+      for (int row = 0; row < kWordRows; ++row) all = all && (row >= num_rows || words[row].are_of(sent.number));
+      if (all) break;
+      if (looks < most_looks) continue;
+      if (!await_word_rows(call_, sent, rows, min(num_rows, kWordRows), step)) return false;
+    }
+#pragma unroll
+    for (int row = 0; row < kWordRows; ++row) {
+      if (row < num_rows) sum.add(words[row].value(), 1.0F);
+    }
+    return true;
+  }
+
+  const SmallCombineParams& params_;
+  const LatencyParams& call_;
+  const int row_bytes_;
+  SmallCombineShared& shared_;
+  const std::byte** rows_;
+  float* weights_;
+};
+
+}  // namespace ferry::cuda::device
+
+#endif  // FERRY_CUDA_LATENCY_SMALL_COMBINE_CUH

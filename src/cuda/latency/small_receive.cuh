@@ -1,0 +1,334 @@
+#ifndef FERRY_CUDA_LATENCY_SMALL_RECEIVE_CUH
+#define FERRY_CUDA_LATENCY_SMALL_RECEIVE_CUH
+
+/// What a block of a small dispatch receives: a row by each warp, or by a few; the first one reports.
+
+#include "cuda/latency/small_parts.cuh"
+
+namespace ferry::cuda::device {
+
+/// Counts of one expert, of all ranks.
+struct SmallCounts {
+  std::uint64_t words[kSmallRanks] = {};
+};
+
+class SmallReceiver {
+ public:
+  __device__ SmallReceiver(const LatencyParams& call, const DispatchReceiveRows& params, SmallShared& shared,
+                           const ReceiveMemory& memory)
+      : call_(call),
+        params_(params),
+        shared_(shared),
+        memory_(memory),
+        number_(shared.number),
+        set_(shared.sets[call.ranks.rank]),
+        tokens_(SourceOrder::of_block(call.ranks.num_ranks, params).tokens) {}
+
+  /// All threads of a block that takes part; false in all of them when the group broke.
+  __device__ bool receive() {
+    if (reports()) note_offsets();
+    SmallCounts counts;
+    std::uint64_t entry = 0;
+    const bool came = look(counts, entry);
+    add_up(counts);
+    if (__syncthreads_or(static_cast<int>(!came)) != 0) return false;
+    const bool refused = shared_.other_call != 0 || memory_.shared->first_bad_rank != kNone;
+    if (reports()) {
+      report(refused);
+      return true;
+    }
+    if (refused) return true;
+    if (clears_gaps(params_)) clear_sources(call_, params_, memory_.experts);
+    if (tokens_.source >= call_.ranks.num_ranks || tokens_.first >= memory_.shared->tokens[tokens_.source]) return true;
+    return receive_row(entry);
+  }
+
+  __device__ SentCall sent_call() const { return {number_, static_cast<std::uint32_t>(set_), 1, 0}; }
+
+ private:
+  /// Words that this thread looks for, a bit each: the counts of so many ranks, and then a header's.
+  static constexpr unsigned kHeaderBit = 1U << kSmallRanks;
+
+  /// Looks for headers and counts until they are there; false when the group broke. `entry`: what was seen of this
+  /// lane's. The last warps look for headers too, one rank each, and note what these say.
+  __device__ bool look(SmallCounts& counts, std::uint64_t& entry) {
+    constexpr int kLooks = 64;  // of less than a microsecond, before a deadline is thought of
+    const int most_looks = call_.counts_waits ? 1 : kLooks;  // nobody counts what they take
+    const int num_ranks = call_.ranks.num_ranks;
+    const auto thread = static_cast<int>(threadIdx.x);
+    const int header_rank = kReceiveWarps - 1 - warp_idx();
+    const bool has_header = header_rank < num_ranks && lane_idx() < kLatencyHeaderWords;
+    const std::uint64_t* const header_at =
+        header_words(call_, call_.ranks.rank, LatencyKind::kDispatch, set_, has_header ? header_rank : 0) +
+        (has_header ? lane_idx() : 0);
+    const bool has_counts = thread < call_.num_experts;
+    bool wants_counts = has_counts;
+    const std::uint64_t* const counts_at = count_words(call_, call_.ranks.rank, set_, 0) + (has_counts ? thread : 0);
+    const std::uint64_t* const entry_at =
+        has_token() ? entry_word(call_, sent_call(), tokens_.source, tokens_.first) : nullptr;
+    std::uint64_t header = 0;
+    bool came = true;
+#pragma unroll 1
+    for (int looks = 0;; ++looks) {
+      if (has_header) header = load_relaxed_system(header_at);
+      unsigned missing = 0;
+#pragma unroll
+      for (int i = 0; i < kSmallRanks; ++i) {
+        if (wants_counts && i < num_ranks) counts.words[i] = load_relaxed_system(counts_at + i * kMaxExperts);
+      }
+      if (entry_at != nullptr) entry = load_relaxed_system(entry_at);
+#pragma unroll
+      for (int i = 0; i < kSmallRanks; ++i) {
+        if (wants_counts && i < num_ranks && !is_word_of(counts.words[i], number_)) missing |= 1U << i;
+      }
+      if (has_header && !is_word_of(header, number_)) missing |= kHeaderBit;
+      if (__any_sync(kAllLanes, static_cast<int>(missing != 0)) == 0) break;
+      if (looks < most_looks) continue;
+      bool other = false;
+      if (missing != 0) came = await_first(missing, header_rank, header_at, counts_at, other);
+      if (__all_sync(kAllLanes, static_cast<int>(came)) == 0) break;
+      // A rank that refuses the call sends no counts, and nobody needs any then.
+      if (__any_sync(kAllLanes, static_cast<int>(other)) != 0) wants_counts = false;
+    }
+    if (came && has_header) note_header(header_rank, payload_of(header));
+    return came;
+  }
+
+  /// Waits for the first of the words that are missing; false when the group broke. `other`: its rank is found to make
+  /// another call.
+  __device__ bool await_first(unsigned missing, int header_rank, const std::uint64_t* header_at,
+                              const std::uint64_t* counts_at, bool& other) const {
+    if (missing == kHeaderBit) {
+      return is_word_of(poll_word(call_, Awaited::kEntry, header_rank, number_, header_at), number_);
+    }
+    const int first = __ffs(static_cast<int>(missing)) - 1;
+    const WordOrOther found = await_unless_other(call_, LatencyKind::kDispatch, set_,
+                                                 {Awaited::kCounts, first, number_}, counts_at + first * kMaxExperts);
+    other = found.other;
+    return found.payload.came;
+  }
+
+  /// This lane's word of a rank's header.
+  __device__ void note_header(int rank, std::uint32_t word) {
+    constexpr int kWord = sizeof(std::uint32_t);
+    constexpr int kTokens = offsetof(LatencyHeader, num_tokens) / kWord;
+    constexpr int kBadEntry = offsetof(LatencyHeader, bad_entry) / kWord + 1;  // its upper half: no entry is below 0
+    const int lane = lane_idx();
+    const auto agreement = static_cast<std::uint32_t>(call_.agreement >> (lane == 0 ? 0 : 32));
+    static_assert(offsetof(LatencyHeader, agreement) == 0);
+    if (lane < 2 && (word != agreement || call_.agreement == 0)) atomicOr(&shared_.other_call, 1U);
+    if (lane == kTokens) {
+      memory_.shared->tokens[rank] = static_cast<std::int32_t>(word);
+      if (reports()) call_.tables.tokens_of_rank[rank] = static_cast<std::int32_t>(word);
+    }
+    if (lane == kBadEntry && word >> 31 == 0) {
+      atomicMin(&memory_.shared->first_bad_rank, static_cast<unsigned>(rank));
+    }
+  }
+
+  /// The rows of this thread's expert: before those of this block's source, and all. With so few tokens and slabs that
+  /// hold those of all ranks none can be full.
+  __device__ void add_up(const SmallCounts& counts) {
+    const auto expert = static_cast<int>(threadIdx.x);
+    const bool has_expert = expert < call_.num_experts;
+    const std::int32_t home = has_expert ? memory_.experts.homes[expert] : -1;
+    const bool here = has_expert && home_rank(home) == call_.ranks.rank;
+    if (reports()) note_counts_of(counts, home, here);
+    std::int32_t before = 0;
+    std::int32_t rows = 0;
+#pragma unroll
+    for (int i = 0; i < kSmallRanks; ++i) {
+      if (i == tokens_.source) before = rows;
+      rows += static_cast<std::int32_t>(payload_of(counts.words[i]));  // 0 where there is no rank
+    }
+    if (has_expert) memory_.experts.bases[expert] = before;
+    if (here) memory_.experts.local_rows[home_expert(home)] = rows;
+  }
+
+  /// What the block that reports writes before it knows any counts.
+  __device__ void note_offsets() const {
+#pragma unroll 1
+    for (auto local = static_cast<int>(threadIdx.x); local <= call_.num_local_experts; local += kDispatchThreads) {
+      const std::int64_t offset = local * call_.slab_capacity;
+      call_.tables.row_offsets[local] = offset;
+      if (params_.host.result != nullptr) params_.host.row_offsets[local] = offset;
+    }
+  }
+
+  /// What the block that reports does with the counts of this thread's expert, before it knows whether all ranks agree:
+  /// whoever reads what is written here asks for that first. All lanes.
+  __device__ void note_counts_of(const SmallCounts& counts, std::int32_t home, bool here) {
+    const int num_ranks = call_.ranks.num_ranks;
+    const bool tells_host = params_.host.result != nullptr;
+    std::int32_t* const ranges = call_.tables.source_ranges + home_expert(here ? home : 0) * num_ranks * 2;
+    std::uint32_t own = 0;
+    std::int32_t rows = 0;
+#pragma unroll
+    for (int i = 0; i < kSmallRanks; ++i) {
+      if (i >= num_ranks) continue;
+      const std::uint32_t count = payload_of(counts.words[i]);
+      if (i == call_.ranks.rank) own = count;
+      if (here) reinterpret_cast<int2*>(ranges)[i] = make_int2(static_cast<int>(count), rows);
+      rows += static_cast<std::int32_t>(count);
+      if (tells_host) add_to(memory_.shared->from_rank[i], here ? count : 0);
+    }
+    if (here) call_.tables.rows_per_expert[home_expert(home)] = rows;
+    if (!tells_host) return;
+    if (here) params_.host.rows_per_expert[home_expert(home)] = rows;
+#pragma unroll 1
+    for (int i = 0; i < num_ranks; ++i) {
+      add_to(memory_.shared->to_rank[i], home >= 0 && home_rank(home) == i ? own : 0);
+    }
+  }
+
+  /// Adds what the lanes have to a sum of the block. All lanes.
+  __device__ static void add_to(unsigned& sum, std::uint32_t value) {
+    const std::uint32_t all = __reduce_add_sync(kAllLanes, value);
+    if (lane_idx() == 0 && all != 0) atomicAdd(&sum, all);
+  }
+
+  /// Ends the call for this rank. The host first: what it is told takes longest to arrive. All threads of the block
+  /// that reports.
+  __device__ void report(bool refused) {
+    constexpr int kLeavingThread = 2 * kWarpLanes;
+    const auto thread = static_cast<int>(threadIdx.x);
+    if (thread == kLeavingThread) leave_whole_call(call_, LatencyKind::kDispatch, sent_call());
+    if (refused) {
+      const Outcome outcome = shared_.other_call != 0 ? Outcome::kSkip : Outcome::kGo;
+      if (thread == 0) report_refused<false>(call_, params_, sent_call(), *memory_.shared, outcome);
+      return;
+    }
+    const std::int64_t num_rows = call_.num_local_experts * call_.slab_capacity;
+    if (thread == kWarpLanes) {
+      std::int32_t most_tokens = 0;
+#pragma unroll 1
+      for (int rank = 0; rank < call_.ranks.num_ranks; ++rank) {
+        most_tokens = max(most_tokens, memory_.shared->tokens[rank]);
+      }
+      *call_.tables.most_tokens = most_tokens;
+      call_.tables.summary->num_used_rows = static_cast<std::int32_t>(num_rows);
+      call_.tables.summary->valid = 1;
+    }
+    const RouteResultTables& host = params_.host;
+    if (host.result == nullptr || warp_idx() != 0) return;
+    if (thread < call_.ranks.num_ranks) {
+      host.from_rank[thread] = memory_.shared->from_rank[thread];
+      host.to_rank[thread] = memory_.shared->to_rank[thread];
+    }
+    if (thread == 0) {
+      host.result->num_used_rows = num_rows;
+      host.result->repeats = 1;  // nobody asks
+    }
+    __syncwarp();
+    if (thread != 0) return;
+    fence_system();  // for the other warps too, whose stores were before a barrier
+    store_relaxed_system(&host.result->state, 1);
+  }
+
+  __device__ bool has_token() const {
+    return tokens_.source < call_.ranks.num_ranks && tokens_.first < static_cast<int>(call_.max_tokens);
+  }
+
+  /// This warp's row, or its share of one; false when the group broke. All lanes.
+  __device__ bool receive_row(std::uint64_t seen) {
+    const int lane = lane_idx();
+    const int source = tokens_.source;
+    const int token = tokens_.first;
+    const SentCall sent = sent_call();
+    const DispatchSlot slot = slot_of(call_, sent, source);
+    const std::byte* const row = own_window(call_).rows(call_.layout, LatencyKind::kDispatch, set_) +
+                                 source * call_.layout.source_bytes + token * params_.row.stride();
+    const bool keeps = tokens_.share.part == 0;
+    Arrival arrival;
+    arrival.source = source;
+    arrival.token = token;
+    Payload entry{kNoExpert, true};
+    if (lane < call_.num_topk) {
+      entry = wait_payload(call_, {Awaited::kRow, source, number_}, entry_word(call_, sent, source, token), seen);
+    }
+    if (__all_sync(kAllLanes, static_cast<int>(entry.came)) == 0) return false;
+    std::int32_t home = -1;
+    if (entry.value != kNoExpert) {
+      const int expert = entry_expert(entry.value);
+      home = memory_.experts.homes[expert];
+      const int at = memory_.experts.bases[expert] + entry_ordinal(entry.value);
+      arrival.slot = home_expert(home) * static_cast<int>(call_.slab_capacity) + at;
+      if (home_rank(home) == call_.ranks.rank) {
+        arrival.expert = home_expert(home);
+        arrival.row = at;
+      }
+    }
+    // Entries of one expert have one row: it is stored for each.
+    arrival.here = __ballot_sync(kAllLanes, static_cast<int>(arrival.expert >= 0));
+    const unsigned ranks = ranks_of(home);
+    if (arrival.here != 0) {
+      arrival.rank_ordinal = __popc(ranks & ((1U << call_.ranks.rank) - 1U));
+    }
+    const std::uint64_t* const weight = keeps ? weight_word(call_, sent, arrival) : nullptr;
+    const std::uint64_t seen_weight = weight != nullptr ? load_relaxed_system(weight) : 0;
+    if (arrival.here != 0) {
+      const Payload flag = wait_word(call_, {Awaited::kRow, source, number_}, slot.row_flags + token);
+      if (__all_sync(kAllLanes, static_cast<int>(flag.came)) == 0) return false;
+      copy(arrival, row);
+    }
+    return !keeps || keep_arrival(call_, sent, arrival, seen_weight);
+  }
+
+  /// Copies this warp's share of a row that has come to all its rows in the slab: mostly all loads at once.
+  __device__ void copy(const Arrival& arrival, const std::byte* window_row) const {
+    constexpr int kStep = kReceiveUnroll * kWarpLanes;
+    const int lane = lane_idx();
+    const auto* const from = reinterpret_cast<const uint4*>(window_row);
+    const auto count = static_cast<int>(params_.row.x_bytes / static_cast<std::int64_t>(sizeof(uint4)));
+    const SlabScales& scales = params_.scales;
+    const std::byte* const scale_row = window_row + params_.row.scales_offset();
+    const bool words = params_.row.scale_bytes == sizeof(std::uint32_t);
+    // The last warps of a row have the first scales: they have least to copy.
+    const int last_part = tokens_.share.parts - 1 - tokens_.share.part;
+    int first = tokens_.share.part * kStep;
+    int column = last_part * kWarpLanes + lane;
+#pragma unroll 1
+    while (first < count || column - lane < params_.row.num_scales) {
+      uint4 values[kReceiveUnroll];
+      std::uint32_t scale = 0;
+#pragma unroll
+      for (int i = 0; i < kReceiveUnroll; ++i) {
+        const int at = first + i * kWarpLanes + lane;
+        if (at < count) values[i] = from[at];
+      }
+      const bool has_scale = column < params_.row.num_scales;
+      if (has_scale && words) scale = reinterpret_cast<const std::uint32_t*>(scale_row)[column];
+      if (has_scale && !words) scale = static_cast<std::uint32_t>(scale_row[column]);
+#pragma unroll 1
+      for (unsigned left = arrival.here; left != 0; left &= left - 1) {
+        const int from_lane = __ffs(static_cast<int>(left)) - 1;
+        const std::int64_t slot = __shfl_sync(kAllLanes, arrival.slot, from_lane);
+        const std::int64_t expert = __shfl_sync(kAllLanes, arrival.expert, from_lane);
+        const std::int64_t row = __shfl_sync(kAllLanes, arrival.row, from_lane);
+        auto* const to = reinterpret_cast<uint4*>(params_.x + slot * params_.x_stride);
+#pragma unroll
+        for (int i = 0; i < kReceiveUnroll; ++i) {
+          const int at = first + i * kWarpLanes + lane;
+          if (at < count) to[at] = values[i];
+        }
+        const std::int64_t at = expert * scales.expert_stride + row * scales.row_stride + column * scales.column_stride;
+        if (has_scale && words) reinterpret_cast<std::uint32_t*>(scales.data)[at] = scale;
+        if (has_scale && !words) scales.data[at] = static_cast<std::byte>(scale);
+      }
+      first += tokens_.share.parts * kStep;
+      column += tokens_.share.parts * kWarpLanes;
+    }
+  }
+
+  const LatencyParams& call_;
+  const DispatchReceiveRows& params_;
+  SmallShared& shared_;
+  const ReceiveMemory& memory_;
+  const std::uint64_t number_;
+  const int set_;
+  const WarpTokens tokens_;
+};
+
+}  // namespace ferry::cuda::device
+
+#endif  // FERRY_CUDA_LATENCY_SMALL_RECEIVE_CUH

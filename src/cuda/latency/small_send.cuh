@@ -1,0 +1,225 @@
+#ifndef FERRY_CUDA_LATENCY_SMALL_SEND_CUH
+#define FERRY_CUDA_LATENCY_SMALL_SEND_CUH
+
+/// What a block of a small dispatch sends: the first one counts, the others have a token each, if there are so many.
+
+#include "cuda/latency/dispatch_send.cuh"
+#include "cuda/latency/small_parts.cuh"
+#include "cuda/sync/part_barrier.cuh"
+
+namespace ferry::cuda::device {
+
+/// Where a row goes: to these ranks, each a bit.
+struct SmallTargets {
+  unsigned ranks = 0;
+  std::byte* const* rows = nullptr;  ///< [R] in shared memory
+  std::int64_t row_offset = 0;
+};
+
+template <typename Word>
+__device__ inline void store_to_all(const SmallTargets& targets, std::int64_t offset, const Word& word) {
+#pragma unroll 1
+  for (unsigned left = targets.ranks; left != 0; left &= left - 1) {
+    std::byte* const row = targets.rows[__ffs(static_cast<int>(left)) - 1];
+    *reinterpret_cast<Word*>(row + targets.row_offset + offset) = word;
+  }
+}
+
+template <Codec kCodec>
+class SmallSender {
+ public:
+  /// `memory`: of the receive half.
+  __device__ SmallSender(const DispatchSendParams& params, SmallShared& shared, const ReceiveMemory& memory)
+      : params_(params),
+        call_(params.call),
+        shared_(shared),
+        memory_(memory),
+        token_(static_cast<int>(blockIdx.x) - 1),
+        step_(params) {}
+
+  /// Until the call's turn has come; false when the group broke. All threads. The first warp waits for the turn, and
+  /// the others for what they load and count: neither for the other before both are done.
+  __device__ bool begin() {
+    load_homes();
+    num_counted_ = num_counted_tokens(params_);
+    if (warp_idx() == 0) {
+      if (has_row()) entry_.load(params_, token_);
+      take_turn();
+      keep_home();
+    } else {
+      prepare_row();
+    }
+    __syncthreads();
+    return shared_.number != 0;
+  }
+
+  /// After begin(). All threads.
+  __device__ void send() {
+    if (blockIdx.x == 0) {
+      post_small_counts();
+      keep_uncounted(params_, num_counted_);
+      return;
+    }
+    if (!has_row() || token_ >= num_counted_) return;
+    const int lane = lane_idx();
+    std::int32_t home = -1;
+    int expert = -1;
+    if (lane < call_.num_topk) expert = shared_.experts[token_ * call_.num_topk + lane];
+    if (warp_idx() == 0) post_small_entries(expert);
+    if (expert >= 0) home = memory_.experts.homes[expert];
+    SmallTargets targets;
+    targets.ranks = ranks_of(home) & __ballot_sync(kAllLanes, lane < call_.ranks.num_ranks &&
+                                                                  shared_.sets[lane % kSmallRanks] != kNoSet);
+    targets.rows = shared_.rows;
+    targets.row_offset = token_ * params_.row.stride();
+    std::uint64_t* flag = nullptr;
+    if (warp_idx() == 0) {
+      if ((targets.ranks >> lane & 1U) != 0) flag = slot_at(lane).row_flags + token_;
+    } else {
+      step_.store(targets, 0);
+      if constexpr (kCodec == Codec::kPlain) {
+        send_given_scales(params_, token_, targets);
+      } else {
+        step_.store_scales(params_, targets, 0, shared_.scale_words);
+      }
+    }
+    __syncthreads();
+    if (warp_idx() != 0) return;
+    if (flag != nullptr) {
+      fence_system();
+      post_word(flag, shared_.number, 0);
+    }
+    entry_.expert = expert;
+    if (expert >= 0) {
+      entry_.owner = home_rank(home);
+      entry_.local_expert = home_expert(home);
+    }
+    entry_.keep(call_.tables, call_.num_topk, token_);
+  }
+
+ private:
+  __device__ bool has_row() const { return token_ >= 0 && token_ < static_cast<int>(call_.num_tokens); }
+  __device__ DispatchSlot slot_at(int rank) const {
+    return DispatchSlot::at(reinterpret_cast<std::uint64_t*>(shared_.words[rank]), call_.max_tokens, call_.num_topk);
+  }
+
+  /// Where this thread's expert is, for keep_home().
+  __device__ void load_homes() {
+    const auto thread = static_cast<int>(threadIdx.x);
+    if (thread >= call_.num_experts) return;
+    owner_ = params_.placement.owner[thread];
+    local_expert_ = params_.placement.local_expert[thread];
+  }
+  __device__ void keep_home() const {
+    const auto thread = static_cast<int>(threadIdx.x);
+    if (thread < call_.num_experts) memory_.experts.homes[thread] = home_of(owner_, local_expert_);
+  }
+
+  /// Loads and quantises the block's row, and finds out which tokens are for which experts. All warps but the first.
+  __device__ void prepare_row() {
+    const int thread = static_cast<int>(threadIdx.x) - kWarpLanes;
+    unsigned* const tokens_of_expert = shared_.tokens_of_expert();
+    const bool counts = blockIdx.x == 0;
+    const bool has_entry = (counts || has_row()) && thread < static_cast<int>(call_.num_tokens) * call_.num_topk;
+    if (has_row()) step_.load(params_.x + token_ * params_.x_stride, 0);
+    const std::int64_t id = has_entry ? load_id(params_, thread) : -1;
+#pragma unroll 1
+    for (int expert = thread; expert < call_.num_experts; expert += kRowThreads) tokens_of_expert[expert] = 0;
+    if (thread < call_.ranks.num_ranks) memory_.shared->from_rank[thread] = memory_.shared->to_rank[thread] = 0;
+    if (thread == 0) {
+      shared_.bad_entry = kNoBadEntry;
+      shared_.other_call = 0;
+      memory_.shared->first_bad_rank = kNone;
+      memory_.shared->first_full_expert = kNone;
+    }
+    meet_warps<kRowThreads / kWarpLanes>();  // nobody has waited for a load yet
+    keep_home();
+    if (has_entry) {
+      const int token = thread / call_.num_topk;
+      int expert = -1;
+      if (token < num_counted_ && id != -1) {
+        expert = id >= 0 && id < call_.num_experts ? static_cast<int>(id) : -1;
+        if (expert >= 0) {
+          atomicOr(&tokens_of_expert[expert], 1U << token);
+        } else if (counts) {
+          atomicMin(&shared_.bad_entry, static_cast<unsigned long long>(thread));
+        }
+      }
+      shared_.experts[thread] = expert;
+    }
+    if (has_row()) step_.quantize(params_, 0, shared_.scale_words);
+  }
+
+  /// The number of the call, and where this rank writes at the others. The first warp.
+  __device__ void take_turn() {
+    const TurnLook turn(call_, LatencyKind::kDispatch);
+    const GrantsLook look(call_, LatencyKind::kDispatch);
+    const bool come = wait_grants(call_, LatencyKind::kDispatch, turn, look, shared_.sets);
+    const int lane = lane_idx();
+    if (lane < call_.ranks.num_ranks) {
+      std::byte* const words = reinterpret_cast<std::byte*>(
+          window_of(call_, lane).slot(call_.layout, LatencyKind::kDispatch, shared_.sets[lane], call_.ranks.rank));
+      shared_.words[lane] = words;
+      // The slots of all ranks are in front of the rows of all.
+      shared_.rows[lane] = words + call_.layout.words_bytes - call_.ranks.rank * call_.layout.slot_bytes +
+                           call_.ranks.rank * call_.layout.source_bytes;
+    }
+    if (lane == 0) shared_.number = come ? turn.number : 0;
+  }
+
+  /// Tells every rank that this one has come to the call, and its counts.
+  __device__ void post_small_counts() {
+    const auto thread = static_cast<int>(threadIdx.x);
+    if (warp_idx() == 0) {
+      LatencyHeader header;
+      header.agreement = call_.agreement;
+      header.record_number = call_.record_number;
+      header.num_tokens = num_counted_;
+      if (shared_.bad_entry != kNoBadEntry) {
+        header.bad_entry = static_cast<std::int64_t>(shared_.bad_entry);
+        header.bad_id = load_id(params_, header.bad_entry);
+      }
+      post_header(call_, LatencyKind::kDispatch, shared_.number, header, shared_.sets);
+    }
+    if (thread >= call_.num_experts) return;
+    const auto count = static_cast<std::uint32_t>(__popc(shared_.tokens_of_expert()[thread]));
+#pragma unroll 1
+    for (int rank = 0; rank < call_.ranks.num_ranks; ++rank) {
+      if (shared_.sets[rank] == kNoSet) continue;
+      post_word(count_words(call_, rank, shared_.sets[rank], call_.ranks.rank) + thread, shared_.number, count);
+    }
+  }
+
+  /// Tells every rank where the entries of the token go. The first warp.
+  __device__ void post_small_entries(int expert) {
+    const int lane = lane_idx();
+    if (lane >= call_.num_topk) return;
+    std::uint32_t payload = kNoExpert;
+    if (expert >= 0) {
+      payload = pack_entry(expert, __popc(shared_.tokens_of_expert()[expert] & ((1U << token_) - 1U)));
+    }
+    const int at = token_ * call_.num_topk + lane;
+#pragma unroll 1
+    for (int rank = 0; rank < call_.ranks.num_ranks; ++rank) {
+      if (shared_.sets[rank] == kNoSet) continue;
+      const DispatchSlot slot = slot_at(rank);
+      post_word(slot.entries + at, shared_.number, payload);
+      if (params_.weights != nullptr) post_word(slot.weights + at, shared_.number, entry_.weight);
+    }
+  }
+
+  const DispatchSendParams& params_;
+  const LatencyParams& call_;
+  SmallShared& shared_;
+  const ReceiveMemory& memory_;
+  const int token_;
+  int num_counted_ = 0;
+  std::int32_t owner_ = 0;
+  std::int32_t local_expert_ = 0;
+  RowStep<kCodec> step_;
+  TokenEntry entry_;  ///< the first warp's
+};
+
+}  // namespace ferry::cuda::device
+
+#endif  // FERRY_CUDA_LATENCY_SMALL_SEND_CUH
