@@ -29,14 +29,8 @@ constexpr int kTinyRowSendFactor = 2;
 constexpr int kChunkTokens = 512;
 /// To report a chunk takes as long however short its rows are.
 constexpr int kShortRowChunkTokens = 1024;
-/// A source's rows per chunk, and those of all sources together: each chunk costs a few microseconds however short.
-constexpr int kChunkRows = 128;
-constexpr int kChunkRowsOfAll = 256;
-constexpr int kShortRowChunkFactor = 4;
-/// Rows that a staging block copies at once: what it stages first is there as early as less would be. Of short rows a
-/// warp copies several.
-constexpr int kRowsOfStageBlock = 11;
-constexpr int kShortRowsOfStageBlock = 22;
+/// Staged rows of each source between two reports: peers are told as soon as can be.
+constexpr int kStagedRows = 1;
 
 /// `link_sms` fill the links to the peers. One row of R stays on the GPU, which is additional work; a rank that is
 /// alone has no links to wait for.
@@ -65,18 +59,6 @@ int summing_sms(int num_ranks) {
 
 int staging_sms(int num_ranks, const CallShape& shape) {
   return num_ranks < 2 ? 1 : for_short_rows(kStageSms, shape);  // alone, nobody comes for them
-}
-
-int chunk_rows(int num_ranks, const CallShape& shape) {
-  const int rows = std::max(kChunkRows, kChunkRowsOfAll / std::max(1, num_ranks - 1));
-  return rows * (shape.row_bytes < kShortRowBytes ? kShortRowChunkFactor : 1);
-}
-
-/// Of each source.
-int first_chunk_rows(const CombinePlan& plan, int num_ranks, const CallShape& shape) {
-  const int peers = std::max(1, num_ranks - 1);
-  const int of_block = shape.row_bytes < kShortRowBytes ? kShortRowsOfStageBlock : kRowsOfStageBlock;
-  return std::clamp((plan.num_stage_blocks * of_block + peers - 1) / peers, 1, plan.chunk_rows);
 }
 
 /// Two parts that together take at most `most` blocks, and at least one each if they are wanted at all.
@@ -135,8 +117,7 @@ CombinePlan plan_combine(const KernelOptions& options, const DeviceLimits& limit
   plan.num_stage_blocks = shape.staged ? staging_sms(limits.num_ranks, shape) : 0;
   apply(options, plan.num_sum_blocks, plan.num_stage_blocks);
   fit(std::min(limits.num_sms, kMaxCallBlocks), plan.num_sum_blocks, plan.num_stage_blocks);
-  plan.chunk_rows = options.chunk_tokens > 0 ? options.chunk_tokens : chunk_rows(limits.num_ranks, shape);
-  plan.first_chunk_rows = first_chunk_rows(plan, limits.num_ranks, shape);
+  plan.chunk_rows = options.chunk_tokens > 0 ? options.chunk_tokens : kStagedRows;
   return plan;
 }
 
