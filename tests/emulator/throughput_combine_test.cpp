@@ -277,7 +277,7 @@ TEST(ThroughputCombine, StagedRowsOfSeveralPieces) {
   // lane looks at the words of two.
   for (const std::int64_t hidden : {8, 2056, 7168}) {
     for (const int num_stage_blocks : {1, 3, 40}) {
-      expect_sums({.num_tokens = hidden == 8 ? 900 : 280'000 / hidden,
+      expect_sums({.num_tokens = hidden == 8 ? 400 : 280'000 / hidden,
                    .num_topk = 1,
                    .hidden = hidden,
                    .staged = true,

@@ -30,8 +30,7 @@ class StagedPieces {
         piece_bytes_(piece_bytes_of(params.row_bytes)),
         num_pieces_(static_cast<int>((params.row_bytes + piece_bytes_ - 1) / piece_bytes_)),
         block_(block.idx),
-        walk_((params.ranks.num_ranks < 2 ? 1 : params.ranks.num_ranks - 1) * num_pieces_, warp_idx(),
-              block.num_warps),
+        walk_((params.ranks.num_ranks < 2 ? 1 : params.ranks.num_ranks - 1) * num_pieces_, warp_idx(), block.num_warps),
         row_(static_cast<std::int64_t>(block.idx) * block.num_warps + warp_idx()),
         step_(static_cast<std::int64_t>(params.num_stage_blocks) * block.num_warps) {
     if (!params.one_row_per_token) return;

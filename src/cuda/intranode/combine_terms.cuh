@@ -28,7 +28,8 @@ __device__ inline Holder holder_of(const CombineParams& params, int rank, const 
   const std::int64_t rows_stride = entry.rows_stride();
   const std::int64_t flags = entry.flags();
   return {self ? params.x : base + rows_offset, self ? params.x_stride : rows_stride,
-          reinterpret_cast<const float*>(base + entry.tables_offset()), !self && (flags & kRowsStaged) != 0 ? flags >> kStagersShift : 0};
+          reinterpret_cast<const float*>(base + entry.tables_offset()),
+          !self && (flags & kRowsStaged) != 0 ? flags >> kStagersShift : 0};
 }
 
 /// What a lane knows of a token: where the entry of its number goes, if it has one, and the weight of that entry.

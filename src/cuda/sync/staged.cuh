@@ -75,13 +75,15 @@ struct AwaitedRows {
   std::uint32_t num_rows = 0;  ///< 0: nothing is awaited
 };
 
-/// One thread's wait for a word of `staged`; false when the group broke.
+/// One thread's wait for a word of `staged`; false when the group broke. What is reported of it are rows: as many as
+/// there are when all blocks have come as far.
 __device__ inline bool wait_rounds(const RankParams& ranks, const AwaitedRows& rows, std::uint64_t epoch, int block,
                                    std::uint32_t num_rounds) {
   const std::uint64_t* word = ranks.control.staged + static_cast<std::size_t>(rows.rank) * kMaxCallBlocks + block;
-  const std::uint64_t expected = num_rounds;
-  const auto read = [word, epoch, expected] {
-    const std::uint64_t seen = rows_reported(load_acquire_system(word), epoch);
+  const auto round_rows = static_cast<std::uint64_t>(rows.num_blocks);
+  const std::uint64_t expected = num_rounds * round_rows;
+  const auto read = [word, epoch, expected, round_rows] {
+    const std::uint64_t seen = rows_reported(load_acquire_system(word), epoch) * round_rows;
     if (seen < expected) pause();
     return seen;
   };
