@@ -118,6 +118,15 @@ TEST(CombinePlan, TakesTheCallersNumbersWhereTheyFit) {
   EXPECT_EQ(plan_combine({.chunk_tokens = 17}, limits, {.staged = false}).chunk_rows, 17);
 }
 
+TEST(Plans, TakeFewMultiprocessorsBetweenTwoRanks) {
+  const DeviceLimits limits = {.num_sms = 132, .num_ranks = 2};
+  for (std::int64_t row_bytes : {2048, 7168, 14336}) {
+    EXPECT_EQ(plan_dispatch({}, limits, {.row_bytes = row_bytes}).num_send_blocks, 16);
+  }
+  const CombinePlan plain = plan_combine({}, limits, {.row_bytes = 14336, .staged = true});
+  EXPECT_EQ(plain.num_sum_blocks + plain.num_stage_blocks, 28);
+}
+
 TEST(Plans, TakeFewMultiprocessorsForLongRowsOfEightRanks) {
   const DeviceLimits limits = {.num_sms = 132, .num_ranks = 8};
   for (std::int64_t row_bytes : {7168, 14336}) {

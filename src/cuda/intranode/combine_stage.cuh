@@ -69,12 +69,17 @@ class StagedPieces {
       const int turn = walk_.owner() / num_pieces_;
       const int behind = params_.ranks.rank + 1 + turn;
       const int source = behind < params_.ranks.num_ranks ? behind : behind - params_.ranks.num_ranks;
-      const std::int64_t first_row = params_.source_base[source];
-      if (idx >= params_.source_base[source + 1] - first_row) continue;
+      // Between two ranks it is always the same.
+      if (source != source_) {
+        source_ = source;
+        first_row_ = params_.source_base[source];
+        num_rows_ = params_.source_base[source + 1] - first_row_;
+      }
+      if (idx >= num_rows_) continue;
       const int piece = walk_.owner() - turn * num_pieces_;
       const auto round = static_cast<std::uint32_t>(walk_.idx());
       walk_.advance();
-      return piece_at(first_row + idx, piece * piece_bytes_, round);
+      return piece_at(first_row_ + idx, piece * piece_bytes_, round);
     }
   }
 
@@ -107,6 +112,9 @@ class StagedPieces {
   std::int64_t step_;
   std::int64_t offset_ = 0;
   std::int32_t most_rows_ = 0;
+  int source_ = -1;             // of the piece before
+  std::int32_t first_row_ = 0;  // of its rows
+  std::int32_t num_rows_ = 0;
 };
 
 __device__ inline void stage_by_threads(const CombineParams& params, StagedPieces& pieces, RoundMarker& marker) {
@@ -130,8 +138,9 @@ __device__ inline void stage_by_threads(const CombineParams& params, StagedPiece
   }
 }
 
-/// Of so many pieces, the first ones, a warp waits for the store at once: peers have nothing else to sum.
-inline constexpr int kEagerPieces = 2;
+/// Of so many pieces at the most a warp waits for the stores together: to wait after each takes half of what it could
+/// move. The first ones it waits for one by one, as peers have nothing else to sum.
+inline constexpr int kMarkTurns = 4;
 
 /// By the copy engine, through the memory of the warp's sets.
 class BulkStager {
@@ -151,7 +160,7 @@ class BulkStager {
     for (int turn = -kAhead; turn < 0 || now.bytes != 0; ++turn) {
       if (turn >= 0) {
         store(now, slot);
-        mark(now, next, turn);
+        mark(next, turn);
       }
       now = next;
       next = after;
@@ -191,21 +200,15 @@ class BulkStager {
     __syncwarp();
   }
 
-  /// Marks what is complete once `now` has been stored, the last piece of `turn` + 1.
-  __device__ void mark(const Piece& now, const Piece& next, int turn) {
-    if (turn < kEagerPieces) {
-      if (next.bytes != 0) {
-        if (lane_idx() == 0) wait_store_groups<0>();
-        __syncwarp();
-        marker_.mark_before(next.round);
-      }
-    } else {
-      // All but this store and the last one.
-      if (lane_idx() == 0) wait_store_groups<2>();
-      __syncwarp();
-      marker_.mark_before(round_before_);
-    }
-    round_before_ = now.round;
+  /// Waits now and then until all that has been stored is there, and marks that. `next` is what is stored next, if
+  /// anything; `turn`: that was stored, from 0.
+  __device__ void mark(const Piece& next, int turn) {
+    if (next.bytes == 0 || turn < next_mark_) return;
+    if (lane_idx() == 0) wait_store_groups<0>();
+    __syncwarp();
+    marker_.mark_before(next.round);
+    const int half = turn / 2;
+    next_mark_ = turn + (half < 1 ? 1 : half < kMarkTurns ? half : kMarkTurns);
   }
 
   const CombineParams& params_;
@@ -213,7 +216,7 @@ class BulkStager {
   RoundMarker& marker_;
   SumStages stages_;
   std::uint32_t parities_ = 0;
-  std::uint32_t round_before_ = 0;
+  int next_mark_ = 0;  // a turn
 };
 
 /// Waits until all ranks have entered a call of this epoch, whichever; false when the group broke. All lanes of a warp.

@@ -20,6 +20,8 @@ constexpr int kSumSms = 9;
 constexpr int kMostSumSms = 16;
 /// Only what crosses the links is staged, at their pace.
 constexpr int kStageSms = 12;
+/// Between two ranks, of long rows, each of both: 14 and 14 took a little less than 16 to sum and 12 to stage.
+constexpr int kHalfSumSms = 14;
 /// Copies inside the GPU wait for memory, and a short row waits as long as a long one.
 constexpr std::int64_t kShortRowBytes = 6144;
 constexpr int kShortRowCopyFactor = 2;
@@ -48,6 +50,13 @@ int own_sms(int send_sms, int num_ranks) {
 
 int for_short_rows(int copy_sms, const CallShape& shape) {
   return copy_sms * (shape.row_bytes < kShortRowBytes ? kShortRowCopyFactor : 1);
+}
+
+int sending_sms(int num_ranks, const CallShape& shape) {
+  const int sms = with_own_rows(kSendSms, num_ranks);
+  // Two ranks have more for their own rows: 16 filled the links as well as 32 did.
+  const bool enough = num_ranks == 2 && !shape.staged;
+  return shape.row_bytes < kTinyRowBytes && !enough ? kTinyRowSendFactor * sms : sms;
 }
 
 int receiving_sms(int num_ranks) { return num_ranks < 2 ? 1 : kCopySms; }  // alone, nothing arrives
@@ -92,8 +101,7 @@ void apply(const KernelOptions& options, int& moving, int& copying) {
 DispatchPlan plan_dispatch(const KernelOptions& options, const DeviceLimits& limits, const CallShape& shape) {
   DispatchPlan plan;
   plan.bulk = limits.has_bulk && options.copy_path != CopyPath::kLoadStore;
-  plan.num_send_blocks =
-      with_own_rows(kSendSms, limits.num_ranks) * (shape.row_bytes < kTinyRowBytes ? kTinyRowSendFactor : 1);
+  plan.num_send_blocks = sending_sms(limits.num_ranks, shape);
   if (shape.staged) {
     plan.num_receive_blocks = receiving_sms(limits.num_ranks);
   } else if (shape.unpacks) {
@@ -115,6 +123,9 @@ CombinePlan plan_combine(const KernelOptions& options, const DeviceLimits& limit
   plan.bulk = limits.has_bulk && options.copy_path != CopyPath::kLoadStore;
   plan.num_sum_blocks = summing_sms(limits.num_ranks);
   plan.num_stage_blocks = shape.staged ? staging_sms(limits.num_ranks, shape) : 0;
+  if (shape.staged && limits.num_ranks == 2 && shape.row_bytes >= kShortRowBytes) {
+    plan.num_sum_blocks = plan.num_stage_blocks = kHalfSumSms;
+  }
   apply(options, plan.num_sum_blocks, plan.num_stage_blocks);
   fit(std::min(limits.num_sms, kMaxCallBlocks), plan.num_sum_blocks, plan.num_stage_blocks);
   plan.chunk_rows = options.chunk_tokens > 0 ? options.chunk_tokens : kStagedRows;

@@ -50,15 +50,18 @@ struct RoundReports {
 /// of the block, after all ranks have entered the call.
 __device__ inline void report_rounds(const RankParams& ranks, std::uint64_t epoch, const RoundReports& reports,
                                      const std::uint32_t* marks) {
+  const auto load_least = [marks, &reports](auto load) {
+    return __reduce_min_sync(kAllLanes, lane_idx() < reports.num_warps ? load(marks + lane_idx()) : kAllStaged);
+  };
   std::uint32_t reported = 0;
   // Bounded: the warps that mark are running, and wait for nothing else.
   while (reported != kAllStaged) {
-    const std::uint32_t marked = lane_idx() < reports.num_warps ? load_acquire_block(marks + lane_idx()) : kAllStaged;
-    const std::uint32_t least = __reduce_min_sync(kAllLanes, marked);
-    __syncwarp();  // hands what each lane has acquired to all of them
     // Peers begin with the first rounds. Later they have as many left as were reported before.
     const std::uint32_t enough = reported < reports.num_rounds ? reported : reports.num_rounds;
-    if (least == reported || (least - reported < enough && least != kAllStaged)) continue;
+    const std::uint32_t there = load_least(load_relaxed_block);
+    if (there == reported || (there - reported < enough && there != kAllStaged)) continue;
+    const std::uint32_t least = load_least(load_acquire_block);
+    __syncwarp();  // hands what each lane has acquired to all of them
     fence_system();
     const std::size_t word = static_cast<std::size_t>(ranks.rank) * kMaxCallBlocks + reports.block;
     for (int rank = lane_idx(); rank < ranks.num_ranks; rank += kWarpLanes) {
