@@ -34,8 +34,8 @@ struct Spec {
   bool returns_weights = false;
   bool staged = false;
   bool bulk = true;
-  int first_chunk_rows = 1;
-  int chunk_rows = 4;
+  int num_stage_blocks = 1;
+  int rounds_between_reports = 1;
   int num_sum_blocks = 1;
   std::uint64_t seed = 1;
 };
@@ -98,9 +98,9 @@ class Combining {
         const std::int64_t num_rows = routed_.routings[to_size(rank)].num_recv_rows;
         params.staging = ranks_.allocate(rank, to_size(num_rows * row_bytes()) + 16);
         params.entry.rows_offset = params.staging - base(rank);
-        params.entry.flags = cuda::kRowsStaged;
-        params.num_stage_blocks = 1 + rank;
-        params.chunks = {std::min(spec_.chunk_rows, spec_.first_chunk_rows + 3 * rank), spec_.chunk_rows};
+        params.num_stage_blocks = spec_.num_stage_blocks + rank;
+        params.entry.flags = cuda::kRowsStaged | params.num_stage_blocks << cuda::kStagersShift;
+        params.rounds_between_reports = spec_.rounds_between_reports + rank;
       }
       params.entry.num_blocks = params.num_sum_blocks + params.num_stage_blocks;
       calls_[to_size(rank)] = params;
@@ -265,24 +265,24 @@ TEST(ThroughputCombine, StagedRows) {
                    .hidden = 24,
                    .returns_weights = true,
                    .staged = true,
-                   .chunk_rows = static_cast<int>(20 * seed),
+                   .rounds_between_reports = static_cast<int>(20 * seed) - 19,
                    .num_sum_blocks = 2,
                    .seed = seed});
     }
   }
 }
 
-TEST(ThroughputCombine, LongChunksOfStagedRows) {
-  // Peers that are told of rows too early sum them before they are there.
-  for (std::uint64_t seed = 1; seed <= 2; ++seed) {
-    for (const int first_chunk_rows : {1, 100}) {
-      expect_sums({.num_tokens = 900,
+TEST(ThroughputCombine, StagedRowsOfSeveralPieces) {
+  // Peers that are told of rows too early sum them before they are there. A piece is 4 KiB at the most; with 40 blocks a
+  // lane looks at the words of two.
+  for (const std::int64_t hidden : {8, 2056, 7168}) {
+    for (const int num_stage_blocks : {1, 3, 40}) {
+      expect_sums({.num_tokens = hidden == 8 ? 400 : 280'000 / hidden,
                    .num_topk = 1,
-                   .hidden = 8,
+                   .hidden = hidden,
                    .staged = true,
-                   .first_chunk_rows = first_chunk_rows,
-                   .chunk_rows = 200,
-                   .seed = seed});
+                   .num_stage_blocks = num_stage_blocks,
+                   .seed = static_cast<std::uint64_t>(num_stage_blocks)});
     }
   }
 }

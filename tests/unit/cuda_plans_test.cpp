@@ -62,8 +62,6 @@ TEST(CombinePlan, WantedPartsGetBlocksAndAllFit) {
         const CombinePlan plan = plan_combine(options, {.num_sms = num_sms}, {.staged = staged});
         expect_fit(plan.num_sum_blocks, plan.num_stage_blocks, staged, num_sms, describe(options, num_sms));
         EXPECT_GE(plan.chunk_rows, 1);
-        EXPECT_GE(plan.first_chunk_rows, 1);
-        EXPECT_LE(plan.first_chunk_rows, plan.chunk_rows);
       }
 }
 
@@ -118,6 +116,15 @@ TEST(CombinePlan, TakesTheCallersNumbersWhereTheyFit) {
   EXPECT_EQ(alone.num_sum_blocks, 24);
   EXPECT_EQ(alone.num_stage_blocks, 0);
   EXPECT_EQ(plan_combine({.chunk_tokens = 17}, limits, {.staged = false}).chunk_rows, 17);
+}
+
+TEST(Plans, TakeFewMultiprocessorsBetweenTwoRanks) {
+  const DeviceLimits limits = {.num_sms = 132, .num_ranks = 2};
+  for (std::int64_t row_bytes : {2048, 7168, 14336}) {
+    EXPECT_EQ(plan_dispatch({}, limits, {.row_bytes = row_bytes}).num_send_blocks, 16);
+  }
+  const CombinePlan plain = plan_combine({}, limits, {.row_bytes = 14336, .staged = true});
+  EXPECT_EQ(plain.num_sum_blocks + plain.num_stage_blocks, 28);
 }
 
 TEST(Plans, TakeFewMultiprocessorsForLongRowsOfEightRanks) {

@@ -79,7 +79,6 @@ Status run(Context& context, const CombineCall& call) {
     params.staging = *rows;
     params.entry.rows_offset = *rows - base;
     params.entry.rows_stride = params.row_bytes;
-    params.entry.flags |= kRowsStaged;
   }
   // Returned weights are small: where peers cannot reach them, a copy ahead of the call costs little.
   const std::size_t weights_bytes = to_size(call.weights.num_elements()) * sizeof(float);
@@ -99,10 +98,10 @@ Status run(Context& context, const CombineCall& call) {
   params.num_sum_blocks = plan.num_sum_blocks;
   params.num_stage_blocks = plan.num_stage_blocks;
   params.entry.num_blocks = plan.num_sum_blocks + plan.num_stage_blocks;
-  constexpr int kLongChunks = kMaxChunks - kMaxShortChunks;
-  params.chunks.most_rows =
-      static_cast<int>(std::max<std::int64_t>(plan.chunk_rows, (num_rows + kLongChunks - 1) / kLongChunks));
-  params.chunks.first_rows = std::min(plan.first_chunk_rows, params.chunks.most_rows);
+  if (!symmetric) {
+    params.entry.flags = kRowsStaged | static_cast<std::int64_t>(plan.num_stage_blocks) << kStagersShift;
+    params.rounds_between_reports = std::max(1, plan.chunk_rows / plan.num_stage_blocks);
+  }
 
   Result<Launch> launch = context.begin(call.record, static_cast<cudaStream_t>(call.stream.handle), captured);
   if (!launch.ok()) return refuse(context, call, launch.status());

@@ -41,7 +41,8 @@ struct Shared {
   FetchedEntries* entries;  ///< [warps]
   float* weights;           ///< [warps, kFetchedWeights]
   std::uint64_t* barriers;  ///< [warps, kStageBarriers]
-  std::uint32_t* marks;     ///< [warps] ChunkMarker's
+  std::uint32_t* marks;     ///< [warps] RoundMarker's
+  std::uint32_t* known;     ///< [R] rows of each rank that are known to be staged
   std::size_t size_bytes;
 
   FERRY_HOST_DEVICE static Shared at(std::byte* base, int num_ranks, bool bulk) {
@@ -56,6 +57,7 @@ struct Shared {
     shared.weights = carver.take<float>(num_warps * kFetchedWeights);
     shared.barriers = carver.take<std::uint64_t>(bulk ? num_warps * kStageBarriers : 0);
     shared.marks = carver.take<std::uint32_t>(num_warps);
+    shared.known = carver.take<std::uint32_t>(static_cast<std::size_t>(num_ranks));
     shared.size_bytes = carver.used_bytes();
     return shared;
   }
@@ -84,12 +86,13 @@ __device__ Outcome sum(const CombineParams& params, const Shared& shared, const 
     if (lane_idx() == 0) {
       shared.holders[rank] = holder;
       shared.num_blocks[rank] = num_blocks;
+      shared.known[rank] = 0;
     }
   };
   // Small batches spread over the blocks.
   const int first = warp_idx() * params.num_sum_blocks + static_cast<int>(blockIdx.x);
   const int step = params.num_sum_blocks * warps_of(kBulk);
-  TermFinder finder(params, shared.holders, epoch);
+  TermFinder finder(params, shared.holders, shared.known, epoch);
   ReturnedWeights weights(params, shared.holders, shared.weights + warp_idx() * kFetchedWeights);
   if constexpr (kBulk) {
     BulkSummer<kFloat32> summer(params, finder, weights, stages, first, step);
@@ -113,6 +116,9 @@ template <bool kFloat32, bool kBulk>
 __global__ void __launch_bounds__(warps_of(kBulk) * kWarpLanes, 1)
     combine_kernel(const __grid_constant__ CombineParams params) {
   const RankParams& ranks = params.ranks;
+  const int block = static_cast<int>(blockIdx.x) - params.num_sum_blocks;
+  // Beside what the call begins with: a staging block's first rows come after it.
+  if (block >= 0 && threadIdx.x == 0) prefetch_l2(params.source_base + ranks.rank);
   const CallStart start = start_call(ranks, params.summary);
   if (start.broken) return;
   const bool first = blockIdx.x == 0;
@@ -122,7 +128,6 @@ __global__ void __launch_bounds__(warps_of(kBulk) * kWarpLanes, 1)
   }
   if (first && warp_idx() == warps_of(kBulk) - 1) post_entry(ranks, params.entry, start.epoch);
   const Shared shared = Shared::at(dynamic_shared(), ranks.num_ranks, kBulk);
-  const int block = static_cast<int>(blockIdx.x) - params.num_sum_blocks;
   SumStages stages{};
   if constexpr (kBulk) stages = make_stages(shared);
   Outcome outcome = Outcome::kStop;

@@ -10,7 +10,6 @@
 #include <array>
 
 #include "cuda/intranode/routing_tables.hpp"
-#include "cuda/intranode/stage_chunks.hpp"
 #include "cuda/sync/rank_params.hpp"
 
 namespace ferry::cuda {
@@ -52,8 +51,8 @@ struct CombineParams {
   // How.
   bool bulk = true;
   int num_sum_blocks = 1;
-  int num_stage_blocks = 0;  ///< 0 exactly when nothing is staged
-  StageChunks chunks;        ///< of staged rows
+  int num_stage_blocks = 0;        ///< 0 exactly when nothing is staged
+  int rounds_between_reports = 1;  ///< of a staging block, at least; a round: a row for each peer
 };
 
 cudaError_t launch_combine(const CombineParams& params, cudaStream_t stream);

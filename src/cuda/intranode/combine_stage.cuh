@@ -9,15 +9,30 @@
 
 namespace ferry::cuda::device {
 
-/// The rows that one warp stages, in order. Items go round the other ranks, so that all get theirs at the same pace.
-class StagedRows {
+/// The stager divides the memory of a warp's sets into smaller slots, to have more pieces in flight.
+inline constexpr int kStagerPieces = 4;
+inline constexpr int kStagerPieceBytes = kSumSets * kSetBytes / kStagerPieces;
+
+/// A staging block, and its words in shared memory.
+struct StageBlock {
+  int idx;
+  int num_warps;         ///< that stage; one more reports
+  std::uint32_t* marks;  ///< [num_warps] RoundMarker's, 0
+};
+
+/// The pieces of rows that one warp stages, in order. In a round a block has a row of each of the other ranks, so that
+/// all get theirs at the same pace; pieces of a block's rows go round its warps, so that the first rows are there as
+/// soon as can be.
+class StagedPieces {
  public:
-  __device__ StagedRows(const CombineParams& params, int warp, int num_warps)
+  __device__ StagedPieces(const CombineParams& params, const StageBlock& block)
       : params_(params),
-        walk_(params.ranks.num_ranks < 2 ? 1 : params.ranks.num_ranks - 1, warp, num_warps),
-        row_(warp),
-        step_(num_warps),
-        chunk_end_(params.chunks.end_row(0)) {
+        piece_bytes_(piece_bytes_of(params.row_bytes)),
+        num_pieces_(static_cast<int>((params.row_bytes + piece_bytes_ - 1) / piece_bytes_)),
+        block_(block.idx),
+        walk_((params.ranks.num_ranks < 2 ? 1 : params.ranks.num_ranks - 1) * num_pieces_, warp_idx(), block.num_warps),
+        row_(static_cast<std::int64_t>(block.idx) * block.num_warps + warp_idx()),
+        step_(static_cast<std::int64_t>(params.num_stage_blocks) * block.num_warps) {
     if (!params.one_row_per_token) return;
     for (int source = 0; source < params.ranks.num_ranks; ++source) {
       const std::int32_t count = params.source_base[source + 1] - params.source_base[source];
@@ -25,60 +40,90 @@ class StagedRows {
     }
   }
 
-  /// Most rows that any source gets.
-  __device__ std::int32_t most_rows() const { return most_rows_; }
-
-  struct Row {
-    std::int64_t row = -1;  ///< -1: no more
-    int chunk = 0;          ///< rows of chunks before this one are all started
+  struct Piece {
+    std::int64_t row = 0;
+    std::int64_t offset = 0;
+    std::uint32_t bytes = 0;  ///< 0: no more
+    std::uint32_t round = 0;
   };
 
-  __device__ Row next() { return params_.one_row_per_token ? next_of_sources() : next_of_experts(); }
+  __device__ Piece next() { return params_.one_row_per_token ? next_of_sources() : next_of_experts(); }
 
  private:
-  __device__ Row next_of_sources() {
-    for (; walk_.idx() < most_rows_; walk_.advance()) {
-      const int behind = params_.ranks.rank + 1 + walk_.owner();
-      const int source = behind < params_.ranks.num_ranks ? behind : behind - params_.ranks.num_ranks;
-      const std::int32_t idx = walk_.idx();
-      const std::int64_t row = params_.source_base[source];
-      if (idx >= params_.source_base[source + 1] - row) continue;
-      while (idx >= chunk_end_) chunk_end_ = params_.chunks.end_row(++chunk_);
-      walk_.advance();
-      return {row + idx, chunk_};
-    }
-    return {};
+  /// Pieces of equal length, or warps whose turn is always the last piece would have less to do.
+  __device__ static std::int64_t piece_bytes_of(std::int64_t row_bytes) {
+    const std::int64_t num_pieces = (row_bytes + kStagerPieceBytes - 1) / kStagerPieceBytes;
+    if (num_pieces <= 1) return kStagerPieceBytes;
+    return ((row_bytes + num_pieces - 1) / num_pieces + kLandingBytes - 1) / kLandingBytes * kLandingBytes;
   }
 
-  /// Grouped by expert: a source's first token may be anywhere, so progress is reported only when everything is staged.
-  __device__ Row next_of_experts() {
+  __device__ Piece piece_at(std::int64_t row, std::int64_t offset, std::uint32_t round) const {
+    const std::int64_t left = params_.row_bytes - offset;
+    return {row, offset, static_cast<std::uint32_t>(left < piece_bytes_ ? left : piece_bytes_), round};
+  }
+
+  __device__ Piece next_of_sources() {
+    for (;; walk_.advance()) {
+      const std::int64_t idx = static_cast<std::int64_t>(walk_.idx()) * params_.num_stage_blocks + block_;
+      if (idx >= most_rows_) return {};
+      const int turn = walk_.owner() / num_pieces_;
+      const int behind = params_.ranks.rank + 1 + turn;
+      const int source = behind < params_.ranks.num_ranks ? behind : behind - params_.ranks.num_ranks;
+      // Between two ranks it is always the same.
+      if (source != source_) {
+        source_ = source;
+        first_row_ = params_.source_base[source];
+        num_rows_ = params_.source_base[source + 1] - first_row_;
+      }
+      if (idx >= num_rows_) continue;
+      const int piece = walk_.owner() - turn * num_pieces_;
+      const auto round = static_cast<std::uint32_t>(walk_.idx());
+      walk_.advance();
+      return piece_at(first_row_ + idx, piece * piece_bytes_, round);
+    }
+  }
+
+  /// Grouped by expert: a source's first token may be anywhere, so there is one round only. The source of a row is
+  /// looked up once, by the warp that stages all of it.
+  __device__ Piece next_of_experts() {
     const std::int64_t num_rows = params_.summary->num_used_rows;
-    while (row_ < num_rows) {
-      const std::int64_t row = row_;
-      row_ += step_;
-      const int source = params_.source[2 * row];
-      if (source >= 0 && source != params_.ranks.rank) return {row, 0};
+    for (; row_ < num_rows; row_ += step_) {
+      if (offset_ == 0) {
+        const int source = params_.source[2 * row_];
+        if (source < 0 || source == params_.ranks.rank) continue;
+      }
+      const Piece piece = piece_at(row_, offset_, 0);
+      offset_ += piece.bytes;
+      if (offset_ == params_.row_bytes) {
+        offset_ = 0;
+        row_ += step_;
+      }
+      return piece;
     }
     return {};
   }
 
   const CombineParams& params_;
+  std::int64_t piece_bytes_;
+  int num_pieces_;
+  int block_;
   TurnWalk walk_;
   std::int64_t row_;
   std::int64_t step_;
+  std::int64_t offset_ = 0;
   std::int32_t most_rows_ = 0;
-  int chunk_ = 0;
-  std::int64_t chunk_end_;
+  int source_ = -1;             // of the piece before
+  std::int32_t first_row_ = 0;  // of its rows
+  std::int32_t num_rows_ = 0;
 };
 
-template <typename Reporter>
-__device__ inline void stage_by_threads(const CombineParams& params, StagedRows& rows, Reporter& reporter) {
+__device__ inline void stage_by_threads(const CombineParams& params, StagedPieces& pieces, RoundMarker& marker) {
   constexpr int kUnroll = 8;
-  const auto count = static_cast<int>(params.row_bytes / static_cast<std::int64_t>(sizeof(uint4)));
-  for (StagedRows::Row row = rows.next(); row.row >= 0; row = rows.next()) {
-    reporter.report_before(row.chunk);
-    const auto* from = reinterpret_cast<const uint4*>(params.x + row.row * params.x_stride);
-    auto* to = reinterpret_cast<uint4*>(params.staging + row.row * params.row_bytes);
+  for (StagedPieces::Piece piece = pieces.next(); piece.bytes != 0; piece = pieces.next()) {
+    marker.mark_before(piece.round);
+    const auto count = static_cast<int>(piece.bytes / sizeof(uint4));
+    const auto* from = reinterpret_cast<const uint4*>(params.x + piece.row * params.x_stride + piece.offset);
+    auto* to = reinterpret_cast<uint4*>(params.staging + piece.row * params.row_bytes + piece.offset);
     for (int first = lane_idx(); first < count; first += kUnroll * kWarpLanes) {
       uint4 values[kUnroll];
 #pragma unroll
@@ -93,19 +138,15 @@ __device__ inline void stage_by_threads(const CombineParams& params, StagedRows&
   }
 }
 
-/// The stager divides the memory of a warp's sets into smaller slots, to have more pieces in flight.
-inline constexpr int kStagerPieces = 4;
-inline constexpr int kStagerPieceBytes = kSumSets * kSetBytes / kStagerPieces;
-
-/// Of so many chunks, the first ones, a warp waits for its last store at once: peers have nothing else to sum.
-inline constexpr int kEagerChunks = 2;
+/// Of so many pieces at the most a warp waits for the stores together: to wait after each takes half of what it could
+/// move. The first ones it waits for one by one, as peers have nothing else to sum.
+inline constexpr int kMarkTurns = 4;
 
 /// By the copy engine, through the memory of the warp's sets.
-template <typename Reporter>
 class BulkStager {
  public:
-  __device__ BulkStager(const CombineParams& params, StagedRows& rows, Reporter& reporter, const SumStages& stages)
-      : params_(params), rows_(rows), reporter_(reporter), stages_(stages) {}
+  __device__ BulkStager(const CombineParams& params, StagedPieces& pieces, RoundMarker& marker, const SumStages& stages)
+      : params_(params), pieces_(pieces), marker_(marker), stages_(stages) {}
 
   __device__ void run() {
     // Three pieces land while one is stored. The first turns only land.
@@ -117,7 +158,10 @@ class BulkStager {
     int slot = kStagerPieces - kAhead;
 #pragma unroll 1
     for (int turn = -kAhead; turn < 0 || now.bytes != 0; ++turn) {
-      if (turn >= 0) store(now, next, slot);
+      if (turn >= 0) {
+        store(now, slot);
+        mark(next, turn);
+      }
       now = next;
       next = after;
       after = load(slot == 0 ? kStagerPieces - 1 : slot - 1);
@@ -128,25 +172,14 @@ class BulkStager {
   }
 
  private:
-  struct Piece {
-    std::int64_t row = 0;
-    std::int64_t offset = 0;
-    std::uint32_t bytes = 0;  ///< 0: no more
-    int chunk = 0;
-  };
+  using Piece = StagedPieces::Piece;
 
   __device__ std::byte* slot_data(int slot) const { return stages_.sets + slot * kStagerPieceBytes; }
 
   /// Starts the next piece into the slot that the piece before the latest was stored from.
   __device__ Piece load(int slot) {
-    if (offset_ == 0) row_ = rows_.next();
-    if (row_.row < 0) return {};
-    if (!begun_) reporter_.report_before(row_.chunk);
-    begun_ = true;
-    const std::int64_t left = params_.row_bytes - offset_;
-    const Piece piece{row_.row, offset_,
-                      static_cast<std::uint32_t>(left < kStagerPieceBytes ? left : kStagerPieceBytes), row_.chunk};
-    offset_ = left > kStagerPieceBytes ? offset_ + kStagerPieceBytes : 0;
+    const Piece piece = pieces_.next();
+    if (piece.bytes == 0) return piece;
     if (lane_idx() == 0) {
       wait_store_reads<1>();
       expect_loads(stages_.barriers + slot, piece.bytes);
@@ -157,7 +190,7 @@ class BulkStager {
     return piece;
   }
 
-  __device__ void store(const Piece& piece, const Piece& next, int slot) {
+  __device__ void store(const Piece& piece, int slot) {
     wait_barrier(stages_.barriers + slot, parities_ >> slot & 1U);
     parities_ ^= 1U << slot;
     if (lane_idx() == 0) {
@@ -165,29 +198,25 @@ class BulkStager {
       close_store_group();
     }
     __syncwarp();
-    if (next.chunk > reporter_.next() && next.chunk <= kEagerChunks) {
-      if (lane_idx() == 0) wait_store_groups<0>();
-      __syncwarp();
-      reporter_.report_before(next.chunk);
-    }
-    // Rows of earlier chunks than the last piece's are complete when only this store and the last one are open.
-    if (chunk_before_ > reporter_.next()) {
-      if (lane_idx() == 0) wait_store_groups<2>();
-      __syncwarp();
-      reporter_.report_before(chunk_before_);
-    }
-    chunk_before_ = piece.chunk;
+  }
+
+  /// Waits now and then until all that has been stored is there, and marks that. `next` is what is stored next, if
+  /// anything; `turn`: that was stored, from 0.
+  __device__ void mark(const Piece& next, int turn) {
+    if (next.bytes == 0 || turn < next_mark_) return;
+    if (lane_idx() == 0) wait_store_groups<0>();
+    __syncwarp();
+    marker_.mark_before(next.round);
+    const int half = turn / 2;
+    next_mark_ = turn + (half < 1 ? 1 : half < kMarkTurns ? half : kMarkTurns);
   }
 
   const CombineParams& params_;
-  StagedRows& rows_;
-  Reporter& reporter_;
+  StagedPieces& pieces_;
+  RoundMarker& marker_;
   SumStages stages_;
-  StagedRows::Row row_;
-  std::int64_t offset_ = 0;
   std::uint32_t parities_ = 0;
-  int chunk_before_ = 0;
-  bool begun_ = false;
+  int next_mark_ = 0;  // a turn
 };
 
 /// Waits until all ranks have entered a call of this epoch, whichever; false when the group broke. All lanes of a warp.
@@ -203,39 +232,26 @@ __device__ inline bool await_all_entered(const RankParams& ranks, std::uint64_t 
   return __all_sync(0xFFFFFFFFU, static_cast<int>(here)) != 0;
 }
 
-/// A staging block, and its words in shared memory.
-struct StageBlock {
-  int idx;
-  int num_warps;         ///< that stage; one more reports
-  std::uint32_t* marks;  ///< [num_warps] ChunkMarker's, 0
-};
-
 /// All that a block stages, each warp its own part. `stages` as for summing, where kBulk. All threads of the block. Not
 /// inlined: summing would lose the instruction cache to it.
 template <bool kBulk>
 __device__ __noinline__ inline void stage_rows(const CombineParams& params, const SumStages& stages,
                                                std::uint64_t epoch, const StageBlock& block) {
-  StagedRows rows(params, block.idx * block.num_warps + warp_idx(), params.num_stage_blocks * block.num_warps);
-  const int num_chunks = params.chunks.num_chunks(rows.most_rows());
   if (warp_idx() == block.num_warps) {
-    // Until a rank has entered this call, its words of progress are those of the call before.
+    // Until a rank has entered this call, its words of `staged` are those of the call before.
     if (!await_all_entered(params.ranks, epoch)) return;
-    const auto rows_after = [&params, num_chunks](int chunk, int source) -> std::int64_t {
-      const std::int64_t count = params.source_base[source + 1] - params.source_base[source];
-      const std::int64_t staged = params.chunks.end_row(chunk);
-      return chunk + 1 == num_chunks || count < staged ? count : staged;
-    };
-    ChunkReporter reporter(params.ranks, {params.num_stage_blocks, num_chunks}, epoch, rows_after);
-    report_marks(block.marks, block.num_warps, num_chunks, reporter);
+    report_rounds(params.ranks, epoch,
+                  {block.idx, block.num_warps, static_cast<std::uint32_t>(params.rounds_between_reports)}, block.marks);
     return;
   }
-  ChunkMarker marker(block.marks + warp_idx());
+  StagedPieces pieces(params, block);
+  RoundMarker marker(block.marks + warp_idx());
   if constexpr (kBulk) {
-    BulkStager(params, rows, marker, stages).run();
+    BulkStager(params, pieces, marker, stages).run();
   } else {
-    stage_by_threads(params, rows, marker);
+    stage_by_threads(params, pieces, marker);
   }
-  marker.report_before(num_chunks);
+  marker.mark_before(kAllStaged);
 }
 
 }  // namespace ferry::cuda::device

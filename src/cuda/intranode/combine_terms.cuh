@@ -6,8 +6,8 @@
 #include "cuda/copy/prefetch.cuh"
 #include "cuda/intranode/combine_params.hpp"
 #include "cuda/numeric/row_sum.cuh"
-#include "cuda/sync/chunks.cuh"
 #include "cuda/sync/entry.cuh"
+#include "cuda/sync/staged.cuh"
 
 namespace ferry::cuda::device {
 
@@ -16,7 +16,7 @@ struct Holder {
   const std::byte* rows;
   std::int64_t row_stride;
   const float* weights;
-  std::int64_t staged;  ///< 1: wait for progress
+  std::int64_t num_stagers;  ///< blocks that stage them; 0: they are there
 };
 
 /// From a rank's entry.
@@ -26,25 +26,10 @@ __device__ inline Holder holder_of(const CombineParams& params, int rank, const 
   const bool self = rank == ranks.rank;
   const std::int64_t rows_offset = entry.rows_offset();
   const std::int64_t rows_stride = entry.rows_stride();
-  const bool staged = (entry.flags() & kRowsStaged) != 0;
+  const std::int64_t flags = entry.flags();
   return {self ? params.x : base + rows_offset, self ? params.x_stride : rows_stride,
-          reinterpret_cast<const float*>(base + entry.tables_offset()), !self && staged ? 1 : 0};
-}
-
-/// Waits until the ranks that this warp's lanes name have each reported `needed` rows of theirs (0: nothing is needed).
-/// Returns the rows that the rank of this lane's number has reported; -1 in all lanes when the group broke. All lanes.
-/// Not inlined: of a rank's rows each warp waits a few times.
-__device__ __noinline__ inline std::int32_t await_reported(const RankParams& ranks, int rank, std::int32_t needed,
-                                                           std::uint64_t epoch) {
-  std::uint64_t seen = 0;
-  const bool here = needed == 0 || wait_rows(ranks, rank, epoch, needed, seen);
-  std::int32_t known = 0;
-  if (lane_idx() < ranks.num_ranks) {
-    known = static_cast<std::int32_t>(rows_reported(load_acquire_system(ranks.control.progress + lane_idx()), epoch));
-  }
-  const bool all = __all_sync(0xFFFFFFFFU, static_cast<int>(here)) != 0;
-  __syncwarp();  // hands what each lane has acquired to all of them
-  return all ? known : -1;
+          reinterpret_cast<const float*>(base + entry.tables_offset()),
+          !self && (flags & kRowsStaged) != 0 ? flags >> kStagersShift : 0};
 }
 
 /// What a lane knows of a token: where the entry of its number goes, if it has one, and the weight of that entry.
@@ -63,8 +48,10 @@ struct alignas(16) FetchedEntries {
 /// Finds terms, one warp.
 class TermFinder {
  public:
-  __device__ TermFinder(const CombineParams& params, const Holder* holders, std::uint64_t epoch)
-      : params_(params), holders_(holders), epoch_(epoch) {}
+  /// `known_staged`: [R], shared by the block, 0 when it has the entries.
+  __device__ TermFinder(const CombineParams& params, const Holder* holders, std::uint32_t* known_staged,
+                        std::uint64_t epoch)
+      : params_(params), holders_(holders), known_staged_(known_staged), epoch_(epoch) {}
 
   __device__ TokenEntry load_entry(std::int64_t token) const {
     TokenEntry entry{none(), 1.0F};
@@ -108,20 +95,25 @@ class TermFinder {
 
   /// Waits until the rows of all destinations are where this rank can read them.
   __device__ bool await_rows(const Destination& destination) {
-    std::int32_t needed = 0;
-    if (destination.rank >= 0 && holders_[destination.rank].staged != 0) {
+    const auto rank = static_cast<int>(destination.rank);
+    std::uint32_t needed = 0;
+    if (rank >= 0 && holders_[rank].num_stagers != 0) {
+      // Grouped by expert, a row may be anywhere.
       needed = params_.one_row_per_token
-                   ? destination.token_row - params_.rank_base[destination.rank] + 1
-                   : params_.block_ranks[params_.num_blocks * params_.ranks.num_ranks + destination.rank];
+                   ? static_cast<std::uint32_t>(destination.token_row - params_.rank_base[rank]) + 1
+                   : kAllStaged;
     }
     // Most tokens need nothing that is not known to be there.
-    const int keeper = static_cast<int>(destination.rank) & (kWarpLanes - 1);
-    const std::int32_t known = __shfl_sync(0xFFFFFFFFU, known_rows_, keeper);
+    const std::uint32_t known = __shfl_sync(0xFFFFFFFFU, known_rows_, rank & (kWarpLanes - 1));
     const bool kept = params_.ranks.num_ranks <= kWarpLanes;
     if (__all_sync(0xFFFFFFFFU, static_cast<int>(needed == 0 || (kept && needed <= known))) != 0) return true;
-    known_rows_ = await_reported(params_.ranks, static_cast<int>(destination.rank), needed, epoch_);
+    AwaitedRows rows;
+    if (needed != 0) rows = {rank, static_cast<int>(holders_[rank].num_stagers), needed};
+    if (!await_staged(params_.ranks, rows, epoch_, known_staged_)) return false;
+    if (lane_idx() < params_.ranks.num_ranks) known_rows_ = load_acquire_block(known_staged_ + lane_idx());
+    __syncwarp();  // hands what each lane has acquired to all of them
     fence_async_proxy();
-    return known_rows_ >= 0;
+    return true;
   }
 
   /// Fills `terms`; returns the number of rows.
@@ -161,8 +153,9 @@ class TermFinder {
 
   const CombineParams& params_;
   const Holder* holders_;
+  std::uint32_t* known_staged_;
   std::uint64_t epoch_;
-  std::int32_t known_rows_ = 0;  // of the rank of this lane's number, that it has reported
+  std::uint32_t known_rows_ = 0;  // of the rank of this lane's number, that are staged
 };
 
 }  // namespace ferry::cuda::device

@@ -20,6 +20,8 @@ constexpr int kSumSms = 9;
 constexpr int kMostSumSms = 16;
 /// Only what crosses the links is staged, at their pace.
 constexpr int kStageSms = 12;
+/// Between two ranks, of long rows, each of both: 14 and 14 took a little less than 16 to sum and 12 to stage.
+constexpr int kHalfSumSms = 14;
 /// Copies inside the GPU wait for memory, and a short row waits as long as a long one.
 constexpr std::int64_t kShortRowBytes = 6144;
 constexpr int kShortRowCopyFactor = 2;
@@ -29,14 +31,8 @@ constexpr int kTinyRowSendFactor = 2;
 constexpr int kChunkTokens = 512;
 /// To report a chunk takes as long however short its rows are.
 constexpr int kShortRowChunkTokens = 1024;
-/// A source's rows per chunk, and those of all sources together: each chunk costs a few microseconds however short.
-constexpr int kChunkRows = 128;
-constexpr int kChunkRowsOfAll = 256;
-constexpr int kShortRowChunkFactor = 4;
-/// Rows that a staging block copies at once: what it stages first is there as early as less would be. Of short rows a
-/// warp copies several.
-constexpr int kRowsOfStageBlock = 11;
-constexpr int kShortRowsOfStageBlock = 22;
+/// Staged rows of each source between two reports: peers are told as soon as can be.
+constexpr int kStagedRows = 1;
 
 /// `link_sms` fill the links to the peers. One row of R stays on the GPU, which is additional work; a rank that is
 /// alone has no links to wait for.
@@ -56,6 +52,13 @@ int for_short_rows(int copy_sms, const CallShape& shape) {
   return copy_sms * (shape.row_bytes < kShortRowBytes ? kShortRowCopyFactor : 1);
 }
 
+int sending_sms(int num_ranks, const CallShape& shape) {
+  const int sms = with_own_rows(kSendSms, num_ranks);
+  // Two ranks have more for their own rows: 16 filled the links as well as 32 did.
+  const bool enough = num_ranks == 2 && !shape.staged;
+  return shape.row_bytes < kTinyRowBytes && !enough ? kTinyRowSendFactor * sms : sms;
+}
+
 int receiving_sms(int num_ranks) { return num_ranks < 2 ? 1 : kCopySms; }  // alone, nothing arrives
 
 int summing_sms(int num_ranks) {
@@ -65,18 +68,6 @@ int summing_sms(int num_ranks) {
 
 int staging_sms(int num_ranks, const CallShape& shape) {
   return num_ranks < 2 ? 1 : for_short_rows(kStageSms, shape);  // alone, nobody comes for them
-}
-
-int chunk_rows(int num_ranks, const CallShape& shape) {
-  const int rows = std::max(kChunkRows, kChunkRowsOfAll / std::max(1, num_ranks - 1));
-  return rows * (shape.row_bytes < kShortRowBytes ? kShortRowChunkFactor : 1);
-}
-
-/// Of each source.
-int first_chunk_rows(const CombinePlan& plan, int num_ranks, const CallShape& shape) {
-  const int peers = std::max(1, num_ranks - 1);
-  const int of_block = shape.row_bytes < kShortRowBytes ? kShortRowsOfStageBlock : kRowsOfStageBlock;
-  return std::clamp((plan.num_stage_blocks * of_block + peers - 1) / peers, 1, plan.chunk_rows);
 }
 
 /// Two parts that together take at most `most` blocks, and at least one each if they are wanted at all.
@@ -110,8 +101,7 @@ void apply(const KernelOptions& options, int& moving, int& copying) {
 DispatchPlan plan_dispatch(const KernelOptions& options, const DeviceLimits& limits, const CallShape& shape) {
   DispatchPlan plan;
   plan.bulk = limits.has_bulk && options.copy_path != CopyPath::kLoadStore;
-  plan.num_send_blocks =
-      with_own_rows(kSendSms, limits.num_ranks) * (shape.row_bytes < kTinyRowBytes ? kTinyRowSendFactor : 1);
+  plan.num_send_blocks = sending_sms(limits.num_ranks, shape);
   if (shape.staged) {
     plan.num_receive_blocks = receiving_sms(limits.num_ranks);
   } else if (shape.unpacks) {
@@ -133,10 +123,12 @@ CombinePlan plan_combine(const KernelOptions& options, const DeviceLimits& limit
   plan.bulk = limits.has_bulk && options.copy_path != CopyPath::kLoadStore;
   plan.num_sum_blocks = summing_sms(limits.num_ranks);
   plan.num_stage_blocks = shape.staged ? staging_sms(limits.num_ranks, shape) : 0;
+  if (shape.staged && limits.num_ranks == 2 && shape.row_bytes >= kShortRowBytes) {
+    plan.num_sum_blocks = plan.num_stage_blocks = kHalfSumSms;
+  }
   apply(options, plan.num_sum_blocks, plan.num_stage_blocks);
   fit(std::min(limits.num_sms, kMaxCallBlocks), plan.num_sum_blocks, plan.num_stage_blocks);
-  plan.chunk_rows = options.chunk_tokens > 0 ? options.chunk_tokens : chunk_rows(limits.num_ranks, shape);
-  plan.first_chunk_rows = first_chunk_rows(plan, limits.num_ranks, shape);
+  plan.chunk_rows = options.chunk_tokens > 0 ? options.chunk_tokens : kStagedRows;
   return plan;
 }
 

@@ -27,8 +27,7 @@ struct CombinePlan {
   bool bulk = true;
   int num_sum_blocks = 1;
   int num_stage_blocks = 0;
-  int chunk_rows = 1;        ///< of each source, at the most
-  int first_chunk_rows = 1;  ///< at most chunk_rows
+  int chunk_rows = 1;  ///< of each source, between two reports of all staging blocks
 };
 
 /// What a call moves.

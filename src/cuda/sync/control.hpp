@@ -5,14 +5,16 @@
 /// rows and their tables. All flags of the CUDA backend are here.
 ///
 /// Every call has an epoch (from 1), counted on the device so that graph replays count too; all ranks make the same
-/// calls in the same order, so their epochs agree. Flags only grow and are never reset; entries and progress, which
-/// have room for half of an epoch, say whether they are of this one.
+/// calls in the same order, so their epochs agree. Flags only grow and are never reset; entries, progress and staged,
+/// which have room for half of an epoch, say whether they are of this one.
 ///
 ///   field             writer     order               publishes
 ///   entries[s]        rank s     relaxed / acquire   s's outputs and staging may be written, its inputs read; and the
 ///                                                    words of its EntryMessage, each with the epoch's lower half
-///   progress[s]       rank s     release / acquire   rows and records that s has written here, or staged for it:
-///                                                    epoch << 32 | rows so far (rows_reported in chunks.cuh)
+///   progress[s]       rank s     release / acquire   rows and records that s has written here: epoch << 32 | rows
+///                                                    so far (rows_reported in chunks.cuh)
+///   staged[s][b]      rank s     relaxed / acquire   rows that block b of those that stage has staged for this rank:
+///                                                    epoch << 32 | rounds so far (staged.cuh)
 ///   done[s]           rank s     release / acquire   s writes and reads nothing here any more in this epoch: of route,
 ///                                                    and of calls that are refused
 ///   block_done[s][b]  rank s     relaxed / acquire   the same of block b of s's kernel, in dispatch and combine; s's
@@ -52,9 +54,11 @@ inline constexpr int kMaxChunks = 1024;
 inline constexpr int kMaxCallBlocks = 256;
 
 /// Bits of EntryMessage::flags.
-inline constexpr std::int64_t kRowsStaged = 1;    ///< dispatch: rows_offset is staging, indexed by token row
+inline constexpr std::int64_t kRowsStaged = 1;    ///< rows_offset is staging; dispatch: indexed by token row
 inline constexpr std::int64_t kTablesDirect = 2;  ///< dispatch: scales, ids and weights go straight to the outputs
 inline constexpr std::int64_t kWideIds = 4;       ///< dispatch: ids_offset holds i64
+/// Combine, with kRowsStaged: the bits from this one on are the number of blocks that stage.
+inline constexpr int kStagersShift = 8;
 
 /// A rank's part in a call, as it sends it to every peer. Offsets are in its own arena. What the first two refer to:
 ///
@@ -116,6 +120,7 @@ struct LocalState {
 struct Control {
   std::uint64_t* entries = nullptr;       ///< [R][kEntrySlotWords] epoch << 32 | word of the EntryMessage
   std::uint64_t* progress = nullptr;      ///< [R]
+  std::uint64_t* staged = nullptr;        ///< [R][kMaxCallBlocks]
   std::uint64_t* done = nullptr;          ///< [R]
   std::uint64_t* block_done = nullptr;    ///< [R][kMaxCallBlocks]
   std::uint64_t* counts_ready = nullptr;  ///< [R]
@@ -135,6 +140,7 @@ struct Control {
     Control control;
     control.entries = carver.take<std::uint64_t>(num_ranks * kEntrySlotWords);
     control.progress = carver.take<std::uint64_t>(num_ranks);
+    control.staged = carver.take<std::uint64_t>(num_ranks * kMaxCallBlocks);
     control.done = carver.take<std::uint64_t>(num_ranks);
     control.block_done = carver.take<std::uint64_t>(num_ranks * kMaxCallBlocks);
     control.counts_ready = carver.take<std::uint64_t>(num_ranks);

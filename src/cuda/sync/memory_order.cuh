@@ -71,6 +71,13 @@ __device__ inline std::uint32_t load_acquire_block(const std::uint32_t* address)
   asm volatile("ld.acquire.cta.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
   return value;
 }
+/// The same for who looks again and again, and fences once it has found what it waits for: an acquire empties the
+/// first-level cache each time.
+__device__ inline std::uint32_t load_relaxed_block(const std::uint32_t* address) {
+  std::uint32_t value;
+  asm volatile("ld.relaxed.cta.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+  return value;
+}
 __device__ inline void store_release_block(std::uint32_t* address, std::uint32_t value) {
   asm volatile("st.release.cta.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
 }

@@ -178,14 +178,15 @@ __device__ inline void post_done(const RankParams& ranks, std::uint64_t epoch) {
 
 /// The call is over: the next kernel finds the next epoch. One thread, when no rank reports progress any more.
 ///
-/// Words that hold half of an epoch must not be met again by the epoch 2^32 calls later. So all words of progress[] are
-/// cleared once in that many; peers write the next ones only after they have this rank's next entry. And words of
+/// Words that hold half of an epoch must not be met again by the epoch 2^32 calls later. So all words of progress[] and
+/// staged[] are cleared once in that many; peers write the next ones only after they have this rank's next entry. And words of
 /// entries that calls of other kinds have left standing become this epoch's, twice in that many, when nobody looks for
 /// this epoch's any more. A peer may be one call ahead: what it wrote for that stays.
 __device__ __noinline__ inline void end_epoch(const RankParams& ranks, std::uint64_t epoch) {
   constexpr std::uint64_t kQuarter = 0x7FFFFFFF;
   if (half_of(epoch) == 0) {
     for (int rank = 0; rank < ranks.num_ranks; ++rank) ranks.control.progress[rank] = 0;
+    for (int i = 0; i < ranks.num_ranks * kMaxCallBlocks; ++i) ranks.control.staged[i] = 0;
   }
   if ((epoch & kQuarter) == 0) {
     for (int i = 0; i < ranks.num_ranks * kEntrySlotWords; ++i) {

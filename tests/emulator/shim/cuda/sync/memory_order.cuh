@@ -38,6 +38,7 @@ inline std::uint32_t load_relaxed_device(const std::uint32_t* address) { return 
 inline void store_release_device(std::uint32_t* address, std::uint32_t value) { flag_store(address, value); }
 inline void store_release_device(std::uint64_t* address, std::uint64_t value) { flag_store(address, value); }
 inline std::uint32_t load_acquire_block(const std::uint32_t* address) { return polled_load(address); }
+inline std::uint32_t load_relaxed_block(const std::uint32_t* address) { return polled_load(address); }
 inline void store_release_block(std::uint32_t* address, std::uint32_t value) { flag_store(address, value); }
 inline void pause() {}
 inline std::uint32_t add_acq_rel_device(std::uint32_t* address, std::uint32_t value) {
