@@ -352,6 +352,7 @@ std::vector<Code> codes_of(std::uint64_t stop, const std::function<void(const Wo
   std::vector<Code> codes;
   World world = ranks.world(0);
   world.timeout_ns = ~std::uint64_t{0};
+  world.stored = &world;
   ranks.launch(0, {1, 1, 0}, [&] { calls(world, codes); });
   ranks.launch(1, {1, 1, 0}, [&] {
     constexpr int kManyLooks = 10'000;  // a wait looks at the host's word every 256

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <cstring>
-#include <iterator>
 #include <utility>
 
+#include "one_sided/near_ranks.hpp"
 #include "plan/to_size.hpp"
 
 namespace ferry::emulator {
@@ -78,21 +78,23 @@ device::World OneSidedRanks::world(int rank) {
   world.heap_bytes = own.heap.size();
   world.first_in_node = node_of(rank) * options_.ranks_per_node;
   world.peer_heaps = own.peer_heaps.data();
-  const std::size_t num_near = std::min(own.peer_heaps.size(), std::size(world.near_heaps));
-  std::copy_n(own.peer_heaps.begin(), num_near, std::begin(world.near_heaps));
   world.gpu_words = !has_network();
+  one_sided::set_near_ranks(world, own.peer_heaps);
   world.timeout_ns = kTimeoutNs;
   world.errors = &own.errors;
   world.state = &own.state;
-  if (!has_network()) return world;
-  world.ring.words = own.words.data();
-  world.ring.num_slots = options_.num_slots;
-  world.ring.counts = &own.counts;
-  world.ring.replies = own.replies.data();
-  world.ring.state = &own.state.ring;
-  world.ring.staging = own.staging.data();
-  world.ring.staging_offset = own.heap.size();
-  world.ring.slot_bytes = options_.slot_bytes;
+  if (has_network()) {
+    world.ring.words = own.words.data();
+    world.ring.num_slots = options_.num_slots;
+    world.ring.counts = &own.counts;
+    world.ring.replies = own.replies.data();
+    world.ring.state = &own.state.ring;
+    world.ring.staging = own.staging.data();
+    world.ring.staging_offset = own.heap.size();
+    world.ring.slot_bytes = options_.slot_bytes;
+  }
+  world.stored = &own.world;
+  own.world = world;
   return world;
 }
 

@@ -74,6 +74,7 @@ class OneSidedRanks {
     std::vector<device::RequestReply> replies;
     device::ErrorRecord errors{};
     device::KernelState state{};
+    device::World world;
     std::uint64_t epoch = 0;
     std::unique_ptr<one_sided::RingSource> source;
     std::deque<Operation> under_way;

@@ -317,23 +317,38 @@ TEST_P(OneSidedKernels, AFenceOrdersWhatAnothersQuietHasNotCompletedYet) {
   }
 }
 
-TEST(OneSidedNode, RanksWhoseAddressesAreNotInTheWorldAreReached) {
-  constexpr int kNumRanks = device::kNumNearHeaps + 2;
-  OneSidedRanks ranks({.num_ranks = kNumRanks, .ranks_per_node = kNumRanks});
-  int num_errors = 0;
-  ranks.launch(1, {1, 1, 0}, [&] {
-    const World world = ranks.world(1);
-    for (int rank = 0; rank < kNumRanks; ++rank) {
-      const auto value = static_cast<std::uint64_t>(rank) + 1;
-      num_errors += device::put(world, rank, ranks.word(1, 4), &value, sizeof(value)) != Code::kOk;
-      num_errors += device::fetch_add(world, rank, ranks.word(1, kCounter), value).code != Code::kOk;
+/// Of nodes that are larger than a World has room for, the second of which begins in the middle of that.
+TEST(OneSidedNode, RanksThatAreNotNearAreReached) {
+  constexpr int kPerNode = device::kNumNearRanks + 2;
+  for (const int num_nodes : {1, 2}) {
+    OneSidedRanks ranks({.num_ranks = num_nodes * kPerNode, .ranks_per_node = kPerNode});
+    const int first = (num_nodes - 1) * kPerNode;
+    const int own = first + 1;
+    int num_errors = 0;
+    std::vector<std::uint64_t> got(kPerNode);
+    ranks.launch(own, {1, 1, 0}, [&] {
+      const World world = ranks.world(own);
+      for (int i = 0; i < kPerNode; ++i) {
+        const int rank = first + i;
+        const auto value = static_cast<std::uint64_t>(i) + 1;
+        num_errors += device::put(world, rank, ranks.word(own, 4), &value, sizeof(value)) != Code::kOk;
+        num_errors += device::fetch_add(world, rank, ranks.word(own, kCounter), value).code != Code::kOk;
+        num_errors += device::put_signal(world, rank, ranks.word(own, 5), &value, sizeof(value),
+                                         ranks.word(own, kSignal), value, SignalOp::kSet) != Code::kOk;
+        num_errors +=
+            device::get(world, rank, &got[static_cast<std::size_t>(i)], ranks.word(own, 5), sizeof(value)) != Code::kOk;
+        num_errors += device::peer_pointer(world, rank, ranks.word(own, 4)) != ranks.word(rank, 4);
+      }
+    });
+    ASSERT_EQ(ranks.run(), "");
+    EXPECT_EQ(num_errors, 0);
+    for (int i = 0; i < kPerNode; ++i) {
+      const auto value = static_cast<std::uint64_t>(i) + 1;
+      EXPECT_EQ(*ranks.word(first + i, 4), value);
+      EXPECT_EQ(*ranks.word(first + i, kCounter), value);
+      EXPECT_EQ(*ranks.word(first + i, kSignal), value);
+      EXPECT_EQ(got[static_cast<std::size_t>(i)], value);
     }
-  });
-  ASSERT_EQ(ranks.run(), "");
-  EXPECT_EQ(num_errors, 0);
-  for (int rank = 0; rank < kNumRanks; ++rank) {
-    EXPECT_EQ(*ranks.word(rank, 4), static_cast<std::uint64_t>(rank) + 1);
-    EXPECT_EQ(*ranks.word(rank, kCounter), static_cast<std::uint64_t>(rank) + 1);
   }
 }
 

@@ -45,12 +45,15 @@ __device__ void copy_plainly(std::byte* to, const std::byte* from, std::uint64_t
 /// The same for all threads of the block, as of `receive`.
 template <bool kRaw>
 __device__ bool send(const OneSidedKernelParams& params, std::uint64_t turn) {
-  const std::uint64_t num_bytes = params.op == BenchOp::kPut ? params.num_bytes : 0;
   if constexpr (!kRaw) {
+    if (params.op == BenchOp::kSignal) {
+      return note(params,
+                  device::signal<Scope::kBlock>(params.world, params.other, params.word, turn, SignalOp::kSet));
+    }
     return note(params, device::put_signal<Scope::kBlock>(params.world, params.other, params.block, params.local,
-                                                          num_bytes, params.word, turn, SignalOp::kSet));
+                                                          params.num_bytes, params.word, turn, SignalOp::kSet));
   }
-  copy_plainly<false>(params.raw_block, params.local, num_bytes);
+  copy_plainly<false>(params.raw_block, params.local, params.op == BenchOp::kPut ? params.num_bytes : 0);
   if (threadIdx.x == 0) GpuMemory::store_release_system(params.raw_word, turn);
   return true;
 }

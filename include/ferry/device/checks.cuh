@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "ferry/device/scope.cuh"
 #include "ferry/device/wait.cuh"
@@ -35,11 +36,18 @@ __device__ inline bool is_word(const World& world, const std::uint64_t* word) {
   return (offset < world.heap_bytes) & (offset % sizeof(*word) == 0);
 }
 
-/// Whether this GPU itself does what is asked for `num_bytes` at symmetric address `data` of the rank. One condition
-/// without branches, and the only one that a call in a node takes: each thread of a block pays for every instruction.
+/// Whether the rank is one of the first `num_near` of this node.
+__device__ inline bool is_near_rank(const World& world, int rank, int num_near) {
+  return static_cast<unsigned>(rank) - static_cast<unsigned>(world.first_in_node) < static_cast<unsigned>(num_near);
+}
+
+/// Whether this GPU itself does what is asked for `num_bytes` at symmetric address `data` of the rank, and finds it by
+/// near_address. One condition without branches and of nothing but the arguments and the World, so that it is computed
+/// once for a warp, or for all calls of a loop, and not by every thread.
 __device__ inline bool is_near(const World& world, int rank, const void* data, std::uint64_t num_bytes) {
   const std::uint64_t offset = offset_of(world, data);
-  return in_node(world, rank) & (offset <= world.heap_bytes) & (num_bytes <= world.heap_bytes - offset);
+  return is_near_rank(world, rank, world.num_near) & (offset <= world.heap_bytes) &
+         (num_bytes <= world.heap_bytes - offset);
 }
 
 /// Whether a value at symmetric address `data` can be loaded and stored in one piece.
@@ -48,26 +56,34 @@ __device__ inline bool is_aligned(const World& world, const T* data) {
   return offset_of(world, data) % sizeof(T) == 0;
 }
 
-/// is_near for a word.
-__device__ inline bool is_near_word(const World& world, int rank, const std::uint64_t* word) {
-  const bool is_of_node = in_node(world, rank);
+/// is_near for a word. `num_near`: of ranks on whose words this GPU does so.
+__device__ inline bool is_near_word(const World& world, int rank, const std::uint64_t* word, int num_near) {
+  const bool is_of_near_rank = is_near_rank(world, rank, num_near);
   const bool is_of_heap = is_word(world, word);
-  return is_of_node & is_of_heap;
+  return is_of_near_rank & is_of_heap;
 }
 
-/// The memory of a rank of this node.
-__device__ inline std::byte* heap_of(const World& world, int rank) {
-  const int idx = rank - world.first_in_node;
-  return idx < kNumNearHeaps ? world.near_heaps[idx] : world.peer_heaps[idx];
+/// `data` of this rank in the memory of a near one. Of other ranks it is any address, so that it can be computed before
+/// they are told apart. A pointer is moved, and not made of a number: what is stored there might be a kernel's
+/// parameters, for all that the compiler knows, which it would load again.
+template <typename T>
+__device__ inline T* near_address(const World& world, int rank, T* data) {
+  static_assert((kNumNearRanks & (kNumNearRanks - 1)) == 0, "or ranks of a node share a place");
+  const std::int64_t shift = world.near_shifts[static_cast<unsigned>(rank) % kNumNearRanks];
+  using Byte = std::conditional_t<std::is_const_v<T>, const std::byte, std::byte>;
+  return reinterpret_cast<T*>(reinterpret_cast<Byte*>(data) + shift);
 }
 
-/// `data` of this rank in the memory of one of this node.
+/// `data` of this rank in the memory of any of this node.
 __device__ inline std::byte* at_peer(const World& world, int rank, const void* data) {
-  return heap_of(world, rank) + offset_of(world, data);
+  return world.peer_heaps[rank - world.first_in_node] + offset_of(world, data);
 }
 
-__device__ inline std::uint64_t* word_at(const World& world, int rank, const std::uint64_t* word) {
-  return reinterpret_cast<std::uint64_t*>(at_peer(world, rank, word));
+/// The same, quicker where the rank is near.
+template <typename T>
+__device__ inline T* peer_address(const World& world, int rank, T* data) {
+  if (is_near_rank(world, rank, world.num_near)) return near_address(world, rank, data);
+  return reinterpret_cast<T*>(at_peer(world, rank, data));
 }
 
 /// What a call is about. An error record is made of it only when there is an error: it would be in local memory, whose
@@ -97,7 +113,7 @@ __device__ __noinline__ inline void record(const World& world, Code code, About 
 /// One thread records what went wrong, and all members end alike.
 template <Scope kScope>
 __device__ inline Code finish(const World& world, Code code, About about) {
-  if (code != Code::kOk && is_leader<kScope>()) record(world, code, about);
+  if (code != Code::kOk && is_leader<kScope>()) record(*world.stored, code, about);
   return code;
 }
 

@@ -38,22 +38,6 @@ __device__ inline void copy_units(std::byte* to, const std::byte* from, std::uin
   for (; i < num_units; i += num_members) target[i] = load_unit<Unit, kSource>(source + i);
 }
 
-/// Not inlined: it is long, and a call takes little beside so many units.
-template <typename Unit, Source kSource>
-__device__ __noinline__ inline void copy_many_units(std::byte* to, const std::byte* from, std::uint64_t num_units,
-                                                    unsigned member, unsigned num_members) {
-  copy_units<Unit, kSource>(to, from, num_units, member, num_members);
-}
-
-/// The same, where most copies are of at most one unit for each member.
-template <typename Unit, Source kSource>
-__device__ inline void copy_few_or_many(std::byte* to, const std::byte* from, std::uint64_t num_units, unsigned member,
-                                        unsigned num_members) {
-  if (num_units > num_members) return copy_many_units<Unit, kSource>(to, from, num_units, member, num_members);
-  if (member >= num_units) return;
-  reinterpret_cast<Unit*>(to)[member] = load_unit<Unit, kSource>(reinterpret_cast<const Unit*>(from) + member);
-}
-
 /// Copies whole units from `done` on, if the addresses allow that; `done` moves on.
 template <typename Unit, Scope kScope, Source kSource>
 __device__ inline void copy_whole_units(std::byte* to, const std::byte* from, std::uint64_t num_bytes,
@@ -65,29 +49,53 @@ __device__ inline void copy_whole_units(std::byte* to, const std::byte* from, st
   done += num_units * sizeof(Unit);
 }
 
-/// Not inlined: it is long, and programs that care for time copy whole units.
+/// Any copy. Not inlined: it is long, and a call takes little beside many units.
 template <Scope kScope, Source kSource>
-__device__ __noinline__ inline void copy_pieces(std::byte* to, const std::byte* from, std::uint64_t num_bytes) {
+__device__ __noinline__ inline void copy_any(std::byte* to, const std::byte* from, std::uint64_t num_bytes) {
   std::uint64_t done = 0;
   copy_whole_units<uint4, kScope, kSource>(to, from, num_bytes, done);
+  if (done == num_bytes) return;
   copy_whole_units<std::uint64_t, kScope, kSource>(to, from, num_bytes, done);
   copy_whole_units<std::uint32_t, kScope, kSource>(to, from, num_bytes, done);
   copy_whole_units<std::uint8_t, kScope, kSource>(to, from, num_bytes, done);
 }
 
-template <Scope kScope, Source kSource>
-__device__ inline void copy_bytes(std::byte* to, const std::byte* from, std::uint64_t num_bytes) {
-  const std::uint64_t bits = reinterpret_cast<std::uintptr_t>(to) | reinterpret_cast<std::uintptr_t>(from) | num_bytes;
-  const unsigned member = Members<kScope>::idx();
-  const unsigned num_members = Members<kScope>::count();
-  if (bits % sizeof(uint4) == 0) {
-    copy_few_or_many<uint4, kSource>(to, from, num_bytes / sizeof(uint4), member, num_members);
-  } else if (bits % sizeof(std::uint64_t) == 0 && num_bytes / sizeof(std::uint64_t) <= num_members) {
-    copy_few_or_many<std::uint64_t, kSource>(to, from, num_bytes / sizeof(std::uint64_t), member, num_members);
-  } else {
-    copy_pieces<kScope, kSource>(to, from, num_bytes);
-  }
+/// The bits that are zero in a copy's addresses and size say in which units it can be made.
+__device__ inline std::uint64_t bits_of(const void* to, const void* from, std::uint64_t num_bytes) {
+  return reinterpret_cast<std::uintptr_t>(to) | reinterpret_cast<std::uintptr_t>(from) | num_bytes;
 }
+
+/// What a member has to do of a short copy, one of at most a unit of 16 or of 8 bytes for each. Made before the members
+/// meet, and without branches, so that little is left to do then.
+template <Scope kScope>
+class Piece {
+ public:
+  /// Of a copy that may be short. `bits`: bits_of its addresses, or of such as are aligned like them.
+  __device__ Piece(void* to, const void* from, std::uint64_t num_bytes, std::uint64_t bits) {
+    const unsigned shift = is_wide(bits) ? 4 : 3;
+    const std::uint64_t at = std::uint64_t{Members<kScope>::idx()} << shift;
+    unit_bytes_ = at < num_bytes ? 1U << shift : 0;
+    to_ = static_cast<std::byte*>(to) + at;
+    from_ = static_cast<const std::byte*>(from) + at;
+  }
+
+  static __device__ bool is_short(std::uint64_t num_bytes, std::uint64_t bits) {
+    const std::uint64_t unit_bytes = is_wide(bits) ? sizeof(uint4) : sizeof(std::uint64_t);
+    return (bits % sizeof(std::uint64_t) == 0) & (num_bytes <= Members<kScope>::count() * unit_bytes);
+  }
+
+  template <Source kSource>
+  __device__ void copy() const {
+    GpuMemory::copy_unit<kSource == Source::kShared>(to_, from_, unit_bytes_);
+  }
+
+ private:
+  static __device__ bool is_wide(std::uint64_t bits) { return bits % sizeof(uint4) == 0; }
+
+  unsigned unit_bytes_;  // 0: there is none for it
+  std::byte* to_;
+  const std::byte* from_;
+};
 
 }  // namespace ferry::device
 

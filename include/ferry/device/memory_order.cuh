@@ -1,9 +1,11 @@
 #ifndef FERRY_DEVICE_MEMORY_ORDER_CUH
 #define FERRY_DEVICE_MEMORY_ORDER_CUH
 
-/// Loads, stores and fences as the one-sided layer uses them, each one PTX instruction (PTX ISA, "Memory Consistency
-/// Model"; sm_70 and later). System scope reaches other GPUs and the host, device scope the threads of one GPU.
+/// Loads, stores and fences as the one-sided layer uses them, each one PTX instruction, or a few (PTX ISA, "Memory
+/// Consistency Model"; sm_70 and later). System scope reaches other GPUs and the host, device scope the threads of one
+/// GPU.
 
+#include <cstddef>
 #include <cstdint>
 
 namespace ferry::device {
@@ -84,6 +86,39 @@ struct GpuMemory {
   template <typename Unit>
   static __device__ Unit load_fresh(const Unit* address) {
     return *static_cast<const volatile Unit*>(address);
+  }
+  /// Copies 16 bytes, 8 or none. `kFresh`: from global memory, as load_fresh; otherwise to it. Without branches, which
+  /// the threads of a warp would take in turn: about 100 cycles where a single one of them copies. The zeros are for
+  /// the compiler, which would keep values of one call for the next.
+  template <bool kFresh>
+  static __device__ void copy_unit(std::byte* to, const std::byte* from, unsigned num_bytes) {
+    if constexpr (kFresh) {
+      asm volatile(
+          "{\n"
+          ".reg .pred wide, narrow;\n.reg .u32 a, b, c, d;\n.reg .u64 e;\n"
+          "setp.eq.u32 wide, %2, 16;\nsetp.eq.u32 narrow, %2, 8;\n"
+          "mov.u32 a, 0;\nmov.u32 b, 0;\nmov.u32 c, 0;\nmov.u32 d, 0;\nmov.u64 e, 0;\n"
+          "@wide ld.relaxed.sys.global.v4.u32 {a, b, c, d}, [%1];\n"
+          "@narrow ld.relaxed.sys.global.u64 e, [%1];\n"
+          "@wide st.v4.u32 [%0], {a, b, c, d};\n"
+          "@narrow st.u64 [%0], e;\n"
+          "}" ::"l"(to),
+          "l"(from), "r"(num_bytes)
+          : "memory");
+    } else {
+      asm volatile(
+          "{\n"
+          ".reg .pred wide, narrow;\n.reg .u32 a, b, c, d;\n.reg .u64 e;\n"
+          "setp.eq.u32 wide, %2, 16;\nsetp.eq.u32 narrow, %2, 8;\n"
+          "mov.u32 a, 0;\nmov.u32 b, 0;\nmov.u32 c, 0;\nmov.u32 d, 0;\nmov.u64 e, 0;\n"
+          "@wide ld.v4.u32 {a, b, c, d}, [%1];\n"
+          "@narrow ld.u64 e, [%1];\n"
+          "@wide st.global.v4.u32 [%0], {a, b, c, d};\n"
+          "@narrow st.global.u64 [%0], e;\n"
+          "}" ::"l"(to),
+          "l"(from), "r"(num_bytes)
+          : "memory");
+    }
   }
   /// Nanoseconds of a clock that all multiprocessors share, coarse (PTX ISA, %globaltimer).
   static __device__ std::uint64_t now_ns() {

@@ -120,7 +120,7 @@ __device__ inline Code put_staged_chunk(const World& world, Request request, con
   code = Members<kScope>::agree(code);
   if (code != Code::kOk) return code;
   if constexpr (kScope == Scope::kWarp) ticket = __shfl_sync(kEveryLane, ticket, 0);
-  copy_bytes<kScope, Source::kOwn>(writer.staging(ticket), source, request.num_bytes);
+  copy_any<kScope, Source::kOwn>(writer.staging(ticket), source, request.num_bytes);
   request.local_offset = writer.staging_offset(ticket);
   Members<kScope>::meet();
   GpuMemory::fence_system();
@@ -152,7 +152,7 @@ __device__ inline Code get_staged_chunk(const World& world, Request request, std
   code = Members<kScope>::agree(code);
   if (code != Code::kOk) return code;
   if constexpr (kScope == Scope::kWarp) reply = __shfl_sync(kEveryLane, reply, 0);
-  copy_bytes<kScope, Source::kShared>(dest, writer.reply_staging(reply), request.num_bytes);
+  copy_any<kScope, Source::kShared>(dest, writer.reply_staging(reply), request.num_bytes);
   Members<kScope>::meet();
   if (is_leader<kScope>()) writer.give_reply(reply);
   return Code::kOk;

@@ -56,15 +56,17 @@ struct KernelState {
   RequestRingState ring;
 };
 
-/// Peers whose addresses are in the World itself. Calls find those in the constant memory of a kernel's parameters;
-/// memory of the GPU would be read again after every wait.
-inline constexpr int kNumNearHeaps = 16;
+/// Ranks of the node whose memory is found by the World itself, the first of them. Calls find it in the constant memory
+/// of a kernel's parameters; memory of the GPU would be read again after every wait. A power of two.
+inline constexpr int kNumNearRanks = 16;
 
 struct World {
   int rank = 0;
   int num_ranks = 1;
   int ranks_per_node = 1;
+  int num_near_words = 0;     ///< near ranks (below) whose words this GPU changes: all or none of them
   int first_in_node = 0;      ///< the lowest rank of this node
+  int num_near = 0;           ///< ranks from that one on whose memory is in near_shifts
   std::byte* heap = nullptr;  ///< this rank's symmetric memory
   std::uint64_t heap_bytes = 0;
   std::byte* const* peer_heaps = nullptr;  ///< by index in the node, in memory of the GPU
@@ -73,8 +75,12 @@ struct World {
   std::uint64_t timeout_ns = 0;
   ErrorRecord* errors = nullptr;
   KernelState* state = nullptr;
-  std::byte* near_heaps[kNumNearHeaps] = {};  ///< the first of peer_heaps
-  RequestRing ring;                           ///< without slots where all ranks are of one node and gpu_words
+  /// Bytes from this rank's memory to that of a near rank, by its number modulo kNumNearRanks. Multiples of 16.
+  std::int64_t near_shifts[kNumNearRanks] = {};
+  RequestRing ring;  ///< without slots where all ranks are of one node and gpu_words
+  /// The same World in memory of the GPU. Functions that are not inlined are given this one: if they had the address of
+  /// a kernel's parameters, the compiler would load those again after every barrier and every look at a word.
+  const World* stored = nullptr;
 };
 
 /// One of the ranks that meet at a barrier.

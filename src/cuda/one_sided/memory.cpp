@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <iterator>
 #include <string>
 
 #include "core/group_options.hpp"
@@ -11,6 +10,7 @@
 #include "cuda/driver/device_guard.hpp"
 #include "cuda/one_sided/kernels.hpp"
 #include "cuda/one_sided/registered_memory.hpp"
+#include "one_sided/near_ranks.hpp"
 #include "plan/carver.hpp"
 #include "plan/to_size.hpp"
 
@@ -27,6 +27,7 @@ std::size_t team_words(const Topology& topology) { return to_size(kMaxTeams) * t
 /// Tables of kernels in the arena, or with a null base their size.
 struct Tables {
   ::ferry::device::KernelState* state;
+  ::ferry::device::World* world;
   std::byte** peer_heaps;
   std::uint64_t* epochs;
   ::ferry::device::TeamMate* team_mates;
@@ -36,6 +37,7 @@ struct Tables {
     plan::Carver carver(base);
     Tables tables{};
     tables.state = carver.take<::ferry::device::KernelState>(1);
+    tables.world = carver.take<::ferry::device::World>(1);
     tables.peer_heaps = carver.take<std::byte*>(to_size(topology.ranks_per_node));
     tables.epochs = carver.take<std::uint64_t>(to_size(kMaxTeams));
     tables.team_mates = carver.take<::ferry::device::TeamMate>(team_words(topology));
@@ -120,6 +122,7 @@ Status OneSidedMemory::make_local_parts(const one_sided::Context& context) {
   if (!status.ok()) return status;
   const Tables tables = Tables::at(*block + heap_bytes, context.base.topology);
   world_.state = tables.state;
+  world_.stored = tables.world;
   world_.peer_heaps = tables.peer_heaps;
   epochs_ = tables.epochs;
   team_mates_ = tables.team_mates;
@@ -132,7 +135,7 @@ Status OneSidedMemory::upload(void* to, const void* from, std::size_t num_bytes,
   return status.ok() ? runtime_status(cudaStreamSynchronize(stream()), what) : status;
 }
 
-/// The heaps of this node, where this rank's GPU sees them.
+/// The heaps of this node, where this rank's GPU sees them. The last that the World needs.
 Status OneSidedMemory::adopt_heaps(const one_sided::Context& context) {
   const Topology& topology = context.base.topology;
   const DeviceGuard guard(device_);
@@ -149,10 +152,13 @@ Status OneSidedMemory::adopt_heaps(const one_sided::Context& context) {
     registered_.push_back(std::move(*block));
   }
   world_.heap = peer_heaps_[to_size(topology.rank - first)];
-  const std::size_t num_near = std::min(peer_heaps_.size(), std::size(world_.near_heaps));
-  std::copy_n(peer_heaps_.begin(), num_near, std::begin(world_.near_heaps));
-  return upload(const_cast<std::byte**>(world_.peer_heaps), peer_heaps_.data(), peer_heaps_.size() * sizeof(std::byte*),
-                "OneSided::create: uploading the addresses of the peers");
+  one_sided::set_near_ranks(world_, peer_heaps_);
+  Status status =
+      upload(const_cast<std::byte**>(world_.peer_heaps), peer_heaps_.data(), peer_heaps_.size() * sizeof(std::byte*),
+             "OneSided::create: uploading the addresses of the peers");
+  if (!status.ok()) return status;
+  return upload(const_cast<::ferry::device::World*>(world_.stored), &world_, sizeof(world_),
+                "OneSided::create: uploading what kernels know of it");
 }
 
 Result<std::unique_ptr<OneSidedMemory>> OneSidedMemory::create(const one_sided::Context& context) {

@@ -5,7 +5,9 @@
 /// others, and every change of one may be. One thread of the kernels runs at a time; threads of the host may run
 /// beside them.
 
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include "emulator/emulator.hpp"
 
@@ -46,6 +48,10 @@ struct GpuMemory {
   template <typename Unit>
   static Unit load_fresh(const Unit* address) {
     return *address;
+  }
+  template <bool kFresh>
+  static void copy_unit(std::byte* to, const std::byte* from, unsigned num_bytes) {
+    std::memcpy(to, from, num_bytes);
   }
   static std::uint64_t now_ns() { return emulator::now_ns(); }
 
