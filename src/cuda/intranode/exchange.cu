@@ -20,9 +20,9 @@ __device__ void report_started(const RouteParams& params) {
   if (params.host.result != nullptr) store_relaxed_system(&params.host.result->started, 1);
 }
 
-/// The barriers since the counts were summed have made them known to all threads.
-__device__ void add_counts(const RouteParams& params, const Scratch& scratch) {
-  const auto* const counts = reinterpret_cast<const std::int32_t*>(scratch.totals) +
+/// `totals`: this rank's counts. The barriers since they were summed have made them known to all threads.
+__device__ __noinline__ void add_counts(const RouteParams& params, const int4* totals) {
+  const auto* const counts = reinterpret_cast<const std::int32_t*>(totals) +
                              plan::CountColumns::of(params.ranks.num_ranks, params.num_experts).first_expert;
   add_to_counters(
       params.counters, params.placement, params.num_experts, params.num_local_experts,
@@ -30,8 +30,9 @@ __device__ void add_counts(const RouteParams& params, const Scratch& scratch) {
       [&params](int local) { return params.tables.rows_per_expert[local]; });
 }
 
-/// Ends a call that all ranks refuse: those that made another one wait for `done`.
-__device__ void end_refused(const RankParams& ranks, std::uint64_t epoch) {
+/// Ends a call that all ranks refuse: those that made another one wait for `done`. Not inlined, nor are counters: they
+/// are not for most calls, and a short kernel's time is that of fetching its code.
+__device__ __noinline__ void end_refused(const RankParams& ranks, std::uint64_t epoch) {
   if (warp_idx() != 0) return;
   post_done(ranks, epoch);
   finish_call(ranks, epoch);
@@ -101,7 +102,7 @@ __global__ void __launch_bounds__(kExchangeThreads) exchange_kernel(const __grid
   const Verdict verdict = shared.verdict;
   report_verdict(params, posted, scratch, verdict, shared.num_token_rows, epoch);
   if (verdict.valid) {  // the last step ends the call
-    add_counts(params, scratch);
+    if (has_counters(params.counters)) add_counts(params, scratch.totals);
     return;
   }
   if (!verdict.go) {

@@ -64,6 +64,7 @@ __device__ inline void publish_counts(const RouteParams& params, const Scratch& 
   const int count_quads =
       params.agreement == 0 ? 0 : plan::CountColumns::of(ranks.num_ranks, params.num_experts).num_quads();
   const int num_quads = kHeaderQuads + count_quads;
+#pragma unroll 1
   for (int i = thread; i < ranks.num_ranks * num_quads; i += kExchangeThreads) {
     const int rank = i / num_quads;
     const int quad = i - rank * num_quads;
@@ -103,6 +104,7 @@ struct Posted {
   /// Calls use(source, count) for every source in order; `exists` false: with counts of 0.
   template <typename Use>
   __device__ void for_each_source(int column, bool exists, Use use) const {
+#pragma unroll 1
     for (int first = 0; first < num_ranks; first += kSourceBatch) {
       std::int32_t batch[kSourceBatch];
 #pragma unroll
@@ -125,6 +127,7 @@ __device__ inline void load_headers(const Posted& posted, const Scratch& scratch
   // By threads in the middle: the first and the last have loads of their own to wait for.
   constexpr int kFirst = kExchangeThreads / 2;
   const int thread = (static_cast<int>(threadIdx.x) + kFirst) % kExchangeThreads;
+#pragma unroll 1
   for (int i = thread; i < posted.num_ranks * kWords; i += kExchangeThreads) to[i] = from[i];
 }
 

@@ -21,6 +21,7 @@ __device__ inline Verdict judge(const RouteParams& params, const Scratch& scratc
   unsigned first_bad = num_ranks;
   unsigned first_full = num_ranks;
   unsigned first_other = num_ranks;
+#pragma unroll 1
   for (unsigned rank = static_cast<unsigned>(lane_idx()); rank < num_ranks; rank += kWarpLanes) {
     const CountsHeader& header = scratch.headers[rank];
     equal = equal && header.epoch == epoch && header.agreement == params.agreement;
@@ -51,9 +52,10 @@ __device__ inline Verdict judge(const RouteParams& params, const Scratch& scratc
   return verdict;
 }
 
-/// Records why the call was refused, in the summary and for the host. One thread.
-__device__ inline void report_fault(const RouteParams& params, const Posted& posted, const Scratch& scratch,
-                                    const Verdict& verdict, std::uint64_t epoch) {
+/// Records why the call was refused, in the summary and for the host. One thread. Not inlined, and what is not a
+/// parameter of the kernel is handed over by value: good calls keep that in registers.
+__device__ __noinline__ inline void report_fault(const RouteParams& params, Posted posted, Scratch scratch,
+                                                 Verdict verdict, std::uint64_t epoch) {
   RouteSummary& summary = *params.tables.summary;
   const std::int64_t at = verdict.at;
   const int num_ranks = params.ranks.num_ranks;
@@ -69,6 +71,7 @@ __device__ inline void report_fault(const RouteParams& params, const Posted& pos
     summary.fault_rank = scratch.owner[at];
     summary.fault_row = at;
     summary.fault_value = 0;
+#pragma unroll 1
     for (int source = 0; source < num_ranks; ++source) {
       summary.fault_value += posted.count(source, posted.first_expert + static_cast<int>(at));
     }
@@ -81,6 +84,7 @@ __device__ inline void report_fault(const RouteParams& params, const Posted& pos
   FaultReport& report = *params.host.fault;
   if (*static_cast<volatile std::uint64_t*>(&report.state) != 0) return;
   copy_fault(report, summary);
+#pragma unroll 1
   for (int rank = 0; rank < num_ranks; ++rank)
     report.record_numbers[rank] = record_number_of(params.ranks, rank, epoch);
   fence_system();
@@ -92,6 +96,7 @@ __device__ inline void report_verdict(const RouteParams& params, const Posted& p
                                       const Verdict& verdict, std::int32_t num_token_rows, std::uint64_t epoch) {
   const RankParams& ranks = params.ranks;
   const int thread = static_cast<int>(threadIdx.x);
+#pragma unroll 1
   for (int rank = thread; rank < ranks.num_ranks; rank += kExchangeThreads) {
     const CountsHeader& header = scratch.headers[rank];
     const bool fits = scratch.rank_rows[rank] <= header.source_rows;

@@ -82,14 +82,15 @@ __device__ Rows take_rows(const RouteParams& params, const Entry& entry, std::in
 
 /// Writes a token's destinations in ascending order. All lanes call it.
 __device__ void write_destinations(const RouteParams& params, const Entry& entry, const Rows& rows) {
-  const int width = lanes_per_token(params.num_topk);
-  const int first_lane = lane_idx() / width * width;
+  const int width = TokenLanes(params.num_topk).width();
+  const int first_lane = lane_idx() & ~(width - 1);
   const bool present = entry.exists && entry.expert >= 0;
   const std::uint64_t key = present ? destination_key(entry.owner, rows.row, entry.topk)
                                     : kNoDestination + static_cast<std::uint64_t>(entry.topk);
   int position = 0;
   bool first_of_row = true;
   bool first_of_rank = true;
+#pragma unroll 1
   for (int i = 0; i < width; ++i) {
     const std::uint64_t other = __shfl_sync(0xFFFFFFFFU, key, first_lane + i);
     if (other >= key) continue;
@@ -135,11 +136,13 @@ __device__ void count_runs(const RouteParams& params, int block, std::int32_t* n
   const int num_ranks = params.ranks.num_ranks;
   const int num_runs = num_runs_of(params);
   const bool by_token = params.layout == Layout::kTokens;
+#pragma unroll 1
   for (int i = static_cast<int>(threadIdx.x); i < num_runs * kPlaceWarps; i += kPlaceThreads) next[i] = 0;
   __syncthreads();
   std::int32_t* mine = next + warp_idx() * num_runs;
   const TokenRange range = tokens_of_warp(params, block);
-  const int step = kWarpLanes / lanes_per_token(params.num_topk);
+  const int step = TokenLanes(params.num_topk).tokens_per_warp();
+#pragma unroll 1
   for (std::int64_t token = range.begin; token < range.end; token += step) {
     const Entry entry = load_entry(params, token, range.end);
     if (entry.first_of_rank) atomicAdd(&mine[entry.owner], 1);
@@ -161,6 +164,7 @@ __device__ std::int32_t run_base(const RouteParams& params, int block, int run) 
 __device__ void fill_next(const RouteParams& params, int block, std::int32_t first_base, std::int32_t* next) {
   const int num_runs = num_runs_of(params);
   __syncthreads();
+#pragma unroll 1
   for (int run = static_cast<int>(threadIdx.x); run < num_runs; run += kPlaceThreads) {
     std::int32_t base = run < kPlaceThreads ? first_base : run_base(params, block, run);
     for (int warp = 0; warp < kPlaceWarps; ++warp) {
@@ -220,6 +224,7 @@ __device__ void mark_gaps(const PlaceParams& params, bool valid, std::int32_t* m
   const int num_groups = has_gaps ? route.num_local_experts : 0;
   std::int32_t* const offsets = memory;  // [L + 1]
   std::int32_t* const group_rows = memory + num_groups + 1;
+#pragma unroll 1
   for (int i = static_cast<int>(threadIdx.x); has_gaps && i <= num_groups; i += kPlaceThreads) {
     offsets[i] = static_cast<std::int32_t>(route.tables.row_offsets[i]);
     if (i < num_groups) group_rows[i] = route.tables.rows_per_expert[i];
@@ -228,6 +233,7 @@ __device__ void mark_gaps(const PlaceParams& params, bool valid, std::int32_t* m
   const std::int64_t first = has_gaps ? 0 : num_used;
   const std::int64_t end = params.num_bounded_rows > num_used ? params.num_bounded_rows : num_used;
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kPlaceThreads;
+#pragma unroll 1
   for (std::int64_t row = first + static_cast<std::int64_t>(blockIdx.x) * kPlaceThreads + threadIdx.x; row < end;
        row += step) {
     if (row < num_used && !plan::is_gap(offsets, group_rows, num_groups, static_cast<std::int32_t>(row))) continue;
@@ -262,6 +268,7 @@ __global__ void __launch_bounds__(kPlaceThreads) place_kernel(const __grid_const
   if (params.announces && blockIdx.x == 0 && warp_idx() == 0) post_entry(ranks, params.entry, epoch);
   if (!find_sources(ranks, loads, epoch, shared.sources)) return;
   const int num_runs = num_runs_of(route);
+#pragma unroll 1
   for (int block = first_block; block < route.num_blocks; block += static_cast<int>(gridDim.x)) {
     std::int32_t first_base = loads.run_base;
     if (block != first_block) {
@@ -272,7 +279,8 @@ __global__ void __launch_bounds__(kPlaceThreads) place_kernel(const __grid_const
     }
     fill_next(route, block, first_base, next);
     const TokenRange range = tokens_of_warp(route, block);
-    const int step = kWarpLanes / lanes_per_token(route.num_topk);
+    const int step = TokenLanes(route.num_topk).tokens_per_warp();
+#pragma unroll 1
     for (std::int64_t token = range.begin; token < range.end; token += step) {
       const Entry entry = load_entry(route, token, range.end);
       const Rows rows = take_rows(route, entry, next + warp_idx() * num_runs);
