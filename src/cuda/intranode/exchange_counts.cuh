@@ -29,6 +29,12 @@ __device__ inline T* on_rank(const RankParams& ranks, std::byte* base, T* own) {
   return reinterpret_cast<T*>(base + (reinterpret_cast<std::byte*>(own) - ranks.peer_bases[ranks.rank]));
 }
 
+/// Tells the host a count, if it asks: RouteWords. 64 bits, of which it gets what there is in routes that are good.
+__device__ inline void tell_host(const RouteParams& params, std::uint64_t* word, std::int64_t count) {
+  if (params.host_words.words == nullptr) return;
+  store_relaxed_system(word, RouteWords::kThere | static_cast<std::uint32_t>(count));
+}
+
 /// Fills in this rank's header. One thread, after sum_blocks.
 __device__ inline void make_header(const RouteParams& params, Shared& shared, std::uint64_t epoch) {
   const bool counted = params.agreement != 0;

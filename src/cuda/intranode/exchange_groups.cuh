@@ -83,10 +83,10 @@ __device__ inline void place_token_rows(const RouteParams& params, const Posted&
       const bool exists = source < num_ranks;
       const std::int32_t count = exists ? posted.count(source, rank) : 0;
       if (exists) params.tables.rank_counts[source * num_ranks + rank] = count;
-      if (by_token && source == me) scratch.to_rank[rank] = count;
+      if (by_token && source == me) tell_host(params, params.host_words.to_rank() + rank, count);
       before_me += sum_lanes(source < me ? count : 0);
       if (rank == me) {
-        if (by_token && exists) scratch.from_rank[source] = count;
+        if (by_token && exists) tell_host(params, params.host_words.from_rank() + source, count);
         const std::int64_t end = rows + scan_warp(count);
         if (exists) params.tables.source_base[source + 1] = static_cast<std::int32_t>(end);
       }
@@ -104,7 +104,7 @@ __device__ inline void place_token_rows(const RouteParams& params, const Posted&
 
 __device__ inline void store_rows_of_expert(const RouteParams& params, int local_expert, std::int64_t rows) {
   params.tables.rows_per_expert[local_expert] = static_cast<std::int32_t>(rows);
-  if (params.host.result != nullptr) params.host.rows_per_expert[local_expert] = static_cast<std::int32_t>(rows);
+  tell_host(params, params.host_words.rows_per_expert() + local_expert, rows);
 }
 
 /// Layout kTokens: rows of all experts, this rank's for the Routing. All threads.
@@ -163,7 +163,7 @@ __device__ inline void place_groups(const RouteParams& params, const Posted& pos
   }
   const auto store_offset = [&params](int local_expert, std::int64_t row) {
     params.tables.row_offsets[local_expert] = row;
-    if (params.host.result != nullptr) params.host.row_offsets[local_expert] = row;
+    tell_host(params, params.host_words.row_offsets() + local_expert, row);
   };
   const std::int32_t* const first_of_rank = scratch.first_of_rank;
 #pragma unroll 1

@@ -102,31 +102,26 @@ __device__ inline void report_verdict(const RouteParams& params, const Posted& p
     const bool fits = scratch.rank_rows[rank] <= header.source_rows;
     params.tables.source_offsets[rank] = fits ? header.source_offset : kAnnouncedLater;
     params.tables.tokens_of_rank[rank] = header.num_tokens;
-    if (params.host.result == nullptr) continue;
-    params.host.from_rank[rank] = scratch.from_rank[rank];
-    params.host.to_rank[rank] = scratch.to_rank[rank];
+    if (params.layout == Layout::kTokens) continue;  // already known
+    tell_host(params, params.host_words.from_rank() + rank, scratch.from_rank[rank]);
+    tell_host(params, params.host_words.to_rank() + rank, scratch.to_rank[rank]);
   }
-  const auto num_used_rows = static_cast<std::int32_t>(scratch.rank_rows[ranks.rank]);
-  if (thread == 0) {
-    RouteSummary& summary = *params.tables.summary;
-    summary.valid = verdict.valid ? 1 : 0;
-    if (verdict.go) {
-      summary.num_used_rows = num_used_rows;
-      summary.num_token_rows = num_token_rows;
-    }
-    if (!verdict.valid) report_fault(params, posted, scratch, verdict, epoch);
-  }
-  if (params.host.result == nullptr) return;
-  RouteResult& result = *params.host.result;
-  if (thread == 0) {
-    result.num_used_rows = num_used_rows;
-    result.num_token_rows = num_token_rows;
-    result.repeats = verdict.repeats ? 1 : 0;
-  }
-  __syncthreads();
   if (thread != 0) return;
-  fence_system();
-  store_relaxed_system(&result.state, verdict.valid ? 1 : 2);
+  const auto num_used_rows = static_cast<std::int32_t>(scratch.rank_rows[ranks.rank]);
+  RouteSummary& summary = *params.tables.summary;
+  summary.valid = verdict.valid ? 1 : 0;
+  if (verdict.go) {
+    summary.num_used_rows = num_used_rows;
+    summary.num_token_rows = num_token_rows;
+  }
+  tell_host(params, params.host_words.used_rows(), num_used_rows);
+  tell_host(params, params.host_words.token_rows(), num_token_rows);
+  tell_host(params, params.host_words.repeats(), verdict.repeats ? 1 : 0);
+  // What made a route bad is there before the host knows of it.
+  if (!verdict.valid) report_fault(params, posted, scratch, verdict, epoch);
+  if (params.host.result == nullptr) return;
+  if (!verdict.valid) fence_system();
+  store_relaxed_system(&params.host.result->state, verdict.valid ? 1 : 2);
 }
 
 }  // namespace ferry::cuda::device

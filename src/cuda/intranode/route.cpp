@@ -155,10 +155,11 @@ Status RouteBuilder::prepare_host(const std::shared_ptr<PinnedMemory>& pinned, D
                                   std::int64_t timeout_ns) {
   params_.host.fault = &pinned->on_device(report)->fault;
   if (captured) return {};
-  Result<RouteResultTables> host = state_->expect_counts({memory_, pinned, report}, ranks_.num_ranks, timeout_ns);
-  if (!host.ok()) return host.status();
-  host->fault = bounded() ? params_.host.fault : pinned->on_device(state_->host.fault);
-  params_.host = *host;
+  const Result<RouteWords> words = state_->expect_words({memory_, pinned, report}, ranks_.num_ranks, timeout_ns);
+  if (!words.ok()) return words.status();
+  params_.host_words = *words;
+  params_.host.result = pinned->on_device(state_->host.result);
+  if (!bounded()) params_.host.fault = pinned->on_device(state_->host.fault);
   return {};
 }
 
