@@ -61,21 +61,31 @@ __global__ void __launch_bounds__(kExchangeThreads) exchange_kernel(const __grid
   }
   const Scratch scratch(memory, exchange.scratch);
   if (thread < ranks.num_ranks) shared.bases[thread] = base;
+  if (thread == 0) {
+    shared.here = true;
+    shared.others = false;
+  }
   if (counted) {
     if (!count_tokens(params, loads, scratch, shared)) return;
+    prepare_groups(params, scratch, shared);
     sum_blocks(params, scratch, shared);
+  } else {
+    __syncthreads();
   }
-  publish_counts(params, scratch, shared, epoch);
-  // What is left to do here takes about as long as the counts of the peers.
+  if (warp_idx() == 0) publish_header(params, shared, epoch);
+  if (counted) publish_counts(params, scratch, shared, epoch);
   if (thread == kExchangeThreads - 1) report_started(params);
+  if (warp_idx() == kFlagWarp) await_flags(ranks, shared, epoch);
+  // Before it is known whether the ranks agree: if they do not, nobody looks at what this makes of their counts.
+  const Posted posted(params, shared, epoch);
   if (counted) {
-    load_placement(params, scratch, shared);
-    write_counts_before(params, scratch);
-  }
-  if (warp_idx() == 0) {
-    // A rank that dispatches or combines instead posts an entry.
-    const bool here = wait_all_ranks(ranks, Awaited::kCounts, count_flags(ranks), epoch, entry_flags(ranks, epoch));
-    if (lane_idx() == 0) shared.here = here;
+    load_headers(posted, scratch);
+    place_token_rows(params, posted, scratch, shared);
+    if (params.layout == Layout::kTokens) {
+      count_expert_rows(params, posted, scratch);
+    } else {
+      place_groups(params, posted, scratch, shared);
+    }
   }
   __syncthreads();
   if (!shared.here) return;
@@ -84,23 +94,10 @@ __global__ void __launch_bounds__(kExchangeThreads) exchange_kernel(const __grid
     end_refused(ranks, epoch);
     return;
   }
-  // Before it is known whether the ranks agree: if they do not, nobody looks at what this makes of their counts.
-  const Posted posted(params, epoch);
-  load_headers(posted, scratch);
-  place_token_rows(params, posted, scratch, shared);
-  if (params.layout == Layout::kTokens) {
-    count_expert_rows(params, posted, scratch);
-  } else {
-    place_groups(params, posted, scratch, shared);
-  }
-  __syncthreads();
-  if (warp_idx() == 0) {
-    const Verdict verdict = judge(params, scratch, shared, epoch);
-    if (lane_idx() == 0) shared.verdict = verdict;
-  }
-  __syncthreads();
-  const Verdict verdict = shared.verdict;
+  const Verdict verdict = judge(params, scratch, shared, epoch);
   report_verdict(params, posted, scratch, verdict, shared.num_token_rows, epoch);
+  // Not before: the host waits for nothing else here.
+  write_counts_before(params, scratch);
   if (verdict.valid) {  // the last step ends the call
     if (has_counters(params.counters)) add_counts(params, scratch.totals);
     return;

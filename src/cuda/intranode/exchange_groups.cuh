@@ -12,21 +12,21 @@
 
 namespace ferry::cuda::device {
 
-/// Copies the rest of the placement to shared memory, and clears what is added to. All threads; a barrier follows.
-__device__ inline void load_placement(const RouteParams& params, const Scratch& scratch, Shared& shared) {
+/// Copies to shared memory what of the placement is not there yet, and clears what is added to. All threads of the block
+/// that exchanges; a barrier follows.
+__device__ inline void prepare_groups(const RouteParams& params, const Scratch& scratch, Shared& shared) {
   const int thread = static_cast<int>(threadIdx.x);
+  if (params.num_experts > kNearExperts) {
 #pragma unroll 1
-  for (int i = thread; i < params.num_experts; i += kExchangeThreads) {
-    scratch.by_owner[i] = params.placement.by_owner[i];
-    if (params.num_experts > kNearExperts) scratch.owner[i] = params.placement.owner[i];
+    for (int i = thread; i < params.num_experts; i += kExchangeThreads) {
+      scratch.by_owner[i] = params.placement.by_owner[i];
+      scratch.owner[i] = params.placement.owner[i];
+    }
   }
-#pragma unroll 1
-  for (int rank = thread; rank <= params.ranks.num_ranks; rank += kExchangeThreads) {
-    scratch.first_of_rank[rank] = params.placement.first_of_rank[rank];
-    if (rank == params.ranks.num_ranks) continue;
-    scratch.rank_rows[rank] = 0;
-    scratch.from_rank[rank] = 0;
-    scratch.to_rank[rank] = 0;
+  if (thread < params.ranks.num_ranks) {
+    scratch.rank_rows[thread] = 0;
+    scratch.from_rank[thread] = 0;
+    scratch.to_rank[thread] = 0;
   }
   if (thread == 0) {
     shared.first_full_expert = kNoExpert;
