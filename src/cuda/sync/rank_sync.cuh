@@ -172,7 +172,7 @@ __device__ inline void post_done(const RankParams& ranks, std::uint64_t epoch) {
   fence_async_proxy();
   fence_system();
   for (int rank = lane_idx(); rank < ranks.num_ranks; rank += kWarpLanes) {
-    store_release_system(&control_of(ranks, rank).done[ranks.rank], epoch);
+    store_relaxed_system(&control_of(ranks, rank).done[ranks.rank], epoch);
   }
 }
 
