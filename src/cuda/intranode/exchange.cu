@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(kExchangeThreads) exchange_kernel(const __grid
   // Before it is known whether the ranks agree: if they do not, nobody looks at what this makes of their counts.
   const Posted posted(params, shared, epoch);
   if (counted) {
-    load_headers(posted, scratch);
+    load_headers(params, posted, scratch);
     place_token_rows(params, posted, scratch, shared);
     if (params.layout == Layout::kTokens) {
       count_expert_rows(params, posted, scratch);

@@ -137,8 +137,8 @@ __device__ inline void await_flags(const RankParams& ranks, Shared& shared, std:
   if (others) *static_cast<volatile bool*>(&shared.others) = true;
 }
 
-/// What every rank posts in this epoch. Each thread waits for the words that it reads. Words that will not come count
-/// as 0.
+/// What every rank posts in this epoch. Each thread waits for the words that it reads. Words that will not come are 0:
+/// of a rank that makes another call, or another route, with other counts or none.
 class Posted {
  public:
   __device__ Posted(const RouteParams& params, Shared& shared, std::uint64_t epoch)
@@ -160,6 +160,8 @@ class Posted {
     const std::uint64_t* const address = counts_ + static_cast<std::size_t>(source) * stride_ + column;
     return static_cast<std::int32_t>(await(source, [address] { return load_relaxed_system(address); }));
   }
+  /// For all threads that wait: some of the words may not come.
+  __device__ void stop_waiting() const { *static_cast<volatile bool*>(&shared_->others) = true; }
   /// Word `idx` of the headers of all ranks.
   __device__ std::uint32_t header_word(int idx) const {
     const std::uint64_t* const address = headers_ + idx;
@@ -229,14 +231,21 @@ class Posted {
   std::size_t stride_;
 };
 
-/// Copies the headers of all ranks to shared memory. All threads.
-__device__ inline void load_headers(const Posted& posted, const Scratch& scratch) {
+/// Copies the headers of all ranks to shared memory, and looks for one that is not of the same call. All threads.
+__device__ inline void load_headers(const RouteParams& params, const Posted& posted, const Scratch& scratch) {
   auto* const to = reinterpret_cast<std::uint32_t*>(scratch.headers);
+  constexpr int kAgreementWord = offsetof(CountsHeader, agreement) / sizeof(std::uint32_t);
   // By threads in the middle: the first and the last have words of their own to wait for.
   constexpr int kFirst = kExchangeThreads / 2;
   const int thread = (static_cast<int>(threadIdx.x) + kFirst) % kExchangeThreads;
 #pragma unroll 1
-  for (int i = thread; i < posted.num_ranks * kCountsHeaderWords; i += kExchangeThreads) to[i] = posted.header_word(i);
+  for (int i = thread; i < posted.num_ranks * kCountsHeaderWords; i += kExchangeThreads) {
+    const std::uint32_t word = posted.header_word(i);
+    to[i] = word;
+    const int idx = i % kCountsHeaderWords;
+    if (idx == kAgreementWord && word != static_cast<std::uint32_t>(params.agreement)) posted.stop_waiting();
+    if (idx == kAgreementWord + 1 && word != static_cast<std::uint32_t>(params.agreement >> 32)) posted.stop_waiting();
+  }
 }
 
 }  // namespace ferry::cuda::device
