@@ -174,9 +174,7 @@ __device__ inline void sum_blocks(const RouteParams& params, const Scratch& scra
   const int thread = static_cast<int>(threadIdx.x);
   const auto columns = plan::CountColumns::of(params.ranks.num_ranks, params.num_experts);
   const auto shares = plan::SumShares::of(columns, params.num_blocks, kExchangeThreads);
-  // The header that this thread sends lets peers write into this rank's source table: what calls before have done with
-  // that memory is done. Nobody waits for the fence here but for loads of their own.
-  if (thread == 0) fence_system();
+  // By the last threads first: those have no share of the sums where there are few columns.
 #pragma unroll 1
   for (int block = kExchangeThreads - 1 - thread; block < params.num_blocks; block += kExchangeThreads) {
     const int4 marks = __ldcg(reinterpret_cast<const int4*>(&params.tables.block_marks[block]));
@@ -185,9 +183,8 @@ __device__ inline void sum_blocks(const RouteParams& params, const Scratch& scra
     if (bad_entry != kNoEntry) atomicMin(&shared.bad_entry, bad_entry);
     if (marks.z != 0) shared.repeats = 1;
   }
-  // By the last threads first: the first one has the fence.
 #pragma unroll 1
-  for (int item = kExchangeThreads - 1 - thread; item < shares.num_items(); item += kExchangeThreads) {
+  for (int item = thread; item < shares.num_items(); item += kExchangeThreads) {
     const int part = item / shares.num_quads;
     int4 sum = make_int4(0, 0, 0, 0);
     for_each_row(params, shares, part, item - part * shares.num_quads,

@@ -74,9 +74,8 @@ __global__ void __launch_bounds__(kExchangeThreads) exchange_kernel(const __grid
   }
   if (warp_idx() == 0) publish_header(params, shared, epoch);
   if (counted) publish_counts(params, scratch, shared, epoch);
+  if (counted && warp_idx() == kSourceWarp) publish_source_offset(params, shared, epoch);
   if (thread == kExchangeThreads - 1) report_started(params);
-  // Takes about as long as the counts of the peers.
-  if (counted) write_counts_before(params, scratch);
   if (warp_idx() == kFlagWarp) await_flags(ranks, shared, epoch);
   // Before it is known whether the ranks agree: if they do not, nobody looks at what this makes of their counts.
   const Posted posted(params, shared, epoch);
@@ -98,7 +97,8 @@ __global__ void __launch_bounds__(kExchangeThreads) exchange_kernel(const __grid
   }
   const Verdict verdict = judge(params, scratch, shared, epoch);
   report_verdict(params, posted, scratch, verdict, shared.num_token_rows, epoch);
-  if (verdict.valid) {  // the last step ends the call
+  write_counts_before(params, scratch);  // not before: the host waits for nothing else here
+  if (verdict.valid) {                   // the last step ends the call
     if (has_counters(params.counters)) add_counts(params, scratch.totals);
     return;
   }

@@ -15,8 +15,10 @@ namespace ferry::cuda::device {
 /// Sources whose counts a thread loads together: one latency up to 8 ranks.
 inline constexpr int kSourceBatch = 8;
 
-/// The warp that waits for the flags of all ranks. In small calls it has nothing else to do.
+/// The warp that waits for the flags of all ranks, and the one that lets them write into the source table. In small calls
+/// they have nothing else to do.
 inline constexpr int kFlagWarp = kExchangeWarps / 2 - 1;
+inline constexpr int kSourceWarp = kFlagWarp - 1;
 
 /// Where this rank's headers and counts of `epoch` begin, here and in every rank's memory.
 struct PostedSlot {
@@ -54,29 +56,49 @@ __device__ inline void make_header(const RouteParams& params, Shared& shared, st
   note_bad_homes(params.placement, header.bad_entry, header.bad_id);
   header.homes_hash = hash_of_homes(params.placement);
   header.repeats = counted && shared.repeats != 0 ? 1 : 0;
-  header.source_offset = params.source_offset;
   header.source_rows = params.source_rows;
   header.unused = 0;
 }
 
+/// Of a word; the others are the epoch's.
+inline constexpr int kPayloadBits = 32;
+
 /// Two words of payload, each with the epoch.
 __device__ inline WordPair tagged(std::uint64_t epoch, std::uint32_t first, std::uint32_t second) {
-  return {half_of(epoch) << 32 | first, half_of(epoch) << 32 | second};
+  return {half_of(epoch) << kPayloadBits | first, half_of(epoch) << kPayloadBits | second};
 }
 
-/// Sends every rank this rank's header, and that it routes. All lanes of the first warp, whose first one has fenced for
-/// its words (sum_blocks).
+/// Words of a header that are sent by themselves: where the source table is.
+inline constexpr int kSourceOffsetWords = sizeof(std::int64_t) / sizeof(std::uint32_t);
+static_assert(offsetof(CountsHeader, source_offset) == 0, "the first two");
+
+/// Lets every rank write into this rank's source table: what calls before have done with that memory is done. Nobody
+/// waits for the fence here, nor for what is sent at once elsewhere. All lanes of kSourceWarp.
+__device__ inline void publish_source_offset(const RouteParams& params, const Shared& shared, std::uint64_t epoch) {
+  const RankParams& ranks = params.ranks;
+  const std::size_t mine = PostedSlot(ranks, epoch).first_rank + static_cast<std::size_t>(ranks.rank);
+  const auto offset = static_cast<std::uint64_t>(params.source_offset);
+  const WordPair words =
+      tagged(epoch, static_cast<std::uint32_t>(offset), static_cast<std::uint32_t>(offset >> kPayloadBits));
+  fence_system();
+#pragma unroll 1
+  for (int rank = lane_idx(); rank < ranks.num_ranks; rank += kWarpLanes) {
+    store_pair_relaxed_system(on_rank(ranks, shared.bases[rank], ranks.control.headers + mine * kCountsHeaderWords),
+                              words);
+  }
+}
+
+/// Sends every rank the rest of this rank's header, and that it routes. All lanes of the first warp.
 __device__ inline void publish_header(const RouteParams& params, Shared& shared, std::uint64_t epoch) {
   const RankParams& ranks = params.ranks;
   if (lane_idx() == 0) make_header(params, shared, epoch);
   __syncwarp();
   constexpr int kPairs = kCountsHeaderWords / 2;
   static_assert(kPairs <= kWarpLanes, "a lane for each pair");
-  static_assert(offsetof(CountsHeader, source_offset) == 0, "sent by the lane that has fenced");
   const std::size_t mine = PostedSlot(ranks, epoch).first_rank + static_cast<std::size_t>(ranks.rank);
   std::uint64_t* const own = ranks.control.headers + mine * kCountsHeaderWords + 2 * lane_idx();
   const auto* const payload = reinterpret_cast<const std::uint32_t*>(&shared.header) + 2 * lane_idx();
-  if (lane_idx() < kPairs) {
+  if (lane_idx() >= kSourceOffsetWords / 2 && lane_idx() < kPairs) {
     const WordPair words = tagged(epoch, payload[0], payload[1]);
 #pragma unroll 1
     for (int rank = 0; rank < ranks.num_ranks; ++rank) {
@@ -168,7 +190,13 @@ class Posted {
     return static_cast<std::uint32_t>(
         await(idx / kCountsHeaderWords, [address] { return load_acquire_system(address); }));
   }
-  /// Calls use(source, count) for every source in order; `exists` false: with counts of 0. All lanes of a warp.
+  /// Where a rank's source table is, once this rank may write there.
+  __device__ std::int64_t source_offset(int rank) const {
+    const std::uint64_t low = header_word(rank * kCountsHeaderWords);
+    return static_cast<std::int64_t>(static_cast<std::uint64_t>(header_word(rank * kCountsHeaderWords + 1)) << 32 |
+                                     low);
+  }
+  /// Calls use(source, count) for every source in order; `exists` false: with counts of 0.
   template <typename Use>
   __device__ void for_each_source(int column, bool exists, Use use) const {
     const std::uint64_t* from = counts_ + column;
@@ -189,7 +217,6 @@ class Posted {
 #pragma unroll
         for (int i = kSourceBatch - 1; i >= 0; --i) missing = i < num && !is_here(words[i]) ? i : missing;
       } while (missing < num && goes_on(first + missing, look));
-      __syncwarp();
 #pragma unroll
       for (int i = 0; i < kSourceBatch; ++i) {
         if (first + i < num_ranks)
@@ -231,7 +258,8 @@ class Posted {
   std::size_t stride_;
 };
 
-/// Copies the headers of all ranks to shared memory, and looks for one that is not of the same call. All threads.
+/// Copies the headers of all ranks to shared memory, but for where their source tables are, and looks for one that is
+/// not of the same call. All threads.
 __device__ inline void load_headers(const RouteParams& params, const Posted& posted, const Scratch& scratch) {
   auto* const to = reinterpret_cast<std::uint32_t*>(scratch.headers);
   constexpr int kAgreementWord = offsetof(CountsHeader, agreement) / sizeof(std::uint32_t);
@@ -240,9 +268,10 @@ __device__ inline void load_headers(const RouteParams& params, const Posted& pos
   const int thread = (static_cast<int>(threadIdx.x) + kFirst) % kExchangeThreads;
 #pragma unroll 1
   for (int i = thread; i < posted.num_ranks * kCountsHeaderWords; i += kExchangeThreads) {
+    const int idx = i % kCountsHeaderWords;
+    if (idx < kSourceOffsetWords) continue;
     const std::uint32_t word = posted.header_word(i);
     to[i] = word;
-    const int idx = i % kCountsHeaderWords;
     if (idx == kAgreementWord && word != static_cast<std::uint32_t>(params.agreement)) posted.stop_waiting();
     if (idx == kAgreementWord + 1 && word != static_cast<std::uint32_t>(params.agreement >> 32)) posted.stop_waiting();
   }

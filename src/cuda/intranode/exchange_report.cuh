@@ -91,37 +91,46 @@ __device__ __noinline__ inline void report_fault(const RouteParams& params, Post
   store_release_system(&report.state, 1);
 }
 
-/// Tells later kernels the outcome, and the host if it asks. All threads.
-__device__ inline void report_verdict(const RouteParams& params, const Posted& posted, const Scratch& scratch,
+/// Tells the host the outcome, if it asks, and later kernels. The first thread; of a good route the host waits for
+/// nothing else.
+__device__ inline void report_outcome(const RouteParams& params, const Posted& posted, const Scratch& scratch,
                                       const Verdict& verdict, std::int32_t num_token_rows, std::uint64_t epoch) {
-  const RankParams& ranks = params.ranks;
-  const int thread = static_cast<int>(threadIdx.x);
-#pragma unroll 1
-  for (int rank = thread; rank < ranks.num_ranks; rank += kExchangeThreads) {
-    const CountsHeader& header = scratch.headers[rank];
-    const bool fits = scratch.rank_rows[rank] <= header.source_rows;
-    params.tables.source_offsets[rank] = fits ? header.source_offset : kAnnouncedLater;
-    params.tables.tokens_of_rank[rank] = header.num_tokens;
-    if (params.layout == Layout::kTokens) continue;  // already known
-    tell_host(params, params.host_words.from_rank() + rank, scratch.from_rank[rank]);
-    tell_host(params, params.host_words.to_rank() + rank, scratch.to_rank[rank]);
-  }
-  if (thread != 0) return;
-  const auto num_used_rows = static_cast<std::int32_t>(scratch.rank_rows[ranks.rank]);
+  const auto num_used_rows = static_cast<std::int32_t>(scratch.rank_rows[params.ranks.rank]);
+  RouteResult* const result = params.host.result;
+  if (verdict.valid && result != nullptr) store_relaxed_system(&result->state, 1);
+  tell_host(params, params.host_words.used_rows(), num_used_rows);
+  tell_host(params, params.host_words.token_rows(), num_token_rows);
+  tell_host(params, params.host_words.repeats(), verdict.repeats ? 1 : 0);
   RouteSummary& summary = *params.tables.summary;
   summary.valid = verdict.valid ? 1 : 0;
   if (verdict.go) {
     summary.num_used_rows = num_used_rows;
     summary.num_token_rows = num_token_rows;
   }
-  tell_host(params, params.host_words.used_rows(), num_used_rows);
-  tell_host(params, params.host_words.token_rows(), num_token_rows);
-  tell_host(params, params.host_words.repeats(), verdict.repeats ? 1 : 0);
-  // What made a route bad is there before the host knows of it.
-  if (!verdict.valid) report_fault(params, posted, scratch, verdict, epoch);
-  if (params.host.result == nullptr) return;
-  if (!verdict.valid) fence_system();
-  store_relaxed_system(&params.host.result->state, verdict.valid ? 1 : 2);
+  if (verdict.valid) return;
+  // What made it bad is there before the host knows of it.
+  report_fault(params, posted, scratch, verdict, epoch);
+  if (result == nullptr) return;
+  fence_system();
+  store_relaxed_system(&result->state, 2);
+}
+
+/// The same, and what later kernels need of each rank. All threads.
+__device__ inline void report_verdict(const RouteParams& params, const Posted& posted, const Scratch& scratch,
+                                      const Verdict& verdict, std::int32_t num_token_rows, std::uint64_t epoch) {
+  const int thread = static_cast<int>(threadIdx.x);
+  if (thread == 0) report_outcome(params, posted, scratch, verdict, num_token_rows, epoch);
+#pragma unroll 1
+  for (int rank = thread; rank < params.ranks.num_ranks; rank += kExchangeThreads) {
+    if (params.layout != Layout::kTokens) {  // else already known
+      tell_host(params, params.host_words.from_rank() + rank, scratch.from_rank[rank]);
+      tell_host(params, params.host_words.to_rank() + rank, scratch.to_rank[rank]);
+    }
+    const CountsHeader& header = scratch.headers[rank];
+    const bool fits = scratch.rank_rows[rank] <= header.source_rows;
+    params.tables.tokens_of_rank[rank] = header.num_tokens;
+    params.tables.source_offsets[rank] = verdict.go && fits ? posted.source_offset(rank) : kAnnouncedLater;
+  }
 }
 
 }  // namespace ferry::cuda::device
