@@ -58,6 +58,13 @@ HostResult HostResult::of_words(std::byte* base, std::size_t num_words) {
   return host;
 }
 
+void HostResult::clear() const {
+  *result = {};
+  fault->state = 0;
+  fault->latency = 0;
+  std::fill_n(words, num_words, 0);
+}
+
 std::uint64_t HostResult::state() const {
   const std::uint64_t state = load_acquire(&result->state);
   if (state != 1) return state;
@@ -110,11 +117,11 @@ Status mark_not_routed(std::string_view operation, RouteSummary* summary, cudaSt
 }
 
 Status CudaRouting::take_pinned_data(const CountsMemory& counts, std::size_t bytes, std::int64_t deadline_ns) {
-  Result<std::byte*> data = counts.pinned->take(bytes);
+  Result<std::byte*> data = counts.pinned->take(bytes, false);
   if (!data.ok()) {
     // What Routings that are gone have left may be all that is missing.
     counts.owner->release_finished();
-    data = counts.pinned->take(bytes);
+    data = counts.pinned->take(bytes, false);
   }
   if (!data.ok()) return data.status();
   memory_owner = counts.owner;
@@ -132,6 +139,7 @@ Result<RouteResultTables> CudaRouting::expect_counts(const CountsMemory& counts,
   const std::size_t bytes = HostResult::at(nullptr, size, num_local).size_bytes;
   if (Status status = take_pinned_data(counts, bytes, deadline_ns); !status.ok()) return status;
   host = HostResult::at(pinned_data, size, num_local);
+  host.clear();
   num_rows_from_rank.resize(size);
   RouteResultTables seen;
   seen.result = pinned->on_device(host.result);
@@ -152,6 +160,7 @@ Result<RouteWords> CudaRouting::expect_words(const CountsMemory& counts, int num
   const std::size_t bytes = HostResult::of_words(nullptr, num_words).size_bytes;
   if (Status status = take_pinned_data(counts, bytes, deadline_ns); !status.ok()) return status;
   host = HostResult::of_words(pinned_data, num_words);
+  host.clear();
   num_rows_from_rank.resize(size);
   RouteWords seen = words_of_host();
   seen.words = pinned->on_device(host.words);

@@ -32,6 +32,8 @@ struct HostResult {
 
   static HostResult at(std::byte* base, std::size_t num_ranks, std::size_t num_local_experts);
   static HostResult of_words(std::byte* base, std::size_t num_words);
+  /// Zeroes what tells that nothing is known yet.
+  void clear() const;
   /// 0: not known yet, 1: counts are there, 2: refused.
   std::uint64_t state() const;
   /// Whether the stream has come to the route.
