@@ -87,7 +87,7 @@ TEST(Control, PartsLieSideBySide) {
             part("done", control.done, num_ranks),
             part("block_done", control.block_done, num_ranks * kMaxCallBlocks),
             part("counts_ready", control.counts_ready, num_ranks),
-            part("headers", control.headers, 2 * num_ranks),
+            part("headers", control.headers, 2 * num_ranks * kCountsHeaderWords),
             part("counts", control.counts, 2 * num_ranks * Control::counts_stride(num_ranks)),
             part("local", control.local, 1),
         },

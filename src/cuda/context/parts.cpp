@@ -163,9 +163,19 @@ Status make_local_parts(const BackendContext& context, const DeviceFacts& facts,
                                  "Group::create: clearing the control block");
   const std::uint64_t epoch = first_epoch().load();
   if (status.ok() && epoch != 0) {
-    std::uint64_t* const word = &Control::at(control->get(), num_ranks).local->epoch;
-    status = runtime_status(cudaMemcpyAsync(word, &epoch, sizeof(epoch), cudaMemcpyHostToDevice, parts.stream->get()),
-                            "Group::create: setting the epoch");
+    const Control words = Control::at(control->get(), num_ranks);
+    status = runtime_status(
+        cudaMemcpyAsync(&words.local->epoch, &epoch, sizeof(epoch), cudaMemcpyHostToDevice, parts.stream->get()),
+        "Group::create: setting the epoch");
+    // No calls have written there yet, as they would have by then: of some other epoch.
+    constexpr int kOtherEpoch = 0x5A;
+    auto* const end = reinterpret_cast<std::byte*>(words.local);
+    auto* const begin = reinterpret_cast<std::byte*>(words.headers);
+    if (status.ok()) {
+      status = runtime_status(
+          cudaMemsetAsync(begin, kOtherEpoch, static_cast<std::size_t>(end - begin), parts.stream->get()),
+          "Group::create: setting the epoch");
+    }
   }
   if (!status.ok()) return status;
   return runtime_status(cudaStreamSynchronize(parts.stream->get()), "Group::create: clearing the control block");

@@ -20,8 +20,10 @@ __device__ inline int4 add_quads(const int4& a, const int4& b) {
 
 /// What a thread needs first of all to count. Loaded along with what the call starts with: each may go to memory.
 struct FirstLoads {
-  LoadedId id;         ///< of the block's first part
-  std::int32_t owner;  ///< of the expert with the thread's number, if the placement is near
+  LoadedId id;                 ///< of the block's first part
+  std::int32_t owner;          ///< of the expert with the thread's number, if the placement is near
+  std::int32_t by_owner;       ///< the entry with that number, likewise
+  std::int32_t first_of_rank;  ///< of the rank with the thread's number
 };
 
 /// Tokens of one part of them, and how far apart those are that a warp looks at.
@@ -31,7 +33,7 @@ struct PartTokens {
   int per_warp;
 
   __device__ PartTokens(const RouteParams& params, int block)
-      : per_warp(kWarpLanes / lanes_per_token(params.num_topk)) {
+      : per_warp(TokenLanes(params.num_topk).tokens_per_warp()) {
     const std::int64_t begin = static_cast<std::int64_t>(block) * params.tokens_per_block;
     const std::int64_t behind = begin + params.tokens_per_block;
     first = begin + warp_idx() * per_warp;
@@ -48,24 +50,37 @@ __device__ inline LoadedId load_first_id(const RouteParams& params, int block) {
 __device__ inline FirstLoads load_first(const RouteParams& params) {
   const int thread = static_cast<int>(threadIdx.x);
   const bool has_owner = params.num_experts <= kNearExperts && thread < params.num_experts;
-  return {load_first_id(params, static_cast<int>(blockIdx.x)), has_owner ? params.placement.owner[thread] : 0};
+  return {load_first_id(params, static_cast<int>(blockIdx.x)), has_owner ? params.placement.owner[thread] : 0,
+          has_owner ? params.placement.by_owner[thread] : 0,
+          thread <= params.ranks.num_ranks ? params.placement.first_of_rank[thread] : 0};
 }
 
-/// Copies the placement's tables that counting reads to shared memory, and returns where they are. All threads; a
+/// Copies the tables of homes. All threads; a barrier follows. Not inlined, as pick_home.
+__device__ __noinline__ inline void load_near_homes(const HomeTables& from, int num_experts, plan::HomeRange* ranges,
+                                                    std::int32_t* homes) {
+#pragma unroll 1
+  for (int i = static_cast<int>(threadIdx.x); i < num_experts; i += kExchangeThreads) {
+    homes[i] = from.homes[i];
+    if (i < from.num_logical) ranges[i] = from.ranges[i];
+  }
+}
+
+/// Copies the placement's tables to shared memory, and returns where those are that counting reads. All threads; a
 /// barrier follows.
 __device__ inline PlacementTables load_near_placement(const RouteParams& params, const FirstLoads& loads,
                                                       const Scratch& scratch) {
   PlacementTables near = params.placement;
-  if (params.num_experts > kNearExperts) return near;
   const int thread = static_cast<int>(threadIdx.x);
-  const bool has_homes = near.homes.ranges != nullptr;
+  if (thread <= params.ranks.num_ranks) scratch.first_of_rank[thread] = loads.first_of_rank;
+  if (params.num_experts > kNearExperts) return near;
+#pragma unroll 1
   for (int i = thread; i < params.num_experts; i += kExchangeThreads) {
     scratch.owner[i] = i == thread ? loads.owner : near.owner[i];
-    if (has_homes) scratch.homes[i] = near.homes.homes[i];
-    if (has_homes && i < near.homes.num_logical) scratch.ranges[i] = near.homes.ranges[i];
+    scratch.by_owner[i] = i == thread ? loads.by_owner : near.by_owner[i];
   }
   near.owner = scratch.owner;
-  if (has_homes) {
+  if (near.homes.ranges != nullptr) {
+    load_near_homes(params.placement.homes, params.num_experts, scratch.ranges, scratch.homes);
     near.homes.ranges = scratch.ranges;
     near.homes.homes = scratch.homes;
   }
@@ -78,6 +93,7 @@ __device__ inline void count_part(const RouteParams& params, const PlacementTabl
   const int thread = static_cast<int>(threadIdx.x);
   const auto columns = plan::CountColumns::of(params.ranks.num_ranks, params.num_experts);
   auto* counts = reinterpret_cast<std::int32_t*>(scratch.totals);
+#pragma unroll 1
   for (int column = thread; column < columns.size; column += kExchangeThreads) counts[column] = 0;
   if (thread == 0) {
     shared.bad_entry = kNoEntry;
@@ -86,6 +102,7 @@ __device__ inline void count_part(const RouteParams& params, const PlacementTabl
   __syncthreads();
   const PartTokens tokens(params, block);
   const int step = tokens.per_warp * kExchangeWarps;
+#pragma unroll 1
   for (std::int64_t token = tokens.first; token < tokens.end; token += step) {
     const Entry entry = entry_of(params, placement, loaded);
     loaded = load_lane_id(params, token + step, tokens.end);
@@ -98,6 +115,7 @@ __device__ inline void count_part(const RouteParams& params, const PlacementTabl
   }
   __syncthreads();
   int4* const rows = reinterpret_cast<int4*>(params.tables.block_counts);
+#pragma unroll 1
   for (int quad = thread; quad < columns.num_quads(); quad += kExchangeThreads) {
     rows[static_cast<std::int64_t>(block) * columns.num_quads() + quad] = scratch.totals[quad];
   }
@@ -110,6 +128,7 @@ __device__ inline bool count_tokens(const RouteParams& params, const FirstLoads&
                                     Shared& shared) {
   const PlacementTables placement = load_near_placement(params, loads, scratch);
   LoadedId loaded = loads.id;
+#pragma unroll 1
   for (int block = static_cast<int>(blockIdx.x); block < params.num_blocks; block += static_cast<int>(gridDim.x)) {
     const LoadedId next = load_first_id(params, block + static_cast<int>(gridDim.x));
     count_part(params, placement, block, loaded, scratch, shared);
@@ -124,22 +143,28 @@ __device__ inline bool count_tokens(const RouteParams& params, const FirstLoads&
   return shared.is_last;
 }
 
-/// Calls use(row, quad of counts) for the rows of one part, loading several at a time.
+/// Calls use(row, where its quad is, quad of counts) for the rows of one part, loading several at a time.
 template <typename Use>
 __device__ inline void for_each_row(const RouteParams& params, const plan::SumShares& shares, int part, int quad,
                                     Use use) {
-  const int4* const rows = reinterpret_cast<const int4*>(params.tables.block_counts);
   const int end = shares.end_row(part, params.num_blocks);
-  for (int first = shares.first_row(part); first < end; first += kSumBatch) {
+  int row = shares.first_row(part);
+  int4* at =
+      reinterpret_cast<int4*>(params.tables.block_counts) + static_cast<std::int64_t>(row) * shares.num_quads + quad;
+#pragma unroll 1
+  for (; row < end; row += kSumBatch) {
     int4 batch[kSumBatch];
+    const int4* next = at;
 #pragma unroll
     for (int i = 0; i < kSumBatch; ++i) {
       // From the L2 cache, where other blocks' stores are.
-      if (first + i < end) batch[i] = __ldcg(&rows[static_cast<std::int64_t>(first + i) * shares.num_quads + quad]);
+      batch[i] = row + i < end ? __ldcg(next) : make_int4(0, 0, 0, 0);
+      next += shares.num_quads;
     }
 #pragma unroll
     for (int i = 0; i < kSumBatch; ++i) {
-      if (first + i < end) use(first + i, batch[i]);
+      if (row + i < end) use(row + i, at, batch[i]);
+      at += shares.num_quads;
     }
   }
 }
@@ -150,6 +175,7 @@ __device__ inline void sum_blocks(const RouteParams& params, const Scratch& scra
   const auto columns = plan::CountColumns::of(params.ranks.num_ranks, params.num_experts);
   const auto shares = plan::SumShares::of(columns, params.num_blocks, kExchangeThreads);
   // By the last threads first: those have no share of the sums where there are few columns.
+#pragma unroll 1
   for (int block = kExchangeThreads - 1 - thread; block < params.num_blocks; block += kExchangeThreads) {
     const int4 marks = __ldcg(reinterpret_cast<const int4*>(&params.tables.block_marks[block]));
     const auto bad_entry = static_cast<unsigned long long>(static_cast<std::uint32_t>(marks.y)) << 32 |
@@ -157,16 +183,19 @@ __device__ inline void sum_blocks(const RouteParams& params, const Scratch& scra
     if (bad_entry != kNoEntry) atomicMin(&shared.bad_entry, bad_entry);
     if (marks.z != 0) shared.repeats = 1;
   }
+#pragma unroll 1
   for (int item = thread; item < shares.num_items(); item += kExchangeThreads) {
     const int part = item / shares.num_quads;
     int4 sum = make_int4(0, 0, 0, 0);
     for_each_row(params, shares, part, item - part * shares.num_quads,
-                 [&sum](int, const int4& counts) { sum = add_quads(sum, counts); });
+                 [&sum](int, int4*, const int4& counts) { sum = add_quads(sum, counts); });
     scratch.part_sums[item] = sum;
   }
   __syncthreads();
+#pragma unroll 1
   for (int quad = thread; quad < shares.num_quads; quad += kExchangeThreads) {
     int4 before = make_int4(0, 0, 0, 0);
+#pragma unroll 4
     for (int part = 0; part < shares.num_parts; ++part) {
       int4& part_sum = scratch.part_sums[part * shares.num_quads + quad];
       const int4 sum = part_sum;
@@ -183,8 +212,8 @@ __device__ inline void write_counts_before(const RouteParams& params, const Scra
   const int num_ranks = params.ranks.num_ranks;
   const auto columns = plan::CountColumns::of(num_ranks, params.num_experts);
   const auto shares = plan::SumShares::of(columns, params.num_blocks, kExchangeThreads);
-  int4* const rows = reinterpret_cast<int4*>(params.tables.block_counts);
   const auto write_ranks = [&params, num_ranks](int block, int quad, const int4& counts) {
+    if (quad * plan::kQuad >= num_ranks) return;
     const std::int32_t of_ranks[plan::kQuad] = {counts.x, counts.y, counts.z, counts.w};
 #pragma unroll
     for (int i = 0; i < plan::kQuad; ++i) {
@@ -192,12 +221,13 @@ __device__ inline void write_counts_before(const RouteParams& params, const Scra
       if (rank < num_ranks) params.tables.block_ranks[block * num_ranks + rank] = of_ranks[i];
     }
   };
+#pragma unroll 1
   for (int item = static_cast<int>(threadIdx.x); item < shares.num_items(); item += kExchangeThreads) {
     const int part = item / shares.num_quads;
     const int quad = item - part * shares.num_quads;
     int4 before = scratch.part_sums[item];
-    for_each_row(params, shares, part, quad, [&](int block, const int4& counts) {
-      rows[static_cast<std::int64_t>(block) * shares.num_quads + quad] = before;
+    for_each_row(params, shares, part, quad, [&](int block, int4* at, const int4& counts) {
+      *at = before;
       write_ranks(block, quad, before);
       before = add_quads(before, counts);
     });

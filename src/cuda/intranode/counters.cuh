@@ -19,6 +19,10 @@ __device__ inline void add_to_counter(const CounterTable& counter, int at, std::
   }
 }
 
+__device__ inline bool has_counters(const CounterTables& counters) {
+  return counters.logical.data != nullptr || counters.physical.data != nullptr || counters.received.data != nullptr;
+}
+
 /// own(expert): rows of this rank's tokens for it; received(local): rows of all for a local expert. All threads of a
 /// block.
 template <typename Own, typename Received>

@@ -12,9 +12,17 @@
 namespace ferry::cuda::device {
 
 /// Lanes that a token takes: K rounded up to a power of two.
-__device__ inline int lanes_per_token(int num_topk) {
-  return num_topk <= 1 ? 1 : 1 << (kWarpLanes - __clz(num_topk - 1));
-}
+struct TokenLanes {
+  int shift = 0;  ///< their number is 1 << shift
+
+  __device__ explicit TokenLanes(int num_topk) {
+    if (num_topk > 1) shift = kWarpLanes - __clz(num_topk - 1);
+  }
+  __device__ int width() const { return 1 << shift; }
+  __device__ int tokens_per_warp() const { return kWarpLanes >> shift; }
+  __device__ int token_of(int lane) const { return lane >> shift; }
+  __device__ int topk_of(int lane) const { return lane & (width() - 1); }
+};
 
 struct Entry {
   std::int64_t token = 0;
@@ -43,10 +51,10 @@ struct LoadedId {
 };
 
 __device__ inline LoadedId load_lane_id(const RouteParams& params, std::int64_t first_token, std::int64_t end_token) {
-  const int width = lanes_per_token(params.num_topk);
+  const TokenLanes lanes(params.num_topk);
   LoadedId loaded;
-  loaded.token = first_token + lane_idx() / width;
-  loaded.topk = lane_idx() % width;
+  loaded.token = first_token + lanes.token_of(lane_idx());
+  loaded.topk = lanes.topk_of(lane_idx());
   loaded.exists = loaded.topk < params.num_topk && loaded.token < end_token;
   if (loaded.exists) loaded.id = load_id(params, loaded.token * params.num_topk + loaded.topk);
   return loaded;
@@ -54,7 +62,6 @@ __device__ inline LoadedId load_lane_id(const RouteParams& params, std::int64_t 
 
 /// The entry of this lane, by the tables of `placement`. All lanes call it.
 __device__ inline Entry entry_of(const RouteParams& params, const PlacementTables& placement, const LoadedId& loaded) {
-  const int width = lanes_per_token(params.num_topk);
   Entry entry;
   entry.token = loaded.token;
   entry.topk = loaded.topk;
@@ -66,7 +73,7 @@ __device__ inline Entry entry_of(const RouteParams& params, const PlacementTable
   }
   // Keys name the token within the warp and the run; lanes without an expert get keys of their own.
   const unsigned none = 0x80000000U | static_cast<unsigned>(lane_idx());
-  const auto token_key = static_cast<unsigned>(lane_idx() / width) << 16;
+  const auto token_key = static_cast<unsigned>(TokenLanes(params.num_topk).token_of(lane_idx())) << 16;
   entry.same_rank =
       __match_any_sync(0xFFFFFFFFU, entry.expert < 0 ? none : token_key | static_cast<unsigned>(entry.owner));
   entry.same_expert =

@@ -20,9 +20,9 @@ __device__ void report_started(const RouteParams& params) {
   if (params.host.result != nullptr) store_relaxed_system(&params.host.result->started, 1);
 }
 
-/// The barriers since the counts were summed have made them known to all threads.
-__device__ void add_counts(const RouteParams& params, const Scratch& scratch) {
-  const auto* const counts = reinterpret_cast<const std::int32_t*>(scratch.totals) +
+/// `totals`: this rank's counts. The barriers since they were summed have made them known to all threads.
+__device__ __noinline__ void add_counts(const RouteParams& params, const int4* totals) {
+  const auto* const counts = reinterpret_cast<const std::int32_t*>(totals) +
                              plan::CountColumns::of(params.ranks.num_ranks, params.num_experts).first_expert;
   add_to_counters(
       params.counters, params.placement, params.num_experts, params.num_local_experts,
@@ -30,8 +30,9 @@ __device__ void add_counts(const RouteParams& params, const Scratch& scratch) {
       [&params](int local) { return params.tables.rows_per_expert[local]; });
 }
 
-/// Ends a call that all ranks refuse: those that made another one wait for `done`.
-__device__ void end_refused(const RankParams& ranks, std::uint64_t epoch) {
+/// Ends a call that all ranks refuse: those that made another one wait for `done`. Not inlined, nor are counters: they
+/// are not for most calls, and a short kernel's time is that of fetching its code.
+__device__ __noinline__ void end_refused(const RankParams& ranks, std::uint64_t epoch) {
   if (warp_idx() != 0) return;
   post_done(ranks, epoch);
   finish_call(ranks, epoch);
@@ -60,21 +61,32 @@ __global__ void __launch_bounds__(kExchangeThreads) exchange_kernel(const __grid
   }
   const Scratch scratch(memory, exchange.scratch);
   if (thread < ranks.num_ranks) shared.bases[thread] = base;
+  if (thread == 0) {
+    shared.here = true;
+    shared.others = false;
+  }
   if (counted) {
     if (!count_tokens(params, loads, scratch, shared)) return;
+    prepare_groups(params, scratch, shared);
     sum_blocks(params, scratch, shared);
+  } else {
+    __syncthreads();
   }
-  publish_counts(params, scratch, shared, epoch);
-  // What is left to do here takes about as long as the counts of the peers.
+  if (warp_idx() == 0) publish_header(params, shared, epoch);
+  if (counted) publish_counts(params, scratch, shared, epoch);
+  if (counted && warp_idx() == kSourceWarp) publish_source_offset(params, shared, epoch);
   if (thread == kExchangeThreads - 1) report_started(params);
+  if (warp_idx() == kFlagWarp) await_flags(ranks, shared, epoch);
+  // Before it is known whether the ranks agree: if they do not, nobody looks at what this makes of their counts.
+  const Posted posted(params, shared, epoch);
   if (counted) {
-    load_placement(params, scratch, shared);
-    write_counts_before(params, scratch);
-  }
-  if (warp_idx() == 0) {
-    // A rank that dispatches or combines instead posts an entry.
-    const bool here = wait_all_ranks(ranks, Awaited::kCounts, count_flags(ranks), epoch, entry_flags(ranks, epoch));
-    if (lane_idx() == 0) shared.here = here;
+    load_headers(params, posted, scratch);
+    place_token_rows(params, posted, scratch, shared);
+    if (params.layout == Layout::kTokens) {
+      count_expert_rows(params, posted, scratch);
+    } else {
+      place_groups(params, posted, scratch, shared);
+    }
   }
   __syncthreads();
   if (!shared.here) return;
@@ -83,25 +95,11 @@ __global__ void __launch_bounds__(kExchangeThreads) exchange_kernel(const __grid
     end_refused(ranks, epoch);
     return;
   }
-  // Before it is known whether the ranks agree: if they do not, nobody looks at what this makes of their counts.
-  const Posted posted(params, epoch);
-  load_headers(posted, scratch);
-  place_token_rows(params, posted, scratch, shared);
-  if (params.layout == Layout::kTokens) {
-    count_expert_rows(params, posted, scratch);
-  } else {
-    place_groups(params, posted, scratch, shared);
-  }
-  __syncthreads();
-  if (warp_idx() == 0) {
-    const Verdict verdict = judge(params, scratch, shared, epoch);
-    if (lane_idx() == 0) shared.verdict = verdict;
-  }
-  __syncthreads();
-  const Verdict verdict = shared.verdict;
+  const Verdict verdict = judge(params, scratch, shared, epoch);
   report_verdict(params, posted, scratch, verdict, shared.num_token_rows, epoch);
-  if (verdict.valid) {  // the last step ends the call
-    add_counts(params, scratch);
+  write_counts_before(params, scratch);  // not before: the host waits for nothing else here
+  if (verdict.valid) {                   // the last step ends the call
+    if (has_counters(params.counters)) add_counts(params, scratch.totals);
     return;
   }
   if (!verdict.go) {

@@ -7,11 +7,18 @@
 
 #include "cuda/intranode/entries.cuh"
 #include "cuda/intranode/exchange_scratch.cuh"
+#include "cuda/sync/entry.cuh"
+#include "cuda/sync/word_pair.cuh"
 
 namespace ferry::cuda::device {
 
 /// Sources whose counts a thread loads together: one latency up to 8 ranks.
 inline constexpr int kSourceBatch = 8;
+
+/// The warp that waits for the flags of all ranks, and the one that lets them write into the source table. In small calls
+/// they have nothing else to do.
+inline constexpr int kFlagWarp = kExchangeWarps / 2 - 1;
+inline constexpr int kSourceWarp = kFlagWarp - 1;
 
 /// Where this rank's headers and counts of `epoch` begin, here and in every rank's memory.
 struct PostedSlot {
@@ -24,9 +31,14 @@ struct PostedSlot {
 };
 
 /// The same word of another rank's control block.
-template <typename T>
-__device__ inline T* on_rank(const RankParams& ranks, std::byte* base, T* own) {
-  return reinterpret_cast<T*>(base + (reinterpret_cast<std::byte*>(own) - ranks.peer_bases[ranks.rank]));
+__device__ inline std::uint64_t* on_rank(const RankParams& ranks, std::byte* base, std::uint64_t* own) {
+  return reinterpret_cast<std::uint64_t*>(base + (reinterpret_cast<std::byte*>(own) - ranks.peer_bases[ranks.rank]));
+}
+
+/// Tells the host a count, if it asks: RouteWords. 64 bits, of which it gets what there is in routes that are good.
+__device__ inline void tell_host(const RouteParams& params, std::uint64_t* word, std::int64_t count) {
+  if (params.host_words.words == nullptr) return;
+  store_relaxed_system(word, RouteWords::kThere | static_cast<std::uint32_t>(count));
 }
 
 /// Fills in this rank's header. One thread, after sum_blocks.
@@ -44,88 +56,225 @@ __device__ inline void make_header(const RouteParams& params, Shared& shared, st
   note_bad_homes(params.placement, header.bad_entry, header.bad_id);
   header.homes_hash = hash_of_homes(params.placement);
   header.repeats = counted && shared.repeats != 0 ? 1 : 0;
-  header.source_offset = params.source_offset;
   header.source_rows = params.source_rows;
+  header.unused = 0;
 }
 
-/// Sends every rank this rank's header, and its counts unless it refuses. All threads.
-__device__ inline void publish_counts(const RouteParams& params, const Scratch& scratch, Shared& shared,
-                                      std::uint64_t epoch) {
+/// Of a word; the others are the epoch's.
+inline constexpr int kPayloadBits = 32;
+
+/// Two words of payload, each with the epoch.
+__device__ inline WordPair tagged(std::uint64_t epoch, std::uint32_t first, std::uint32_t second) {
+  return {half_of(epoch) << kPayloadBits | first, half_of(epoch) << kPayloadBits | second};
+}
+
+/// Words of a header that are sent by themselves: where the source table is.
+inline constexpr int kSourceOffsetWords = sizeof(std::int64_t) / sizeof(std::uint32_t);
+static_assert(offsetof(CountsHeader, source_offset) == 0, "the first two");
+
+/// Lets every rank write into this rank's source table: what calls before have done with that memory is done. Nobody
+/// waits for the fence here, nor for what is sent at once elsewhere. All lanes of kSourceWarp.
+__device__ inline void publish_source_offset(const RouteParams& params, const Shared& shared, std::uint64_t epoch) {
   const RankParams& ranks = params.ranks;
-  const int thread = static_cast<int>(threadIdx.x);
-  if (thread == 0) make_header(params, shared, epoch);
-  __syncthreads();
-  const PostedSlot slot(ranks, epoch);
-  const std::size_t mine = slot.first_rank + static_cast<std::size_t>(ranks.rank);
-  auto* const headers = reinterpret_cast<int4*>(&ranks.control.headers[mine]);
-  auto* const counts = reinterpret_cast<int4*>(&ranks.control.counts[mine * slot.stride]);
-  const auto* const header = reinterpret_cast<const int4*>(&shared.header);
-  constexpr int kHeaderQuads = static_cast<int>(sizeof(CountsHeader) / sizeof(int4));
-  const int count_quads =
-      params.agreement == 0 ? 0 : plan::CountColumns::of(ranks.num_ranks, params.num_experts).num_quads();
-  const int num_quads = kHeaderQuads + count_quads;
-  for (int i = thread; i < ranks.num_ranks * num_quads; i += kExchangeThreads) {
-    const int rank = i / num_quads;
-    const int quad = i - rank * num_quads;
-    if (quad < kHeaderQuads) {
-      on_rank(ranks, shared.bases[rank], headers)[quad] = header[quad];
-    } else {
-      on_rank(ranks, shared.bases[rank], counts)[quad - kHeaderQuads] = scratch.totals[quad - kHeaderQuads];
+  const std::size_t mine = PostedSlot(ranks, epoch).first_rank + static_cast<std::size_t>(ranks.rank);
+  const auto offset = static_cast<std::uint64_t>(params.source_offset);
+  const WordPair words =
+      tagged(epoch, static_cast<std::uint32_t>(offset), static_cast<std::uint32_t>(offset >> kPayloadBits));
+  fence_system();
+#pragma unroll 1
+  for (int rank = lane_idx(); rank < ranks.num_ranks; rank += kWarpLanes) {
+    store_pair_relaxed_system(on_rank(ranks, shared.bases[rank], ranks.control.headers + mine * kCountsHeaderWords),
+                              words);
+  }
+}
+
+/// Sends every rank the rest of this rank's header, and that it routes. All lanes of the first warp.
+__device__ inline void publish_header(const RouteParams& params, Shared& shared, std::uint64_t epoch) {
+  const RankParams& ranks = params.ranks;
+  if (lane_idx() == 0) make_header(params, shared, epoch);
+  __syncwarp();
+  constexpr int kPairs = kCountsHeaderWords / 2;
+  static_assert(kPairs <= kWarpLanes, "a lane for each pair");
+  const std::size_t mine = PostedSlot(ranks, epoch).first_rank + static_cast<std::size_t>(ranks.rank);
+  std::uint64_t* const own = ranks.control.headers + mine * kCountsHeaderWords + 2 * lane_idx();
+  const auto* const payload = reinterpret_cast<const std::uint32_t*>(&shared.header) + 2 * lane_idx();
+  if (lane_idx() >= kSourceOffsetWords / 2 && lane_idx() < kPairs) {
+    const WordPair words = tagged(epoch, payload[0], payload[1]);
+#pragma unroll 1
+    for (int rank = 0; rank < ranks.num_ranks; ++rank) {
+      store_pair_relaxed_system(on_rank(ranks, shared.bases[rank], own), words);
     }
   }
-  __syncthreads();
-  if (thread >= ranks.num_ranks) return;
-  fence_system();
-  store_relaxed_system(&on_rank(ranks, shared.bases[thread], ranks.control.counts_ready)[ranks.rank], epoch);
+#pragma unroll 1
+  for (int rank = lane_idx(); rank < ranks.num_ranks; rank += kWarpLanes) {
+    store_relaxed_system(&on_rank(ranks, shared.bases[rank], ranks.control.counts_ready)[ranks.rank], epoch);
+  }
+}
+
+/// Sends every rank this rank's counts. All threads.
+__device__ inline void publish_counts(const RouteParams& params, const Scratch& scratch, const Shared& shared,
+                                      std::uint64_t epoch) {
+  const RankParams& ranks = params.ranks;
+  const PostedSlot slot(ranks, epoch);
+  const std::size_t mine = slot.first_rank + static_cast<std::size_t>(ranks.rank);
+  const auto* const counts = reinterpret_cast<const int2*>(scratch.totals);
+  const int num_pairs = plan::CountColumns::of(ranks.num_ranks, params.num_experts).size / 2;
+  // By the second warp first: the first one sends the header.
+  const int thread = (static_cast<int>(threadIdx.x) + kExchangeThreads - kWarpLanes) % kExchangeThreads;
+#pragma unroll 1
+  for (int i = thread; i < ranks.num_ranks * num_pairs; i += kExchangeThreads) {
+    const int rank = i / num_pairs;
+    const int pair = i - rank * num_pairs;
+    const int2 payload = counts[pair];
+    store_pair_relaxed_system(
+        on_rank(ranks, shared.bases[rank], ranks.control.counts + mine * slot.stride + 2 * pair),
+        tagged(epoch, static_cast<std::uint32_t>(payload.x), static_cast<std::uint32_t>(payload.y)));
+  }
 }
 static_assert(kMaxRanks <= kExchangeThreads, "a thread for each rank");
 
-/// What every rank posted in this epoch.
-struct Posted {
-  const CountsHeader* headers;
-  const std::int32_t* counts;
-  std::size_t stride;
-  int num_ranks;
-  int first_expert;
+/// Of a thread that looks for words and has not found all: the time and `broken` now and then. Returns its deadline; 0
+/// when the wait is over. Not inlined, as what follows a wait that fails.
+__device__ __noinline__ inline std::uint64_t look_around(const RankParams& ranks, int peer, std::uint64_t epoch,
+                                                         std::uint64_t deadline_ns) {
+  if (is_broken(ranks)) return 0;
+  const std::uint64_t now = now_ns();
+  if (deadline_ns == 0) return now + ranks.timeout_ns;
+  if (now < deadline_ns) return deadline_ns;
+  declare_lost(ranks, {Awaited::kCounts, peer, epoch}, {0, epoch, false});
+  return 0;
+}
 
-  __device__ Posted(const RouteParams& params, std::uint64_t epoch)
-      : num_ranks(params.ranks.num_ranks),
-        first_expert(plan::CountColumns::of(params.ranks.num_ranks, params.num_experts).first_expert) {
-    const PostedSlot slot(params.ranks, epoch);
-    headers = params.ranks.control.headers + slot.first_rank;
-    counts = params.ranks.control.counts + slot.first_rank * slot.stride;
-    stride = slot.stride;
+/// Waits for the flags of all ranks, for all threads that look for words meanwhile: those find in `shared` that some
+/// will not come. All lanes of kFlagWarp; a barrier follows.
+__device__ inline void await_flags(const RankParams& ranks, Shared& shared, std::uint64_t epoch) {
+  // A rank that dispatches or combines instead posts an entry.
+  const bool here = wait_all_ranks(ranks, Awaited::kCounts, count_flags(ranks), epoch, entry_flags(ranks, epoch));
+  bool others = !here;
+#pragma unroll 1
+  for (int rank = lane_idx(); rank < ranks.num_ranks; rank += kWarpLanes) {
+    others = others || count_flags(ranks).load(rank) < epoch;
   }
-  /// Volatile: a peer wrote it while this kernel ran.
+  if (!here) shared.here = false;
+  if (others) *static_cast<volatile bool*>(&shared.others) = true;
+}
+
+/// What every rank posts in this epoch. Each thread waits for the words that it reads. Words that will not come are 0:
+/// of a rank that makes another call, or another route, with other counts or none.
+class Posted {
+ public:
+  __device__ Posted(const RouteParams& params, Shared& shared, std::uint64_t epoch)
+      : first_expert(plan::CountColumns::of(params.ranks.num_ranks, params.num_experts).first_expert),
+        num_ranks(params.ranks.num_ranks),
+        ranks_(&params.ranks),
+        shared_(&shared),
+        epoch_(epoch) {
+    const PostedSlot slot(params.ranks, epoch);
+    headers_ = params.ranks.control.headers + slot.first_rank * kCountsHeaderWords;
+    counts_ = params.ranks.control.counts + slot.first_rank * slot.stride;
+    stride_ = slot.stride;
+  }
+
+  int first_expert;  ///< column
+  int num_ranks;
+
   __device__ std::int32_t count(int source, int column) const {
-    return *static_cast<const volatile std::int32_t*>(counts + static_cast<std::size_t>(source) * stride + column);
+    const std::uint64_t* const address = counts_ + static_cast<std::size_t>(source) * stride_ + column;
+    return static_cast<std::int32_t>(await(source, [address] { return load_relaxed_system(address); }));
+  }
+  /// For all threads that wait: some of the words may not come.
+  __device__ void stop_waiting() const { *static_cast<volatile bool*>(&shared_->others) = true; }
+  /// Word `idx` of the headers of all ranks.
+  __device__ std::uint32_t header_word(int idx) const {
+    const std::uint64_t* const address = headers_ + idx;
+    return static_cast<std::uint32_t>(
+        await(idx / kCountsHeaderWords, [address] { return load_acquire_system(address); }));
+  }
+  /// Where a rank's source table is, once this rank may write there.
+  __device__ std::int64_t source_offset(int rank) const {
+    const std::uint64_t low = header_word(rank * kCountsHeaderWords);
+    return static_cast<std::int64_t>(static_cast<std::uint64_t>(header_word(rank * kCountsHeaderWords + 1)) << 32 |
+                                     low);
   }
   /// Calls use(source, count) for every source in order; `exists` false: with counts of 0.
   template <typename Use>
   __device__ void for_each_source(int column, bool exists, Use use) const {
+    const std::uint64_t* from = counts_ + column;
+#pragma unroll 1
     for (int first = 0; first < num_ranks; first += kSourceBatch) {
-      std::int32_t batch[kSourceBatch];
+      const int num = !exists ? 0 : num_ranks - first < kSourceBatch ? num_ranks - first : kSourceBatch;
+      std::uint64_t words[kSourceBatch];
+      Look look;
+      int missing = num;
+      do {
+        const std::uint64_t* address = from;
+#pragma unroll
+        for (int i = 0; i < kSourceBatch; ++i) {
+          words[i] = i < num ? load_relaxed_system(address) : 0;
+          address += stride_;
+        }
+        missing = num;
+#pragma unroll
+        for (int i = kSourceBatch - 1; i >= 0; --i) missing = i < num && !is_here(words[i]) ? i : missing;
+      } while (missing < num && goes_on(first + missing, look));
 #pragma unroll
       for (int i = 0; i < kSourceBatch; ++i) {
-        batch[i] = exists && first + i < num_ranks ? count(first + i, column) : 0;
+        if (first + i < num_ranks)
+          use(first + i, is_here(words[i]) && i < num ? static_cast<std::int32_t>(words[i]) : 0);
       }
-#pragma unroll
-      for (int i = 0; i < kSourceBatch; ++i) {
-        if (first + i < num_ranks) use(first + i, batch[i]);
-      }
+      from += kSourceBatch * stride_;
     }
   }
+
+ private:
+  struct Look {
+    unsigned spins = 0;
+    std::uint64_t deadline_ns = 0;
+  };
+  __device__ bool is_here(std::uint64_t word) const { return word >> 32 == half_of(epoch_); }
+  template <typename Load>
+  __device__ std::uint64_t await(int source, Load load) const {
+    Look look;
+    std::uint64_t word = load();
+    while (!is_here(word)) {
+      if (!goes_on(source, look)) return 0;
+      word = load();
+    }
+    return word;
+  }
+  __device__ bool goes_on(int source, Look& look) const {
+    if (*static_cast<volatile bool*>(&shared_->others)) return false;
+    if (++look.spins % kSpinsPerCheck != 0) return true;
+    look.deadline_ns = look_around(*ranks_, source, epoch_, look.deadline_ns);
+    if (look.deadline_ns == 0) shared_->here = false;
+    return look.deadline_ns != 0;
+  }
+
+  const RankParams* ranks_;
+  Shared* shared_;
+  std::uint64_t epoch_;
+  const std::uint64_t* headers_;
+  const std::uint64_t* counts_;
+  std::size_t stride_;
 };
 
-/// Copies the headers of all ranks to shared memory. All threads.
-__device__ inline void load_headers(const Posted& posted, const Scratch& scratch) {
-  constexpr int kWords = static_cast<int>(sizeof(CountsHeader) / sizeof(std::uint64_t));
-  const auto* const from = reinterpret_cast<const volatile std::uint64_t*>(posted.headers);
-  auto* const to = reinterpret_cast<std::uint64_t*>(scratch.headers);
-  // By threads in the middle: the first and the last have loads of their own to wait for.
+/// Copies the headers of all ranks to shared memory, but for where their source tables are, and looks for one that is
+/// not of the same call. All threads.
+__device__ inline void load_headers(const RouteParams& params, const Posted& posted, const Scratch& scratch) {
+  auto* const to = reinterpret_cast<std::uint32_t*>(scratch.headers);
+  constexpr int kAgreementWord = offsetof(CountsHeader, agreement) / sizeof(std::uint32_t);
+  // By threads in the middle: the first and the last have words of their own to wait for.
   constexpr int kFirst = kExchangeThreads / 2;
   const int thread = (static_cast<int>(threadIdx.x) + kFirst) % kExchangeThreads;
-  for (int i = thread; i < posted.num_ranks * kWords; i += kExchangeThreads) to[i] = from[i];
+#pragma unroll 1
+  for (int i = thread; i < posted.num_ranks * kCountsHeaderWords; i += kExchangeThreads) {
+    const int idx = i % kCountsHeaderWords;
+    if (idx < kSourceOffsetWords) continue;
+    const std::uint32_t word = posted.header_word(i);
+    to[i] = word;
+    if (idx == kAgreementWord && word != static_cast<std::uint32_t>(params.agreement)) posted.stop_waiting();
+    if (idx == kAgreementWord + 1 && word != static_cast<std::uint32_t>(params.agreement >> 32)) posted.stop_waiting();
+  }
 }
 
 }  // namespace ferry::cuda::device

@@ -12,19 +12,21 @@
 
 namespace ferry::cuda::device {
 
-/// Copies the rest of the placement to shared memory, and clears what is added to. All threads; a barrier follows.
-__device__ inline void load_placement(const RouteParams& params, const Scratch& scratch, Shared& shared) {
+/// Copies to shared memory what of the placement is not there yet, and clears what is added to. All threads of the block
+/// that exchanges; a barrier follows.
+__device__ inline void prepare_groups(const RouteParams& params, const Scratch& scratch, Shared& shared) {
   const int thread = static_cast<int>(threadIdx.x);
-  for (int i = thread; i < params.num_experts; i += kExchangeThreads) {
-    scratch.by_owner[i] = params.placement.by_owner[i];
-    if (params.num_experts > kNearExperts) scratch.owner[i] = params.placement.owner[i];
+  if (params.num_experts > kNearExperts) {
+#pragma unroll 1
+    for (int i = thread; i < params.num_experts; i += kExchangeThreads) {
+      scratch.by_owner[i] = params.placement.by_owner[i];
+      scratch.owner[i] = params.placement.owner[i];
+    }
   }
-  for (int rank = thread; rank <= params.ranks.num_ranks; rank += kExchangeThreads) {
-    scratch.first_of_rank[rank] = params.placement.first_of_rank[rank];
-    if (rank == params.ranks.num_ranks) continue;
-    scratch.rank_rows[rank] = 0;
-    scratch.from_rank[rank] = 0;
-    scratch.to_rank[rank] = 0;
+  if (thread < params.ranks.num_ranks) {
+    scratch.rank_rows[thread] = 0;
+    scratch.from_rank[thread] = 0;
+    scratch.to_rank[thread] = 0;
   }
   if (thread == 0) {
     shared.first_full_expert = kNoExpert;
@@ -32,23 +34,22 @@ __device__ inline void load_placement(const RouteParams& params, const Scratch& 
   }
 }
 
+/// Inclusive sum over the lanes of a warp.
+__device__ inline std::int64_t scan_warp(std::int64_t value) {
+#pragma unroll 1
+  for (int distance = 1; distance < kWarpLanes; distance *= 2) {
+    const std::int64_t below = __shfl_up_sync(kAllLanes, value, static_cast<unsigned>(distance));
+    if (lane_idx() >= distance) value += below;
+  }
+  return value;
+}
+
 /// Inclusive sum over the block's threads, in thread order.
 __device__ inline std::int64_t scan_block(Shared& shared, std::int64_t value) {
-  std::int64_t sum = value;
-  for (int distance = 1; distance < kWarpLanes; distance *= 2) {
-    const std::int64_t below = __shfl_up_sync(0xFFFFFFFFU, sum, static_cast<unsigned>(distance));
-    if (lane_idx() >= distance) sum += below;
-  }
+  const std::int64_t sum = scan_warp(value);
   if (lane_idx() == kWarpLanes - 1) shared.warp_sums[warp_idx()] = sum;
   __syncthreads();
-  if (warp_idx() == 0) {
-    std::int64_t warp_sum = shared.warp_sums[lane_idx()];
-    for (int distance = 1; distance < kWarpLanes; distance *= 2) {
-      const std::int64_t below = __shfl_up_sync(0xFFFFFFFFU, warp_sum, static_cast<unsigned>(distance));
-      if (lane_idx() >= distance) warp_sum += below;
-    }
-    shared.warp_sums[lane_idx()] = warp_sum;
-  }
+  if (warp_idx() == 0) shared.warp_sums[lane_idx()] = scan_warp(shared.warp_sums[lane_idx()]);
   __syncthreads();
   const std::int64_t result = sum + (warp_idx() > 0 ? shared.warp_sums[warp_idx() - 1] : 0);
   __syncthreads();
@@ -56,26 +57,44 @@ __device__ inline std::int64_t scan_block(Shared& shared, std::int64_t value) {
 }
 static_assert(kExchangeWarps == kWarpLanes, "one warp adds up the warps' sums");
 
-/// Token rows of each (source, rank) pair; where those are the rows, also what the host asks for. All threads.
+/// Sum over the lanes of a warp of counts that are not negative: it may take more than 32 bits.
+__device__ inline std::int64_t sum_lanes(std::int32_t count) {
+  constexpr int kHalfBits = 16;
+  const std::uint32_t low = __reduce_add_sync(kAllLanes, static_cast<std::uint32_t>(count) & 0xFFFFU);
+  const std::uint32_t high = __reduce_add_sync(kAllLanes, static_cast<std::uint32_t>(count) >> kHalfBits);
+  return static_cast<std::int64_t>(high) * (std::int64_t{1} << kHalfBits) + low;
+}
+
+/// Token rows of each (source, rank) pair; where those are the rows, also what the host asks for. All threads: a warp
+/// for each rank, a lane for each source.
 __device__ inline void place_token_rows(const RouteParams& params, const Posted& posted, const Scratch& scratch,
                                         Shared& shared) {
   const int num_ranks = params.ranks.num_ranks;
   const int me = params.ranks.rank;
   const bool by_token = params.layout == Layout::kTokens;
-  // By the last threads first: the first ones have experts.
-  for (int rank = kExchangeThreads - 1 - static_cast<int>(threadIdx.x); rank < num_ranks; rank += kExchangeThreads) {
+  // By the last warps first: the first ones have experts.
+#pragma unroll 1
+  for (int rank = kExchangeWarps - 1 - warp_idx(); rank < num_ranks; rank += kExchangeWarps) {
     std::int64_t before_me = 0;
     std::int64_t rows = 0;
-    posted.for_each_source(rank, true, [&](int source, std::int32_t count) {
-      if (source < me) before_me += count;
-      params.tables.rank_counts[source * num_ranks + rank] = count;
-      if (rank == me) params.tables.source_base[source] = static_cast<std::int32_t>(rows);
-      if (by_token && rank == me) scratch.from_rank[source] = count;
-      if (by_token && source == me) scratch.to_rank[rank] = count;
-      rows += count;
-    });
+#pragma unroll 1
+    for (int first = 0; first < num_ranks; first += kWarpLanes) {
+      const int source = first + lane_idx();
+      const bool exists = source < num_ranks;
+      const std::int32_t count = exists ? posted.count(source, rank) : 0;
+      if (exists) params.tables.rank_counts[source * num_ranks + rank] = count;
+      if (by_token && source == me) tell_host(params, params.host_words.to_rank() + rank, count);
+      before_me += sum_lanes(source < me ? count : 0);
+      if (rank == me) {
+        if (by_token && exists) tell_host(params, params.host_words.from_rank() + source, count);
+        const std::int64_t end = rows + scan_warp(count);
+        if (exists) params.tables.source_base[source + 1] = static_cast<std::int32_t>(end);
+      }
+      rows += sum_lanes(count);
+    }
+    if (lane_idx() != 0) continue;
     if (rank == me) {
-      params.tables.source_base[num_ranks] = static_cast<std::int32_t>(rows);
+      params.tables.source_base[0] = 0;
       shared.num_token_rows = static_cast<std::int32_t>(rows);
     }
     params.tables.rank_base[rank] = static_cast<std::int32_t>(before_me);
@@ -85,13 +104,14 @@ __device__ inline void place_token_rows(const RouteParams& params, const Posted&
 
 __device__ inline void store_rows_of_expert(const RouteParams& params, int local_expert, std::int64_t rows) {
   params.tables.rows_per_expert[local_expert] = static_cast<std::int32_t>(rows);
-  if (params.host.result != nullptr) params.host.rows_per_expert[local_expert] = static_cast<std::int32_t>(rows);
+  tell_host(params, params.host_words.rows_per_expert() + local_expert, rows);
 }
 
 /// Layout kTokens: rows of all experts, this rank's for the Routing. All threads.
 __device__ inline void count_expert_rows(const RouteParams& params, const Posted& posted, const Scratch& scratch) {
   const int first_local = scratch.first_of_rank[params.ranks.rank];
   const int end_local = scratch.first_of_rank[params.ranks.rank + 1];
+#pragma unroll 1
   for (int at = static_cast<int>(threadIdx.x); at < params.num_experts; at += kExchangeThreads) {
     const int expert = scratch.by_owner[at];
     std::int64_t rows = 0;
@@ -107,6 +127,7 @@ __device__ inline void place_groups(const RouteParams& params, const Posted& pos
   const int me = params.ranks.rank;
   const int thread = static_cast<int>(threadIdx.x);
   const bool slab = params.layout == Layout::kSlab;
+#pragma unroll 1
   for (int first = 0; first < params.num_experts; first += kExchangeThreads) {
     const int at = first + thread;
     const bool exists = at < params.num_experts;
@@ -142,9 +163,10 @@ __device__ inline void place_groups(const RouteParams& params, const Posted& pos
   }
   const auto store_offset = [&params](int local_expert, std::int64_t row) {
     params.tables.row_offsets[local_expert] = row;
-    if (params.host.result != nullptr) params.host.row_offsets[local_expert] = row;
+    tell_host(params, params.host_words.row_offsets() + local_expert, row);
   };
   const std::int32_t* const first_of_rank = scratch.first_of_rank;
+#pragma unroll 1
   for (int at = thread; at < params.num_experts; at += kExchangeThreads) {
     const int expert = scratch.by_owner[at];
     const int owner = scratch.owner[expert];
@@ -152,6 +174,7 @@ __device__ inline void place_groups(const RouteParams& params, const Posted& pos
     params.tables.expert_base[expert] = static_cast<std::int32_t>(scratch.rows_before[at] + row);
     if (owner == me) store_offset(at - first_of_rank[me], row);
   }
+#pragma unroll 1
   for (int rank = thread; rank < params.ranks.num_ranks; rank += kExchangeThreads) {
     const std::int64_t rows = scratch.group_first[first_of_rank[rank + 1]] - scratch.group_first[first_of_rank[rank]];
     scratch.rank_rows[rank] = rows;

@@ -21,6 +21,7 @@ __device__ inline Verdict judge(const RouteParams& params, const Scratch& scratc
   unsigned first_bad = num_ranks;
   unsigned first_full = num_ranks;
   unsigned first_other = num_ranks;
+#pragma unroll 1
   for (unsigned rank = static_cast<unsigned>(lane_idx()); rank < num_ranks; rank += kWarpLanes) {
     const CountsHeader& header = scratch.headers[rank];
     equal = equal && header.epoch == epoch && header.agreement == params.agreement;
@@ -51,9 +52,10 @@ __device__ inline Verdict judge(const RouteParams& params, const Scratch& scratc
   return verdict;
 }
 
-/// Records why the call was refused, in the summary and for the host. One thread.
-__device__ inline void report_fault(const RouteParams& params, const Posted& posted, const Scratch& scratch,
-                                    const Verdict& verdict, std::uint64_t epoch) {
+/// Records why the call was refused, in the summary and for the host. One thread. Not inlined, and what is not a
+/// parameter of the kernel is handed over by value: good calls keep that in registers.
+__device__ __noinline__ inline void report_fault(const RouteParams& params, Posted posted, Scratch scratch,
+                                                 Verdict verdict, std::uint64_t epoch) {
   RouteSummary& summary = *params.tables.summary;
   const std::int64_t at = verdict.at;
   const int num_ranks = params.ranks.num_ranks;
@@ -69,6 +71,7 @@ __device__ inline void report_fault(const RouteParams& params, const Posted& pos
     summary.fault_rank = scratch.owner[at];
     summary.fault_row = at;
     summary.fault_value = 0;
+#pragma unroll 1
     for (int source = 0; source < num_ranks; ++source) {
       summary.fault_value += posted.count(source, posted.first_expert + static_cast<int>(at));
     }
@@ -81,47 +84,53 @@ __device__ inline void report_fault(const RouteParams& params, const Posted& pos
   FaultReport& report = *params.host.fault;
   if (*static_cast<volatile std::uint64_t*>(&report.state) != 0) return;
   copy_fault(report, summary);
+#pragma unroll 1
   for (int rank = 0; rank < num_ranks; ++rank)
     report.record_numbers[rank] = record_number_of(params.ranks, rank, epoch);
   fence_system();
   store_release_system(&report.state, 1);
 }
 
-/// Tells later kernels the outcome, and the host if it asks. All threads.
+/// Tells the host the outcome, if it asks, and later kernels. The first thread; of a good route the host waits for
+/// nothing else.
+__device__ inline void report_outcome(const RouteParams& params, const Posted& posted, const Scratch& scratch,
+                                      const Verdict& verdict, std::int32_t num_token_rows, std::uint64_t epoch) {
+  const auto num_used_rows = static_cast<std::int32_t>(scratch.rank_rows[params.ranks.rank]);
+  RouteResult* const result = params.host.result;
+  if (verdict.valid && result != nullptr) store_relaxed_system(&result->state, 1);
+  tell_host(params, params.host_words.used_rows(), num_used_rows);
+  tell_host(params, params.host_words.token_rows(), num_token_rows);
+  tell_host(params, params.host_words.repeats(), verdict.repeats ? 1 : 0);
+  RouteSummary& summary = *params.tables.summary;
+  summary.valid = verdict.valid ? 1 : 0;
+  if (verdict.go) {
+    summary.num_used_rows = num_used_rows;
+    summary.num_token_rows = num_token_rows;
+  }
+  if (verdict.valid) return;
+  // What made it bad is there before the host knows of it.
+  report_fault(params, posted, scratch, verdict, epoch);
+  if (result == nullptr) return;
+  fence_system();
+  store_relaxed_system(&result->state, 2);
+}
+
+/// The same, and what later kernels need of each rank. All threads.
 __device__ inline void report_verdict(const RouteParams& params, const Posted& posted, const Scratch& scratch,
                                       const Verdict& verdict, std::int32_t num_token_rows, std::uint64_t epoch) {
-  const RankParams& ranks = params.ranks;
   const int thread = static_cast<int>(threadIdx.x);
-  for (int rank = thread; rank < ranks.num_ranks; rank += kExchangeThreads) {
+  if (thread == 0) report_outcome(params, posted, scratch, verdict, num_token_rows, epoch);
+#pragma unroll 1
+  for (int rank = thread; rank < params.ranks.num_ranks; rank += kExchangeThreads) {
+    if (params.layout != Layout::kTokens) {  // else already known
+      tell_host(params, params.host_words.from_rank() + rank, scratch.from_rank[rank]);
+      tell_host(params, params.host_words.to_rank() + rank, scratch.to_rank[rank]);
+    }
     const CountsHeader& header = scratch.headers[rank];
     const bool fits = scratch.rank_rows[rank] <= header.source_rows;
-    params.tables.source_offsets[rank] = fits ? header.source_offset : kAnnouncedLater;
     params.tables.tokens_of_rank[rank] = header.num_tokens;
-    if (params.host.result == nullptr) continue;
-    params.host.from_rank[rank] = scratch.from_rank[rank];
-    params.host.to_rank[rank] = scratch.to_rank[rank];
+    params.tables.source_offsets[rank] = verdict.go && fits ? posted.source_offset(rank) : kAnnouncedLater;
   }
-  const auto num_used_rows = static_cast<std::int32_t>(scratch.rank_rows[ranks.rank]);
-  if (thread == 0) {
-    RouteSummary& summary = *params.tables.summary;
-    summary.valid = verdict.valid ? 1 : 0;
-    if (verdict.go) {
-      summary.num_used_rows = num_used_rows;
-      summary.num_token_rows = num_token_rows;
-    }
-    if (!verdict.valid) report_fault(params, posted, scratch, verdict, epoch);
-  }
-  if (params.host.result == nullptr) return;
-  RouteResult& result = *params.host.result;
-  if (thread == 0) {
-    result.num_used_rows = num_used_rows;
-    result.num_token_rows = num_token_rows;
-    result.repeats = verdict.repeats ? 1 : 0;
-  }
-  __syncthreads();
-  if (thread != 0) return;
-  fence_system();
-  store_relaxed_system(&result.state, verdict.valid ? 1 : 2);
 }
 
 }  // namespace ferry::cuda::device

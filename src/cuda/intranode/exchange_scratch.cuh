@@ -31,8 +31,8 @@ struct alignas(kSharedAlignment) Shared {
   unsigned long long bad_entry;  ///< as BlockMarks, of the block and then of all
   std::uint32_t repeats;
   bool is_last;
-  bool here;
-  Verdict verdict;
+  bool here;    ///< all ranks have come, and all their words; else the group is broken
+  bool others;  ///< words of some rank may not come: it makes another call, or the group is broken
   unsigned long long first_full_expert;  ///< kNoExpert: none
   std::int32_t num_token_rows;           ///< of this rank
   std::int64_t warp_sums[kExchangeWarps];

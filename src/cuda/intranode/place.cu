@@ -47,6 +47,30 @@ __device__ std::uint64_t destination_key(int rank, std::int32_t row, int topk) {
          static_cast<std::uint64_t>(topk);
 }
 
+/// An entry and all else that this rank's own tables say of it.
+struct PlacedEntry {
+  Entry entry;
+  std::int32_t local_expert = 0;
+  float weight = 0;
+};
+
+__device__ PlacedEntry placed_entry(const RouteParams& params, const LoadedId& loaded) {
+  PlacedEntry placed;
+  if (loaded.exists && params.weights != nullptr) {
+    placed.weight = params.weights[loaded.token * params.num_topk + loaded.topk];
+  }
+  placed.entry = entry_of(params, params.placement, loaded);
+  if (placed.entry.expert >= 0) placed.local_expert = params.placement.local_expert[placed.entry.expert];
+  return placed;
+}
+
+/// Entries of a warp, of its first steps, which stay in registers from when they are counted until they are placed: for
+/// T <= 8192 and K <= 8 those are all. What they are loaded from is there before the counts of the peers are.
+constexpr int kKeptSteps = 2;
+struct KeptEntries {
+  PlacedEntry steps[kKeptSteps];
+};
+
 /// Rows of a token's entries, from the warp's running positions.
 struct Rows {
   std::int32_t row = -1;
@@ -81,15 +105,17 @@ __device__ Rows take_rows(const RouteParams& params, const Entry& entry, std::in
 }
 
 /// Writes a token's destinations in ascending order. All lanes call it.
-__device__ void write_destinations(const RouteParams& params, const Entry& entry, const Rows& rows) {
-  const int width = lanes_per_token(params.num_topk);
-  const int first_lane = lane_idx() / width * width;
+__device__ void write_destinations(const RouteParams& params, const PlacedEntry& placed, const Rows& rows) {
+  const Entry& entry = placed.entry;
+  const int width = TokenLanes(params.num_topk).width();
+  const int first_lane = lane_idx() & ~(width - 1);
   const bool present = entry.exists && entry.expert >= 0;
   const std::uint64_t key = present ? destination_key(entry.owner, rows.row, entry.topk)
                                     : kNoDestination + static_cast<std::uint64_t>(entry.topk);
   int position = 0;
   bool first_of_row = true;
   bool first_of_rank = true;
+#pragma unroll 1
   for (int i = 0; i < width; ++i) {
     const std::uint64_t other = __shfl_sync(0xFFFFFFFFU, key, first_lane + i);
     if (other >= key) continue;
@@ -103,7 +129,7 @@ __device__ void write_destinations(const RouteParams& params, const Entry& entry
   destination.rank = -1;
   destination.topk = static_cast<std::uint8_t>(entry.topk);
   if (present) {
-    destination.local_expert = params.placement.local_expert[entry.expert];
+    destination.local_expert = placed.local_expert;
     destination.row = rows.row;
     destination.token_row = rows.token_row;
     destination.rank = static_cast<std::int16_t>(entry.owner);
@@ -114,7 +140,7 @@ __device__ void write_destinations(const RouteParams& params, const Entry& entry
   params.tables.slots[at + entry.topk] = present ? rows.row : -1;
   params.tables.homes[at + entry.topk] = present ? home_of(entry.owner, destination.local_expert) : -1;
   params.tables.ids[at + entry.topk] = entry.expert;
-  if (params.weights != nullptr) params.tables.weights[at + entry.topk] = params.weights[at + entry.topk];
+  if (params.weights != nullptr) params.tables.weights[at + entry.topk] = placed.weight;
 }
 
 /// Lists the token among those that go to its ranks.
@@ -130,21 +156,37 @@ __device__ void write_source(const RouteParams& params, int2* const* sources, co
   if (first) sources[entry.owner][rows.row] = make_int2(params.ranks.rank, static_cast<int>(entry.token));
 }
 
+/// Adds an entry to the runs of its warp.
+__device__ void count_entry(const RouteParams& params, const Entry& entry, std::int32_t* runs) {
+  if (entry.first_of_rank) atomicAdd(&runs[entry.owner], 1);
+  if (params.layout != Layout::kTokens && entry.first_of_expert) {
+    atomicAdd(&runs[params.ranks.num_ranks + entry.expert], 1);
+  }
+}
+
 /// Counts the runs of each warp of counting block `block`, in `next` [warps, runs]. Needs nothing of the exchange.
-__device__ void count_runs(const RouteParams& params, int block, std::int32_t* next) {
-  const int num_ranks = params.ranks.num_ranks;
+__device__ KeptEntries count_runs(const RouteParams& params, int block, std::int32_t* next) {
   const int num_runs = num_runs_of(params);
-  const bool by_token = params.layout == Layout::kTokens;
+#pragma unroll 1
   for (int i = static_cast<int>(threadIdx.x); i < num_runs * kPlaceWarps; i += kPlaceThreads) next[i] = 0;
   __syncthreads();
   std::int32_t* mine = next + warp_idx() * num_runs;
   const TokenRange range = tokens_of_warp(params, block);
-  const int step = kWarpLanes / lanes_per_token(params.num_topk);
-  for (std::int64_t token = range.begin; token < range.end; token += step) {
-    const Entry entry = load_entry(params, token, range.end);
-    if (entry.first_of_rank) atomicAdd(&mine[entry.owner], 1);
-    if (!by_token && entry.first_of_expert) atomicAdd(&mine[num_ranks + entry.expert], 1);
+  const int step = TokenLanes(params.num_topk).tokens_per_warp();
+  LoadedId ids[kKeptSteps];
+#pragma unroll
+  for (int i = 0; i < kKeptSteps; ++i) ids[i] = load_lane_id(params, range.begin + i * step, range.end);
+  KeptEntries kept;
+#pragma unroll
+  for (int i = 0; i < kKeptSteps; ++i) {
+    kept.steps[i] = placed_entry(params, ids[i]);
+    count_entry(params, kept.steps[i].entry, mine);
   }
+#pragma unroll 1
+  for (std::int64_t token = range.begin + kKeptSteps * step; token < range.end; token += step) {
+    count_entry(params, load_entry(params, token, range.end), mine);
+  }
+  return kept;
 }
 
 /// The first position of a run in counting block `block`.
@@ -161,6 +203,7 @@ __device__ std::int32_t run_base(const RouteParams& params, int block, int run) 
 __device__ void fill_next(const RouteParams& params, int block, std::int32_t first_base, std::int32_t* next) {
   const int num_runs = num_runs_of(params);
   __syncthreads();
+#pragma unroll 1
   for (int run = static_cast<int>(threadIdx.x); run < num_runs; run += kPlaceThreads) {
     std::int32_t base = run < kPlaceThreads ? first_base : run_base(params, block, run);
     for (int warp = 0; warp < kPlaceWarps; ++warp) {
@@ -220,6 +263,7 @@ __device__ void mark_gaps(const PlaceParams& params, bool valid, std::int32_t* m
   const int num_groups = has_gaps ? route.num_local_experts : 0;
   std::int32_t* const offsets = memory;  // [L + 1]
   std::int32_t* const group_rows = memory + num_groups + 1;
+#pragma unroll 1
   for (int i = static_cast<int>(threadIdx.x); has_gaps && i <= num_groups; i += kPlaceThreads) {
     offsets[i] = static_cast<std::int32_t>(route.tables.row_offsets[i]);
     if (i < num_groups) group_rows[i] = route.tables.rows_per_expert[i];
@@ -228,6 +272,7 @@ __device__ void mark_gaps(const PlaceParams& params, bool valid, std::int32_t* m
   const std::int64_t first = has_gaps ? 0 : num_used;
   const std::int64_t end = params.num_bounded_rows > num_used ? params.num_bounded_rows : num_used;
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kPlaceThreads;
+#pragma unroll 1
   for (std::int64_t row = first + static_cast<std::int64_t>(blockIdx.x) * kPlaceThreads + threadIdx.x; row < end;
        row += step) {
     if (row < num_used && !plan::is_gap(offsets, group_rows, num_groups, static_cast<std::int32_t>(row))) continue;
@@ -247,7 +292,8 @@ __global__ void __launch_bounds__(kPlaceThreads) place_kernel(const __grid_const
   const RouteParams& route = params.route;
   const RankParams& ranks = route.ranks;
   const auto first_block = static_cast<int>(blockIdx.x);
-  if (first_block < route.num_blocks) count_runs(route, first_block, next);
+  KeptEntries kept;
+  if (first_block < route.num_blocks) kept = count_runs(route, first_block, next);
   await_kernel_before();
   const FirstLoads loads = load_first(route);
   const CallStart start = start_call(ranks, route.tables.summary);
@@ -262,24 +308,31 @@ __global__ void __launch_bounds__(kPlaceThreads) place_kernel(const __grid_const
   if (params.announces && blockIdx.x == 0 && warp_idx() == 0) post_entry(ranks, params.entry, epoch);
   if (!find_sources(ranks, loads, epoch, shared.sources)) return;
   const int num_runs = num_runs_of(route);
+#pragma unroll 1
   for (int block = first_block; block < route.num_blocks; block += static_cast<int>(gridDim.x)) {
     std::int32_t first_base = loads.run_base;
     if (block != first_block) {
-      count_runs(route, block, next);
+      kept = count_runs(route, block, next);
       if (static_cast<int>(threadIdx.x) < num_runs) {
         first_base = run_base(route, block, static_cast<int>(threadIdx.x));
       }
     }
     fill_next(route, block, first_base, next);
     const TokenRange range = tokens_of_warp(route, block);
-    const int step = kWarpLanes / lanes_per_token(route.num_topk);
+    const int step = TokenLanes(route.num_topk).tokens_per_warp();
+    int idx = 0;
+#pragma unroll 1
     for (std::int64_t token = range.begin; token < range.end; token += step) {
-      const Entry entry = load_entry(route, token, range.end);
-      const Rows rows = take_rows(route, entry, next + warp_idx() * num_runs);
-      write_destinations(route, entry, rows);
-      write_sent_token(route, entry, rows);
-      write_source(route, shared.sources, entry, rows);
+      PlacedEntry placed = kept.steps[0];
+      if (idx == 1) placed = kept.steps[1];
+      if (idx >= kKeptSteps) placed = placed_entry(route, load_lane_id(route, token, range.end));
+      ++idx;
+      const Rows rows = take_rows(route, placed.entry, next + warp_idx() * num_runs);
+      write_destinations(route, placed, rows);
+      write_sent_token(route, placed.entry, rows);
+      write_source(route, shared.sources, placed.entry, rows);
     }
+    static_assert(kKeptSteps == 2, "each has a line above");
     __syncthreads();
   }
   mark_gaps(params, true, next);

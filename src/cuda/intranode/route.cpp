@@ -104,7 +104,8 @@ Status RouteBuilder::prepare(RouteHistory& history, std::size_t shared_limit) {
                                    .num_local_experts = state.local_expert_ids.size(),
                                    .num_blocks = to_size(blocks.num_blocks),
                                    .weights = call_.topk_weights.present()};
-  Result<std::shared_ptr<std::byte>> tables = memory_->take(RoutingTables::at(nullptr, shape).size_bytes);
+  // An exact route has time for what rests when it waits for the counts, and none before.
+  Result<std::shared_ptr<std::byte>> tables = memory_->take(RoutingTables::at(nullptr, shape).size_bytes, !bounded());
   if (!tables.ok()) return tables.status();
   state.memory = *tables;
   state.tables = RoutingTables::at(tables->get(), shape);
@@ -155,10 +156,11 @@ Status RouteBuilder::prepare_host(const std::shared_ptr<PinnedMemory>& pinned, D
                                   std::int64_t timeout_ns) {
   params_.host.fault = &pinned->on_device(report)->fault;
   if (captured) return {};
-  Result<RouteResultTables> host = state_->expect_counts({memory_, pinned, report}, ranks_.num_ranks, timeout_ns);
-  if (!host.ok()) return host.status();
-  host->fault = bounded() ? params_.host.fault : pinned->on_device(state_->host.fault);
-  params_.host = *host;
+  const Result<RouteWords> words = state_->expect_words({memory_, pinned, report}, ranks_.num_ranks, timeout_ns);
+  if (!words.ok()) return words.status();
+  params_.host_words = *words;
+  params_.host.result = pinned->on_device(state_->host.result);
+  if (!bounded()) params_.host.fault = pinned->on_device(state_->host.fault);
   return {};
 }
 
@@ -303,6 +305,7 @@ Result<std::shared_ptr<RoutingState>> run(Context& context, RouteHistory& histor
   cudaError_t error = builder.launch_steps(*launch, parts);
   if (error == cudaSuccess && !builder.bounded()) {
     if (call.while_waiting != nullptr) error = tables.emplace(parts, call, state).launch(launch->stream, true);
+    parts.memory->look_through();
     status = await_counts(context, *launch, state.host);
     if (status.ok()) {
       state.adopt_result();

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <sched.h>
 
+#include <algorithm>
 #include <string>
 
 #include "cuda/driver/cuda_call.hpp"
@@ -21,6 +22,16 @@ constexpr std::int64_t kQueueDeadlines = 10;
 
 std::uint64_t load_acquire(const std::uint64_t* word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
 
+/// Of a word that is there.
+std::int64_t count_in(std::uint64_t word) { return static_cast<std::int64_t>(word & (RouteWords::kThere - 1)); }
+
+template <typename Counts>
+void copy_counts(const std::uint64_t* words, std::size_t num_words, Counts& counts) {
+  counts.resize(num_words);
+  std::transform(words, words + num_words, counts.begin(),
+                 [](std::uint64_t word) { return static_cast<typename Counts::value_type>(count_in(word)); });
+}
+
 }  // namespace
 
 HostResult HostResult::at(std::byte* base, std::size_t num_ranks, std::size_t num_local_experts) {
@@ -36,7 +47,33 @@ HostResult HostResult::at(std::byte* base, std::size_t num_ranks, std::size_t nu
   return host;
 }
 
-std::uint64_t HostResult::state() const { return load_acquire(&result->state); }
+HostResult HostResult::of_words(std::byte* base, std::size_t num_words) {
+  plan::Carver carver(base);
+  HostResult host;
+  host.result = carver.take<RouteResult>(1);
+  host.fault = carver.take<FaultReport>(1);
+  host.words = carver.take<std::uint64_t>(num_words);
+  host.num_words = num_words;
+  host.size_bytes = carver.used_bytes();
+  return host;
+}
+
+void HostResult::clear() const {
+  *result = {};
+  fault->state = 0;
+  fault->latency = 0;
+  std::fill_n(words, num_words, 0);
+}
+
+std::uint64_t HostResult::state() const {
+  const std::uint64_t state = load_acquire(&result->state);
+  if (state != 1) return state;
+  // Words come in any order.
+  for (std::size_t i = 0; i < num_words; ++i) {
+    if (load_acquire(&words[i]) == 0) return 0;
+  }
+  return 1;
+}
 
 bool HostResult::started() const { return load_acquire(&result->started) != 0; }
 
@@ -79,24 +116,30 @@ Status mark_not_routed(std::string_view operation, RouteSummary* summary, cudaSt
   return runtime_status(cudaStreamSynchronize(own_stream), clearing);
 }
 
-Result<RouteResultTables> CudaRouting::expect_counts(const CountsMemory& counts, int num_ranks,
-                                                     std::int64_t deadline_ns) {
-  const auto size = to_size(num_ranks);
-  const std::size_t num_local = local_expert_ids.size();
-  const std::size_t bytes = HostResult::at(nullptr, size, num_local).size_bytes;
-  Result<std::byte*> data = counts.pinned->take(bytes);
+Status CudaRouting::take_pinned_data(const CountsMemory& counts, std::size_t bytes, std::int64_t deadline_ns) {
+  Result<std::byte*> data = counts.pinned->take(bytes, false);
   if (!data.ok()) {
     // What Routings that are gone have left may be all that is missing.
     counts.owner->release_finished();
-    data = counts.pinned->take(bytes);
+    data = counts.pinned->take(bytes, false);
   }
   if (!data.ok()) return data.status();
   memory_owner = counts.owner;
   pinned = counts.pinned;
   pinned_data = *data;
-  host = HostResult::at(*data, size, num_local);
   timeout_ns = deadline_ns;
   report = counts.report;
+  return {};
+}
+
+Result<RouteResultTables> CudaRouting::expect_counts(const CountsMemory& counts, int num_ranks,
+                                                     std::int64_t deadline_ns) {
+  const auto size = to_size(num_ranks);
+  const std::size_t num_local = local_expert_ids.size();
+  const std::size_t bytes = HostResult::at(nullptr, size, num_local).size_bytes;
+  if (Status status = take_pinned_data(counts, bytes, deadline_ns); !status.ok()) return status;
+  host = HostResult::at(pinned_data, size, num_local);
+  host.clear();
   num_rows_from_rank.resize(size);
   RouteResultTables seen;
   seen.result = pinned->on_device(host.result);
@@ -104,6 +147,23 @@ Result<RouteResultTables> CudaRouting::expect_counts(const CountsMemory& counts,
   seen.to_rank = pinned->on_device(host.to_rank);
   seen.rows_per_expert = pinned->on_device(host.rows_per_expert);
   seen.row_offsets = pinned->on_device(host.row_offsets);
+  return seen;
+}
+
+RouteWords CudaRouting::words_of_host() const {
+  return {host.words, static_cast<int>(num_rows_from_rank.size()), static_cast<int>(local_expert_ids.size())};
+}
+
+Result<RouteWords> CudaRouting::expect_words(const CountsMemory& counts, int num_ranks, std::int64_t deadline_ns) {
+  const auto size = to_size(num_ranks);
+  const std::size_t num_words = RouteWords::count(size, local_expert_ids.size(), layout != Layout::kTokens);
+  const std::size_t bytes = HostResult::of_words(nullptr, num_words).size_bytes;
+  if (Status status = take_pinned_data(counts, bytes, deadline_ns); !status.ok()) return status;
+  host = HostResult::of_words(pinned_data, num_words);
+  host.clear();
+  num_rows_from_rank.resize(size);
+  RouteWords seen = words_of_host();
+  seen.words = pinned->on_device(host.words);
   return seen;
 }
 
@@ -129,12 +189,22 @@ void CudaRouting::adopt_result() {
   if (adopted_state == 1) {
     const std::size_t num_ranks = num_rows_from_rank.size();
     const std::size_t num_local = local_expert_ids.size();
-    num_used_rows = host.result->num_used_rows;
-    may_repeat_experts = host.result->repeats != 0;
-    num_rows_from_rank.assign(host.from_rank, host.from_rank + num_ranks);
-    num_rows_to_rank.assign(host.to_rank, host.to_rank + num_ranks);
-    num_rows_per_local_expert.assign(host.rows_per_expert, host.rows_per_expert + num_local);
-    if (layout != Layout::kTokens) expert_row_offsets.assign(host.row_offsets, host.row_offsets + num_local + 1);
+    if (host.words != nullptr) {
+      const RouteWords words = words_of_host();
+      num_used_rows = count_in(*words.used_rows());
+      may_repeat_experts = count_in(*words.repeats()) != 0;
+      copy_counts(words.from_rank(), num_ranks, num_rows_from_rank);
+      copy_counts(words.to_rank(), num_ranks, num_rows_to_rank);
+      copy_counts(words.rows_per_expert(), num_local, num_rows_per_local_expert);
+      if (layout != Layout::kTokens) copy_counts(words.row_offsets(), num_local + 1, expert_row_offsets);
+    } else {
+      num_used_rows = host.result->num_used_rows;
+      may_repeat_experts = host.result->repeats != 0;
+      num_rows_from_rank.assign(host.from_rank, host.from_rank + num_ranks);
+      num_rows_to_rank.assign(host.to_rank, host.to_rank + num_ranks);
+      num_rows_per_local_expert.assign(host.rows_per_expert, host.rows_per_expert + num_local);
+      if (layout != Layout::kTokens) expert_row_offsets.assign(host.row_offsets, host.row_offsets + num_local + 1);
+    }
     source = ConstTensorView(source.data, DType::kInt32, {num_used_rows, 2});
   }
   pinned->give(pinned_data, host.size_bytes);

@@ -11,6 +11,7 @@
 #include "core/routing_state.hpp"
 #include "cuda/intranode/homes.hpp"
 #include "cuda/intranode/placements.hpp"
+#include "cuda/intranode/route_params.hpp"
 #include "cuda/intranode/routing_tables.hpp"
 #include "cuda/memory/pinned_memory.hpp"
 #include "cuda/sync/report.hpp"
@@ -25,9 +26,14 @@ struct HostResult {
   std::int64_t* to_rank = nullptr;
   std::int32_t* rows_per_expert = nullptr;
   std::int64_t* row_offsets = nullptr;
+  std::uint64_t* words = nullptr;  ///< in place of the arrays, and of the numbers in `result`: RouteWords
+  std::size_t num_words = 0;
   std::size_t size_bytes = 0;
 
   static HostResult at(std::byte* base, std::size_t num_ranks, std::size_t num_local_experts);
+  static HostResult of_words(std::byte* base, std::size_t num_words);
+  /// Zeroes what tells that nothing is known yet.
+  void clear() const;
   /// 0: not known yet, 1: counts are there, 2: refused.
   std::uint64_t state() const;
   /// Whether the stream has come to the route.
@@ -66,6 +72,8 @@ struct CudaRouting : RoutingState {
   /// Takes pinned memory in which kernels tell the host the counts of `num_ranks` ranks, for `settle` to wait for. The
   /// local experts are known. Returns that memory as kernels see it, but for `fault`.
   Result<RouteResultTables> expect_counts(const CountsMemory& counts, int num_ranks, std::int64_t deadline_ns);
+  /// The same of counts that come as words.
+  Result<RouteWords> expect_words(const CountsMemory& counts, int num_ranks, std::int64_t deadline_ns);
   /// Copies the counts out of pinned memory and gives that back. The result's state is not 0.
   void adopt_result();
 
@@ -94,6 +102,10 @@ struct CudaRouting : RoutingState {
   mutable std::mutex settle_mutex;
   mutable bool gave_up = false;     ///< guarded by settle_mutex
   std::uint64_t adopted_state = 0;  ///< likewise
+
+ private:
+  Status take_pinned_data(const CountsMemory& counts, std::size_t bytes, std::int64_t deadline_ns);
+  RouteWords words_of_host() const;
 };
 
 /// Routings of latency mode lack what dispatch and combine need.

@@ -98,14 +98,14 @@ PinnedMemory::PinnedMemory(std::byte* host, std::byte* device) : host_(host), de
 
 PinnedMemory::~PinnedMemory() { give_back_block(host_, kPinnedBytes); }
 
-Result<std::byte*> PinnedMemory::take(std::size_t bytes) {
+Result<std::byte*> PinnedMemory::take(std::size_t bytes, bool zeroed) {
   const std::lock_guard lock(mutex_);
   const std::optional<std::size_t> offset = heap_.take(bytes);
   if (!offset) {
     return Status(ErrorCode::kCapacity,
                   "route: too many Routings wait for their counts; read the counts of older ones, or drop them");
   }
-  std::memset(host_ + *offset, 0, bytes);
+  if (zeroed) std::memset(host_ + *offset, 0, bytes);
   return host_ + *offset;
 }
 

@@ -31,9 +31,9 @@ class PinnedMemory {
   PinnedMemory& operator=(const PinnedMemory&) = delete;
   ~PinnedMemory();
 
-  /// Zeroed. Any thread.
+  /// Zeroed, unless the caller does that: what kernels wrote last is in no cache of the host. Any thread.
   /// @errors kCapacity: too many routes whose counts have not been read
-  Result<std::byte*> take(std::size_t bytes);
+  Result<std::byte*> take(std::size_t bytes, bool zeroed = true);
   void give(std::byte* host, std::size_t bytes);
   /// Where the GPU sees it.
   template <typename T>

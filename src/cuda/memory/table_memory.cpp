@@ -37,10 +37,7 @@ cudaEvent_t TableMemory::last_call() const {
 }
 
 Result<std::byte*> TableMemory::take_block(std::size_t bytes, bool again) {
-  if (!again) {
-    const std::lock_guard lock(mutex_);
-    reap();
-  }
+  if (!again) look_through();
   Result<std::byte*> data = arena_->take(bytes);
   if (!data.ok() && data.status().code() == ErrorCode::kCapacity) {
     // What rests may be all that is missing. Every call ends by its deadline, so this does too.
@@ -202,6 +199,11 @@ void TableMemory::bury_buffer(std::byte* data, std::size_t bytes) {
 void TableMemory::release_finished() {
   const std::lock_guard lock(mutex_);
   release_unused(Unused::kResting);
+}
+
+void TableMemory::look_through() {
+  const std::lock_guard lock(mutex_);
+  reap();
 }
 
 void TableMemory::reap() { release_unused(kept_.empty() ? Unused::kResting : Unused::kKeptToo); }

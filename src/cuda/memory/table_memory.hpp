@@ -33,7 +33,8 @@ class TableMemory : public std::enable_shared_from_this<TableMemory> {
   ~TableMemory();
 
   /// Freed with the last copy of the pointer, from any thread.
-  /// `again`: right after another block, so that what rests is looked through only if memory is short.
+  /// `again`: right after another block, or before look_through, so that what rests is looked through only if memory is
+  /// short.
   Result<std::shared_ptr<std::byte>> take(std::size_t bytes, bool again = false);
   /// As take, for a block that only kernels of this group's calls use, and no graph: the next such block of its size
   /// may be the same as soon as its owner dies, because later calls run behind those that used it. So a program that
@@ -53,6 +54,8 @@ class TableMemory : public std::enable_shared_from_this<TableMemory> {
   void after_calls(std::function<void()> release);
   /// Releases what rests behind calls that are finished.
   void release_finished();
+  /// What `take` does first, unless it is told not to.
+  void look_through();
   /// Bytes taken and not given back to the arena yet, in pages. Gives back first what no call uses any more.
   std::size_t held_bytes();
 

@@ -19,13 +19,16 @@
 ///                                                    and of calls that are refused
 ///   block_done[s][b]  rank s     relaxed / acquire   the same of block b of s's kernel, in dispatch and combine; s's
 ///                                                    entry says how many blocks there are
-///   counts_ready[s]   rank s     release / acquire   headers and counts [epoch % 2][s]; s's source table may be
-///                                                    written
+///   headers[..][s]    rank s     relaxed / acquire   in slot epoch % 2: s's source table may be written; and the words
+///                                                    of its CountsHeader, each with the epoch's lower half
+///   counts[..][s]     rank s     relaxed             themselves, each with the epoch's lower half
+///   counts_ready[s]   rank s     relaxed / acquire   s routes in this epoch
 ///   local             this rank  device scope        see the kernels
 ///
 /// This rank reads all of them; all but the last are st.release.sys, or fence.acq_rel.sys and st.relaxed.sys, and
-/// ld.acquire.sys. An entry needs no flag of its own, and so no second trip over the link: each of its words is half
-/// payload, half epoch, and one 8-byte store writes both (PTX ISA, "Memory Consistency Model", scalar accesses).
+/// ld.acquire.sys. Entries, headers and counts need no flags of their own, and so no second trip over the link: each of
+/// their words is half payload, half epoch, and one 8-byte store writes both (PTX ISA, "Memory Consistency Model", scalar
+/// accesses).
 ///
 /// A route is one epoch: counts, then every rank writes its part of each receiver's source table, then done. Where a
 /// receiver's rows do not fit the table that it announced with its counts, it announces another in its entry of the
@@ -84,22 +87,24 @@ inline constexpr int kEntryWords = sizeof(EntryMessage) / sizeof(std::uint32_t);
 inline constexpr int kEntrySlotWords = 32;
 static_assert(kEntryWords <= kEntrySlotWords);
 
-/// What precedes a rank's counts.
+/// What a rank sends with its counts.
 struct alignas(16) CountsHeader {
-  std::uint64_t epoch;  ///< an older one: the rank made another call
+  std::int64_t source_offset;  ///< in its arena: its source table, which may be written
+  std::uint64_t epoch;         ///< not this one: the rank made another call
   std::uint64_t agreement;
   std::int64_t record_number;
   std::int64_t max_recv_rows;  ///< 0: not bounded
   std::int64_t num_tokens;     ///< T of that rank
   std::int64_t bad_entry;      ///< index in [T, K] of the first id that is no expert, -1: all are good
   std::int64_t bad_id;
-  std::int64_t repeats;        ///< 1: some token names an expert twice
-  std::int64_t source_offset;  ///< in its arena: its source table
-  std::int64_t source_rows;    ///< that this table has room for
-  std::uint64_t homes_hash;    ///< of a placement that only GPUs know, else 0
+  std::int64_t repeats;      ///< 1: some token names an expert twice
+  std::int64_t source_rows;  ///< that its source table has room for
+  std::uint64_t homes_hash;  ///< of a placement that only GPUs know, else 0
   std::int64_t unused;
 };
-static_assert(sizeof(CountsHeader) % 16 == 0, "posted 16 bytes at a time");
+/// Words of 4 bytes, as it is sent.
+inline constexpr int kCountsHeaderWords = sizeof(CountsHeader) / sizeof(std::uint32_t);
+static_assert(kCountsHeaderWords % 2 == 0, "posted two words at a time");
 
 /// This rank's own words.
 struct LocalState {
@@ -124,8 +129,8 @@ struct Control {
   std::uint64_t* done = nullptr;          ///< [R]
   std::uint64_t* block_done = nullptr;    ///< [R][kMaxCallBlocks]
   std::uint64_t* counts_ready = nullptr;  ///< [R]
-  CountsHeader* headers = nullptr;        ///< [2][R]
-  std::int32_t* counts = nullptr;         ///< [2][R][counts_stride(R)], each a row of plan::CountColumns
+  std::uint64_t* headers = nullptr;       ///< [2][R][kCountsHeaderWords] epoch << 32 | word of the CountsHeader
+  std::uint64_t* counts = nullptr;        ///< [2][R][counts_stride(R)] epoch << 32 | count; rows of plan::CountColumns
   LocalState* local = nullptr;
   std::size_t size_bytes = 0;
 
@@ -144,8 +149,8 @@ struct Control {
     control.done = carver.take<std::uint64_t>(num_ranks);
     control.block_done = carver.take<std::uint64_t>(num_ranks * kMaxCallBlocks);
     control.counts_ready = carver.take<std::uint64_t>(num_ranks);
-    control.headers = carver.take<CountsHeader>(2 * num_ranks);
-    control.counts = carver.take<std::int32_t>(2 * num_ranks * counts_stride(num_ranks));
+    control.headers = carver.take<std::uint64_t>(2 * num_ranks * kCountsHeaderWords);
+    control.counts = carver.take<std::uint64_t>(2 * num_ranks * counts_stride(num_ranks));
     control.local = carver.take<LocalState>(1);
     control.size_bytes = carver.used_bytes();
     return control;

@@ -117,16 +117,9 @@ __device__ inline bool wait_entry_field(const RankParams& ranks, int rank, std::
   return wait_until(ranks, {Awaited::kEntry, rank, epoch}, read, epoch, StepCount(ranks, rank));
 }
 
-/// The number of a rank's call record in this epoch, whatever call it makes.
-__device__ inline std::int64_t record_number_of(const RankParams& ranks, int rank, std::uint64_t epoch) {
-  if (count_flags(ranks).load(rank) >= epoch && entry_flags(ranks, epoch).load(rank) < epoch) {
-    const std::uint64_t first = epoch % 2 * static_cast<std::uint64_t>(ranks.num_ranks);
-    return static_cast<const volatile CountsHeader&>(ranks.control.headers[first + static_cast<std::uint64_t>(rank)])
-        .record_number;
-  }
-  const std::uint64_t* words = ranks.control.entries + static_cast<std::size_t>(rank) * kEntrySlotWords +
-                               offsetof(EntryMessage, record_number) / sizeof(std::uint32_t);
-  // A rank that routes has not waited for all words of an entry. They were stored together.
+/// Two words of an entry, or of what a rank sends with its counts; -1 if they never come. Who calls this has not waited
+/// for them, but for others that were stored with them.
+__device__ inline std::int64_t record_number_in(const std::uint64_t* words, std::uint64_t epoch) {
   constexpr int kMaxPolls = 1 << 20;
   for (int polls = 0; polls < kMaxPolls; ++polls) {
     const std::uint64_t low = load_acquire_system(words);
@@ -136,6 +129,19 @@ __device__ inline std::int64_t record_number_of(const RankParams& ranks, int ran
     }
   }
   return -1;
+}
+
+/// The number of a rank's call record in this epoch, whatever call it makes.
+__device__ inline std::int64_t record_number_of(const RankParams& ranks, int rank, std::uint64_t epoch) {
+  if (count_flags(ranks).load(rank) >= epoch && entry_flags(ranks, epoch).load(rank) < epoch) {
+    const std::uint64_t slot = epoch % 2 * static_cast<std::uint64_t>(ranks.num_ranks) + static_cast<unsigned>(rank);
+    return record_number_in(ranks.control.headers + slot * kCountsHeaderWords +
+                                offsetof(CountsHeader, record_number) / sizeof(std::uint32_t),
+                            epoch);
+  }
+  return record_number_in(ranks.control.entries + static_cast<std::size_t>(rank) * kEntrySlotWords +
+                              offsetof(EntryMessage, record_number) / sizeof(std::uint32_t),
+                          epoch);
 }
 
 /// Reports to the host that ranks disagree. One thread of the call.

@@ -172,16 +172,26 @@ __device__ inline void post_done(const RankParams& ranks, std::uint64_t epoch) {
   fence_async_proxy();
   fence_system();
   for (int rank = lane_idx(); rank < ranks.num_ranks; rank += kWarpLanes) {
-    store_release_system(&control_of(ranks, rank).done[ranks.rank], epoch);
+    store_relaxed_system(&control_of(ranks, rank).done[ranks.rank], epoch);
+  }
+}
+
+/// Words that calls older than this one have left become this one's; those of the next are a peer's that is ahead.
+__device__ __noinline__ inline void age_words(std::uint64_t* words, std::size_t num_words, std::uint64_t epoch) {
+  for (std::size_t i = 0; i < num_words; ++i) {
+    auto* word = reinterpret_cast<unsigned long long*>(words + i);
+    const unsigned long long seen = *static_cast<volatile unsigned long long*>(word);
+    if (seen >> 32 != half_of(epoch) && seen >> 32 != half_of(epoch + 1))
+      atomicCAS_system(word, seen, half_of(epoch) << 32);
   }
 }
 
 /// The call is over: the next kernel finds the next epoch. One thread, when no rank reports progress any more.
 ///
 /// Words that hold half of an epoch must not be met again by the epoch 2^32 calls later. So all words of progress[] and
-/// staged[] are cleared once in that many; peers write the next ones only after they have this rank's next entry. And words of
-/// entries that calls of other kinds have left standing become this epoch's, twice in that many, when nobody looks for
-/// this epoch's any more. A peer may be one call ahead: what it wrote for that stays.
+/// staged[] are cleared once in that many; peers write the next ones only after they have this rank's next entry. And
+/// words of entries and of counts that calls of other kinds have left standing become this epoch's, twice in that many,
+/// when nobody looks for this epoch's any more. A peer may be one call ahead: what it wrote for that stays.
 __device__ __noinline__ inline void end_epoch(const RankParams& ranks, std::uint64_t epoch) {
   constexpr std::uint64_t kQuarter = 0x7FFFFFFF;
   if (half_of(epoch) == 0) {
@@ -189,12 +199,10 @@ __device__ __noinline__ inline void end_epoch(const RankParams& ranks, std::uint
     for (int i = 0; i < ranks.num_ranks * kMaxCallBlocks; ++i) ranks.control.staged[i] = 0;
   }
   if ((epoch & kQuarter) == 0) {
-    for (int i = 0; i < ranks.num_ranks * kEntrySlotWords; ++i) {
-      auto* word = reinterpret_cast<unsigned long long*>(ranks.control.entries + i);
-      const unsigned long long seen = *static_cast<volatile unsigned long long*>(word);
-      if (seen >> 32 != half_of(epoch) && seen >> 32 != half_of(epoch + 1))
-        atomicCAS_system(word, seen, half_of(epoch) << 32);
-    }
+    const auto num_ranks = static_cast<std::size_t>(ranks.num_ranks);
+    age_words(ranks.control.entries, num_ranks * kEntrySlotWords, epoch);
+    age_words(ranks.control.headers, 2 * num_ranks * kCountsHeaderWords, epoch);
+    age_words(ranks.control.counts, 2 * num_ranks * Control::counts_stride(num_ranks), epoch);
   }
   ranks.control.local->epoch = epoch;
 }
