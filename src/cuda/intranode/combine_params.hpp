@@ -54,7 +54,6 @@ struct CombineParams {
   int num_sum_blocks = 1;
   int num_stage_blocks = 0;  ///< 0 exactly when nothing is staged
   StageChunks chunks;        ///< of staged rows
-  bool overlaps = false;     ///< LaunchShape::overlaps
 };
 
 cudaError_t launch_combine(const CombineParams& params, cudaStream_t stream);
