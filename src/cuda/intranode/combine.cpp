@@ -95,8 +95,6 @@ Status run(Context& context, const CombineCall& call) {
   const CombinePlan plan = plan_combine(kernel, {parts.num_sms, parts.has_bulk, parts.ranks.num_ranks},
                                         {.row_bytes = params.row_bytes, .staged = !symmetric});
   params.bulk = plan.bulk;
-  // As in a dispatch.
-  params.overlaps = parts.has_bulk && !captured;
   params.num_sum_blocks = plan.num_sum_blocks;
   params.num_stage_blocks = plan.num_stage_blocks;
   params.entry.num_blocks = plan.num_sum_blocks + plan.num_stage_blocks;

@@ -53,7 +53,6 @@ struct CombineParams {
   int num_sum_blocks = 1;
   int num_stage_blocks = 0;        ///< 0 exactly when nothing is staged
   int rounds_between_reports = 1;  ///< of a staging block, at least; a round: a row for each peer
-  bool overlaps = false;           ///< LaunchShape::overlaps
 };
 
 cudaError_t launch_combine(const CombineParams& params, cudaStream_t stream);

@@ -165,8 +165,6 @@ Status run(Context& context, const DispatchCall& asked) {
   const DeviceLimits limits{parts.num_sms, parts.has_bulk, parts.ranks.num_ranks};
   const TunedCall tuned_call{Operation::kDispatch, routing.layout, routing.num_tokens, params.row_bytes, staged};
   const KernelOptions kernel = tuned(call.kernel, parts.tuning, tuned_call);
-  // Not in a graph, as the last step of route. Such a launch also costs the host less.
-  params.overlaps = parts.has_bulk && !captured;
   set_plan(params,
            plan_dispatch(kernel, limits, {.row_bytes = params.row_bytes, .staged = staged, .unpacks = params.unpacks}));
 

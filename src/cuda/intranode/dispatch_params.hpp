@@ -78,7 +78,6 @@ struct DispatchParams {
   int num_receive_blocks = 0;
   ChunkBorders chunks;       ///< of tokens
   int run_chunk_blocks = 1;  ///< kBorderRows rows each, of a chunk of what goes to one rank
-  bool overlaps = false;     ///< LaunchShape::overlaps
 };
 
 struct PaddingParams {
