@@ -47,8 +47,7 @@ template <bool kRaw>
 __device__ bool send(const OneSidedKernelParams& params, std::uint64_t turn) {
   if constexpr (!kRaw) {
     if (params.op == BenchOp::kSignal) {
-      return note(params,
-                  device::signal<Scope::kBlock>(params.world, params.other, params.word, turn, SignalOp::kSet));
+      return note(params, device::signal<Scope::kBlock>(params.world, params.other, params.word, turn, SignalOp::kSet));
     }
     return note(params, device::put_signal<Scope::kBlock>(params.world, params.other, params.block, params.local,
                                                           params.num_bytes, params.word, turn, SignalOp::kSet));
