@@ -107,8 +107,9 @@ TEST(EmulatedLatencyCombine, DisagreementsAreSeenByAllAndTheNextCallIsGood) {
       LatencyCombineSpec spec{.order = order, .own_weights = own_weights};
       LatencyCombine refused(ranks, routing, spec);
       LatencyCombine good(ranks, routing, spec);
-      // Rank 1 sends sums of other weights: no words of its own for the others' sums.
+      // Rank 1 sends sums of other weights: no words of its own for the others' sums, and rows where they send words.
       spec.own_weights = false;
+      spec.words = false;
       LatencyCombine other(ranks, routing, spec);
       for (int rank = 0; rank < kNumRanks; ++rank) {
         routing.fill(rank);
@@ -132,6 +133,50 @@ TEST(EmulatedLatencyCombine, DisagreementsAreSeenByAllAndTheNextCallIsGood) {
         EXPECT_EQ(good.compare(rank), "");
       }
     }
+  }
+}
+
+/// The set is not granted again as long as a rank that makes another call may store rows into it.
+TEST(EmulatedLatencyCombine, ASmallCallWaitsForTheRowsOfAnotherCall) {
+  LatencyRanks ranks({.num_ranks = 2, .latency_bytes = kLatencyBytes, .seed = 9});
+  const LatencyRouting routing(ranks, test::make_world({.num_ranks = 2, .max_tokens = 3, .layout = Layout::kSlab}), 3);
+  for (int rank = 0; rank < 2; ++rank) routing.fill(rank);
+  LatencyCombine call(ranks, routing, {.order = CombineOrder::kRankSums});
+  cuda::LatencyHeader header;
+  header.agreement = 5;
+  header.blocks_or_homes = 2;  // none of which says that it is done
+  ranks.put_header(0, LatencyKind::kCombine, 1, 1, 0, header);
+  call.run_whole(0);
+  ASSERT_EQ(ranks.machine().run(), "");
+  EXPECT_EQ(ranks.report(0).lost.state, 1U);
+  EXPECT_EQ(ranks.report(0).lost.peer, 1);
+  EXPECT_EQ(ranks.report(0).lost.awaited, static_cast<std::int32_t>(cuda::Awaited::kRow));
+  EXPECT_EQ(ranks.num_sent(0, LatencyKind::kCombine), 0U);
+  EXPECT_TRUE(call.is_untouched(0));
+}
+
+/// Rows are loaded before a call's turn, which is what finds that the group is broken.
+TEST(EmulatedLatencyCombine, BehindACallInWhichTheGroupBrokeTablesMayHoldAnything) {
+  constexpr int kNumRanks = 2;
+  constexpr int kMaxTokens = 3;
+  constexpr std::int32_t kNoRow = std::int32_t{1} << 30;
+  for (const CombineOrder order : {CombineOrder::kExact, CombineOrder::kRankSums}) {
+    LatencyRanks ranks({.num_ranks = kNumRanks, .latency_bytes = kLatencyBytes, .seed = 9});
+    const LatencyRouting routing(
+        ranks, test::make_world({.num_ranks = kNumRanks, .max_tokens = kMaxTokens, .layout = Layout::kSlab}),
+        kMaxTokens);
+    routing.fill(0);
+    LatencyCombine lost(ranks, routing, {.order = order});
+    LatencyCombine next(ranks, routing, {.order = order});
+    lost.run_whole(0);  // rank 1 never comes
+    ASSERT_EQ(ranks.machine().run(), "");
+    ASSERT_EQ(ranks.report(0).lost.state, 1U);
+    const cuda::LatencyTables& tables = routing.tables(0);
+    std::fill_n(tables.items, kNumRanks * kMaxTokens * routing.world().num_topk, kNoRow);
+    std::fill_n(tables.tokens_of_rank, kNumRanks, kNoRow);
+    next.run_whole(0);
+    ASSERT_EQ(ranks.machine().run(), "");
+    EXPECT_TRUE(next.is_untouched(0));
   }
 }
 

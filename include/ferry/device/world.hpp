@@ -60,6 +60,8 @@ struct KernelState {
 /// of a kernel's parameters; memory of the GPU would be read again after every wait. A power of two.
 inline constexpr int kNumNearRanks = 16;
 
+/// To be passed on as it was returned: wait_until and calls that the proxy serves read the stored copy (below), so a
+/// field that a program changes, such as timeout_ns, has no effect on them.
 struct World {
   int rank = 0;
   int num_ranks = 1;

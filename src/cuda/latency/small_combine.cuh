@@ -3,8 +3,9 @@
 
 /// A combine whose sums travel as words (row_words.cuh), in a kernel of its own, as that of small_parts.cuh. To the
 /// peers it is the same call as that of any other kernel. Its first block is the clerk: it tells the peers that this
-/// rank has come, sends weights, and reports. In the others each warp has a part of a token to sum for a peer, and then
-/// a part of one to sum of what the peers have sent: it waits for nothing but that, so no barrier lies in between.
+/// rank has come, sends weights, and reports. In the others each warp has a part of a token to sum for a peer, of
+/// which it loads the first rows before the call's turn and adds them up after it, and then a part of one to sum of what
+/// the peers have sent: it waits for nothing but that, so no barrier lies in between.
 
 #include <cstddef>
 #include <cstdint>
@@ -42,10 +43,13 @@ __device__ inline void take_small_turn(const LatencyParams& call, SmallCombineSh
   if (lane == 0) shared.number = come ? turn.number : 0;
 }
 
-/// Waits until the headers of all ranks say what they make. All lanes of a warp.
+/// Waits until the headers of all ranks say which call they make, and its record number, which a report of a
+/// disagreement takes from there; not for the rest of them. All lanes of a warp.
 __device__ inline Outcome await_agreements(const LatencyParams& call, const SentCall& sent) {
-  constexpr int kWords = sizeof(std::uint64_t) / sizeof(std::uint32_t);
+  constexpr int kAgreementWords = sizeof(LatencyHeader::agreement) / sizeof(std::uint32_t);
+  constexpr int kWords = kAgreementWords + sizeof(LatencyHeader::record_number) / sizeof(std::uint32_t);
   static_assert(offsetof(LatencyHeader, agreement) == 0 && kSmallRanks * kWords <= kWarpLanes);
+  static_assert(offsetof(LatencyHeader, record_number) == sizeof(LatencyHeader::agreement));
   const int rank = lane_idx() / kWords;
   const int word = lane_idx() % kWords;
   bool came = true;
@@ -55,10 +59,36 @@ __device__ inline Outcome await_agreements(const LatencyParams& call, const Sent
         header_words(call, call.ranks.rank, LatencyKind::kCombine, static_cast<int>(sent.set), rank) + word;
     const Payload payload = wait_payload(call, {Awaited::kEntry, rank, sent.number}, at);
     came = payload.came;
-    equal = equal && payload.value == static_cast<std::uint32_t>(call.agreement >> (word * 32));
+    if (word < kAgreementWords) {
+      equal = equal && payload.value == static_cast<std::uint32_t>(call.agreement >> (word * 32));
+    }
   }
   if (__all_sync(kAllLanes, static_cast<int>(came)) == 0) return Outcome::kStop;
   return __all_sync(kAllLanes, static_cast<int>(equal)) != 0 ? Outcome::kGo : Outcome::kSkip;
+}
+
+/// Waits until no rank stores rows of the call any more. Those who make the same one send words alone, but another call
+/// may have rows, and these come to one place from all ranks: none may be on its way when the set is granted again. All
+/// lanes of a warp, after await_agreements; false when the group broke. Not inlined: only calls that are refused come
+/// here.
+__device__ __noinline__ inline bool await_other_rows(const LatencyParams& call, const SentCall& sent) {
+  // The lower half: the upper one is 0, there are at most kMaxCallBlocks.
+  constexpr std::size_t kBlocksWord = offsetof(LatencyHeader, blocks_or_homes) / sizeof(std::uint32_t);
+  const auto set = static_cast<int>(sent.set);
+  bool came = true;
+#pragma unroll 1
+  for (int rank = 0; rank < call.ranks.num_ranks && came; ++rank) {
+    const std::uint64_t* const header = header_words(call, call.ranks.rank, LatencyKind::kCombine, set, rank);
+    const Payload blocks = wait_payload(call, {Awaited::kEntry, rank, sent.number}, header + kBlocksWord);
+    came = blocks.came;
+    if (!came) continue;
+    const std::uint64_t* const words = done_words(call, call.ranks.rank, set, rank);
+#pragma unroll 1
+    for (int block = lane_idx(); block < static_cast<int>(blocks.value) && came; block += kWarpLanes) {
+      came = wait_word(call, {Awaited::kRow, rank, sent.number}, words + block).came;
+    }
+  }
+  return __all_sync(kAllLanes, static_cast<int>(came)) != 0;
 }
 
 /// Tells the peers that this rank has come, and sends them their weights. The first warp of the first block.
@@ -118,7 +148,9 @@ __device__ inline void keep_small_books(const LatencyParams& call) {
   if (__all_sync(kAllLanes, static_cast<int>(set.came)) == 0) return;
   const SentCall sent{turn.number, set.value, 1, 0};
   const Outcome outcome = await_agreements(call, sent);
-  if (outcome == Outcome::kStop || lane_idx() != 0) return;
+  if (outcome == Outcome::kStop) return;
+  if (outcome != Outcome::kGo && !await_other_rows(call, sent)) return;
+  if (lane_idx() != 0) return;
   if (outcome != Outcome::kGo && routed) {
     report_latency_disagreement(call, LatencyKind::kCombine, static_cast<int>(sent.set));
   }
@@ -223,7 +255,10 @@ class SmallAdder {
     const int num_topk = call_.num_topk;
     std::int32_t row = -1;
     if (exists) {
-      // All loads at once. Of a token that its rank does not have tables hold anything.
+      // All loads at once. Of a token that its rank does not have tables hold anything, and behind a kernel in which
+      // the group broke they all do: rows are loaded before the turn, which finds that out. That kernel has seen or
+      // said that the group is broken, so this one sees it here. A break since leaves the tables as they were made.
+      const bool broken = is_broken(call_.ranks);
       const bool valid = call_.tables.summary->valid != 0;
       const std::int32_t num_tokens = call_.tables.tokens_of_rank[source];
       if (lane < num_topk) {
@@ -231,7 +266,7 @@ class SmallAdder {
         row = call_.tables.items[at];
         if (!params_.send.own_weights && call_.tables.item_weights != nullptr) weight = call_.tables.item_weights[at];
       }
-      if (!valid || token >= num_tokens) row = -1;
+      if (broken || !valid || token >= num_tokens) row = -1;
     }
     const int num_rows = __popc(__ballot_sync(kAllLanes, static_cast<int>(row >= 0)));
     position = 0;

@@ -94,11 +94,12 @@ class SmallReceiver {
     return came;
   }
 
-  /// Waits for the first of the words that are missing; false when the group broke. `other`: its rank is found to make
-  /// another call.
+  /// Waits for the first of the words that are missing; false when the group broke. A header before counts: it comes
+  /// first, and where threads have both, nobody else counts the wait for its rank if that is not the first that they
+  /// lack counts of. `other`: its rank is found to make another call.
   __device__ bool await_first(unsigned missing, int header_rank, const std::uint64_t* header_at,
                               const std::uint64_t* counts_at, bool& other) const {
-    if (missing == kHeaderBit) {
+    if ((missing & kHeaderBit) != 0) {
       return is_word_of(poll_word(call_, Awaited::kEntry, header_rank, number_, header_at), number_);
     }
     const int first = __ffs(static_cast<int>(missing)) - 1;
