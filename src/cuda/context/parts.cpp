@@ -167,15 +167,17 @@ Status make_local_parts(const BackendContext& context, const DeviceFacts& facts,
     status = runtime_status(
         cudaMemcpyAsync(&words.local->epoch, &epoch, sizeof(epoch), cudaMemcpyHostToDevice, parts.stream->get()),
         "Group::create: setting the epoch");
-    // No calls have written there yet, as they would have by then: of some other epoch.
+    // No calls have written there yet, as they would have by then: of some other epoch. Flags only grow: they stay 0.
     constexpr int kOtherEpoch = 0x5A;
-    auto* const end = reinterpret_cast<std::byte*>(words.local);
-    auto* const begin = reinterpret_cast<std::byte*>(words.headers);
-    if (status.ok()) {
-      status = runtime_status(
-          cudaMemsetAsync(begin, kOtherEpoch, static_cast<std::size_t>(end - begin), parts.stream->get()),
-          "Group::create: setting the epoch");
-    }
+    const auto mark = [&status, &parts](void* begin, const void* end) {
+      if (!status.ok()) return;
+      const auto size = static_cast<const std::byte*>(end) - static_cast<std::byte*>(begin);
+      status = runtime_status(cudaMemsetAsync(begin, kOtherEpoch, static_cast<std::size_t>(size), parts.stream->get()),
+                              "Group::create: setting the epoch");
+    };
+    mark(words.entries, words.progress);
+    mark(words.headers, words.counts);
+    mark(words.counts, words.local);
   }
   if (!status.ok()) return status;
   return runtime_status(cudaStreamSynchronize(parts.stream->get()), "Group::create: clearing the control block");

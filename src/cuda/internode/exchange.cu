@@ -336,7 +336,7 @@ __device__ __noinline__ void finish(const ExchangeParams& params, std::uint64_t 
   for (int rank = warp_idx(); rank < params.ranks.num_ranks; rank += kExchangeWarps) {
     all = wait_blocks(params.ranks, rank, 1, epoch) && all;
   }
-  if (__syncthreads_and(static_cast<int>(all)) != 0 && threadIdx.x == 0) end_epoch(params.ranks, epoch);
+  if (__syncthreads_and(static_cast<int>(all)) != 0 && warp_idx() == 0) end_epoch(params.ranks, epoch);
 }
 
 __global__ void __launch_bounds__(kExchangeThreads, 1) exchange_kernel(const __grid_constant__ ExchangeParams params) {

@@ -90,12 +90,14 @@ __global__ void __launch_bounds__(kExchangeThreads) exchange_kernel(const __grid
   }
   __syncthreads();
   if (!shared.here) return;
-  let_next_kernel_begin();  // not before: it would hold multiprocessors while this one waits for the peers
   if (!counted) {
     end_refused(ranks, epoch);
     return;
   }
   const Verdict verdict = judge(params, scratch, shared, epoch);
+  // Not before, nor in a call that all refuse: it would hold multiprocessors while this kernel waits for peers to come
+  // or to end, which may need them. All that it still waits for here is sent by kernels that run.
+  if (verdict.go) let_next_kernel_begin();
   report_verdict(params, posted, scratch, verdict, shared.num_token_rows, epoch);
   write_counts_before(params, scratch);  // not before: the host waits for nothing else here
   if (verdict.valid) {                   // the last step ends the call
@@ -104,7 +106,7 @@ __global__ void __launch_bounds__(kExchangeThreads) exchange_kernel(const __grid
   }
   if (!verdict.go) {
     end_refused(ranks, epoch);
-  } else if (thread == 0) {
+  } else if (warp_idx() == 0) {
     end_epoch(ranks, epoch);
   }
 }

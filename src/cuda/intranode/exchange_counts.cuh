@@ -133,11 +133,20 @@ __device__ inline void publish_counts(const RouteParams& params, const Scratch& 
 }
 static_assert(kMaxRanks <= kExchangeThreads, "a thread for each rank");
 
-/// Of a thread that looks for words and has not found all: the time and `broken` now and then. Returns its deadline; 0
-/// when the wait is over. Not inlined, as what follows a wait that fails.
+/// In place of a deadline: the host has stopped the wait. No clock is that early.
+inline constexpr std::uint64_t kStopFound = 1;
+
+/// Of a thread that looks for words and has not found all: the time, `broken` and the host's stop word now and then.
+/// Returns its deadline; 0 when the wait is over. A stop ends it at the next look, when the words have been read again.
+/// Not inlined, as what follows a wait that fails.
 __device__ __noinline__ inline std::uint64_t look_around(const RankParams& ranks, int peer, std::uint64_t epoch,
-                                                         std::uint64_t deadline_ns) {
+                                                         unsigned spins, std::uint64_t deadline_ns) {
   if (is_broken(ranks)) return 0;
+  if (deadline_ns == kStopFound) {
+    declare_lost(ranks, {Awaited::kCounts, peer, epoch}, {0, epoch, true});
+    return 0;
+  }
+  if (spins % kSpinsPerStopCheck == 0 && is_stopped(ranks)) return kStopFound;
   const std::uint64_t now = now_ns();
   if (deadline_ns == 0) return now + ranks.timeout_ns;
   if (now < deadline_ns) return deadline_ns;
@@ -245,7 +254,7 @@ class Posted {
   __device__ bool goes_on(int source, Look& look) const {
     if (*static_cast<volatile bool*>(&shared_->others)) return false;
     if (++look.spins % kSpinsPerCheck != 0) return true;
-    look.deadline_ns = look_around(*ranks_, source, epoch_, look.deadline_ns);
+    look.deadline_ns = look_around(*ranks_, source, epoch_, look.spins, look.deadline_ns);
     if (look.deadline_ns == 0) shared_->here = false;
     return look.deadline_ns != 0;
   }

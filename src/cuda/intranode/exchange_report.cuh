@@ -91,8 +91,13 @@ __device__ __noinline__ inline void report_fault(const RouteParams& params, Post
   store_release_system(&report.state, 1);
 }
 
-/// Tells the host the outcome, if it asks, and later kernels. The first thread; of a good route the host waits for
-/// nothing else.
+/// Tells the host the outcome, if it asks, and later kernels. The first thread. Of a good route the host waits for this
+/// and for all words; of one that is refused for this only, and then nothing more may be written there.
+///
+/// The host may know that a route is good before the last wait of this kernel that can fail, for where the source
+/// tables are. If that one fails, the group is broken: the counts are right nevertheless, the last step and all calls
+/// after it move nothing, and the host learns of the loss with the next call or wait, as it does when the last step's
+/// own wait fails.
 __device__ inline void report_outcome(const RouteParams& params, const Posted& posted, const Scratch& scratch,
                                       const Verdict& verdict, std::int32_t num_token_rows, std::uint64_t epoch) {
   const auto num_used_rows = static_cast<std::int32_t>(scratch.rank_rows[params.ranks.rank]);
@@ -108,7 +113,7 @@ __device__ inline void report_outcome(const RouteParams& params, const Posted& p
     summary.num_token_rows = num_token_rows;
   }
   if (verdict.valid) return;
-  // What made it bad is there before the host knows of it.
+  // What made it bad is there before the host knows of it; so are the words of all threads before the last barrier.
   report_fault(params, posted, scratch, verdict, epoch);
   if (result == nullptr) return;
   fence_system();
@@ -122,14 +127,15 @@ __device__ inline void report_verdict(const RouteParams& params, const Posted& p
   if (thread == 0) report_outcome(params, posted, scratch, verdict, num_token_rows, epoch);
 #pragma unroll 1
   for (int rank = thread; rank < params.ranks.num_ranks; rank += kExchangeThreads) {
-    if (params.layout != Layout::kTokens) {  // else already known
+    // Else they are already known, or the host, which needs none of them, may have given their memory away.
+    if (verdict.valid && params.layout != Layout::kTokens) {
       tell_host(params, params.host_words.from_rank() + rank, scratch.from_rank[rank]);
       tell_host(params, params.host_words.to_rank() + rank, scratch.to_rank[rank]);
     }
     const CountsHeader& header = scratch.headers[rank];
     const bool fits = scratch.rank_rows[rank] <= header.source_rows;
     params.tables.tokens_of_rank[rank] = header.num_tokens;
-    params.tables.source_offsets[rank] = verdict.go && fits ? posted.source_offset(rank) : kAnnouncedLater;
+    params.tables.source_offsets[rank] = verdict.valid && fits ? posted.source_offset(rank) : kAnnouncedLater;
   }
 }
 

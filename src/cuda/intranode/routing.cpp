@@ -68,9 +68,11 @@ void HostResult::clear() const {
 std::uint64_t HostResult::state() const {
   const std::uint64_t state = load_acquire(&result->state);
   if (state != 1) return state;
-  // Words come in any order.
+  if (words == nullptr) return 1;
+  // Words come in any order, as does `started`; none may come later, when this memory has been given back.
+  if (!started()) return 0;
   for (std::size_t i = 0; i < num_words; ++i) {
-    if (load_acquire(&words[i]) == 0) return 0;
+    if ((load_acquire(&words[i]) & RouteWords::kThere) == 0) return 0;
   }
   return 1;
 }

@@ -19,16 +19,18 @@
 ///                                                    and of calls that are refused
 ///   block_done[s][b]  rank s     relaxed / acquire   the same of block b of s's kernel, in dispatch and combine; s's
 ///                                                    entry says how many blocks there are
-///   headers[..][s]    rank s     relaxed / acquire   in slot epoch % 2: s's source table may be written; and the words
-///                                                    of its CountsHeader, each with the epoch's lower half
+///   headers[..][s]    rank s     relaxed / acquire   in slot epoch % 2: the words of its CountsHeader, each with the
+///                                                    epoch's lower half; those of source_offset also that s's source
+///                                                    table may be written
 ///   counts[..][s]     rank s     relaxed             themselves, each with the epoch's lower half
 ///   counts_ready[s]   rank s     relaxed / acquire   s routes in this epoch
 ///   local             this rank  device scope        see the kernels
 ///
 /// This rank reads all of them; all but the last are st.release.sys, or fence.acq_rel.sys and st.relaxed.sys, and
-/// ld.acquire.sys. Entries, headers and counts need no flags of their own, and so no second trip over the link: each of
-/// their words is half payload, half epoch, and one 8-byte store writes both (PTX ISA, "Memory Consistency Model", scalar
-/// accesses).
+/// ld.acquire.sys. No fence comes before counts, counts_ready and the words of headers other than source_offset, which
+/// publish nothing but themselves; counts are ld.relaxed.sys. Entries, headers and counts need no flags of their own,
+/// and so no second trip over the link: each of their words is half payload, half epoch, and one 8-byte store writes
+/// both (PTX ISA, "Memory Consistency Model", scalar accesses).
 ///
 /// A route is one epoch: counts, then every rank writes its part of each receiver's source table, then done. Where a
 /// receiver's rows do not fit the table that it announced with its counts, it announces another in its entry of the

@@ -8,8 +8,11 @@
 ///   lost.state       the kernel whose wait      host     st.release.sys after the other fields / acquire load
 ///                    failed first (once)
 ///   fault.state      block 0 of a call          host     the same; the host sets it back to 0 when the stream is idle
-///   RouteResult      the count exchange         host     `state` likewise; once per route. `started` publishes
-///                                                        nothing: the kernels' deadlines run from then on
+///   RouteResult      the count exchange         host     once per route. `state` likewise, of several nodes or of a
+///                                                        route that is refused; else it publishes nothing, nor do the
+///                                                        words that hold the counts (RouteWords): relaxed / acquire
+///                                                        load, in any order. `started` publishes nothing: the
+///                                                        kernels' deadlines run from then on
 ///   stop.requested   host (PeerWatch, once)     kernels  release store, after the error record or the loss that it is
 ///                                                        about is there for hosts to find / ld.acquire.sys; never
 ///                                                        set back
@@ -115,8 +118,8 @@ struct RouteSummary {
   std::int64_t fault_limit;
 };
 
-/// What route reports to the host. Arrays follow: from_rank[R], to_rank[R], rows_per_expert[L] i32, row_offsets[L + 1]
-/// i64.
+/// What route reports to the host. Of several nodes arrays follow: from_rank[R], to_rank[R], rows_per_expert[L] i32,
+/// row_offsets[L + 1] i64. Of one node RouteWords follow instead, also of the numbers here.
 struct RouteResult {
   std::uint64_t state;    ///< 1: valid, 2: refused
   std::uint64_t started;  ///< 1: the stream has come to the route
