@@ -273,8 +273,8 @@ TEST(ThroughputCombine, StagedRows) {
 }
 
 TEST(ThroughputCombine, StagedRowsOfSeveralPieces) {
-  // Peers that are told of rows too early sum them before they are there. A piece is 4 KiB at the most; with 40 blocks a
-  // lane looks at the words of two.
+  // Peers that are told of rows too early sum them before they are there. A piece is 4 KiB at the most; with 40 blocks
+  // a lane looks at the words of two.
   for (const std::int64_t hidden : {8, 2056, 7168}) {
     for (const int num_stage_blocks : {1, 3, 40}) {
       expect_sums({.num_tokens = hidden == 8 ? 400 : 280'000 / hidden,

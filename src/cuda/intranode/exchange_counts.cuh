@@ -15,8 +15,8 @@ namespace ferry::cuda::device {
 /// Sources whose counts a thread loads together: one latency up to 8 ranks.
 inline constexpr int kSourceBatch = 8;
 
-/// The warp that waits for the flags of all ranks, and the one that lets them write into the source table. In small calls
-/// they have nothing else to do.
+/// The warp that waits for the flags of all ranks, and the one that lets them write into the source table. In small
+/// calls they have nothing else to do.
 inline constexpr int kFlagWarp = kExchangeWarps / 2 - 1;
 inline constexpr int kSourceWarp = kFlagWarp - 1;
 

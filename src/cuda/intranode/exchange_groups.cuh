@@ -12,8 +12,8 @@
 
 namespace ferry::cuda::device {
 
-/// Copies to shared memory what of the placement is not there yet, and clears what is added to. All threads of the block
-/// that exchanges; a barrier follows.
+/// Copies to shared memory what of the placement is not there yet, and clears what is added to. All threads of the
+/// block that exchanges; a barrier follows.
 __device__ inline void prepare_groups(const RouteParams& params, const Scratch& scratch, Shared& shared) {
   const int thread = static_cast<int>(threadIdx.x);
   if (params.num_experts > kNearExperts) {

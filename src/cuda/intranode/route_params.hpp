@@ -42,9 +42,9 @@ struct PlacementTables {
 };
 
 /// What the exchange tells the host in words that are their own flags: memory that was 0 holds kThere and a count. So
-/// nothing waits until they have arrived before the host may know of them. In this order: rows of this rank, token rows,
-/// repeats, rows from each rank [R], to each rank [R], of each local expert [L], and, in the layouts with groups, where
-/// those begin [L + 1]. What is told of a route that is refused means nothing.
+/// nothing waits until they have arrived before the host may know of them. In this order: rows of this rank, token
+/// rows, repeats, rows from each rank [R], to each rank [R], of each local expert [L], and, in the layouts with groups,
+/// where those begin [L + 1]. What is told of a route that is refused means nothing.
 struct RouteWords {
   static constexpr std::uint64_t kThere = std::uint64_t{1} << 32;
 

@@ -3,10 +3,9 @@
 
 /// A combine whose sums travel as words (row_words.cuh), in a kernel of its own, as that of small_parts.cuh. To the
 /// peers it is the same call as that of any other kernel. Its first block is the clerk: it tells the peers that this
-/// rank has come, sends weights, and reports. In the others each warp has a part of a token to sum for a peer, of
-/// which it loads the first rows before the call's turn and adds them up after it, and then a part of one to sum of what
-/// the peers have sent: it waits for nothing but that, so no barrier lies in between.
-
+/// rank has come, sends weights, and reports. In the others each warp has a part of a token to sum for a peer, of which
+/// it loads the first rows before the call's turn and adds them up after it, and then a part of one to sum of what the
+/// peers have sent: it waits for nothing but that, so no barrier lies in between.
 #include <cstddef>
 #include <cstdint>
 

@@ -1,9 +1,9 @@
 #ifndef FERRY_CUDA_SYNC_STAGED_CUH
 #define FERRY_CUDA_SYNC_STAGED_CUH
 
-/// Which rows a rank has staged for its peers, reported by each of its staging blocks alone: a block that waited for the
-/// others before it reported would add two trips to memory and a turn to what peers wait for anyway. Rows are dealt to
-/// the B staging blocks: of the rows for each peer number i is block i % B's, in its round i / B. A word counts the
+/// Which rows a rank has staged for its peers, reported by each of its staging blocks alone: a block that waited for
+/// the others before it reported would add two trips to memory and a turn to what peers wait for anyway. Rows are dealt
+/// to the B staging blocks: of the rows for each peer number i is block i % B's, in its round i / B. A word counts the
 /// rounds that are there.
 ///
 ///   marks[w], shared   warp w of a staging block   st.release.cta / ld.acquire.cta   what the warp wrote in rounds
