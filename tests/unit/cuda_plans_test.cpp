@@ -105,6 +105,20 @@ TEST(DispatchPlan, SomeBlocksSendToPeersAndSomeCopyOwnRows) {
   }
 }
 
+/// What stays on the GPU is one row of R; blocks for less than that share make all others wait for the last rows.
+TEST(DispatchPlan, OwnRowsGetTheirShareOfTheBlocks) {
+  for (int num_ranks : {3, 4, 8, 16}) {
+    for (int num_sms : {0, 8, 11, 16, 24, 96}) {
+      for (bool staged : {false, true}) {
+        const DispatchPlan plan = plan_dispatch({.num_sms = num_sms}, {.num_sms = 132, .num_ranks = num_ranks},
+                                                {.row_bytes = 14336, .staged = staged});
+        EXPECT_GE(plan.num_own_blocks * num_ranks, plan.num_send_blocks) << num_ranks << " ranks, " << num_sms;
+        EXPECT_LT((plan.num_own_blocks - 1) * num_ranks, plan.num_send_blocks) << num_ranks << " ranks, " << num_sms;
+      }
+    }
+  }
+}
+
 TEST(CombinePlan, TakesTheCallersNumbersWhereTheyFit) {
   const DeviceLimits limits = {.num_sms = 132};
   const CombinePlan total = plan_combine({.num_sms = 24}, limits, {.staged = true});
@@ -149,7 +163,7 @@ TEST(Plans, TakeAsManyMultiprocessorsAsIsDocumented) {
     int plain_dispatch;
     int plain_combine;
   };
-  for (const Documented& line : {Documented{2, 16, 16, 28, 28}, {4, 10, 12, 22, 24}, {8, 9, 10, 21, 22}}) {
+  for (const Documented& line : {Documented{2, 16, 16, 28, 28}, {4, 11, 12, 23, 24}, {8, 10, 10, 22, 22}}) {
     const DeviceLimits limits = {.num_sms = 132, .num_ranks = line.num_ranks};
     for (const std::int64_t row_bytes : {7168, 14336}) {
       const CallShape symmetric = {.row_bytes = row_bytes};

@@ -8,10 +8,8 @@ namespace ferry::cuda {
 namespace {
 
 /// Defaults for one rank per GPU, measured on 2 and 4 H200 (docs/performance-gpus.md): multiprocessors that keep up
-/// with the links.
+/// with the links. One copies rows inside the GPU at the pace at which one of these sends them (47 and 43 GB/s).
 constexpr int kSendSms = 8;
-/// Those that copy as many rows inside the GPU as kSendSms send to peers.
-constexpr int kOwnSms = 6;
 constexpr int kUnpackSms = 4;
 /// Those that copy out of staging what kSendSms of peers send: only what has crossed the links is staged.
 constexpr int kCopySms = 12;
@@ -22,6 +20,12 @@ constexpr int kMostSumSms = 16;
 constexpr int kStageSms = 12;
 /// Between two ranks, of long rows, each of both: 14 and 14 took a little less than 16 to sum and 12 to stage.
 constexpr int kHalfSumSms = 14;
+/// Of the 16 that send between two ranks, where half the rows stay: 7 for these took 101 us with FP8 rows and 203 us from
+/// plain memory, 8 took 105 and 208; with long rows 7 took 192 us and 8 took 189.
+constexpr int kPairOwnSms = 7;
+constexpr int kPairSms = 16;
+/// Rows that are sent in pieces of several KiB.
+constexpr std::int64_t kLongRowBytes = 8192;
 /// Copies inside the GPU wait for memory, and a short row waits as long as a long one.
 constexpr std::int64_t kShortRowBytes = 6144;
 constexpr int kShortRowCopyFactor = 2;
@@ -41,10 +45,12 @@ int with_own_rows(int link_sms, int num_ranks) {
   return num_ranks < 2 ? kAlone * link_sms : link_sms * num_ranks / (num_ranks - 1);
 }
 
-/// Of `send_sms`, those for the rows that stay on this GPU: one row of R.
-int own_sms(int send_sms, int num_ranks) {
+/// Of `send_sms`, those for the rows that stay on this GPU: one row of R, and never fewer than the others' pace takes.
+int own_sms(int send_sms, int num_ranks, const CallShape& shape) {
   if (num_ranks < 2) return send_sms;
-  const int own = (send_sms * kOwnSms + kSendSms) / (kSendSms * (num_ranks - 1) + kOwnSms);
+  // Between two ranks the links take short rows, and those that also cross staging, from one more than copies its own.
+  const bool even = num_ranks > 2 || (shape.row_bytes >= kLongRowBytes && !shape.staged);
+  const int own = even ? (send_sms + num_ranks - 1) / num_ranks : send_sms * kPairOwnSms / kPairSms;
   return std::clamp(own, std::min(1, send_sms - 1), send_sms - 1);
 }
 
@@ -53,7 +59,8 @@ int for_short_rows(int copy_sms, const CallShape& shape) {
 }
 
 int sending_sms(int num_ranks, const CallShape& shape) {
-  const int sms = with_own_rows(kSendSms, num_ranks);
+  const int others = std::max(1, num_ranks - 1);
+  const int sms = num_ranks < 2 ? with_own_rows(kSendSms, num_ranks) : kSendSms + (kSendSms + others - 1) / others;
   // Two ranks have more for their own rows: 16 filled the links as well as 32 did.
   const bool enough = num_ranks == 2 && !shape.staged;
   return shape.row_bytes < kTinyRowBytes && !enough ? kTinyRowSendFactor * sms : sms;
@@ -109,7 +116,7 @@ DispatchPlan plan_dispatch(const KernelOptions& options, const DeviceLimits& lim
   }
   apply(options, plan.num_send_blocks, plan.num_receive_blocks);
   fit(std::min(limits.num_sms, kMaxCallBlocks), plan.num_send_blocks, plan.num_receive_blocks);
-  plan.num_own_blocks = own_sms(plan.num_send_blocks, limits.num_ranks);
+  plan.num_own_blocks = own_sms(plan.num_send_blocks, limits.num_ranks, shape);
   if (options.num_copy_sms > 0 && plan.num_receive_blocks == 0 && limits.num_ranks > 1) {
     plan.num_own_blocks = std::min(options.num_copy_sms, plan.num_send_blocks - 1);
   }
