@@ -9,8 +9,8 @@
 # --limit SECONDS    of all together, building left out (default 480)
 # --no-python        leave out the layers, which need the packages ferry and deep_ep in python3
 # The most important measurement comes first, so that a run that is cut off is worth something: calls with rows of 14 KiB
-# and latency mode as users make them, the kernels of latency mode alone, layers, other sizes and skewed routing, numbers
-# of multiprocessors, two nodes. Each of these parts has a limit of its own, so that none takes all the time, and so has
+# and latency mode as users make them, numbers of multiprocessors, the kernels of latency mode alone, layers, other sizes
+# and skewed routing, two nodes. Each of these parts has a limit of its own, so that none takes all the time, and so has
 # each run. Prints one line for each result and, for what failed or had no time, what; exits 1 if anything failed.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -75,7 +75,14 @@ lines_of() { # label
 import json, sys
 
 label, path = sys.argv[1:]
-for result in json.load(open(path))["results"]:
+measured = json.load(open(path))
+if isinstance(measured, list):  # of `ferry tune`: the sweeps of operations, the default setting first
+    for sweep in measured:
+        best = min(sweep["settings"], key=lambda setting: setting["time_us_p50"])
+        times = [sweep["settings"][0]["time_us_p50"], best["time_us_p50"]]
+        print(f"{label:28} {sweep['op']}: default {times[0]:.1f} us, best {times[1]:.1f} us {best['kernel_options']}")
+    sys.exit()
+for result in measured["results"]:
     if "layer_us" in result:
         print(f"{label:28} T={result['tokens']:<5} {result['layer_us']:8.1f} us a layer")
         continue
@@ -122,6 +129,10 @@ nodes() { # label transport argument...
     --transport "$transport" "$@"
 }
 
+tune() {
+  run tune 75 "$ferry" tune --backend cuda --ranks "$ranks" --tokens 4096 --hidden 7168
+}
+
 kernel_times() { # api
   if [[ $python == no ]] || ((ranks > num_gpus)); then return; fi
   run "latency_kernels_$1" 40 python3 -m ferry.bench --latency --kernel-times --api "$1" --order rank_sums --dtype fp8 \
@@ -142,6 +153,9 @@ bench latency_pair_fp8 --op latency-pair --sweep-tokens 1,8,32,64,128 --quantize
 bench route --op route --sweep-tokens 64,512,4096
 bench plain_bf16 --op pair --memory plain --tokens 4096
 bench plain_fp8 --op dispatch --memory plain --dtype fp8 --tokens 4096
+
+part 75 # what the table of src/cuda/intranode/tuning.cpp is made from
+tune
 
 part 55
 kernel_times deep_ep
@@ -172,15 +186,6 @@ for hidden in 2048 4096; do
   bench "hidden_${hidden}_fp8_plain" --op dispatch --memory plain --dtype fp8 --tokens 4096 --hidden "$hidden"
 done
 
-part 60 # what the table of src/cuda/intranode/tuning.cpp is made from
-for sms in 8 10 12 16 20 24; do
-  bench "sms_${sms}_bf16" --op pair --tokens 4096 --num-sms "$sms"
-  bench "sms_${sms}_fp8" --op dispatch --dtype fp8 --tokens 4096 --num-sms "$sms"
-done
-for sms in 22 24 28 32; do
-  bench "plain_sms_${sms}_bf16" --op pair --memory plain --tokens 4096 --num-sms "$sms"
-  bench "plain_sms_${sms}_fp8" --op dispatch --memory plain --dtype fp8 --tokens 4096 --num-sms "$sms"
-done
 bench route_replicas --op route --replicas 32 --sweep-tokens 64,512,4096
 
 part 50 # two emulated nodes: between threads, and between processes as on a cluster
