@@ -1,5 +1,8 @@
 #include "calls.hpp"
 
+#include <algorithm>
+#include <bit>
+#include <cstdint>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -16,6 +19,18 @@ namespace {
 constexpr std::size_t kMaxBiases = 2;
 /// UE8M0 scales are made four to an i32, as matrix products on GPUs take them.
 constexpr std::int64_t kExponentsPerWord = 4;
+
+/// Rows from this size on are made in sixteenths of a power of two. Exact routes differ from call to call, and each that
+/// brings more rows than any before it would take new memory: torch's allocator does not put them where fewer were, and
+/// all ranks map what the group takes, which is milliseconds of a call.
+constexpr std::int64_t kRoundedBytes = std::int64_t{16} << 20;
+constexpr std::uint64_t kRoundedParts = 16;
+
+std::int64_t with_room(std::int64_t num_rows) {
+  const std::uint64_t rows = static_cast<std::uint64_t>(num_rows);
+  const std::uint64_t granule = std::max<std::uint64_t>(1, std::bit_floor(rows) / kRoundedParts);
+  return static_cast<std::int64_t>((rows + granule - 1) / granule * granule);
+}
 
 /// None is an absent view; false if it cannot be read.
 bool read_optional(nb::handle tensor, Place place, TensorView& view) {
@@ -222,9 +237,29 @@ void Calls::keep_first_rows(MadeOutputs& outputs) const {
   keep(outputs.made.topk_weights, outputs.out.topk_weights);
 }
 
+std::optional<MadeOutputs> Calls::make_with_room(const Routing& routing, const ReadDispatch& call) const try {
+  const DispatchOutput& out = call.out;
+  const bool given = out.x.present() || out.scales.present() || out.topk_idx.present() || out.topk_weights.present();
+  const bool by_row = !call.column_major_scales && call.options.quantize == Quantization::kNone;
+  const std::int64_t num_rows = routing.num_recv_rows();
+  if (!place_.on_gpu || given || !by_row || call.bounded || routing.layout() == Layout::kSlab) return {};
+  const ConstTensorView& x = call.in.x;
+  if (x.num_dims != 2 || num_rows * x.extent(1) * static_cast<std::int64_t>(size_bytes(x.dtype)) < kRoundedBytes) {
+    return {};
+  }
+  return make_outputs({routing.layout(), with_room(num_rows), routing.num_topk()}, call, true);
+} catch (const nb::python_error&) {
+  return {};  // what follows reports it
+}
+
 Received Calls::dispatch(const Routing& routing, const ReadDispatch& call, Stream stream, MadeOutputs* early) const {
   MadeOutputs outputs;
+  std::optional<MadeOutputs> with_more;
   const std::int64_t num_rows = routing.num_recv_rows();
+  if (early == nullptr) {
+    with_more = make_with_room(routing, call);
+    if (with_more) early = &*with_more;
+  }
   const bool has_more = early != nullptr && early->out.x.extent(0) > num_rows;
   if (early != nullptr) {
     outputs = std::move(*early);

@@ -107,6 +107,9 @@ class Calls {
   void refuse_combine(const Routing& routing, Stream stream) const;
 
  private:
+  /// Outputs with room for some more rows than come, where that saves the next calls from taking memory. None where it
+  /// does not, or where memory is not at hand.
+  std::optional<MadeOutputs> make_with_room(const Routing& routing, const ReadDispatch& call) const;
   /// Of outputs that were made for more rows.
   void keep_first_rows(MadeOutputs& outputs) const;
 

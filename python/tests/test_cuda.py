@@ -130,6 +130,29 @@ def test_many_outputs_at_once() -> None:
     run_ranks(NUM_RANKS, check_many_at_once, make_world(NUM_RANKS, 6, [600, 500], hidden=8192))
 
 
+def check_new_routes(rank: int) -> None:
+    """Each route brings a few more rows than any before it, as those of a program may at any time."""
+    group = make_group(rank)
+    most = 4350
+    idx = torch.tensor([[0, 1]], device=group.device).expand(most, 2).contiguous()  # each token goes to both ranks
+    x = torch.randn(most, 8192, device=group.device).to(torch.bfloat16)
+    used = []
+    for num_tokens in range(4200, most + 1, 30):
+        routing = group.route(idx[:num_tokens], num_experts=NUM_RANKS)
+        received = group.dispatch(routing, x[:num_tokens])
+        assert received.x.shape == (2 * num_tokens, 8192)
+        assert torch.equal(received.x[num_tokens * rank :][:num_tokens], x[:num_tokens])
+        del received
+        torch.cuda.synchronize()
+        used.append(group._native.memory_usage()[2])
+    assert len(set(used)) == 1, f"a few more rows take new memory, which all ranks map: {used}"
+    group.destroy()
+
+
+def test_a_few_more_rows_need_no_new_memory() -> None:
+    run_ranks(NUM_RANKS, check_new_routes)
+
+
 def check_graph(rank: int, worlds: list[World]) -> None:
     group = make_group(rank)
     most = 2 * len(worlds[0].x[0])
