@@ -20,9 +20,9 @@ constexpr std::size_t kMaxBiases = 2;
 /// UE8M0 scales are made four to an i32, as matrix products on GPUs take them.
 constexpr std::int64_t kExponentsPerWord = 4;
 
-/// Rows from this size on are made in sixteenths of a power of two. Exact routes differ from call to call, and each that
-/// brings more rows than any before it would take new memory: torch's allocator does not put them where fewer were, and
-/// all ranks map what the group takes, which is milliseconds of a call.
+/// Rows from this size on are made in sixteenths of a power of two. Exact routes differ from call to call, and each
+/// that brings more rows than any before it would take new memory: torch's allocator does not put them where fewer
+/// were, and all ranks map what the group takes, which is milliseconds of a call.
 constexpr std::int64_t kRoundedBytes = std::int64_t{16} << 20;
 constexpr std::uint64_t kRoundedParts = 16;
 

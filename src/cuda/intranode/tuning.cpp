@@ -20,8 +20,8 @@ constexpr int kMostSumSms = 16;
 constexpr int kStageSms = 12;
 /// Between two ranks, of long rows, each of both: 14 and 14 took a little less than 16 to sum and 12 to stage.
 constexpr int kHalfSumSms = 14;
-/// Of the 16 that send between two ranks, where half the rows stay: 7 for these took 101 us with FP8 rows and 203 us from
-/// plain memory, 8 took 105 and 208; with long rows 7 took 192 us and 8 took 189.
+/// Of the 16 that send between two ranks, where half the rows stay: 7 for these took 101 us with FP8 rows and 203 us
+/// into plain memory, 8 took 105 and 208; with long rows into symmetric memory 7 took 192 us and 8 took 189.
 constexpr int kPairOwnSms = 7;
 constexpr int kPairSms = 16;
 /// Rows that are sent in pieces of several KiB.
