@@ -20,8 +20,8 @@ struct LaunchShape {
 /// Tells the observer of launches, if there is one.
 void note_launch(const LaunchShape& shape);
 
-/// Launches `kernel`, the address of one, on the current device. `arguments`: the addresses of its own, which are copied
-/// before this returns. The error is that of this launch, not one left behind by an earlier call.
+/// Launches `kernel`, the address of one, on the current device. `arguments`: the addresses of its own, copied at once.
+/// The error is that of this launch, not one left behind by an earlier call.
 cudaError_t launch_function(const void* kernel, const LaunchShape& shape, void** arguments, cudaStream_t stream);
 
 /// Launches a kernel that takes one struct.
