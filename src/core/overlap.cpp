@@ -49,15 +49,36 @@ bool overlap(const Comb& a, const Comb& b) {
 
 }  // namespace
 
-Footprint::Footprint(std::string_view name, const ConstRows& rows)
-    : Footprint(name, rows.data, {rows.num_rows, rows.stride_bytes}, {1, 0}, rows.row_bytes) {}
+inline bool Footprint::set_whole(const void* data, std::int64_t num_pieces, std::int64_t piece_bytes) {
+  const auto begin = reinterpret_cast<std::uintptr_t>(data);
+  std::int64_t bytes = 0;
+  std::uintptr_t end = 0;
+  if (data == nullptr || num_pieces <= 0 || piece_bytes <= 0 ||
+      __builtin_mul_overflow(num_pieces, piece_bytes, &bytes) || __builtin_add_overflow(begin, bytes, &end)) {
+    return false;
+  }
+  begin_ = begin;
+  end_ = end;
+  piece_bytes_ = bytes;
+  pieces_ = inner_ = {1, 0};
+  return true;
+}
+
+Footprint::Footprint(std::string_view name, const ConstRows& rows) : name_(name) {
+  if (rows.data == nullptr) return;
+  if (rows.stride_bytes == rows.row_bytes && set_whole(rows.data, rows.num_rows, rows.row_bytes)) return;
+  *this = Footprint(name, rows.data, {rows.num_rows, rows.stride_bytes}, {1, 0}, rows.row_bytes);
+}
 
 Footprint::Footprint(std::string_view name, const Rows& rows)
-    : Footprint(name, rows.data, {rows.num_rows, rows.stride_bytes}, {1, 0}, rows.row_bytes) {}
+    : Footprint(name, ConstRows{rows.data, rows.num_rows, rows.row_bytes, rows.stride_bytes, rows.dtype}) {}
 
-Footprint::Footprint(std::string_view name, const ConstTensorView& view) {
-  if (!view.present() || view.num_dims < 1 || view.num_dims > kMaxTensorDims) return;
+void Footprint::set(const ConstTensorView& view) {
+  if (view.num_dims < 1 || view.num_dims > kMaxTensorDims) return;
+  const std::string_view name = name_;
   const auto element_bytes = static_cast<std::int64_t>(size_bytes(view.dtype));
+  const bool is_whole = view.num_dims == 2 && view.stride(1) == 1 && view.stride(0) == view.extent(1);
+  if (is_whole && set_whole(view.data, view.extent(0), view.extent(1) * element_bytes)) return;
   if (view.num_dims == kMaxTensorDims) {
     if (view.num_elements() == 0) return;
     const bool evenly_spaced = view.extent(0) == 1 || view.stride(0) == view.extent(1) * view.stride(1);
@@ -114,8 +135,7 @@ Footprint::Footprint(std::string_view name, const void* data, Dimension rows, Di
   end_ = static_cast<std::uintptr_t>(std::min<Wide>(end, std::numeric_limits<std::uintptr_t>::max()));
 }
 
-bool Footprint::overlaps(const Footprint& other) const {
-  if (begin_ >= other.end_ || other.begin_ >= end_) return false;
+bool Footprint::pieces_overlap(const Footprint& other) const {
   for (std::int64_t i = 0; i < inner_.extent; ++i) {
     const Comb mine{step(begin_, i, inner_.stride_bytes), pieces_.extent, piece_bytes_, pieces_.stride_bytes};
     for (std::int64_t j = 0; j < other.inner_.extent; ++j) {
@@ -145,6 +165,7 @@ Status check_overlap(std::string_view operation, std::span<const Footprint> outp
   };
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     const Footprint& output = outputs[i];
+    if (output.begin() == output.end()) continue;  // as most are, of tensors that are not used
     for (const Footprint& other : outputs.subspan(i + 1)) {
       if (output.overlaps(other)) return refuse(output, other, "");
     }

@@ -21,14 +21,19 @@ class Footprint {
   Footprint(std::string_view name, const Rows& rows);
   /// Any strides from 0; nothing if the view is absent. Of three dimensions everything from its first byte to its last,
   /// unless they can be written as two, or the last two of them have no gaps.
-  Footprint(std::string_view name, const ConstTensorView& view);
+  template <typename Pointer>
+  Footprint(std::string_view name, const BasicTensorView<Pointer>& view) : name_(name) {
+    if (view.present()) set(view);  // most are absent
+  }
 
   std::string_view name() const { return name_; }
   std::uintptr_t begin() const { return begin_; }
   std::uintptr_t end() const { return end_; }
 
   /// Whether any byte belongs to both. Exact: tensors whose rows alternate in memory do not overlap.
-  bool overlaps(const Footprint& other) const;
+  bool overlaps(const Footprint& other) const {
+    return begin_ < other.end_ && other.begin_ < end_ && pieces_overlap(other);
+  }
   /// Whether both are the same rows at the same addresses.
   bool same_as(const Footprint& other) const;
 
@@ -38,6 +43,10 @@ class Footprint {
     std::int64_t stride_bytes = 0;
   };
   Footprint(std::string_view name, const void* data, Dimension rows, Dimension columns, std::int64_t element_bytes);
+  void set(const ConstTensorView& view);
+  /// Of memory without gaps, which most tensors are.
+  bool set_whole(const void* data, std::int64_t num_pieces, std::int64_t piece_bytes);
+  bool pieces_overlap(const Footprint& other) const;
 
   std::string_view name_;
   std::uintptr_t begin_ = 0;

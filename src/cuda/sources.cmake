@@ -4,6 +4,7 @@ set(ferry_cuda_sources
     cuda/driver/device_guard.cpp
     cuda/driver/driver.cpp
     cuda/driver/launch.cpp
+    cuda/driver/launch_observer.cpp
     cuda/memory/arena_exchange.cpp
     cuda/memory/arena_service.cpp
     cuda/memory/deferred_free.cpp

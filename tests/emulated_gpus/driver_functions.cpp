@@ -82,6 +82,29 @@ CUresult pop(CUcontext* context) {
   return CUDA_SUCCESS;
 }
 
+CUresult identify(CUcontext context, unsigned long long* id) {
+  const int device = context == nullptr ? current_device() : device_of(context);
+  *id = static_cast<unsigned long long>(device) + 1;
+  return CUDA_SUCCESS;
+}
+
+/// These are the runtime's, whose errors have the same numbers.
+CUresult record_event(CUevent event, CUstream stream) { return static_cast<CUresult>(cudaEventRecord(event, stream)); }
+CUresult identify_stream(CUstream stream, unsigned long long* id) {
+  return static_cast<CUresult>(cudaStreamGetId(stream, id));
+}
+CUresult ask_for_capture(CUstream stream, CUstreamCaptureStatus* status) {
+  cudaStreamCaptureStatus found = cudaStreamCaptureStatusNone;
+  const auto result = static_cast<CUresult>(cudaStreamIsCapturing(stream, &found));
+  *status = static_cast<CUstreamCaptureStatus>(found);
+  return result;
+}
+/// Emulated kernels are launched by their host code.
+CUresult refuse_launch(const CUlaunchConfig* /*config*/, CUfunction /*function*/, void** /*arguments*/,
+                       void** /*extra*/) {
+  return CUDA_ERROR_NOT_SUPPORTED;
+}
+
 CUresult query_event(CUevent event) {
   const auto& of = *reinterpret_cast<const Event*>(event);
   if (of.capture) return CUDA_ERROR_CAPTURED_EVENT;
@@ -219,6 +242,11 @@ void* driver_function(std::string_view name) {
                                                     {"cuCtxGetCurrent", address_of(get_current)},
                                                     {"cuCtxPushCurrent", address_of(push)},
                                                     {"cuCtxPopCurrent", address_of(pop)},
+                                                    {"cuCtxGetId", address_of(identify)},
+                                                    {"cuEventRecord", address_of(record_event)},
+                                                    {"cuLaunchKernelEx", address_of(refuse_launch)},
+                                                    {"cuStreamGetId", address_of(identify_stream)},
+                                                    {"cuStreamIsCapturing", address_of(ask_for_capture)},
                                                     {"cuEventQuery", address_of(query_event)},
                                                     {"cuStreamQuery", address_of(query_stream)},
                                                     {"cuPointerGetAttributes", address_of(describe_pointer)},

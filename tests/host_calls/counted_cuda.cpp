@@ -37,6 +37,9 @@ cudaError_t counted(const char* name) {
 std::atomic<int> num_launches = 0;
 std::atomic<int> num_behind = 0;
 
+std::atomic<unsigned long long> context_id = 1;
+std::atomic<bool> functions_hidden = false;
+
 struct Event {
   int recorded_at = 0;
 };
@@ -82,7 +85,31 @@ CUresult get_current(CUcontext* context) {
   *context = the_context();
   return CUDA_SUCCESS;
 }
+CUresult identify(CUcontext /*context*/, unsigned long long* id) {
+  *id = context_id;
+  return CUDA_SUCCESS;
+}
 CUresult push(CUcontext /*context*/) { return CUDA_SUCCESS; }
+CUresult record_event(CUevent event, CUstream /*stream*/) {
+  reinterpret_cast<Event*>(event)->recorded_at = num_launches;
+  counted("cuEventRecord");
+  return CUDA_SUCCESS;
+}
+CUresult identify_stream(CUstream stream, unsigned long long* id) {
+  *id = reinterpret_cast<std::uintptr_t>(stream);
+  counted("cuStreamGetId");
+  return CUDA_SUCCESS;
+}
+CUresult ask_for_capture(CUstream /*stream*/, CUstreamCaptureStatus* status) {
+  *status = CU_STREAM_CAPTURE_STATUS_NONE;
+  counted("cuStreamIsCapturing");
+  return CUDA_SUCCESS;
+}
+CUresult launch_function(const CUlaunchConfig* /*config*/, CUfunction /*function*/, void** /*arguments*/,
+                         void** /*extra*/) {
+  launch();
+  return CUDA_SUCCESS;
+}
 CUresult query_event(CUevent event) {
   counted("cuEventQuery");
   const Event& recorded = *reinterpret_cast<const Event*>(event);
@@ -116,7 +143,12 @@ void* driver_function(const std::string& name) {
       {"cuCtxGetCurrent", reinterpret_cast<void*>(get_current)},
       {"cuCtxPushCurrent", reinterpret_cast<void*>(push)},
       {"cuCtxPopCurrent", reinterpret_cast<void*>(get_current)},
+      {"cuCtxGetId", reinterpret_cast<void*>(identify)},
       {"cuEventQuery", reinterpret_cast<void*>(query_event)},
+      {"cuEventRecord", reinterpret_cast<void*>(record_event)},
+      {"cuLaunchKernelEx", reinterpret_cast<void*>(launch_function)},
+      {"cuStreamGetId", reinterpret_cast<void*>(identify_stream)},
+      {"cuStreamIsCapturing", reinterpret_cast<void*>(ask_for_capture)},
       {"cuPointerGetAttributes", reinterpret_cast<void*>(describe_pointer)},
       {"cuMemGetAddressRange", reinterpret_cast<void*>(find_range)}};
   const auto found = functions.find(name);
@@ -129,6 +161,10 @@ CudaCalls take_cuda_calls() {
   const std::lock_guard lock(calls_mutex);
   return std::exchange(calls(), {});
 }
+
+void reset_context() { ++context_id; }
+
+void hide_functions(bool hidden) { functions_hidden = hidden; }
 
 void stay_behind(int num_launches_behind) { num_behind = num_launches_behind; }
 
@@ -215,6 +251,13 @@ cudaError_t cudaFree(void* data) {
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* /*kernel*/) {
   *attributes = {};
   attributes->ptxVersion = attributes->binaryVersion = 90;
+  return cudaSuccess;
+}
+/// The kernel's address will do: nothing is launched.
+cudaError_t cudaGetFuncBySymbol(cudaFunction_t* function, const void* kernel) {
+  counted("cudaGetFuncBySymbol");
+  if (ferry::test::functions_hidden) return cudaErrorNotSupported;
+  *function = static_cast<cudaFunction_t>(const_cast<void*>(kernel));
   return cudaSuccess;
 }
 cudaError_t cudaFuncSetAttribute(const void* /*kernel*/, cudaFuncAttribute /*attribute*/, int /*value*/) {

@@ -14,6 +14,12 @@ using CudaCalls = std::map<std::string, int>;
 /// Since the last time.
 CudaCalls take_cuda_calls();
 
+/// As if the device had been reset: its context has another id, and its kernels are other functions.
+void reset_context();
+
+/// From now on kernels cannot be found as functions of the driver, or can again.
+void hide_functions(bool hidden);
+
 /// From now on the GPU is always so many launches behind the host: events recorded since then are not over. 0: none.
 void stay_behind(int num_launches);
 

@@ -101,7 +101,7 @@ class HostCalls : public testing::Test {
 
 /// The launch, the event that later calls and freed memory wait for, and two questions about the stream.
 CudaCalls least_calls() {
-  return {{"launch", 1}, {"cudaEventRecord", 1}, {"cudaStreamGetId", 1}, {"cudaStreamIsCapturing", 1}};
+  return {{"launch", 1}, {"cuEventRecord", 1}, {"cuStreamGetId", 1}, {"cuStreamIsCapturing", 1}};
 }
 
 TEST_F(HostCalls, ACachedCallAsksLittleOfCuda) {
@@ -147,6 +147,29 @@ TEST_F(HostCalls, ACallOfLatencyModeAsksLittleOfCuda) {
                 EXPECT_TRUE(group_->latency_receive(routing, stream_).ok());
               }),
               ContainerEq(least_calls()));
+}
+
+/// Functions of a context that is gone must not be launched.
+TEST_F(HostCalls, EachContextHasFunctionsOfItsOwn) {
+  const CudaCalls first = [this] {
+    reset_context();
+    take_cuda_calls();
+    EXPECT_TRUE(latency_dispatch().ok());
+    return take_cuda_calls();
+  }();
+  EXPECT_EQ(first.at("cudaGetFuncBySymbol"), 1);
+  EXPECT_EQ(first.at("launch"), 1);
+  EXPECT_THAT(calls_of([&] { EXPECT_TRUE(latency_dispatch().ok()); }), ContainerEq(least_calls()));
+}
+
+TEST_F(HostCalls, AKernelThatIsNoFunctionOfTheDriverIsLaunchedByTheRuntime) {
+  reset_context();
+  hide_functions(true);
+  take_cuda_calls();
+  EXPECT_TRUE(latency_dispatch().ok());
+  EXPECT_EQ(take_cuda_calls()["launch"], 1);
+  hide_functions(false);
+  EXPECT_THAT(calls_of([&] { EXPECT_TRUE(latency_dispatch().ok()); }), ContainerEq(least_calls()));
 }
 
 /// Others are as they were.

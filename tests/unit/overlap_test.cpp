@@ -41,6 +41,26 @@ TEST(Overlap, OfRows) {
   EXPECT_FALSE(rows.overlaps(rows_at(896, 4, 32))) << "its last row ends at 1000";
 }
 
+TEST(Overlap, OfRowsWithoutGaps) {
+  Rows rows;
+  rows.data = static_cast<std::byte*>(at(1000));
+  rows.num_rows = 4;
+  rows.row_bytes = rows.stride_bytes = 16;
+  const Footprint whole("x", rows);
+  EXPECT_EQ(whole.begin(), 1000U);
+  EXPECT_EQ(whole.end(), 1064U);
+  EXPECT_TRUE(whole.same_as({"x", view_of(1000, DType::kFloat32, {4, 4}, {4, 1})}));
+  EXPECT_TRUE(whole.same_as({"x", view_of(1000, DType::kFloat32, {16, 1}, {1, 7})})) << "the same bytes";
+  EXPECT_FALSE(whole.same_as(rows_at(1000, 4, 16)));
+  EXPECT_TRUE(whole.overlaps(rows_at(1008, 4, 32)));
+  EXPECT_FALSE(whole.overlaps(rows_at(1064, 4, 32)));
+  EXPECT_FALSE(whole.overlaps(rows_at(936, 3, 28))) << "its last row ends at 1000";
+  rows.data = static_cast<std::byte*>(at(std::numeric_limits<std::uintptr_t>::max() - 31));
+  EXPECT_EQ(Footprint("x", rows).end(), std::numeric_limits<std::uintptr_t>::max()) << "more than there are addresses";
+  rows.num_rows = 0;
+  EXPECT_FALSE(Footprint("x", rows).overlaps(whole));
+}
+
 TEST(Overlap, OfNothing) {
   EXPECT_FALSE(Footprint().overlaps(rows_at(0, 4, 8)));
   EXPECT_FALSE(rows_at(1000, 0, 8).overlaps(rows_at(1000, 4, 8)));

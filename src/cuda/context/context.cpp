@@ -7,6 +7,7 @@
 
 #include "cuda/driver/cuda_call.hpp"
 #include "cuda/driver/device_guard.hpp"
+#include "cuda/driver/driver.hpp"
 #include "cuda/memory/memory_checks.hpp"
 #include "cuda/sync/fault_text.hpp"
 #include "plan/to_size.hpp"
@@ -14,11 +15,12 @@
 namespace ferry::cuda {
 namespace {
 
+/// Asked by the driver's functions: the runtime's ask these, and that takes as long again. A group has loaded it.
 Result<StreamId> id_of(std::string_view operation, cudaStream_t stream) {
   StreamId id = 0;
-  if (const cudaError_t error = cudaStreamGetId(stream, &id); error != cudaSuccess) {
-    return runtime_status(
-        error, fmt::format("{}: asking for the id of stream {}", operation, static_cast<const void*>(stream)));
+  if (const CUresult result = loaded_driver()->stream_get_id(stream, &id); result != CUDA_SUCCESS) {
+    return driver_status(
+        result, fmt::format("{}: asking for the id of stream {}", operation, static_cast<const void*>(stream)));
   }
   return id;
 }
@@ -38,11 +40,11 @@ Result<bool> Context::check_stream(std::string_view operation, Stream stream) {
   if (!parts_.sync->broken().ok()) return parts_.sync->broken();
   if (Status status = check_lost(); !status.ok()) return status;
   const auto handle = static_cast<cudaStream_t>(stream.handle);
-  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-  if (const cudaError_t error = cudaStreamIsCapturing(handle, &capture); error != cudaSuccess) {
-    return runtime_status(error, fmt::format("{}: asking whether the stream is captured", operation));
+  CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
+  if (const CUresult result = loaded_driver()->stream_is_capturing(handle, &capture); result != CUDA_SUCCESS) {
+    return driver_status(result, fmt::format("{}: asking whether the stream is captured", operation));
   }
-  if (capture != cudaStreamCaptureStatusNone) return true;
+  if (capture != CU_STREAM_CAPTURE_STATUS_NONE) return true;
   // Not of a captured stream: asking that one for its device ends the capture.
   const Result<StreamId> id = id_of(operation, handle);
   if (!id.ok()) return id.status();

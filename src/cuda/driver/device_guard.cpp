@@ -9,6 +9,17 @@ namespace ferry::cuda {
 // Not cudaSetDevice: restoring a device that the thread never used would create a context there, which takes hundreds
 // of megabytes of that device's memory.
 DeviceGuard::DeviceGuard(int device) {
+  // As in every call but the first, of a thread whose current device is the group's.
+  const Driver* const known = loaded_driver();
+  const CUcontext wanted = known_primary_context(device);
+  CUcontext current = nullptr;
+  if (known != nullptr && wanted != nullptr && known->ctx_get_current(&current) == CUDA_SUCCESS && current == wanted) {
+    return;
+  }
+  enter(device);
+}
+
+void DeviceGuard::enter(int device) {
   Result<const Driver*> table = driver();
   Result<CUcontext> context = primary_context(device);
   if (!table.ok() || !context.ok()) {

@@ -17,6 +17,8 @@ class DeviceGuard {
   const Status& status() const { return status_; }
 
  private:
+  void enter(int device);
+
   Status status_;
   bool pushed_ = false;
 };

@@ -55,9 +55,14 @@ LoadedDriver load_driver() {
   need("cuDeviceGetUuid", 11040, &table.device_get_uuid);
   need("cuDevicePrimaryCtxRetain", 7000, &table.device_primary_ctx_retain);
   need("cuCtxGetCurrent", 4000, &table.ctx_get_current);
+  need("cuCtxGetId", 12000, &table.ctx_get_id);
   need("cuCtxPushCurrent", 4000, &table.ctx_push_current);
   need("cuCtxPopCurrent", 4000, &table.ctx_pop_current);
   need("cuEventQuery", 2000, &table.event_query);
+  need("cuEventRecord", 2000, &table.event_record);
+  need("cuLaunchKernelEx", 11060, &table.launch_kernel_ex);
+  need("cuStreamGetId", 12000, &table.stream_get_id);
+  need("cuStreamIsCapturing", 10000, &table.stream_is_capturing);
   need("cuStreamQuery", 2000, &table.stream_query);
   need("cuPointerGetAttributes", 7000, &table.pointer_get_attributes);
   need("cuMemGetAddressRange", 3020, &table.mem_get_address_range);
@@ -84,11 +89,14 @@ LoadedDriver load_driver() {
   return loaded;
 }
 
-const LoadedDriver& loaded_driver() {
+const LoadedDriver& driver_of_process() {
   // Never destroyed: memory may be given back while the process's own statics already are.
   static const LoadedDriver& loaded = *new LoadedDriver(load_driver());
   return loaded;
 }
+
+/// Null until they are known.
+std::array<std::atomic<CUcontext>, kMaxDevices> primary_contexts{};
 
 ErrorCode code_of(CUresult result) {
   switch (result) {
@@ -107,8 +115,9 @@ ErrorCode code_of(CUresult result) {
 }  // namespace
 
 Result<const Driver*> driver() {
-  const LoadedDriver& loaded = loaded_driver();
+  const LoadedDriver& loaded = driver_of_process();
   if (!loaded.status.ok()) return loaded.status;
+  loaded_driver_table.store(&loaded.table, std::memory_order_release);
   return &loaded.table;
 }
 
@@ -143,7 +152,6 @@ Result<bool> is_idle(CUstream stream) {
 }
 
 Result<CUcontext> primary_context(int device) {
-  static std::array<std::atomic<CUcontext>, kMaxDevices> contexts{};
   Result<const Driver*> table = driver();
   if (!table.ok()) return table.status();
   if (device < 0 || static_cast<std::size_t>(device) >= kMaxDevices) {
@@ -151,7 +159,7 @@ Result<CUcontext> primary_context(int device) {
                   fmt::format("CUDA driver: GPU {}, expected an ordinal of 0 to {}; set GroupOptions::device", device,
                               kMaxDevices - 1));
   }
-  std::atomic<CUcontext>& known = contexts[static_cast<std::size_t>(device)];
+  std::atomic<CUcontext>& known = primary_contexts[static_cast<std::size_t>(device)];
   if (CUcontext context = known.load(std::memory_order_acquire); context != nullptr) return context;
   CUdevice handle = 0;
   const std::string operation = fmt::format("CUDA driver: opening GPU {}", device);
@@ -166,6 +174,11 @@ Result<CUcontext> primary_context(int device) {
   // Threads that race get the same context; retaining it twice is harmless, as it is never released.
   known.store(context, std::memory_order_release);
   return context;
+}
+
+CUcontext known_primary_context(int device) {
+  if (device < 0 || static_cast<std::size_t>(device) >= kMaxDevices) return nullptr;
+  return primary_contexts[static_cast<std::size_t>(device)].load(std::memory_order_acquire);
 }
 
 CUmemAllocationProp shareable_memory(int device) {

@@ -1,12 +1,15 @@
 #ifndef FERRY_CUDA_DRIVER_DRIVER_HPP
 #define FERRY_CUDA_DRIVER_DRIVER_HPP
 
-/// The CUDA driver's functions that the runtime has no counterpart for. They are looked up when first needed: a library
-/// linked against libcuda would not load on a machine without a GPU.
+/// The CUDA driver's functions that the runtime has no counterpart for, and those that every call needs: the runtime's
+/// take longer on the host. They are looked up when first needed: a library linked against libcuda would not load on a
+/// machine without a GPU.
 
 #include <cuda.h>
 #include <cudaTypedefs.h>
+#include <driver_types.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
@@ -24,9 +27,14 @@ struct Driver {
   PFN_cuDeviceGetUuid_v11040 device_get_uuid = nullptr;
   PFN_cuDevicePrimaryCtxRetain_v7000 device_primary_ctx_retain = nullptr;
   PFN_cuCtxGetCurrent_v4000 ctx_get_current = nullptr;
+  PFN_cuCtxGetId_v12000 ctx_get_id = nullptr;
   PFN_cuCtxPushCurrent_v4000 ctx_push_current = nullptr;
   PFN_cuCtxPopCurrent_v4000 ctx_pop_current = nullptr;
   PFN_cuEventQuery_v2000 event_query = nullptr;
+  PFN_cuEventRecord_v2000 event_record = nullptr;
+  PFN_cuLaunchKernelEx_v11060 launch_kernel_ex = nullptr;
+  PFN_cuStreamGetId_v12000 stream_get_id = nullptr;
+  PFN_cuStreamIsCapturing_v10000 stream_is_capturing = nullptr;
   PFN_cuStreamQuery_v2000 stream_query = nullptr;
   PFN_cuPointerGetAttributes_v7000 pointer_get_attributes = nullptr;
   PFN_cuMemGetAddressRange_v3020 mem_get_address_range = nullptr;
@@ -47,8 +55,18 @@ struct Driver {
 /// @errors kUnsupported: no driver, no GPU, or a driver that lacks one of these functions
 Result<const Driver*> driver();
 
+/// The same without a Result, for what happens in every call; null before driver() has succeeded once.
+inline std::atomic<const Driver*> loaded_driver_table{nullptr};
+inline const Driver* loaded_driver() { return loaded_driver_table.load(std::memory_order_acquire); }
+
 /// As runtime_status, for the driver's own codes.
 Status driver_status(CUresult result, std::string_view operation, std::string_view hint = {});
+
+/// The runtime's code for the driver's: since CUDA 10.1 they have the same numbers.
+constexpr cudaError_t as_runtime_error(CUresult result) { return static_cast<cudaError_t>(result); }
+static_assert(as_runtime_error(CUDA_ERROR_OUT_OF_MEMORY) == cudaErrorMemoryAllocation);
+static_assert(as_runtime_error(CUDA_ERROR_LAUNCH_FAILED) == cudaErrorLaunchFailure);
+static_assert(as_runtime_error(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED) == cudaErrorStreamCaptureInvalidated);
 
 /// Whether all work before the event, or on the stream, is done. Unlike the runtime's queries these do not leave
 /// cudaErrorNotReady as the thread's last error, in place of what the program may find there.
@@ -58,6 +76,8 @@ Result<bool> is_idle(CUstream stream);
 
 /// The context that the CUDA runtime uses on `device`, kept for the life of the process.
 Result<CUcontext> primary_context(int device);
+/// The same if it has been asked for before, else null.
+CUcontext known_primary_context(int device);
 
 inline CUdeviceptr device_address(const void* data) {
   return static_cast<CUdeviceptr>(reinterpret_cast<std::uintptr_t>(data));

@@ -20,27 +20,15 @@ struct LaunchShape {
 /// Tells the observer of launches, if there is one.
 void note_launch(const LaunchShape& shape);
 
-/// Launches a kernel that takes one struct. Returns the error of this launch, not one left behind by an earlier call.
+/// Launches `kernel`, the address of one, on the current device. `arguments`: the addresses of its own, copied at once.
+/// The error is that of this launch, not one left behind by an earlier call.
+cudaError_t launch_function(const void* kernel, const LaunchShape& shape, void** arguments, cudaStream_t stream);
+
+/// Launches a kernel that takes one struct.
 template <typename Params>
 cudaError_t launch_kernel(void (*kernel)(Params), const LaunchShape& shape, const Params& params, cudaStream_t stream) {
-  note_launch(shape);
   void* arguments[] = {const_cast<Params*>(&params)};  // copied by the launch, never written
-  const auto* const function = reinterpret_cast<const void*>(kernel);
-  if (!shape.overlaps) {
-    return cudaLaunchKernel(function, dim3(shape.num_blocks), dim3(shape.num_threads), static_cast<void**>(arguments),
-                            shape.shared_bytes, stream);
-  }
-  cudaLaunchAttribute overlap{};
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(shape.num_blocks);
-  config.blockDim = dim3(shape.num_threads);
-  config.dynamicSmemBytes = shape.shared_bytes;
-  config.stream = stream;
-  config.attrs = &overlap;
-  config.numAttrs = 1;
-  return cudaLaunchKernelExC(&config, function, static_cast<void**>(arguments));
+  return launch_function(reinterpret_cast<const void*>(kernel), shape, static_cast<void**>(arguments), stream);
 }
 
 }  // namespace ferry::cuda

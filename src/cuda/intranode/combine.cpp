@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <new>
+#include <string_view>
 
 #include "cuda/copy/row_copy.hpp"
 #include "cuda/driver/cuda_call.hpp"
@@ -14,8 +15,10 @@
 namespace ferry::cuda {
 namespace {
 
-CombineParams make_params(const CombineCall& call, const CudaRouting& routing) {
-  CombineParams params;
+constexpr std::string_view kName = "combine";
+
+CombineParams make_params(const RankParams& ranks, const CombineCall& call, const CudaRouting& routing) {
+  CombineParams params{.ranks = ranks, .entry = {}, .bias = {}};  // the ranks are most of it: written once
   params.summary = routing.tables.summary;
   params.destinations = routing.tables.destinations;
   params.block_ranks = routing.tables.block_ranks;
@@ -54,18 +57,17 @@ Status refuse(Context& context, const CombineCall& call, const Status& status) {
 
 Status run(Context& context, const CombineCall& call) {
   if (Status status = status_of(call.record); !status.ok()) return refuse(context, call, status);
-  if (Status status = check_not_latency(*call.routing, to_string(Operation::kCombine)); !status.ok()) {
+  if (Status status = check_not_latency(*call.routing, kName); !status.ok()) {
     return refuse(context, call, status);
   }
-  const Result<bool> checked = context.check_stream(to_string(Operation::kCombine), call.stream);
+  const Result<bool> checked = context.check_stream(kName, call.stream);
   if (!checked.ok()) return refuse(context, call, checked.status());
   const bool captured = *checked;
   const Parts& parts = context.parts();
   if (Status status = check_combine_memory(call, *parts.arena); !status.ok()) return refuse(context, call, status);
 
   const auto& routing = static_cast<const CudaRouting&>(*call.routing);
-  CombineParams params = make_params(call, routing);
-  params.ranks = parts.ranks;
+  CombineParams params = make_params(parts.ranks, call, routing);
   const std::byte* base = parts.arena->base();
   const std::int64_t num_rows = call.x.num_rows;
   const auto extent = to_size((num_rows - 1) * call.x.stride_bytes + call.x.row_bytes);
@@ -112,7 +114,7 @@ Status run(Context& context, const CombineCall& call) {
     error = launch_copy(staged_weights, weights, weights_bytes, plan.num_sum_blocks, launch->stream);
   }
   if (error == cudaSuccess) error = launch_combine(params, launch->stream);
-  return context.end(*launch, error, "combine");
+  return context.end(*launch, error, kName);
 }
 
 }  // namespace

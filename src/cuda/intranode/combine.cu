@@ -4,6 +4,7 @@
 #include "cuda/intranode/combine_stage.cuh"
 #include "cuda/intranode/combine_sum.cuh"
 #include "cuda/intranode/combine_sum_bulk.cuh"
+#include "cuda/sync/kernel_order.cuh"
 #include "cuda/sync/shared_memory.cuh"
 
 namespace ferry::cuda {
@@ -115,6 +116,7 @@ __device__ Outcome sum(const CombineParams& params, const Shared& shared, const 
 template <bool kFloat32, bool kBulk>
 __global__ void __launch_bounds__(warps_of(kBulk) * kWarpLanes, 1)
     combine_kernel(const __grid_constant__ CombineParams params) {
+  if constexpr (kBulk) await_kernel_before();
   const RankParams& ranks = params.ranks;
   const int block = static_cast<int>(blockIdx.x) - params.num_sum_blocks;
   // Beside what the call begins with: a staging block's first rows come after it.
@@ -167,6 +169,7 @@ cudaError_t launch_combine(const CombineParams& params, cudaStream_t stream) {
   const LaunchShape shape{.num_blocks = num_blocks,
                           .num_threads = num_threads,
                           .shared_bytes = shared_bytes,
+                          .overlaps = params.bulk,
                           .num_copy_blocks = static_cast<unsigned>(params.num_stage_blocks)};
   return launch_kernel(choose_kernel(params.float32, params.bulk), shape, params, stream);
 }

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <new>
 #include <optional>
+#include <string_view>
 
 #include "cuda/driver/cuda_call.hpp"
 #include "cuda/driver/device_guard.hpp"
@@ -15,6 +16,8 @@
 
 namespace ferry::cuda {
 namespace {
+
+constexpr std::string_view kName = "dispatch";
 
 plan::TokenRecord token_record(const DispatchCall& call) {
   const bool by_token = call.routing->layout == Layout::kTokens;
@@ -61,8 +64,8 @@ void set_plan(DispatchParams& params, const DispatchPlan& plan) {
   params.entry.num_blocks = plan.num_send_blocks;
   params.num_receive_blocks = plan.num_receive_blocks;
   // Progress is counted at the borders of route's blocks, or of as many rows.
-  const auto blocks_of = [&plan](std::int64_t block, std::int64_t num_blocks) {
-    const std::int64_t wanted = std::max<std::int64_t>(1, plan.chunk_tokens / block);
+  const auto blocks_of = [&plan](int block, std::int64_t num_blocks) {
+    const std::int64_t wanted = std::max(1, plan.chunk_tokens / block);
     return static_cast<int>(std::max(wanted, (2 * num_blocks + kMaxChunks - 1) / kMaxChunks));
   };
   const int blocks = blocks_of(params.tokens_per_block, params.num_blocks);
@@ -120,10 +123,10 @@ Status refuse(Context& context, const DispatchCall& call, const Status& status) 
 
 Status run(Context& context, const DispatchCall& asked) {
   if (Status status = status_of(asked.record); !status.ok()) return refuse(context, asked, status);
-  if (Status status = check_not_latency(*asked.routing, to_string(Operation::kDispatch)); !status.ok()) {
+  if (Status status = check_not_latency(*asked.routing, kName); !status.ok()) {
     return refuse(context, asked, status);
   }
-  const Result<bool> checked = context.check_stream(to_string(Operation::kDispatch), asked.stream);
+  const Result<bool> checked = context.check_stream(kName, asked.stream);
   if (!checked.ok()) return refuse(context, asked, checked.status());
   const bool captured = *checked;
   const Parts& parts = context.parts();
@@ -134,11 +137,11 @@ Status run(Context& context, const DispatchCall& asked) {
 
   const auto& routing = static_cast<const CudaRouting&>(*call.routing);
   const DeviceArena& arena = *parts.arena;
-  DispatchParams params;
-  params.ranks = parts.ranks;
+  // The ranks are most of it: written once.
+  DispatchParams params{
+      .ranks = parts.ranks, .entry = {}, .scales = {}, .record = token_record(call), .out = {}, .chunks = {}};
   set_sending(params, call, routing);
   set_receiving(params, call, routing);
-  params.record = token_record(call);
   const bool staged = !is_symmetric(arena, call.out_x);
   const bool direct = direct_tables(arena, call, params.entry);
   params.unpacks = !direct && params.record.num_words > 0 && has_tables(call);
@@ -184,7 +187,7 @@ Status run(Context& context, const DispatchCall& asked) {
     padding.max_blocks = most_blocks(call.kernel.num_sms, limits);
     error = launch_padding(padding, launch->stream);
   }
-  return context.end(*launch, error, "dispatch");
+  return context.end(*launch, error, kName);
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include "cuda/intranode/dispatch_shared.cuh"
 #include "cuda/intranode/dispatch_tokens.cuh"
 #include "cuda/sync/entry.cuh"
+#include "cuda/sync/kernel_order.cuh"
 #include "cuda/sync/part_barrier.cuh"
 #include "cuda/sync/shared_memory.cuh"
 
@@ -242,6 +243,7 @@ __device__ bool await_receivers(const DispatchParams& params, std::uint64_t epoc
 
 template <bool kBulk>
 __global__ void __launch_bounds__(kDispatchThreads, 1) dispatch_kernel(const __grid_constant__ DispatchParams params) {
+  if constexpr (kBulk) await_kernel_before();
   const RankParams& ranks = params.ranks;
   // Loaded along with what the call starts with: each may go to memory.
   Run run{};
@@ -281,6 +283,7 @@ cudaError_t launch_dispatch(const DispatchParams& params, cudaStream_t stream) {
   const LaunchShape shape{.num_blocks = static_cast<unsigned>(num_blocks),
                           .num_threads = kDispatchThreads,
                           .shared_bytes = shared_bytes(params.ranks.num_ranks, params.bulk),
+                          .overlaps = params.bulk,
                           .num_copy_blocks = static_cast<unsigned>(num_copy_blocks)};
   return launch_kernel(choose_kernel(params.bulk), shape, params, stream);
 }

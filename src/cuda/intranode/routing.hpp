@@ -57,8 +57,8 @@ class CountsDeadline {
 
 /// What a host that waits for counts needs.
 struct CountsMemory {
-  std::shared_ptr<TableMemory> owner;
-  std::shared_ptr<PinnedMemory> pinned;
+  const std::shared_ptr<TableMemory>& owner;
+  const std::shared_ptr<PinnedMemory>& pinned;
   const DeviceReport* report = nullptr;
 };
 

@@ -63,31 +63,29 @@ cudaError_t LatencyMode::launch_receive(const CombineReceiveParams& params, cuda
   return masks() ? launch_masked_combine_receive({params, mask_}, stream) : launch_combine_receive(params, stream);
 }
 
-cudaError_t LatencyMode::launch_whole(const DispatchSendParams& send, const DispatchReceiveParams& receive,
+cudaError_t LatencyMode::launch_whole(const LatencyDispatchParams& params, int num_receive_blocks,
                                       cudaStream_t stream) const {
-  if (!masks()) return launch_latency_dispatch({send, static_cast<const DispatchReceiveRows&>(receive)}, stream);
-  const cudaError_t error = launch_send(send, stream);
-  return error == cudaSuccess ? launch_receive(receive, stream) : error;
+  if (!masks()) return launch_latency_dispatch(params, stream);
+  if (const cudaError_t error = launch_send(params.send, stream); error != cudaSuccess) return error;
+  DispatchReceiveParams receive{params.receive, params.send.call};
+  receive.call.num_blocks = num_receive_blocks;
+  return launch_receive(receive, stream);
 }
 
-cudaError_t LatencyMode::launch_whole(const CombineSendParams& send, const CombineReceiveParams& receive,
-                                      cudaStream_t stream) const {
-  if (!masks()) return launch_latency_combine({send, static_cast<const CombineReceiveRows&>(receive)}, stream);
-  const cudaError_t error = launch_send(send, stream);
-  return error == cudaSuccess ? launch_receive(receive, stream) : error;
+cudaError_t LatencyMode::launch_whole(const LatencyCombineParams& params, cudaStream_t stream) const {
+  if (!masks()) return launch_latency_combine(params, stream);
+  const cudaError_t error = launch_send(params.send, stream);
+  return error == cudaSuccess ? launch_receive(CombineReceiveParams{params.receive, params.send.call}, stream) : error;
 }
 
 LatencyParams LatencyMode::params_of(const LatencyRouting& routing) const {
-  LatencyParams params;
-  params.ranks = context_.parts().ranks;
-  params.layout = layout_;
+  LatencyParams params{.ranks = context_.parts().ranks, .layout = layout_, .tables = routing.latency};
   params.num_tokens = routing.num_tokens;
   params.max_tokens = routing.max_tokens;
   params.num_topk = routing.num_topk;
   params.num_experts = static_cast<int>(routing.num_experts);
   params.num_local_experts = static_cast<int>(routing.local_expert_ids.size());
   params.slab_capacity = routing.slab_capacity;
-  params.tables = routing.latency;
   params.overlaps = context_.parts().has_bulk;
   return params;
 }
@@ -114,8 +112,8 @@ Status LatencyMode::make_combine(const LatencyCombineCall& call) {
   if (status.ok()) status = check_wait_times_memory(kName, call.wait_times_ns, *parts.arena);
   if (!status.ok()) return refused(status);
 
-  CombineSendParams send;
-  send.call = params_of(routing);
+  LatencyCombineParams params{.send = {.call = params_of(routing), .rows = {}}, .receive = {}};
+  CombineSendParams& send = params.send;
   send.call.counts_waits = call.wait_times_ns != nullptr;
   send.rows = {rows.x.row_bytes, rows.x.dtype == DType::kFloat32, order};
   // Gates of groups that mask ranks wait for flags.
@@ -129,24 +127,27 @@ Status LatencyMode::make_combine(const LatencyCombineCall& call) {
   send.call.num_blocks =
       std::min(combine_blocks(send.call, send.rows, most_blocks(rows.kernel.num_sms, limits)), kMaxCallBlocks);
 
-  CombineReceiveParams& receive = routing.combine_receive;
-  receive.call = send.call;
+  CombineReceiveRows& receive = params.receive;
   receive.rows = send.rows;
   receive.out = rows.out_x.data;
   receive.out_stride = rows.out_x.stride_bytes;
   receive.weights = weights;
+  if (call.split && routing.combine_receive == nullptr) {
+    routing.combine_receive = std::make_unique<CombineReceiveParams>();
+  }
 
   Result<Launch> launch = context_.begin(rows.record, static_cast<cudaStream_t>(rows.stream.handle), *captured);
   if (!launch.ok()) return refused(launch.status());
-  send.call.agreement = receive.call.agreement = launch->agreement;
-  send.call.record_number = receive.call.record_number = launch->record_number;
+  send.call.agreement = launch->agreement;
+  send.call.record_number = launch->record_number;
   cudaError_t error = cudaSuccess;
   if (call.split) {
     error = launch_send(send, launch->stream);
+    *routing.combine_receive = {receive, send.call};
     routing.wait_times_ns = call.wait_times_ns;
   } else {
     error = launch_timed(wait_times_of(parts, call.wait_times_ns), launch->stream,
-                         [&] { return launch_whole(send, receive, launch->stream); });
+                         [&] { return launch_whole(params, launch->stream); });
   }
   Status ended = context_.end(*launch, error, kName);
   if (ended.ok() && call.split) in_flight_.push_back(rows.routing);
@@ -167,13 +168,16 @@ Status LatencyMode::make_receive(const LatencyReceiveCall& call, bool& made) {
   const bool of_combine = routing.latency_phase == LatencyPhase::kCombineSent;
   const Result<bool> captured = context_.check_stream(kName, call.stream);
   if (!captured.ok()) return captured.status();
-  // A graph is replayed after the host has read the counts, and given their memory to others.
-  if (*captured) routing.dispatch_receive.host = {};
-  const bool reports = routing.dispatch_receive.host.result != nullptr;
+  bool reports = false;
+  if (!of_combine) {
+    // A graph is replayed after the host has read the counts, and given their memory to others.
+    if (*captured) routing.dispatch_receive->host = {};
+    reports = routing.dispatch_receive->host.result != nullptr;
+  }
   const auto launch = [this, &routing, of_combine](cudaStream_t stream) {
     return launch_timed(wait_times_of(context_.parts(), routing.wait_times_ns), stream, [&] {
-      return of_combine ? launch_receive(routing.combine_receive, stream)
-                        : launch_receive(routing.dispatch_receive, stream);
+      return of_combine ? launch_receive(*routing.combine_receive, stream)
+                        : launch_receive(*routing.dispatch_receive, stream);
     });
   };
   Status status = context_.launch_local(kName, call.stream, launch, *captured);

@@ -37,10 +37,9 @@ class LatencyMode {
   cudaError_t launch_receive(const DispatchReceiveParams& params, cudaStream_t stream) const;
   cudaError_t launch_receive(const CombineReceiveParams& params, cudaStream_t stream) const;
   /// Both halves of a call that is not split.
-  cudaError_t launch_whole(const DispatchSendParams& send, const DispatchReceiveParams& receive,
-                           cudaStream_t stream) const;
-  cudaError_t launch_whole(const CombineSendParams& send, const CombineReceiveParams& receive,
-                           cudaStream_t stream) const;
+  /// `num_receive_blocks`: of the receive half, if it is a kernel of its own.
+  cudaError_t launch_whole(const LatencyDispatchParams& params, int num_receive_blocks, cudaStream_t stream) const;
+  cudaError_t launch_whole(const LatencyCombineParams& params, cudaStream_t stream) const;
   /// Of a kernel that reads or changes the mask alone.
   Result<LatencyParams> mask_call(std::string_view operation) const;
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <new>
+#include <utility>
 
 #include "core/checks.hpp"
 #include "cuda/driver/cuda_call.hpp"
@@ -11,6 +12,7 @@
 #include "cuda/intranode/wait_times.hpp"
 #include "cuda/latency/calls.hpp"
 #include "cuda/latency/dispatch_threads.hpp"
+#include "cuda/latency/kept_allocator.hpp"
 #include "cuda/latency/memory.hpp"
 #include "cuda/memory/memory_checks.hpp"
 #include "plan/to_size.hpp"
@@ -93,9 +95,9 @@ Status prepare_host(const Parts& parts, std::int64_t timeout_ns, LatencyRouting&
   return {};
 }
 
-/// As many warps to a row as there are, and blocks for all of them.
-void share_receive(DispatchReceiveParams& params, int most_blocks) {
-  const std::int64_t most_rows = params.call.ranks.num_ranks * params.call.max_tokens;
+/// As many warps to a row as there are, and blocks for all of them. Returns the number of all blocks.
+int share_receive(const LatencyParams& call, DispatchReceiveRows& params, int most_blocks) {
+  const std::int64_t most_rows = call.ranks.num_ranks * call.max_tokens;
   const std::int64_t most_receivers = most_blocks - params.first_receiver;
   const std::int64_t num_warps = most_receivers * kWarpsPerBlock;
   while (params.warps_per_row < kMaxWarpsPerRow && 2 * params.warps_per_row * most_rows <= num_warps &&
@@ -103,30 +105,28 @@ void share_receive(DispatchReceiveParams& params, int most_blocks) {
     params.warps_per_row *= 2;
   }
   const std::int64_t rows_per_block = kWarpsPerBlock / params.warps_per_row;
-  const std::int64_t per_source = (params.call.max_tokens + rows_per_block - 1) / rows_per_block;
-  const std::int64_t wanted = params.call.ranks.num_ranks * per_source;
+  const std::int64_t per_source = (call.max_tokens + rows_per_block - 1) / rows_per_block;
+  const std::int64_t wanted = call.ranks.num_ranks * per_source;
   // Clearing the rest of a slab takes all that there are.
-  if (params.zero_padding || wanted >= most_receivers) {
-    params.call.num_blocks = params.first_receiver + static_cast<int>(most_receivers);
-    return;
-  }
-  const std::int64_t num_slab_rows = params.call.num_local_experts * params.call.slab_capacity;
+  if (params.zero_padding || wanted >= most_receivers) return params.first_receiver + static_cast<int>(most_receivers);
+  const std::int64_t num_slab_rows = call.num_local_experts * call.slab_capacity;
   const std::int64_t gap_blocks = (num_slab_rows + kGapRowsPerBlock - 1) / kGapRowsPerBlock;
   params.num_gap_blocks = static_cast<int>(std::min(gap_blocks, most_receivers - wanted));
-  params.call.num_blocks = params.first_receiver + static_cast<int>(wanted) + params.num_gap_blocks;
+  return params.first_receiver + static_cast<int>(wanted) + params.num_gap_blocks;
 }
 
 /// Which blocks do what. Those that receive and do not send have everything ready when rows come; so, where they are
-/// not much fewer, the others only send.
-void share_blocks(DispatchSendParams& send, DispatchReceiveParams& receive, bool split, int most_blocks) {
+/// not much fewer, the others only send. Returns the number of blocks of a receive half by itself.
+int share_blocks(LatencyDispatchParams& params, bool split, int most_blocks) {
+  DispatchSendParams& send = params.send;
   // One block counts, and reports.
   send.num_senders = static_cast<int>(std::clamp<std::int64_t>(send.call.num_tokens, 1, most_blocks - 1));
   send.call.num_blocks = 1 + send.num_senders;
   const int others = most_blocks - send.call.num_blocks;
-  if (!split && 2 * others >= most_blocks - 1) receive.first_receiver = send.call.num_blocks;
-  share_receive(receive, most_blocks);
-  if (split) return;
-  send.call.num_blocks = receive.call.num_blocks = std::max(send.call.num_blocks, receive.call.num_blocks);
+  if (!split && 2 * others >= most_blocks - 1) params.receive.first_receiver = send.call.num_blocks;
+  const int num_receive_blocks = share_receive(send.call, params.receive, most_blocks);
+  if (!split) send.call.num_blocks = std::max(send.call.num_blocks, num_receive_blocks);
+  return num_receive_blocks;
 }
 
 }  // namespace
@@ -160,10 +160,10 @@ Result<std::shared_ptr<LatencyRouting>> LatencyMode::begin_routing(const Latency
   Result<BuiltHomes> homes =
       prepare_homes(route, *parts.memory, {parts.ranks.rank, parts.ranks.num_ranks, (*placement)->tables.owner});
   if (!homes.ok()) return homes.status();
-  auto routing = std::make_shared<LatencyRouting>();
+  auto routing = std::allocate_shared<LatencyRouting>(KeptAllocator<LatencyRouting>());
   routing->homes = std::move(*homes);
-  routing->placement = *placement;
-  routing->local_expert_ids = (*placement)->local_expert_ids;
+  routing->placement = std::move(*placement);
+  routing->local_expert_ids = routing->placement->local_expert_ids;
   routing->num_tokens = route.num_tokens;
   routing->num_topk = route.num_topk;
   routing->num_experts = route.options.num_experts;
@@ -184,8 +184,8 @@ Result<std::shared_ptr<LatencyRouting>> LatencyMode::begin_routing(const Latency
   Result<std::shared_ptr<std::byte>> tables =
       captured ? parts.memory->take(tables_bytes) : parts.memory->take_for_calls(tables_bytes);
   if (!tables.ok()) return tables.status();
-  routing->memory = *tables;
-  routing->latency = LatencyTables::at(tables->get(), shape);
+  routing->memory = std::move(*tables);
+  routing->latency = LatencyTables::at(routing->memory.get(), shape);
   routing->tables.summary = routing->latency.summary;
   set_views(*routing, route.topk_weights.present(), parts.ranks.num_ranks);
   Status status = captured ? clear_calls(routing->latency, parts.stream->get())
@@ -210,10 +210,11 @@ Result<std::shared_ptr<RoutingState>> LatencyMode::make_dispatch(const LatencyDi
   const Parts& parts = context_.parts();
   const DispatchCall& rows = call.dispatch;
 
-  DispatchSendParams send;
-  send.call = params_of(routing);
+  LatencyDispatchParams params{
+      .send = {.call = params_of(routing), .placement = routing.placement->tables, .scales = {}, .row = row_of(rows)},
+      .receive = {}};
+  DispatchSendParams& send = params.send;
   send.call.counts_waits = call.wait_times_ns != nullptr;
-  send.placement = routing.placement->tables;
   if (routing.homes.present()) send.placement.homes = routing.homes.tables();
   send.topk_idx = call.route.topk_idx.data;
   send.wide_ids = call.route.topk_idx.dtype == DType::kInt64;
@@ -224,9 +225,7 @@ Result<std::shared_ptr<RoutingState>> LatencyMode::make_dispatch(const LatencyDi
   send.quantize = rows.quantize;
   send.hidden = rows.quantize == Quantization::kNone ? 0 : rows.out_x.row_bytes;
   send.scales = const_scales(rows.scales);
-  send.row = row_of(rows);
-  DispatchReceiveParams receive;
-  receive.call = send.call;
+  DispatchReceiveRows& receive = params.receive;
   receive.placement = send.placement;
   receive.counters = counter_tables(call.route.options.counters);
   receive.x = rows.out_x.data;
@@ -236,21 +235,23 @@ Result<std::shared_ptr<RoutingState>> LatencyMode::make_dispatch(const LatencyDi
   receive.zero_padding = rows.zero_padding;
   receive.host = routing.host_tables;
   const DeviceLimits limits{parts.num_sms, parts.has_bulk, parts.ranks.num_ranks};
-  share_blocks(send, receive, call.split || masks(),
-               std::clamp(most_blocks(rows.kernel.num_sms, limits), 2, kMaxCallBlocks));
+  const int num_receive_blocks = share_blocks(params, call.split || masks(),
+                                              std::clamp(most_blocks(rows.kernel.num_sms, limits), 2, kMaxCallBlocks));
+  if (call.split) routing.dispatch_receive = std::make_unique<DispatchReceiveParams>();
 
   Result<Launch> launch = context_.begin(call.record, static_cast<cudaStream_t>(call.stream.handle), *captured);
   if (!launch.ok()) return refused(launch.status());
-  send.call.agreement = receive.call.agreement = launch->agreement;
-  send.call.record_number = receive.call.record_number = launch->record_number;
+  send.call.agreement = launch->agreement;
+  send.call.record_number = launch->record_number;
   cudaError_t error = routing.homes.launch(launch->stream);
   if (call.split) {
     if (error == cudaSuccess) error = launch_send(send, launch->stream);
-    routing.dispatch_receive = receive;
+    *routing.dispatch_receive = {receive, send.call};
+    routing.dispatch_receive->call.num_blocks = num_receive_blocks;
     routing.wait_times_ns = call.wait_times_ns;
   } else if (error == cudaSuccess) {
     error = launch_timed(wait_times_of(context_.parts(), call.wait_times_ns), launch->stream,
-                         [&] { return launch_whole(send, receive, launch->stream); });
+                         [&] { return launch_whole(params, num_receive_blocks, launch->stream); });
   }
   if (Status ended = context_.end(*launch, error, kName); !ended.ok()) return ended;
   if (call.split) {

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 
 #include "cuda/intranode/routing.hpp"
 #include "cuda/latency/params.hpp"
@@ -17,16 +18,23 @@ struct LatencyRouting final : CudaRouting {
     if (received.load(std::memory_order_acquire)) CudaRouting::settle();
   }
 
-  bool dispatch_failed() const override { return received.load(std::memory_order_acquire) && counts_state() == 2; }
+  bool dispatch_failed() const override {
+    if (succeeded.load(std::memory_order_relaxed) || !received.load(std::memory_order_acquire)) return false;
+    const std::uint64_t state = counts_state();
+    if (state == 1) succeeded.store(true, std::memory_order_relaxed);
+    return state == 2;
+  }
 
   LatencyTables latency;  ///< in `memory`
   std::int64_t max_tokens = 0;
   std::int64_t slab_capacity = 0;
-  RouteResultTables host_tables;           ///< the host's, as the GPU sees them; null in a graph
-  DispatchReceiveParams dispatch_receive;  ///< of a split dispatch
-  CombineReceiveParams combine_receive;    ///< of the latest combine
-  std::int64_t* wait_times_ns = nullptr;   ///< of the call that is to be received; null: nobody asks
-  std::atomic<bool> received{false};       ///< the dispatch's receive half is launched, and tells the host the counts
+  RouteResultTables host_tables;  ///< the host's, as the GPU sees them; null in a graph
+  // Of calls that are split: others make a Routing for each dispatch, which should be small.
+  std::unique_ptr<DispatchReceiveParams> dispatch_receive;
+  std::unique_ptr<CombineReceiveParams> combine_receive;  ///< of the latest combine
+  std::int64_t* wait_times_ns = nullptr;                  ///< of the call that is to be received; null: nobody asks
+  std::atomic<bool> received{false};  ///< the dispatch's receive half is launched, and tells the host the counts
+  mutable std::atomic<bool> succeeded{false};  ///< it has, and was not refused: that stays so
 };
 
 }  // namespace ferry::cuda

@@ -21,7 +21,10 @@ constexpr std::int64_t kMaxTensorBytes = std::int64_t{1} << 46;
 constexpr std::int64_t kMaxScales = std::int64_t{1} << 20;
 
 Status check_extent(std::string_view what, std::int64_t num_rows, std::int64_t stride_bytes, std::int64_t row_bytes) {
-  if (row_bytes <= kMaxRowBytes && (num_rows <= 1 || stride_bytes <= kMaxTensorBytes / num_rows)) return {};
+  std::int64_t bytes = 0;
+  const bool fits =
+      num_rows <= 1 || (!__builtin_mul_overflow(num_rows, stride_bytes, &bytes) && bytes <= kMaxTensorBytes);
+  if (row_bytes <= kMaxRowBytes && fits) return {};
   return invalid(
       fmt::format("{} has {} rows of {} bytes, {} bytes apart, expected rows of at most {} and {} bytes in all", what,
                   num_rows, row_bytes, stride_bytes, kMaxRowBytes, kMaxTensorBytes));

@@ -94,13 +94,15 @@ Result<PinnedBlock> take_pinned(std::size_t bytes) {
                      *device};
 }
 
-PinnedMemory::PinnedMemory(std::byte* host, std::byte* device) : host_(host), device_(device), heap_(kPinnedBytes) {}
+PinnedMemory::PinnedMemory(std::byte* host, std::byte* device) : host_(host), device_(device), heap_(kPinnedBytes) {
+  pages_.reserve(kPinnedBytes / node::kPageBytes);
+}
 
 PinnedMemory::~PinnedMemory() { give_back_block(host_, kPinnedBytes); }
 
 Result<std::byte*> PinnedMemory::take(std::size_t bytes, bool zeroed) {
   const std::lock_guard lock(mutex_);
-  const std::optional<std::size_t> offset = heap_.take(bytes);
+  const std::optional<std::size_t> offset = take_range(bytes);
   if (!offset) {
     return Status(ErrorCode::kCapacity,
                   "route: too many Routings wait for their counts; read the counts of older ones, or drop them");
@@ -109,9 +111,27 @@ Result<std::byte*> PinnedMemory::take(std::size_t bytes, bool zeroed) {
   return host_ + *offset;
 }
 
+std::optional<std::size_t> PinnedMemory::take_range(std::size_t bytes) {
+  if (bytes <= node::kPageBytes && !pages_.empty()) {
+    const std::size_t page = pages_.back();
+    pages_.pop_back();
+    return page;
+  }
+  std::optional<std::size_t> offset = heap_.take(bytes);
+  if (offset || pages_.empty()) return offset;
+  for (const std::size_t page : pages_) heap_.give(page, node::kPageBytes);
+  pages_.clear();
+  return heap_.take(bytes);
+}
+
 void PinnedMemory::give(std::byte* host, std::size_t bytes) {
   const std::lock_guard lock(mutex_);
-  heap_.give(static_cast<std::size_t>(host - host_), bytes);
+  const auto offset = static_cast<std::size_t>(host - host_);
+  if (bytes <= node::kPageBytes) {
+    pages_.push_back(offset);  // there is room for all
+  } else {
+    heap_.give(offset, bytes);
+  }
 }
 
 }  // namespace ferry::cuda

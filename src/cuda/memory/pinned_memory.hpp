@@ -7,6 +7,8 @@
 #include <cstddef>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <vector>
 
 #include "ferry/status.hpp"
 #include "node/page_heap.hpp"
@@ -42,10 +44,16 @@ class PinnedMemory {
   }
 
  private:
+  /// Under the lock.
+  std::optional<std::size_t> take_range(std::size_t bytes);
+
   std::byte* host_;
   std::byte* device_;
   std::mutex mutex_;
   node::PageHeap heap_;  // guarded by mutex_
+  /// Pages that were given back, the last one on top: most blocks are one page, and the heap takes longer. Guarded by
+  /// mutex_; the heap gets them back where it has no room.
+  std::vector<std::size_t> pages_;
 };
 
 }  // namespace ferry::cuda

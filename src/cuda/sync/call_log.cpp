@@ -56,15 +56,23 @@ std::optional<CallLog::Difference> CallLog::find_difference(int peer) const {
 
 std::uint64_t agreement_word(const CallRecord& record) {
   if (record.code != ErrorCode::kOk) return 0;
-  // FNV-1a (Fowler, Noll, Vo; 64-bit offset basis and prime) over whole words.
-  std::uint64_t hash = 14695981039346656037ULL;
-  const auto mix = [&hash](std::uint64_t word) {
+  // FNV-1a (Fowler, Noll, Vo; 64-bit offset basis and prime) over whole words: of every so many of them, then of the
+  // results. One product waits for another, and every call waits for the last.
+  constexpr std::uint64_t kBasis = 14695981039346656037ULL;
+  constexpr std::size_t kNumLanes = 4;
+  const auto mix = [](std::uint64_t& hash, std::uint64_t word) {
     hash ^= word;
     hash *= 1099511628211ULL;
     hash ^= hash >> 32;
   };
-  mix(static_cast<std::uint64_t>(record.operation) + 1);
-  for (std::int64_t field : record.fields) mix(static_cast<std::uint64_t>(field));
+  std::array<std::uint64_t, kNumLanes> lanes;
+  for (std::size_t lane = 0; lane < kNumLanes; ++lane) lanes[lane] = kBasis + lane;
+  for (std::size_t i = 0; i < record.fields.size(); ++i) {
+    mix(lanes[i % kNumLanes], static_cast<std::uint64_t>(record.fields[i]));
+  }
+  std::uint64_t hash = kBasis;
+  mix(hash, static_cast<std::uint64_t>(record.operation) + 1);
+  for (const std::uint64_t lane : lanes) mix(hash, lane);
   return hash == 0 ? 1 : hash;
 }
 

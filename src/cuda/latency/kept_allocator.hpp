@@ -1,0 +1,69 @@
+#ifndef FERRY_CUDA_LATENCY_KEPT_ALLOCATOR_HPP
+#define FERRY_CUDA_LATENCY_KEPT_ALLOCATOR_HPP
+
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <vector>
+
+namespace ferry::cuda {
+
+/// Keeps the memory of objects that are made and dropped in every call, for the next ones of the process. They are
+/// longer than what the C library's allocator keeps for each thread, and it takes several times as long for those.
+template <typename T>
+class KeptAllocator {
+ public:
+  using value_type = T;
+
+  KeptAllocator() = default;
+  template <typename Other>
+  KeptAllocator(const KeptAllocator<Other>& /*other*/) {}  // NOLINT(google-explicit-constructor)
+
+  T* allocate(std::size_t count) {
+    if (count != 1) return std::allocator<T>().allocate(count);
+    Blocks& all = blocks();
+    {
+      const std::lock_guard lock(all.mutex);
+      if (!all.idle.empty()) {
+        T* const block = all.idle.back();
+        all.idle.pop_back();
+        return block;
+      }
+    }
+    return std::allocator<T>().allocate(1);
+  }
+
+  void deallocate(T* block, std::size_t count) {
+    if (count == 1) {
+      Blocks& all = blocks();
+      const std::lock_guard lock(all.mutex);
+      if (all.idle.size() < kMostIdle) {
+        all.idle.push_back(block);  // there is room for all
+        return;
+      }
+    }
+    std::allocator<T>().deallocate(block, count);
+  }
+
+  friend bool operator==(const KeptAllocator& /*a*/, const KeptAllocator& /*b*/) { return true; }
+
+ private:
+  /// As many as a program makes ahead of its GPU before it looks at one.
+  static constexpr std::size_t kMostIdle = 64;
+  struct Blocks {
+    Blocks() { idle.reserve(kMostIdle); }
+    std::mutex mutex;
+    std::vector<T*> idle;  // guarded by mutex
+  };
+
+  /// Never destroyed: the last object may go after static ones.
+  static Blocks& blocks() {
+    static auto* const all = new Blocks;
+    return *all;
+  }
+};
+
+}  // namespace ferry::cuda
+
+#endif  // FERRY_CUDA_LATENCY_KEPT_ALLOCATOR_HPP
