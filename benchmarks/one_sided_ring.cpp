@@ -1,5 +1,7 @@
 /// Requests per second that one proxy takes from a ring (ferry/device/request.hpp) whose writers are threads: 8-byte
-/// puts to a rank of another node over the loopback engine, or UCX. Two ranks, threads of this process. Prints JSON.
+/// puts to a rank of another node over the loopback engine, or UCX. And how long a fetch_add of one writer takes until
+/// it is answered: what a kernel's takes, less its own trips to memory. Two ranks, threads of this process. Prints
+/// JSON.
 
 #include <fmt/format.h>
 
@@ -33,6 +35,7 @@ struct Plan {
   std::uint64_t num_requests = 1'000'000;
   int num_writers = 1;
   int num_runs = 3;
+  int num_fetches = 10'000;
   std::string transport = "loopback";
 };
 
@@ -58,8 +61,28 @@ double run(const ferry::test::HostRing& ring, const Plan& plan) {
   return static_cast<double>(share) * plan.num_writers / seconds_since(start);
 }
 
-ferry::Status run_rank(const std::shared_ptr<ferry::Bootstrap>& bootstrap, const Plan& plan,
-                       std::vector<double>& rates) {
+/// Nanoseconds of the middle one of so many; rank 0 asks. 0: one was not answered, or there are none.
+std::int64_t median_fetch_ns(const ferry::test::HostRing& ring, int num_fetches) {
+  std::vector<std::int64_t> times;
+  for (int i = 0; i < num_fetches; ++i) {
+    const auto start = std::chrono::steady_clock::now();
+    std::uint64_t before = 0;
+    if (!ring.fetch({.op = RequestOp::kFetchAdd, .peer = 1, .remote_offset = 8, .value = 1}, before)) return 0;
+    times.push_back(std::chrono::nanoseconds(std::chrono::steady_clock::now() - start).count());
+  }
+  if (times.empty()) return 0;
+  const auto middle = times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2);
+  std::ranges::nth_element(times, middle);
+  return *middle;
+}
+
+/// What rank 0 has measured.
+struct Figures {
+  std::vector<double> rates;
+  std::int64_t fetch_ns = 0;
+};
+
+ferry::Status run_rank(const std::shared_ptr<ferry::Bootstrap>& bootstrap, const Plan& plan, Figures& figures) {
   ferry::BackendContext base;
   base.bootstrap = bootstrap.get();
   base.topology = {bootstrap->rank(), kNumRanks, 1};
@@ -83,7 +106,14 @@ ferry::Status run_rank(const std::shared_ptr<ferry::Bootstrap>& bootstrap, const
   source.keep_polling(bootstrap->rank() == 0);
   (*fabric)->driver()->attach(&source);
   ferry::Status status = bootstrap->all_gather({}, kTimeoutNs).status();
-  for (int i = 0; status.ok() && bootstrap->rank() == 0 && i < plan.num_runs; ++i) rates.push_back(run(ring, plan));
+  for (int i = 0; status.ok() && bootstrap->rank() == 0 && i < plan.num_runs; ++i) {
+    figures.rates.push_back(run(ring, plan));
+  }
+  if (status.ok()) status = bootstrap->all_gather({}, kTimeoutNs).status();
+  // As where kernels run on both ranks.
+  source.keep_polling(true);
+  (*fabric)->driver()->wake();
+  if (status.ok() && bootstrap->rank() == 0) figures.fetch_ns = median_fetch_ns(ring, plan.num_fetches);
   if (status.ok()) status = bootstrap->all_gather({}, kTimeoutNs).status();
   if (status.ok()) status = source.status();
   (*fabric)->driver()->detach(&source);
@@ -99,15 +129,16 @@ int main(int argc, char** argv) {
   app.add_option("--requests", plan.num_requests, "of a run, all writers together");
   app.add_option("--writers", plan.num_writers, "threads that write");
   app.add_option("--runs", plan.num_runs, "");
+  app.add_option("--fetches", plan.num_fetches, "timed one after the other");
   app.add_option("--transport", plan.transport, "loopback or ucx");
   CLI11_PARSE(app, argc, argv);
   auto bootstraps = ferry::create_in_process_bootstraps(kNumRanks);
   if (!bootstraps.ok()) return 1;
-  std::vector<double> rates;
+  Figures figures;
   std::vector<ferry::Status> statuses(kNumRanks);
   std::vector<std::thread> ranks;
   for (std::size_t rank = 0; rank < kNumRanks; ++rank) {
-    ranks.emplace_back([&, rank] { statuses[rank] = run_rank((*bootstraps)[rank], plan, rates); });
+    ranks.emplace_back([&, rank] { statuses[rank] = run_rank((*bootstraps)[rank], plan, figures); });
   }
   for (std::thread& rank : ranks) rank.join();
   for (const ferry::Status& status : statuses) {
@@ -118,7 +149,8 @@ int main(int argc, char** argv) {
   const nlohmann::json report = {{"transport", plan.transport},
                                  {"writers", plan.num_writers},
                                  {"requests", plan.num_requests},
-                                 {"requests_per_s", rates}};
+                                 {"requests_per_s", figures.rates},
+                                 {"fetch_ns", figures.fetch_ns}};
   fmt::print("{}\n", report.dump(2));
   return 0;
 }

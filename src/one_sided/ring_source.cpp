@@ -19,6 +19,13 @@ using Word = std::atomic_ref<std::uint64_t>;
 constexpr int kMaxServedAtOnce = 256;
 constexpr std::int64_t kNsPerMs = 1'000'000;
 
+/// At most eight, the first one lowest.
+std::uint64_t value_of(std::span<const std::byte> bytes) {
+  std::uint64_t value = 0;
+  if (!bytes.empty()) std::memcpy(&value, bytes.data(), bytes.size());
+  return value;
+}
+
 Word word_at(std::byte* heap, std::uint64_t offset) { return Word(*reinterpret_cast<std::uint64_t*>(heap + offset)); }
 
 }  // namespace
@@ -34,8 +41,8 @@ class RingSource::Pending final : public Completion {
     num_parts_ = num_parts;
     has_reply_ = request != nullptr && request->wants_reply;
     reply_ = request != nullptr ? request->reply : 0;
-    is_staged_get_ = request != nullptr && request->op == RequestOp::kGet &&
-                     request->local_offset >= source_.options_.limits.remote_bytes;
+    is_staged_get_ = request != nullptr && request->op == RequestOp::kGet && source_.is_staged(*request);
+    answered_ = is_staged_get_ ? source_.answered_bytes(*request) : std::span<const std::byte>();
     lost_ = false;
     ++epoch.num_open;
   }
@@ -43,7 +50,7 @@ class RingSource::Pending final : public Completion {
 
   void done(std::uint64_t value) override {
     if (--num_parts_ != 0) return;
-    if (has_reply_ && !lost_) source_.reader_.answer(reply_, value);
+    if (has_reply_ && !lost_) source_.reader_.answer(reply_, answered_.empty() ? value : value_of(answered_));
     source_.ended(*this);
   }
   void lost(int peer) override {
@@ -64,6 +71,7 @@ class RingSource::Pending final : public Completion {
   bool has_reply_ = false;
   bool lost_ = false;
   bool is_staged_get_ = false;
+  std::span<const std::byte> answered_;  // those of a get that its reply carries
   std::uint32_t reply_ = 0;
 };
 
@@ -193,9 +201,20 @@ std::byte* RingSource::local_memory(std::uint64_t offset) const {
   return offset < heap_bytes ? options_.heap + offset : options_.staging + (offset - heap_bytes);
 }
 
+bool RingSource::is_staged(const device::Request& request) const {
+  return request.local_offset >= options_.limits.remote_bytes;
+}
+
+/// See device::kAnsweredBytes. None: the reply does not carry them.
+std::span<const std::byte> RingSource::answered_bytes(const device::Request& request) const {
+  if (!is_staged(request) || request.num_bytes > device::kAnsweredBytes) return {};
+  return {local_memory(request.local_offset), request.num_bytes};
+}
+
 /// A request for a rank of this node, whose memory the kernel or this processor reaches by itself.
 void RingSource::apply(const device::Request& request) {
   std::byte* const heap = options_.peer_heaps[request.peer];
+  std::uint64_t got = 0;
   switch (request.op) {
     case RequestOp::kPut:
     case RequestOp::kPutSignalSet:
@@ -208,12 +227,13 @@ void RingSource::apply(const device::Request& request) {
       break;
     case RequestOp::kGet:
       load_bytes(local_memory(request.local_offset), heap + request.remote_offset, request.num_bytes);
+      got = value_of(answered_bytes(request));
       break;
     default:
       break;
   }
   const std::uint64_t before = apply_atomic(request);
-  if (request.wants_reply) reader_.answer(request.reply, before);
+  if (request.wants_reply) reader_.answer(request.reply, request.op == RequestOp::kGet ? got : before);
   if (options_.changed) options_.changed(static_cast<int>(request.peer));
 }
 
@@ -280,7 +300,7 @@ void RingSource::translate(const device::Request& request) {
       out_.kind = device::has_signal(request.op) ? Request::Kind::kPutSignal : Request::Kind::kPut;
       out_.local = local_memory(request.local_offset);
       // The slot, and the staging memory with it, is free as soon as the request is taken.
-      out_.copy_source = request.local_offset >= options_.limits.remote_bytes;
+      out_.copy_source = is_staged(request);
       set_atomic(request, request.signal_offset);
       break;
     case RequestOp::kSignalSet:

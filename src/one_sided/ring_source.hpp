@@ -18,6 +18,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <vector>
 
 #include "one_sided/driver.hpp"
@@ -82,6 +83,8 @@ class RingSource final : public RequestSource {
   std::uint64_t apply_atomic(const device::Request& request);
   void put_here(const device::Request& request);
   std::byte* local_memory(std::uint64_t offset) const;
+  bool is_staged(const device::Request& request) const;
+  std::span<const std::byte> answered_bytes(const device::Request& request) const;
   void translate(const device::Request& request);
   void set_atomic(const device::Request& request, std::size_t offset);
   void expand(const device::Request& request);

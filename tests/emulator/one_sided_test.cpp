@@ -221,6 +221,44 @@ TEST_P(OneSidedKernels, AfterABarrierEverythingIsThereAndGetsFindIt) {
   }
 }
 
+/// Gets of a few bytes, of which answers carry those of at most eight, from and to any address.
+template <Scope kScope>
+void check_short_gets(const OneSidedRanks::Options& options, unsigned num_threads) {
+  constexpr std::size_t kMostBytes = 17;
+  constexpr std::byte kUntouched{0xEE};
+  OneSidedRanks ranks(options);
+  const int last = ranks.num_ranks() - 1;
+  for (std::size_t b = 0; b < 2 * kMostBytes; ++b) ranks.heap(last)[kRowOffset + b] = pattern(last, 0, b + 1);
+  int num_wrong = 0;
+  alignas(8) std::array<std::byte, 3 * kMostBytes> landing{};
+  ranks.launch(0, {1, num_threads, 0}, [&] {
+    const World world = ranks.world(0);
+    for (std::size_t num_bytes = 0; num_bytes <= kMostBytes; ++num_bytes) {
+      for (const std::size_t from : {0U, 1U, 4U, 8U}) {
+        for (const std::size_t to : {8U, 11U, 12U}) {
+          if (device::is_leader<kScope>()) landing.fill(kUntouched);
+          device::Members<kScope>::meet();
+          std::byte* const dest = landing.data() + to;
+          num_wrong += device::get<kScope>(world, last, dest, world.heap + kRowOffset + from, num_bytes) != Code::kOk;
+          for (std::size_t b = 0; b < landing.size(); ++b) {
+            const bool is_got = b >= to && b < to + num_bytes;
+            num_wrong += landing[b] != (is_got ? pattern(last, 0, from + b - to + 1) : kUntouched);
+          }
+          device::Members<kScope>::meet();
+        }
+      }
+    }
+  });
+  ASSERT_EQ(ranks.run(), "");
+  EXPECT_EQ(num_wrong, 0);
+}
+
+TEST_P(OneSidedKernels, ShortGetsBringTheirBytesAndNoOthers) {
+  check_short_gets<Scope::kThread>(options(1), 1);
+  check_short_gets<Scope::kWarp>(options(2), 32);
+  check_short_gets<Scope::kBlock>(options(3), 64);
+}
+
 /// Ranks 0 and 1 each put their own word at the last rank, quiet, and get the other's.
 template <Scope kScope>
 void check_store_buffering(const OneSidedRanks::Options& options, unsigned num_threads) {

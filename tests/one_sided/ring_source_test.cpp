@@ -257,6 +257,50 @@ TEST(RingSource, AGetOfNothingIsCompleteAndAnswered) {
   EXPECT_GT(ring.writer().completed(), quiet);
 }
 
+/// Asks `peer` for bytes of its row, which has some at both ends that are not asked for; what the reply has.
+std::uint64_t answer_of_get(test::LoneSource& lone, std::uint32_t peer, std::uint32_t reply, std::uint64_t num_bytes,
+                            bool is_staged) {
+  constexpr std::uint64_t kRow = 128;
+  for (std::uint64_t b = 0; b < 16; ++b) lone.heap[kRow + b] = static_cast<std::byte>(0xF0 + b);
+  const std::uint64_t into = is_staged ? lone.ring.writer().reply_staging_offset(reply) : 0;
+  lone.ring.post({.op = RequestOp::kGet,
+                  .peer = peer,
+                  .wants_reply = true,
+                  .reply = reply,
+                  .local_offset = into,
+                  .remote_offset = kRow,
+                  .num_bytes = num_bytes});
+  // What a network does, if it is asked.
+  for (const Request* next = lone.source->front(test::any_peer); next != nullptr;
+       next = lone.source->front(test::any_peer)) {
+    std::memcpy(next->local, lone.heap.data() + next->offset, next->num_bytes);
+    Completion* const completion = next->completion;
+    lone.source->taken();
+    completion->done(0);
+  }
+  std::uint64_t value = 1;
+  EXPECT_TRUE(lone.ring.writer().has_reply(reply, value)) << num_bytes << " bytes from rank " << peer;
+  return value;
+}
+
+TEST(RingSource, TheReplyToAGetOfAtMostEightStagedBytesHasThem) {
+  test::LoneSource lone({.num_slots = 4});
+  std::uint32_t reply = 7;
+  for (const std::uint32_t peer : {0U, 1U}) {
+    const auto ask = [&lone, &reply, peer](std::uint64_t num_bytes, bool is_staged) {
+      return answer_of_get(lone, peer, reply++, num_bytes, is_staged);
+    };
+    EXPECT_EQ(ask(1, true), 0xF0U);
+    EXPECT_EQ(ask(3, true), 0xF2F1F0U);
+    EXPECT_EQ(ask(4, true), 0xF3F2F1F0U);
+    EXPECT_EQ(ask(8, true), 0xF7F6F5F4F3F2F1F0U);
+    // Those of longer ones are where they were asked to be, as are those for symmetric memory.
+    EXPECT_EQ(ask(9, true), 0U);
+    EXPECT_EQ(ask(8, false), 0U);
+    EXPECT_EQ(lone.heap[7], std::byte{0xF7});
+  }
+}
+
 TEST(RingSource, ALostPeerEndsFetchesAndQuietAndNothingElse) {
   test::run_ranks({.num_ranks = kNumRanks}, [](test::RankContext& context) {
     End end = End::create(context);

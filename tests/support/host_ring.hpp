@@ -21,15 +21,32 @@ struct HostMemory {
     return word(address).load(std::memory_order_acquire);
   }
   static std::uint64_t load_acquire_device(const std::uint64_t* address) { return load_acquire_system(address); }
+  static std::uint64_t load_relaxed_device(const std::uint64_t* address) {
+    return word(address).load(std::memory_order_relaxed);
+  }
+  static void load_pair_acquire_system(const std::uint64_t* address, std::uint64_t& first, std::uint64_t& second) {
+    first = load_acquire_system(address);
+    second = load_acquire_system(address + 1);
+  }
   /// As after a fence.
   static void store_relaxed_system(std::uint64_t* address, std::uint64_t value) {
     word(address).store(value, std::memory_order_release);
+  }
+  static void store_pair_relaxed_system(std::uint64_t* address, std::uint64_t first, std::uint64_t second) {
+    store_relaxed_system(address, first);
+    store_relaxed_system(address + 1, second);
+  }
+  static void store_relaxed_device(std::uint64_t* address, std::uint64_t value) {
+    word(address).store(value, std::memory_order_relaxed);
   }
   static void store_release_device(std::uint64_t* address, std::uint64_t value) {
     word(address).store(value, std::memory_order_release);
   }
   static std::uint64_t add_device(std::uint64_t* address, std::uint64_t value) {
     return word(address).fetch_add(value, std::memory_order_relaxed);
+  }
+  static std::uint64_t or_acquire_device(std::uint64_t* address, std::uint64_t bits) {
+    return word(address).fetch_or(bits, std::memory_order_acquire);
   }
   static std::uint64_t swap_acquire_device(std::uint64_t* address, std::uint64_t value) {
     return word(address).exchange(value, std::memory_order_acquire);

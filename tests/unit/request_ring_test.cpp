@@ -257,5 +257,28 @@ TEST_F(RequestRingTest, APlaceThatWasLeftIsFreeWhenItsAnswerHasComeAndNotBefore)
   EXPECT_FALSE(writer_.try_take_reply(5, reply)) << "its staging memory may still be written";
 }
 
+TEST_F(RequestRingTest, APlaceIsTakenInOneStepOnlyIfNobodyHasItOrLeftIt) {
+  RequestReader& reader = this->reader();
+  std::uint64_t reply = 0;
+  std::uint64_t other = 0;
+  ASSERT_TRUE(writer_.try_take_free_reply(5 + device::kNumReplies, reply)) << "places are counted round";
+  EXPECT_EQ(reply, 5U);
+  EXPECT_FALSE(writer_.try_take_free_reply(5, other));
+  EXPECT_FALSE(writer_.try_take_reply(5, other)) << "trying changes nothing";
+  reader.answer(static_cast<std::uint32_t>(reply), 77);
+  EXPECT_FALSE(writer_.try_take_free_reply(5, other)) << "it has not been read";
+  std::uint64_t value = 0;
+  ASSERT_TRUE(writer_.has_reply(reply, value));
+  writer_.give_found_reply(reply);
+  ASSERT_TRUE(writer_.try_take_free_reply(5, other));
+  EXPECT_EQ(other, reply + device::kNumReplies);
+  EXPECT_FALSE(writer_.has_reply(other, value)) << "the answer of another";
+  writer_.leave_reply(other);
+  EXPECT_FALSE(writer_.try_take_free_reply(5, reply));
+  reader.answer(static_cast<std::uint32_t>(other), 78);
+  ASSERT_TRUE(writer_.try_take_reply(5, reply)) << "as if nobody had tried in between";
+  EXPECT_EQ(reply, other + device::kNumReplies);
+}
+
 }  // namespace
 }  // namespace ferry::one_sided

@@ -16,12 +16,6 @@
 
 namespace ferry::device {
 
-/// What fetch_add and compare_swap found.
-struct Fetched {
-  Code code = Code::kOk;
-  std::uint64_t value = 0;  ///< the word before
-};
-
 namespace detail {
 
 /// Whether this GPU makes this signal at once, by way of near_address, and cannot fail.
@@ -231,14 +225,10 @@ __device__ __noinline__ inline Fetched fetch_elsewhere(const World& world, Call 
   if (in_node(world, rank) && world.gpu_words) {
     return fetch_in_node(call, peer_address(world, rank, word), value, operand);
   }
-  Request request;
-  request.op = call == Call::kFetchAdd ? RequestOp::kFetchAdd : RequestOp::kCompareSwap;
-  request.peer = static_cast<std::uint32_t>(rank);
-  request.remote_offset = offset_of(world, word);
-  request.value = value;
-  request.operand = operand;
-  Fetched fetched;
-  fetched.code = finish<Scope::kThread>(world, fetch_by_request(world, request, fetched.value), about);
+  const RequestOp op = call == Call::kFetchAdd ? RequestOp::kFetchAdd : RequestOp::kCompareSwap;
+  Fetched fetched =
+      fetch_by_request(world, op, static_cast<std::uint32_t>(rank), offset_of(world, word), 0, 0, value, operand);
+  fetched.code = finish<Scope::kThread>(world, fetched.code, about);
   return fetched;
 }
 

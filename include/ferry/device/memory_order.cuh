@@ -21,8 +21,22 @@ struct GpuMemory {
     asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
     return value;
   }
+  static __device__ std::uint64_t load_relaxed_device(const std::uint64_t* address) {
+    std::uint64_t value;
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
+    return value;
+  }
+  /// Two words at a multiple of 16 bytes, each as if by itself, in one trip over the link.
+  static __device__ void load_pair_acquire_system(const std::uint64_t* address, std::uint64_t& first,
+                                                  std::uint64_t& second) {
+    asm volatile("ld.acquire.sys.global.v2.u64 {%0, %1}, [%2];" : "=l"(first), "=l"(second) : "l"(address) : "memory");
+  }
   static __device__ void store_relaxed_system(std::uint64_t* address, std::uint64_t value) {
     asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
+  }
+  /// As load_pair_acquire_system.
+  static __device__ void store_pair_relaxed_system(std::uint64_t* address, std::uint64_t first, std::uint64_t second) {
+    asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(address), "l"(first), "l"(second) : "memory");
   }
   static __device__ void store_release_system(std::uint64_t* address, std::uint64_t value) {
     asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
@@ -30,10 +44,18 @@ struct GpuMemory {
   static __device__ void store_release_device(std::uint64_t* address, std::uint64_t value) {
     asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
   }
-  /// These four return what was there.
+  static __device__ void store_relaxed_device(std::uint64_t* address, std::uint64_t value) {
+    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
+  }
+  /// These six return what was there.
   static __device__ std::uint64_t add_device(std::uint64_t* address, std::uint64_t value) {
     std::uint64_t before;
     asm volatile("atom.add.relaxed.gpu.global.u64 %0, [%1], %2;" : "=l"(before) : "l"(address), "l"(value) : "memory");
+    return before;
+  }
+  static __device__ std::uint64_t or_acquire_device(std::uint64_t* address, std::uint64_t bits) {
+    std::uint64_t before;
+    asm volatile("atom.or.acquire.gpu.global.b64 %0, [%1], %2;" : "=l"(before) : "l"(address), "l"(bits) : "memory");
     return before;
   }
   static __device__ std::uint64_t swap_acquire_device(std::uint64_t* address, std::uint64_t value) {

@@ -23,11 +23,13 @@
 ///                                                                  that will not be written
 ///   replies[r]              proxy                   who asked      release / acquire, each word with its ticket
 ///   state.head              writers                 writers        relaxed add
-///   state.known_consumed    writers                 writers        relaxed maximum; what was seen of `consumed` last
+///   state.known_consumed    writers                 writers        release maximum / acquire, or relaxed before a
+///                                                                  fence: what was seen of `consumed` last
 ///   state.known_lost        writers                 writers        acquire swap
 ///   state.reply_head        writers                 writers        relaxed add
-///   state.reply_turns[r]    who takes the place,    next one       acquire and release by exchange: to take it /
-///                           and gives it back                      release
+///   state.reply_turns[r]    who takes the place,    next one       acquire to take it, by exchange / release to give
+///                           and gives it back                      it back; relaxed where all that was read there
+///                                                                  were the reply's words, by acquires
 
 #include <cstddef>
 #include <cstdint>
@@ -45,13 +47,17 @@ enum class RequestOp : std::uint8_t {
   kPutSignalAdd,
   kPutValueSignalSet,  ///< kPutValue of `operand`, then kSignalSet of `value` at signal_offset
   kPutValueSignalAdd,
-  kGet,          ///< copy num_bytes from the peer's remote_offset to local_offset
+  kGet,          ///< copy num_bytes from the peer's remote_offset to local_offset; see kAnsweredBytes
   kFetchAdd,     ///< add `value` at remote_offset; the reply is what was there
   kCompareSwap,  ///< store `value` at remote_offset if `operand` is there; the reply is what was there
   kFence,        ///< what follows for this peer arrives after what came before
   kQuiet,        ///< complete what came before soon: somebody waits for it
 };
 inline constexpr std::uint8_t kLastRequestOp = static_cast<std::uint8_t>(RequestOp::kQuiet);
+
+/// The reply to a kGet of at most so many bytes to staging memory has them, the first one lowest, so that whoever waits
+/// for them need not look there too.
+inline constexpr std::uint64_t kAnsweredBytes = sizeof(std::uint64_t);
 
 /// Whether it is a put and its signal.
 FERRY_HOST_DEVICE inline bool has_signal(RequestOp op) {

@@ -18,11 +18,20 @@ class RequestWriter {
 
   /// Whether the ticket's slot is free. A look at the proxy's count goes over PCIe, so all writers share what it said.
   FERRY_DEVICE bool has_room(std::uint64_t ticket) const {
-    if (ticket < Memory::load_acquire_device(&ring_.state->known_consumed) + ring_.num_slots) return true;
+    if (is_room(ticket, Memory::load_acquire_device(&ring_.state->known_consumed))) return true;
     const std::uint64_t consumed = Memory::load_acquire_system(&ring_.counts->consumed);
-    if (ticket >= consumed + ring_.num_slots) return false;
+    if (!is_room(ticket, consumed)) return false;
     Memory::max_release_device(&ring_.state->known_consumed, consumed);
     return true;
+  }
+
+  /// What some writer has seen of the proxy's count, so that slots of tickets that is_room passes are free. Relaxed:
+  /// the caller makes a fence for the whole system before it writes such a slot.
+  FERRY_DEVICE std::uint64_t known_consumed() const {
+    return Memory::load_relaxed_device(&ring_.state->known_consumed);
+  }
+  FERRY_DEVICE bool is_room(std::uint64_t ticket, std::uint64_t consumed) const {
+    return ticket < consumed + ring_.num_slots;
   }
 
   /// Word `idx` of the request, whose slot is free. What the request names was written before, and a fence for the
@@ -31,8 +40,14 @@ class RequestWriter {
     Memory::store_relaxed_system(ring_.words + ticket % ring_.num_slots * kRequestWords + idx,
                                  request_word(request, ticket, idx) | lap_bit(ticket, ring_.num_slots));
   }
+  /// All words.
   FERRY_DEVICE void write(const Request& request, std::uint64_t ticket) const {
-    for (std::uint32_t idx = 0; idx < kRequestWords; ++idx) write_word(request, ticket, idx);
+    const std::uint64_t lap = lap_bit(ticket, ring_.num_slots);
+    std::uint64_t* const slot = ring_.words + ticket % ring_.num_slots * kRequestWords;
+    for (std::uint32_t idx = 0; idx < kRequestWords; idx += 2) {
+      Memory::store_pair_relaxed_system(slot + idx, request_word(request, ticket, idx) | lap,
+                                        request_word(request, ticket, idx + 1) | lap);
+    }
   }
 
   /// Tickets taken so far, those of all requests that this caller knows of included.
@@ -73,9 +88,23 @@ class RequestWriter {
     reply = lap * kNumReplies + place;
     return Memory::compare_swap_device(turn, seen, lap << reply_turn::kLap | reply_turn::kTaken) == seen;
   }
+  /// The same for the first place that a caller tries, in one step; of others it does not find out whether those who
+  /// left them have been answered.
+  FERRY_DEVICE bool try_take_free_reply(std::uint64_t place, std::uint64_t& reply) const {
+    place %= kNumReplies;
+    const std::uint64_t seen = Memory::or_acquire_device(&ring_.state->reply_turns[place], reply_turn::kTaken);
+    reply = (seen >> reply_turn::kLap) * kNumReplies + place;
+    return (seen & reply_turn::kTaken) == 0;
+  }
   /// It was read, or nothing will write it.
   FERRY_DEVICE void give_reply(std::uint64_t reply) const {
     Memory::store_release_device(&ring_.state->reply_turns[reply % kNumReplies], (reply / kNumReplies + 1)
+                                                                                     << reply_turn::kLap);
+  }
+  /// The same for one that has_reply has found, and of whose staging memory nothing was read: that look was an acquire,
+  /// so none of what the next owner causes can be seen by it.
+  FERRY_DEVICE void give_found_reply(std::uint64_t reply) const {
+    Memory::store_relaxed_device(&ring_.state->reply_turns[reply % kNumReplies], (reply / kNumReplies + 1)
                                                                                      << reply_turn::kLap);
   }
   /// Nobody waits for it any more, but it may still come: the place is free when it has, or once it is over.
@@ -86,8 +115,9 @@ class RequestWriter {
   /// Whether the reply has come, and then its value.
   FERRY_DEVICE bool has_reply(std::uint64_t reply, std::uint64_t& value) const {
     const RequestReply& answer = ring_.replies[reply % kNumReplies];
-    const std::uint64_t low = Memory::load_acquire_system(&answer.words[0]);
-    const std::uint64_t high = Memory::load_acquire_system(&answer.words[1]);
+    std::uint64_t low = 0;
+    std::uint64_t high = 0;
+    Memory::load_pair_acquire_system(answer.words, low, high);
     const std::uint64_t tag = reply_word(static_cast<std::uint32_t>(reply), 0) >> 32;
     if (low >> 32 != tag || high >> 32 != tag) return false;
     value = high << 32 | (low & 0xFFFFFFFFU);

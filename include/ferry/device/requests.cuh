@@ -1,122 +1,24 @@
 #ifndef FERRY_DEVICE_REQUESTS_CUH
 #define FERRY_DEVICE_REQUESTS_CUH
 
-/// How kernels ask the proxy. Functions are not inlined: what they wait for takes longer, and programs compile sooner.
-/// A request that has a ticket must be written, or the ring stops: where there is no room until the deadline, the ring
-/// is broken for good.
+/// What the members of a scope ask the proxy for: puts, gets, signals and quiet. Not inlined either, see ask.cuh.
 
+#include "ferry/device/ask.cuh"
 #include "ferry/device/checks.cuh"
 #include "ferry/device/copy.cuh"
-#include "ferry/device/request_ring.hpp"
-#include "ferry/device/wait.cuh"
 #include "ferry/one_sided.hpp"
 
 namespace ferry::device {
-
-using GpuWriter = RequestWriter<GpuMemory>;
-
-__device__ inline bool has_ring(const World& world) { return world.ring.num_slots != 0; }
-
-/// Waits for the proxy, which goes on for the others when a rank is lost and ends what that one was asked for. One
-/// thread.
-template <typename Ready>
-__device__ inline Code wait_for_proxy(const World& world, Ready ready) {
-  return wait_for(world, world.timeout_ns, ready, stop_word::kOver);
-}
-
-/// A ticket whose slot is free. One thread.
-__device__ __noinline__ inline Code take_slot(const World& world, std::uint64_t& ticket) {
-  if (GpuMemory::load_acquire_device(&world.state->ring_broken) != 0) return Code::kTimeout;
-  const GpuWriter writer(world.ring);
-  ticket = writer.take_ticket();
-  bool failed = false;
-  const Code code = wait_for_proxy(world, [&writer, &failed, ticket] {
-    if (writer.has_room(ticket)) return true;
-    failed = writer.has_failed();
-    return failed;
-  });
-  if (code == Code::kOk && !failed) return Code::kOk;
-  GpuMemory::store_release_device(&world.state->ring_broken, 1);
-  GpuMemory::store_release_system(&world.ring.counts->broken, 1);  // the host says why
-  return code == Code::kOk ? Code::kTimeout : code;
-}
-
-/// Asks for something. One thread; what the request names was written by it, or before it met who wrote it.
-__device__ __noinline__ inline Code post(const World& world, const Request& request,
-                                         std::uint64_t* ticket_taken = nullptr) {
-  std::uint64_t ticket = 0;
-  if (const Code code = take_slot(world, ticket); code != Code::kOk) return code;
-  GpuMemory::fence_system();
-  GpuWriter(world.ring).write(request, ticket);
-  if (ticket_taken != nullptr) *ticket_taken = ticket;
-  return Code::kOk;
-}
-
-/// Waits for the answer to `reply`. One thread.
-__device__ __noinline__ inline Code await_reply(const World& world, std::uint64_t reply, std::uint64_t& value) {
-  const GpuWriter writer(world.ring);
-  constexpr unsigned kPollsPerLook = 16;  // a poll is two loads over PCIe already
-  unsigned num_polls = 0;
-  bool lost = false;
-  bool failed = false;
-  const Code code = wait_for_proxy(world, [&] {
-    if (writer.has_reply(reply, value)) return true;
-    if (++num_polls % kPollsPerLook != 0) return false;
-    lost = writer.is_lost(reply);
-    failed = writer.has_failed();
-    return lost || failed;
-  });
-  if (code != Code::kOk) return code;
-  return lost ? Code::kPeerLost : failed ? Code::kTimeout : Code::kOk;
-}
-
-/// A place for a reply. One thread.
-__device__ inline Code take_reply(const World& world, std::uint64_t& reply) {
-  const GpuWriter writer(world.ring);
-  std::uint64_t place = writer.next_place();
-  return wait_for_proxy(world, [&] { return writer.try_take_reply(place++, reply); });
-}
-
-/// Asks for the answer to a reply that this thread has taken, and waits for it. After an error the place is given back,
-/// or left to who finds the answer there. Of a get that was lost under way it is left for good: a network card may
-/// still write its staging memory. One thread.
-__device__ __noinline__ inline Code ask_and_await(const World& world, const Request& request, std::uint64_t reply,
-                                                  std::uint64_t& value) {
-  const GpuWriter writer(world.ring);
-  Code code = post(world, request);
-  if (code != Code::kOk) {
-    writer.give_reply(reply);
-    return code;
-  }
-  code = await_reply(world, reply, value);
-  if (code == Code::kOk) return code;
-  if (writer.is_over(reply)) {
-    writer.give_reply(reply);
-  } else {
-    writer.leave_reply(reply);
-  }
-  return code;
-}
-
-/// Asks for a value and waits for it. One thread.
-__device__ __noinline__ inline Code fetch_by_request(const World& world, Request request, std::uint64_t& value) {
-  std::uint64_t reply = 0;
-  if (const Code code = take_reply(world, reply); code != Code::kOk) return code;
-  request.wants_reply = true;
-  request.reply = static_cast<std::uint32_t>(reply);
-  if (const Code code = ask_and_await(world, request, reply, value); code != Code::kOk) return code;
-  GpuWriter(world.ring).give_reply(reply);
-  return Code::kOk;
-}
 
 /// One chunk of a put, by way of the staging memory of its slot. All members of a thread or warp.
 template <Scope kScope>
 __device__ inline Code put_staged_chunk(const World& world, Request request, const std::byte* source) {
   static_assert(kScope != Scope::kBlock);
-  const GpuWriter writer(world.ring);
+  const RequestRing ring = world.ring;
+  const GpuWriter writer(ring);
   std::uint64_t ticket = 0;
   Code code = Code::kOk;
-  if (is_leader<kScope>()) code = take_slot(world, ticket);
+  if (is_leader<kScope>()) code = take_slot<false>(world, ring, ticket);
   code = Members<kScope>::agree(code);
   if (code != Code::kOk) return code;
   if constexpr (kScope == Scope::kWarp) ticket = __shfl_sync(kEveryLane, ticket, 0);
@@ -138,16 +40,17 @@ __device__ inline Code put_staged_chunk(const World& world, Request request, con
 template <Scope kScope>
 __device__ inline Code get_staged_chunk(const World& world, Request request, std::byte* dest) {
   static_assert(kScope != Scope::kBlock);
-  const GpuWriter writer(world.ring);
+  const RequestRing ring = world.ring;
+  const GpuWriter writer(ring);
   std::uint64_t reply = 0;
   Code code = Code::kOk;
   if (is_leader<kScope>()) {
-    code = take_reply(world, reply);
+    code = take_reply(world, ring, reply);
     request.wants_reply = true;
     request.reply = static_cast<std::uint32_t>(reply);
     request.local_offset = writer.reply_staging_offset(reply);
     std::uint64_t none = 0;
-    if (code == Code::kOk) code = ask_and_await(world, request, reply, none);
+    if (code == Code::kOk) code = ask_and_await(world, ring, request, reply, none);
   }
   code = Members<kScope>::agree(code);
   if (code != Code::kOk) return code;
@@ -227,6 +130,22 @@ __device__ __noinline__ inline Code get_staged(const World& world, const Request
     code = move_chunks<Scope::kThread>(world, whole, [&world, dest](const Request& part, std::uint64_t at) {
       return get_staged_chunk<Scope::kThread>(world, part, dest + at);
     });
+  }
+  return Members<kScope>::agree(code);
+}
+
+/// A get of no more bytes than an answer carries. All members.
+template <Scope kScope>
+__device__ inline Code get_by_answer(const World& world, const Request& request, std::byte* dest) {
+  Members<kScope>::meet();
+  Code code = Code::kOk;
+  if (is_leader<kScope>()) {
+    const Fetched got = fetch_by_request(world, RequestOp::kGet, request.peer, request.remote_offset, kIntoReply,
+                                         request.num_bytes, 0, 0);
+    code = got.code;
+    if (code == Code::kOk) {
+      copy_any<Scope::kThread, Source::kOwn>(dest, reinterpret_cast<const std::byte*>(&got.value), request.num_bytes);
+    }
   }
   return Members<kScope>::agree(code);
 }
@@ -324,14 +243,18 @@ __device__ __noinline__ inline Code get_by_request(const World& world, int rank,
   request.remote_offset = offset_of(world, source);
   request.num_bytes = num_bytes;
   if (!is_symmetric(world, dest, num_bytes)) {
+    if (num_bytes <= kAnsweredBytes) return get_by_answer<kScope>(world, request, static_cast<std::byte*>(dest));
     return get_staged<kScope>(world, request, static_cast<std::byte*>(dest));
   }
   request.local_offset = offset_of(world, dest);
   if (!now) return ask<kScope>(world, request);
   Members<kScope>::meet();
   Code code = Code::kOk;
-  std::uint64_t none = 0;
-  if (is_leader<kScope>()) code = fetch_by_request(world, request, none);
+  if (is_leader<kScope>()) {
+    code = fetch_by_request(world, RequestOp::kGet, request.peer, request.remote_offset, request.local_offset,
+                            num_bytes, 0, 0)
+               .code;
+  }
   return Members<kScope>::agree(code);
 }
 
@@ -340,8 +263,9 @@ __device__ __noinline__ inline Code quiet_of_requests(const World& world) {
   Request request;
   request.op = RequestOp::kQuiet;
   std::uint64_t ticket = 0;
-  if (const Code code = post(world, request, &ticket); code != Code::kOk) return code;
-  const GpuWriter writer(world.ring);
+  const RequestRing ring = world.ring;
+  if (const Code code = post_to(world, ring, request, ticket); code != Code::kOk) return code;
+  const GpuWriter writer(ring);
   bool failed = false;
   const Code code = wait_for_proxy(world, [&] {
     if (writer.completed() > ticket) return true;

@@ -210,17 +210,20 @@ bool Connection::get(std::span<std::byte> into, std::size_t remote_offset, std::
 }
 
 void Connection::notify(int channel, const Message& message) {
-  if (!usable() || stopped_) return;
-  const std::uint64_t after_write = last_write_[static_cast<std::size_t>(channel)];
-  waiting_.push_back({message, after_write, false});
-  needed_ = std::max(needed_, after_write);
-  recheck_waiting_ = true;
+  notify_after(last_write_[static_cast<std::size_t>(channel)], message);
 }
 
-void Connection::notify_after_all(const Message& message) {
+void Connection::notify_after_all(const Message& message) { notify_after(num_writes_, message); }
+
+void Connection::notify_after(std::uint64_t write, const Message& message) {
   if (!usable() || stopped_) return;
-  waiting_.push_back({message, num_writes_, false});
-  needed_ = num_writes_;
+  if (waiting_.empty() && write <= flushed_) {
+    send(message);
+    sent_ = true;
+    return;
+  }
+  waiting_.push_back({message, write, false});
+  needed_ = std::max(needed_, write);
   recheck_waiting_ = true;
 }
 
@@ -242,7 +245,7 @@ void Connection::stop() {
 
 bool Connection::advance() {
   if (!usable()) return false;
-  bool moved = false;
+  bool moved = std::exchange(sent_, false);
   if (needed_ > flush_started_) {
     flush();
     moved = true;

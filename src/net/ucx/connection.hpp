@@ -15,7 +15,7 @@
 /// after it has completed, which UCX reports when the bytes are in the peer's memory. One flush serves all writes
 /// before it, so there is at most one per poll; several may be in flight.
 ///
-/// UCX callbacks only record what happened; everything but puts is sent from advance().
+/// UCX callbacks only record what happened. What has to wait is sent from advance().
 
 #include <cstddef>
 #include <cstdint>
@@ -74,7 +74,7 @@ class Connection {
   /// Starts making sure that all puts given so far arrive.
   void begin_flush() { needed_ = num_writes_; }
 
-  /// Send what is due. True if anything was.
+  /// Send what is due. True if anything was, or notify() has sent something at once.
   bool advance();
   /// Nothing waits and nothing is in flight.
   bool quiet() const { return waiting_.empty() && num_in_flight_ == 0 && needed_ <= flushed_ && !flush_wanted_; }
@@ -124,6 +124,7 @@ class Connection {
   void put_gpu(int channel, std::size_t local_offset, std::size_t remote_offset, std::size_t num_bytes);
   void set_memory_handle(std::span<const std::byte> local, ucp_request_param_t* params) const;
   void write(int channel, std::span<const std::byte> source, std::size_t remote_offset);
+  void notify_after(std::uint64_t write, const Message& message);
   void send(const Message& message, std::span<const std::byte> payload = {});
   void flush();
 
@@ -150,6 +151,7 @@ class Connection {
   std::uint64_t flushed_ = 0;              // all writes up to here have arrived
   bool flush_wanted_ = false;              // one more flush regardless of the numbers: after the last message
   bool recheck_waiting_ = false;           // some waiting message may be due
+  bool sent_ = false;                      // a message that did not have to wait, which advance() has still to tell of
   std::vector<std::uint64_t> last_write_;  // by channel
   std::deque<Waiting> waiting_;
   std::vector<std::uint64_t> fetched_;

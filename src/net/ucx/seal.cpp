@@ -5,6 +5,7 @@
 #include <openssl/evp.h>
 #include <openssl/kdf.h>
 
+#include <algorithm>
 #include <cstring>
 #include <string_view>
 #include <utility>
@@ -14,7 +15,10 @@ namespace ferry::net::ucx {
 namespace {
 
 constexpr std::string_view kPurpose = "ferry network message to ";
-constexpr std::size_t kNonceBytes = 12;  // of AES-GCM
+constexpr std::size_t kBlockBytes = 16;  // of AES
+/// The first block, and what a message has behind it, without a second round.
+constexpr std::size_t kBytesAtOnce = 5 * kBlockBytes;
+static_assert(sizeof(Tag) == kBlockBytes);
 
 unsigned char* raw(std::byte* bytes) { return reinterpret_cast<unsigned char*>(bytes); }
 const unsigned char* raw(const std::byte* bytes) { return reinterpret_cast<const unsigned char*>(bytes); }
@@ -22,7 +26,8 @@ const unsigned char* raw(const std::byte* bytes) { return reinterpret_cast<const
 Status openssl_failed(std::string_view what) {
   return Status(
       ErrorCode::kSystem,
-      fmt::format("network engine ucx: OpenSSL cannot {}; its libcrypto must offer X25519, HKDF and AES-GCM", what));
+      fmt::format("network engine ucx: OpenSSL cannot {}; its libcrypto must offer X25519, HKDF and AES-128-CBC",
+                  what));
 }
 
 struct ContextDeleter {
@@ -87,23 +92,39 @@ Result<PairKeys> KeyPair::agree(const PublicKey& peer_key, Name own_name, Name p
 Result<Seal> Seal::make(const SealKey& key) {
   Seal seal;
   seal.context_.reset(EVP_CIPHER_CTX_new());
+  constexpr Tag kNoBlock{};
   if (seal.context_ == nullptr ||
-      EVP_EncryptInit_ex(seal.context_.get(), EVP_aes_128_gcm(), nullptr, raw(key.data()), nullptr) != 1) {
-    return openssl_failed("use AES-GCM");
+      EVP_EncryptInit_ex(seal.context_.get(), EVP_aes_128_cbc(), nullptr, raw(key.data()), raw(kNoBlock.data())) != 1 ||
+      EVP_CIPHER_CTX_set_padding(seal.context_.get(), 0) != 1) {
+    return openssl_failed("use AES");
   }
   return seal;
 }
 
 bool Seal::tag(std::uint64_t sequence, std::span<const std::byte> bytes, Tag* tag) const noexcept {
-  std::array<unsigned char, kNonceBytes> nonce{};
-  std::memcpy(nonce.data(), &sequence, sizeof sequence);
-  EVP_CIPHER_CTX* context = context_.get();
-  int num_bytes = 0;
-  std::array<unsigned char, 16> nothing{};
-  return EVP_EncryptInit_ex(context, nullptr, nullptr, nullptr, nonce.data()) == 1 &&
-         EVP_EncryptUpdate(context, nullptr, &num_bytes, raw(bytes.data()), static_cast<int>(bytes.size())) == 1 &&
-         EVP_EncryptFinal_ex(context, nothing.data(), &num_bytes) == 1 &&
-         EVP_CIPHER_CTX_ctrl(context, EVP_CTRL_AEAD_GET_TAG, static_cast<int>(tag->size()), tag->data()) == 1;
+  std::array<std::byte, kBytesAtOnce> in;
+  std::array<std::byte, kBytesAtOnce> out;
+  const std::uint64_t num_bytes = bytes.size();
+  std::memcpy(in.data(), &sequence, sizeof sequence);
+  std::memcpy(in.data() + sizeof sequence, &num_bytes, sizeof num_bytes);
+  for (std::size_t i = 0; i < kBlockBytes; ++i) in[i] ^= last_block_[i];
+  std::size_t filled = kBlockBytes;
+  do {
+    const std::size_t taken = std::min(bytes.size(), kBytesAtOnce - filled);
+    if (taken > 0) std::memcpy(in.data() + filled, bytes.data(), taken);
+    bytes = bytes.subspan(taken);
+    filled += taken;
+    for (; filled % kBlockBytes != 0; ++filled) in[filled] = std::byte{0};
+    int made = 0;
+    if (EVP_EncryptUpdate(context_.get(), raw(out.data()), &made, raw(in.data()), static_cast<int>(filled)) != 1 ||
+        static_cast<std::size_t>(made) != filled) {
+      return false;
+    }
+    std::memcpy(last_block_.data(), out.data() + filled - kBlockBytes, kBlockBytes);
+    filled = 0;
+  } while (!bytes.empty());
+  *tag = last_block_;
+  return true;
 }
 
 bool Seal::matches(std::uint64_t sequence, std::span<const std::byte> bytes, const Tag& tag) const noexcept {

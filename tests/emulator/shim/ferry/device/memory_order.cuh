@@ -19,12 +19,27 @@ struct GpuMemory {
     return __atomic_load_n(address, __ATOMIC_ACQUIRE);
   }
   static std::uint64_t load_acquire_device(const std::uint64_t* address) { return load_acquire_system(address); }
+  static std::uint64_t load_relaxed_device(const std::uint64_t* address) { return load_acquire_system(address); }
+  static void load_pair_acquire_system(const std::uint64_t* address, std::uint64_t& first, std::uint64_t& second) {
+    // Others may have their turn between the two, as between words of a vector.
+    first = load_acquire_system(address);
+    second = load_acquire_system(address + 1);
+  }
+  static void store_pair_relaxed_system(std::uint64_t* address, std::uint64_t first, std::uint64_t second) {
+    change(address, first);
+    change(address + 1, second);
+  }
+  static void store_relaxed_device(std::uint64_t* address, std::uint64_t value) { change(address, value); }
   static void store_relaxed_system(std::uint64_t* address, std::uint64_t value) { change(address, value); }
   static void store_release_system(std::uint64_t* address, std::uint64_t value) { change(address, value); }
   static void store_release_device(std::uint64_t* address, std::uint64_t value) { change(address, value); }
   static std::uint64_t add_device(std::uint64_t* address, std::uint64_t value) {
     emulator::about_to_store();
     return __atomic_fetch_add(address, value, __ATOMIC_ACQ_REL);
+  }
+  static std::uint64_t or_acquire_device(std::uint64_t* address, std::uint64_t bits) {
+    emulator::about_to_store();
+    return __atomic_fetch_or(address, bits, __ATOMIC_ACQ_REL);
   }
   static std::uint64_t swap_acquire_device(std::uint64_t* address, std::uint64_t value) {
     return change(address, value);

@@ -1,0 +1,170 @@
+#ifndef FERRY_DEVICE_ASK_CUH
+#define FERRY_DEVICE_ASK_CUH
+
+/// How one thread of a kernel asks the proxy for something, and for an answer. What a call does is in few functions
+/// that are not inlined: what they wait for takes longer, and programs compile sooner. Each reads the ring's addresses
+/// once: they are in memory of the GPU, which is read again after every look at a word, and the time of that is a part
+/// of every request's and answer's.
+/// A request that has a ticket must be written, or the ring stops: where there is no room until the deadline, the ring
+/// is broken for good.
+
+#include "ferry/device/request_ring.hpp"
+#include "ferry/device/scope.cuh"
+#include "ferry/device/wait.cuh"
+
+namespace ferry::device {
+
+using GpuWriter = RequestWriter<GpuMemory>;
+
+__device__ inline bool has_ring(const World& world) { return world.ring.num_slots != 0; }
+
+/// Waits for the proxy, which goes on for the others when a rank is lost and ends what that one was asked for. One
+/// thread.
+template <typename Ready>
+__device__ inline Code wait_for_proxy(const World& world, Ready ready) {
+  return wait_for(world, world.timeout_ns, ready, stop_word::kOver);
+}
+
+/// Waits until the slot of the ticket is free. One thread.
+__device__ __noinline__ inline Code await_slot(const World& world, std::uint64_t ticket) {
+  const GpuWriter writer(world.ring);
+  bool failed = false;
+  const Code code = wait_for_proxy(world, [&writer, &failed, ticket] {
+    if (writer.has_room(ticket)) return true;
+    failed = writer.has_failed();
+    return failed;
+  });
+  if (code == Code::kOk && !failed) return Code::kOk;
+  GpuMemory::store_release_device(&world.state->ring_broken, 1);
+  GpuMemory::store_release_system(&world.ring.counts->broken, 1);  // the host says why
+  return code == Code::kOk ? Code::kTimeout : code;
+}
+
+/// A ticket whose slot is free. `kFenced`: what the caller did before is before what it writes there. The loads and the
+/// ticket are one trip to memory: none is looked at before all are under way. One thread.
+template <bool kFenced>
+__device__ inline Code take_slot(const World& world, const RequestRing& ring, std::uint64_t& ticket) {
+  const GpuWriter writer(ring);
+  const std::uint64_t broken = GpuMemory::load_relaxed_device(&world.state->ring_broken);
+  bool is_free = false;
+  if constexpr (kFenced) {
+    const std::uint64_t known = writer.known_consumed();
+    ticket = writer.take_ticket();
+    GpuMemory::fence_system();
+    is_free = writer.is_room(ticket, known);
+  } else {
+    ticket = writer.take_ticket();
+    is_free = writer.has_room(ticket);
+  }
+  // A ring that is over takes no request, so it does not miss that of this ticket.
+  if (broken != 0) return Code::kTimeout;
+  return is_free ? Code::kOk : await_slot(world, ticket);
+}
+
+/// Asks for something. One thread; what the request names was written by it, or before it met who wrote it.
+__device__ inline Code post_to(const World& world, const RequestRing& ring, const Request& request,
+                               std::uint64_t& ticket) {
+  if (const Code code = take_slot<true>(world, ring, ticket); code != Code::kOk) return code;
+  GpuWriter(ring).write(request, ticket);
+  return Code::kOk;
+}
+
+/// The same, by a function of its own.
+__device__ __noinline__ inline Code post(const World& world, const Request& request) {
+  const RequestRing ring = world.ring;
+  std::uint64_t ticket = 0;
+  return post_to(world, ring, request, ticket);
+}
+
+/// Waits for the answer to `reply`. One thread.
+__device__ inline Code await_reply(const World& world, const RequestRing& ring, std::uint64_t reply,
+                                   std::uint64_t& value) {
+  const GpuWriter writer(ring);
+  constexpr unsigned kPollsPerLook = 32;  // a look is two more loads over PCIe, each as long as a poll
+  unsigned num_polls = 0;
+  bool lost = false;
+  bool failed = false;
+  const Code code = wait_for_proxy(world, [&] {
+    if (writer.has_reply(reply, value)) return true;
+    if (++num_polls % kPollsPerLook != 0) return false;
+    lost = writer.is_lost(reply);
+    failed = writer.has_failed();
+    return lost || failed;
+  });
+  if (code != Code::kOk) return code;
+  return lost ? Code::kPeerLost : failed ? Code::kTimeout : Code::kOk;
+}
+
+/// A place for a reply. One thread.
+__device__ inline Code take_reply(const World& world, const RequestRing& ring, std::uint64_t& reply) {
+  const GpuWriter writer(ring);
+  // Most often nobody else asks, and a counter of all would be one more trip to memory.
+  if (writer.try_take_free_reply(blockIdx.x + blockIdx.y + blockIdx.z + thread_of_block(), reply)) return Code::kOk;
+  std::uint64_t place = writer.next_place();
+  return wait_for_proxy(world, [&] { return writer.try_take_reply(place++, reply); });
+}
+
+/// The place of a reply that was asked for and has not been found is given back, or left to who finds the answer there.
+/// Of a get that was lost under way it is left for good: a network card may still write its staging memory. One thread.
+__device__ __noinline__ inline void give_up(const World& world, std::uint64_t reply) {
+  const GpuWriter writer(world.ring);
+  if (writer.is_over(reply)) {
+    writer.give_reply(reply);
+  } else {
+    writer.leave_reply(reply);
+  }
+}
+
+/// Asks for the answer to a reply that this thread has taken, and waits for it. After an error it has no place any
+/// more. One thread.
+__device__ inline Code ask_and_await(const World& world, const RequestRing& ring, const Request& request,
+                                     std::uint64_t reply, std::uint64_t& value) {
+  std::uint64_t ticket = 0;
+  Code code = post_to(world, ring, request, ticket);
+  if (code != Code::kOk) {
+    GpuWriter(ring).give_reply(reply);
+    return code;
+  }
+  code = await_reply(world, ring, reply, value);
+  if (code != Code::kOk) give_up(world, reply);
+  return code;
+}
+
+/// What fetch_add and compare_swap found.
+struct Fetched {
+  Code code = Code::kOk;
+  std::uint64_t value = 0;  ///< the word before
+};
+
+/// For `local_offset`, of a get: the bytes come as the value, by way of the staging memory of its reply.
+inline constexpr std::uint64_t kIntoReply = ~std::uint64_t{0};
+
+/// Asks for a value and waits for it. Not given a Request, which would be in local memory, whose stores the fence waits
+/// for. One thread.
+__device__ __noinline__ inline Fetched fetch_by_request(const World& world, RequestOp op, std::uint32_t peer,
+                                                        std::uint64_t remote_offset, std::uint64_t local_offset,
+                                                        std::uint64_t num_bytes, std::uint64_t value,
+                                                        std::uint64_t operand) {
+  const RequestRing ring = world.ring;
+  const GpuWriter writer(ring);
+  Fetched fetched;
+  std::uint64_t reply = 0;
+  fetched.code = take_reply(world, ring, reply);
+  if (fetched.code != Code::kOk) return fetched;
+  const Request request{.op = op,
+                        .peer = peer,
+                        .wants_reply = true,
+                        .reply = static_cast<std::uint32_t>(reply),
+                        .local_offset = local_offset == kIntoReply ? writer.reply_staging_offset(reply) : local_offset,
+                        .remote_offset = remote_offset,
+                        .num_bytes = num_bytes,
+                        .value = value,
+                        .operand = operand};
+  fetched.code = ask_and_await(world, ring, request, reply, fetched.value);
+  if (fetched.code == Code::kOk) writer.give_found_reply(reply);
+  return fetched;
+}
+
+}  // namespace ferry::device
+
+#endif  // FERRY_DEVICE_ASK_CUH
