@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <memory>
 #include <vector>
 
 #include "net/blob.hpp"
@@ -218,40 +217,31 @@ TEST(NetSeal, KeysWithoutASecretAreRefused) {
   EXPECT_EQ(own.agree({}, token, token).status().code(), ErrorCode::kTransport);
 }
 
-/// The CBC-MAC by AES-128 of whole blocks, made of single ones.
-Tag mac_of(const SealKey& key, const std::vector<std::byte>& blocks) {
-  const std::unique_ptr<EVP_CIPHER_CTX, net::ucx::OpenSslDeleter> context(EVP_CIPHER_CTX_new());
+/// By a call that knows of nothing before.
+Tag mac_of(SealKey key, const std::vector<std::byte>& bytes) {
   Tag mac{};
-  std::array<unsigned char, 16> out{};
-  EXPECT_EQ(EVP_EncryptInit_ex(context.get(), EVP_aes_128_ecb(), nullptr,
-                               reinterpret_cast<const unsigned char*>(key.data()), nullptr),
-            1);
-  for (std::size_t at = 0; at < blocks.size(); at += mac.size()) {
-    for (std::size_t i = 0; i < mac.size(); ++i) mac[i] ^= blocks[at + i];
-    int num_bytes = 0;
-    EXPECT_EQ(EVP_EncryptUpdate(context.get(), out.data(), &num_bytes,
-                                reinterpret_cast<const unsigned char*>(mac.data()), static_cast<int>(mac.size())),
-              1);
-    std::memcpy(mac.data(), out.data(), mac.size());
-  }
+  std::size_t num_bytes = 0;
+  EXPECT_NE(EVP_Q_mac(nullptr, "SIPHASH", nullptr, nullptr, nullptr, key.data(), key.size(),
+                      reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size(),
+                      reinterpret_cast<unsigned char*>(mac.data()), mac.size(), &num_bytes),
+            nullptr);
+  EXPECT_EQ(num_bytes, mac.size());
   return mac;
 }
 
-TEST(NetSeal, ATagIsTheMacOfItsNumberItsLengthAndItsBytesWhateverWasTaggedBefore) {
+TEST(NetSeal, ATagIsTheMacOfItsNumberAndItsBytesWhateverWasTaggedBefore) {
   const SealKey key{std::byte{7}, std::byte{9}};
   const Seal seal = Seal::make(key).value();
-  for (const std::size_t num_bytes : {64U, 0U, 1U, 15U, 16U, 63U, 65U, 80U, 81U, 200U, 64U}) {
+  for (const std::size_t num_bytes : {64U, 0U, 1U, 7U, 8U, 63U, 65U, 200U, 64U}) {
     const std::uint64_t sequence = 1000 - num_bytes;
     std::vector<std::byte> bytes(num_bytes);
     for (std::size_t i = 0; i < num_bytes; ++i) bytes[i] = static_cast<std::byte>(i * 7 + 1);
-    std::vector<std::byte> blocks(16);
-    std::memcpy(blocks.data(), &sequence, sizeof sequence);
-    std::memcpy(blocks.data() + 8, &num_bytes, sizeof num_bytes);
-    blocks.insert(blocks.end(), bytes.begin(), bytes.end());
-    blocks.resize((blocks.size() + 15) / 16 * 16);
+    std::vector<std::byte> all(sizeof sequence);
+    std::memcpy(all.data(), &sequence, sizeof sequence);
+    all.insert(all.end(), bytes.begin(), bytes.end());
     Tag tag{};
     ASSERT_TRUE(seal.tag(sequence, bytes, &tag));
-    EXPECT_EQ(tag, mac_of(key, blocks)) << num_bytes;
+    EXPECT_EQ(tag, mac_of(key, all)) << num_bytes;
     EXPECT_TRUE(seal.matches(sequence, bytes, tag));
     EXPECT_FALSE(seal.matches(sequence + 1, bytes, tag));
     tag.back() ^= std::byte{1};

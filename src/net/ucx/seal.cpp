@@ -1,11 +1,13 @@
 #include "net/ucx/seal.hpp"
 
 #include <fmt/format.h>
+#include <openssl/core_names.h>
 #include <openssl/crypto.h>
 #include <openssl/evp.h>
 #include <openssl/kdf.h>
+#include <openssl/params.h>
 
-#include <algorithm>
+#include <array>
 #include <cstring>
 #include <string_view>
 #include <utility>
@@ -15,10 +17,6 @@ namespace ferry::net::ucx {
 namespace {
 
 constexpr std::string_view kPurpose = "ferry network message to ";
-constexpr std::size_t kBlockBytes = 16;  // of AES
-/// The first block, and what a message has behind it, without a second round.
-constexpr std::size_t kBytesAtOnce = 5 * kBlockBytes;
-static_assert(sizeof(Tag) == kBlockBytes);
 
 unsigned char* raw(std::byte* bytes) { return reinterpret_cast<unsigned char*>(bytes); }
 const unsigned char* raw(const std::byte* bytes) { return reinterpret_cast<const unsigned char*>(bytes); }
@@ -26,14 +24,17 @@ const unsigned char* raw(const std::byte* bytes) { return reinterpret_cast<const
 Status openssl_failed(std::string_view what) {
   return Status(
       ErrorCode::kSystem,
-      fmt::format("network engine ucx: OpenSSL cannot {}; its libcrypto must offer X25519, HKDF and AES-128-CBC",
-                  what));
+      fmt::format("network engine ucx: OpenSSL cannot {}; its libcrypto must offer X25519, HKDF and SipHash", what));
 }
 
 struct ContextDeleter {
   void operator()(EVP_PKEY_CTX* context) const { EVP_PKEY_CTX_free(context); }
 };
 using KeyContext = std::unique_ptr<EVP_PKEY_CTX, ContextDeleter>;
+
+struct MacDeleter {
+  void operator()(EVP_MAC* mac) const { EVP_MAC_free(mac); }
+};
 
 /// The key of one direction, which the name of its receiver tells from the other.
 bool derive(std::span<const std::byte> secret, KeyPair::Name receiver, SealKey* key) {
@@ -52,7 +53,7 @@ bool derive(std::span<const std::byte> secret, KeyPair::Name receiver, SealKey* 
 }  // namespace
 
 void OpenSslDeleter::operator()(EVP_PKEY* key) const { EVP_PKEY_free(key); }
-void OpenSslDeleter::operator()(EVP_CIPHER_CTX* context) const { EVP_CIPHER_CTX_free(context); }
+void OpenSslDeleter::operator()(EVP_MAC_CTX* context) const { EVP_MAC_CTX_free(context); }
 
 Result<KeyPair> KeyPair::make() {
   const KeyContext context(EVP_PKEY_CTX_new_id(EVP_PKEY_X25519, nullptr));
@@ -90,41 +91,29 @@ Result<PairKeys> KeyPair::agree(const PublicKey& peer_key, Name own_name, Name p
 }
 
 Result<Seal> Seal::make(const SealKey& key) {
+  const std::unique_ptr<EVP_MAC, MacDeleter> mac(EVP_MAC_fetch(nullptr, "SIPHASH", nullptr));
   Seal seal;
-  seal.context_.reset(EVP_CIPHER_CTX_new());
-  constexpr Tag kNoBlock{};
+  if (mac != nullptr) seal.context_.reset(EVP_MAC_CTX_new(mac.get()));
+  std::size_t tag_bytes = sizeof(Tag);
+  const std::array parameters = {OSSL_PARAM_construct_size_t(OSSL_MAC_PARAM_SIZE, &tag_bytes),
+                                 OSSL_PARAM_construct_end()};
   if (seal.context_ == nullptr ||
-      EVP_EncryptInit_ex(seal.context_.get(), EVP_aes_128_cbc(), nullptr, raw(key.data()), raw(kNoBlock.data())) != 1 ||
-      EVP_CIPHER_CTX_set_padding(seal.context_.get(), 0) != 1) {
-    return openssl_failed("use AES");
+      EVP_MAC_init(seal.context_.get(), raw(key.data()), key.size(), parameters.data()) != 1) {
+    return openssl_failed("make tags");
   }
   return seal;
 }
 
 bool Seal::tag(std::uint64_t sequence, std::span<const std::byte> bytes, Tag* tag) const noexcept {
-  std::array<std::byte, kBytesAtOnce> in;
-  std::array<std::byte, kBytesAtOnce> out;
-  const std::uint64_t num_bytes = bytes.size();
-  std::memcpy(in.data(), &sequence, sizeof sequence);
-  std::memcpy(in.data() + sizeof sequence, &num_bytes, sizeof num_bytes);
-  for (std::size_t i = 0; i < kBlockBytes; ++i) in[i] ^= last_block_[i];
-  std::size_t filled = kBlockBytes;
-  do {
-    const std::size_t taken = std::min(bytes.size(), kBytesAtOnce - filled);
-    if (taken > 0) std::memcpy(in.data() + filled, bytes.data(), taken);
-    bytes = bytes.subspan(taken);
-    filled += taken;
-    for (; filled % kBlockBytes != 0; ++filled) in[filled] = std::byte{0};
-    int made = 0;
-    if (EVP_EncryptUpdate(context_.get(), raw(out.data()), &made, raw(in.data()), static_cast<int>(filled)) != 1 ||
-        static_cast<std::size_t>(made) != filled) {
-      return false;
-    }
-    std::memcpy(last_block_.data(), out.data() + filled - kBlockBytes, kBlockBytes);
-    filled = 0;
-  } while (!bytes.empty());
-  *tag = last_block_;
-  return true;
+  std::array<unsigned char, sizeof sequence> number;
+  std::memcpy(number.data(), &sequence, sizeof sequence);
+  EVP_MAC_CTX* context = context_.get();
+  std::size_t num_bytes = 0;
+  // Begun again with the key that it has.
+  return EVP_MAC_init(context, nullptr, 0, nullptr) == 1 &&
+         EVP_MAC_update(context, number.data(), number.size()) == 1 &&
+         EVP_MAC_update(context, raw(bytes.data()), bytes.size()) == 1 &&
+         EVP_MAC_final(context, raw(tag->data()), &num_bytes, tag->size()) == 1 && num_bytes == tag->size();
 }
 
 bool Seal::matches(std::uint64_t sequence, std::span<const std::byte> bytes, const Tag& tag) const noexcept {
