@@ -199,19 +199,19 @@ if ((ranks % 2 == 0)); then
   fi
 fi
 
-suite() { # label filter
+suite() { # label filter option...
   if (($(left_s) < 20)); then
     echo "$1: no time left"
     return
   fi
-  local rc=0
+  local rc=0 label=$1 filter=$2
+  shift 2
   timeout --kill-after=10 "$(left_s)" tests/gpu/run.sh ${built:+--built "$built"} --no-sanitizer --no-python \
-    --filter "$2" --limit "$(left_s)" \
-    >"$out/$1.txt" 2>&1 || rc=$?
+    --filter "$filter" --limit "$(left_s)" "$@" >"$out/$label.txt" 2>&1 || rc=$?
   if ((rc != 0)); then num_failed=$((num_failed + 1)); fi
-  sed -n '/^== Summary/,$p' "$out/$1.txt" | tail -n 12
+  sed -n '/^== Summary/,$p' "$out/$label.txt" | tail -n 40
 }
-suite suite_threads '-*rocesses*'
+suite suite_threads '-*rocesses*' --spread
 suite suite_processes '*rocesses*'
 rm -f "$out/log.txt"
 echo "$((SECONDS - begin_s)) s, $num_failed failed; results in $out"

@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # Runs all tests that need GPUs, then the smallest of them under NVIDIA's memory and race checkers:
-#   tests/gpu/run.sh [--built DIR] [--filter PATTERN] [--limit SECONDS] [--no-sanitizer]
+#   tests/gpu/run.sh [--built DIR] [--filter PATTERN] [--limit SECONDS] [--spread] [--no-sanitizer]
 #                    [--no-python]
 # --built DIR       run litmus_test, conformance_gpu_test and gpu_test from this folder instead of building them (preset
 #                   release); shared libraries that lie beside them are found
 # --filter PATTERN  only tests that match, in GoogleTest's form, e.g. '*Graph*:-*plain*'
 # --limit SECONDS   for each call of a test program (default 600); it is ended then, and the table names the test
+# --spread          a share of each program's tests on each GPU, all at once: a quarter of the time on four, but no test
+#                   has ranks on several
 # --no-sanitizer    leave out compute-sanitizer
 # --no-python       leave out the tests of the Python packages on GPU tensors (they are never run with --built)
 # Prints GoogleTest's own output and one table at the end; exits 1 if anything failed. Ranks that are threads need about
@@ -15,16 +17,17 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
 PATH+=:/usr/local/cuda/bin
-built='' filter='*' limit_s=600 sanitize=yes python=yes
+built='' filter='*' limit_s=600 spread=no sanitize=yes python=yes
 while (($# > 0)); do
   case $1 in
     --built) built=$(realpath "${2:?--built needs a folder}") && shift 2 ;;
     --filter) filter=${2:?--filter needs a pattern} && shift 2 ;;
     --limit) limit_s=${2:?--limit needs seconds} && shift 2 ;;
+    --spread) spread=yes && shift ;;
     --no-sanitizer) sanitize=no && shift ;;
     --no-python) python=no && shift ;;
     *)
-      sed -n '2,13s/^# \?//p' "$0"
+      sed -n '2,15s/^# \?//p' "$0"
       exit 2
       ;;
   esac
@@ -69,10 +72,39 @@ summary_of() { # log
 }
 
 run() { # label command...
+  printf '\n== %s ==\n' "$1"
+  run_here "$@"
+}
+
+# One share for each GPU; GoogleTest deals the tests out. What the shares count in variables of their own comes by files.
+# shellcheck disable=SC2030,SC2031
+run_spread() { # label command...
+  local label=$1 gpu num_gpus shares=() share
+  shift
+  num_gpus=$(nvidia-smi --list-gpus | wc -l)
+  for ((gpu = 0; gpu < num_gpus; ++gpu)); do
+    (
+      export CUDA_VISIBLE_DEVICES=$gpu GTEST_TOTAL_SHARDS=$num_gpus GTEST_SHARD_INDEX=$gpu
+      table=() num_failed=0
+      run_here "$label.gpu$gpu" "$@" >"$log_dir/$label.gpu$gpu.output"
+      printf '%s\n' "${table[@]}" >"$log_dir/$label.gpu$gpu.table"
+      exit "$num_failed"
+    ) &
+    shares+=($!)
+  done
+  for ((gpu = 0; gpu < num_gpus; ++gpu)); do
+    wait "${shares[gpu]}" || num_failed=$((num_failed + 1))
+    printf '\n== %s ==\n' "$label.gpu$gpu"
+    cat "$log_dir/$label.gpu$gpu.output"
+    mapfile -t share <"$log_dir/$label.gpu$gpu.table"
+    table+=("${share[@]}")
+  done
+}
+
+run_here() { # label command...
   local label=$1 log rc=0 begin_s=$SECONDS result
   log="$log_dir/$label.log"
   shift
-  printf '\n== %s ==\n' "$label"
   timeout --kill-after=10 "$limit_s" "$@" 2>&1 | tee "$log" |
     grep -vE '^\[ +(RUN|OK) +\]|^\[-+\]|^$|^Note: Google' || rc=${PIPESTATUS[0]}
   result=$(summary_of "$log")
@@ -102,7 +134,11 @@ run_tests() { # program folder
     names=$(names_of "$path" "$kind")
     if [[ -z $names ]]; then continue; fi
     found=yes
-    run "$1.$kind" "$path" --gtest_filter="$names"
+    if [[ $spread == yes ]]; then
+      run_spread "$1.$kind" "$path" --gtest_filter="$names"
+    else
+      run "$1.$kind" "$path" --gtest_filter="$names"
+    fi
   done
   if [[ $found == no && $filter == '*' ]]; then fail "$1" "lists no tests"; fi
 }
