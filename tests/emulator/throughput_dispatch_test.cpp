@@ -41,6 +41,7 @@ struct Spec {
   int num_send_blocks = 2;
   int num_own_blocks = 1;
   int num_receive_blocks = 1;
+  bool few_run_warps = false;
   std::uint64_t seed = 1;
 };
 
@@ -179,6 +180,7 @@ class Dispatching {
     // Ranks may take different numbers of blocks.
     params.num_send_blocks = spec_.num_send_blocks + rank;
     params.num_own_blocks = spec_.num_own_blocks;
+    params.few_run_warps = spec_.few_run_warps;
     params.entry.num_blocks = params.num_send_blocks;
     if (params.staged_rows != nullptr || params.unpacks) params.num_receive_blocks = spec_.num_receive_blocks;
     params.chunks = {tables.num_blocks, 5};
@@ -330,6 +332,22 @@ TEST(ThroughputDispatch, ScalesIdsAndWeightsInRecordsAndOut) {
   }
   for (const int num_topk : {1, 8, 32}) {
     expect_rows({.num_tokens = 40, .num_topk = num_topk, .num_experts = 64, .plain_rows = kAll, .plain_tables = kAll});
+  }
+}
+
+TEST(ThroughputDispatch, FewWarpsWithLongStages) {
+  // Stages of 16 KiB: two rows of 7168 bytes with the scales of both, three of 4112, one, and pieces of one.
+  for (const unsigned plain : {kNone, kAll, 2U}) {
+    for (const std::int64_t row_bytes : {2048, 4112, 7168, 8192, 16400}) {
+      expect_rows({.num_ranks = 3,
+                   .num_tokens = 90,
+                   .row_bytes = row_bytes,
+                   .num_scales = row_bytes == 4112 ? 70 : 56,
+                   .plain_rows = plain,
+                   .plain_tables = plain,
+                   .few_run_warps = true,
+                   .seed = static_cast<std::uint64_t>(row_bytes) + plain});
+    }
   }
 }
 

@@ -119,6 +119,17 @@ TEST(DispatchPlan, OwnRowsGetTheirShareOfTheBlocks) {
   }
 }
 
+TEST(DispatchPlan, FewWarpsTakeTwoRowsWithScalesAtOnce) {
+  const auto few = [](std::int64_t row_bytes, bool has_scales) {
+    return plan_dispatch({}, {.num_sms = 132}, {.row_bytes = row_bytes, .has_scales = has_scales}).few_run_warps;
+  };
+  EXPECT_TRUE(few(7168, true));
+  EXPECT_TRUE(few(8192, true));
+  EXPECT_FALSE(few(7168, false)) << "nothing but rows";
+  EXPECT_FALSE(few(4096, true)) << "two fit anyway";
+  EXPECT_FALSE(few(14336, true)) << "two do not fit";
+}
+
 TEST(CombinePlan, TakesTheCallersNumbersWhereTheyFit) {
   const DeviceLimits limits = {.num_sms = 132};
   const CombinePlan total = plan_combine({.num_sms = 24}, limits, {.staged = true});
@@ -163,7 +174,7 @@ TEST(Plans, TakeAsManyMultiprocessorsAsIsDocumented) {
     int plain_dispatch;
     int plain_combine;
   };
-  for (const Documented& line : {Documented{2, 16, 16, 28, 28}, {4, 11, 12, 23, 24}, {8, 10, 10, 22, 22}}) {
+  for (const Documented& line : {Documented{2, 16, 16, 28, 28}, {4, 11, 12, 23, 24}, {8, 10, 12, 22, 24}}) {
     const DeviceLimits limits = {.num_sms = 132, .num_ranks = line.num_ranks};
     for (const std::int64_t row_bytes : {7168, 14336}) {
       const CallShape symmetric = {.row_bytes = row_bytes};

@@ -63,6 +63,7 @@ void set_plan(DispatchParams& params, const DispatchPlan& plan) {
   params.num_own_blocks = plan.num_own_blocks;
   params.entry.num_blocks = plan.num_send_blocks;
   params.num_receive_blocks = plan.num_receive_blocks;
+  params.few_run_warps = plan.few_run_warps;
   // Progress is counted at the borders of route's blocks, or of as many rows.
   const auto blocks_of = [&plan](int block, std::int64_t num_blocks) {
     const std::int64_t wanted = std::max(1, plan.chunk_tokens / block);
@@ -168,8 +169,11 @@ Status run(Context& context, const DispatchCall& asked) {
   const DeviceLimits limits{parts.num_sms, parts.has_bulk, parts.ranks.num_ranks};
   const TunedCall tuned_call{Operation::kDispatch, routing.layout, routing.num_tokens, params.row_bytes, staged};
   const KernelOptions kernel = tuned(call.kernel, parts.tuning, tuned_call);
-  set_plan(params,
-           plan_dispatch(kernel, limits, {.row_bytes = params.row_bytes, .staged = staged, .unpacks = params.unpacks}));
+  set_plan(params, plan_dispatch(kernel, limits,
+                                 {.row_bytes = params.row_bytes,
+                                  .staged = staged,
+                                  .unpacks = params.unpacks,
+                                  .has_scales = params.scales.num_scales > 0}));
 
   Result<Launch> launch = context.begin(call.record, static_cast<cudaStream_t>(call.stream.handle), captured);
   if (!launch.ok()) return refuse(context, call, launch.status());

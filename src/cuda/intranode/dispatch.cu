@@ -22,6 +22,19 @@ static_assert(kRunWarps <= kReceiveWarps);
 
 std::size_t shared_bytes(int num_ranks, bool bulk) { return Shared::at(nullptr, num_ranks, bulk).size_bytes; }
 
+/// Warps of a block that send in runs.
+__device__ int sending_warps(const DispatchParams& params) {
+  return params.few_run_warps ? DispatchParams::kFewRunWarps : kRunWarps;
+}
+
+__device__ void meet_sending_warps(const DispatchParams& params) {
+  if (params.few_run_warps) {
+    meet_warps<DispatchParams::kFewRunWarps>();
+  } else {
+    meet_warps<kRunWarps>();
+  }
+}
+
 /// Whether this rank sends in runs.
 template <bool kBulk>
 __device__ bool may_send_runs(const DispatchParams& params) {
@@ -29,7 +42,7 @@ __device__ bool may_send_runs(const DispatchParams& params) {
 }
 
 /// What this rank sends to the rank of this thread's number, or a receiving block gets from it.
-static_assert(kMaxRanks <= kRunWarps * kWarpLanes);
+static_assert(kMaxRanks <= DispatchParams::kFewRunWarps * kWarpLanes);
 __device__ Run load_run(const DispatchParams& params) {
   const int num_ranks = params.ranks.num_ranks;
   const auto rank = static_cast<int>(threadIdx.x);
@@ -52,7 +65,7 @@ struct RunPart {
     const int first_block = own ? num_link_blocks : 0;
     const int num_blocks = own ? params.num_own_blocks : num_link_blocks;
     // Small batches spread over the blocks.
-    RunPart part{{ranks.rank, 1}, warp_idx() * num_blocks + block - first_block, num_blocks * kRunWarps};
+    RunPart part{{ranks.rank, 1}, warp_idx() * num_blocks + block - first_block, num_blocks * sending_warps(params)};
     if (params.num_own_blocks == 0) part.targets = {ranks.rank, ranks.num_ranks};
     if (params.num_own_blocks != 0 && !own) part.targets = {(ranks.rank + 1) % ranks.num_ranks, ranks.num_ranks - 1};
     return part;
@@ -63,7 +76,7 @@ struct RunPart {
 __device__ void send_runs(const DispatchParams& params, const Shared& shared, RunSender& sender, std::uint64_t epoch,
                           bool watched) {
   const ChunkBorders chunks = run_chunks(params, shared.runs);
-  if (warp_idx() < kRunWarps) {
+  if (warp_idx() < sending_warps(params)) {
     ChunkMarker marker(shared.marks + warp_idx());
     sender.run(marker, chunks, watched);
   } else if (watched && warp_idx() == kRunWarps) {
@@ -74,7 +87,7 @@ __device__ void send_runs(const DispatchParams& params, const Shared& shared, Ru
     };
     const int num_link_blocks = params.num_send_blocks - params.num_own_blocks;
     ChunkReporter reporter(params.ranks, {num_link_blocks, chunks.num_chunks()}, epoch, rows_after);
-    report_marks(shared.marks, kRunWarps, chunks.num_chunks(), reporter);
+    report_marks(shared.marks, sending_warps(params), chunks.num_chunks(), reporter);
   }
 }
 
@@ -152,12 +165,13 @@ __device__ Outcome send(const DispatchParams& params, const Shared& shared, cons
   if constexpr (kBulk) {
     // What comes first is loaded while the entries come.
     if (may_send_runs<kBulk>(params)) {
-      const bool takes_part = warp_idx() < kRunWarps;
+      const bool takes_part = warp_idx() < sending_warps(params);
       RunStages stages{};
+      stages.stage_bytes = run_stage_bytes(sending_warps(params));  // the others use nothing else of theirs
       if (takes_part) {
         if (static_cast<int>(threadIdx.x) < params.ranks.num_ranks) shared.runs[threadIdx.x] = run;
-        stages = make_run_stages(shared);
-        meet_warps<kRunWarps>();  // the warp that posts the entry meanwhile is none of them
+        stages = make_run_stages(shared, sending_warps(params));
+        meet_sending_warps(params);  // the warp that posts the entry meanwhile is none of them
       }
       const RunPart part = RunPart::of(params);
       RunSender sender(params, shared.receivers, shared.runs, stages, part.targets, part.warp, part.num_warps);
@@ -190,7 +204,7 @@ __device__ void receive_rows(const DispatchParams& params, const Shared& shared,
       if (warp_idx() >= kRunWarps) return;
       // Small batches spread over the blocks.
       const int warp = warp_idx() * params.num_receive_blocks + block;
-      RunReceiver(params, shared.arrived, shared.runs, make_run_stages(shared), warp,
+      RunReceiver(params, shared.arrived, shared.runs, make_run_stages(shared, kRunWarps), warp,
                   params.num_receive_blocks * kRunWarps)
           .run();
       return;

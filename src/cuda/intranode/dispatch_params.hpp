@@ -76,6 +76,9 @@ struct DispatchParams {
   int num_send_blocks = 1;
   int num_own_blocks = 0;  ///< of these, that send nothing to peers; 0: all blocks send to all
   int num_receive_blocks = 0;
+  /// Warps of a sending block that send in runs: kRunWarps of dispatch_units.cuh, or so few, each with longer stages.
+  static constexpr int kFewRunWarps = 4;
+  bool few_run_warps = false;
   ChunkBorders chunks;       ///< of tokens
   int run_chunk_blocks = 1;  ///< kBorderRows rows each, of a chunk of what goes to one rank
 };

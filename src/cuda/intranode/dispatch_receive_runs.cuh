@@ -22,8 +22,9 @@ class RunReceiver {
         stages_(stages),
         record_bytes_(params.unpacks ? static_cast<int>(params.record.size_bytes()) : 0),
         lands_records_(record_bytes_ <= kUnitRecordBytes),
-        walk_(runs, shape_of(params), {(params.ranks.rank + 1) % params.ranks.num_ranks, num_peers(params.ranks)},
-              params.ranks.num_ranks, warp, num_warps),
+        walk_(runs, shape_of(params, stages),
+              {(params.ranks.rank + 1) % params.ranks.num_ranks, num_peers(params.ranks)}, params.ranks.num_ranks, warp,
+              num_warps),
         entry_row_(lane_idx() / params.num_topk),
         entry_topk_(lane_idx() - entry_row_ * params.num_topk) {}
 
@@ -43,10 +44,10 @@ class RunReceiver {
   }
 
  private:
-  __device__ static UnitShape shape_of(const DispatchParams& params) {
+  __device__ static UnitShape shape_of(const DispatchParams& params, const RunStages& stages) {
     int most_rows = kWarpLanes;
     if (params.unpacks) most_rows = kUnitRecordBytes / static_cast<int>(params.record.size_bytes());
-    return UnitShape::of(params.staged_rows != nullptr ? params.row_bytes : 0, params.num_topk,
+    return UnitShape::of(params.staged_rows != nullptr ? params.row_bytes : 0, params.num_topk, stages.stage_bytes,
                          most_rows < 1 ? 1 : most_rows);
   }
 

@@ -34,13 +34,14 @@ class RunSender {
         runs_(runs),
         stages_(stages),
         tables_(stages.tables),
-        walk_(runs, UnitShape::of(params.row_bytes, params.num_topk), targets, params.ranks.num_ranks, warp, num_warps),
+        walk_(runs, UnitShape::of(params.row_bytes, params.num_topk, stages.stage_bytes), targets,
+              params.ranks.num_ranks, warp, num_warps),
         entry_row_(lane_idx() / params.num_topk),
         entry_topk_(lane_idx() - entry_row_ * params.num_topk),
         num_scales_(params.scales.num_scales) {
     if (params.scales.element_bytes != 4) return;
 #pragma unroll
-    for (int i = 0; i < kHeldScaleWords; ++i) {
+    for (int i = 0; i < kRunScaleWords; ++i) {
       const int word = lane_idx() + i * kWarpLanes;
       scale_rows_[i] = word / num_scales_;
       scale_columns_[i] = word - scale_rows_[i] * num_scales_;
@@ -150,7 +151,7 @@ class RunSender {
     }
     if (params_.scales.element_bytes == 4) {
 #pragma unroll
-      for (int i = 0; i < kHeldScaleWords; ++i) {
+      for (int i = 0; i < kRunScaleWords; ++i) {
         const std::int32_t scale_token = __shfl_sync(0xFFFFFFFFU, token, scale_rows_[i] % kWarpLanes);
         if (scale_rows_[i] >= unit.num_rows) continue;
         start_fetch<4>(tables_->scale_words[i] + lane, scale_address(scale_token, scale_columns_[i]));
@@ -188,11 +189,11 @@ class RunSender {
       return;
     }
 #pragma unroll
-    for (int i = 0; i < kHeldScaleWords; ++i) {
+    for (int i = 0; i < kRunScaleWords; ++i) {
       if (scale_rows_[i] >= unit.num_rows) continue;
       store_scale(receiver, first_row + scale_rows_[i], scale_columns_[i], tables_->scale_words[i][lane]);
     }
-    for (int first = kHeldScaleWords * kWarpLanes; first < unit.num_rows * num_scales_; first += kWarpLanes) {
+    for (int first = kRunScaleWords * kWarpLanes; first < unit.num_rows * num_scales_; first += kWarpLanes) {
       const int word = first + lane_idx();
       const int row = word / num_scales_;
       const std::int32_t scale_token = __shfl_sync(0xFFFFFFFFU, token, row % kWarpLanes);
@@ -235,8 +236,8 @@ class RunSender {
   int entry_row_;
   int entry_topk_;
   int num_scales_;
-  int scale_rows_[kHeldScaleWords] = {};
-  int scale_columns_[kHeldScaleWords] = {};
+  int scale_rows_[kRunScaleWords] = {};
+  int scale_columns_[kRunScaleWords] = {};
   // The unit that is being sent, the two whose rows are landing, and the tokens of their rows, one a lane.
   Unit now_;
   Unit next_;

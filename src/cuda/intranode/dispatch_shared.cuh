@@ -44,12 +44,13 @@ struct Shared {
   }
 };
 
-/// This warp's part of it, for what is moved in runs.
-__device__ inline RunStages make_run_stages(const Shared& shared) {
+/// This warp's part of it, for what `num_warps` of the block move in runs.
+__device__ inline RunStages make_run_stages(const Shared& shared, int num_warps) {
   const int warp = warp_idx();
-  const RunStages stages{shared.stages + warp * kStages * kRunStageBytes,
+  const int stage_bytes = run_stage_bytes(num_warps);
+  const RunStages stages{shared.stages + warp * kStages * stage_bytes,
                          shared.run_records + warp * kStages * kUnitRecordBytes, shared.run_tables + warp,
-                         shared.run_barriers + warp * kRunBarriers};
+                         shared.run_barriers + warp * kRunBarriers, stage_bytes};
   if (lane_idx() == 0) {
     for (int i = 0; i < kStages; ++i) init_barrier(stages.barriers + i);
     init_barrier(stages.tables_barrier(), kWarpLanes);

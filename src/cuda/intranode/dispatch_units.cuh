@@ -8,10 +8,17 @@
 
 namespace ferry::cuda::device {
 
-/// Warps of a block that move runs; each has the stages of several others.
+/// Most warps of a block that move runs; each has the stages of several others.
 inline constexpr int kRunWarps = 8;
+static_assert(kRunWarps % DispatchParams::kFewRunWarps == 0);
 inline constexpr int kRunStageBytes = kDispatchWarps / kRunWarps * kStageBytes;
 static_assert(kRunStageBytes % kLandingBytes == 0);
+
+/// Of one of `num_warps`, which are kRunWarps or kFewRunWarps.
+FERRY_HOST_DEVICE constexpr int run_stage_bytes(int num_warps) { return kRunStageBytes * (kRunWarps / num_warps); }
+
+/// Scale words that a lane of a sending warp holds: rows of a unit have up to 128 words, two of 7168 channels 112.
+inline constexpr int kRunScaleWords = 4;
 /// Longest records of a unit that land with its rows.
 inline constexpr int kUnitRecordBytes = 512;
 /// Of a warp: of each stage's loads, and of tables.
@@ -23,18 +30,19 @@ inline constexpr int kRunBarriers = kStages + 1;
 struct FetchedTables {
   std::int32_t homes[kWarpLanes];
   float weights[kWarpLanes];
-  std::uint32_t scale_words[kHeldScaleWords][kWarpLanes];
+  std::uint32_t scale_words[kRunScaleWords][kWarpLanes];
 };
 
 /// One warp's shared memory.
 struct RunStages {
-  std::byte* data;             ///< [kStages, kRunStageBytes]
-  std::byte* records;          ///< [kStages, kUnitRecordBytes] of a receiving warp
-  FetchedTables* tables;       ///< of a sending warp
-  std::uint64_t* barriers;     ///< [kStages] of loads, and of tables
+  std::byte* data;          ///< [kStages, stage_bytes]
+  std::byte* records;       ///< [kStages, kUnitRecordBytes] of a receiving warp
+  FetchedTables* tables;    ///< of a sending warp
+  std::uint64_t* barriers;  ///< [kStages] of loads, and of tables
+  int stage_bytes;
   std::uint32_t parities = 0;  ///< bit s: parity that the next phase of barrier s completes
 
-  __device__ std::byte* stage(int idx) const { return data + idx * kRunStageBytes; }
+  __device__ std::byte* stage(int idx) const { return data + idx * stage_bytes; }
   __device__ std::byte* record(int idx) const { return records + idx * kUnitRecordBytes; }
   __device__ std::uint64_t* tables_barrier() const { return barriers + kStages; }
   /// Each phase of a barrier is waited for once.
@@ -65,9 +73,9 @@ struct UnitShape {
   std::int64_t piece_bytes = 0;
 
   /// Of no more than `most_rows`. Rows of 0 bytes are those of which only tables are moved.
-  __device__ static UnitShape of(std::int64_t row_bytes, int num_topk, int most_rows = kWarpLanes) {
+  __device__ static UnitShape of(std::int64_t row_bytes, int num_topk, int stage_bytes, int most_rows = kWarpLanes) {
     UnitShape shape;
-    const auto pieces = static_cast<int>((row_bytes + kRunStageBytes - 1) / kRunStageBytes);
+    const auto pieces = static_cast<int>((row_bytes + stage_bytes - 1) / stage_bytes);
     shape.num_pieces = pieces < 1 ? 1 : pieces;
     const std::int64_t share = (row_bytes + shape.num_pieces - 1) / shape.num_pieces;
     shape.piece_bytes = (share + kLandingBytes - 1) / kLandingBytes * kLandingBytes;
@@ -75,7 +83,7 @@ struct UnitShape {
     if (shape.num_pieces > 1) return shape;
     // One lane per entry of a unit's rows.
     const int entry_rows = num_topk < kWarpLanes ? kWarpLanes / num_topk : 1;
-    const std::int64_t fit = row_bytes > 0 ? kRunStageBytes / row_bytes : kWarpLanes;
+    const std::int64_t fit = row_bytes > 0 ? stage_bytes / row_bytes : kWarpLanes;
     shape.num_rows = entry_rows < most_rows ? entry_rows : most_rows;
     if (fit < shape.num_rows) shape.num_rows = static_cast<int>(fit);
     return shape;
