@@ -9,16 +9,22 @@
 
 namespace ferry::cuda::device {
 
-/// By block: threads that have come so far.
-inline std::map<const std::byte*, int> met_threads;
+/// By block. Kernels that meet in other numbers use the same memory one after the other.
+struct Meeting {
+  int num_met = 0;  ///< of those that wait
+  int num_over = 0;
+};
+inline std::map<const std::byte*, Meeting> meetings;
 
 template <int kNumWarps>
 void meet_warps() {
-  int& met = met_threads[emulator::dynamic_shared()];
-  constexpr int kNumThreads = kNumWarps * kWarpLanes;
-  const int all = (met / kNumThreads + 1) * kNumThreads;
-  ++met;
-  while (polled_load(&met) < all) {
+  Meeting& meeting = meetings[emulator::dynamic_shared()];
+  const int num_over = meeting.num_over;
+  if (++meeting.num_met == kNumWarps * kWarpLanes) {
+    meeting.num_met = 0;
+    ++meeting.num_over;
+  }
+  while (polled_load(&meeting.num_over) == num_over) {
   }
 }
 
