@@ -244,12 +244,17 @@ std::optional<MadeOutputs> Calls::make_with_room(const Routing& routing, const R
   const std::int64_t num_rows = routing.num_recv_rows();
   if (!place_.on_gpu || given || !by_row || call.bounded || routing.layout() == Layout::kSlab) return {};
   const ConstTensorView& x = call.in.x;
-  if (x.num_dims != 2 || num_rows * x.extent(1) * static_cast<std::int64_t>(size_bytes(x.dtype)) < kRoundedBytes) {
-    return {};
-  }
-  return make_outputs({routing.layout(), with_room(num_rows), routing.num_topk()}, call, true);
-} catch (const nb::python_error&) {
-  return {};  // what follows reports it
+  if (x.num_dims != 2) return {};
+  const std::int64_t row_bytes = x.extent(1) * static_cast<std::int64_t>(size_bytes(x.dtype));
+  const std::int64_t rounded_bytes = with_room(num_rows) * row_bytes;
+  if (num_rows * row_bytes < kRoundedBytes || rounded_bytes >= no_room_bytes_) return {};
+  std::optional<MadeOutputs> made =
+      make_outputs({routing.layout(), with_room(num_rows), routing.num_topk()}, call, true);
+  // Where memory is that short, each attempt would make torch give back what it keeps.
+  if (!made) no_room_bytes_ = rounded_bytes;
+  return made;
+} catch (...) {
+  return {};  // the outputs are made exactly then, and the call is refused if that fails too
 }
 
 Received Calls::dispatch(const Routing& routing, const ReadDispatch& call, Stream stream, MadeOutputs* early) const {

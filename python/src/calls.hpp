@@ -7,7 +7,10 @@
 
 #include <nanobind/nanobind.h>
 
+#include <cstdint>
+#include <limits>
 #include <memory>
+#include <optional>
 
 #include "allocator.hpp"
 #include "ferry/group.hpp"
@@ -113,6 +116,8 @@ class Calls {
   /// Of outputs that were made for more rows.
   void keep_first_rows(MadeOutputs& outputs) const;
 
+  /// Outputs of so many bytes and more have found no memory for rows to spare.
+  mutable std::int64_t no_room_bytes_ = std::numeric_limits<std::int64_t>::max();
   std::shared_ptr<Group> group_;
   Allocator allocator_;
   Place place_;

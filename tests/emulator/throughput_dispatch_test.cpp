@@ -343,6 +343,7 @@ TEST(ThroughputDispatch, FewWarpsWithLongStages) {
                    .num_tokens = 90,
                    .row_bytes = row_bytes,
                    .num_scales = row_bytes == 4112 ? 70 : 56,
+                   .scale_bytes = row_bytes == 8192 ? 1 : 4,
                    .plain_rows = plain,
                    .plain_tables = plain,
                    .few_run_warps = true,

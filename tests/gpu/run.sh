@@ -79,12 +79,17 @@ run() { # label command...
 # One share for each GPU; GoogleTest deals the tests out. What the shares count in variables of their own comes by files.
 # shellcheck disable=SC2030,SC2031
 run_spread() { # label command...
-  local label=$1 gpu num_gpus shares=() share
+  local label=$1 gpu num_gpus shares=() share gpus=()
   shift
-  num_gpus=$(nvidia-smi --list-gpus | wc -l)
+  if [[ -n ${CUDA_VISIBLE_DEVICES:-} ]]; then
+    IFS=, read -ra gpus <<<"$CUDA_VISIBLE_DEVICES"
+  else
+    mapfile -t gpus < <(nvidia-smi --list-gpus | awk '{print NR - 1}')
+  fi
+  num_gpus=${#gpus[@]}
   for ((gpu = 0; gpu < num_gpus; ++gpu)); do
     (
-      export CUDA_VISIBLE_DEVICES=$gpu GTEST_TOTAL_SHARDS=$num_gpus GTEST_SHARD_INDEX=$gpu
+      export CUDA_VISIBLE_DEVICES=${gpus[gpu]} GTEST_TOTAL_SHARDS=$num_gpus GTEST_SHARD_INDEX=$gpu
       table=() num_failed=0
       run_here "$label.gpu$gpu" "$@" >"$log_dir/$label.gpu$gpu.output"
       printf '%s\n' "${table[@]}" >"$log_dir/$label.gpu$gpu.table"

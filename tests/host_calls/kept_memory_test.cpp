@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <utility>
@@ -39,7 +40,12 @@ TEST(KeptAllocator, ManyObjectsAtATime) {
   std::vector<std::shared_ptr<Kept>> all;
   for (int round = 0; round < 3; ++round) {
     for (int i = 0; i < 200; ++i) all.push_back(std::allocate_shared<Kept>(allocator));
-    for (const auto& one : all) std::memset(one->rest, round, sizeof(one->rest));
+    for (int i = 0; i < 200; ++i)
+      std::memset(all[static_cast<std::size_t>(i)]->rest, i % 100 + round, sizeof(Kept::rest));
+    for (int i = 0; i < 200; ++i) {
+      const auto& rest = all[static_cast<std::size_t>(i)]->rest;
+      EXPECT_TRUE(std::ranges::all_of(rest, [&](char byte) { return byte == i % 100 + round; })) << "object " << i;
+    }
     all.clear();
   }
 }

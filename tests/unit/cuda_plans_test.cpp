@@ -120,8 +120,8 @@ TEST(DispatchPlan, OwnRowsGetTheirShareOfTheBlocks) {
 }
 
 TEST(DispatchPlan, FewWarpsTakeTwoRowsWithScalesAtOnce) {
-  const auto few = [](std::int64_t row_bytes, bool has_scales) {
-    return plan_dispatch({}, {.num_sms = 132}, {.row_bytes = row_bytes, .has_scales = has_scales}).few_run_warps;
+  const auto few = [](std::int64_t row_bytes, bool takes_several) {
+    return plan_dispatch({}, {.num_sms = 132}, {.row_bytes = row_bytes, .takes_several = takes_several}).few_run_warps;
   };
   EXPECT_TRUE(few(7168, true));
   EXPECT_TRUE(few(8192, true));

@@ -97,6 +97,8 @@ Status run(Context& context, const CombineCall& call) {
   const CombinePlan plan = plan_combine(kernel, {parts.num_sms, parts.has_bulk, parts.ranks.num_ranks},
                                         {.row_bytes = params.row_bytes, .staged = !symmetric});
   params.bulk = plan.bulk;
+  // Not in a graph: its nodes may be copied or updated by programs and drivers that know no such edge.
+  params.overlaps = plan.bulk && !captured;
   params.num_sum_blocks = plan.num_sum_blocks;
   params.num_stage_blocks = plan.num_stage_blocks;
   params.entry.num_blocks = plan.num_sum_blocks + plan.num_stage_blocks;

@@ -169,7 +169,7 @@ cudaError_t launch_combine(const CombineParams& params, cudaStream_t stream) {
   const LaunchShape shape{.num_blocks = num_blocks,
                           .num_threads = num_threads,
                           .shared_bytes = shared_bytes,
-                          .overlaps = params.bulk,
+                          .overlaps = params.overlaps,
                           .num_copy_blocks = static_cast<unsigned>(params.num_stage_blocks)};
   return launch_kernel(choose_kernel(params.float32, params.bulk), shape, params, stream);
 }

@@ -50,6 +50,7 @@ struct CombineParams {
 
   // How.
   bool bulk = true;
+  bool overlaps = false;  ///< LaunchShape::overlaps
   int num_sum_blocks = 1;
   int num_stage_blocks = 0;        ///< 0 exactly when nothing is staged
   int rounds_between_reports = 1;  ///< of a staging block, at least; a round: a row for each peer

@@ -74,6 +74,11 @@ void set_plan(DispatchParams& params, const DispatchPlan& plan) {
   params.run_chunk_blocks = blocks_of(kBorderRows, (params.num_tokens + kBorderRows - 1) / kBorderRows);
 }
 
+bool takes_several(const DispatchParams& params) {
+  constexpr int kMostTopk = 16;  // of 32 lanes
+  return params.scales.num_scales > 0 && params.scales.element_bytes == 4 && params.num_topk <= kMostTopk;
+}
+
 bool has_tables(const DispatchCall& call) {
   return call.out_scales.present() || call.out_topk_idx.present() || call.out_topk_weights.present();
 }
@@ -173,7 +178,9 @@ Status run(Context& context, const DispatchCall& asked) {
                                  {.row_bytes = params.row_bytes,
                                   .staged = staged,
                                   .unpacks = params.unpacks,
-                                  .has_scales = params.scales.num_scales > 0}));
+                                  .takes_several = takes_several(params)}));
+  // Not in a graph: its nodes may be copied or updated by programs and drivers that know no such edge.
+  params.overlaps = params.bulk && !captured;
 
   Result<Launch> launch = context.begin(call.record, static_cast<cudaStream_t>(call.stream.handle), captured);
   if (!launch.ok()) return refuse(context, call, launch.status());

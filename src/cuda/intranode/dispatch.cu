@@ -297,7 +297,7 @@ cudaError_t launch_dispatch(const DispatchParams& params, cudaStream_t stream) {
   const LaunchShape shape{.num_blocks = static_cast<unsigned>(num_blocks),
                           .num_threads = kDispatchThreads,
                           .shared_bytes = shared_bytes(params.ranks.num_ranks, params.bulk),
-                          .overlaps = params.bulk,
+                          .overlaps = params.overlaps,
                           .num_copy_blocks = static_cast<unsigned>(num_copy_blocks)};
   return launch_kernel(choose_kernel(params.bulk), shape, params, stream);
 }

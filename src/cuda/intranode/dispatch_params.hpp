@@ -73,6 +73,7 @@ struct DispatchParams {
 
   // How.
   bool bulk = true;
+  bool overlaps = false;  ///< LaunchShape::overlaps
   int num_send_blocks = 1;
   int num_own_blocks = 0;  ///< of these, that send nothing to peers; 0: all blocks send to all
   int num_receive_blocks = 0;

@@ -17,7 +17,7 @@ static_assert(kRunStageBytes % kLandingBytes == 0);
 /// Of one of `num_warps`, which are kRunWarps or kFewRunWarps.
 FERRY_HOST_DEVICE constexpr int run_stage_bytes(int num_warps) { return kRunStageBytes * (kRunWarps / num_warps); }
 
-/// Scale words that a lane of a sending warp holds: rows of a unit have up to 128 words, two of 7168 channels 112.
+/// Scale words that a lane of a sending warp holds: two rows of 7168 channels have 112.
 inline constexpr int kRunScaleWords = 4;
 /// Longest records of a unit that land with its rows.
 inline constexpr int kUnitRecordBytes = 512;

@@ -20,7 +20,7 @@ struct DispatchPlan {
   int num_send_blocks = 1;
   int num_own_blocks = 0;  ///< of these, for the rows that stay on this GPU
   int num_receive_blocks = 0;
-  bool few_run_warps = false;  ///< of sending blocks, each of which takes two rows at once instead of one
+  bool few_run_warps = false;  ///< of sending blocks, each of which takes several rows at once instead of one
   int chunk_tokens = 1;
 };
 
@@ -36,7 +36,7 @@ struct CallShape {
   std::int64_t row_bytes = 14336;  ///< 7168 channels of bf16
   bool staged = false;             ///< peers cannot reach the rows: dispatch's output, combine's input
   bool unpacks = false;            ///< dispatch: scales, ids or weights are wanted
-  bool has_scales = false;         ///< dispatch: rows bring scales
+  bool takes_several = false;  ///< dispatch: rows bring scales of 4 bytes, and a warp has a lane for each entry of two
 };
 
 DispatchPlan plan_dispatch(const KernelOptions& options, const DeviceLimits& limits, const CallShape& shape);

@@ -99,18 +99,22 @@ Result<Seal> Seal::make(const SealKey& key) {
                                  OSSL_PARAM_construct_end()};
   if (seal.context_ == nullptr ||
       EVP_MAC_init(seal.context_.get(), raw(key.data()), key.size(), parameters.data()) != 1) {
-    return openssl_failed("make tags");
+    return openssl_failed("make tags with SipHash, which is in its default provider");
   }
+  seal.key_ = std::make_unique<HeldKey>();
+  seal.key_->bytes = key;
   return seal;
 }
+
+Seal::HeldKey::~HeldKey() { OPENSSL_cleanse(bytes.data(), bytes.size()); }
 
 bool Seal::tag(std::uint64_t sequence, std::span<const std::byte> bytes, Tag* tag) const noexcept {
   std::array<unsigned char, sizeof sequence> number;
   std::memcpy(number.data(), &sequence, sizeof sequence);
   EVP_MAC_CTX* context = context_.get();
   std::size_t num_bytes = 0;
-  // Begun again with the key that it has.
-  return EVP_MAC_init(context, nullptr, 0, nullptr) == 1 &&
+  // With the key each time: without, OpenSSL before 3.0.3 goes on where the last message ended.
+  return EVP_MAC_init(context, raw(key_->bytes.data()), key_->bytes.size(), nullptr) == 1 &&
          EVP_MAC_update(context, number.data(), number.size()) == 1 &&
          EVP_MAC_update(context, raw(bytes.data()), bytes.size()) == 1 &&
          EVP_MAC_final(context, raw(tag->data()), &num_bytes, tag->size()) == 1 && num_bytes == tag->size();

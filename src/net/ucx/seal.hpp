@@ -67,7 +67,16 @@ class Seal {
   bool matches(std::uint64_t sequence, std::span<const std::byte> bytes, const Tag& tag) const noexcept;
 
  private:
+  /// Forgets its key.
+  struct HeldKey {
+    SealKey bytes{};
+    HeldKey() = default;
+    HeldKey(const HeldKey&) = delete;
+    HeldKey& operator=(const HeldKey&) = delete;
+    ~HeldKey();
+  };
   std::unique_ptr<EVP_MAC_CTX, OpenSslDeleter> context_;
+  std::unique_ptr<HeldKey> key_;
 };
 
 }  // namespace ferry::net::ucx
