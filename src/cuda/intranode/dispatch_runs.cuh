@@ -25,11 +25,6 @@ __device__ inline ChunkBorders run_chunks(const DispatchParams& params, const Ru
   return {(most_rows + kBorderRows - 1) / kBorderRows, params.run_chunk_blocks};
 }
 
-/// Units that a warp stores before it marks what was before them. A store is there microseconds after it began, as long
-/// as several units take: a warp that waits for its latest ones moves nothing meanwhile, and all warps come to the end
-/// of a chunk together.
-inline constexpr int kUnitsBehind = 4;
-
 class RunSender {
  public:
   __device__ RunSender(const DispatchParams& params, const Receiver* receivers, const Run* runs,
@@ -81,23 +76,17 @@ class RunSender {
     constexpr std::int32_t kNever = 0x7FFFFFFF;
     std::int32_t border = watched ? chunks.end_block(0) * kBorderRows : kNever;
     int chunk = 0;  // of the unit before
-    int due = 0;    // what is before this chunk is marked next
-    int num_since = 0;
     for (int stage = 0; now_.rank >= 0;) {
       const Unit fetched = walk_.next();
       const std::int32_t fetched_token = load_token(fetched);
       stages_.wait(stage);
       store_unit(now_, stage);
       close_store_group();
-      if (due == marker.next() && chunk > due) {
-        due = chunk;
-        num_since = 0;
-      }
-      if (due > marker.next() && num_since++ == kUnitsBehind) {
-        // Of the units before this one, the one that was the last when the chunk was found, and those since, are open.
-        wait_store_groups<kUnitsBehind + 2>();
+      if (chunk > marker.next()) {
+        // All units before the last one are complete when at most this one's stores and the last one's are open.
+        wait_store_groups<2>();
         __syncwarp();
-        marker.report_before(due);
+        marker.report_before(chunk);
       }
       for (; now_.row >= border; border = chunks.end_block(chunk) * kBorderRows) ++chunk;
       if (now_.piece == 0) store_tables(now_, now_token_);
