@@ -28,9 +28,9 @@ constexpr int kPairOwnSms = 7;
 constexpr int kPairSms = 16;
 /// Rows that are sent in pieces of several KiB.
 constexpr std::int64_t kLongRowBytes = 8192;
-/// Rows with scales, of which one fits into the stage of a warp: four warps that take two or three at once send as much,
-/// and their scales side by side, in half as many steps. With rows of 7168 bytes 260 us on four H200, with eight warps
-/// and single rows 265; rows without scales took longer (493 and 483).
+/// Rows with scales, of which one fits into the stage of a warp: four warps that take two or three at once send as
+/// much, and their scales side by side, in half as many steps. With rows of 7168 bytes 260 us on four H200, with eight
+/// warps and single rows 265; rows without scales took longer (493 and 483).
 constexpr std::int64_t kMostSingleRowBytes = 8192;
 constexpr std::int64_t kMostPairedRowBytes = 4096;
 /// Copies inside the GPU wait for memory, and a short row waits as long as a long one.
