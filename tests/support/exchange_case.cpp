@@ -3,10 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <bit>
-#include <cmath>
-#include <cstring>
-#include <limits>
+#include <random>
+
+#include "support/random_payload.hpp"
 
 namespace ferry::test {
 namespace {
@@ -20,69 +19,6 @@ std::int64_t draw(Random& random, std::int64_t low, std::int64_t high) {
   return std::uniform_int_distribution<std::int64_t>(low, high)(random);
 }
 bool one_in(Random& random, std::int64_t n) { return draw(random, 1, n) == 1; }
-
-Bytes random_bytes(Random& random, std::size_t count) {
-  Bytes bytes(count);
-  for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
-  return bytes;
-}
-
-/// No NaN and no infinity: sums of them have no fixed bits before they are made canonical.
-std::vector<float> random_floats(Random& random, std::size_t count) {
-  std::normal_distribution<float> normal(0.3F, 1.0F);
-  std::vector<float> values(count);
-  for (float& value : values) value = one_in(random, 16) ? -0.0F : normal(random);
-  return values;
-}
-
-/// f32 bit patterns; bf16 takes the upper halves.
-std::uint32_t draw_payload_bits(Random& random, Values values) {
-  constexpr std::array<std::uint32_t, 12> kSpecial = {
-      0x7FC00000, 0xFFC00000, 0x7F810000, 0xFFFFFFFF,  // quiet, negative, signalling and full NaN
-      0x7F800000, 0xFF800000, 0x00000000, 0x80000000,  // infinities, zeros
-      0x00010000, 0x807F0000, 0x7F7F0000, 0xFF7F0000,  // subnormals, the largest numbers
-  };
-  if (values == Values::kSpecial && one_in(random, 3))
-    return kSpecial[static_cast<std::size_t>(draw(random, 0, kSpecial.size() - 1))];
-  return std::bit_cast<std::uint32_t>(std::normal_distribution<float>(0.0F, 2.0F)(random));
-}
-
-Bytes random_payload(Random& random, const CombineSpec& spec, std::int64_t rows) {
-  const std::size_t element_bytes = size_bytes(spec.dtype);
-  Bytes bytes(static_cast<std::size_t>(rows * spec.hidden) * element_bytes);
-  for (std::size_t at = 0; at < bytes.size(); at += element_bytes) {
-    const std::uint32_t bits = draw_payload_bits(random, spec.values);
-    const std::uint32_t stored = spec.dtype == DType::kFloat32 ? bits : bits >> 16;
-    std::memcpy(bytes.data() + at, &stored, element_bytes);
-  }
-  return bytes;
-}
-
-/// Rows of bf16 whose blocks of 128 channels differ: of all magnitudes, zeros, with special values, of any bits.
-Bytes random_activations(Random& random, std::int64_t rows, std::int64_t hidden) {
-  constexpr std::int64_t kBlock = 128;
-  constexpr std::int64_t kNumKinds = 6;
-  std::normal_distribution<float> normal;
-  std::vector<std::uint16_t> x;
-  for (std::int64_t row = 0; row < rows; ++row) {
-    std::int64_t kind = 0;
-    int exponent = 0;
-    for (std::int64_t col = 0; col < hidden; ++col) {
-      if (col % kBlock == 0) {
-        kind = draw(random, 0, kNumKinds - 1);
-        exponent = static_cast<int>(draw(random, -30, 30));
-      }
-      std::uint32_t bits = std::bit_cast<std::uint32_t>(std::ldexp(normal(random), exponent));
-      if (kind == 0) bits &= 0x80000000U;
-      if (kind == 1 && one_in(random, 64)) bits = draw_payload_bits(random, Values::kSpecial);
-      if (kind == 2) bits = static_cast<std::uint32_t>(random());
-      x.push_back(static_cast<std::uint16_t>(bits >> 16));
-    }
-  }
-  Bytes bytes(x.size() * sizeof(x[0]));
-  if (!bytes.empty()) std::memcpy(bytes.data(), x.data(), bytes.size());
-  return bytes;
-}
 
 DType dispatched_dtype(const DispatchSpec& spec) {
   if (spec.quantize == Quantization::kNone) return spec.dtype;

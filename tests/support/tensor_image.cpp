@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <functional>
 #include <numeric>
@@ -17,6 +18,7 @@ constexpr std::size_t kBaseAlignmentBytes = 64;
 
 /// Differs from byte to byte, so that untouched memory cannot be mistaken for memory copied from elsewhere.
 std::byte pattern(std::size_t offset) { return static_cast<std::byte>((offset * 37 + 0xA5) & 0xFF); }
+constexpr std::size_t kPatternBytes = 256;  // after as many it repeats
 
 std::int64_t slab_stride(const TensorSpec& spec) {
   return spec.slab_stride != 0 ? spec.slab_stride : spec.rows / spec.slabs * spec.row_stride;
@@ -73,7 +75,11 @@ TensorSpec payload_rows(DType dtype, std::int64_t rows, std::int64_t cols, std::
 }
 
 TensorImage::TensorImage(const TensorSpec& spec) : spec_(spec), bytes_(extent_bytes(spec) + kMarginBytes) {
-  for (std::size_t offset = 0; offset < bytes_.size(); ++offset) bytes_[offset] = pattern(offset);
+  std::array<std::byte, kPatternBytes> period{};
+  for (std::size_t offset = 0; offset < period.size(); ++offset) period[offset] = pattern(offset);
+  for (std::size_t offset = 0; offset < bytes_.size(); offset += period.size()) {
+    std::memcpy(bytes_.data() + offset, period.data(), std::min(period.size(), bytes_.size() - offset));
+  }
 }
 
 void TensorImage::set_row(std::int64_t row, const std::byte* packed) {

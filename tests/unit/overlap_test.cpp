@@ -81,7 +81,7 @@ TEST(Overlap, IsExact) {
   const auto pick = [&](int low, int high) { return std::uniform_int_distribution<int>(low, high)(random); };
   std::array<int, 2> num_of_each{};
   for (int round = 0; round < 20000; ++round) {
-    std::vector<std::vector<int>> marks(2, std::vector<int>(8192, 0));
+    std::vector<std::vector<int>> marks(2, std::vector<int>(1024, 0));
     std::vector<Footprint> footprints;
     for (auto& mark : marks) {
       const DType dtype = pick(0, 1) == 0 ? DType::kUint8 : DType::kInt32;
