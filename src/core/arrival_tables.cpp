@@ -15,20 +15,20 @@ namespace {
 
 constexpr std::int64_t kMaxCount = std::numeric_limits<std::int32_t>::max();
 
-Status invalid(std::string message) {
+Status invalid_tables(std::string message) {
   return Status(ErrorCode::kInvalidArgument, "arrival_tables: " + std::move(message));
 }
 
 Status check_options(const ArrivalTablesOptions& options) {
   if (options.num_ranks < 1 || options.num_ranks > kMaxCount / kMaxTopk) {
-    return invalid(fmt::format("num_ranks is {}, expected 1 to {}", options.num_ranks, kMaxCount / kMaxTopk));
+    return invalid_tables(fmt::format("num_ranks is {}, expected 1 to {}", options.num_ranks, kMaxCount / kMaxTopk));
   }
   if (options.max_tokens < 1 || options.max_tokens > kMaxCount / options.num_ranks) {
-    return invalid(fmt::format("max_tokens is {}, expected 1 to {} for {} ranks", options.max_tokens,
-                               kMaxCount / options.num_ranks, options.num_ranks));
+    return invalid_tables(fmt::format("max_tokens is {}, expected 1 to {} for {} ranks", options.max_tokens,
+                                      kMaxCount / options.num_ranks, options.num_ranks));
   }
   if (options.expert_alignment < 1 || options.expert_alignment > kMaxCount) {
-    return invalid(fmt::format("expert_alignment is {}, expected 1 to {}", options.expert_alignment, kMaxCount));
+    return invalid_tables(fmt::format("expert_alignment is {}, expected 1 to {}", options.expert_alignment, kMaxCount));
   }
   return {};
 }
@@ -37,8 +37,8 @@ Status check_arrivals(const Arrivals& in) {
   const ConstTensorView& ids = in.topk_idx;
   if (ids.num_dims != 2 || ids.extent(1) < 1 || ids.extent(1) > kMaxTopk || ids.extent(0) < 0 ||
       ids.extent(0) > kMaxCount / (2 + ids.extent(1))) {
-    return invalid(fmt::format("topk_idx is {}, expected [N, K] with K from 1 to {} and fewer than 2^31 numbers",
-                               describe(ids), kMaxTopk));
+    return invalid_tables(fmt::format("topk_idx is {}, expected [N, K] with K from 1 to {} and fewer than 2^31 numbers",
+                                      describe(ids), kMaxTopk));
   }
   Status status =
       check_table("arrival_tables: topk_idx", ids, {ids.extent(0), ids.extent(1)}, {DType::kInt32, DType::kInt64});
@@ -51,7 +51,7 @@ Status check_pair(std::string_view input_name, const ConstTensorView& in, std::s
                   const TensorView& out, int num_dims, DType dtype) {
   if (!out.present()) return {};
   if (in.num_dims != num_dims) {
-    return invalid(
+    return invalid_tables(
         fmt::format("{} is {}, expected {} dimensions for {}", input_name, describe(in), num_dims, output_name));
   }
   const auto check = [&](std::string_view name, const ConstTensorView& view) {
@@ -84,11 +84,11 @@ Status check_outputs(const Arrivals& in, const ArrivalTables& out, int num_ranks
 Status check_expansion(const Arrivals& in, const ArrivalTables& out, bool expand) {
   if (!expand) {
     if (!out.rows_of_expert.present() && !out.last_equal.present()) return {};
-    return invalid(fmt::format("output {} is present without the option expand, expected it to be absent",
-                               out.last_equal.present() ? "last_equal" : "rows_of_expert"));
+    return invalid_tables(fmt::format("output {} is present without the option expand, expected it to be absent",
+                                      out.last_equal.present() ? "last_equal" : "rows_of_expert"));
   }
   const ConstTensorView& rows = in.rows_per_expert;
-  if (rows.num_dims != 1) return invalid(fmt::format("rows_per_expert is {}, expected [L]", describe(rows)));
+  if (rows.num_dims != 1) return invalid_tables(fmt::format("rows_per_expert is {}, expected [L]", describe(rows)));
   Status status = check_table("arrival_tables: rows_per_expert", rows, {rows.extent(0)}, {DType::kInt32});
   if (status.ok()) {
     status = check_pair("rows_per_expert", rows, "output rows_of_expert", out.rows_of_expert, 1, DType::kInt32);
@@ -103,7 +103,8 @@ Status check_expansion(const Arrivals& in, const ArrivalTables& out, bool expand
 Status check_alignment(std::int64_t alignment, std::int64_t num_experts, std::int64_t num_entries) {
   const std::int64_t most = (kMaxCount - num_entries) / std::max<std::int64_t>(num_experts, 1);
   if (alignment <= most) return {};
-  return invalid(fmt::format("expert_alignment is {}, expected 1 to {} for {} experts", alignment, most, num_experts));
+  return invalid_tables(
+      fmt::format("expert_alignment is {}, expected 1 to {} for {} experts", alignment, most, num_experts));
 }
 
 }  // namespace

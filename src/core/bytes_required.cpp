@@ -14,7 +14,7 @@ namespace {
 constexpr std::int64_t kMaxExtent = std::int64_t{1} << 31;
 constexpr std::int64_t kMaxRoutings = std::int64_t{1} << 16;
 
-Status invalid(std::string_view call, std::string_view name, std::int64_t value, const std::string& expected) {
+Status invalid_size(std::string_view call, std::string_view name, std::int64_t value, const std::string& expected) {
   return Status(ErrorCode::kInvalidArgument, fmt::format("{}: {} is {}, expected {}", call, name, value, expected));
 }
 
@@ -28,7 +28,7 @@ struct Extent {
 Status check_extents(std::string_view call, std::span<const Extent> extents) {
   for (const Extent& extent : extents) {
     if (extent.value < extent.lowest || extent.value > extent.highest) {
-      return invalid(call, extent.name, extent.value, fmt::format("{} to {}", extent.lowest, extent.highest));
+      return invalid_size(call, extent.name, extent.value, fmt::format("{} to {}", extent.lowest, extent.highest));
     }
   }
   return {};
@@ -58,11 +58,12 @@ Status check_shape(const MemoryShape& shape) {
                             {"num_routings", shape.num_routings, 1, kMaxRoutings}};
   if (Status status = check_extents("bytes_required", extents); !status.ok()) return status;
   if (shape.placement_on_device && shape.num_logical_experts == 0) {
-    return invalid("bytes_required", "num_logical_experts", 0, "E of the Placement, as placement_on_device is true");
+    return invalid_size("bytes_required", "num_logical_experts", 0,
+                        "E of the Placement, as placement_on_device is true");
   }
   if (shape.ranks_per_node != 0 && shape.num_ranks % shape.ranks_per_node != 0) {
-    return invalid("bytes_required", "ranks_per_node", shape.ranks_per_node,
-                   fmt::format("0 (all) or a divisor of the {} ranks", shape.num_ranks));
+    return invalid_size("bytes_required", "ranks_per_node", shape.ranks_per_node,
+                        fmt::format("0 (all) or a divisor of the {} ranks", shape.num_ranks));
   }
   return {};
 }

@@ -5,7 +5,7 @@
 namespace ferry {
 namespace {
 
-Status invalid(std::string message) {
+Status invalid_channels(std::string message) {
   return Status(ErrorCode::kInvalidArgument, "channel_tables: " + std::move(message));
 }
 
@@ -21,9 +21,10 @@ Status take(std::string_view what, const TensorView& out, std::initializer_list<
 Status check_channel_tables(const ChannelTablesShape& shape, int num_channels, const ChannelTables& out,
                             ChannelTablesCall& call) {
   const int num_ranks = shape.num_ranks;
-  if (shape.layout != Layout::kTokens) return invalid("the Routing groups rows by expert, expected layout kTokens");
+  if (shape.layout != Layout::kTokens)
+    return invalid_channels("the Routing groups rows by expert, expected layout kTokens");
   if (num_channels < 1 || num_channels > kMaxChannels) {
-    return invalid(fmt::format("num_channels is {}, expected 1 to {}", num_channels, kMaxChannels));
+    return invalid_channels(fmt::format("num_channels is {}, expected 1 to {}", num_channels, kMaxChannels));
   }
   call.num_channels = num_channels;
   call.num_rows = shape.num_rows;

@@ -13,20 +13,20 @@ constexpr std::int64_t kMaxExtent = std::int64_t{1} << 40;
 /// Largest S: a token's record of scales, ids and weights then has fewer than 2^31 words (plan::TokenRecord).
 constexpr std::int64_t kMaxScales = std::int64_t{1} << 30;
 
-Status invalid(std::string message) { return Status(ErrorCode::kInvalidArgument, std::move(message)); }
+Status invalid_exchange(std::string message) { return Status(ErrorCode::kInvalidArgument, std::move(message)); }
 
 /// A payload view as rows: [num_rows, H], or [L, C, H] with L*C == num_rows, evenly spaced.
 template <typename View, typename RowsOut>
 Status check_rows(std::string_view what, const View& view, std::int64_t num_rows, RowsOut& rows) {
   if (view.num_dims != 2 && view.num_dims != 3) {
-    return invalid(fmt::format("{} is {}, expected [{}, H]", what, describe(view), num_rows));
+    return invalid_exchange(fmt::format("{} is {}, expected [{}, H]", what, describe(view), num_rows));
   }
   const int last = view.num_dims - 1;
   for (int dim = 0; dim <= last; ++dim) {
     if (view.extent(dim) < 0 || view.extent(dim) > kMaxExtent || view.stride(dim) < 0 ||
         view.stride(dim) > kMaxExtent) {
-      return invalid(fmt::format("{} is {} with stride {} in dimension {}: out of range", what, describe(view),
-                                 view.stride(dim), dim));
+      return invalid_exchange(fmt::format("{} is {} with stride {} in dimension {}: out of range", what, describe(view),
+                                          view.stride(dim), dim));
     }
   }
   const std::int64_t rows_given =
@@ -35,14 +35,15 @@ Status check_rows(std::string_view what, const View& view, std::int64_t num_rows
           : (view.extent(1) != 0 && view.extent(0) > kMaxExtent / view.extent(1) ? -1
                                                                                  : view.extent(0) * view.extent(1));
   if (rows_given != num_rows) {
-    return invalid(
+    return invalid_exchange(
         fmt::format("{} is {}: it has {} rows, expected exactly {}", what, describe(view), rows_given, num_rows));
   }
   const auto element_bytes = static_cast<std::int64_t>(size_bytes(view.dtype));
-  if (element_bytes == 0) return invalid(fmt::format("{} has an unknown dtype {}", what, static_cast<int>(view.dtype)));
+  if (element_bytes == 0)
+    return invalid_exchange(fmt::format("{} has an unknown dtype {}", what, static_cast<int>(view.dtype)));
   const std::int64_t row_bytes = view.extent(last) * element_bytes;
   if (row_bytes <= 0 || row_bytes % kRowGranuleBytes != 0) {
-    return invalid(
+    return invalid_exchange(
         fmt::format("{} is {}: a row has {} bytes, expected a positive multiple of {}; pad H to a multiple of {}", what,
                     describe(view), row_bytes, kRowGranuleBytes, kRowGranuleBytes / element_bytes));
   }
@@ -53,24 +54,24 @@ Status check_rows(std::string_view what, const View& view, std::int64_t num_rows
   if (num_rows == 0) return {};
 
   if (view.stride(last) != 1) {
-    return invalid(fmt::format("{} has stride {} in its last dimension, expected 1: a row must be contiguous", what,
-                               view.stride(last)));
+    return invalid_exchange(fmt::format("{} has stride {} in its last dimension, expected 1: a row must be contiguous",
+                                        what, view.stride(last)));
   }
   if (num_rows > 1) rows.stride_bytes = view.stride(last - 1) * element_bytes;  // a single row has no stride
   if (view.num_dims == 3 && view.extent(0) > 1 && view.stride(0) != view.extent(1) * view.stride(1)) {
-    return invalid(fmt::format("{} has stride {} in dimension 0, expected {}: its rows must be evenly spaced", what,
-                               view.stride(0), view.extent(1) * view.stride(1)));
+    return invalid_exchange(fmt::format("{} has stride {} in dimension 0, expected {}: its rows must be evenly spaced",
+                                        what, view.stride(0), view.extent(1) * view.stride(1)));
   }
   if (num_rows > 1 && (rows.stride_bytes < row_bytes || rows.stride_bytes % kRowGranuleBytes != 0)) {
-    return invalid(
+    return invalid_exchange(
         fmt::format("{} has a row stride of {} bytes, expected a multiple of {} that is at least the row's {}", what,
                     rows.stride_bytes, kRowGranuleBytes, row_bytes));
   }
   if (view.data == nullptr) {
-    return invalid(fmt::format("{} is a null pointer, expected memory of {}", what, describe(view)));
+    return invalid_exchange(fmt::format("{} is a null pointer, expected memory of {}", what, describe(view)));
   }
   if (reinterpret_cast<std::uintptr_t>(view.data) % kRowGranuleBytes != 0) {
-    return invalid(
+    return invalid_exchange(
         fmt::format("{} is at address {}, expected a multiple of {} bytes", what, view.data, kRowGranuleBytes));
   }
   using Byte = std::remove_pointer_t<decltype(rows.data)>;
@@ -88,23 +89,23 @@ Status check_scales(std::string_view what, const ConstTensorView& view, std::int
            view.extent(0) == num_rows / view.extent(1);
   }
   if (!fits || num_scales(view) < 1 || num_scales(view) > kMaxScales) {
-    return invalid(fmt::format("{} is {}, expected {}[{}, S] with S from 1 to {}", what, describe(view),
-                               shapes == ScaleShapes::kSlabs ? "[L, C, S] or " : "", num_rows, kMaxScales));
+    return invalid_exchange(fmt::format("{} is {}, expected {}[{}, S] with S from 1 to {}", what, describe(view),
+                                        shapes == ScaleShapes::kSlabs ? "[L, C, S] or " : "", num_rows, kMaxScales));
   }
   if (view.dtype != DType::kFloat32 && view.dtype != DType::kInt32 && view.dtype != DType::kUint8) {
-    return invalid(fmt::format("{} has dtype {}, expected f32, i32 or u8", what, to_string(view.dtype)));
+    return invalid_exchange(fmt::format("{} has dtype {}, expected f32, i32 or u8", what, to_string(view.dtype)));
   }
   if (num_rows == 0) return {};
   if (view.data == nullptr) {
-    return invalid(fmt::format("{} is a null pointer, expected memory of {}", what, describe(view)));
+    return invalid_exchange(fmt::format("{} is a null pointer, expected memory of {}", what, describe(view)));
   }
   if (reinterpret_cast<std::uintptr_t>(view.data) % size_bytes(view.dtype) != 0) {
-    return invalid(fmt::format("{} is at address {}, which is not aligned to its {}-byte elements", what, view.data,
-                               size_bytes(view.dtype)));
+    return invalid_exchange(fmt::format("{} is at address {}, which is not aligned to its {}-byte elements", what,
+                                        view.data, size_bytes(view.dtype)));
   }
   for (int dim = 0; dim < view.num_dims; ++dim) {
     if (view.stride(dim) < 0 || view.stride(dim) > kMaxExtent) {
-      return invalid(
+      return invalid_exchange(
           fmt::format("{} has stride {} in dimension {}, expected 0 to {}", what, view.stride(dim), dim, kMaxExtent));
     }
   }
@@ -115,12 +116,12 @@ Status check_scales(std::string_view what, const ConstTensorView& view, std::int
 Status check_plain_payload(const RoutingState& routing, const DispatchInput& in, const DispatchOutput& out,
                            ScaleShapes scale_shapes, DispatchCall& call) {
   if (call.x.dtype != call.out_x.dtype || call.x.row_bytes != call.out_x.row_bytes) {
-    return invalid(fmt::format("dispatch: output x is {} but input x is {}: dtype and H must be equal", describe(out.x),
-                               describe(in.x)));
+    return invalid_exchange(fmt::format("dispatch: output x is {} but input x is {}: dtype and H must be equal",
+                                        describe(out.x), describe(in.x)));
   }
   if (in.scales.present() != out.scales.present()) {
-    return invalid(fmt::format("dispatch: input scales are {} but output scales are {}: give both or neither",
-                               describe(in.scales), describe(out.scales)));
+    return invalid_exchange(fmt::format("dispatch: input scales are {} but output scales are {}: give both or neither",
+                                        describe(in.scales), describe(out.scales)));
   }
   if (!in.scales.present()) return {};
   if (Status status = check_scales("dispatch: input scales", in.scales, routing.num_tokens); !status.ok())
@@ -130,8 +131,9 @@ Status check_plain_payload(const RoutingState& routing, const DispatchInput& in,
     return status;
   }
   if (in.scales.dtype != out.scales.dtype || in.scales.extent(1) != num_scales(out.scales)) {
-    return invalid(fmt::format("dispatch: output scales are {} but input scales are {}: dtype and S must be equal",
-                               describe(out.scales), describe(in.scales)));
+    return invalid_exchange(
+        fmt::format("dispatch: output scales are {} but input scales are {}: dtype and S must be equal",
+                    describe(out.scales), describe(in.scales)));
   }
   call.scales = in.scales;
   return {};
@@ -158,34 +160,35 @@ Status check_quantized_payload(const RoutingState& routing, const DispatchInput&
                                ScaleShapes scale_shapes, const DispatchCall& call) {
   const std::string_view mode = name_of(call.quantize);
   if (mode.empty()) {
-    return invalid(
+    return invalid_exchange(
         fmt::format("dispatch: quantize is {}, expected kNone, kFp8, kFp8PowerOfTwo, kFp8Ue8m0 or kInt8; pass an "
                     "enumerator",
                     static_cast<int>(call.quantize)));
   }
   if (call.x.dtype != DType::kBfloat16) {
-    return invalid(
+    return invalid_exchange(
         fmt::format("dispatch: input x is {}, expected bf16 to quantise (quantize is {}); convert it, or "
                     "quantise it beforehand and pass kNone",
                     describe(in.x), mode));
   }
   if (in.scales.present()) {
-    return invalid(
+    return invalid_exchange(
         fmt::format("dispatch: input scales are {}, expected absent: they come of quantising (quantize is {})",
                     describe(in.scales), mode));
   }
   const DType dtype = numeric::quantized_dtype(call.quantize);
   const std::int64_t hidden = in.x.extent(in.x.num_dims - 1);
   if (call.out_x.dtype != dtype || call.out_x.row_bytes != hidden) {
-    return invalid(fmt::format("dispatch: output x is {} but input x is {}, expected {} of the same H (quantize is {})",
-                               describe(out.x), describe(in.x), to_string(dtype), mode));
+    return invalid_exchange(
+        fmt::format("dispatch: output x is {} but input x is {}, expected {} of the same H (quantize is {})",
+                    describe(out.x), describe(in.x), to_string(dtype), mode));
   }
   const bool exponents = call.quantize == Quantization::kFp8Ue8m0;
   const DType scales = out.scales.dtype;
   if (!out.scales.present() ||
       (exponents ? scales != DType::kUint8 && scales != DType::kInt32 : scales != DType::kFloat32)) {
-    return invalid(fmt::format("dispatch: output scales are {}, expected {} (quantize is {})", describe(out.scales),
-                               exponents ? "u8 or i32" : "f32", mode));
+    return invalid_exchange(fmt::format("dispatch: output scales are {}, expected {} (quantize is {})",
+                                        describe(out.scales), exponents ? "u8 or i32" : "f32", mode));
   }
   if (Status status = check_scales("dispatch: output scales", out.scales, routing.num_recv_rows, scale_shapes);
       !status.ok()) {
@@ -193,16 +196,17 @@ Status check_quantized_payload(const RoutingState& routing, const DispatchInput&
   }
   const std::int64_t num_columns = numeric::num_scale_columns(hidden, scales);
   if (num_scales(out.scales) == num_columns) return {};
-  return invalid(fmt::format("dispatch: output scales are {}, expected [{}, {}] for an H of {}: one for {} channels",
-                             describe(out.scales), routing.num_recv_rows, num_columns, hidden,
-                             kQuantBlockSize * (scales == DType::kInt32 ? numeric::kPackedScales : 1)));
+  return invalid_exchange(
+      fmt::format("dispatch: output scales are {}, expected [{}, {}] for an H of {}: one for {} channels",
+                  describe(out.scales), routing.num_recv_rows, num_columns, hidden,
+                  kQuantBlockSize * (scales == DType::kInt32 ? numeric::kPackedScales : 1)));
 }
 
 Status check_dispatch_tables(const RoutingState& routing, const DispatchOutput& out, const DispatchCall& call) {
   const std::int64_t rows = routing.num_recv_rows;
   if (out.topk_idx.present()) {
     if (routing.layout != Layout::kTokens) {
-      return invalid(
+      return invalid_exchange(
           "dispatch: output topk_idx is present, expected absent: in layouts kExperts and kSlab the group of a row "
           "names its expert");
     }
@@ -214,7 +218,7 @@ Status check_dispatch_tables(const RoutingState& routing, const DispatchOutput& 
   }
   if (out.topk_weights.present()) {
     if (!call.topk_weights.present()) {
-      return invalid(
+      return invalid_exchange(
           "dispatch: output topk_weights is present but there are no weights to send; give topk_weights to route or "
           "to dispatch");
     }
@@ -231,26 +235,27 @@ Status check_dispatch_tables(const RoutingState& routing, const DispatchOutput& 
 Status check_sums(const RoutingState& routing, const CombineInput& in, const CombineOutput& out, CombineCall& call) {
   if (Status status = check_rows("combine: input x", in.x, routing.num_recv_rows, call.x); !status.ok()) return status;
   if (call.x.dtype != DType::kBfloat16 && call.x.dtype != DType::kFloat32) {
-    return invalid(fmt::format("combine: input x has dtype {}, expected bf16 or f32", to_string(call.x.dtype)));
+    return invalid_exchange(
+        fmt::format("combine: input x has dtype {}, expected bf16 or f32", to_string(call.x.dtype)));
   }
   if (Status status = check_rows("combine: output x", out.x, routing.num_tokens, call.out_x); !status.ok())
     return status;
   if (call.x.dtype != call.out_x.dtype || call.x.row_bytes != call.out_x.row_bytes) {
-    return invalid(fmt::format("combine: output x is {} but input x is {}: dtype and H must be equal", describe(out.x),
-                               describe(in.x)));
+    return invalid_exchange(fmt::format("combine: output x is {} but input x is {}: dtype and H must be equal",
+                                        describe(out.x), describe(in.x)));
   }
   for (std::size_t i = 0; i < in.bias.size(); ++i) {
     if (!in.bias[i].present()) continue;
     const std::string what = fmt::format("combine: bias[{}]", i);
     if (Status status = check_rows(what, in.bias[i], routing.num_tokens, call.bias[i]); !status.ok()) return status;
     if (call.bias[i].dtype != call.x.dtype || call.bias[i].row_bytes != call.x.row_bytes) {
-      return invalid(fmt::format("{} is {} but input x is {}: dtype and H must be equal", what, describe(in.bias[i]),
-                                 describe(in.x)));
+      return invalid_exchange(fmt::format("{} is {} but input x is {}: dtype and H must be equal", what,
+                                          describe(in.bias[i]), describe(in.x)));
     }
   }
   if (in.weights.present() != out.weights.present()) {
-    return invalid(fmt::format("combine: input weights are {} but output weights are {}: give both or neither",
-                               describe(in.weights), describe(out.weights)));
+    return invalid_exchange(fmt::format("combine: input weights are {} but output weights are {}: give both or neither",
+                                        describe(in.weights), describe(out.weights)));
   }
   if (in.weights.present()) {
     Status status = routing.layout == Layout::kTokens
@@ -282,7 +287,7 @@ Status check_combine_weights(const RoutingState& routing, const CombineInput& in
   } else if (routing.topk_weights.present()) {
     call.topk_weights = routing.topk_weights;
   } else {
-    return invalid("combine: weighted, but there are no weights; give topk_weights to route or to combine");
+    return invalid_exchange("combine: weighted, but there are no weights; give topk_weights to route or to combine");
   }
   return {};
 }
@@ -302,7 +307,7 @@ Status check_scales_output(std::string_view operation, const ConstTensorView& vi
   const bool apart = view.num_dims == 2 || view.extent(0) == 1 ||
                      view.stride(0) >= (rows - 1) * row_stride + (width - 1) * column_stride + 1;
   if (distinct && apart && (row_major || column_major)) return {};
-  return invalid(
+  return invalid_exchange(
       fmt::format("{}: output scales {} have strides {}{} and {}: elements overlap{}; give each element memory of its "
                   "own",
                   operation, describe(view), view.num_dims == 2 ? "" : fmt::format("{}, ", view.stride(0)), row_stride,

@@ -11,44 +11,48 @@ namespace {
 /// Rows and tokens are counted in i32 tables.
 constexpr std::int64_t kMaxRows = std::numeric_limits<std::int32_t>::max();
 
-Status invalid(std::string message) { return Status(ErrorCode::kInvalidArgument, "route: " + std::move(message)); }
+Status invalid_route(std::string message) {
+  return Status(ErrorCode::kInvalidArgument, "route: " + std::move(message));
+}
 
 Status check_options(const RouteOptions& options) {
   if (options.num_experts < 1 || options.num_experts > kMaxPlacedExperts) {
-    return invalid(fmt::format("num_experts is {}, expected 1 to {}", options.num_experts, kMaxPlacedExperts));
+    return invalid_route(fmt::format("num_experts is {}, expected 1 to {}", options.num_experts, kMaxPlacedExperts));
   }
   if (options.layout != Layout::kTokens && options.layout != Layout::kExperts && options.layout != Layout::kSlab) {
-    return invalid(fmt::format("layout is {}, expected kTokens, kExperts or kSlab", static_cast<int>(options.layout)));
+    return invalid_route(
+        fmt::format("layout is {}, expected kTokens, kExperts or kSlab", static_cast<int>(options.layout)));
   }
   if (options.expert_alignment < 1 || options.expert_alignment > kMaxRows) {
-    return invalid(fmt::format("expert_alignment is {}, expected 1 to {}", options.expert_alignment, kMaxRows));
+    return invalid_route(fmt::format("expert_alignment is {}, expected 1 to {}", options.expert_alignment, kMaxRows));
   }
   if (options.layout != Layout::kExperts && options.expert_alignment != 1) {
-    return invalid(fmt::format("expert_alignment is {}, expected 1: only layout kExperts has groups to align",
-                               options.expert_alignment));
+    return invalid_route(fmt::format("expert_alignment is {}, expected 1: only layout kExperts has groups to align",
+                                     options.expert_alignment));
   }
   if (options.layout == Layout::kSlab) {
     const std::int64_t num_physical = std::max(options.num_experts, options.placement.num_physical_experts());
     if (options.slab_capacity < 1 || options.slab_capacity > kMaxRows / num_physical) {
-      return invalid(fmt::format("slab_capacity is {}, expected 1 to {} rows per local expert", options.slab_capacity,
-                                 kMaxRows / num_physical));
+      return invalid_route(fmt::format("slab_capacity is {}, expected 1 to {} rows per local expert",
+                                       options.slab_capacity, kMaxRows / num_physical));
     }
     if (options.max_recv_rows != 0) {
-      return invalid(
+      return invalid_route(
           fmt::format("max_recv_rows is {}, expected 0: slab_capacity already bounds a slab", options.max_recv_rows));
     }
   } else if (options.slab_capacity != 0) {
-    return invalid(fmt::format("slab_capacity is {}, expected 0: only layout kSlab has one", options.slab_capacity));
+    return invalid_route(
+        fmt::format("slab_capacity is {}, expected 0: only layout kSlab has one", options.slab_capacity));
   }
   if (options.max_recv_rows < 0 || options.max_recv_rows > kMaxRows) {
-    return invalid(
+    return invalid_route(
         fmt::format("max_recv_rows is {}, expected 0 (rows known after route) to {}", options.max_recv_rows, kMaxRows));
   }
   if (options.max_tokens < 0 || options.max_tokens > kMaxRows) {
-    return invalid(fmt::format("max_tokens is {}, expected 0 (no bound) to {}", options.max_tokens, kMaxRows));
+    return invalid_route(fmt::format("max_tokens is {}, expected 0 (no bound) to {}", options.max_tokens, kMaxRows));
   }
   if (options.max_tokens > 0 && options.max_recv_rows == 0 && options.layout != Layout::kSlab) {
-    return invalid(
+    return invalid_route(
         fmt::format("max_tokens is {} and max_recv_rows is 0, expected a bound on rows too; give max_recv_rows, or "
                     "leave max_tokens at 0",
                     options.max_tokens));
@@ -64,8 +68,8 @@ Status check_ids(const ConstTensorView& topk_idx, std::int64_t num_tokens, std::
   for (std::int64_t i = 0; i < num_ids; ++i) {
     if (ids[i] >= -1 && ids[i] < num_experts) continue;
     const std::int64_t num_topk = topk_idx.extent(1);
-    return invalid(fmt::format("topk_idx[{}, {}] is {}, expected -1 (no expert) or an expert from 0 to {}",
-                               i / num_topk, i % num_topk, ids[i], num_experts - 1));
+    return invalid_route(fmt::format("topk_idx[{}, {}] is {}, expected -1 (no expert) or an expert from 0 to {}",
+                                     i / num_topk, i % num_topk, ids[i], num_experts - 1));
   }
   return {};
 }
@@ -92,16 +96,17 @@ Status check_route(const RouteInput& in, const RouteOptions& options, ExpertPlac
   if (!placement.ok()) return placement.status();
 
   if (in.topk_idx.num_dims != 2) {
-    return invalid(fmt::format("topk_idx is {}, expected [T, K]", describe(in.topk_idx)));
+    return invalid_route(fmt::format("topk_idx is {}, expected [T, K]", describe(in.topk_idx)));
   }
   const std::int64_t num_tokens = in.topk_idx.extent(0);
   const std::int64_t num_topk = in.topk_idx.extent(1);
   if (num_topk < 1 || num_topk > kMaxTopk) {
-    return invalid(fmt::format("topk_idx is {}: K is {}, expected 1 to {}", describe(in.topk_idx), num_topk, kMaxTopk));
+    return invalid_route(
+        fmt::format("topk_idx is {}: K is {}, expected 1 to {}", describe(in.topk_idx), num_topk, kMaxTopk));
   }
   if (num_tokens < 0 || num_tokens > kMaxRows / num_topk) {
-    return invalid(fmt::format("topk_idx is {}: T is {}, expected 0 to {}", describe(in.topk_idx), num_tokens,
-                               kMaxRows / num_topk));
+    return invalid_route(fmt::format("topk_idx is {}: T is {}, expected 0 to {}", describe(in.topk_idx), num_tokens,
+                                     kMaxRows / num_topk));
   }
   if (options.max_tokens > 0 && num_tokens > options.max_tokens) {
     return Status(ErrorCode::kCapacity,

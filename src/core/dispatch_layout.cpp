@@ -14,31 +14,31 @@ namespace {
 
 constexpr std::int64_t kMaxCount = std::numeric_limits<std::int32_t>::max();
 
-Status invalid(std::string message) {
+Status invalid_layout(std::string message) {
   return Status(ErrorCode::kInvalidArgument, "dispatch_layout: " + std::move(message));
 }
 
 Status check_options(const DispatchLayoutOptions& options) {
   if (options.num_experts < 1 || options.num_experts > kMaxCount) {
-    return invalid(fmt::format("num_experts is {}, expected 1 to {}", options.num_experts, kMaxCount));
+    return invalid_layout(fmt::format("num_experts is {}, expected 1 to {}", options.num_experts, kMaxCount));
   }
   if (options.num_ranks < 1 || options.num_ranks > std::numeric_limits<std::int16_t>::max()) {
-    return invalid(
+    return invalid_layout(
         fmt::format("num_ranks is {}, expected 1 to {}", options.num_ranks, std::numeric_limits<std::int16_t>::max()));
   }
   if (options.ranks_per_node < 0) {
-    return invalid(fmt::format("ranks_per_node is {}, expected 0 (all) or more", options.ranks_per_node));
+    return invalid_layout(fmt::format("ranks_per_node is {}, expected 0 (all) or more", options.ranks_per_node));
   }
   if (!options.expert_to_rank.present()) return {};
   return check_table("dispatch_layout: expert_to_rank", options.expert_to_rank, {options.num_experts}, {DType::kInt32});
 }
 
 Status check_ids(const ConstTensorView& topk_idx) {
-  if (topk_idx.num_dims != 2) return invalid(fmt::format("topk_idx is {}, expected [T, K]", describe(topk_idx)));
+  if (topk_idx.num_dims != 2) return invalid_layout(fmt::format("topk_idx is {}, expected [T, K]", describe(topk_idx)));
   const std::int64_t num_topk = topk_idx.extent(1);
   if (num_topk < 1 || num_topk > kMaxTopk || topk_idx.extent(0) < 0 || topk_idx.extent(0) > kMaxCount / num_topk) {
-    return invalid(fmt::format("topk_idx is {}, expected K from 1 to {} and at most {} entries", describe(topk_idx),
-                               kMaxTopk, kMaxCount));
+    return invalid_layout(fmt::format("topk_idx is {}, expected K from 1 to {} and at most {} entries",
+                                      describe(topk_idx), kMaxTopk, kMaxCount));
   }
   return check_table("dispatch_layout: topk_idx", topk_idx, {topk_idx.extent(0), num_topk},
                      {DType::kInt32, DType::kInt64});

@@ -15,7 +15,7 @@ namespace {
 constexpr std::int64_t kMaxCount = std::numeric_limits<std::int32_t>::max();
 constexpr std::int64_t kRowGranuleBytes = 16;
 
-Status invalid(std::string_view operation, std::string message) {
+Status invalid_expansion(std::string_view operation, std::string message) {
   return Status(ErrorCode::kInvalidArgument, fmt::format("{}: {}", operation, message));
 }
 
@@ -36,21 +36,22 @@ Status check_tables(const Tables& tables, plan::SlotTable& checked) {
   if (slots.num_dims != 2 || slots.dtype != DType::kInt32 || slots.extent(1) < 1 || slots.extent(1) > kMaxTopk ||
       slots.extent(0) < 0 || slots.extent(0) > kMaxCount / slots.extent(1) ||
       (slots.extent(1) > 1 && slots.stride(1) != 1) || (slots.extent(0) > 1 && slots.stride(0) < slots.extent(1))) {
-    return invalid(tables.operation,
-                   fmt::format("slots are {}, expected [N, K] i32 with K from 1 to {}, fewer than 2^31 numbers, and "
-                               "the choices of a row next to each other",
-                               describe(slots), kMaxTopk));
+    return invalid_expansion(
+        tables.operation,
+        fmt::format("slots are {}, expected [N, K] i32 with K from 1 to {}, fewer than 2^31 numbers, and "
+                    "the choices of a row next to each other",
+                    describe(slots), kMaxTopk));
   }
   if (slots.data == nullptr && slots.extent(0) > 0) {
-    return invalid(tables.operation, fmt::format("slots are {} at a null pointer", describe(slots)));
+    return invalid_expansion(tables.operation, fmt::format("slots are {} at a null pointer", describe(slots)));
   }
   if (!is_word(slots.data)) {
-    return invalid(tables.operation,
-                   fmt::format("slots are {} at {}, expected memory aligned to 4 bytes", describe(slots), slots.data));
+    return invalid_expansion(tables.operation, fmt::format("slots are {} at {}, expected memory aligned to 4 bytes",
+                                                           describe(slots), slots.data));
   }
   if (tables.num_slots < 0 || tables.num_slots > kMaxCount) {
-    return invalid(tables.operation,
-                   fmt::format("there are {} rows by expert, expected 0 to {}", tables.num_slots, kMaxCount));
+    return invalid_expansion(tables.operation,
+                             fmt::format("there are {} rows by expert, expected 0 to {}", tables.num_slots, kMaxCount));
   }
   checked = {.slots = static_cast<const std::int32_t*>(slots.data),
              .last_equal = static_cast<const std::int8_t*>(tables.last_equal.data),
@@ -92,8 +93,8 @@ Status check_scales(std::string_view what, const ConstTensorView& scales, std::i
 /// An output that is there if the input is.
 Status check_together(std::string_view operation, std::string_view name, bool has_input, bool has_output) {
   if (has_input == has_output) return {};
-  return invalid(operation, fmt::format("{} {} present and its output {}, expected both or neither", name,
-                                        has_input ? "is" : "is not", has_output ? "is" : "is not"));
+  return invalid_expansion(operation, fmt::format("{} {} present and its output {}, expected both or neither", name,
+                                                  has_input ? "is" : "is not", has_output ? "is" : "is not"));
 }
 
 plan::ScaleColumns columns_of(const ConstTensorView& scales) {
@@ -115,8 +116,8 @@ Status check_expansion(const ExpandInput& in, const ExpandOutput& out, plan::Exp
     if (status.ok()) status = check_scales("expand_rows: output scales", out.scales, num_slots, num_scales);
     if (status.ok()) status = check_scales_output(kOperation, out.scales);
     if (status.ok() && in.scales.dtype != out.scales.dtype) {
-      status = invalid(kOperation, fmt::format("output scales are {}, expected the dtype of the input's, {}",
-                                               describe(out.scales), describe(in.scales)));
+      status = invalid_expansion(kOperation, fmt::format("output scales are {}, expected the dtype of the input's, {}",
+                                                         describe(out.scales), describe(in.scales)));
     }
     params.num_scales = num_scales;
     params.scales = columns_of(in.scales);
@@ -176,7 +177,8 @@ Status expand_rows(const ExpandInput& in, const ExpansionOptions& options, const
   Status status = check_expansion(in, out, params);
   if (!status.ok()) return status;
   if (options.zero_padding && !out.row_of_slot.present()) {
-    return invalid("expand_rows", "zero_padding without output row_of_slot, expected that table to find the rows in");
+    return invalid_expansion("expand_rows",
+                             "zero_padding without output row_of_slot, expected that table to find the rows in");
   }
   params.zero_padding = options.zero_padding;
   return (*backend)->expand_rows(params, options.device, stream);

@@ -24,7 +24,7 @@ constexpr int kMaxRanks = 32767;
 
 constexpr const char* kRingMemoryVariable = "FERRY_RING_MEMORY";
 
-Status invalid(std::string message) {
+Status invalid_options(std::string message) {
   return Status(ErrorCode::kInvalidArgument, "Group::create: " + std::move(message));
 }
 
@@ -34,27 +34,29 @@ Result<std::string> ring_memory_of(const GroupOptions& options) {
   const bool from_variable = variable != nullptr && *variable != '\0';
   std::string wanted = from_variable ? variable : options.ring_memory;
   if (wanted == "auto" || wanted == "host" || wanted == "gpu") return wanted;
-  return invalid(fmt::format("{} is \"{}\", expected \"auto\", \"host\" or \"gpu\"",
-                             from_variable ? kRingMemoryVariable : "GroupOptions::ring_memory", wanted));
+  return invalid_options(fmt::format("{} is \"{}\", expected \"auto\", \"host\" or \"gpu\"",
+                                     from_variable ? kRingMemoryVariable : "GroupOptions::ring_memory", wanted));
 }
 
 Status check_options(const GroupOptions& options, int rank, int num_ranks) {
   if (num_ranks < 1 || num_ranks > kMaxRanks || rank < 0 || rank >= num_ranks) {
-    return invalid(fmt::format("the bootstrap reports rank {} of {}, expected a rank below the count and 1 to {} ranks",
-                               rank, num_ranks, kMaxRanks));
+    return invalid_options(
+        fmt::format("the bootstrap reports rank {} of {}, expected a rank below the count and 1 to {} ranks", rank,
+                    num_ranks, kMaxRanks));
   }
   if (options.ranks_per_node != 0 && (options.ranks_per_node < 0 || num_ranks % options.ranks_per_node != 0)) {
-    return invalid(fmt::format("ranks_per_node is {}, expected 0 (those of each host) or a divisor of the {} ranks",
-                               options.ranks_per_node, num_ranks));
+    return invalid_options(
+        fmt::format("ranks_per_node is {}, expected 0 (those of each host) or a divisor of the {} ranks",
+                    options.ranks_per_node, num_ranks));
   }
   if (options.timeout_ns < kMinTimeoutNs || options.timeout_ns > kMaxTimeoutNs) {
-    return invalid(fmt::format("timeout_ns is {}, expected {} to {} nanoseconds", options.timeout_ns, kMinTimeoutNs,
-                               kMaxTimeoutNs));
+    return invalid_options(fmt::format("timeout_ns is {}, expected {} to {} nanoseconds", options.timeout_ns,
+                                       kMinTimeoutNs, kMaxTimeoutNs));
   }
   if (Result<std::string> ring_memory = ring_memory_of(options); !ring_memory.ok()) return ring_memory.status();
   if (options.mask_timeout_ns < kMinTimeoutNs || options.mask_timeout_ns > kMaxTimeoutNs) {
-    return invalid(fmt::format("mask_timeout_ns is {}, expected {} to {} nanoseconds", options.mask_timeout_ns,
-                               kMinTimeoutNs, kMaxTimeoutNs));
+    return invalid_options(fmt::format("mask_timeout_ns is {}, expected {} to {} nanoseconds", options.mask_timeout_ns,
+                                       kMinTimeoutNs, kMaxTimeoutNs));
   }
   return {};
 }

@@ -18,7 +18,7 @@ using nlohmann::json;
 /// Far above any model.
 constexpr std::int64_t kMaxLayers = std::int64_t{1} << 16;
 
-Status invalid(std::string message) { return Status(ErrorCode::kInvalidArgument, std::move(message)); }
+Status invalid_load(std::string message) { return Status(ErrorCode::kInvalidArgument, std::move(message)); }
 
 /// What a rank sends ahead of its counts, in parts that fit a message.
 using Sizes = std::array<std::int64_t, 4>;
@@ -85,15 +85,15 @@ LoadWindow::LoadWindow(std::int64_t num_layers, std::int64_t num_experts, std::i
 Result<LoadWindow> LoadWindow::create(std::int64_t num_layers, std::int64_t num_experts,
                                       std::int64_t num_physical_experts) {
   if (num_layers < 1 || num_layers > kMaxLayers) {
-    return invalid(fmt::format("LoadWindow::create: num_layers is {}, expected 1 to {}", num_layers, kMaxLayers));
+    return invalid_load(fmt::format("LoadWindow::create: num_layers is {}, expected 1 to {}", num_layers, kMaxLayers));
   }
   if (num_experts < 1 || num_experts > kMaxPlacedExperts) {
-    return invalid(
+    return invalid_load(
         fmt::format("LoadWindow::create: num_experts is {}, expected 1 to {}", num_experts, kMaxPlacedExperts));
   }
   if (num_physical_experts < 0 || num_physical_experts > kMaxPlacedExperts) {
-    return invalid(fmt::format("LoadWindow::create: num_physical_experts is {}, expected 0 (not counted) to {}",
-                               num_physical_experts, kMaxPlacedExperts));
+    return invalid_load(fmt::format("LoadWindow::create: num_physical_experts is {}, expected 0 (not counted) to {}",
+                                    num_physical_experts, kMaxPlacedExperts));
   }
   return LoadWindow(num_layers, num_experts, num_physical_experts);
 }
@@ -111,11 +111,11 @@ LoadCounters LoadWindow::counters(std::int64_t layer) {
 
 Status LoadWindow::add(std::span<const std::int64_t> logical, std::span<const std::int64_t> physical) {
   if (logical.size() != logical_.size()) {
-    return invalid(fmt::format("LoadWindow::add: logical has {} entries, expected {} layers of {} experts",
-                               logical.size(), num_layers_, num_experts_));
+    return invalid_load(fmt::format("LoadWindow::add: logical has {} entries, expected {} layers of {} experts",
+                                    logical.size(), num_layers_, num_experts_));
   }
   if (!physical.empty() && physical.size() != physical_.size()) {
-    return invalid(
+    return invalid_load(
         fmt::format("LoadWindow::add: physical has {} entries, expected {} layers of {} physical experts, or "
                     "none",
                     physical.size(), num_layers_, num_physical_experts_));
@@ -150,8 +150,8 @@ Result<LoadSummary> LoadWindow::sum(Bootstrap& bootstrap, std::span<const std::i
         static_cast<int>(i / sizes.size()));
   }
   if (!wait_times_ns.empty() && wait_times_ns.size() != num_ranks) {
-    return invalid(fmt::format("LoadWindow::sum: wait_times_ns has {} entries, expected one for each of {} ranks",
-                               wait_times_ns.size(), num_ranks));
+    return invalid_load(fmt::format("LoadWindow::sum: wait_times_ns has {} entries, expected one for each of {} ranks",
+                                    wait_times_ns.size(), num_ranks));
   }
   LoadSummary summary{.num_layers = num_layers_,
                       .num_experts = num_experts_,

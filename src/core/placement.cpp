@@ -13,14 +13,14 @@
 namespace ferry {
 namespace {
 
-Status invalid(std::string message) { return Status(ErrorCode::kInvalidArgument, std::move(message)); }
+Status invalid_placement(std::string message) { return Status(ErrorCode::kInvalidArgument, std::move(message)); }
 
 Status check_homes(const std::vector<std::int32_t>& physical_to_logical, std::int64_t num_experts) {
   std::vector<char> has_home(to_size(num_experts), 0);
   for (std::size_t physical = 0; physical < physical_to_logical.size(); ++physical) {
     const std::int32_t logical = physical_to_logical[physical];
     if (logical < -1 || logical >= num_experts) {
-      return invalid(
+      return invalid_placement(
           fmt::format("placement: physical_to_logical[{}] is {}, expected -1 (not in use) or an expert from 0 to {}",
                       physical, logical, num_experts - 1));
     }
@@ -28,7 +28,7 @@ Status check_homes(const std::vector<std::int32_t>& physical_to_logical, std::in
   }
   const auto missing = std::find(has_home.begin(), has_home.end(), 0);
   if (missing == has_home.end()) return {};
-  return invalid(
+  return invalid_placement(
       fmt::format("placement: no entry of physical_to_logical is expert {}, expected at least one home of each of {} "
                   "experts",
                   missing - has_home.begin(), num_experts));
@@ -44,7 +44,7 @@ Status pick_all(const ConstTensorView& topk_idx, const plan::HomeTable& table, i
   const Id* const bad =
       std::find_if(from, from + num_entries, [num_experts](Id id) { return id < -1 || id >= num_experts; });
   if (bad != from + num_entries) {
-    return invalid(
+    return invalid_placement(
         fmt::format("pick_replicas: topk_idx[{}, {}] is {}, expected -1 (no expert) or an expert from 0 to "
                     "{}",
                     (bad - from) / num_topk, (bad - from) % num_topk, *bad, num_experts - 1));
@@ -60,20 +60,22 @@ Status pick_all(const ConstTensorView& topk_idx, const plan::HomeTable& table, i
 Status check_placement(const Placement& placement, std::int64_t num_experts, int num_ranks) {
   const std::int64_t num_physical = placement.num_physical_experts();
   if (num_experts < 1 || num_ranks < 1) {
-    return invalid(
+    return invalid_placement(
         fmt::format("placement: {} experts on {} ranks, expected at least one of each", num_experts, num_ranks));
   }
   if (placement.choice != ReplicaChoice::kNearest && placement.choice != ReplicaChoice::kRoundRobin) {
-    return invalid(fmt::format("placement: choice is {}, expected kNearest or kRoundRobin; pass an enumerator",
-                               static_cast<int>(placement.choice)));
+    return invalid_placement(
+        fmt::format("placement: choice is {}, expected kNearest or kRoundRobin; pass an enumerator",
+                    static_cast<int>(placement.choice)));
   }
   if (num_physical < num_experts || num_physical > kMaxPlacedExperts) {
-    return invalid(fmt::format("placement: {} physical experts, expected a home for each of {} experts, and at most {}",
-                               num_physical, num_experts, kMaxPlacedExperts));
+    return invalid_placement(
+        fmt::format("placement: {} physical experts, expected a home for each of {} experts, and at most {}",
+                    num_physical, num_experts, kMaxPlacedExperts));
   }
   const std::vector<std::int32_t>& ranks = placement.physical_to_rank;
   if (!ranks.empty() && static_cast<std::int64_t>(ranks.size()) != num_physical) {
-    return invalid(
+    return invalid_placement(
         fmt::format("placement: physical_to_rank has {} entries, expected one for each of {} physical "
                     "experts, or none",
                     ranks.size(), num_physical));
@@ -81,12 +83,13 @@ Status check_placement(const Placement& placement, std::int64_t num_experts, int
   const auto bad = std::find_if(ranks.begin(), ranks.end(),
                                 [num_ranks](std::int32_t rank) { return rank < 0 || rank >= num_ranks; });
   if (bad != ranks.end()) {
-    return invalid(fmt::format("placement: physical_to_rank[{}] is {}, expected a rank from 0 to {}",
-                               bad - ranks.begin(), *bad, num_ranks - 1));
+    return invalid_placement(fmt::format("placement: physical_to_rank[{}] is {}, expected a rank from 0 to {}",
+                                         bad - ranks.begin(), *bad, num_ranks - 1));
   }
   if (!placement.physical_to_logical_view.present()) return check_homes(placement.physical_to_logical, num_experts);
   if (!placement.physical_to_logical.empty()) {
-    return invalid("placement: physical_to_logical and physical_to_logical_view are both given, expected one of them");
+    return invalid_placement(
+        "placement: physical_to_logical and physical_to_logical_view are both given, expected one of them");
   }
   return check_table("placement: physical_to_logical_view", placement.physical_to_logical_view, {num_physical},
                      {DType::kInt32});
@@ -96,18 +99,19 @@ Status pick_replicas(const ConstTensorView& topk_idx, std::int64_t num_experts, 
                      const ReplicaPlace& place, const TensorView& out) {
   constexpr std::string_view kName = "pick_replicas";
   if (place.num_ranks < 1 || place.rank < 0 || place.rank >= place.num_ranks || place.ranks_per_node < 1) {
-    return invalid(fmt::format("{}: rank {} of {}, {} on a node, expected a rank from 0 to one below their number",
-                               kName, place.rank, place.num_ranks, place.ranks_per_node));
+    return invalid_placement(
+        fmt::format("{}: rank {} of {}, {} on a node, expected a rank from 0 to one below their number", kName,
+                    place.rank, place.num_ranks, place.ranks_per_node));
   }
   if (placement.physical_to_logical_view.present()) {
-    return invalid(
+    return invalid_placement(
         fmt::format("{}: physical_to_logical_view is given, expected physical_to_logical in host memory", kName));
   }
   if (Status status = check_placement(placement, num_experts, place.num_ranks); !status.ok()) {
     return Status(status.code(), fmt::format("{}: {}", kName, status.message()));
   }
   if (topk_idx.num_dims != 2) {
-    return invalid(fmt::format("{}: topk_idx is {}, expected [T, K]", kName, describe(topk_idx)));
+    return invalid_placement(fmt::format("{}: topk_idx is {}, expected [T, K]", kName, describe(topk_idx)));
   }
   for (const auto& [what, view] : {std::pair<std::string_view, ConstTensorView>("pick_replicas: topk_idx", topk_idx),
                                    std::pair<std::string_view, ConstTensorView>("pick_replicas: out", out)}) {
@@ -115,8 +119,8 @@ Status pick_replicas(const ConstTensorView& topk_idx, std::int64_t num_experts, 
     if (!status.ok()) return status;
   }
   if (out.dtype != topk_idx.dtype) {
-    return invalid(fmt::format("{}: out is {}, expected the dtype of topk_idx, which is {}", kName, describe(out),
-                               describe(topk_idx)));
+    return invalid_placement(fmt::format("{}: out is {}, expected the dtype of topk_idx, which is {}", kName,
+                                         describe(out), describe(topk_idx)));
   }
   const std::vector<std::int32_t> owners = owners_of(placement, place.num_ranks);
   const plan::HomeTable table = plan::list_homes({.physical_to_logical = placement.physical_to_logical,

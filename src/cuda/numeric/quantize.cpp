@@ -6,9 +6,10 @@
 namespace ferry::cuda {
 namespace {
 
-using Launch = cudaError_t (*)(const numeric::QuantizeParams&, int, cudaStream_t);
+using LaunchQuantize = cudaError_t (*)(const numeric::QuantizeParams&, int, cudaStream_t);
 
-Status run(std::string_view operation, const numeric::QuantizeParams& params, const LocalPlace& place, Launch launch) {
+Status run(std::string_view operation, const numeric::QuantizeParams& params, const LocalPlace& place,
+           LaunchQuantize launch) {
   return run_local(
       operation, place, [&](int device) { return check_quantize_memory(operation, params, device); },
       [&](int num_sms, cudaStream_t stream) { return launch(params, num_sms, stream); });
