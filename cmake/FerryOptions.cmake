@@ -36,6 +36,11 @@ endif()
 if(sanitize_flags)
   target_compile_options(ferry_build_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:${sanitize_flags}>)
   target_link_options(ferry_build_options INTERFACE ${sanitize_flags})
+  # For tests: compilers say it in different ways.
+  string(TOUPPER "FERRY_SANITIZER_${FERRY_SANITIZE}" ferry_sanitizer)
+  target_compile_definitions(ferry_build_options INTERFACE ${ferry_sanitizer})
+  # Clang has a part of its sanitizers for C++ only, which libferry needs and clang++ links.
+  set(ferry_c_linker LINKER_LANGUAGE CXX)
 endif()
 
 find_package(fmt REQUIRED)

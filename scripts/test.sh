@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds and runs the tests: scripts/test.sh [part...], by default release and python. Parts: the presets release, debug,
-# asan, tsan and fuzz (the parsers, see tests/fuzz/README.md); clang (a second compiler, for what may depend on it);
+# asan, tsan and fuzz (the parsers, see tests/fuzz/README.md), which clang compiles, as what may depend on the compiler;
 # plain (what users build: no preset, the compiler that $CXX names or the system's); python (the packages, see
 # scripts/test_python.sh); lint (scripts/lint.sh). Tests that need a GPU (label "gpu", in a release build with CUDA) run
 # where there is one; tests/gpu/run.sh runs only them, and more of them.
@@ -17,12 +17,11 @@ num_failed=0
 
 # Which tests a run has: ctest arguments, one a line. Tests that need a GPU run in a release build, where there is
 # one. ThreadSanitizer sees the threads of one process only: ranks that are processes would be checked against nothing,
-# slowly. The network namespaces (label "netns") change the machine's network and assert deadlines: they run alone, by
-# tests/netns/run.sh. Bits are what may depend on the compiler: those of one process's ranks are enough.
+# slowly; AddressSanitizer would see in them what it sees in threads. The network namespaces (label "netns") change the machine's network and assert deadlines: they run alone, by
+# tests/netns/run.sh.
 selection() {
   case $1 in
-    tsan) printf '%s\n' --label-exclude '^(gpu|netns)$' --exclude-regex '[Pp]rocesses' ;;
-    clang) printf '%s\n' --label-regex '^(unit|conformance)$' --exclude-regex '[Pp]rocesses' ;;
+    asan | tsan) printf '%s\n' --label-exclude '^(gpu|netns)$' --exclude-regex '[Pp]rocesses' ;;
     release) printf '%s\n' --label-exclude "^($([[ $have_gpu == no ]] && echo 'gpu|')netns)\$" ;;
     *) printf '%s\n' --label-exclude '^(gpu|netns)$' ;;
   esac
@@ -31,7 +30,7 @@ selection() {
 # ThreadSanitizer's fixed shadow memory clashes with kernels that randomise addresses by more than 28 bits, and so does
 # the AddressSanitizer of clang 14.
 launcher_for() {
-  if [[ $1 == tsan || $1 == fuzz ]] && setarch "$(uname -m)" -R true 2>/dev/null; then echo "setarch $(uname -m) -R"; fi
+  if [[ $1 == asan || $1 == tsan || $1 == fuzz ]] && setarch "$(uname -m)" -R true 2>/dev/null; then echo "setarch $(uname -m) -R"; fi
 }
 
 # One line on the tests that need a GPU: how many there are and why they ran or did not.
@@ -68,7 +67,9 @@ run_tests() { # part
     *)
       read -ra launcher <<<"$(launcher_for "$1")"
       mapfile -t selected < <(selection "$1")
-      "${launcher[@]}" ctest --test-dir "build/$1" --no-tests=error --output-on-failure --parallel "$jobs" "${selected[@]}"
+      # One more than there are cores: a third of the time is deadlines of seconds.
+      "${launcher[@]}" ctest --test-dir "build/$1" --no-tests=error --output-on-failure \
+        --parallel "$((jobs + 1))" "${selected[@]}"
       ;;
   esac
 }

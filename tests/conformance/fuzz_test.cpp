@@ -1,4 +1,5 @@
 #include "conformance/backend_config.hpp"
+#include "support/sanitizers.hpp"
 
 namespace ferry::test {
 namespace {
@@ -10,6 +11,7 @@ class FuzzConformance : public Conformance {
   void run_random_cases(int num_ranks, int num_cases) const {
     // Processes on one GPU take turns of milliseconds, several times in each call.
     if (on_gpus() && GetParam().kind == RankKind::kProcesses) num_cases /= 4;
+    if (kSanitized) num_cases /= 3;
     std::mt19937_64 random(static_cast<std::uint64_t>(1000 + num_ranks));
     std::vector<ExchangeCase> cases;
     for (int i = 0; i < num_cases; ++i) cases.push_back(draw_case(random, num_ranks));

@@ -32,7 +32,7 @@ class LatencySequences : public LatencyConformance {
 
 /// A failure names the world's seed; the seeds are fixed.
 TEST_P(LatencySequences, Random) {
-  constexpr int kNumSteps = 150;
+  constexpr int kNumSteps = kSanitized ? 60 : 150;
   for (const int num_ranks : {1, 2, 3, 5, 8}) {
     const auto seed = static_cast<std::uint64_t>(500 + num_ranks);
     const std::vector<PreparedCase> cases = random_cases(num_ranks, 12, seed);

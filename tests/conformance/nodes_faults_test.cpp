@@ -6,6 +6,7 @@
 #include "conformance/node_shape.hpp"
 #include "net/loopback/faults.hpp"
 #include "support/exchange_check.hpp"
+#include "support/sanitizers.hpp"
 
 /// Groups of several nodes against the oracle over a network that is as late and out of order as engine.hpp allows:
 /// this must not affect results.
@@ -15,6 +16,7 @@ namespace {
 
 using net::LoopbackFaults;
 
+constexpr int kNumRandomCases = kSanitized ? 8 : 20;
 /// Fewest operations that a fault must have affected for a run to be meaningful; actual runs have many times as many.
 constexpr std::uint64_t kEnough = 50;
 
@@ -47,7 +49,7 @@ void draw_delays(LoopbackFaults& faults, const Topology& topology, std::mt19937_
 }
 
 TEST_P(NodesWithFaults, LateNodesAndMixedChannels) {
-  std::vector<PreparedCase> cases = random_cases(177, 20);
+  std::vector<PreparedCase> cases = random_cases(177, kNumRandomCases);
   cases.push_back(many_chunks());
   LoopbackFaults faults;
   faults.reorder(11);
@@ -63,7 +65,7 @@ TEST_P(NodesWithFaults, LateNodesAndMixedChannels) {
 }
 
 TEST_P(NodesWithFaults, NoOrderButTheOneRule) {
-  std::vector<PreparedCase> cases = random_cases(277, 20);
+  std::vector<PreparedCase> cases = random_cases(277, kNumRandomCases);
   cases.push_back(many_chunks());
   LoopbackFaults faults;
   faults.scramble(12);

@@ -22,7 +22,7 @@ std::size_t new_bytes() {
 }  // namespace ferry::test
 
 // A sanitizer has its own, by which it tells new from malloc.
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#if !defined(FERRY_SANITIZER_ADDRESS) && !defined(FERRY_SANITIZER_THREAD)
 
 namespace {
 

@@ -57,7 +57,7 @@ void add_failures(int rank, const launch::RankEnd& end, std::vector<std::string>
 
 /// Fork copies the calling thread alone; another one's locks would stay locked for ever in the child.
 bool is_single_threaded() {
-#ifdef __SANITIZE_THREAD__
+#ifdef FERRY_SANITIZER_THREAD
   return true;  // the sanitizer runs a thread of its own, which knows about fork
 #else
   std::error_code error;

@@ -5,7 +5,7 @@
 
 namespace ferry::test {
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#if defined(FERRY_SANITIZER_ADDRESS) || defined(FERRY_SANITIZER_THREAD)
 inline constexpr bool kSanitized = true;
 #else
 inline constexpr bool kSanitized = false;
