@@ -17,7 +17,8 @@ num_failed=0
 
 # Which tests a run has: ctest arguments, one a line. Tests that need a GPU run in a release build, where there is
 # one. ThreadSanitizer sees the threads of one process only: ranks that are processes would be checked against nothing,
-# slowly; AddressSanitizer would see in them what it sees in threads. The network namespaces (label "netns") change the machine's network and assert deadlines: they run alone, by
+# slowly. AddressSanitizer sees the most in threads, too, whose calls are the same; what only processes do is not under it. The
+# network namespaces (label "netns") change the machine's network and assert deadlines: they run alone, by
 # tests/netns/run.sh.
 selection() {
   case $1 in
