@@ -17,7 +17,7 @@ num_failed=0
 
 # Which tests a run has: ctest arguments, one a line. Tests that need a GPU run in a release build, where there is
 # one. ThreadSanitizer sees the threads of one process only: ranks that are processes would be checked against nothing,
-# slowly. AddressSanitizer sees the most in threads, too, whose calls are the same; what only processes do is not under it. The
+# slowly. Under AddressSanitizer they would mostly run the same code a second time; what only processes do is not seen. The
 # network namespaces (label "netns") change the machine's network and assert deadlines: they run alone, by
 # tests/netns/run.sh.
 selection() {
