@@ -41,14 +41,17 @@ check_format() {
   fi
 }
 
-# Names only (.clang-tidy says which). Preset lint has a compile command for each file and no precompiled headers: those of
-# GCC are nothing to clang-tidy, and without them a file that does not include what it uses is an error here.
+# Names only (.clang-tidy says which). Preset lint has no precompiled headers: those of GCC are nothing to clang-tidy, and
+# without them files that do not include what they use are an error here. Files that are compiled together are read
+# together, for most of the time goes into the declarations of what they include.
 check_names() {
-  local commands=build/lint/compile_commands.json
+  local folder=build/lint
   cmake --preset lint --log-level=WARNING >/dev/null || return 1
-  comm -12 <(project_files '*.cpp' | sort) \
-    <(sed -n "s|^ *\"file\": \"$PWD/\(.*\)\",*$|\1|p" "$commands" | sort -u) |
-    xargs -P "$jobs" -n 1 clang-tidy --quiet -p build/lint 2> >(grep -vE '^[0-9]+ warnings? .*(generated|treated)' >&2)
+  {
+    sed -n "s|^ *\"file\": \"$PWD/\($folder/.*/Unity/.*\)\",*$|\1|p" "$folder/compile_commands.json" | sort -u
+    comm -12 <(project_files '*.cpp' | sort) \
+      <(sed -n "s|^ *\"file\": \"$PWD/\(.*\)\",*$|\1|p" "$folder/compile_commands.json" | sort -u)
+  } | xargs -P "$jobs" -n 1 clang-tidy --quiet -p "$folder" 2> >(grep -vE '^[0-9]+ warnings? .*(generated|treated)' >&2)
 }
 
 check_shell() {

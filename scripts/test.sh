@@ -4,10 +4,13 @@
 # plain (what users build: no preset, the compiler that $CXX names or the system's); python (the packages, see
 # scripts/test_python.sh); lint (scripts/lint.sh). Tests that need a GPU (label "gpu", in a release build with CUDA) run
 # where there is one; tests/gpu/run.sh runs only them, and more of them.
-# Runs every part even if an earlier one fails, then repeats each runner's own summary and says how long each part took.
+# Runs every part even if an earlier one fails, then repeats each runner's own summary and says how long each part took. Up
+# to three tests of a part that fail are run once more, alone: the part passes if they do, and the summary tells of both.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
+readonly max_repeated=3 max_reasons=24
+readonly repeat_heading='== once more, alone: what failed =='
 jobs=$(nproc)
 have_gpu=no
 if command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; then have_gpu=yes; fi
@@ -61,7 +64,7 @@ build() { # part
 }
 
 run_tests() { # part
-  local launcher selected
+  local launcher selected failed
   case $1 in
     lint) scripts/lint.sh check ;;
     python) scripts/test_python.sh --test ;;
@@ -70,7 +73,12 @@ run_tests() { # part
       mapfile -t selected < <(selection "$1")
       # One more than there are cores: a third of the time is deadlines of seconds.
       "${launcher[@]}" ctest --test-dir "build/$1" --no-tests=error --output-on-failure \
-        --parallel "$((jobs + 1))" "${selected[@]}"
+        --parallel "$((jobs + 1))" "${selected[@]}" && return
+      # Few failures may be the machine's: whether they come back with nothing beside them. The summary names them anyway.
+      failed=build/$1/Testing/Temporary/LastTestsFailed.log
+      if [[ ! -s $failed ]] || (($(wc -l <"$failed") > max_repeated)); then return 1; fi
+      printf '\n%s\n' "$repeat_heading"
+      "${launcher[@]}" ctest --test-dir "build/$1" --rerun-failed --output-on-failure
       ;;
   esac
 }
@@ -80,16 +88,24 @@ summary_of() { # part log
   case $1 in
     lint) sed -nE 's/^([a-z]+) +(ok|FAILED)$/\1 \2/p' "$2" | paste -sd, | sed 's/,/, /g' ;;
     python) grep -E '^=* ?[0-9]+ (passed|failed|error)' "$2" | tail -n 1 ;;
-    *) grep -E 'tests passed|No tests were found' "$2" ;;
+    *) grep -E 'tests passed|No tests were found' "$2" | paste -sd';' | sed 's/;/; these once more, alone: /' ;;
   esac
 }
 
-# The tests that failed, by the runner's own list of them: a summary that only counts them explains nothing.
+# The tests that failed, by the runner's own list of them, and the first lines that say why: a summary that only counts
+# them explains nothing.
 failed_tests() { # part log
   case $1 in
     lint) true ;;
     python) sed -nE 's/^(FAILED|ERROR) /  &/p' "$2" ;;
-    *) sed -nE '/^The following tests FAILED:/,$ s/^[[:space:]]+[0-9]+ - /  /p' "$2" ;;
+    *)
+      sed -nE "/^$repeat_heading/q; /^The following tests FAILED:/,\$ s/^[[:space:]]+[0-9]+ - /  /p" "$2"
+      awk '/Test +#[0-9]+:.*(\*\*\*|Subprocess aborted)/ { inside = 1; next }
+           /^ *Start +[0-9]+:|Test +#[0-9]+:|tests passed/ { inside = 0 }
+           inside && NF' "$2" |
+        { grep -E 'ERROR|SUMMARY|runtime error|: Failure|terminate|leak of|^ *#[0-9] |Which|Actual|exceeded|exception with' || true; } |
+        head -n "$max_reasons" | sed 's/^/    /'
+      ;;
   esac | cut -c1-200
 }
 

@@ -86,6 +86,8 @@ std::vector<std::byte> random_activations(std::mt19937_64& random, std::int64_t 
   constexpr std::int64_t kBlock = 128;
   constexpr std::uint64_t kNumKinds = 6;
   constexpr std::uint64_t kNumExponents = 61;
+  // Beside the block's largest number they become subnormal in FP8 (below 2^-14 of it) or round to zero.
+  constexpr std::uint64_t kNumHalvings = 17;
   BitSource source(random);
   std::vector<std::byte> bytes(static_cast<std::size_t>(rows * hidden) * sizeof(std::uint16_t));
   std::uint64_t kind = 0;
@@ -99,6 +101,7 @@ std::vector<std::byte> random_activations(std::mt19937_64& random, std::int64_t 
     if (kind == 0) bits &= 0x80000000U;
     if (kind == 1 && source.one_in(64)) bits = payload_bits(source, Values::kSpecial);
     if (kind == 2) bits = static_cast<std::uint32_t>(source.next());
+    if (kind == 3) bits -= static_cast<std::uint32_t>(source.below(kNumHalvings) << 23);
     const auto stored = static_cast<std::uint16_t>(bits >> 16);
     std::memcpy(bytes.data() + static_cast<std::size_t>(i) * sizeof(stored), &stored, sizeof(stored));
   }

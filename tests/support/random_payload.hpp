@@ -23,7 +23,8 @@ std::vector<float> random_floats(std::mt19937_64& random, std::size_t count);
 /// Rows of a combine: [rows, spec.hidden] of spec.dtype, with values of spec.values.
 std::vector<std::byte> random_payload(std::mt19937_64& random, const CombineSpec& spec, std::int64_t rows);
 
-/// Rows of bf16 whose blocks of 128 channels differ: of all magnitudes, zeros, with special values, of any bits.
+/// Rows of bf16 whose blocks of 128 channels differ: of all magnitudes, zeros, with special values, of any bits, with
+/// many numbers near zero.
 std::vector<std::byte> random_activations(std::mt19937_64& random, std::int64_t rows, std::int64_t hidden);
 
 }  // namespace ferry::test
