@@ -42,8 +42,8 @@ check_format() {
 }
 
 # Names only (.clang-tidy says which). Preset lint has no precompiled headers: those of GCC are nothing to clang-tidy, and
-# without them files that do not include what they use are an error here. Files that are compiled together are read
-# together, for most of the time goes into the declarations of what they include.
+# without them files that do not include what they use are an error here. Those that are compiled together are read, and
+# so count, as one: most of the time goes into what they include.
 check_names() {
   local folder=build/lint
   cmake --preset lint --log-level=WARNING >/dev/null || return 1

@@ -100,7 +100,7 @@ failed_tests() { # part log
     python) sed -nE 's/^(FAILED|ERROR) /  &/p' "$2" ;;
     *)
       sed -nE "/^$repeat_heading/q; /^The following tests FAILED:/,\$ s/^[[:space:]]+[0-9]+ - /  /p" "$2"
-      awk '/Test +#[0-9]+:.*(\*\*\*|Subprocess aborted)/ { inside = 1; next }
+      awk '/Test +#[0-9]+:.*\*\*\*/ { inside = 1; next }
            /^ *Start +[0-9]+:|Test +#[0-9]+:|tests passed/ { inside = 0 }
            inside && NF' "$2" |
         { grep -E 'ERROR|SUMMARY|runtime error|: Failure|terminate|leak of|^ *#[0-9] |Which|Actual|exceeded|exception with' || true; } |
