@@ -31,6 +31,9 @@ std::string_view waiting_for(Phase phase) {
   return "";
 }
 
+/// Of a rank: its own, the network's, and one that takes what comes from other nodes.
+constexpr int kThreadsWithReceiver = 3;
+
 rail::RingShape ring_shape(const Topology& topology) { return rail::default_ring_shape(to_size(topology.num_nodes())); }
 
 }  // namespace
@@ -55,7 +58,11 @@ Result<std::unique_ptr<CallSync>> CallSync::create(const BackendContext& context
 
 Status CallSync::connect_rails(const BackendContext& context, const KernelRings* kernel_rings,
                                std::vector<RankPlace> places) {
-  rail::RailsOptions options{.ring = ring_shape(topology()), .spins = state_.spins(), .places = std::move(places)};
+  const auto num_threads = kThreadsWithReceiver * std::ranges::count_if(places, &RankPlace::on_this_host);
+  rail::RailsOptions options{.ring = ring_shape(topology()),
+                             .spins = state_.spins(),
+                             .may_start_receiver = cores_suffice_for(static_cast<int>(num_threads)),
+                             .places = std::move(places)};
   Status status;
   if (kernel_rings != nullptr) {
     if (kernel_rings->in_gpu) {

@@ -63,6 +63,9 @@ struct EngineOptions {
   /// Network devices that may reach peers on other hosts, separated by commas, as the engine names them ("eth0",
   /// "mlx5_0:1"). Empty: the engine chooses.
   std::string net_devices{};
+  /// The engine may start a thread that takes large puts of peers where processors copy their bytes, so that the
+  /// owner's only sends. For hosts with a core to spare for it.
+  bool may_start_receiver = false;
 
   int rank_of(int peer) const { return ranks.empty() ? peer : ranks[static_cast<std::size_t>(peer)]; }
 };
@@ -96,7 +99,8 @@ struct Path {
   bool in_memory = false;
 };
 
-/// One end. Everything except `event_fd` is called by one thread at a time, that of its owner (net::Proxy).
+/// One end. Everything except `event_fd` is called by one thread at a time, that of its owner (net::Proxy). Events are
+/// reported by that thread too; bytes of puts may come by another.
 class Engine {
  public:
   virtual ~Engine() = default;

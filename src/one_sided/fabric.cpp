@@ -33,6 +33,8 @@ constexpr std::int64_t kFirstNapNs = 50'000;
 constexpr std::int64_t kLongestNapNs = 1'000'000;
 /// How often a waiting thread asks the system whether others are still there.
 constexpr std::int64_t kPresenceIntervalNs = 4'000'000;
+/// Of a rank: its own, the driver's, and one that takes large puts.
+constexpr int kThreadsWithReceiver = 3;
 
 }  // namespace
 
@@ -122,6 +124,8 @@ Status Fabric::join_network(const BackendContext& context, const std::vector<Ran
   params.engine.memory = {memory_, memory_ == nullptr ? 0 : memory_bytes};
   params.engine.timeout_ns = timeout_ns_;
   params.engine.ranks = everybody_;
+  const auto num_threads = kThreadsWithReceiver * std::ranges::count_if(places, &RankPlace::on_this_host);
+  params.engine.may_start_receiver = std::thread::hardware_concurrency() >= static_cast<unsigned>(num_threads);
   params.places = places;
   Result<rail::Network> network = rail::open_network(context, params, my_status);
   if (!network.ok()) return network.status();

@@ -15,7 +15,10 @@ constexpr std::chrono::seconds kPatience{30};
 
 }  // namespace
 
+bool has_receivers(std::string_view name) { return name.ends_with(kWithReceivers); }
+
 const net::EngineFactory& net_engine(std::string_view name) {
+  if (has_receivers(name)) name.remove_suffix(kWithReceivers.size());
   for (const net::EngineFactory& factory : net::engine_factories()) {
     if (factory.name == name) return factory;
   }
@@ -39,6 +42,7 @@ NetEnds::NetEnds(std::string_view engine, const NetShape& shape) {
     end->options.memory = end->owned;
     end->options.memory_bytes = shape.engine_allocates ? shape.memory_bytes : 0;
     end->options.timeout_ns = shape.timeout_ns;
+    end->options.may_start_receiver = has_receivers(engine);
     for (const int host : shape.hosts) {
       end->options.on_this_host.push_back(host == shape.hosts[static_cast<std::size_t>(self)]);
     }

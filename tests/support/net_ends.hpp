@@ -18,6 +18,11 @@
 
 namespace ferry::test {
 
+/// After the name of an engine: its ends start receivers (EngineOptions::may_start_receiver).
+inline constexpr std::string_view kWithReceivers = "_with_receivers";
+bool has_receivers(std::string_view name);
+
+/// With or without that.
 const net::EngineFactory& net_engine(std::string_view name);
 
 struct NetEnd {

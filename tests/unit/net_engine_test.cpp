@@ -46,7 +46,7 @@ net::Blob own_part_of(const NetEnd& end, const net::Blob& blob) {
 
 TEST_P(NetEngine, NameIsTheFactorys) {
   NetEnds ends(GetParam(), {});
-  EXPECT_EQ(ends[0].engine->name(), GetParam());
+  EXPECT_EQ(ends[0].engine->name(), net_engine(GetParam()).name);
   ends.connect();
 }
 
@@ -441,13 +441,13 @@ TEST_P(NetEngine, OwnPartsOfWrongLengthAreRefused) {
   const net::Blob own_part = own_part_of(ends[1], good[1]);
   for (std::size_t length = 0; length < own_part.size(); ++length) {
     std::vector<net::Blob> bad = good;
-    bad[1] = net::make_blob(GetParam(), ends[1].options, std::span(own_part).first(length)).value();
+    bad[1] = net::make_blob(ends[1].engine->name(), ends[1].options, std::span(own_part).first(length)).value();
     ASSERT_EQ(ends.connect(0, bad).code(), ErrorCode::kTransport) << "length " << length;
   }
   net::Blob longer = own_part;
   longer.push_back(std::byte{0});
   std::vector<net::Blob> bad = good;
-  bad[1] = net::make_blob(GetParam(), ends[1].options, longer).value();
+  bad[1] = net::make_blob(ends[1].engine->name(), ends[1].options, longer).value();
   EXPECT_EQ(ends.connect(0, bad).code(), ErrorCode::kTransport);
 }
 
@@ -465,13 +465,13 @@ TEST_P(NetEngine, EndsThatDoNotFitAreRefused) {
   expect_refused("carrier pigeon", ends[1].options, "carrier pigeon");
   net::EngineOptions options = ends[1].options;
   options.memory = options.memory.first(100);
-  expect_refused(GetParam(), options, "100 bytes of memory, expected 65536");
+  expect_refused(ends[1].engine->name(), options, "100 bytes of memory, expected 65536");
   options = ends[1].options;
   options.self = 0;
-  expect_refused(GetParam(), options, "end 0 of 2");
+  expect_refused(ends[1].engine->name(), options, "end 0 of 2");
   options = ends[1].options;
   options.num_channels = 7;
-  expect_refused(GetParam(), options, "with 7 channels, expected end 1 of 2 with 1");
+  expect_refused(ends[1].engine->name(), options, "with 7 channels, expected end 1 of 2 with 1");
   EXPECT_FALSE(ends.connect(0, {}).ok());
 }
 
@@ -481,7 +481,7 @@ TEST_P(NetEngine, MessagesWithAWrongTokenAreIgnored) {
   net::Blob own_part = own_part_of(ends[1], good[1]);
   own_part[0] ^= std::byte{1};
   std::vector<net::Blob> wrong = good;
-  wrong[1] = net::make_blob(GetParam(), ends[1].options, own_part).value();
+  wrong[1] = net::make_blob(ends[1].engine->name(), ends[1].options, own_part).value();
   ASSERT_TRUE(ends.connect(0, wrong).ok());
   ASSERT_TRUE(ends.connect(1, good).ok());
   ends[0].engine->notify(1, 0, 1);

@@ -6,7 +6,9 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstring>
+#include <thread>
 #include <vector>
 
 #include "net/blob.hpp"
@@ -195,6 +197,53 @@ TEST_F(NetMessage, OfEndlessNumberBeforeOneThatIsMissingEndTheConnection) {
     inbound_.accept(notify(sequence), {});
   }
   EXPECT_TRUE(inbound_.broken());
+}
+
+TEST_F(NetMessage, FarAheadOfTheOtherWayWaitForIt) {
+  using net::ucx::Way;
+  for (std::uint64_t sequence = 1; sequence <= Inbound::kFarAhead; ++sequence) {
+    ASSERT_FALSE(inbound_.is_ahead(Way::kWorker)) << sequence;
+    ASSERT_TRUE(inbound_.accept(notify(sequence, sequence), {}, Way::kWorker));
+  }
+  EXPECT_TRUE(inbound_.is_ahead(Way::kWorker));
+  EXPECT_FALSE(inbound_.is_ahead(Way::kReceiver));
+  EXPECT_FALSE(inbound_.has_due());
+  EXPECT_TRUE(inbound_.accept(put(0, 0, 16), payload_, Way::kReceiver));
+  EXPECT_FALSE(inbound_.is_ahead(Way::kWorker));
+  EXPECT_EQ(due_values().size(), Inbound::kFarAhead);
+  EXPECT_FALSE(inbound_.broken());
+}
+
+TEST_F(NetMessage, OfTwoThreadsCountInTheOrderOfTheirNumbersWithTheirBytesInPlace) {
+  using net::ucx::Way;
+  constexpr std::uint64_t kNumPuts = 2000;
+  memory_.resize(kNumPuts * payload_.size());
+  Inbound inbound(Seal::make(key_).value(), {kSender, kNumChannels, memory_});
+  std::vector<Message> puts;
+  std::vector<Message> notifies;
+  for (std::uint64_t i = 0; i < kNumPuts; ++i) {
+    puts.push_back(put(2 * i, i * payload_.size(), payload_.size()));
+    notifies.push_back(notify(2 * i + 1, i));
+  }
+  std::jthread receiver([&] {
+    for (const Message& message : puts) inbound.accept(message, payload_, Way::kReceiver);
+  });
+  std::jthread worker([&] {
+    for (const Message& message : notifies) inbound.accept(message, {}, Way::kWorker);
+  });
+  std::uint64_t next = 0;
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  while (next < kNumPuts && std::chrono::steady_clock::now() < deadline) {
+    if (!inbound.has_due()) std::this_thread::yield();
+    for (const Message& message : inbound.take_due()) {
+      ASSERT_EQ(message.value, next);
+      const auto bytes = memory_.begin() + static_cast<std::ptrdiff_t>(next * payload_.size());
+      ASSERT_TRUE(std::equal(payload_.begin(), payload_.end(), bytes)) << next;
+      ++next;
+    }
+  }
+  EXPECT_EQ(next, kNumPuts);
+  EXPECT_EQ(inbound.num_dropped(), 0U);
 }
 
 TEST(NetSeal, BothEndsOfAPairDeriveTheSameKeysAndNobodyElse) {

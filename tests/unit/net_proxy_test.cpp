@@ -63,7 +63,8 @@ class NetProxy : public testing::TestWithParam<const char*> {
                                        .num_peers = shape.num_ends,
                                        .num_channels = shape.num_channels,
                                        .memory = rank->memory,
-                                       .timeout_ns = shape.timeout_ns};
+                                       .timeout_ns = shape.timeout_ns,
+                                       .may_start_receiver = has_receivers(GetParam())};
       auto engine = net_engine(GetParam()).create(options).value();
       addresses.push_back(engine->address().value());
       Bell* bell = &rank->bell;

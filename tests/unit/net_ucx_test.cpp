@@ -40,9 +40,14 @@ Status in_fresh_process(const std::function<Status()>& body) {
   return process.result();
 }
 
-Status create_status() {
+/// Ends that receive by one thread, and by two.
+constexpr std::array<const char*, 2> kEngines{"ucx", "ucx_with_receivers"};
+
+Status create_status(std::string_view engine = "ucx") {
   std::vector<std::byte> memory(4096);
-  return net_engine("ucx").create({.self = 0, .num_peers = 2, .num_channels = 1, .memory = memory}).status();
+  net::EngineOptions options{.self = 0, .num_peers = 2, .num_channels = 1, .memory = memory};
+  options.may_start_receiver = has_receivers(engine);
+  return net_engine(engine).create(options).status();
 }
 
 /// Where this process listens for IPv4 connections.
@@ -266,12 +271,15 @@ TEST(NetUcx, PeersOfThisHostStoreIntoMemoryAndListenOnTheLoopbackInterfaceAlone)
 }
 
 TEST(NetUcx, OnceAllPeersHaveConnectedNobodyElseIsAndCan) {
-  for (const bool of_one_host : {true, false}) {
-    const Status status = in_fresh_process([of_one_host] {
+  constexpr std::size_t kBytes = 100'000;
+  for (const int one_case : {0, 1, 2, 3}) {
+    const bool of_one_host = one_case % 2 == 0;
+    const char* const engine = kEngines[static_cast<std::size_t>(one_case / 2)];
+    const Status status = in_fresh_process([of_one_host, engine] {
       setenv("UCX_TLS", "tcp", 1);
-      NetEnds ends(
-          "ucx",
-          {.num_ends = 3, .memory_bytes = 4096, .hosts = of_one_host ? std::vector<int>{7, 7, 7} : std::vector<int>{}});
+      NetEnds ends(engine, {.num_ends = 3,
+                            .memory_bytes = kBytes,
+                            .hosts = of_one_host ? std::vector<int>{7, 7, 7} : std::vector<int>{}});
       const std::vector<sockaddr_in> addresses = listening_addresses();
       if (addresses.empty()) return Status(ErrorCode::kInternal, "it listens nowhere");
       // In a process of its own: what this one connects counts as a peer's.
@@ -301,7 +309,7 @@ TEST(NetUcx, OnceAllPeersHaveConnectedNobodyElseIsAndCan) {
       if (!ended || !end.ok()) return end;
       for (int from = 0; from < ends.size(); ++from) {
         const int to = (from + 1) % ends.size();
-        ends[from].engine->put(to, 0, 0, 0, 4096);
+        ends[from].engine->put(to, 0, 0, 0, kBytes);
         ends[from].engine->notify(to, 0, 1);
         if (!ends.poll_until([&] { return ends[to].highest(from, 0) == 1; })) {
           return Status(ErrorCode::kTimeout, "peers do not reach each other any more");
@@ -309,7 +317,7 @@ TEST(NetUcx, OnceAllPeersHaveConnectedNobodyElseIsAndCan) {
       }
       return Status();
     });
-    EXPECT_TRUE(status.ok()) << of_one_host << ": " << status.to_string();
+    EXPECT_TRUE(status.ok()) << engine << ", one host " << of_one_host << ": " << status.to_string();
   }
 }
 
@@ -350,28 +358,38 @@ TEST(NetUcx, EndsThatDisagreeAboutHostsAreRefused) {
 
 TEST(NetUcx, TooFewDescriptorsAreATypedErrorThatNamesTheLimit) {
   // From none to as many as are enough: UCX ends the process where it finds out by itself.
-  bool created = false;
-  for (rlim_t limit = 8; !created && limit < 256; limit += 4) {
-    const Status status = in_fresh_process([limit] {
-      const rlimit descriptors{limit, limit};
-      setrlimit(RLIMIT_NOFILE, &descriptors);
-      return create_status();
-    });
-    created = status.ok();
-    if (created) break;
-    EXPECT_EQ(status.code(), ErrorCode::kSystem) << limit << ": " << status.to_string();
-    EXPECT_THAT(status.message(), HasSubstr("this process may have " + std::to_string(limit)));
-    EXPECT_THAT(status.message(), HasSubstr("ulimit -n"));
+  for (const char* engine : kEngines) {
+    bool created = false;
+    // A receiver is left out where there are too few for it.
+    for (rlim_t limit = 8; limit < 256; limit += 4) {
+      const Status status = in_fresh_process([limit, engine] {
+        const rlimit descriptors{limit, limit};
+        setrlimit(RLIMIT_NOFILE, &descriptors);
+        return create_status(engine);
+      });
+      if (created || status.ok()) {
+        created = true;
+        EXPECT_TRUE(status.ok()) << engine << ' ' << limit << ": " << status.to_string();
+        continue;
+      }
+      EXPECT_EQ(status.code(), ErrorCode::kSystem) << limit << ": " << status.to_string();
+      EXPECT_THAT(status.message(), HasSubstr("this process may have " + std::to_string(limit)));
+      EXPECT_THAT(status.message(), HasSubstr("ulimit -n"));
+    }
+    EXPECT_TRUE(created) << engine;
   }
-  EXPECT_TRUE(created);
 }
 
 TEST(NetUcx, DescriptorsThatRunOutWhileConnectingEndNoProcess) {
   // For none, one, two or all three of the ends, which share what this process may have.
-  constexpr rlim_t kEnough = 40;
-  for (const rlim_t num_left : std::initializer_list<rlim_t>{0, 4, 8, 12, 14, 18, 22, 26, kEnough}) {
-    const Status status = in_fresh_process([num_left] {
-      NetEnds ends("ucx", {.num_ends = 3, .timeout_ns = 100'000'000});
+  constexpr std::array<rlim_t, 2> kEnough{40, 120};  // by engine
+  constexpr std::array<rlim_t, 13> kNumLeft{0, 4, 8, 12, 14, 18, 22, 26, 40, 56, 72, 96, 120};
+  for (std::size_t one_case = 0; one_case < 2 * kNumLeft.size(); ++one_case) {
+    const rlim_t num_left = kNumLeft[one_case / 2];
+    const char* const engine = kEngines[one_case % 2];
+    const bool may_fail = num_left < kEnough[one_case % 2];
+    const Status status = in_fresh_process([num_left, engine, may_fail] {
+      NetEnds ends(engine, {.num_ends = 3, .timeout_ns = 100'000'000});
       const std::vector<net::Blob> addresses = ends.addresses();
       const int next = dup(0);
       close(next);
@@ -380,7 +398,7 @@ TEST(NetUcx, DescriptorsThatRunOutWhileConnectingEndNoProcess) {
       setrlimit(RLIMIT_NOFILE, &descriptors);
       for (int end = 0; end < ends.size(); ++end) {
         const Status connected = ends.connect(end, addresses);
-        const bool too_few = num_left < kEnough && connected.code() == ErrorCode::kSystem;
+        const bool too_few = may_fail && connected.code() == ErrorCode::kSystem;
         if (!connected.ok() && !too_few) return connected;
       }
       for (int from = 0; from < ends.size(); ++from) {
@@ -393,7 +411,7 @@ TEST(NetUcx, DescriptorsThatRunOutWhileConnectingEndNoProcess) {
       }
       return Status();
     });
-    EXPECT_TRUE(status.ok()) << num_left << ": " << status.to_string();
+    EXPECT_TRUE(status.ok()) << engine << ' ' << num_left << ": " << status.to_string();
   }
 }
 

@@ -51,7 +51,8 @@ class Rings : public testing::TestWithParam<RingConfig> {
                                        .num_peers = 2,
                                        .num_channels = 2,
                                        .memory = end.memory,
-                                       .timeout_ns = std::chrono::nanoseconds(kDeadline).count()};
+                                       .timeout_ns = std::chrono::nanoseconds(kDeadline).count(),
+                                       .may_start_receiver = has_receivers(GetParam().engine)};
       auto engine = net_engine(GetParam().engine).create(options).value();
       addresses.push_back(engine->address().value());
       end.proxy = std::make_unique<net::Proxy>(std::move(engine), options, [] {});

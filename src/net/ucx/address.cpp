@@ -12,7 +12,7 @@ Blob encode_address(const EndAddress& address) {
   writer.u64(address.gpu_base);
   writer.u64(address.gpu_bytes);
   for (const ScopeAddress& scope : address.scopes) {
-    for (const std::span<const std::byte> part : {scope.worker, scope.memory_key, scope.gpu_key}) {
+    for (const std::span<const std::byte> part : {scope.worker, scope.memory_key, scope.gpu_key, scope.receiver}) {
       writer.u32(static_cast<std::uint32_t>(part.size()));
       writer.bytes(part);
     }
@@ -32,6 +32,7 @@ Result<EndAddress> parse_address(std::span<const std::byte> own_part) {
     scope.worker = reader.bytes(reader.u32());
     scope.memory_key = reader.bytes(reader.u32());
     scope.gpu_key = reader.bytes(reader.u32());
+    scope.receiver = reader.bytes(reader.u32());
   }
   if (!reader.finished()) {
     return Status(ErrorCode::kTransport,

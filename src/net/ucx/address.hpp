@@ -12,6 +12,7 @@
 ///   4, …       length and bytes of its worker's address, as UCX packs it; empty where it expects no such peer
 ///   4, …       length and bytes of the key to its memory; empty where peers cannot write there
 ///   4, …       the same of its GPU memory
+///   4, …       length and bytes of its receiver's address; empty where it has none
 
 #include <cstddef>
 #include <cstdint>
@@ -29,6 +30,7 @@ struct ScopeAddress {
   std::span<const std::byte> worker;
   std::span<const std::byte> memory_key;
   std::span<const std::byte> gpu_key{};
+  std::span<const std::byte> receiver{};
 };
 
 struct EndAddress {

@@ -6,7 +6,7 @@
 
 namespace ferry::net::ucx {
 
-bool Admission::advance(std::span<Peer> peers, const Scopes& scopes) {
+bool Admission::advance(std::span<Peer> peers, Scopes& scopes) {
   const bool named = name_sockets(peers);
   close(peers, scopes);
   return named;
@@ -31,7 +31,7 @@ bool Admission::name_sockets(std::span<Peer> peers) {
   return true;
 }
 
-void Admission::close(std::span<const Peer> peers, const Scopes& scopes) {
+void Admission::close(std::span<const Peer> peers, Scopes& scopes) {
   if (closed_ || !named_sockets_ || !std::ranges::all_of(peers, [](const Peer& peer) {
         return peer.connection == nullptr || peer.lost || peer.settled;
       })) {
@@ -40,9 +40,7 @@ void Admission::close(std::span<const Peer> peers, const Scopes& scopes) {
   closed_ = true;
   std::set<SocketName> known_ends;
   for (const Peer& peer : peers) known_ends.insert(peer.sockets.begin(), peer.sockets.end());
-  for (const Scope scope : {Scope::kHost, Scope::kNetwork}) {
-    if (Resources* resources = scopes.at(scope); resources != nullptr) resources->stop_listening(known_ends);
-  }
+  scopes.stop_listening(known_ends);
 }
 
 }  // namespace ferry::net::ucx

@@ -15,14 +15,14 @@ namespace ferry::net::ucx {
 class Admission {
  public:
   /// Does what has become possible. Called from every poll. True if something is to be sent.
-  bool advance(std::span<Peer> peers, const Scopes& scopes);
+  bool advance(std::span<Peer> peers, Scopes& scopes);
 
   /// Everybody who may connect has done so, or was lost.
   bool is_closed() const { return closed_; }
 
  private:
   bool name_sockets(std::span<Peer> peers);
-  void close(std::span<const Peer> peers, const Scopes& scopes);
+  void close(std::span<const Peer> peers, Scopes& scopes);
 
   bool named_sockets_ = false;
   bool closed_ = false;

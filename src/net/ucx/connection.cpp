@@ -9,21 +9,9 @@
 
 #include "net/remote_words.hpp"
 #include "net/ucx/paths.hpp"
+#include "net/ucx/receiver.hpp"
 
 namespace ferry::net::ucx {
-namespace {
-
-/// UCX reads packed addresses and keys without knowing their length. What parse_blob accepts is what the peer packed;
-/// the zeros are for a reader that reads slightly past the end.
-constexpr std::size_t kTailBytes = 1024;
-
-std::vector<std::byte> with_tail(std::span<const std::byte> bytes) {
-  std::vector<std::byte> copy(bytes.size() + kTailBytes);
-  std::ranges::copy(bytes, copy.begin());
-  return copy;
-}
-
-}  // namespace
 
 Connection::Connection(const Resources& resources, Seal seal, std::uint32_t self, int rank, int num_channels)
     : resources_(resources),
@@ -39,8 +27,15 @@ void Connection::release_key() {
   }
 }
 
-Status Connection::open(std::span<const std::byte> address, const RemoteMemory& memory,
-                        const RemoteMemory& gpu_memory) {
+Status Connection::open(const Addresses& addresses, const RemoteMemory& memory, const RemoteMemory& gpu_memory) {
+  Status status = create_endpoint(addresses.worker, &endpoint_);
+  if (status.ok()) status = open_memory(memory);
+  if (status.ok()) status = open_gpu_memory(gpu_memory);
+  if (!status.ok() || put_way_ != PutWay::kMessages || addresses.receiver.empty()) return status;
+  return create_endpoint(addresses.receiver, &bulk_endpoint_);
+}
+
+Status Connection::create_endpoint(std::span<const std::byte> address, ucp_ep_h* endpoint) {
   const std::vector<std::byte> address_copy = with_tail(address);
   ucp_ep_params_t params{};
   params.field_mask =
@@ -49,18 +44,14 @@ Status Connection::open(std::span<const std::byte> address, const RemoteMemory& 
   params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
   params.err_handler.cb = on_failed;
   params.err_handler.arg = this;
-  if (Status status = ucx_status(library_.ep_create(resources_.worker(), &params, &endpoint_),
-                                 fmt::format("connecting to rank {}", rank_),
-                                 "UCX_TLS and UCX_NET_DEVICES must leave a transport that reaches it and detects that "
-                                 "it is lost: tcp, a network card's, or shared memory with UCX_POSIX_ERROR_HANDLING=y "
-                                 "and UCX_SYSV_ERROR_HANDLING=y",
-                                 rank_);
-      !status.ok()) {
-    endpoint_ = nullptr;
-    return status;
-  }
-  Status status = open_memory(memory);
-  return status.ok() ? open_gpu_memory(gpu_memory) : status;
+  Status status = ucx_status(library_.ep_create(resources_.worker(), &params, endpoint),
+                             fmt::format("connecting to rank {}", rank_),
+                             "UCX_TLS and UCX_NET_DEVICES must leave a transport that reaches it and detects that "
+                             "it is lost: tcp, a network card's, or shared memory with UCX_POSIX_ERROR_HANDLING=y "
+                             "and UCX_SYSV_ERROR_HANDLING=y",
+                             rank_);
+  if (!status.ok()) *endpoint = nullptr;
+  return status;
 }
 
 Status Connection::unpack(std::span<const std::byte> key, ucp_rkey_h* unpacked) {
@@ -160,7 +151,9 @@ void Connection::put_from(int channel, std::span<const std::byte> source, std::s
     message.kind = MessageKind::kPut;
     message.channel = static_cast<std::uint32_t>(channel);
     message.value = remote_offset + done;
-    send(message, source.subspan(done, std::min(kMaxPayloadBytes, num_bytes - done)));
+    const std::span<const std::byte> payload = source.subspan(done, std::min(kMaxPayloadBytes, num_bytes - done));
+    const bool is_bulk = bulk_endpoint_ != nullptr && payload.size() >= kMinReceiverBytes;
+    send(is_bulk ? bulk_endpoint_ : endpoint_, message, payload);
   }
 }
 
@@ -231,6 +224,16 @@ void Connection::answer(const Message& message, std::span<const std::byte> paylo
   if (usable() && !stopped_) send(message, payload);
 }
 
+void Connection::greet() {
+  const Message hello{.kind = MessageKind::kHello};
+  send_last(hello);
+  if (!usable() || bulk_endpoint_ == nullptr) return;
+  send(bulk_endpoint_, hello, {});
+  Operation* operation = take_operation(Kind::kBulkFlush);
+  const ucp_request_param_t params = params_of(operation);
+  started(operation, library_.ep_flush_nbx(bulk_endpoint_, &params));
+}
+
 void Connection::send_last(const Message& message) {
   if (!usable()) return;
   waiting_.push_back({message, num_writes_, true});
@@ -274,7 +277,7 @@ bool Connection::advance() {
   return moved;
 }
 
-void Connection::send(const Message& message, std::span<const std::byte> payload) {
+void Connection::send(ucp_ep_h endpoint, const Message& message, std::span<const std::byte> payload) {
   if (!usable()) return;
   Operation* operation = take_operation(Kind::kMessage);
   Message& sent = operation->message;
@@ -292,7 +295,7 @@ void Connection::send(const Message& message, std::span<const std::byte> payload
   params.op_attr_mask |= UCP_OP_ATTR_FIELD_FLAGS;
   params.flags = UCP_AM_SEND_FLAG_EAGER;
   started(operation,
-          library_.am_send_nbx(endpoint_, kMessageId, &sent, sizeof(Message), payload.data(), payload.size(), &params));
+          library_.am_send_nbx(endpoint, kMessageId, &sent, sizeof(Message), payload.data(), payload.size(), &params));
 }
 
 void Connection::flush() {
@@ -305,19 +308,27 @@ void Connection::flush() {
 
 void Connection::shut() {
   stop();
-  if (endpoint_ == nullptr) return;
+  close(&bulk_endpoint_);
+  close(&endpoint_);
+}
+
+void Connection::close(ucp_ep_h* endpoint) {
+  if (*endpoint == nullptr) return;
   Operation* operation = take_operation(Kind::kClose);
   ucp_request_param_t params = params_of(operation);
   params.op_attr_mask |= UCP_OP_ATTR_FIELD_FLAGS;
   params.flags = UCP_EP_CLOSE_FLAG_FORCE;
-  started(operation, library_.ep_close_nbx(std::exchange(endpoint_, nullptr), &params));
+  started(operation, library_.ep_close_nbx(std::exchange(*endpoint, nullptr), &params));
 }
 
 Path Connection::path(int peer) const {
   if (endpoint_ == nullptr) return {.peer = peer, .description = "closed"};
   const std::vector<Lane> lanes = lanes_of(library_, endpoint_);
   const std::string_view stores = put_way_ == PutWay::kStores ? "memory (puts), " : "";
-  return {.peer = peer, .description = fmt::format("{}{}", stores, describe(lanes)), .in_memory = are_in_memory(lanes)};
+  const std::string_view bulk = bulk_endpoint_ != nullptr ? ", large puts by a receiver" : "";
+  return {.peer = peer,
+          .description = fmt::format("{}{}{}", stores, describe(lanes), bulk),
+          .in_memory = are_in_memory(lanes)};
 }
 
 Connection::Operation* Connection::take_operation(Kind kind) {
@@ -363,6 +374,8 @@ void Connection::complete(Operation* operation, ucs_status_t status) {
     reached_ = true;
     flushed_ = std::max(flushed_, operation->covers);
     recheck_waiting_ = !waiting_.empty();
+  } else if (operation->kind == Kind::kBulkFlush) {
+    bulk_reached_ = true;
   }
 }
 

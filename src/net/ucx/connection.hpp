@@ -8,7 +8,8 @@
 ///   stores    memory of this host that UCX has mapped here: a copy
 ///   writes    a network card that writes into the peer's memory by itself: UCX's puts
 ///   messages  anything else: the peer copies the payload into its memory (net/ucx/inbound.hpp). UCX would emulate a
-///             put in the same way, but its receiver answers each, and aborts if it cannot.
+///             put in the same way, but its receiver answers each, and aborts if it cannot. Large ones go to the
+///             peer's receiver (net/ucx/receiver.hpp) where it has one, by an endpoint of their own.
 ///
 /// Order. Stores are done when put() returns, and messages are numbered, so a message may follow both at once. Writes
 /// are numbered too: a message waits for that of the last write before it on its channel, until a flush that began
@@ -46,9 +47,13 @@ class Connection {
     std::span<const std::byte> key{};
     std::uint64_t base = 0;
   };
-  /// `address`, too, comes from UCX's packing.
+  /// Of the peer's workers, from UCX's packing, too. The second may be empty.
+  struct Addresses {
+    std::span<const std::byte> worker{};
+    std::span<const std::byte> receiver{};
+  };
   /// @errors kUnsupported: this end has GPU memory, and no card reaches the peer's
-  Status open(std::span<const std::byte> address, const RemoteMemory& memory, const RemoteMemory& gpu_memory);
+  Status open(const Addresses& addresses, const RemoteMemory& memory, const RemoteMemory& gpu_memory);
 
   void put(int channel, std::size_t local_offset, std::size_t remote_offset, std::size_t num_bytes);
   /// From any memory of this process, which stays as it is until a later flush was answered.
@@ -65,10 +70,12 @@ class Connection {
   void notify_after_all(const Message& message);
   /// Sent at once. The payload stays as it is until it has left.
   void answer(const Message& message, std::span<const std::byte> payload = {});
+  /// The first message by each endpoint: sets the connection up.
+  void greet();
   /// Sent after all earlier puts and messages, and followed by a flush of its own.
   void send_last(const Message& message);
-  /// Whether the peer has been reached: something was sent and has left this end.
-  bool reached() const { return reached_; }
+  /// Whether the peer has been reached: something was sent by each endpoint and has left this end.
+  bool reached() const { return reached_ && (bulk_endpoint_ == nullptr || bulk_reached_); }
   /// Accepts nothing more. Messages not sent yet are discarded.
   void stop();
   /// Starts making sure that all puts given so far arrive.
@@ -87,14 +94,14 @@ class Connection {
   void shut();
   /// Releases the key to the peer's memory. Before the worker is destroyed.
   void release_key();
-  bool is_shut() const { return endpoint_ == nullptr && num_in_flight_ == 0; }
+  bool is_shut() const { return endpoint_ == nullptr && bulk_endpoint_ == nullptr && num_in_flight_ == 0; }
 
   /// The transports that UCX chose for this peer, which the engine's owner knows as `peer`.
   Path path(int peer) const;
 
  private:
   enum class PutWay { kMessages, kStores, kWrites };
-  enum class Kind { kWrite, kRead, kFlush, kMessage, kClose };
+  enum class Kind { kWrite, kRead, kFlush, kBulkFlush, kMessage, kClose };
   struct Operation {
     Connection* connection = nullptr;
     Kind kind = Kind::kWrite;
@@ -117,6 +124,7 @@ class Connection {
   static ucp_request_param_t params_of(Operation* operation);
   void started(Operation* operation, ucs_status_ptr_t request);
   void complete(Operation* operation, ucs_status_t status);
+  Status create_endpoint(std::span<const std::byte> address, ucp_ep_h* endpoint);
   Status unpack(std::span<const std::byte> key, ucp_rkey_h* unpacked);
   Status open_memory(const RemoteMemory& memory);
   Status open_gpu_memory(const RemoteMemory& memory);
@@ -125,8 +133,10 @@ class Connection {
   void set_memory_handle(std::span<const std::byte> local, ucp_request_param_t* params) const;
   void write(int channel, std::span<const std::byte> source, std::size_t remote_offset);
   void notify_after(std::uint64_t write, const Message& message);
-  void send(const Message& message, std::span<const std::byte> payload = {});
+  void send(const Message& message, std::span<const std::byte> payload = {}) { send(endpoint_, message, payload); }
+  void send(ucp_ep_h endpoint, const Message& message, std::span<const std::byte> payload);
   void flush();
+  void close(ucp_ep_h* endpoint);
 
   const Resources& resources_;  // not used by completions, which may run while it is being destroyed
   const Library& library_;
@@ -134,6 +144,7 @@ class Connection {
   const std::uint32_t self_;
   const int rank_;  // of the peer
   ucp_ep_h endpoint_ = nullptr;
+  ucp_ep_h bulk_endpoint_ = nullptr;  // to the peer's receiver; null: it has none
   ucp_rkey_h remote_key_ = nullptr;
   ucp_rkey_h gpu_key_ = nullptr;
   PutWay put_way_ = PutWay::kMessages;
@@ -143,6 +154,7 @@ class Connection {
   ucs_status_t failure_ = UCS_OK;
   bool stopped_ = false;
   bool reached_ = false;
+  bool bulk_reached_ = false;
 
   std::uint64_t num_sent_ = 0;             // messages; also the number of the next
   std::uint64_t num_writes_ = 0;           // also the number of the last write

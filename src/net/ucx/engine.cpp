@@ -4,6 +4,7 @@
 #include <poll.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <utility>
@@ -18,6 +19,7 @@
 #include "net/ucx/peer.hpp"
 #include "net/ucx/scopes.hpp"
 #include "net/ucx/serve.hpp"
+#include "net/wake_fd.hpp"
 
 namespace ferry::net::ucx {
 namespace {
@@ -59,7 +61,7 @@ class UcxEngine final : public Engine {
   bool poll() override;
   bool flushed(int peer) const override;
   int event_fd() const override { return scopes_.event_fd(); }
-  bool arm() override { return !usable() || scopes_.arm(); }
+  bool arm() override;
   std::vector<Path> paths() const override;
   void limit_close_time(std::int64_t timeout_ns) override {
     options_.timeout_ns = std::min(options_.timeout_ns, timeout_ns);
@@ -67,6 +69,7 @@ class UcxEngine final : public Engine {
   void close() override { leave(options_.timeout_ns); }
 
  private:
+  template <Way way>
   static ucs_status_t on_message(void* engine, const void* header, std::size_t header_bytes, void* data,
                                  std::size_t num_bytes, const ucp_am_recv_param_t* param) noexcept;
 
@@ -74,7 +77,8 @@ class UcxEngine final : public Engine {
   bool can_send(int peer) const { return usable() && !at(peer).lost && at(peer).connection != nullptr; }
   Peer& at(int peer) { return peers_[static_cast<std::size_t>(peer)]; }
   const Peer& at(int peer) const { return peers_[static_cast<std::size_t>(peer)]; }
-  void receive(std::span<const std::byte> header, std::span<const std::byte> payload);
+  void receive(std::span<const std::byte> header, std::span<const std::byte> payload, Way way);
+  bool is_ahead(Way way) const;
   bool advance();
   bool deliver();
   void deliver(int sender, const Message& message);
@@ -97,13 +101,19 @@ class UcxEngine final : public Engine {
   std::vector<Peer> peers_;
   Admission admission_;
   ReservedDescriptors descriptors_;  // of connections that are being made
-  bool is_due_ = false;              // a message has come that is to be delivered
+  WakeFd wake_;                      // by which receivers wake who sleeps on event_fd()
+  // Stays set while others than who sleeps there poll: they may not be there when something comes.
+  std::atomic<bool> wants_wake_{false};
+  bool armed_ = false;               // wants_wake_ has been set since wake_ was cleared
+  std::atomic<bool> is_due_{false};  // a message has come that is to be delivered
   bool connected_ = false;
 };
 
 Status UcxEngine::open(const Library& library) {
   version_ = library.version;
-  Status status = scopes_.open(library, options_, on_message, this);
+  if (options_.may_start_receiver && wake_.get() < 0) options_.may_start_receiver = false;
+  const Receiver::Calls receiver{on_message<Way::kReceiver>, this, [this] { return !is_ahead(Way::kReceiver); }};
+  Status status = scopes_.open(library, options_, {on_message<Way::kWorker>, this, receiver, wake_.get()});
   options_.memory = scopes_.memory();
   return status;
 }
@@ -120,8 +130,12 @@ Result<Blob> UcxEngine::address() const {
   for (const Scope scope : {Scope::kHost, Scope::kNetwork}) {
     const Resources* resources = scopes_.at(scope);
     if (resources == nullptr) continue;
-    address.scopes[static_cast<std::size_t>(scope)] = {resources->address(), resources->remote_key(),
-                                                       resources->gpu_key()};
+    const Receiver* receiver = scopes_.receiver_at(scope);
+    address.scopes[static_cast<std::size_t>(scope)] = {
+        .worker = resources->address(),
+        .memory_key = resources->remote_key(),
+        .gpu_key = resources->gpu_key(),
+        .receiver = receiver != nullptr ? receiver->address() : std::span<const std::byte>()};
   }
   return make_blob(kName, options_, encode_address(address));
 }
@@ -141,8 +155,11 @@ Status UcxEngine::connect(std::span<const Blob> addresses, EngineEvents events) 
     if (!own_part.ok()) return own_part.status();
     own_parts[index] = *own_part;
   }
-  // UCX ends the process if it finds out in the middle of a connection.
-  if (Status status = descriptors_.reserve(descriptors_of_connections(peers_.size() - 1)); !status.ok()) return status;
+  // UCX ends the process if it finds out in the middle of a connection. A receiver's connections go both ways, too.
+  const std::size_t num_workers = scopes_.has_receivers() ? 3 : 1;
+  if (Status status = descriptors_.reserve(num_workers * descriptors_of_connections(peers_.size() - 1)); !status.ok()) {
+    return status;
+  }
   const OwnEnd own{options_, scopes_, token_, keys_};
   for (int peer = 0; peer < options_.num_peers; ++peer) {
     if (peer == options_.self) continue;
@@ -154,9 +171,9 @@ Status UcxEngine::connect(std::span<const Blob> addresses, EngineEvents events) 
   events_ = std::move(events);
   connected_ = true;
   for (Peer& peer : peers_) {
-    if (peer.connection != nullptr) peer.connection->send_last({.kind = MessageKind::kHello});
+    if (peer.connection != nullptr) peer.connection->greet();
   }
-  return {};
+  return scopes_.start_receivers();
 }
 
 void UcxEngine::put(int peer, int channel, std::size_t local_offset, std::size_t remote_offset, std::size_t num_bytes) {
@@ -210,10 +227,16 @@ void UcxEngine::notify(int peer, int channel, std::uint64_t value) {
 
 bool UcxEngine::poll() {
   if (!usable()) return false;
+  if (armed_ && !wants_wake_.load(std::memory_order_seq_cst)) {
+    armed_ = false;
+    wake_.clear();
+  }
   bool moved = advance();
   // A round in which nothing comes costs a system call, which what has come need not wait for.
   is_due_ = false;
-  for (int round = 0; round < kMaxProgress && !is_due_ && scopes_.progress(); ++round) moved = true;
+  for (int round = 0; round < kMaxProgress && !is_due_ && !is_ahead(Way::kWorker) && scopes_.progress(); ++round) {
+    moved = true;
+  }
   moved |= deliver();
   moved |= notice_failures();
   moved |= admission_.advance(peers_, scopes_);
@@ -221,6 +244,18 @@ bool UcxEngine::poll() {
   // Send what a completed flush has made due now: the owner may sleep after this.
   moved |= advance();
   return moved;
+}
+
+bool UcxEngine::arm() {
+  if (!usable()) return true;
+  if (scopes_.has_receivers()) {
+    // What a receiver has got before it sees this flag is seen here.
+    armed_ = true;
+    wants_wake_.store(true, std::memory_order_seq_cst);
+    const auto has_news = [](const Peer& peer) { return peer.inbound != nullptr && peer.inbound->has_news(); };
+    if (std::ranges::any_of(peers_, has_news)) return false;
+  }
+  return scopes_.arm();
 }
 
 bool UcxEngine::advance() {
@@ -310,6 +345,11 @@ void UcxEngine::lose(int peer, const Status& why) {
   if (events_.lost) events_.lost(peer, why);
 }
 
+bool UcxEngine::is_ahead(Way way) const {
+  return std::ranges::any_of(
+      peers_, [way](const Peer& peer) { return peer.inbound != nullptr && peer.inbound->is_ahead(way); });
+}
+
 bool UcxEngine::flushed(int peer) const {
   const Connection* connection = at(peer).connection.get();
   return connection == nullptr || at(peer).lost || connection->quiet();
@@ -361,6 +401,7 @@ void UcxEngine::leave(std::int64_t timeout_ns) {
     }
     poll_until(deadline, [](const Peer& peer) { return peer.left && peer.connection->quiet(); });
   }
+  scopes_.stop_receivers();
   drop_connections();
   scopes_.close();
   peers_.clear();
@@ -386,23 +427,28 @@ void UcxEngine::drop_connections() {
   }
 }
 
+template <Way way>
 ucs_status_t UcxEngine::on_message(void* engine, const void* header, std::size_t header_bytes, void* data,
                                    std::size_t num_bytes, const ucp_am_recv_param_t* param) noexcept {
   // With this flag `data` only describes what the sender would like this end to fetch. No peer sends such.
   if ((param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0) return UCS_OK;
   static_cast<UcxEngine*>(engine)->receive({static_cast<const std::byte*>(header), header_bytes},
-                                           {static_cast<const std::byte*>(data), num_bytes});
+                                           {static_cast<const std::byte*>(data), num_bytes}, way);
   return UCS_OK;
 }
 
-/// From anybody who reaches this end.
-void UcxEngine::receive(std::span<const std::byte> header, std::span<const std::byte> payload) {
+/// From anybody who reaches this end, by the owner's thread or a receiver's.
+void UcxEngine::receive(std::span<const std::byte> header, std::span<const std::byte> payload, Way way) {
   const std::optional<Message> message = parse_message(header);
   if (!message || message->sender >= peers_.size()) return;
   Inbound* inbound = peers_[message->sender].inbound.get();
   if (inbound == nullptr) return;
-  inbound->accept(*message, payload);
-  is_due_ |= inbound->has_due();
+  inbound->accept(*message, payload, way);
+  if (!inbound->has_news()) return;
+  is_due_ = true;
+  if (wants_wake_.load(std::memory_order_seq_cst) && wants_wake_.exchange(false, std::memory_order_seq_cst)) {
+    wake_.signal();
+  }
 }
 
 }  // namespace

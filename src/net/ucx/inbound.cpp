@@ -35,23 +35,51 @@ std::optional<AtomicOp> atomic_in(const Message& message) {
   }
 }
 
-bool Inbound::accept(const Message& message, std::span<const std::byte> payload) noexcept {
-  const bool is_new = message.sequence >= next_ && !early_.contains(message.sequence);
-  if (broken_ || !is_new || message.sender != params_.sender || message.payload_bytes != payload.size() ||
+bool Inbound::accept(const Message& message, std::span<const std::byte> payload, Way way) noexcept {
+  std::unique_lock lock(mutex_);
+  if (broken() || !is_new(message) || message.sender != params_.sender || message.payload_bytes != payload.size() ||
       !seal_.matches(message.sequence, message.sealed_bytes(), message.tag)) {
     return drop();
   }
-  if (!is_sound(message, payload.size()) || early_.size() >= kMaxEarly) {
+  if (!is_sound(message, payload.size()) || num_early_[index_of(way)] >= kMaxEarly) {
     broken_ = true;
     return drop();
   }
-  if (!payload.empty()) store(message, payload);
+  if (message.kind == MessageKind::kPut) {
+    lock.unlock();
+    store(message, payload);
+    lock.lock();
+    // The same message by two threads at once: one of them is somebody's repetition.
+    if (broken() || !is_new(message)) return drop();
+  } else if (!payload.empty()) {
+    store(message, payload);
+  }
   try {
-    keep(message);
+    keep(message, way);
   } catch (const std::bad_alloc&) {
     broken_ = true;
   }
   return true;
+}
+
+void Inbound::expect(std::uint64_t ticket, std::span<std::byte> into) {
+  const std::lock_guard lock(mutex_);
+  gets_[ticket] = into;
+}
+
+void Inbound::forget(std::uint64_t ticket) {
+  const std::lock_guard lock(mutex_);
+  gets_.erase(ticket);
+}
+
+void Inbound::forget_gets() {
+  const std::lock_guard lock(mutex_);
+  gets_.clear();
+}
+
+std::uint64_t Inbound::num_dropped() const {
+  const std::lock_guard lock(mutex_);
+  return num_dropped_;
 }
 
 void Inbound::store(const Message& message, std::span<const std::byte> payload) {
@@ -62,14 +90,16 @@ void Inbound::store(const Message& message, std::span<const std::byte> payload) 
   }
 }
 
-void Inbound::keep(const Message& message) {
+void Inbound::keep(const Message& message, Way way) {
   if (message.sequence != next_) {
-    early_.emplace(message.sequence, message);
+    early_.emplace(message.sequence, Early{message, way});
+    ++num_early_[index_of(way)];
     return;
   }
   hand_on(message);
   for (auto first = early_.begin(); first != early_.end() && first->first == next_; first = early_.erase(first)) {
-    hand_on(first->second);
+    hand_on(first->second.message);
+    --num_early_[index_of(first->second.way)];
   }
 }
 
@@ -129,8 +159,13 @@ void Inbound::hand_on(const Message& message) {
     if (found != gets_.end()) gets_.erase(found);
   }
   due_.push_back(message);
+  has_due_ = true;
 }
 
-std::vector<Message> Inbound::take_due() { return std::exchange(due_, {}); }
+std::vector<Message> Inbound::take_due() {
+  const std::lock_guard lock(mutex_);
+  has_due_ = false;
+  return std::exchange(due_, {});
+}
 
 }  // namespace ferry::net::ucx

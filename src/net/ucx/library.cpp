@@ -5,6 +5,7 @@
 #include <link.h>
 #include <signal.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdlib>
 #include <filesystem>
@@ -170,6 +171,7 @@ LoadedLibrary load_library() {
   need(ucp, "ucp_put_nbx", &table.put_nbx);
   need(ucp, "ucp_get_nbx", &table.get_nbx);
   need(ucp, "ucp_am_send_nbx", &table.am_send_nbx);
+  need(ucp, "ucp_request_check_status", &table.request_check_status);
   need(ucp, "ucp_request_free", &table.request_free);
   need(ucs, "ucs_status_string", &table.status_string);
   if (!loaded.status.ok()) return loaded;
@@ -220,6 +222,13 @@ Status ucx_status(ucs_status_t status, std::string_view operation, std::string_v
                                     table.ok() ? (*table)->status_string(status) : "UCX is not loaded");
   if (!hint.empty()) message.append("; ").append(hint);
   return Status(means_peer_lost(status) ? ErrorCode::kPeerLost : ErrorCode::kTransport, std::move(message), peer);
+}
+
+std::vector<std::byte> with_tail(std::span<const std::byte> packed) {
+  constexpr std::size_t kTailBytes = 1024;
+  std::vector<std::byte> copy(packed.size() + kTailBytes);
+  std::ranges::copy(packed, copy.begin());
+  return copy;
 }
 
 }  // namespace ferry::net::ucx

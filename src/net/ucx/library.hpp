@@ -5,8 +5,11 @@
 
 #include <ucp/api/ucp.h>
 
+#include <cstddef>
+#include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "ferry/status.hpp"
 
@@ -43,6 +46,7 @@ struct Library {
   decltype(&ucp_put_nbx) put_nbx = nullptr;
   decltype(&ucp_get_nbx) get_nbx = nullptr;
   decltype(&ucp_am_send_nbx) am_send_nbx = nullptr;
+  decltype(&ucp_request_check_status) request_check_status = nullptr;
   decltype(&ucp_request_free) request_free = nullptr;
   decltype(&ucs_status_string) status_string = nullptr;
 
@@ -57,6 +61,10 @@ Result<const Library*> library();
 
 /// `status` of `operation` as a Status. Ok for UCS_OK, kPeerLost if the peer is gone, else kTransport.
 Status ucx_status(ucs_status_t status, std::string_view operation, std::string_view hint = {}, int peer = -1);
+
+/// A copy of an address or key that UCX has packed, and zeros behind it: UCX reads such without knowing their length.
+/// What parse_blob accepts is what the peer packed; the zeros are for a reader that reads slightly past the end.
+std::vector<std::byte> with_tail(std::span<const std::byte> packed);
 
 }  // namespace ferry::net::ucx
 

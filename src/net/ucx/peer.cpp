@@ -52,12 +52,16 @@ Status connect_peer(const OwnEnd& own, int idx, std::span<const std::byte> own_p
                                    static_cast<std::uint32_t>(own.options.self), rank, own.options.num_channels);
   const ScopeAddress& there = address->at(scope);
   peer->address.assign(there.worker.begin(), there.worker.end());
+  peer->address.insert(peer->address.end(), there.receiver.begin(), there.receiver.end());
   const Inbound::Params params{.sender = static_cast<std::uint32_t>(idx),
                                .num_channels = static_cast<std::uint32_t>(own.options.num_channels),
                                .memory = own.options.memory};
   peer->inbound = std::make_unique<Inbound>(std::move(*receiving), params);
-  return peer->connection->open(there.worker, {there.memory_key, address->memory_base},
-                                {there.gpu_key, address->gpu_base});
+  if (Receiver* receiver = own.scopes.receiver_at(scope); receiver != nullptr) {
+    if (Status status = receiver->expect(there.worker, rank); !status.ok()) return status;
+  }
+  return peer->connection->open({.worker = there.worker, .receiver = there.receiver},
+                                {there.memory_key, address->memory_base}, {there.gpu_key, address->gpu_base});
 }
 
 }  // namespace ferry::net::ucx

@@ -23,7 +23,7 @@ namespace ferry::net::ucx {
 struct Peer {
   std::unique_ptr<Connection> connection;  // null for this end itself
   std::unique_ptr<Inbound> inbound;        // likewise
-  std::vector<std::byte> address;          // of its worker
+  std::vector<std::byte> address;          // of its worker, and of its receiver
   std::set<SocketName> sockets;            // by which it has connected to this end
   bool settled = false;                    // it will not connect again
   bool lost = false;                       // reported to the owner, or not to be reported

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "net/ucx/limits.hpp"
+#include "net/ucx/message.hpp"
 
 namespace ferry::net::ucx {
 namespace {
@@ -88,6 +89,26 @@ Result<std::unique_ptr<Resources>> Resources::create(const Library& library, con
     return with_cause(std::move(status), setup, params);
   }
   return resources;
+}
+
+Result<std::unique_ptr<Resources>> Resources::create_receiver(const Resources& of, std::size_t num_peers) {
+  const Scope scope = Scope::kNetwork;  // which of them is in `devices` already
+  return create(of.library_, {.scope = scope, .num_peers = num_peers},
+                {.transports = "tcp", .devices = of.setup_.devices});
+}
+
+Status Resources::listen(ucp_am_recv_callback_t receive, void* argument) {
+  ucp_am_handler_param_t handler{};
+  handler.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG;
+  handler.id = kMessageId;
+  handler.cb = receive;
+  handler.arg = argument;
+  return ucx_status(library_.worker_set_am_recv_handler(worker_, &handler), "listening for messages");
+}
+
+bool Resources::receives_puts() const {
+  const bool is_mapped_by_peers = setup_.shared_memory && mapped_ != nullptr;
+  return !setup_.remote_writes && !is_mapped_by_peers && may_use_tcp(setup_);
 }
 
 Resources::~Resources() {

@@ -32,10 +32,16 @@ class Resources {
   /// @errors kInvalidArgument: a variable has a value that UCX refuses; kSystem: too few descriptors, or too little
   ///         shared memory; kTransport, kUnsupported
   static Result<std::unique_ptr<Resources>> create(const Library& library, const Params& params);
+  /// Without memory, over TCP alone and through the devices of `of`: for what `num_peers` send by messages.
+  /// @errors as create
+  static Result<std::unique_ptr<Resources>> create_receiver(const Resources& of, std::size_t num_peers);
   /// Runs after the last connection is closed.
   ~Resources();
   Resources(const Resources&) = delete;
   Resources& operator=(const Resources&) = delete;
+
+  /// From now on UCX calls `receive` with `argument` and each message.
+  Status listen(ucp_am_recv_callback_t receive, void* argument);
 
   const Library& library() const { return library_; }
   ucp_worker_h worker() const { return worker_; }
@@ -44,6 +50,8 @@ class Resources {
   int event_fd() const { return event_fd_; }
   /// Setup::remote_writes.
   bool remote_writes() const { return setup_.remote_writes; }
+  /// Whether peers put by messages over TCP.
+  bool receives_puts() const;
   /// How peers reach the worker, and the key to its memory (empty if there is no memory).
   const std::vector<std::byte>& address() const { return address_; }
   const std::vector<std::byte>& remote_key() const { return remote_key_; }

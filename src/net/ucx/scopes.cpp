@@ -10,8 +10,6 @@
 #include <utility>
 #include <vector>
 
-#include "net/ucx/message.hpp"
-
 namespace ferry::net::ucx {
 
 Scope Scopes::of(const EngineOptions& options, int peer) {
@@ -19,8 +17,7 @@ Scope Scopes::of(const EngineOptions& options, int peer) {
   return index < options.on_this_host.size() && options.on_this_host[index] ? Scope::kHost : Scope::kNetwork;
 }
 
-Status Scopes::open(const Library& library, const EngineOptions& options, ucp_am_recv_callback_t receive,
-                    void* receiver) {
+Status Scopes::open(const Library& library, const EngineOptions& options, const Listener& listener) {
   memory_ = options.memory;
   std::array<std::size_t, kNumScopes> num_peers{};
   for (int peer = 0; peer < options.num_peers; ++peer) {
@@ -36,48 +33,70 @@ Status Scopes::open(const Library& library, const EngineOptions& options, ucp_am
                                    .memory = memory_,
                                    .memory_bytes = memory_.empty() ? options.memory_bytes : 0,
                                    .gpu_memory = options.gpu_memory};
-    if (Status status = open_one(library, params, receive, receiver); !status.ok()) return status;
+    if (Status status = open_one(library, params, listener); !status.ok()) return status;
+    const Resources& resources = *at(scope);
+    if (num_here == 0 || !options.may_start_receiver || !resources.receives_puts()) continue;
+    // Where the system has no room for one, everything comes by the scope's own worker.
+    if (auto created = Receiver::create(resources, num_here, listener.receiver); created.ok()) {
+      receivers_[static_cast<std::size_t>(scope)] = std::move(*created);
+    }
   }
-  return open_event_fd();
+  return open_event_fd(listener.wake_fd);
 }
 
-Status Scopes::open_one(const Library& library, const Resources::Params& params, ucp_am_recv_callback_t receive,
-                        void* receiver) {
+Status Scopes::start_receivers() {
+  for (const auto& receiver : receivers_) {
+    if (receiver == nullptr) continue;
+    if (Status status = receiver->start(); !status.ok()) return status;
+  }
+  return {};
+}
+
+void Scopes::stop_receivers() {
+  for (const auto& receiver : receivers_) {
+    if (receiver != nullptr) receiver->stop();
+  }
+}
+
+void Scopes::stop_listening(const std::set<SocketName>& known_ends) {
+  for (const Scope scope : {Scope::kHost, Scope::kNetwork}) {
+    if (at(scope) != nullptr) at(scope)->stop_listening(known_ends);
+    if (receiver_at(scope) != nullptr) receiver_at(scope)->stop_listening(known_ends);
+  }
+}
+
+Status Scopes::open_one(const Library& library, const Resources::Params& params, const Listener& listener) {
   Result<std::unique_ptr<Resources>> created = Resources::create(library, params);
   if (!created.ok()) return created.status();
   memory_ = (*created)->memory();
-  ucp_am_handler_param_t handler{};
-  handler.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG;
-  handler.id = kMessageId;
-  handler.cb = receive;
-  handler.arg = receiver;
-  const ucs_status_t listening = library.worker_set_am_recv_handler((*created)->worker(), &handler);
-  resources_[static_cast<std::size_t>(params.scope)] = std::move(*created);
-  return ucx_status(listening, "listening for messages");
+  const std::unique_ptr<Resources>& opened = resources_[static_cast<std::size_t>(params.scope)] = std::move(*created);
+  return opened->listen(listener.receive, listener.argument);
 }
 
-Status Scopes::open_event_fd() {
+Status Scopes::open_event_fd(int wake_fd) {
   std::vector<int> descriptors;
   for (const auto& resources : resources_) {
     if (resources != nullptr) descriptors.push_back(resources->event_fd());
   }
+  if (has_receivers()) descriptors.push_back(wake_fd);
   event_fd_ = descriptors.front();
   if (descriptors.size() == 1) return {};
-  both_fd_ = epoll_create1(EPOLL_CLOEXEC);
+  all_fd_ = epoll_create1(EPOLL_CLOEXEC);
   for (const int descriptor : descriptors) {
     epoll_event readable{.events = EPOLLIN, .data = {}};
-    if (both_fd_ < 0 || epoll_ctl(both_fd_, EPOLL_CTL_ADD, descriptor, &readable) != 0) {
+    if (all_fd_ < 0 || epoll_ctl(all_fd_, EPOLL_CTL_ADD, descriptor, &readable) != 0) {
       return Status(ErrorCode::kSystem,
                     fmt::format("network engine ucx: no descriptor to wait on: {}", std::strerror(errno)));
     }
   }
-  event_fd_ = both_fd_;
+  event_fd_ = all_fd_;
   return {};
 }
 
 void Scopes::close() {
   event_fd_ = -1;
-  if (both_fd_ >= 0) (void)::close(std::exchange(both_fd_, -1));
+  if (all_fd_ >= 0) (void)::close(std::exchange(all_fd_, -1));
+  for (auto& receiver : receivers_) receiver = nullptr;
   // The first has allocated the memory that the second may have registered.
   for (const Scope scope : {Scope::kNetwork, Scope::kHost}) resources_[static_cast<std::size_t>(scope)] = nullptr;
 }
