@@ -134,7 +134,7 @@ TEST_F(NetMessage, ThatBreakTheRulesEndTheConnection) {
                                     sealed({.kind = MessageKind::kNotify, .channel = kNumChannels}),
                                     sealed({.kind = MessageKind::kNotify, .payload_bytes = 16}),
                                     sealed({.kind = MessageKind{0}}),
-                                    sealed({.kind = MessageKind{16}}),
+                                    sealed({.kind = MessageKind{17}}),
                                     sealed({.kind = MessageKind::kPutSet, .value = 49, .payload_bytes = 16}),
                                     sealed({.kind = MessageKind::kPutAdd, .payload_bytes = 16, .compare = 60}),
                                     sealed({.kind = MessageKind::kAdd, .value = 64}),

@@ -321,6 +321,30 @@ TEST(NetUcx, OnceAllPeersHaveConnectedNobodyElseIsAndCan) {
   }
 }
 
+/// A peer may still be choosing between two sockets then, and must not end those that the end that leaves has not named:
+/// it would wait for its farewell until the deadline, which is far away.
+TEST(NetUcx, AnEndThatLeavesAsSoonAsItHasConnectedIsAnswered) {
+  constexpr int kNumRounds = 40;
+  constexpr std::int64_t kAnHourNs = 3'600'000'000'000;
+  for (const char* engine : kEngines) {
+    for (int round = 0; round < kNumRounds; ++round) {
+      NetEnds ends(engine, {.num_channels = 2, .timeout_ns = kAnHourNs});
+      ends.connect();
+      std::atomic<bool> over{false};
+      std::jthread stays([&] {
+        while (!over) ends[1].engine->poll();
+      });
+      ends[0].engine->notify(1, 0, 1);
+      ends[0].engine->close();
+      over = true;
+      stays.join();
+      ASSERT_TRUE(ends.poll_until([&] { return ends[1].lost.contains(0); }));
+      EXPECT_EQ(ends[1].lost[0].code(), ErrorCode::kPeerLost) << ends[1].lost[0].to_string();
+      EXPECT_EQ(ends[1].highest(0, 0), 1U);
+    }
+  }
+}
+
 TEST(NetUcx, ImpostorsWithoutAPeersKeyAreNotHeard) {
   NetEnds ends("ucx", {.memory_bytes = 4096});
   NetEnds impostors("ucx", {.memory_bytes = 4096, .timeout_ns = 100'000'000});

@@ -14,7 +14,7 @@ bool Admission::advance(std::span<Peer> peers, Scopes& scopes) {
 
 bool Admission::name_sockets(std::span<Peer> peers) {
   if (named_sockets_ || !std::ranges::all_of(peers, [](const Peer& peer) {
-        return peer.connection == nullptr || peer.lost || peer.connection->reached();
+        return peer.connection == nullptr || peer.lost || peer.is_connected();
       })) {
     return false;
   }
@@ -33,7 +33,7 @@ bool Admission::name_sockets(std::span<Peer> peers) {
 
 void Admission::close(std::span<const Peer> peers, Scopes& scopes) {
   if (closed_ || !named_sockets_ || !std::ranges::all_of(peers, [](const Peer& peer) {
-        return peer.connection == nullptr || peer.lost || peer.settled;
+        return peer.connection == nullptr || peer.settled || peer.has_ended();
       })) {
     return;
   }

@@ -1,9 +1,9 @@
 #ifndef FERRY_NET_UCX_ADMISSION_HPP
 #define FERRY_NET_UCX_ADMISSION_HPP
 
-/// Who may connect: the peers, each once. When this end has reached all of them it names to each the sockets by which
-/// it did; when all of them have done so too, it stops listening, and ends the connections that none has named
-/// (net/ucx/ports.hpp).
+/// Who may connect: the peers. When this end has reached all of them, and they its receiver, it names to each the
+/// sockets by which they are connected; when all of them have done so too, it stops listening, and ends the connections
+/// that none has named (net/ucx/ports.hpp).
 
 #include <span>
 

@@ -225,13 +225,9 @@ void Connection::answer(const Message& message, std::span<const std::byte> paylo
 }
 
 void Connection::greet() {
-  const Message hello{.kind = MessageKind::kHello};
-  send_last(hello);
-  if (!usable() || bulk_endpoint_ == nullptr) return;
-  send(bulk_endpoint_, hello, {});
-  Operation* operation = take_operation(Kind::kBulkFlush);
-  const ucp_request_param_t params = params_of(operation);
-  started(operation, library_.ep_flush_nbx(bulk_endpoint_, &params));
+  send({.kind = MessageKind::kHello});
+  sent_ = true;
+  if (has_receiver()) send(bulk_endpoint_, {.kind = MessageKind::kHello, .value = 1}, {});
 }
 
 void Connection::send_last(const Message& message) {
@@ -371,11 +367,8 @@ void Connection::complete(Operation* operation, ucs_status_t status) {
   } else if (operation->kind == Kind::kRead) {
     fetched_.push_back(operation->ticket);
   } else if (operation->kind == Kind::kFlush) {
-    reached_ = true;
     flushed_ = std::max(flushed_, operation->covers);
     recheck_waiting_ = !waiting_.empty();
-  } else if (operation->kind == Kind::kBulkFlush) {
-    bulk_reached_ = true;
   }
 }
 

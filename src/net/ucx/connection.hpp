@@ -70,12 +70,12 @@ class Connection {
   void notify_after_all(const Message& message);
   /// Sent at once. The payload stays as it is until it has left.
   void answer(const Message& message, std::span<const std::byte> payload = {});
-  /// The first message by each endpoint: sets the connection up.
+  /// A hello by each endpoint.
   void greet();
+  /// Whether large puts go to a receiver.
+  bool has_receiver() const { return bulk_endpoint_ != nullptr; }
   /// Sent after all earlier puts and messages, and followed by a flush of its own.
   void send_last(const Message& message);
-  /// Whether the peer has been reached: something was sent by each endpoint and has left this end.
-  bool reached() const { return reached_ && (bulk_endpoint_ == nullptr || bulk_reached_); }
   /// Accepts nothing more. Messages not sent yet are discarded.
   void stop();
   /// Starts making sure that all puts given so far arrive.
@@ -101,7 +101,7 @@ class Connection {
 
  private:
   enum class PutWay { kMessages, kStores, kWrites };
-  enum class Kind { kWrite, kRead, kFlush, kBulkFlush, kMessage, kClose };
+  enum class Kind { kWrite, kRead, kFlush, kMessage, kClose };
   struct Operation {
     Connection* connection = nullptr;
     Kind kind = Kind::kWrite;
@@ -153,8 +153,6 @@ class Connection {
   std::byte* mapped_memory_ = nullptr;  // kStores: the peer's
   ucs_status_t failure_ = UCS_OK;
   bool stopped_ = false;
-  bool reached_ = false;
-  bool bulk_reached_ = false;
 
   std::uint64_t num_sent_ = 0;             // messages; also the number of the next
   std::uint64_t num_writes_ = 0;           // also the number of the last write

@@ -295,6 +295,10 @@ void UcxEngine::deliver(int sender, const Message& message) {
     if (!peer.lost && events_.completed) events_.completed(sender, message.ticket, message.value);
   } else if (message.kind == MessageKind::kNotify) {
     if (!peer.lost && events_.notified) events_.notified(sender, static_cast<int>(message.channel), message.value);
+  } else if (message.kind == MessageKind::kHello) {
+    peer.connection->answer({.kind = MessageKind::kReached, .value = message.value});
+  } else if (message.kind == MessageKind::kReached) {
+    (message.value == 0 ? peer.reached : peer.receiver_reached) = true;
   } else if (message.kind == MessageKind::kGoodbye) {
     peer.left = true;
     peer.leaving = true;

@@ -91,6 +91,7 @@ void Inbound::store(const Message& message, std::span<const std::byte> payload) 
 }
 
 void Inbound::keep(const Message& message, Way way) {
+  has_come_[index_of(way)] = true;
   if (message.sequence != next_) {
     early_.emplace(message.sequence, Early{message, way});
     ++num_early_[index_of(way)];
@@ -122,6 +123,7 @@ bool Inbound::is_sound(const Message& message, std::size_t payload_bytes) const 
     case MessageKind::kSocket:
     case MessageKind::kSettled:
     case MessageKind::kFlush:
+    case MessageKind::kReached:
       return payload_bytes == 0;
     case MessageKind::kSet:
     case MessageKind::kAdd:

@@ -56,6 +56,9 @@ class Inbound {
   /// keeps what is not taken, and its sender.
   bool is_ahead(Way way) const { return num_early_[index_of(way)].load(std::memory_order_relaxed) >= kFarAhead; }
 
+  /// Whether anything has.
+  bool has_come(Way way) const { return has_come_[index_of(way)].load(std::memory_order_relaxed); }
+
   /// The peer was asked for bytes: the payloads of answers with this ticket go here.
   void expect(std::uint64_t ticket, std::span<std::byte> into);
   /// No more: what still comes is dropped.
@@ -71,6 +74,7 @@ class Inbound {
   /// The peer broke the rules by a message that it did make, or there is no memory to keep one: nothing more arrives.
   bool broken() const { return broken_.load(std::memory_order_seq_cst); }
   std::uint64_t num_dropped() const;
+
 
  private:
   struct Early {
@@ -99,6 +103,7 @@ class Inbound {
   std::atomic<bool> has_due_{false};
   std::atomic<bool> broken_{false};
   std::array<std::atomic<std::size_t>, 2> num_early_{};
+  std::array<std::atomic<bool>, 2> has_come_{};
 };
 
 }  // namespace ferry::net::ucx

@@ -13,7 +13,9 @@
 namespace ferry::net::ucx {
 
 enum class MessageKind : std::uint32_t {
-  kHello = 1,     ///< only sets up the connection, so that a peer's death is detected before the first put
+  /// Sets up a connection, so that a peer's death is detected before the first put; answered by kReached with the same
+  /// `value`: 1 if it went to the receiver.
+  kHello = 1,
   kNotify = 2,    ///< `value` on `channel`
   kPut = 3,       ///< the payload belongs at offset `value` of the receiver's memory
   kGoodbye = 4,   ///< the sender closes: it will put nothing more, and asks the receiver to stop
@@ -32,6 +34,7 @@ enum class MessageKind : std::uint32_t {
   // kPut, and then kSet or kAdd on the word at offset `compare`:
   kPutSet = 14,
   kPutAdd = 15,
+  kReached = 16,  ///< answers a hello
 };
 
 inline constexpr std::uint32_t kMessageMagic = 0x4d'42'4e'46;  // "FNBM"

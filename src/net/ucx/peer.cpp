@@ -59,9 +59,12 @@ Status connect_peer(const OwnEnd& own, int idx, std::span<const std::byte> own_p
   peer->inbound = std::make_unique<Inbound>(std::move(*receiving), params);
   if (Receiver* receiver = own.scopes.receiver_at(scope); receiver != nullptr) {
     if (Status status = receiver->expect(there.worker, rank); !status.ok()) return status;
+    peer->has_receiver = true;
   }
-  return peer->connection->open({.worker = there.worker, .receiver = there.receiver},
-                                {there.memory_key, address->memory_base}, {there.gpu_key, address->gpu_base});
+  Status status = peer->connection->open({.worker = there.worker, .receiver = there.receiver},
+                                         {there.memory_key, address->memory_base}, {there.gpu_key, address->gpu_base});
+  peer->receiver_reached = !peer->connection->has_receiver();
+  return status;
 }
 
 }  // namespace ferry::net::ucx

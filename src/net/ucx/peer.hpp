@@ -25,11 +25,21 @@ struct Peer {
   std::unique_ptr<Inbound> inbound;        // likewise
   std::vector<std::byte> address;          // of its worker, and of its receiver
   std::set<SocketName> sockets;            // by which it has connected to this end
+  bool reached = false;                    // it has answered what was sent to its worker
+  bool receiver_reached = true;            // the same of its receiver; or it has none
+  bool has_receiver = false;               // this end has one for it
   bool settled = false;                    // it will not connect again
   bool lost = false;                       // reported to the owner, or not to be reported
   bool leaving = false;                    // it sent a goodbye, and this end's farewell is due or sent
   bool answered = false;                   // the farewell is sent
   bool left = false;                       // it will put nothing more
+
+  /// In each way that there is: until then UCX may still choose between two sockets, one from each end.
+  bool is_connected() const {
+    return reached && receiver_reached && (!has_receiver || inbound->has_come(Way::kReceiver));
+  }
+  /// Nothing more is to be sent to it. Until then it needs its connections, also those that it has not named.
+  bool has_ended() const { return connection->is_shut() || (answered && connection->quiet()); }
 };
 
 /// This end, as peers are told of it.

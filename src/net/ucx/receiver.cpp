@@ -27,7 +27,7 @@ Result<std::unique_ptr<Receiver>> Receiver::create(const Resources& scope, std::
   Result<std::unique_ptr<Resources>> resources = Resources::create_receiver(scope, num_peers);
   if (!resources.ok()) return resources.status();
   if (Status status = (*resources)->listen(calls.receive, calls.argument); !status.ok()) return status;
-  std::unique_ptr<Receiver> receiver(new Receiver(std::move(*resources), std::move(calls.may_receive)));
+  std::unique_ptr<Receiver> receiver(new Receiver(std::move(*resources), std::move(calls)));
   if (receiver->stop_fd_.get() < 0) {
     return Status(ErrorCode::kSystem, fmt::format("network engine ucx: no descriptor to wake a thread: {}",
                                                   std::strerror(receiver->stop_fd_.error())));
@@ -98,7 +98,7 @@ void Receiver::close_endpoints() {
 void Receiver::run() {
   Clock::time_point last_move = Clock::now();
   while (!stopping_.load(std::memory_order_relaxed)) {
-    if (!may_receive_()) {
+    if (!calls_.may_receive()) {
       std::this_thread::yield();
     } else if (resources_->library().worker_progress(resources_->worker()) != 0) {
       last_move = Clock::now();

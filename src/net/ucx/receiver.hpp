@@ -52,15 +52,15 @@ class Receiver {
   void stop_listening(const std::set<SocketName>& known_ends) { resources_->stop_listening(known_ends); }
 
  private:
-  Receiver(std::unique_ptr<Resources> resources, std::function<bool()> may_receive)
-      : resources_(std::move(resources)), may_receive_(std::move(may_receive)) {}
+  Receiver(std::unique_ptr<Resources> resources, Calls calls)
+      : resources_(std::move(resources)), calls_(std::move(calls)) {}
   static void on_failed(void* argument, ucp_ep_h endpoint, ucs_status_t status);
   void run();
   void sleep();
   void close_endpoints();
 
   std::unique_ptr<Resources> resources_;
-  const std::function<bool()> may_receive_;
+  const Calls calls_;
   std::vector<ucp_ep_h> endpoints_;
   WakeFd stop_fd_;
   std::atomic<bool> stopping_{false};
