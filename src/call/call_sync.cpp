@@ -8,6 +8,7 @@
 
 #include "call/wait.hpp"
 #include "core/group_options.hpp"
+#include "node/cores.hpp"
 #include "plan/to_size.hpp"
 #include "rail/net_devices.hpp"
 
@@ -61,7 +62,7 @@ Status CallSync::connect_rails(const BackendContext& context, const KernelRings*
   const auto num_threads = kThreadsWithReceiver * std::ranges::count_if(places, &RankPlace::on_this_host);
   rail::RailsOptions options{.ring = ring_shape(topology()),
                              .spins = state_.spins(),
-                             .may_start_receiver = cores_suffice_for(static_cast<int>(num_threads)),
+                             .may_start_receiver = node::cores_suffice_for(static_cast<int>(num_threads)),
                              .places = std::move(places)};
   Status status;
   if (kernel_rings != nullptr) {
@@ -89,7 +90,7 @@ Status CallSync::connect_rails(const BackendContext& context, const KernelRings*
   status = rails().start();
   if (status.ok()) status = await_greetings();
   // Kernels have no thread that could drive the network, and threads other than the rank's report their errors.
-  const bool may_drive = kernel_rings == nullptr && !cores_suffice_for(topology().num_ranks);
+  const bool may_drive = kernel_rings == nullptr && !node::cores_suffice_for(topology().num_ranks);
   if (status.ok()) rails().allow_inline_progress(may_drive);
   Result<std::vector<std::vector<std::byte>>> ready =
       gather_or_fail(*context.bootstrap, status, {}, context.options.timeout_ns);

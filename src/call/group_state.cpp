@@ -1,12 +1,12 @@
 #include "call/group_state.hpp"
 
 #include <fmt/format.h>
-#include <sched.h>
 
 #include <algorithm>
 #include <atomic>
 #include <utility>
 
+#include "node/cores.hpp"
 #include "node/futex.hpp"
 #include "plan/to_size.hpp"
 
@@ -41,16 +41,10 @@ Verdict own_verdict(ErrorCode code, int culprit, std::string_view message) {
 
 }  // namespace
 
-bool cores_suffice_for(int num_threads) {
-  cpu_set_t usable;
-  // The call fails if there are more processors than fit the set, which is enough for any node.
-  return sched_getaffinity(0, sizeof usable, &usable) != 0 || CPU_COUNT(&usable) >= num_threads;
-}
-
 GroupState::GroupState(const BackendContext& context, node::Rendezvous rendezvous)
     : topology_(context.topology),
       timeout_ns_(context.options.timeout_ns),
-      spins_(cores_suffice_for(threads_of_node(context.topology))),
+      spins_(node::cores_suffice_for(threads_of_node(context.topology))),
       peers_(topology_.rank, topology_.node_of(topology_.rank) * topology_.ranks_per_node, std::move(rendezvous)),
       wait_memory_{{}, SilenceWatch(topology_.num_ranks, timeout_ns_)},
       wait_times_ns_(to_size(topology_.num_ranks), 0) {}

@@ -129,9 +129,6 @@ class GroupState {
   std::optional<Verdict> watched_;  // guarded by report_mutex_: what report_lost has reported
 };
 
-/// Whether this process may run on that many cores.
-bool cores_suffice_for(int num_threads);
-
 }  // namespace ferry::call
 
 #endif  // FERRY_CALL_GROUP_STATE_HPP

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "core/group_options.hpp"
+#include "node/cores.hpp"
 #include "node/futex.hpp"
 #include "one_sided/words.hpp"
 #include "rail/network.hpp"
@@ -125,7 +126,7 @@ Status Fabric::join_network(const BackendContext& context, const std::vector<Ran
   params.engine.timeout_ns = timeout_ns_;
   params.engine.ranks = everybody_;
   const auto num_threads = kThreadsWithReceiver * std::ranges::count_if(places, &RankPlace::on_this_host);
-  params.engine.may_start_receiver = std::thread::hardware_concurrency() >= static_cast<unsigned>(num_threads);
+  params.engine.may_start_receiver = node::cores_suffice_for(static_cast<int>(num_threads));
   params.places = places;
   Result<rail::Network> network = rail::open_network(context, params, my_status);
   if (!network.ok()) return network.status();

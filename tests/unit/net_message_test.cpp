@@ -199,19 +199,23 @@ TEST_F(NetMessage, OfEndlessNumberBeforeOneThatIsMissingEndTheConnection) {
   EXPECT_TRUE(inbound_.broken());
 }
 
-TEST_F(NetMessage, FarAheadOfTheOtherWayWaitForIt) {
+TEST_F(NetMessage, OfAReceiverFarAheadOfTheRestWaitForIt) {
   using net::ucx::Way;
-  for (std::uint64_t sequence = 1; sequence <= Inbound::kFarAhead; ++sequence) {
-    ASSERT_FALSE(inbound_.is_ahead(Way::kWorker)) << sequence;
-    ASSERT_TRUE(inbound_.accept(notify(sequence, sequence), {}, Way::kWorker));
+  for (const bool comes : {true, false}) {
+    Inbound inbound(Seal::make(key_).value(), {kSender, kNumChannels, memory_});
+    for (std::uint64_t sequence = 1; sequence <= Inbound::kFarAhead; ++sequence) {
+      ASSERT_FALSE(inbound.is_receiver_ahead()) << sequence;
+      ASSERT_TRUE(inbound.accept(put(sequence, 0, 16), payload_, Way::kReceiver));
+    }
+    EXPECT_TRUE(inbound.is_receiver_ahead());
+    if (comes) {
+      EXPECT_TRUE(inbound.accept(notify(0), {}, Way::kWorker));
+    } else {
+      inbound.end();  // others' puts come by the same receiver
+    }
+    EXPECT_FALSE(inbound.is_receiver_ahead());
+    EXPECT_FALSE(inbound.broken());
   }
-  EXPECT_TRUE(inbound_.is_ahead(Way::kWorker));
-  EXPECT_FALSE(inbound_.is_ahead(Way::kReceiver));
-  EXPECT_FALSE(inbound_.has_due());
-  EXPECT_TRUE(inbound_.accept(put(0, 0, 16), payload_, Way::kReceiver));
-  EXPECT_FALSE(inbound_.is_ahead(Way::kWorker));
-  EXPECT_EQ(due_values().size(), Inbound::kFarAhead);
-  EXPECT_FALSE(inbound_.broken());
 }
 
 TEST_F(NetMessage, OfTwoThreadsCountInTheOrderOfTheirNumbersWithTheirBytesInPlace) {

@@ -321,6 +321,51 @@ TEST(NetUcx, OnceAllPeersHaveConnectedNobodyElseIsAndCan) {
   }
 }
 
+TEST(NetUcx, LargePutsComeByReceiversWhereTheyAreMessagesOverTcpAlone) {
+  struct Case {
+    const char* transports;
+    const char* ports;  // may be null
+    bool expected;
+  };
+  for (const Case& one : {Case{"tcp", nullptr, true}, Case{"posix,tcp", nullptr, false}, Case{"tcp", "0", true},
+                          Case{"tcp", "30000-30999", false}}) {
+    const Status status = in_fresh_process([&one] {
+      setenv("UCX_TLS", one.transports, 1);
+      setenv("UCX_POSIX_ERROR_HANDLING", "y", 1);
+      if (one.ports != nullptr) setenv("UCX_TCP_PORT_RANGE", one.ports, 1);
+      NetEnds ends("ucx_with_receivers", {.memory_bytes = 1 << 20});
+      ends.connect();
+      ends[0].engine->put(1, 0, 0, 0, 1 << 20);
+      ends[0].engine->notify(1, 0, 1);
+      if (!ends.poll_until([&] { return ends[1].highest(0, 0) == 1; })) return Status(ErrorCode::kTimeout, "no put");
+      const std::string path = ends[0].engine->paths().at(0).description;
+      const bool found = path.find("by a receiver") != std::string::npos;
+      return found == one.expected ? Status() : Status(ErrorCode::kInternal, path);
+    });
+    EXPECT_TRUE(status.ok()) << one.transports << ", ports " << (one.ports == nullptr ? "any" : one.ports) << ": "
+                             << status.to_string();
+  }
+}
+
+/// Both ends at once: an end that held back what comes, because a large put before it is missing, would hold back the
+/// puts that the other one is missing.
+TEST(NetUcx, ManySmallMessagesMayOvertakeLargePuts) {
+  constexpr int kNumPuts = 200;
+  constexpr std::size_t kBytes = 128 << 10;
+  constexpr std::uint64_t kNumNotifies = 80'000;
+  NetEnds ends("ucx_with_receivers", {.num_channels = 2, .memory_bytes = kBytes});
+  ends.connect();
+  for (int from : {0, 1}) {
+    for (int i = 0; i < kNumPuts; ++i) ends[from].engine->put(1 - from, 0, 0, 0, kBytes);
+    for (std::uint64_t value = 1; value <= kNumNotifies; ++value) ends[from].engine->notify(1 - from, 1, value);
+  }
+  EXPECT_TRUE(ends.poll_until([&] {
+    return !ends[0].heard[{1, 1}].empty() && ends[0].heard[{1, 1}].back() == kNumNotifies &&
+           !ends[1].heard[{0, 1}].empty() && ends[1].heard[{0, 1}].back() == kNumNotifies;
+  }));
+  EXPECT_TRUE(ends[0].lost.empty() && ends[1].lost.empty());
+}
+
 /// A peer may still be choosing between two sockets then, and must not end those that the end that leaves has not named:
 /// it would wait for its farewell until the deadline, which is far away.
 TEST(NetUcx, AnEndThatLeavesAsSoonAsItHasConnectedIsAnswered) {

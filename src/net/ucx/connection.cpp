@@ -31,8 +31,15 @@ Status Connection::open(const Addresses& addresses, const RemoteMemory& memory, 
   Status status = create_endpoint(addresses.worker, &endpoint_);
   if (status.ok()) status = open_memory(memory);
   if (status.ok()) status = open_gpu_memory(gpu_memory);
-  if (!status.ok() || put_way_ != PutWay::kMessages || addresses.receiver.empty()) return status;
+  if (!status.ok() || addresses.receiver.empty() || !puts_over_tcp()) return status;
   return create_endpoint(addresses.receiver, &bulk_endpoint_);
+}
+
+bool Connection::puts_over_tcp() const {
+  if (endpoint_ == nullptr || put_way_ != PutWay::kMessages) return false;
+  const std::vector<Lane> lanes = lanes_of(library_, endpoint_);
+  return !lanes.empty() &&
+         std::ranges::all_of(lanes, [](const Lane& lane) { return lane.transport.starts_with("tcp/"); });
 }
 
 Status Connection::create_endpoint(std::span<const std::byte> address, ucp_ep_h* endpoint) {
@@ -225,9 +232,10 @@ void Connection::answer(const Message& message, std::span<const std::byte> paylo
 }
 
 void Connection::greet() {
-  send({.kind = MessageKind::kHello});
+  const std::uint64_t uses_receiver = has_receiver() ? 1 : 0;
+  send({.kind = MessageKind::kHello, .operand = uses_receiver});
   sent_ = true;
-  if (has_receiver()) send(bulk_endpoint_, {.kind = MessageKind::kHello, .value = 1}, {});
+  if (has_receiver()) send(bulk_endpoint_, {.kind = MessageKind::kHello, .value = 1, .operand = 1}, {});
 }
 
 void Connection::send_last(const Message& message) {

@@ -72,6 +72,8 @@ class Connection {
   void answer(const Message& message, std::span<const std::byte> payload = {});
   /// A hello by each endpoint.
   void greet();
+  /// Whether puts are messages that go over TCP, and nothing better.
+  bool puts_over_tcp() const;
   /// Whether large puts go to a receiver.
   bool has_receiver() const { return bulk_endpoint_ != nullptr; }
   /// Sent after all earlier puts and messages, and followed by a flush of its own.

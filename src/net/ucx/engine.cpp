@@ -73,12 +73,13 @@ class UcxEngine final : public Engine {
   static ucs_status_t on_message(void* engine, const void* header, std::size_t header_bytes, void* data,
                                  std::size_t num_bytes, const ucp_am_recv_param_t* param) noexcept;
 
+  std::size_t num_descriptors_for(std::span<const std::span<const std::byte>> own_parts) const;
   bool usable() const { return connected_ && scopes_.is_open(); }
   bool can_send(int peer) const { return usable() && !at(peer).lost && at(peer).connection != nullptr; }
   Peer& at(int peer) { return peers_[static_cast<std::size_t>(peer)]; }
   const Peer& at(int peer) const { return peers_[static_cast<std::size_t>(peer)]; }
   void receive(std::span<const std::byte> header, std::span<const std::byte> payload, Way way);
-  bool is_ahead(Way way) const;
+  bool is_receiver_ahead() const;
   bool advance();
   bool deliver();
   void deliver(int sender, const Message& message);
@@ -101,10 +102,10 @@ class UcxEngine final : public Engine {
   std::vector<Peer> peers_;
   Admission admission_;
   ReservedDescriptors descriptors_;  // of connections that are being made
-  WakeFd wake_;                      // by which receivers wake who sleeps on event_fd()
-  // Stays set while others than who sleeps there poll: they may not be there when something comes.
+  // By which receivers wake who sleeps on event_fd(). Cleared by arm() alone: others than who sleeps there may poll, and
+  // be gone when more comes.
+  WakeFd wake_;
   std::atomic<bool> wants_wake_{false};
-  bool armed_ = false;               // wants_wake_ has been set since wake_ was cleared
   std::atomic<bool> is_due_{false};  // a message has come that is to be delivered
   bool connected_ = false;
 };
@@ -112,7 +113,7 @@ class UcxEngine final : public Engine {
 Status UcxEngine::open(const Library& library) {
   version_ = library.version;
   if (options_.may_start_receiver && wake_.get() < 0) options_.may_start_receiver = false;
-  const Receiver::Calls receiver{on_message<Way::kReceiver>, this, [this] { return !is_ahead(Way::kReceiver); }};
+  const Receiver::Calls receiver{on_message<Way::kReceiver>, this, [this] { return !is_receiver_ahead(); }};
   Status status = scopes_.open(library, options_, {on_message<Way::kWorker>, this, receiver, wake_.get()});
   options_.memory = scopes_.memory();
   return status;
@@ -155,25 +156,36 @@ Status UcxEngine::connect(std::span<const Blob> addresses, EngineEvents events) 
     if (!own_part.ok()) return own_part.status();
     own_parts[index] = *own_part;
   }
-  // UCX ends the process if it finds out in the middle of a connection. A receiver's connections go both ways, too.
-  const std::size_t num_workers = scopes_.has_receivers() ? 3 : 1;
-  if (Status status = descriptors_.reserve(num_workers * descriptors_of_connections(peers_.size() - 1)); !status.ok()) {
-    return status;
-  }
+  // UCX ends the process if it finds out in the middle of a connection.
+  if (Status status = descriptors_.reserve(num_descriptors_for(own_parts)); !status.ok()) return status;
   const OwnEnd own{options_, scopes_, token_, keys_};
-  for (int peer = 0; peer < options_.num_peers; ++peer) {
-    if (peer == options_.self) continue;
-    if (Status status = connect_peer(own, peer, own_parts[static_cast<std::size_t>(peer)], &at(peer)); !status.ok()) {
-      drop_connections();
-      return status;
-    }
+  Status status;
+  for (int peer = 0; peer < options_.num_peers && status.ok(); ++peer) {
+    if (peer != options_.self) status = connect_peer(own, peer, own_parts[static_cast<std::size_t>(peer)], &at(peer));
+  }
+  if (status.ok()) status = scopes_.start_receivers();
+  if (!status.ok()) {
+    scopes_.stop_receivers();
+    drop_connections();
+    return status;
   }
   events_ = std::move(events);
   connected_ = true;
   for (Peer& peer : peers_) {
     if (peer.connection != nullptr) peer.connection->greet();
   }
-  return scopes_.start_receivers();
+  return {};
+}
+
+/// Connections between workers, and both ways between workers and receivers.
+std::size_t UcxEngine::num_descriptors_for(std::span<const std::span<const std::byte>> own_parts) const {
+  const bool has_peer_receiver = std::ranges::any_of(own_parts, [](std::span<const std::byte> own_part) {
+    const Result<EndAddress> address = parse_address(own_part);
+    return address.ok() &&
+           std::ranges::any_of(address->scopes, [](const ScopeAddress& one) { return !one.receiver.empty(); });
+  });
+  const std::size_t num_kinds = 1U + (scopes_.has_receivers() ? 1U : 0U) + (has_peer_receiver ? 1U : 0U);
+  return num_kinds * descriptors_of_connections(peers_.size() - 1);
 }
 
 void UcxEngine::put(int peer, int channel, std::size_t local_offset, std::size_t remote_offset, std::size_t num_bytes) {
@@ -227,16 +239,10 @@ void UcxEngine::notify(int peer, int channel, std::uint64_t value) {
 
 bool UcxEngine::poll() {
   if (!usable()) return false;
-  if (armed_ && !wants_wake_.load(std::memory_order_seq_cst)) {
-    armed_ = false;
-    wake_.clear();
-  }
   bool moved = advance();
   // A round in which nothing comes costs a system call, which what has come need not wait for.
   is_due_ = false;
-  for (int round = 0; round < kMaxProgress && !is_due_ && !is_ahead(Way::kWorker) && scopes_.progress(); ++round) {
-    moved = true;
-  }
+  for (int round = 0; round < kMaxProgress && !is_due_ && scopes_.progress(); ++round) moved = true;
   moved |= deliver();
   moved |= notice_failures();
   moved |= admission_.advance(peers_, scopes_);
@@ -250,9 +256,12 @@ bool UcxEngine::arm() {
   if (!usable()) return true;
   if (scopes_.has_receivers()) {
     // What a receiver has got before it sees this flag is seen here.
-    armed_ = true;
+    wake_.clear();
     wants_wake_.store(true, std::memory_order_seq_cst);
-    const auto has_news = [](const Peer& peer) { return peer.inbound != nullptr && peer.inbound->has_news(); };
+    const auto has_news = [](const Peer& peer) {
+      return peer.connection != nullptr &&
+             (peer.inbound->has_due() || (peer.inbound->broken() && !peer.connection->is_shut()));
+    };
     if (std::ranges::any_of(peers_, has_news)) return false;
   }
   return scopes_.arm();
@@ -296,6 +305,8 @@ void UcxEngine::deliver(int sender, const Message& message) {
   } else if (message.kind == MessageKind::kNotify) {
     if (!peer.lost && events_.notified) events_.notified(sender, static_cast<int>(message.channel), message.value);
   } else if (message.kind == MessageKind::kHello) {
+    peer.greeted = true;
+    peer.uses_receiver = peer.uses_receiver || message.operand != 0;
     peer.connection->answer({.kind = MessageKind::kReached, .value = message.value});
   } else if (message.kind == MessageKind::kReached) {
     (message.value == 0 ? peer.reached : peer.receiver_reached) = true;
@@ -325,6 +336,7 @@ bool UcxEngine::notice_failures() {
     if (broke_rules) peer.connection->fail(UCS_ERR_REJECTED);
     if (peer.connection->failure() == UCS_OK) continue;
     peer.connection->shut();
+    peer.inbound->end();
     peer.left = true;
     any = true;
     const int rank = options_.rank_of(index);
@@ -349,9 +361,10 @@ void UcxEngine::lose(int peer, const Status& why) {
   if (events_.lost) events_.lost(peer, why);
 }
 
-bool UcxEngine::is_ahead(Way way) const {
+/// Of any peer: what it waits for comes by the owner's thread, which waits for nobody.
+bool UcxEngine::is_receiver_ahead() const {
   return std::ranges::any_of(
-      peers_, [way](const Peer& peer) { return peer.inbound != nullptr && peer.inbound->is_ahead(way); });
+      peers_, [](const Peer& peer) { return peer.inbound != nullptr && peer.inbound->is_receiver_ahead(); });
 }
 
 bool UcxEngine::flushed(int peer) const {
@@ -447,8 +460,9 @@ void UcxEngine::receive(std::span<const std::byte> header, std::span<const std::
   if (!message || message->sender >= peers_.size()) return;
   Inbound* inbound = peers_[message->sender].inbound.get();
   if (inbound == nullptr) return;
+  const bool was_broken = inbound->broken();
   inbound->accept(*message, payload, way);
-  if (!inbound->has_news()) return;
+  if (!inbound->has_due() && inbound->broken() == was_broken) return;
   is_due_ = true;
   if (wants_wake_.load(std::memory_order_seq_cst) && wants_wake_.exchange(false, std::memory_order_seq_cst)) {
     wake_.signal();

@@ -41,7 +41,8 @@ bool Inbound::accept(const Message& message, std::span<const std::byte> payload,
       !seal_.matches(message.sequence, message.sealed_bytes(), message.tag)) {
     return drop();
   }
-  if (!is_sound(message, payload.size()) || num_early_[index_of(way)] >= kMaxEarly) {
+  if (!is_sound(message, payload.size()) || early_.size() >= kMaxEarly) {
+    end();
     broken_ = true;
     return drop();
   }
@@ -94,13 +95,13 @@ void Inbound::keep(const Message& message, Way way) {
   has_come_[index_of(way)] = true;
   if (message.sequence != next_) {
     early_.emplace(message.sequence, Early{message, way});
-    ++num_early_[index_of(way)];
+    if (way == Way::kReceiver) ++num_early_puts_;
     return;
   }
   hand_on(message);
   for (auto first = early_.begin(); first != early_.end() && first->first == next_; first = early_.erase(first)) {
     hand_on(first->second.message);
-    --num_early_[index_of(first->second.way)];
+    if (first->second.way == Way::kReceiver) --num_early_puts_;
   }
 }
 

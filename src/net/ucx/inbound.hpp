@@ -35,11 +35,11 @@ enum class Way { kWorker = 0, kReceiver = 1 };
 
 class Inbound {
  public:
-  /// Messages that may arrive in one way before one that was sent earlier. UCX reorders only what is in flight at one
-  /// moment, of which the sender's rings allow a few chunks per channel: far fewer.
-  static constexpr std::size_t kMaxEarly = 1 << 16;
-  /// With so many, whoever takes messages in this way waits for the other: see is_ahead.
-  static constexpr std::size_t kFarAhead = kMaxEarly / 2;
+  /// Messages that may arrive before one that was sent earlier. UCX reorders only what is in flight at one moment, far
+  /// fewer; but small messages may overtake many large puts that come in the other way.
+  static constexpr std::size_t kMaxEarly = 1 << 20;
+  /// With so many large puts a receiver waits for the rest: see is_ahead.
+  static constexpr std::size_t kFarAhead = 1 << 15;
 
   struct Params {
     std::uint32_t sender = 0;
@@ -52,9 +52,13 @@ class Inbound {
   /// @return false where it was dropped
   bool accept(const Message& message, std::span<const std::byte> payload, Way way = Way::kWorker) noexcept;
 
-  /// Far more have arrived in this way than is possible unless one sent before them comes in the other. The network
-  /// keeps what is not taken, and its sender.
-  bool is_ahead(Way way) const { return num_early_[index_of(way)].load(std::memory_order_relaxed) >= kFarAhead; }
+  /// The receiver has got far more than is possible unless something sent before it comes in the other way: it may wait,
+  /// and the network keeps what is not taken. The engine's owner may not: it has to send, too.
+  bool is_receiver_ahead() const {
+    return num_early_puts_.load(std::memory_order_relaxed) >= kFarAhead && !has_ended_.load(std::memory_order_relaxed);
+  }
+  /// Nothing that is missing will come.
+  void end() { has_ended_ = true; }
 
   /// Whether anything has.
   bool has_come(Way way) const { return has_come_[index_of(way)].load(std::memory_order_relaxed); }
@@ -67,14 +71,11 @@ class Inbound {
 
   /// The messages other than mere puts that are due, in order, at most once each. Of the answers to a get the last.
   std::vector<Message> take_due();
-  /// Something for take_due(), or broken().
-  bool has_news() const { return has_due() || broken(); }
   bool has_due() const { return has_due_.load(std::memory_order_seq_cst); }
 
   /// The peer broke the rules by a message that it did make, or there is no memory to keep one: nothing more arrives.
   bool broken() const { return broken_.load(std::memory_order_seq_cst); }
   std::uint64_t num_dropped() const;
-
 
  private:
   struct Early {
@@ -102,7 +103,8 @@ class Inbound {
   // Stored under the lock, read without it.
   std::atomic<bool> has_due_{false};
   std::atomic<bool> broken_{false};
-  std::array<std::atomic<std::size_t>, 2> num_early_{};
+  std::atomic<std::size_t> num_early_puts_{0};  // that came by the receiver
+  std::atomic<bool> has_ended_{false};
   std::array<std::atomic<bool>, 2> has_come_{};
 };
 

@@ -14,7 +14,7 @@ namespace ferry::net::ucx {
 
 enum class MessageKind : std::uint32_t {
   /// Sets up a connection, so that a peer's death is detected before the first put; answered by kReached with the same
-  /// `value`: 1 if it went to the receiver.
+  /// `value`: 1 if it went to the receiver. `operand`: 1 if one does.
   kHello = 1,
   kNotify = 2,    ///< `value` on `channel`
   kPut = 3,       ///< the payload belongs at offset `value` of the receiver's memory

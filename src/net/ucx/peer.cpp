@@ -57,12 +57,13 @@ Status connect_peer(const OwnEnd& own, int idx, std::span<const std::byte> own_p
                                .num_channels = static_cast<std::uint32_t>(own.options.num_channels),
                                .memory = own.options.memory};
   peer->inbound = std::make_unique<Inbound>(std::move(*receiving), params);
-  if (Receiver* receiver = own.scopes.receiver_at(scope); receiver != nullptr) {
-    if (Status status = receiver->expect(there.worker, rank); !status.ok()) return status;
-    peer->has_receiver = true;
-  }
   Status status = peer->connection->open({.worker = there.worker, .receiver = there.receiver},
                                          {there.memory_key, address->memory_base}, {there.gpu_key, address->gpu_base});
+  Receiver* const receiver = own.scopes.receiver_at(scope);
+  // As the peer finds, too, which sees the same transports.
+  if (status.ok() && receiver != nullptr && peer->connection->puts_over_tcp()) {
+    status = receiver->expect(there.worker, rank);
+  }
   peer->receiver_reached = !peer->connection->has_receiver();
   return status;
 }

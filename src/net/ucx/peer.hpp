@@ -27,7 +27,8 @@ struct Peer {
   std::set<SocketName> sockets;            // by which it has connected to this end
   bool reached = false;                    // it has answered what was sent to its worker
   bool receiver_reached = true;            // the same of its receiver; or it has none
-  bool has_receiver = false;               // this end has one for it
+  bool greeted = false;                    // it has said hello
+  bool uses_receiver = false;              // and that it uses this end's receiver
   bool settled = false;                    // it will not connect again
   bool lost = false;                       // reported to the owner, or not to be reported
   bool leaving = false;                    // it sent a goodbye, and this end's farewell is due or sent
@@ -36,7 +37,7 @@ struct Peer {
 
   /// In each way that there is: until then UCX may still choose between two sockets, one from each end.
   bool is_connected() const {
-    return reached && receiver_reached && (!has_receiver || inbound->has_come(Way::kReceiver));
+    return reached && receiver_reached && greeted && (!uses_receiver || inbound->has_come(Way::kReceiver));
   }
   /// Nothing more is to be sent to it. Until then it needs its connections, also those that it has not named.
   bool has_ended() const { return connection->is_shut() || (answered && connection->quiet()); }

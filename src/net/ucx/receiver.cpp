@@ -9,6 +9,7 @@
 #include <system_error>
 #include <utility>
 
+#include "net/ucx/limits.hpp"
 #include "net/ucx/message.hpp"
 
 namespace ferry::net::ucx {
@@ -22,6 +23,11 @@ constexpr int kLongestSleepMs = 1000;
 constexpr std::chrono::milliseconds kCloseGrace{500};
 
 }  // namespace
+
+std::size_t Receiver::num_descriptors(std::size_t num_peers) {
+  constexpr std::size_t kKinds = 3;  // between workers, and both ways between workers and receivers
+  return Resources::num_descriptors(Scope::kNetwork, num_peers) + kKinds * descriptors_of_connections(num_peers);
+}
 
 Result<std::unique_ptr<Receiver>> Receiver::create(const Resources& scope, std::size_t num_peers, Calls calls) {
   Result<std::unique_ptr<Resources>> resources = Resources::create_receiver(scope, num_peers);

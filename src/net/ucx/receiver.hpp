@@ -33,6 +33,8 @@ class Receiver {
     void* argument = nullptr;                  ///< for it
     std::function<bool()> may_receive;         ///< false: not now, ask again soon
   };
+  /// That it needs, and all connections of an end that has one.
+  static std::size_t num_descriptors(std::size_t num_peers);
   /// @errors as Resources::create
   static Result<std::unique_ptr<Receiver>> create(const Resources& scope, std::size_t num_peers, Calls calls);
   ~Receiver() { stop(); }

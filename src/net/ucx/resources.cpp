@@ -47,10 +47,7 @@ constexpr std::size_t kDescriptorsPerInterface = 6;
 constexpr std::size_t kPosixBytes = std::size_t{8} << 20;
 
 Status check_limits(const Setup& setup, const Resources::Params& params) {
-  const std::size_t num_interfaces = params.scope == Scope::kHost ? 1 : num_network_interfaces();
-  if (Status status = check_descriptors(kDescriptors + kDescriptorsPerInterface * num_interfaces +
-                                        descriptors_of_connections(params.num_peers));
-      !status.ok()) {
+  if (Status status = check_descriptors(Resources::num_descriptors(params.scope, params.num_peers)); !status.ok()) {
     return status;
   }
   return setup.shared_memory ? check_shared_memory(kPosixBytes + params.memory_bytes) : Status();
@@ -64,6 +61,11 @@ Status with_cause(Status status, const Setup& setup, const Resources::Params& pa
 }
 
 }  // namespace
+
+std::size_t Resources::num_descriptors(Scope scope, std::size_t num_peers) {
+  const std::size_t num_interfaces = scope == Scope::kHost ? 1 : num_network_interfaces();
+  return kDescriptors + kDescriptorsPerInterface * num_interfaces + descriptors_of_connections(num_peers);
+}
 
 Result<std::unique_ptr<Resources>> Resources::create(const Library& library, const Params& params) {
   Surroundings surroundings = Surroundings::here();
@@ -106,9 +108,14 @@ Status Resources::listen(ucp_am_recv_callback_t receive, void* argument) {
   return ucx_status(library_.worker_set_am_recv_handler(worker_, &handler), "listening for messages");
 }
 
-bool Resources::receives_puts() const {
-  const bool is_mapped_by_peers = setup_.shared_memory && mapped_ != nullptr;
-  return !setup_.remote_writes && !is_mapped_by_peers && may_use_tcp(setup_);
+bool Resources::may_receive_puts() const {
+  const char* own = std::getenv("UCX_TLS");
+  const bool has_segments =
+      setup_.shared_memory || (setup_.transports.empty() && own != nullptr && allows(own, "sysv"));
+  // UCX retries for ever where a range of ports is used up.
+  const char* range = std::getenv("UCX_TCP_PORT_RANGE");
+  const bool has_ports = range == nullptr || std::string_view(range) == "0";
+  return !setup_.remote_writes && may_use_tcp(setup_) && has_ports && !(has_segments && mapped_ != nullptr);
 }
 
 Resources::~Resources() {

@@ -34,6 +34,8 @@ class Resources {
   static Result<std::unique_ptr<Resources>> create(const Library& library, const Params& params);
   /// Without memory, over TCP alone and through the devices of `of`: for what `num_peers` send by messages.
   /// @errors as create
+  /// File descriptors that it needs at most.
+  static std::size_t num_descriptors(Scope scope, std::size_t num_peers);
   static Result<std::unique_ptr<Resources>> create_receiver(const Resources& of, std::size_t num_peers);
   /// Runs after the last connection is closed.
   ~Resources();
@@ -50,8 +52,8 @@ class Resources {
   int event_fd() const { return event_fd_; }
   /// Setup::remote_writes.
   bool remote_writes() const { return setup_.remote_writes; }
-  /// Whether peers put by messages over TCP.
-  bool receives_puts() const;
+  /// Whether peers may put by messages over TCP, and there is a port for a receiver.
+  bool may_receive_puts() const;
   /// How peers reach the worker, and the key to its memory (empty if there is no memory).
   const std::vector<std::byte>& address() const { return address_; }
   const std::vector<std::byte>& remote_key() const { return remote_key_; }

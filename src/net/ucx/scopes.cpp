@@ -10,6 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "net/ucx/limits.hpp"
+
 namespace ferry::net::ucx {
 
 Scope Scopes::of(const EngineOptions& options, int peer) {
@@ -35,8 +37,9 @@ Status Scopes::open(const Library& library, const EngineOptions& options, const 
                                    .gpu_memory = options.gpu_memory};
     if (Status status = open_one(library, params, listener); !status.ok()) return status;
     const Resources& resources = *at(scope);
-    if (num_here == 0 || !options.may_start_receiver || !resources.receives_puts()) continue;
+    if (num_here == 0 || !options.may_start_receiver || !resources.may_receive_puts()) continue;
     // Where the system has no room for one, everything comes by the scope's own worker.
+    if (!check_descriptors(Receiver::num_descriptors(num_here)).ok()) continue;
     if (auto created = Receiver::create(resources, num_here, listener.receiver); created.ok()) {
       receivers_[static_cast<std::size_t>(scope)] = std::move(*created);
     }

@@ -1,0 +1,17 @@
+#ifndef FERRY_NODE_CORES_HPP
+#define FERRY_NODE_CORES_HPP
+
+#include <sched.h>
+
+namespace ferry::node {
+
+/// Whether this process may run on that many cores.
+inline bool cores_suffice_for(int num_threads) {
+  cpu_set_t usable;
+  // The call fails if there are more processors than fit the set, which is enough for any node.
+  return sched_getaffinity(0, sizeof usable, &usable) != 0 || CPU_COUNT(&usable) >= num_threads;
+}
+
+}  // namespace ferry::node
+
+#endif  // FERRY_NODE_CORES_HPP
