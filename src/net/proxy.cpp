@@ -25,6 +25,9 @@ constexpr std::int64_t kLongestSleepNs = 1'000'000'000;
 /// the first sleep and the longest.
 constexpr std::int64_t kFirstNapNs = 50'000;
 constexpr std::int64_t kLongestNapNs = 2'000'000;
+/// Chunks of a ring that are handed to the engine before it is polled. Over TCP the engine copies them at once: eight
+/// mebibytes take two milliseconds, in which the peer waits for credits that have come meanwhile.
+constexpr std::size_t kMaxTurnBytes = std::size_t{512} << 10;
 
 /// In the value that carries `filled`: no more chunks follow.
 constexpr std::uint64_t kRingClosed = std::uint64_t{1} << 63;
@@ -245,7 +248,7 @@ void Proxy::run() {
   while (true) {
     const bool stopping = !begin_turn(&orders);
     // Rings before orders: close_ring() and paths() refer to chunks that were filled before the call.
-    bool moved = serve_rings();
+    bool moved = serve_rings(orders.empty() ? kMaxTurnBytes : kNoLimit);
     moved |= execute(&orders);
     moved |= engine_->poll();
     if (std::exchange(changed_, false)) wake_rank_();
@@ -283,7 +286,7 @@ void Proxy::acquire() {
   }
   driving_ = true;
   own_nap_ns_ = 0;
-  serve_rings();
+  serve_rings(kNoLimit);
   execute(&orders);
 }
 
@@ -336,23 +339,25 @@ void Proxy::execute(const Order& order) {
   }
 }
 
-bool Proxy::serve_ring(int peer) {
-  const bool moved = serve(peer, ring(peer));
-  return serve(peer, kernel_ring(peer)) || moved;
+bool Proxy::serve_ring(int peer, std::size_t max_bytes) {
+  const bool moved = serve(peer, ring(peer), max_bytes);
+  return serve(peer, kernel_ring(peer), max_bytes) || moved;
 }
 
-/// Sends the chunks filled and the credits due since the last time.
-bool Proxy::serve(int peer, Ring& ring) {
+/// Sends chunks that have been filled since the last time, at least one and no more than the bytes allow, and the credits
+/// that are due.
+bool Proxy::serve(int peer, Ring& ring, std::size_t max_bytes) {
   const RingPort& port = ring.port;
   if (port.words == nullptr || loss(peer).gone.load(std::memory_order_relaxed)) return false;
   RingWords& words = *port.words;
   const std::uint64_t filled = Word(words.filled).load(std::memory_order_acquire);
   const std::uint64_t used = Word(words.used).load(std::memory_order_acquire);
   bool moved = false;
-  for (; ring.num_sent < filled; moved = true) {
+  for (std::size_t sent_bytes = 0; ring.num_sent < filled && sent_bytes < max_bytes; moved = true) {
     const std::size_t chunk_idx = ring.num_sent % port.num_chunks;
     const std::size_t offset = chunk_idx * port.chunk_stride;
     const std::size_t num_bytes = std::min<std::size_t>(words.chunk_bytes[chunk_idx], port.chunk_stride);
+    sent_bytes += num_bytes;
     engine_->put(peer, port.chunk_channel, port.send_offset + offset, port.remote_offset + offset, num_bytes);
     engine_->notify(peer, port.chunk_channel, ++ring.num_sent);
     add(&counters(peer).put_bytes, num_bytes);
@@ -369,9 +374,9 @@ bool Proxy::serve(int peer, Ring& ring) {
   return moved;
 }
 
-bool Proxy::serve_rings() {
+bool Proxy::serve_rings(std::size_t max_bytes) {
   bool moved = false;
-  for (int peer = 0; peer < num_peers_; ++peer) moved |= serve_ring(peer);
+  for (int peer = 0; peer < num_peers_; ++peer) moved |= serve_ring(peer, max_bytes);
   return moved;
 }
 

@@ -74,7 +74,7 @@ class Proxy {
   /// This rank's thread has stored `filled` or `used` of its ring with `peer`.
   void post_ring(int peer) {
     if (driving_) {
-      serve_ring(peer);
+      serve_ring(peer, kNoLimit);
     } else if (asleep_.load(std::memory_order_seq_cst)) {
       wake();
     }
@@ -107,6 +107,8 @@ class Proxy {
   std::vector<Path> paths();
 
  private:
+  static constexpr std::size_t kNoLimit = ~std::size_t{0};
+
   struct Order {
     enum class Kind { kPut, kNotify, kCloseRing, kPaths };
     Kind kind = Kind::kPut;
@@ -157,9 +159,9 @@ class Proxy {
   bool begin_turn(std::vector<Order>* orders);
   bool execute(std::vector<Order>* orders);
   void execute(const Order& order);
-  bool serve_ring(int peer);
-  bool serve(int peer, Ring& ring);
-  bool serve_rings();
+  bool serve_ring(int peer, std::size_t max_bytes);
+  bool serve(int peer, Ring& ring, std::size_t max_bytes);
+  bool serve_rings(std::size_t max_bytes);
   bool has_ring_work() const;
   std::optional<Sleep> plan_sleep(std::int64_t* nap_ns, std::int64_t longest_ns);
   void sleep_until_woken(std::int64_t* nap_ns);

@@ -353,10 +353,10 @@ TEST(NetUcx, ManySmallMessagesMayOvertakeLargePuts) {
   constexpr int kNumPuts = 200;
   constexpr std::size_t kBytes = 128 << 10;
   constexpr std::uint64_t kNumNotifies = 80'000;
-  NetEnds ends("ucx_with_receivers", {.num_channels = 2, .memory_bytes = kBytes});
+  NetEnds ends("ucx_with_receivers", {.num_channels = 2, .memory_bytes = 2 * kBytes});
   ends.connect();
   for (int from : {0, 1}) {
-    for (int i = 0; i < kNumPuts; ++i) ends[from].engine->put(1 - from, 0, 0, 0, kBytes);
+    for (int i = 0; i < kNumPuts; ++i) ends[from].engine->put(1 - from, 0, kBytes, 0, kBytes);
     for (std::uint64_t value = 1; value <= kNumNotifies; ++value) ends[from].engine->notify(1 - from, 1, value);
   }
   EXPECT_TRUE(ends.poll_until([&] {
