@@ -344,8 +344,8 @@ bool Proxy::serve_ring(int peer, std::size_t max_bytes) {
   return serve(peer, kernel_ring(peer), max_bytes) || moved;
 }
 
-/// Sends chunks that have been filled since the last time, at least one and no more than the bytes allow, and the credits
-/// that are due.
+/// Sends chunks that have been filled since the last time, at least one and no more than the bytes allow, and the
+/// credits that are due.
 bool Proxy::serve(int peer, Ring& ring, std::size_t max_bytes) {
   const RingPort& port = ring.port;
   if (port.words == nullptr || loss(peer).gone.load(std::memory_order_relaxed)) return false;

@@ -366,8 +366,8 @@ TEST(NetUcx, ManySmallMessagesMayOvertakeLargePuts) {
   EXPECT_TRUE(ends[0].lost.empty() && ends[1].lost.empty());
 }
 
-/// A peer may still be choosing between two sockets then, and must not end those that the end that leaves has not named:
-/// it would wait for its farewell until the deadline, which is far away.
+/// A peer may still be choosing between two sockets then, and must not end those that the end that leaves has not
+/// named: it would wait for its farewell until the deadline, which is far away.
 TEST(NetUcx, AnEndThatLeavesAsSoonAsItHasConnectedIsAnswered) {
   constexpr int kNumRounds = 40;
   constexpr std::int64_t kAnHourNs = 3'600'000'000'000;

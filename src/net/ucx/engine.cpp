@@ -102,8 +102,8 @@ class UcxEngine final : public Engine {
   std::vector<Peer> peers_;
   Admission admission_;
   ReservedDescriptors descriptors_;  // of connections that are being made
-  // By which receivers wake who sleeps on event_fd(). Cleared by arm() alone: others than who sleeps there may poll, and
-  // be gone when more comes.
+  // By which receivers wake who sleeps on event_fd(). Cleared by arm() alone: others than who sleeps there may poll,
+  // and be gone when more comes.
   WakeFd wake_;
   std::atomic<bool> wants_wake_{false};
   std::atomic<bool> is_due_{false};  // a message has come that is to be delivered

@@ -52,8 +52,8 @@ class Inbound {
   /// @return false where it was dropped
   bool accept(const Message& message, std::span<const std::byte> payload, Way way = Way::kWorker) noexcept;
 
-  /// The receiver has got far more than is possible unless something sent before it comes in the other way: it may wait,
-  /// and the network keeps what is not taken. The engine's owner may not: it has to send, too.
+  /// The receiver has got far more than is possible unless something sent before it comes in the other way: it may
+  /// wait, and the network keeps what is not taken. The engine's owner may not: it has to send, too.
   bool is_receiver_ahead() const {
     return num_early_puts_.load(std::memory_order_relaxed) >= kFarAhead && !has_ended_.load(std::memory_order_relaxed);
   }
