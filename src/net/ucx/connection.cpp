@@ -44,13 +44,7 @@ bool Connection::puts_over_tcp() const {
 
 Status Connection::create_endpoint(std::span<const std::byte> address, ucp_ep_h* endpoint) {
   const std::vector<std::byte> address_copy = with_tail(address);
-  ucp_ep_params_t params{};
-  params.field_mask =
-      UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER;
-  params.address = reinterpret_cast<const ucp_address_t*>(address_copy.data());
-  params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
-  params.err_handler.cb = on_failed;
-  params.err_handler.arg = this;
+  const ucp_ep_params_t params = endpoint_params(address_copy, on_failed, this);
   Status status = ucx_status(library_.ep_create(resources_.worker(), &params, endpoint),
                              fmt::format("connecting to rank {}", rank_),
                              "UCX_TLS and UCX_NET_DEVICES must leave a transport that reaches it and detects that "

@@ -231,4 +231,15 @@ std::vector<std::byte> with_tail(std::span<const std::byte> packed) {
   return copy;
 }
 
+ucp_ep_params_t endpoint_params(const std::vector<std::byte>& address, ucp_err_handler_cb_t failed, void* argument) {
+  ucp_ep_params_t params{};
+  params.field_mask =
+      UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER;
+  params.address = reinterpret_cast<const ucp_address_t*>(address.data());
+  params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
+  params.err_handler.cb = failed;
+  params.err_handler.arg = argument;
+  return params;
+}
+
 }  // namespace ferry::net::ucx

@@ -66,6 +66,9 @@ Status ucx_status(ucs_status_t status, std::string_view operation, std::string_v
 /// What parse_blob accepts is what the peer packed; the zeros are for a reader that reads slightly past the end.
 std::vector<std::byte> with_tail(std::span<const std::byte> packed);
 
+/// Of an endpoint to the worker whose address this is, with_tail: UCX tells `failed` with `argument` that it is lost.
+ucp_ep_params_t endpoint_params(const std::vector<std::byte>& address, ucp_err_handler_cb_t failed, void* argument);
+
 }  // namespace ferry::net::ucx
 
 #endif  // FERRY_NET_UCX_LIBRARY_HPP

@@ -43,12 +43,7 @@ Result<std::unique_ptr<Receiver>> Receiver::create(const Resources& scope, std::
 
 Status Receiver::expect(std::span<const std::byte> address, int rank) {
   const std::vector<std::byte> address_copy = with_tail(address);
-  ucp_ep_params_t params{};
-  params.field_mask =
-      UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER;
-  params.address = reinterpret_cast<const ucp_address_t*>(address_copy.data());
-  params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
-  params.err_handler.cb = on_failed;
+  const ucp_ep_params_t params = endpoint_params(address_copy, on_failed, nullptr);
   ucp_ep_h endpoint = nullptr;
   Status status = ucx_status(resources_->library().ep_create(resources_->worker(), &params, &endpoint),
                              fmt::format("expecting puts of rank {}", rank), {}, rank);
