@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "call/wait.hpp"
+#include "core/cores.hpp"
 #include "core/group_options.hpp"
-#include "node/cores.hpp"
 #include "plan/to_size.hpp"
 #include "rail/net_devices.hpp"
 
@@ -31,9 +31,6 @@ std::string_view waiting_for(Phase phase) {
   }
   return "";
 }
-
-/// Of a rank: its own, the network's, and one that takes what comes from other nodes.
-constexpr int kThreadsWithReceiver = 3;
 
 rail::RingShape ring_shape(const Topology& topology) { return rail::default_ring_shape(to_size(topology.num_nodes())); }
 
@@ -59,11 +56,7 @@ Result<std::unique_ptr<CallSync>> CallSync::create(const BackendContext& context
 
 Status CallSync::connect_rails(const BackendContext& context, const KernelRings* kernel_rings,
                                std::vector<RankPlace> places) {
-  const auto num_threads = kThreadsWithReceiver * std::ranges::count_if(places, &RankPlace::on_this_host);
-  rail::RailsOptions options{.ring = ring_shape(topology()),
-                             .spins = state_.spins(),
-                             .may_start_receiver = node::cores_suffice_for(static_cast<int>(num_threads)),
-                             .places = std::move(places)};
+  rail::RailsOptions options{.ring = ring_shape(topology()), .spins = state_.spins(), .places = std::move(places)};
   Status status;
   if (kernel_rings != nullptr) {
     if (kernel_rings->in_gpu) {
@@ -90,7 +83,7 @@ Status CallSync::connect_rails(const BackendContext& context, const KernelRings*
   status = rails().start();
   if (status.ok()) status = await_greetings();
   // Kernels have no thread that could drive the network, and threads other than the rank's report their errors.
-  const bool may_drive = kernel_rings == nullptr && !node::cores_suffice_for(topology().num_ranks);
+  const bool may_drive = kernel_rings == nullptr && !cores_suffice_for(topology().num_ranks);
   if (status.ok()) rails().allow_inline_progress(may_drive);
   Result<std::vector<std::vector<std::byte>>> ready =
       gather_or_fail(*context.bootstrap, status, {}, context.options.timeout_ns);

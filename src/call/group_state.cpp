@@ -6,7 +6,7 @@
 #include <atomic>
 #include <utility>
 
-#include "node/cores.hpp"
+#include "core/cores.hpp"
 #include "node/futex.hpp"
 #include "plan/to_size.hpp"
 
@@ -44,7 +44,7 @@ Verdict own_verdict(ErrorCode code, int culprit, std::string_view message) {
 GroupState::GroupState(const BackendContext& context, node::Rendezvous rendezvous)
     : topology_(context.topology),
       timeout_ns_(context.options.timeout_ns),
-      spins_(node::cores_suffice_for(threads_of_node(context.topology))),
+      spins_(cores_suffice_for(threads_of_node(context.topology))),
       peers_(topology_.rank, topology_.node_of(topology_.rank) * topology_.ranks_per_node, std::move(rendezvous)),
       wait_memory_{{}, SilenceWatch(topology_.num_ranks, timeout_ns_)},
       wait_times_ns_(to_size(topology_.num_ranks), 0) {}

@@ -26,7 +26,7 @@ constexpr std::int64_t kLongestSleepNs = 1'000'000'000;
 constexpr std::int64_t kFirstNapNs = 50'000;
 constexpr std::int64_t kLongestNapNs = 2'000'000;
 /// Chunks of a ring that are handed to the engine before it is polled. Over TCP the engine copies them at once: eight
-/// mebibytes take two milliseconds, in which the peer waits for credits that have come meanwhile.
+/// mebibytes take two milliseconds, in which credits that have come are not seen. What it brings: docs/transport.md.
 constexpr std::size_t kMaxTurnBytes = std::size_t{512} << 10;
 
 /// In the value that carries `filled`: no more chunks follow.

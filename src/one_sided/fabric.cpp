@@ -11,7 +11,6 @@
 #include <utility>
 
 #include "core/group_options.hpp"
-#include "node/cores.hpp"
 #include "node/futex.hpp"
 #include "one_sided/words.hpp"
 #include "rail/network.hpp"
@@ -34,8 +33,6 @@ constexpr std::int64_t kFirstNapNs = 50'000;
 constexpr std::int64_t kLongestNapNs = 1'000'000;
 /// How often a waiting thread asks the system whether others are still there.
 constexpr std::int64_t kPresenceIntervalNs = 4'000'000;
-/// Of a rank: its own, the driver's, and one that takes large puts.
-constexpr int kThreadsWithReceiver = 3;
 
 }  // namespace
 
@@ -125,8 +122,6 @@ Status Fabric::join_network(const BackendContext& context, const std::vector<Ran
   params.engine.memory = {memory_, memory_ == nullptr ? 0 : memory_bytes};
   params.engine.timeout_ns = timeout_ns_;
   params.engine.ranks = everybody_;
-  const auto num_threads = kThreadsWithReceiver * std::ranges::count_if(places, &RankPlace::on_this_host);
-  params.engine.may_start_receiver = node::cores_suffice_for(static_cast<int>(num_threads));
   params.places = places;
   Result<rail::Network> network = rail::open_network(context, params, my_status);
   if (!network.ok()) return network.status();

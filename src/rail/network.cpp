@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/choose.hpp"
+#include "core/cores.hpp"
 #include "core/group_options.hpp"
 #include "plan/to_size.hpp"
 
@@ -14,6 +15,14 @@ namespace {
 
 /// The loopback network does not leave the process: only on request.
 bool leaves_the_process(const net::EngineFactory& factory) { return factory.name != "loopback"; }
+
+/// Of a rank: its own, the one that drives the engine, and a receiver.
+constexpr int kThreadsWithReceiver = 3;
+
+bool has_cores_for_receivers(std::span<const RankPlace> places) {
+  const auto num_threads = kThreadsWithReceiver * std::ranges::count_if(places, &RankPlace::on_this_host);
+  return cores_suffice_for(static_cast<int>(num_threads));
+}
 
 /// What a rank tells the others of its engine: the version, a zero, and how to reach it.
 std::vector<std::byte> to_message(std::string_view version, const net::Blob& address) {
@@ -100,6 +109,7 @@ Result<Network> open_network(const BackendContext& context, const NetworkParams&
   Status status = my_status;
   Network network;
   network.options = params.engine;
+  network.options.may_start_receiver = has_cores_for_receivers(params.places);
   net::Blob address;
   if (status.ok()) {
     const Result<const net::EngineFactory*> factory = choose_factory(

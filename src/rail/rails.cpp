@@ -77,7 +77,6 @@ Result<std::unique_ptr<Rails>> Rails::create(const BackendContext& context, cons
   params.engine.gpu_memory = options.gpu.memory;
   params.engine.timeout_ns = context.options.timeout_ns;
   params.engine.ranks = rails->ranks_of_rail();
-  params.engine.may_start_receiver = options.may_start_receiver;
   params.places = options.places;
   params.gpu_pci_address = options.gpu_pci_address;
   Result<Network> network = open_network(context, params, my_status);

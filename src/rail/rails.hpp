@@ -43,8 +43,6 @@ struct RailsOptions {
   RingShape ring;
   /// The proxy's thread has a core to itself.
   bool spins = true;
-  /// There is a core more for each rank: net::EngineOptions::may_start_receiver.
-  bool may_start_receiver = false;
   /// Where the ranks of the group run.
   std::vector<RankPlace> places{};
   /// Of the rank's GPU, for the network card next to it; empty: it has none.

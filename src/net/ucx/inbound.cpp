@@ -42,7 +42,6 @@ bool Inbound::accept(const Message& message, std::span<const std::byte> payload,
     return drop();
   }
   if (!is_sound(message, payload.size()) || early_.size() >= kMaxEarly) {
-    end();
     broken_ = true;
     return drop();
   }

@@ -55,7 +55,8 @@ class Inbound {
   /// The receiver has got far more than is possible unless something sent before it comes in the other way: it may
   /// wait, and the network keeps what is not taken. The engine's owner may not: it has to send, too.
   bool is_receiver_ahead() const {
-    return num_early_puts_.load(std::memory_order_relaxed) >= kFarAhead && !has_ended_.load(std::memory_order_relaxed);
+    return num_early_puts_.load(std::memory_order_relaxed) >= kFarAhead && !broken() &&
+           !has_ended_.load(std::memory_order_relaxed);
   }
   /// Nothing that is missing will come.
   void end() { has_ended_ = true; }

@@ -20,6 +20,7 @@ using Clock = std::chrono::steady_clock;
 /// As net::Proxy's thread: what comes this soon finds the thread awake, and a wake-up that UCX loses costs a second.
 constexpr std::chrono::microseconds kSpinTime{20};
 constexpr int kLongestSleepMs = 1000;
+/// As the engine's for its own endpoints.
 constexpr std::chrono::milliseconds kCloseGrace{500};
 
 }  // namespace

@@ -1,9 +1,9 @@
-#ifndef FERRY_NODE_CORES_HPP
-#define FERRY_NODE_CORES_HPP
+#ifndef FERRY_CORE_CORES_HPP
+#define FERRY_CORE_CORES_HPP
 
 #include <sched.h>
 
-namespace ferry::node {
+namespace ferry {
 
 /// Whether this process may run on that many cores.
 inline bool cores_suffice_for(int num_threads) {
@@ -12,6 +12,6 @@ inline bool cores_suffice_for(int num_threads) {
   return sched_getaffinity(0, sizeof usable, &usable) != 0 || CPU_COUNT(&usable) >= num_threads;
 }
 
-}  // namespace ferry::node
+}  // namespace ferry
 
-#endif  // FERRY_NODE_CORES_HPP
+#endif  // FERRY_CORE_CORES_HPP

@@ -1,0 +1,24 @@
+#ifndef FERRY_TESTS_NET_UCX_PROCESS_HPP
+#define FERRY_TESTS_NET_UCX_PROCESS_HPP
+
+/// What the tests of UCX in processes of their own share.
+
+#include <array>
+#include <functional>
+
+#include "support/bootstrap_ranks.hpp"
+
+namespace ferry::test {
+
+/// In a process of its own, into which UCX has not been loaded yet.
+inline Status in_fresh_process(const std::function<Status()>& body) {
+  ForkedRank process([&body](const ForkedRank::Checkpoint&) { return body(); });
+  return process.result();
+}
+
+/// Ends that receive by one thread, and by two.
+inline constexpr std::array<const char*, 2> kUcxEngines{"ucx", "ucx_with_receivers"};
+
+}  // namespace ferry::test
+
+#endif  // FERRY_TESTS_NET_UCX_PROCESS_HPP
