@@ -96,6 +96,7 @@ class Model {
       case 6:
       case 7:
       case 12:
+      case 16:
         return payload_bytes == 0;
       default:
         return false;
@@ -180,7 +181,8 @@ void fuzz_one(std::span<const std::byte> input) {
     require(!genuine || message.has_value(), "a peer's message has the form of one");
     if (!message) continue;
     const bool expected = genuine && model.accepts(*message, payload);
-    require(inbound.accept(*message, payload) == expected, "only what the peer made, and that once");
+    const Way way = message->sequence % 2 == 0 ? Way::kWorker : Way::kReceiver;
+    require(inbound.accept(*message, payload, way) == expected, "only what the peer made, and that once");
     require(inbound.broken() == model.broken, "only the peer itself can end the connection");
     require(same_bytes(memory, model.memory), "only payloads inside the memory are written");
     require(same_bytes(got, model.got), "only bytes that were asked for are written where they were to go");
