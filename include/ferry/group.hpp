@@ -24,6 +24,7 @@
 namespace ferry {
 
 class Backend;           // private
+class CallNumbers;       // private
 class ExpertPlacements;  // private
 class LatencyCalls;      // private
 
@@ -403,10 +404,8 @@ class FERRY_API Group {
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<ExpertPlacements> placements_;
   std::unique_ptr<LatencyCalls> latency_calls_;
+  std::unique_ptr<CallNumbers> numbers_;
   std::shared_ptr<const void> identity_;  // shared with every Routing of this group, to recognise it
-  /// Calls that all ranks make, of whatever kind and however they ended: equal on all ranks even where they were told
-  /// that they made different ones.
-  std::int64_t num_calls_ = 0;
 };
 
 /// Symmetric memory that one rank of a group holds when it has routed (at least twice), dispatched and combined such a

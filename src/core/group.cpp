@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "core/backend.hpp"
+#include "core/call_numbers.hpp"
 #include "core/checks.hpp"
 #include "core/expert_placement.hpp"
 #include "core/group_options.hpp"
@@ -47,6 +48,7 @@ Group::Group(Topology topology, std::unique_ptr<Backend> backend, bool masks)
       backend_(std::move(backend)),
       placements_(std::make_unique<ExpertPlacements>(topology)),
       latency_calls_(std::make_unique<LatencyCalls>()),
+      numbers_(std::make_unique<CallNumbers>()),
       identity_(std::make_shared<const char>()) {}
 
 Group::~Group() = default;
@@ -96,7 +98,7 @@ Status Group::check_stream(std::string_view operation, Stream stream) const {
 Result<Routing> Group::route(const RouteInput& in, const RouteOptions& options, Stream stream,
                              const std::function<EarlyTables()>& while_waiting) {
   if (!backend_) return destroyed("route");
-  const std::int64_t call_number = num_calls_++;
+  numbers_->count();
   RouteCall call;
   call.record.operation = Operation::kRoute;
   Status status = check_stream("route", stream);
@@ -127,7 +129,7 @@ Result<Routing> Group::route(const RouteInput& in, const RouteOptions& options, 
   Result<std::shared_ptr<RoutingState>> state = backend_->route(call);
   if (!state.ok()) return state.status();
   (*state)->group_identity = identity_;
-  (*state)->call_number = call_number;
+  (*state)->call_number = numbers_->number_of_route(*state);
   (*state)->num_logical_experts = options.num_experts;
   if (!early.status.ok()) return early.status;
   return Routing(std::move(*state));
@@ -142,11 +144,11 @@ Status Group::check_routing(std::string_view operation, const Routing& routing) 
 Status Group::dispatch(const Routing& routing, const DispatchInput& in, const DispatchOutput& out, Stream stream,
                        const DispatchOptions& options) {
   if (!backend_) return destroyed("dispatch");
-  ++num_calls_;
   DispatchCall call;
   call.record.operation = Operation::kDispatch;
   call.stream = stream;
   const Status belongs = check_routing("dispatch", routing);
+  numbers_->count_on(belongs.ok() ? routing.state_.get() : nullptr);
   if (belongs.ok()) call.routing = routing.state_;
   call.zero_padding = options.zero_padding;
   call.clear_if_refused = options.clear_if_refused;
@@ -175,11 +177,11 @@ Status Group::dispatch(const Routing& routing, const DispatchInput& in, const Di
 Status Group::combine(const Routing& routing, const CombineInput& in, const CombineOutput& out, Stream stream,
                       const CombineOptions& options) {
   if (!backend_) return destroyed("combine");
-  ++num_calls_;
   CombineCall call;
   call.record.operation = Operation::kCombine;
   call.stream = stream;
   const Status belongs = check_routing("combine", routing);
+  numbers_->count_on(belongs.ok() ? routing.state_.get() : nullptr);
   if (belongs.ok()) call.routing = routing.state_;
   call.kernel = options.kernel;
   Status status = check_stream("combine", stream);
@@ -198,7 +200,7 @@ Result<Routing> Group::latency_dispatch(const LatencyDispatchInput& in, const La
                                         const LatencyDispatchOptions& options, Stream stream) {
   constexpr std::string_view kName = "latency_dispatch";
   if (!backend_) return destroyed(kName);
-  const std::int64_t call_number = num_calls_++;
+  numbers_->count();
   LatencyDispatchCall call;
   call.record.operation = Operation::kLatencyDispatch;
   call.stream = call.route.stream = call.dispatch.stream = stream;
@@ -232,7 +234,7 @@ Result<Routing> Group::latency_dispatch(const LatencyDispatchInput& in, const La
   Result<std::shared_ptr<RoutingState>> state = backend_->latency_dispatch(call);
   if (!state.ok()) return state.status();
   (*state)->group_identity = identity_;
-  (*state)->call_number = call_number;
+  (*state)->call_number = numbers_->number_of_route(*state);
   (*state)->num_logical_experts = options.num_experts;
   latency_calls_->sent(call, *state);
   return Routing(std::move(*state));
@@ -242,7 +244,7 @@ Status Group::latency_combine(const Routing& routing, const LatencyCombineInput&
                               Stream stream, const LatencyCombineOptions& options) {
   constexpr std::string_view kName = "latency_combine";
   if (!backend_) return destroyed(kName);
-  ++num_calls_;
+  numbers_->count();
   LatencyCombineCall call;
   CombineCall& combine = call.combine;
   combine.record.operation = Operation::kLatencyCombine;

@@ -3,6 +3,7 @@
 
 /// What a Routing holds. Backends derive from it to own the tables that the views point to.
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -20,6 +21,16 @@ enum class LatencyPhase {
   kDispatchFailed,  ///< its rows will never be there
 };
 
+enum class RouteOutcome { kUnknown, kRouted, kRefused };
+
+/// Calls on a Routing of which the host did not know whether its route took place when it had returned. If it was
+/// refused, each rank's calls on it are its own: others may make none. See CallNumbers.
+struct UnsettledCalls {
+  std::atomic<RouteOutcome> outcome = RouteOutcome::kUnknown;  ///< written by any thread
+  std::int64_t num_calls = 0;                                  ///< the group's thread's, as is the next
+  bool is_settled = false;                                     ///< the outcome has been taken into account
+};
+
 struct RoutingState {
   RoutingState() = default;
   RoutingState(const RoutingState&) = delete;
@@ -32,9 +43,12 @@ struct RoutingState {
   /// Of latency mode: whether the dispatch is known by now to have been refused, though latency_receive could not tell.
   /// What it says may change from false to true while others make calls.
   virtual bool dispatch_failed() const { return false; }
+  /// Writes the outcome to `unsettled` if it is known by now. Waits for nothing.
+  virtual void look_for_outcome() const {}
 
   std::shared_ptr<const void> group_identity;  ///< identity of the group that made the Routing
-  std::int64_t call_number = 0;                ///< number of earlier calls on the group; equal on all ranks
+  std::int64_t call_number = 0;                ///< of CallNumbers; equal on all ranks
+  std::shared_ptr<UnsettledCalls> unsettled;   ///< null: the route took place, or all ranks make the calls on it
 
   /// Written by the group's thread alone.
   mutable LatencyPhase latency_phase = LatencyPhase::kNone;

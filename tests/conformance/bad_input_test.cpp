@@ -425,6 +425,31 @@ TEST_P(BadInputConformance, IsReportedOnce) {
   });
 }
 
+/// Ranks that learn late that a route was refused have used it by then, and the one that refused it has not.
+TEST_P(BadInputConformance, OthersUseARoutingThatOneRankCouldNotMake) {
+  ExchangeCase spec = good_case(Layout::kTokens).spec;
+  spec.world.spare_recv_rows = 1;
+  const PreparedCase good = prepare(spec);
+  run_with_group(kNumRanks, [&](RankContext& context, Group& group) {
+    for (int round = 0; round < 2; ++round) {
+      check_case(context, group, good);
+      const RouteArguments arguments(context, group, good);
+      RouteInput in = arguments.input();
+      if (context.rank() == 1) in.topk_idx.data = nullptr;
+      const Stream stream = stream_of(group);
+      const Result<Routing> routing = group.route(in, arguments.options(), stream);
+      DispatchTensors dispatch(context, group, good, 0);
+      CombineTensors combine(context, group, good, 0);
+      Status status = routing.status();
+      if (status.ok()) status = group.dispatch(*routing, dispatch.in, dispatch.out, stream, dispatch.options);
+      if (status.ok()) status = group.combine(*routing, combine.in, combine.out, stream, combine.options);
+      expect_refusal(context, finish(group, status), 1, "no ids");
+      combine.expect_untouched(context, "a refused route: ");
+    }
+    check_case(context, group, good);
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(Backends, BadInputConformance, ::testing::ValuesIn(backend_configs()), config_name);
 
 }  // namespace

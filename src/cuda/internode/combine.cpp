@@ -85,7 +85,7 @@ CombineTensors tensors_of(const CombineCall& call, const Copies& copies) {
 
 Status run(Context& context, const CombineCall& call) {
   const auto refused = [&context, &call](const Status& status) {
-    return refuse(context, call.record, call.stream, status);
+    return refuse(context, call.record, call.stream, status, call.routing.get());
   };
   if (Status status = status_of(call.record); !status.ok()) return refused(status);
   const Result<bool> captured = context.check_stream(to_string(Operation::kCombine), call.stream);
@@ -99,7 +99,8 @@ Status run(Context& context, const CombineCall& call) {
 Status make_combine(Context& context, const CombineCall& call, const RoutedTokens& routed, bool captured,
                     std::int64_t* wait_times_ns) {
   const auto refused = [&context, &call](const Status& status) {
-    return refuse(context, call.record, call.stream, as_error_of(to_string(call.record.operation), status));
+    return refuse(context, call.record, call.stream, as_error_of(to_string(call.record.operation), status),
+                  call.routing.get());
   };
   const Parts& parts = context.parts();
   if (Status status = check_combine_memory(call, *parts.arena); !status.ok()) return refused(status);

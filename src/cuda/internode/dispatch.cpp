@@ -39,7 +39,7 @@ DispatchTensors tensors_of(const DispatchCall& call) {
 
 Status run(Context& context, const DispatchCall& call) {
   const auto refused = [&context, &call](const Status& status) {
-    return refuse(context, call.record, call.stream, status);
+    return refuse(context, call.record, call.stream, status, call.routing.get());
   };
   if (Status status = status_of(call.record); !status.ok()) return refused(status);
   const Result<bool> captured = context.check_stream(to_string(Operation::kDispatch), call.stream);
@@ -54,7 +54,8 @@ Status run(Context& context, const DispatchCall& call) {
 Status make_dispatch(Context& context, const DispatchRun& run) {
   const DispatchCall& asked = run.call;
   const auto refused = [&context, &asked](const Status& status) {
-    return refuse(context, asked.record, asked.stream, as_error_of(to_string(asked.record.operation), status));
+    return refuse(context, asked.record, asked.stream, as_error_of(to_string(asked.record.operation), status),
+                  asked.routing.get());
   };
   const Parts& parts = context.parts();
   const Topology& topology = parts.sync->topology();

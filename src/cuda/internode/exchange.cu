@@ -339,6 +339,13 @@ __device__ __noinline__ void finish(const ExchangeParams& params, std::uint64_t 
   if (__syncthreads_and(static_cast<int>(all)) != 0 && warp_idx() == 0) end_epoch(params.ranks, epoch);
 }
 
+/// A call on a Routing that was refused. All threads.
+__device__ __noinline__ void end_alone(const ExchangeParams& params) {
+  if (blockIdx.x != 0 || threadIdx.x != 0) return;
+  if (params.agreement != 0) report_refused_routing(params);
+  params.rails.state->gate.valid = 0;
+}
+
 __global__ void __launch_bounds__(kExchangeThreads, 1) exchange_kernel(const __grid_constant__ ExchangeParams params) {
   const RailParams& rails = params.rails;
   const auto block = static_cast<int>(blockIdx.x);
@@ -347,6 +354,11 @@ __global__ void __launch_bounds__(kExchangeThreads, 1) exchange_kernel(const __g
   const CallStart start = start_call(params.ranks, params.begins_call ? nullptr : &rails.state->gate);
   if (start.broken || !start.routed) {
     await_kernel_before();  // which the kernels after this one take to have ended
+    return;
+  }
+  if (params.may_stand_alone() && static_cast<const volatile RouteSummary*>(params.routed)->valid == 0) {
+    end_alone(params);
+    await_kernel_before();
     return;
   }
   const std::uint64_t exchange = *static_cast<const volatile std::uint64_t*>(&rails.state->exchange) + 1;

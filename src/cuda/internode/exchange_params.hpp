@@ -49,8 +49,9 @@ struct ExchangeParams {
   CallRecord record;
   FoundRecord* found = nullptr;  ///< [ranks of the node, nodes] and whose records differ
   FaultReport* fault = nullptr;  ///< where a call that is refused is reported
-  /// Of the Routing that the call uses: of one that was refused, as it then is on all ranks, nothing moves. Null: it
-  /// cannot be, or there is none.
+  /// Of the Routing that the call uses: of one that was refused, as it then is on all ranks, nothing moves. A dispatch
+  /// or combine of throughput mode then takes no part in anything, since ranks that know make none. Null: it cannot
+  /// be, or there is none.
   const RouteSummary* routed = nullptr;
   std::uint64_t* result = nullptr;   ///< pinned: the Outcome + 1, for a host that waits for it; or null
   std::uint64_t* started = nullptr;  ///< pinned: 1 as soon as the kernel runs; or null
@@ -70,6 +71,10 @@ struct ExchangeParams {
   int num_own_blocks = 0;  ///< blocks that copy the own node's items
 
   FERRY_HOST_DEVICE int num_blocks() const { return 2 * (rails.num_nodes - 1) * blocks_per_ring + num_own_blocks; }
+  FERRY_HOST_DEVICE bool may_stand_alone() const {
+    return begins_call && routed != nullptr &&
+           (record.operation == Operation::kDispatch || record.operation == Operation::kCombine);
+  }
   FERRY_HOST_DEVICE bool takes_rows() const { return pulls && begins_call; }
   FERRY_HOST_DEVICE std::int64_t item_bytes() const { return row.bytes + (item_record.bytes + 15) / 16 * 16; }
 };

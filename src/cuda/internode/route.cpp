@@ -367,13 +367,17 @@ CallIdentity identity_of(const Context& context, const CallRecord& record, const
           parts.rail_link->found_of_kernels(RailLink::FaultOf::kAnyCall)};
 }
 
-Status refuse(Context& context, const CallRecord& record, Stream stream, const Status& status) {
+Status refuse(Context& context, const CallRecord& record, Stream stream, const Status& status,
+              const RoutingState* routing) {
   CallRecord refused = record;
   if (refused.code == ErrorCode::kOk) refused.set_status(status);
-  return context.refuse(record, stream, status, [&context, &refused](const Launch& launch) {
+  const bool of_route = routing != nullptr && routing->latency_phase == LatencyPhase::kNone;
+  const RoutedTokens* const routed = of_route ? &static_cast<const NodesRouting*>(routing)->routed : nullptr;
+  return context.refuse(record, stream, status, [&](const Launch& launch) {
     context.parts().rail_link->wake();
-    return launch_rail_exchange(agreement_only(place_of(context.parts()), identity_of(context, refused, launch)),
-                                launch.stream);
+    ExchangeParams params = agreement_only(place_of(context.parts()), identity_of(context, refused, launch));
+    if (routed != nullptr && routed->by_kernels) params.routed = routed->tables.summary;
+    return launch_rail_exchange(params, launch.stream);
   });
 }
 

@@ -160,7 +160,12 @@ Status RouteBuilder::prepare_host(const std::shared_ptr<PinnedMemory>& pinned, D
   if (!words.ok()) return words.status();
   params_.host_words = *words;
   params_.host.result = pinned->on_device(state_->host.result);
-  if (!bounded()) params_.host.fault = pinned->on_device(state_->host.fault);
+  if (bounded()) {
+    // Kernels of later calls on a Routing that was refused end at once: such calls need no other rank.
+    state_->unsettled = std::make_shared<UnsettledCalls>();
+  } else {
+    params_.host.fault = pinned->on_device(state_->host.fault);
+  }
   return {};
 }
 

@@ -25,6 +25,11 @@ std::uint64_t load_acquire(const std::uint64_t* word) { return __atomic_load_n(w
 /// Of a word that is there.
 std::int64_t count_in(std::uint64_t word) { return static_cast<std::int64_t>(word & (RouteWords::kThere - 1)); }
 
+/// `state`: of a HostResult.
+void note_outcome(UnsettledCalls* calls, std::uint64_t state) {
+  if (calls != nullptr && state != 0) calls->outcome = state == 1 ? RouteOutcome::kRouted : RouteOutcome::kRefused;
+}
+
 template <typename Counts>
 void copy_counts(const std::uint64_t* words, std::size_t num_words, Counts& counts) {
   counts.resize(num_words);
@@ -103,8 +108,10 @@ Status check_not_latency(const RoutingState& routing, std::string_view operation
 CudaRouting::~CudaRouting() {
   if (pinned_data == nullptr) return;
   // The kernel that writes there may not have run yet.
-  memory_owner->after_calls(
-      [memory = pinned, data = pinned_data, bytes = host.size_bytes] { memory->give(data, bytes); });
+  memory_owner->after_calls([memory = pinned, data = pinned_data, result = host, calls = unsettled] {
+    note_outcome(calls.get(), load_acquire(&result.result->state));
+    memory->give(data, result.size_bytes);
+  });
 }
 
 Status mark_not_routed(std::string_view operation, RouteSummary* summary, cudaStream_t own_stream) {
@@ -186,8 +193,15 @@ std::uint64_t CudaRouting::counts_state() const {
   return pinned_data == nullptr ? adopted_state : host.state();
 }
 
+void CudaRouting::look_for_outcome() const {
+  // A thread that settles may hold it until the counts are there.
+  const std::unique_lock lock(settle_mutex, std::try_to_lock);
+  if (lock.owns_lock() && pinned_data != nullptr) note_outcome(unsettled.get(), load_acquire(&host.result->state));
+}
+
 void CudaRouting::adopt_result() {
   adopted_state = host.state();
+  note_outcome(unsettled.get(), adopted_state);
   if (adopted_state == 1) {
     const std::size_t num_ranks = num_rows_from_rank.size();
     const std::size_t num_local = local_expert_ids.size();

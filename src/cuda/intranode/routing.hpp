@@ -69,6 +69,7 @@ struct CudaRouting : RoutingState {
   ~CudaRouting() override;
   /// Waits for the counts until CountsDeadline; leaves them empty if they never come.
   void settle() const override;
+  void look_for_outcome() const override;
   /// Takes pinned memory in which kernels tell the host the counts of `num_ranks` ranks, for `settle` to wait for. The
   /// local experts are known. Returns that memory as kernels see it, but for `fault`.
   Result<RouteResultTables> expect_counts(const CountsMemory& counts, int num_ranks, std::int64_t deadline_ns);
