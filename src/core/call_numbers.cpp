@@ -4,22 +4,24 @@ namespace ferry {
 
 void CallNumbers::count_on(const RoutingState* routing) {
   UnsettledCalls* const calls = routing != nullptr ? routing->unsettled.get() : nullptr;
-  const RouteOutcome outcome = calls != nullptr ? calls->outcome.load() : RouteOutcome::kRouted;
-  if (outcome == RouteOutcome::kRefused && calls->is_settled) return;
+  if (calls != nullptr && calls->make_no_numbers) return;
   ++num_calls_;
-  if (calls != nullptr && !calls->is_settled) ++calls->num_calls;
+  if (calls != nullptr) ++calls->num_calls;
 }
 
-std::int64_t CallNumbers::number_of_route(const std::shared_ptr<const RoutingState>& made) {
-  std::erase_if(unsettled_, [this](const Unsettled& one) {
-    if (const auto routing = one.routing.lock()) routing->look_for_outcome();
-    const RouteOutcome outcome = one.calls->outcome.load();
-    if (outcome == RouteOutcome::kUnknown) return false;
-    if (outcome == RouteOutcome::kRefused) num_calls_ -= one.calls->num_calls;
-    one.calls->is_settled = true;
-    return true;
-  });
-  if (made->unsettled != nullptr) unsettled_.push_back({made, made->unsettled});
+std::int64_t CallNumbers::number_of_route(const RoutingState& made) {
+  while (!unsettled_.empty()) {
+    UnsettledCalls& calls = *unsettled_.front();
+    const RouteOutcome outcome = calls.look();
+    if (outcome == RouteOutcome::kUnknown) break;
+    if (outcome == RouteOutcome::kSomeMakeCalls) {
+      num_calls_ -= calls.num_calls;
+      calls.make_no_numbers = true;
+    }
+    calls.look = {};  // what it looks at is not needed any more
+    unsettled_.pop_front();
+  }
+  if (made.unsettled != nullptr) unsettled_.push_back(made.unsettled);
   return num_calls_ - 1;
 }
 

@@ -2,12 +2,13 @@
 #define FERRY_CORE_CALL_NUMBERS_HPP
 
 /// How many calls a group's ranks have made together. By that number ranks tell whether their Routings are of the same
-/// route, so all must count alike: calls that were refused too, and those of different kinds, but not calls on a
-/// Routing whose route was refused where ranks that know so make none.
+/// route, so all must count alike: calls that were refused too, and those of different kinds. Calls on a Routing whose
+/// route was refused count as well, unless some ranks have known so at once, which then make none: those of the others
+/// are subtracted as soon as they know.
 
 #include <cstdint>
+#include <deque>
 #include <memory>
-#include <vector>
 
 #include "core/routing_state.hpp"
 
@@ -22,16 +23,11 @@ class CallNumbers {
   void count_on(const RoutingState* routing);
   /// The number of the call that was counted last and has made this Routing. What is known of earlier routes by now is
   /// taken into account; until it is, the numbers of ranks may differ.
-  std::int64_t number_of_route(const std::shared_ptr<const RoutingState>& made);
+  std::int64_t number_of_route(const RoutingState& made);
 
  private:
-  struct Unsettled {
-    std::weak_ptr<const RoutingState> routing;
-    std::shared_ptr<UnsettledCalls> calls;
-  };
-
   std::int64_t num_calls_ = 0;
-  std::vector<Unsettled> unsettled_;
+  std::deque<std::shared_ptr<UnsettledCalls>> unsettled_;  // in the order of their routes, which run one by one
 };
 
 }  // namespace ferry

@@ -129,7 +129,7 @@ Result<Routing> Group::route(const RouteInput& in, const RouteOptions& options, 
   Result<std::shared_ptr<RoutingState>> state = backend_->route(call);
   if (!state.ok()) return state.status();
   (*state)->group_identity = identity_;
-  (*state)->call_number = numbers_->number_of_route(*state);
+  (*state)->call_number = numbers_->number_of_route(**state);
   (*state)->num_logical_experts = options.num_experts;
   if (!early.status.ok()) return early.status;
   return Routing(std::move(*state));
@@ -234,7 +234,7 @@ Result<Routing> Group::latency_dispatch(const LatencyDispatchInput& in, const La
   Result<std::shared_ptr<RoutingState>> state = backend_->latency_dispatch(call);
   if (!state.ok()) return state.status();
   (*state)->group_identity = identity_;
-  (*state)->call_number = numbers_->number_of_route(*state);
+  (*state)->call_number = numbers_->number_of_route(**state);
   (*state)->num_logical_experts = options.num_experts;
   latency_calls_->sent(call, *state);
   return Routing(std::move(*state));

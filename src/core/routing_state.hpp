@@ -3,8 +3,8 @@
 
 /// What a Routing holds. Backends derive from it to own the tables that the views point to.
 
-#include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -21,14 +21,19 @@ enum class LatencyPhase {
   kDispatchFailed,  ///< its rows will never be there
 };
 
-enum class RouteOutcome { kUnknown, kRouted, kRefused };
+enum class RouteOutcome {
+  kUnknown,
+  kAllMakeCalls,   ///< it took place, or all ranks learn late that it did not
+  kSomeMakeCalls,  ///< it was refused, as hosts of some ranks may have known at once
+};
 
-/// Calls on a Routing of which the host did not know whether its route took place when it had returned. If it was
-/// refused, each rank's calls on it are its own: others may make none. See CallNumbers.
+/// Calls on a Routing of which the host did not know whether its route took place when it had returned. See
+/// CallNumbers, which alone uses it, in the group's thread.
 struct UnsettledCalls {
-  std::atomic<RouteOutcome> outcome = RouteOutcome::kUnknown;  ///< written by any thread
-  std::int64_t num_calls = 0;                                  ///< the group's thread's, as is the next
-  bool is_settled = false;                                     ///< the outcome has been taken into account
+  /// What is known by now. Waits for nothing. Keeps what it looks at, which may outlive the Routing.
+  std::function<RouteOutcome()> look;
+  std::int64_t num_calls = 0;
+  bool make_no_numbers = false;  ///< kSomeMakeCalls, which has been taken into account
 };
 
 struct RoutingState {
@@ -43,12 +48,10 @@ struct RoutingState {
   /// Of latency mode: whether the dispatch is known by now to have been refused, though latency_receive could not tell.
   /// What it says may change from false to true while others make calls.
   virtual bool dispatch_failed() const { return false; }
-  /// Writes the outcome to `unsettled` if it is known by now. Waits for nothing.
-  virtual void look_for_outcome() const {}
 
   std::shared_ptr<const void> group_identity;  ///< identity of the group that made the Routing
-  std::int64_t call_number = 0;                ///< of CallNumbers; equal on all ranks
-  std::shared_ptr<UnsettledCalls> unsettled;   ///< null: the route took place, or all ranks make the calls on it
+  std::int64_t call_number = 0;                ///< of CallNumbers; equal on all ranks once they know what was refused
+  std::shared_ptr<UnsettledCalls> unsettled;   ///< null: the host knows the outcome, or never will (captured)
 
   /// Written by the group's thread alone.
   mutable LatencyPhase latency_phase = LatencyPhase::kNone;

@@ -244,7 +244,7 @@ TEST(Bench, GivesTheKernelSettingsToItsGroups) {
 
 TEST(Bench, RefusesWhatDoesNotFitTheMachine) {
   const CommandEnd end =
-      run_ferry({"bench", "--backend", "cpu", "--tokens", "4194304", "--routing", "one-hot", "--hidden", "1048576"});
+      run_ferry({"bench", "--backend", "cpu", "--tokens", "262144", "--routing", "one-hot", "--hidden", "1048576"});
   EXPECT_EQ(end.exit_code, 1);
   EXPECT_NE(end.standard_error.find("use fewer"), std::string::npos) << end.standard_error;
 }

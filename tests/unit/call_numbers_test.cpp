@@ -9,75 +9,63 @@
 namespace ferry {
 namespace {
 
+using enum RouteOutcome;
+
 /// Of a route whose outcome the host learns late.
-std::shared_ptr<RoutingState> late_routing() {
+std::shared_ptr<RoutingState> late_routing(const RouteOutcome& outcome) {
   auto routing = std::make_shared<RoutingState>();
   routing->unsettled = std::make_shared<UnsettledCalls>();
+  routing->unsettled->look = [&outcome] { return outcome; };
   return routing;
 }
 
 std::int64_t number_of_next(CallNumbers& numbers) {
   numbers.count();
-  return numbers.number_of_route(std::make_shared<RoutingState>());
+  return numbers.number_of_route({});
 }
 
-TEST(CallNumbers, CallsOnARouteThatTookPlaceCount) {
+TEST(CallNumbers, CallsOnARouteCountWhetherItTookPlaceOrAllLearnLateThatItDidNot) {
   for (const bool late : {false, true}) {
     CallNumbers numbers;
-    const auto routing = late ? late_routing() : std::make_shared<RoutingState>();
+    const RouteOutcome outcome = kAllMakeCalls;
+    const auto routing = late ? late_routing(outcome) : std::make_shared<RoutingState>();
     numbers.count();
-    EXPECT_EQ(numbers.number_of_route(routing), 0);
+    EXPECT_EQ(numbers.number_of_route(*routing), 0);
     numbers.count_on(routing.get());
     numbers.count_on(nullptr);
-    if (late) routing->unsettled->outcome = RouteOutcome::kRouted;
     EXPECT_EQ(number_of_next(numbers), 3);
     numbers.count_on(routing.get());
     EXPECT_EQ(number_of_next(numbers), 5);
   }
 }
 
-TEST(CallNumbers, CallsOnARouteThatWasRefusedCountUntilThatIsKnown) {
+TEST(CallNumbers, CallsThatSomeRanksDoNotMakeCountUntilThatIsKnown) {
   CallNumbers numbers;
-  std::shared_ptr<RoutingState> routing = late_routing();
-  const auto calls = routing->unsettled;
+  RouteOutcome outcome = kUnknown;
+  const auto routing = late_routing(outcome);
   numbers.count();
-  EXPECT_EQ(numbers.number_of_route(routing), 0);
+  EXPECT_EQ(numbers.number_of_route(*routing), 0);
   numbers.count_on(routing.get());
   numbers.count_on(routing.get());
-  EXPECT_EQ(number_of_next(numbers), 3);  // not known yet
-  calls->outcome = RouteOutcome::kRefused;
+  EXPECT_EQ(number_of_next(numbers), 3);
+  outcome = kSomeMakeCalls;
   numbers.count_on(routing.get());        // as if it were not
   EXPECT_EQ(number_of_next(numbers), 2);  // the two routes alone
   numbers.count_on(routing.get());
   EXPECT_EQ(number_of_next(numbers), 3);
 }
 
-TEST(CallNumbers, WhatBecameOfADroppedRoutingIsTakenIntoAccount) {
+TEST(CallNumbers, WhatBecameOfDroppedRoutingsIsTakenIntoAccount) {
   CallNumbers numbers;
-  std::shared_ptr<RoutingState> routing = late_routing();
-  const auto calls = routing->unsettled;
-  numbers.count();
-  EXPECT_EQ(numbers.number_of_route(routing), 0);
-  numbers.count_on(routing.get());
-  routing.reset();
-  EXPECT_EQ(number_of_next(numbers), 2);
-  calls->outcome = RouteOutcome::kRefused;
-  EXPECT_EQ(number_of_next(numbers), 2);
-}
-
-/// Knows the outcome when it is asked.
-struct AskedRouting : RoutingState {
-  void look_for_outcome() const override { unsettled->outcome = RouteOutcome::kRefused; }
-};
-
-TEST(CallNumbers, RoutingsAreAsked) {
-  CallNumbers numbers;
-  const auto routing = std::make_shared<AskedRouting>();
-  routing->unsettled = std::make_shared<UnsettledCalls>();
-  numbers.count();
-  EXPECT_EQ(numbers.number_of_route(routing), 0);
-  numbers.count_on(routing.get());
-  EXPECT_EQ(number_of_next(numbers), 1);
+  RouteOutcome outcome = kUnknown;
+  for (const std::int64_t number : {0, 2}) {
+    const auto routing = late_routing(outcome);
+    numbers.count();
+    EXPECT_EQ(numbers.number_of_route(*routing), number);
+    numbers.count_on(routing.get());
+  }
+  outcome = kSomeMakeCalls;
+  EXPECT_EQ(number_of_next(numbers), 2);  // the two routes alone
 }
 
 }  // namespace

@@ -351,14 +351,11 @@ __global__ void __launch_bounds__(kExchangeThreads, 1) exchange_kernel(const __g
   const auto block = static_cast<int>(blockIdx.x);
   const bool first = block == 0;
   if (first && threadIdx.x == 0 && params.started != nullptr) store_release_system(params.started, 1);
-  const CallStart start = start_call(params.ranks, params.begins_call ? nullptr : &rails.state->gate);
+  const RouteSummary* const first_look = params.may_stand_alone() ? params.routed : nullptr;
+  const CallStart start = start_call(params.ranks, params.begins_call ? first_look : &rails.state->gate);
   if (start.broken || !start.routed) {
+    if (!start.broken && params.begins_call) end_alone(params);
     await_kernel_before();  // which the kernels after this one take to have ended
-    return;
-  }
-  if (params.may_stand_alone() && static_cast<const volatile RouteSummary*>(params.routed)->valid == 0) {
-    end_alone(params);
-    await_kernel_before();
     return;
   }
   const std::uint64_t exchange = *static_cast<const volatile std::uint64_t*>(&rails.state->exchange) + 1;

@@ -137,10 +137,10 @@ Result<NodeRouteInput> begin_routing(Context& context, Placements& placements, c
     if (!status.ok()) return status;
     return input;
   }
-  if (!route.latency) routing.unsettled = std::make_shared<UnsettledCalls>();
   Result<RouteResultTables> host =
       routing.expect_counts({parts.memory, parts.pinned, parts.report}, topology.num_ranks, context.timeout_ns());
   if (!host.ok()) return host.status();
+  if (!route.latency) routing.count_calls_apart();
   input.host = *host;
   return input;
 }

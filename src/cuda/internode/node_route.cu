@@ -211,7 +211,8 @@ __device__ void tell_refused(const NodeRouteParams& params) {
   RouteSummary& summary = *params.tables.summary;
   summary.valid = 0;
   summary.fault = static_cast<std::int32_t>(Fault::kDisagreement);
-  if (params.host.result != nullptr) store_release_system(&params.host.result->state, 2);
+  RouteResult* const result = params.host.result;
+  if (result != nullptr) store_release_system(&result->state, RouteResult::kRefusedBySome);
 }
 
 __global__ void __launch_bounds__(kThreads, 1) sum_kernel(const __grid_constant__ NodeRouteParams params) {
@@ -252,7 +253,8 @@ __global__ void __launch_bounds__(kThreads, 1) sum_kernel(const __grid_constant_
   if ((shared.first_bad_rank & shared.first_other_rank & shared.first_full_expert & shared.first_full_rank) != kNone) {
     if (thread != 0) return;
     refuse(params, shared, run_rows);
-    if (params.host.result != nullptr) store_release_system(&params.host.result->state, 2);
+    RouteResult* const result = params.host.result;
+    if (result != nullptr) store_release_system(&result->state, RouteResult::kRefused);
     return;
   }
   write_counts(params);

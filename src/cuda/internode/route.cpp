@@ -371,8 +371,9 @@ Status refuse(Context& context, const CallRecord& record, Stream stream, const S
               const RoutingState* routing) {
   CallRecord refused = record;
   if (refused.code == ErrorCode::kOk) refused.set_status(status);
-  const bool of_route = routing != nullptr && routing->latency_phase == LatencyPhase::kNone;
-  const RoutedTokens* const routed = of_route ? &static_cast<const NodesRouting*>(routing)->routed : nullptr;
+  const bool on_route = record.operation == Operation::kDispatch || record.operation == Operation::kCombine;
+  const auto* const nodes = static_cast<const NodesRouting*>(on_route ? routing : nullptr);
+  const RoutedTokens* const routed = nodes != nullptr ? &nodes->routed : nullptr;
   return context.refuse(record, stream, status, [&](const Launch& launch) {
     context.parts().rail_link->wake();
     ExchangeParams params = agreement_only(place_of(context.parts()), identity_of(context, refused, launch));

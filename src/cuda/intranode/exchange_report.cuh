@@ -18,6 +18,7 @@ __device__ inline Verdict judge(const RouteParams& params, const Scratch& scratc
   const unsigned num_ranks = static_cast<unsigned>(params.ranks.num_ranks);
   bool equal = true;
   bool repeats = false;
+  bool known = false;
   unsigned first_bad = num_ranks;
   unsigned first_full = num_ranks;
   unsigned first_other = num_ranks;
@@ -26,6 +27,9 @@ __device__ inline Verdict judge(const RouteParams& params, const Scratch& scratc
     const CountsHeader& header = scratch.headers[rank];
     equal = equal && header.epoch == epoch && header.agreement == params.agreement;
     repeats = repeats || header.repeats != 0;
+    // One that refuses or makes another call, or whose route is exact.
+    const bool bounded = header.max_recv_rows > 0 || params.layout == Layout::kSlab;
+    known = known || header.epoch != epoch || header.agreement == 0 || !bounded;
     if (header.bad_entry >= 0 && rank < first_bad) first_bad = rank;
     if (header.homes_hash != scratch.headers[0].homes_hash && rank < first_other) first_other = rank;
     if (scratch.rank_rows[rank] > plan::row_limit(header.max_recv_rows) && rank < first_full) first_full = rank;
@@ -36,6 +40,7 @@ __device__ inline Verdict judge(const RouteParams& params, const Scratch& scratc
   first_other = __reduce_min_sync(0xFFFFFFFFU, first_other);
   Verdict verdict;
   verdict.repeats = __any_sync(0xFFFFFFFFU, repeats) != 0;
+  verdict.known_to_some = __any_sync(0xFFFFFFFFU, known) != 0;
   const bool good_inputs = first_bad == num_ranks;
   verdict.go = equal && good_inputs && first_other == num_ranks;
   const bool slabs_fit = shared.first_full_expert == kNoExpert;
@@ -102,7 +107,7 @@ __device__ inline void report_outcome(const RouteParams& params, const Posted& p
                                       const Verdict& verdict, std::int32_t num_token_rows, std::uint64_t epoch) {
   const auto num_used_rows = static_cast<std::int32_t>(scratch.rank_rows[params.ranks.rank]);
   RouteResult* const result = params.host.result;
-  if (verdict.valid && result != nullptr) store_relaxed_system(&result->state, 1);
+  if (verdict.valid && result != nullptr) store_relaxed_system(&result->state, RouteResult::kValid);
   tell_host(params, params.host_words.used_rows(), num_used_rows);
   tell_host(params, params.host_words.token_rows(), num_token_rows);
   tell_host(params, params.host_words.repeats(), verdict.repeats ? 1 : 0);
@@ -117,7 +122,7 @@ __device__ inline void report_outcome(const RouteParams& params, const Posted& p
   report_fault(params, posted, scratch, verdict, epoch);
   if (result == nullptr) return;
   fence_system();
-  store_relaxed_system(&result->state, 2);
+  store_relaxed_system(&result->state, verdict.known_to_some ? RouteResult::kRefusedBySome : RouteResult::kRefused);
 }
 
 /// The same, and what later kernels need of each rank. All threads.

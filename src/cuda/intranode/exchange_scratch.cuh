@@ -20,7 +20,8 @@ struct Verdict {
   bool go;     ///< all ranks made this call, with good ids
   bool valid;  ///< and all have room for their rows
   bool repeats;
-  Fault fault;      ///< unless valid
+  bool known_to_some;  ///< unless valid: hosts of other ranks may have known at once
+  Fault fault;         ///< unless valid
   std::int64_t at;  ///< rank or expert at fault
 };
 

@@ -161,8 +161,7 @@ Status RouteBuilder::prepare_host(const std::shared_ptr<PinnedMemory>& pinned, D
   params_.host_words = *words;
   params_.host.result = pinned->on_device(state_->host.result);
   if (bounded()) {
-    // Kernels of later calls on a Routing that was refused end at once: such calls need no other rank.
-    state_->unsettled = std::make_shared<UnsettledCalls>();
+    state_->count_calls_apart();
   } else {
     params_.host.fault = pinned->on_device(state_->host.fault);
   }

@@ -25,11 +25,6 @@ std::uint64_t load_acquire(const std::uint64_t* word) { return __atomic_load_n(w
 /// Of a word that is there.
 std::int64_t count_in(std::uint64_t word) { return static_cast<std::int64_t>(word & (RouteWords::kThere - 1)); }
 
-/// `state`: of a HostResult.
-void note_outcome(UnsettledCalls* calls, std::uint64_t state) {
-  if (calls != nullptr && state != 0) calls->outcome = state == 1 ? RouteOutcome::kRouted : RouteOutcome::kRefused;
-}
-
 template <typename Counts>
 void copy_counts(const std::uint64_t* words, std::size_t num_words, Counts& counts) {
   counts.resize(num_words);
@@ -72,7 +67,8 @@ void HostResult::clear() const {
 
 std::uint64_t HostResult::state() const {
   const std::uint64_t state = load_acquire(&result->state);
-  if (state != 1) return state;
+  if (state == RouteResult::kRefusedBySome) return RouteResult::kRefused;
+  if (state != RouteResult::kValid) return state;
   if (words == nullptr) return 1;
   // Words come in any order, as does `started`; none may come later, when this memory has been given back.
   if (!started()) return 0;
@@ -105,13 +101,12 @@ Status check_not_latency(const RoutingState& routing, std::string_view operation
                   operation));
 }
 
-CudaRouting::~CudaRouting() {
-  if (pinned_data == nullptr) return;
-  // The kernel that writes there may not have run yet.
-  memory_owner->after_calls([memory = pinned, data = pinned_data, result = host, calls = unsettled] {
-    note_outcome(calls.get(), load_acquire(&result.result->state));
-    memory->give(data, result.size_bytes);
-  });
+CountsBlock::~CountsBlock() {
+  if (is_written) {
+    memory->give(data, size_bytes);
+  } else {
+    owner->after_calls([to = memory, block = data, bytes = size_bytes] { to->give(block, bytes); });
+  }
 }
 
 Status mark_not_routed(std::string_view operation, RouteSummary* summary, cudaStream_t own_stream) {
@@ -133,9 +128,12 @@ Status CudaRouting::take_pinned_data(const CountsMemory& counts, std::size_t byt
     data = counts.pinned->take(bytes, false);
   }
   if (!data.ok()) return data.status();
-  memory_owner = counts.owner;
   pinned = counts.pinned;
-  pinned_data = *data;
+  pinned_data = std::make_shared<CountsBlock>();
+  pinned_data->owner = counts.owner;
+  pinned_data->memory = counts.pinned;
+  pinned_data->data = *data;
+  pinned_data->size_bytes = bytes;
   timeout_ns = deadline_ns;
   report = counts.report;
   return {};
@@ -147,7 +145,7 @@ Result<RouteResultTables> CudaRouting::expect_counts(const CountsMemory& counts,
   const std::size_t num_local = local_expert_ids.size();
   const std::size_t bytes = HostResult::at(nullptr, size, num_local).size_bytes;
   if (Status status = take_pinned_data(counts, bytes, deadline_ns); !status.ok()) return status;
-  host = HostResult::at(pinned_data, size, num_local);
+  host = HostResult::at(pinned_data->data, size, num_local);
   host.clear();
   num_rows_from_rank.resize(size);
   RouteResultTables seen;
@@ -168,7 +166,7 @@ Result<RouteWords> CudaRouting::expect_words(const CountsMemory& counts, int num
   const std::size_t num_words = RouteWords::count(size, local_expert_ids.size(), layout != Layout::kTokens);
   const std::size_t bytes = HostResult::of_words(nullptr, num_words).size_bytes;
   if (Status status = take_pinned_data(counts, bytes, deadline_ns); !status.ok()) return status;
-  host = HostResult::of_words(pinned_data, num_words);
+  host = HostResult::of_words(pinned_data->data, num_words);
   host.clear();
   num_rows_from_rank.resize(size);
   RouteWords seen = words_of_host();
@@ -193,15 +191,22 @@ std::uint64_t CudaRouting::counts_state() const {
   return pinned_data == nullptr ? adopted_state : host.state();
 }
 
-void CudaRouting::look_for_outcome() const {
-  // A thread that settles may hold it until the counts are there.
-  const std::unique_lock lock(settle_mutex, std::try_to_lock);
-  if (lock.owns_lock() && pinned_data != nullptr) note_outcome(unsettled.get(), load_acquire(&host.result->state));
+void CudaRouting::count_calls_apart() {
+  unsettled = std::make_shared<UnsettledCalls>();
+  unsettled->look = [owner = pinned_data, result = host.result] {
+    switch (load_acquire(&result->state)) {
+      case 0:
+        return RouteOutcome::kUnknown;
+      case RouteResult::kRefusedBySome:
+        return RouteOutcome::kSomeMakeCalls;
+      default:
+        return RouteOutcome::kAllMakeCalls;
+    }
+  };
 }
 
 void CudaRouting::adopt_result() {
   adopted_state = host.state();
-  note_outcome(unsettled.get(), adopted_state);
   if (adopted_state == 1) {
     const std::size_t num_ranks = num_rows_from_rank.size();
     const std::size_t num_local = local_expert_ids.size();
@@ -223,8 +228,8 @@ void CudaRouting::adopt_result() {
     }
     source = ConstTensorView(source.data, DType::kInt32, {num_used_rows, 2});
   }
-  pinned->give(pinned_data, host.size_bytes);
-  pinned_data = nullptr;
+  pinned_data->is_written = true;
+  pinned_data.reset();
 }
 
 }  // namespace ferry::cuda

@@ -62,19 +62,33 @@ struct CountsMemory {
   const DeviceReport* report = nullptr;
 };
 
+/// Pinned memory in which kernels tell the host what a route has found.
+struct CountsBlock {
+  std::shared_ptr<TableMemory> owner;
+  std::shared_ptr<PinnedMemory> memory;
+  std::byte* data = nullptr;
+  std::size_t size_bytes = 0;
+  bool is_written = false;  ///< whole; else the kernel that writes there may not have run yet
+
+  CountsBlock() = default;
+  CountsBlock(const CountsBlock&) = delete;
+  CountsBlock& operator=(const CountsBlock&) = delete;
+  ~CountsBlock();
+};
+
 /// Marks a Routing made in a capture as one that no graph has filled yet. By work on `own_stream`.
 Status mark_not_routed(std::string_view operation, RouteSummary* summary, cudaStream_t own_stream);
 
 struct CudaRouting : RoutingState {
-  ~CudaRouting() override;
   /// Waits for the counts until CountsDeadline; leaves them empty if they never come.
   void settle() const override;
-  void look_for_outcome() const override;
   /// Takes pinned memory in which kernels tell the host the counts of `num_ranks` ranks, for `settle` to wait for. The
   /// local experts are known. Returns that memory as kernels see it, but for `fault`.
   Result<RouteResultTables> expect_counts(const CountsMemory& counts, int num_ranks, std::int64_t deadline_ns);
   /// The same of counts that come as words.
   Result<RouteWords> expect_words(const CountsMemory& counts, int num_ranks, std::int64_t deadline_ns);
+  /// Has `unsettled` look at what kernels tell the host. After one of these two.
+  void count_calls_apart();
   /// Copies the counts out of pinned memory and gives that back. The result's state is not 0.
   void adopt_result();
 
@@ -94,9 +108,8 @@ struct CudaRouting : RoutingState {
   int num_blocks = 0;
   int tokens_per_block = 0;
 
-  std::shared_ptr<TableMemory> memory_owner;
   std::shared_ptr<PinnedMemory> pinned;
-  std::byte* pinned_data = nullptr;  ///< null: adopted, or never asked for (captured)
+  std::shared_ptr<CountsBlock> pinned_data;  ///< null: adopted, or never asked for (captured)
   HostResult host;
   std::int64_t timeout_ns = 0;
   const DeviceReport* report = nullptr;  ///< in `report_memory`: a lost peer ends the wait

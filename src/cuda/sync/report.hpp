@@ -121,7 +121,13 @@ struct RouteSummary {
 /// What route reports to the host. Of several nodes arrays follow: from_rank[R], to_rank[R], rows_per_expert[L] i32,
 /// row_offsets[L + 1] i64. Of one node RouteWords follow instead, also of the numbers here.
 struct RouteResult {
-  std::uint64_t state;    ///< 1: valid, 2: refused
+  /// Of `state`. A route is refused by some where hosts of other ranks may have known at once: these make no calls with
+  /// its Routing.
+  static constexpr std::uint64_t kValid = 1;
+  static constexpr std::uint64_t kRefused = 2;
+  static constexpr std::uint64_t kRefusedBySome = 3;
+
+  std::uint64_t state;    ///< 0: not known yet
   std::uint64_t started;  ///< 1: the stream has come to the route
   std::int64_t num_used_rows;
   std::int64_t num_token_rows;  ///< distinct (source, token) pairs
