@@ -22,7 +22,7 @@ struct Verdict {
   bool repeats;
   bool known_to_some;  ///< unless valid: hosts of other ranks may have known at once
   Fault fault;         ///< unless valid
-  std::int64_t at;  ///< rank or expert at fault
+  std::int64_t at;     ///< rank or expert at fault
 };
 
 /// What has the same size in every call.
