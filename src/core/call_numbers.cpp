@@ -9,7 +9,7 @@ void CallNumbers::count_on(const RoutingState* routing) {
   if (calls != nullptr) ++calls->num_calls;
 }
 
-std::int64_t CallNumbers::number_of_route(const RoutingState& made) {
+void CallNumbers::settle() {
   while (!unsettled_.empty()) {
     UnsettledCalls& calls = *unsettled_.front();
     const RouteOutcome outcome = calls.look();
@@ -21,6 +21,10 @@ std::int64_t CallNumbers::number_of_route(const RoutingState& made) {
     calls.look = {};  // what it looks at is not needed any more
     unsettled_.pop_front();
   }
+}
+
+std::int64_t CallNumbers::number_of_route(const RoutingState& made) {
+  settle();
   if (made.unsettled != nullptr) unsettled_.push_back(made.unsettled);
   return num_calls_ - 1;
 }

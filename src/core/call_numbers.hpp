@@ -21,8 +21,10 @@ class CallNumbers {
   void count() { ++num_calls_; }
   /// One more on this Routing, which may be null.
   void count_on(const RoutingState* routing);
-  /// The number of the call that was counted last and has made this Routing. What is known of earlier routes by now is
-  /// taken into account; until it is, the numbers of ranks may differ.
+  /// Takes into account what is known of earlier routes by now, and lets go of what told so: routes need that memory.
+  void settle();
+  /// The number of the call that was counted last and has made this Routing, settled. Until all is known, the numbers of
+  /// ranks may differ.
   std::int64_t number_of_route(const RoutingState& made);
 
  private:

@@ -98,6 +98,7 @@ Status Group::check_stream(std::string_view operation, Stream stream) const {
 Result<Routing> Group::route(const RouteInput& in, const RouteOptions& options, Stream stream,
                              const std::function<EarlyTables()>& while_waiting) {
   if (!backend_) return destroyed("route");
+  numbers_->settle();
   numbers_->count();
   RouteCall call;
   call.record.operation = Operation::kRoute;

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <utility>
 
 namespace ferry {
 namespace {
@@ -66,6 +67,22 @@ TEST(CallNumbers, WhatBecameOfDroppedRoutingsIsTakenIntoAccount) {
   }
   outcome = kSomeMakeCalls;
   EXPECT_EQ(number_of_next(numbers), 2);  // the two routes alone
+}
+
+TEST(CallNumbers, WhatTellsOfARouteIsKeptUntilItHas) {
+  CallNumbers numbers;
+  RouteOutcome outcome = kUnknown;
+  auto block = std::make_shared<int>();
+  const std::weak_ptr<int> seen = block;
+  const auto routing = late_routing(outcome);
+  routing->unsettled->look = [block = std::move(block), &outcome] { return outcome; };
+  numbers.count();
+  EXPECT_EQ(numbers.number_of_route(*routing), 0);
+  numbers.settle();
+  EXPECT_FALSE(seen.expired());
+  outcome = kAllMakeCalls;
+  numbers.settle();
+  EXPECT_TRUE(seen.expired());
 }
 
 }  // namespace
