@@ -36,7 +36,7 @@ check: ## all that a commit must pass: lint, the tests, the sanitizers by anothe
 
 lint: ## check format, names, shell scripts and the links of the documentation
 	@'$(ROOT)/scripts/setup.sh' lint
-	@'$(ROOT)/scripts/lint.sh' check
+	@'$(ROOT)/scripts/lint.sh' check $(ARGS)
 
 format: ## format all C++ and Python files in place
 	@'$(ROOT)/scripts/setup.sh' lint

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# scripts/lint.sh check    format, names, shell scripts, links of the documentation; reports all, changes nothing
-# scripts/lint.sh format   formats the C++ and Python files in place
+# scripts/lint.sh check [part...]   format, shell scripts, links of the documentation, Python, names (by far the longest);
+#                                   reports all, changes nothing
+# scripts/lint.sh format            formats the C++ and Python files in place
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -92,11 +93,15 @@ check_python() {
 
 case ${1-} in
   check)
-    check format check_format
-    check shell check_shell
-    check links check_links
-    check python check_python
-    check names check_names
+    parts=("${@:2}")
+    if ((${#parts[@]} == 0)); then parts=(format shell links python names); fi
+    for part in "${parts[@]}"; do
+      if [[ $(type -t "check_$part") != function ]]; then
+        printf 'lint: no part "%s": format, shell, links, python, names\n' "$part" >&2
+        exit 2
+      fi
+      check "$part" "check_$part"
+    done
     exit $((num_failed > 0))
     ;;
   format)
@@ -105,7 +110,7 @@ case ${1-} in
     project_files '*.py' '*.pyi' | xargs "$ruff" format --quiet
     ;;
   *)
-    echo 'usage: scripts/lint.sh check|format' >&2
+    echo 'usage: scripts/lint.sh check [part...] | format' >&2
     exit 2
     ;;
 esac

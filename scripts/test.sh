@@ -96,7 +96,7 @@ summary_of() { # part log
 # them explains nothing.
 failed_tests() { # part log
   case $1 in
-    lint) true ;;
+    lint) if grep -qE '^[a-z]+ +FAILED$' "$2"; then grep -vE '^[a-z]+ +(ok|FAILED)$' "$2" | head -n "$max_reasons" | sed 's/^/  /'; fi ;;
     python) sed -nE 's/^(FAILED|ERROR) /  &/p' "$2" ;;
     *)
       sed -nE "/^$repeat_heading/q; /^The following tests FAILED:/,\$ s/^[[:space:]]+[0-9]+ - /  /p" "$2"

@@ -23,8 +23,8 @@ class CallNumbers {
   void count_on(const RoutingState* routing);
   /// Takes into account what is known of earlier routes by now, and lets go of what told so: routes need that memory.
   void settle();
-  /// The number of the call that was counted last and has made this Routing, settled. Until all is known, the numbers of
-  /// ranks may differ.
+  /// The number of the call that was counted last and has made this Routing, settled. Until all is known, the numbers
+  /// of ranks may differ.
   std::int64_t number_of_route(const RoutingState& made);
 
  private:

@@ -59,8 +59,8 @@ class CallScratch {
 
 NodePlace place_of(const Parts& parts);
 CallIdentity identity_of(const Context& context, const CallRecord& record, const Launch& launch);
-/// As Context::refuse: all ranks of the group learn of it. `routing`: that the call is made on; of one that turns out to
-/// have been refused none does.
+/// As Context::refuse: all ranks of the group learn of it. `routing`: that the call is made on; of one that turns out
+/// to have been refused none does.
 Status refuse(Context& context, const CallRecord& record, Stream stream, const Status& status,
               const RoutingState* routing = nullptr);
 StepBlocks blocks_of(const Parts& parts, const KernelOptions& kernel);

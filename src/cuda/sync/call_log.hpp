@@ -36,8 +36,8 @@ class CallLog {
     Operation theirs{};
   };
   /// The first calls in both logs, this rank's and that of `peer`, which have the same number and are not the same kind
-  /// of call. Ranks number alike unless one alone has captured calls or made some on a Routing that was refused, so this
-  /// is for messages.
+  /// of call. Ranks number alike unless one alone has captured calls or made some on a Routing that was refused, so
+  /// this is for messages.
   std::optional<Difference> find_difference(int peer) const;
 
  private:
