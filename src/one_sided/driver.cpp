@@ -71,7 +71,7 @@ Driver::Driver(std::unique_ptr<net::Engine> engine, const net::EngineOptions& op
 Driver::~Driver() {
   {
     const std::lock_guard lock(mutex_);
-    stop_ = true;
+    stop_.store(true, std::memory_order_relaxed);
   }
   wake_.signal();
   if (thread_.joinable()) thread_.join();
@@ -388,6 +388,7 @@ void Driver::attach(RequestSource* source) {
   {
     const std::lock_guard lock(mutex_);
     sources_.push_back(source);
+    num_sources_.store(sources_.size(), std::memory_order_relaxed);
   }
   wake();
 }
@@ -395,6 +396,7 @@ void Driver::attach(RequestSource* source) {
 void Driver::detach(RequestSource* source) {
   const std::lock_guard lock(mutex_);
   std::erase(sources_, source);
+  num_sources_.store(sources_.size(), std::memory_order_relaxed);
 }
 
 void Driver::wake() {
@@ -416,15 +418,18 @@ void Driver::limit_close_time(std::int64_t timeout_ns) {
   close_timeout_ns_ = std::min(close_timeout_ns_, timeout_ns);
 }
 
+bool Driver::must_poll_sources() {
+  const std::lock_guard lock(mutex_);
+  return std::ranges::any_of(sources_, [](const RequestSource* source) { return source->needs_polling(); });
+}
+
+/// Takes the lock only where it has something to do: a caller that drives holds it nearly all the time, and would have
+/// to wake this thread each time it lets go.
 void Driver::run() {
   Clock::time_point last_move = Clock::now();
   while (true) {
-    bool must_poll = false;
-    {
-      const std::lock_guard lock(mutex_);
-      if (stop_) return;
-      must_poll = std::ranges::any_of(sources_, [](const RequestSource* source) { return source->needs_polling(); });
-    }
+    if (stop_.load(std::memory_order_relaxed)) return;
+    const bool must_poll = num_sources_.load(std::memory_order_relaxed) > 0 && must_poll_sources();
     const bool others_drive = num_drivers_.load(std::memory_order_relaxed) > 0;
     if ((must_poll || !others_drive) && turn(1).any) {
       last_move = Clock::now();
@@ -448,7 +453,7 @@ void Driver::sleep_until_woken() {
   std::int64_t timeout_ns = kLongestSleepNs;
   {
     const std::lock_guard lock(mutex_);
-    if (stop_) return;
+    if (stop_.load(std::memory_order_relaxed)) return;
     // Who takes events from the engine after this finds it set, and wakes this thread.
     asleep_.store(true, std::memory_order_seq_cst);
     if (engine_->event_fd() >= 0 && engine_->arm()) {

@@ -18,6 +18,8 @@
 ///   armed           the thread    callers  seq_cst                 nothing; who takes events from an engine that is to
 ///                                                                  wake the thread wakes it instead
 ///   num_drivers     callers       thread   relaxed                 nothing; the thread leaves polling to them
+///   num_sources     lock holder   thread   relaxed                 nothing; the thread then looks under the lock
+///   stop            destructor    thread   relaxed                 nothing; set under the lock, then wakes the thread
 
 #include <atomic>
 #include <cstddef>
@@ -185,6 +187,7 @@ class Driver {
   void on_completed(int peer, std::uint64_t ticket, std::uint64_t value);
   void on_lost(int peer, const Status& why);
   bool serve_sources();
+  bool must_poll_sources();
   bool has_unsent();
   /// What came of letting the engine move.
   struct Moved {
@@ -203,7 +206,7 @@ class Driver {
   std::function<std::uint64_t(const net::AtomicOp&)> apply_;
   std::vector<Loss> losses_;
 
-  mutable std::mutex mutex_;  // the engine, and the next nine
+  mutable std::mutex mutex_;  // the engine, and the next eight
   std::vector<Peer> peers_;
   std::unordered_map<std::uint64_t, Ticket> tickets_;
   std::uint64_t last_ticket_ = net::kNoTicket;
@@ -212,8 +215,9 @@ class Driver {
   std::uint64_t num_told_ = 0;
   std::int64_t close_timeout_ns_;
   std::int64_t nap_ns_ = 0;
-  bool stop_ = false;
 
+  std::atomic<std::size_t> num_sources_{0};
+  std::atomic<bool> stop_{false};
   std::atomic<int> num_drivers_{0};
   std::atomic<std::int64_t> last_drive_ns_{0};
   std::atomic<bool> asleep_{false};
