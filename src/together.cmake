@@ -11,7 +11,7 @@ ferry_together(bootstrap_2 bootstrap/socket.cpp bootstrap/tcp_bootstrap.cpp boot
   bootstrap/tcp_root.cpp)
 ferry_together(c_1 c/balance.cpp c/bootstrap.cpp c/callback_bootstrap.cpp c/components.cpp c/convert.cpp
   c/exchange.cpp c/expansion.cpp c/gating.cpp)
-ferry_together(c_2 c/group.cpp c/placement.cpp c/status.cpp c/structs.cpp c/tools.cpp)
+ferry_together(c_2 c/group.cpp c/launches.cpp c/placement.cpp c/status.cpp c/structs.cpp c/tools.cpp)
 ferry_together(c_3 c/load.cpp c/latency.cpp c/one_sided.cpp c/routing.cpp)
 ferry_together(core_1 call/call_sync.cpp call/exchange.cpp call/group_state.cpp call/wait.cpp core/agreement.cpp
   core/arrival_tables.cpp core/bytes_required.cpp core/check_channel_tables.cpp)
@@ -21,7 +21,7 @@ ferry_together(core_3 core/dispatch_layout.cpp core/group.cpp core/host_identity
   core/known_memory.cpp core/load.cpp core/overlap.cpp core/placement.cpp)
 ferry_together(core_4 core/expansion.cpp core/group_options.cpp core/placement_digest.cpp core/process_identity.cpp
   core/quantize.cpp core/quantized_dispatch.cpp core/rank_host.cpp core/routing.cpp)
-ferry_together(core_5 core/status.cpp core/tuning.cpp core/types.cpp)
+ferry_together(core_5 core/call_numbers.cpp core/status.cpp core/tuning.cpp core/types.cpp)
 ferry_together(cpu_1 cpu/backend.cpp cpu/backend_latency.cpp cpu/memory_required.cpp cpu/rows/combine_inputs.cpp
   cpu/internode/route.cpp cpu/intranode/route.cpp cpu/intranode/route_steps.cpp cpu/context/channel_tables.cpp)
 ferry_together(cpu_2 cpu/internode/combine.cpp cpu/context/routing.cpp cpu/latency/mask_board.cpp
