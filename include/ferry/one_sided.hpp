@@ -263,8 +263,8 @@ class FERRY_API OneSided {
   /// them after.
   /// @errors kInvalidArgument: a team of another OneSided, or an invalid one; another collective call on the team ended
   ///         by its deadline, is not over, and others may be through with it (a barrier after another call, or one
-  ///         after a barrier: backend "cpu"); kPeerLost; kTimeout: it is not over, make it again and it goes on, as is
-  ///         so of all collective calls
+  ///         after a barrier: backend "cpu"); others came to another collective call (the same); kPeerLost; kTimeout:
+  ///         it is not over, make it again and it goes on, as is so of all collective calls
   [[nodiscard]] Status barrier(const Team& team, Stream stream = {});
   [[nodiscard]] Status barrier(Stream stream = {}) { return barrier(world(), stream); }
 

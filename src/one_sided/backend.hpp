@@ -49,6 +49,7 @@ struct TeamState {
   mutable std::uint64_t num_barriers = 0;
   mutable std::size_t num_told = 0;
   mutable bool in_barrier = false;
+  mutable std::uint64_t kinds = 0;  ///< of Fabric::Meeting, that ranks have met for as far as this one has heard
   /// The same of the last exchange, and what this rank shows in it.
   mutable ExchangeStep exchange_step = ExchangeStep::kNone;
   mutable Entry shown{};

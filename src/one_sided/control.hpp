@@ -20,6 +20,9 @@ inline constexpr std::size_t kMaxSteps = 15;
 inline constexpr int kJoiningTeam = kMaxTeams;
 inline constexpr auto kNumTeams = static_cast<std::size_t>(kMaxTeams) + 1;
 
+/// A rank may be one meeting ahead of a mate that has not yet looked at all words of the one before.
+inline constexpr std::size_t kMeetingsAtOnce = 2;
+
 /// For peers to hear that this rank leaves, over any working network, where they may not answer.
 inline constexpr std::int64_t kLastWordsNs = 1'000'000'000;
 
@@ -31,7 +34,7 @@ struct Control {
   alignas(node::kFlagAlignment) std::atomic<std::uint32_t> num_sleepers{0};
   std::atomic<std::size_t> watched{kAnyWord};
   alignas(node::kFlagAlignment) std::uint64_t finished = 0;
-  std::array<std::array<std::uint64_t, kMaxSteps>, kNumTeams> arrived{};
+  std::array<std::array<std::array<std::uint64_t, kMaxSteps>, kMeetingsAtOnce>, kNumTeams> arrived{};
 };
 
 }  // namespace ferry::one_sided

@@ -8,9 +8,10 @@
 /// engines of other nodes reach. Control words:
 ///
 ///   word             writer      readers  order                    publishes
-///   arrived[t][s]    team mates  owner    fetch_add / acquire      what the mate did before its barrier (in its node);
-///                                                                  t: the slot that the owner keeps the team in
-///   finished         all ranks   owner    fetch_add / acquire      that all ranks have come to the last barrier
+///   arrived[t][n][s] team mates  owner    exchange / acquire       what the mate did before its barrier (in its node);
+///                                                                  t: the slot that the owner keeps the team in, n: of
+///                                                                  meetings of odd and of even number
+///   finished         all ranks   owner    exchange / acquire       that all ranks have come to the last barrier
 ///   entries[t]       team mates  owner    before a barrier         what a rank shows in an exchange of the team
 ///   doorbell         all         owner    fetch_add seq_cst, futex nothing; wakes sleepers
 ///   num_sleepers     owner       all      seq_cst                  nothing; nobody is woken while it is 0
@@ -18,9 +19,10 @@
 ///                                                                  alone. Of several one may be missed, as they leave:
 ///                                                                  naps are short
 ///
-/// A barrier disseminates: in step s a rank adds 1 to arrived[t][s] of the team mate 2^s places further on, and waits
-/// until its own has reached the number of the barrier. Adds commute, so no order of the network matters, and each word
-/// has one writer per team.
+/// A barrier disseminates: in step s a rank sets arrived[t][n][s] of the team mate 2^s places further on to the number
+/// of the barrier and the kinds of meetings that it has heard of, and waits until its own has that number. Each word
+/// has one writer, who sets it again two barriers later: then the owner has come to the one between, so it has seen
+/// what was there. Hence no order of the network matters.
 
 #include <atomic>
 #include <cstddef>
@@ -121,13 +123,21 @@ class Fabric {
   Status join_network(const BackendContext& context, const std::vector<RankPlace>& places, const Status& my_status);
   std::byte* memory_of(int rank) const;
   Control& control(int rank) const;
-  /// Of arrived[slot][step] in a control area.
-  static std::size_t arrived_offset(int slot, std::size_t step);
+  /// Of the word of `arrived` in a control area.
+  static std::size_t arrived_offset(int slot, std::uint64_t number, std::size_t step);
   /// Of the team in that slot, in the memory of `rank`, by rank of the world.
   Entry* entries(int rank, int slot) const;
-  /// Adds 1 to the word of `rank` at `offset` of its control area.
-  Status add(int rank, std::size_t offset, std::string_view operation);
-  Status wait_for_mates(const TeamState& team, std::string_view operation, bool last);
+  /// Sets the word of `rank` at `offset` of its control area.
+  Status set(int rank, std::size_t offset, std::uint64_t value, std::string_view operation);
+  /// What ranks meet for, a bit each: they find out whether it is the same for all of them.
+  enum class Meeting : std::uint64_t {
+    kLast = 0,  ///< before they leave: meets whatever others meet for
+    kBarrier = 1,
+    kExchange = 2,  ///< before entries are shown
+    kShown = 4,     ///< and after that
+  };
+  /// Another error than those of waits says that others met for something else; then the meeting is over.
+  Status wait_for_mates(const TeamState& team, std::string_view operation, Meeting kind);
   Status refuse(const TeamState& team, std::string_view operation, std::string_view earlier) const;
   Status show(const TeamState& team, const Entry& mine, std::string_view operation);
   bool sleep_until_rung(const Wait& wait, const std::function<bool()>& done, std::int64_t timeout_ns) const;

@@ -15,11 +15,19 @@ namespace {
 /// Calls that are exchanges.
 constexpr std::string_view kCollectives = "allocate, free or split";
 
+/// Of a word of `arrived`: the meetings that the mate says it and those it has heard of have come to, a bit for each
+/// kind, and above them the number of the meeting.
+constexpr int kKindBits = 8;
+constexpr std::uint64_t kKinds = (std::uint64_t{1} << kKindBits) - 1;
+
+std::uint64_t number_in(const std::uint64_t* word) { return load(word) >> kKindBits; }
+
 }  // namespace
 
-std::size_t Fabric::arrived_offset(int slot, std::size_t step) {
+std::size_t Fabric::arrived_offset(int slot, std::uint64_t number, std::size_t step) {
   return offsetof(Control, arrived) +
-         (static_cast<std::size_t>(slot) * kMaxSteps + step) * sizeof(Control::arrived[0][0]);
+         ((static_cast<std::size_t>(slot) * kMeetingsAtOnce + number % kMeetingsAtOnce) * kMaxSteps + step) *
+             sizeof(std::uint64_t);
 }
 
 Entry* Fabric::entries(int rank, int slot) const {
@@ -27,28 +35,27 @@ Entry* Fabric::entries(int rank, int slot) const {
   return reinterpret_cast<Entry*>(memory_of(rank) + sizeof(Control)) + first;
 }
 
-Status Fabric::add(int rank, std::size_t offset, std::string_view operation) {
+Status Fabric::set(int rank, std::size_t offset, std::uint64_t value, std::string_view operation) {
+  const net::AtomicOp op{.kind = net::AtomicOp::Kind::kSet, .offset = offset, .operand = value};
   if (std::byte* theirs = memory_of(rank); theirs != nullptr) {
-    net::apply_atomic(theirs, {.kind = net::AtomicOp::Kind::kAdd, .offset = offset, .operand = 1});
+    net::apply_atomic(theirs, op);
     ring(rank, offset);
     return {};
   }
-  return issue({.kind = Request::Kind::kAtomic,
-                .peer = rank,
-                .op = {.kind = net::AtomicOp::Kind::kAdd, .offset = offset, .operand = 1},
-                .counts = false},
-               operation);
+  return issue({.kind = Request::Kind::kAtomic, .peer = rank, .op = op, .counts = false}, operation);
 }
 
-Status Fabric::wait_for_mates(const TeamState& team, std::string_view operation, bool last) {
+Status Fabric::wait_for_mates(const TeamState& team, std::string_view operation, Meeting kind) {
+  const bool last = kind == Meeting::kLast;
   const auto num_mates = static_cast<int>(team.ranks.size());
   if (!std::exchange(team.in_barrier, true)) {
     ++team.num_barriers;
     team.num_told = 0;
+    team.kinds = static_cast<std::uint64_t>(kind);
   }
   const std::uint64_t number = team.num_barriers;
   const auto words_at = [&](std::size_t place) -> auto& {
-    return control(team.ranks[place]).arrived[static_cast<std::size_t>(team.slots[place])];
+    return control(team.ranks[place]).arrived[static_cast<std::size_t>(team.slots[place])][number % kMeetingsAtOnce];
   };
   const auto& words = words_at(static_cast<std::size_t>(team.my_place));
   const std::uint64_t* finished = &control(topology_.rank).finished;
@@ -60,15 +67,16 @@ Status Fabric::wait_for_mates(const TeamState& team, std::string_view operation,
     const auto& theirs = words_at(static_cast<std::size_t>(std::ranges::find(team.ranks, rank) - team.ranks.begin()));
     std::size_t step = 0;
     for (int distance = 1; distance < num_mates; distance *= 2, ++step) {
-      if (load(&theirs[step]) < number) return false;
+      if (number_in(&theirs[step]) < number) return false;
     }
     return true;
   };
   std::size_t step = 0;
   for (int distance = 1; distance < num_mates; distance *= 2, ++step) {
     const std::size_t told = place_after(distance);
-    Status status =
-        step < team.num_told ? Status() : add(team.ranks[told], arrived_offset(team.slots[told], step), operation);
+    Status status = step < team.num_told ? Status()
+                                         : set(team.ranks[told], arrived_offset(team.slots[told], number, step),
+                                               number << kKindBits | team.kinds, operation);
     if (status.ok()) team.num_told = std::max(team.num_told, step + 1);
     const int awaited = team.ranks[place_after(-distance)];
     if (status.ok()) {
@@ -77,15 +85,21 @@ Status Fabric::wait_for_mates(const TeamState& team, std::string_view operation,
                      .ranks = team.ranks,
                      .timeout_ns = timeout_ns_,
                      .culprit = awaited,
-                     .word = last ? kAnyWord : arrived_offset(team.my_slot(), step),
+                     .word = last ? kAnyWord : arrived_offset(team.my_slot(), number, step),
                      .may_have_left = [&](int rank) { return rank != awaited && is_through(rank); }},
-                    [&] { return load(&words[step]) >= number || (last && load(finished) != 0); });
+                    [&] { return number_in(&words[step]) >= number || (last && load(finished) != 0); });
     }
     // A rank that has seen all others arrive may have left meanwhile; it said so first.
     if (!status.ok() && !(last && load(finished) != 0)) return status;
+    team.kinds |= load(&words[step]) & kKinds;
   }
   team.in_barrier = false;
-  return {};
+  // All ranks have heard of the same kinds.
+  if (last || (team.kinds & (team.kinds - 1)) == 0) return {};
+  return Status(ErrorCode::kInvalidArgument,
+                fmt::format("{}: ranks disagree: some call barrier, others {}; make collective calls in the same order "
+                            "on every rank",
+                            operation, kCollectives));
 }
 
 /// A call of the team that would leave its mates in the one before.
@@ -101,7 +115,7 @@ Status Fabric::refuse(const TeamState& team, std::string_view operation, std::st
 
 Status Fabric::barrier(const TeamState& team, std::string_view operation) {
   if (team.exchange_step != ExchangeStep::kNone) return refuse(team, operation, kCollectives);
-  return wait_for_mates(team, operation, false);
+  return wait_for_mates(team, operation, Meeting::kBarrier);
 }
 
 /// Puts the entry into the memory of all ranks of the team.
@@ -139,7 +153,9 @@ Result<std::vector<Entry>> Fabric::exchange(const TeamState& team, const Entry& 
     team.shown = mine;
     step = ExchangeStep::kBegun;
     // Before it nobody of the team still reads the last entries, after the second all of the new ones are there.
-    if (Status status = wait_for_mates(team, operation, false); !status.ok()) return status;
+    Status status = wait_for_mates(team, operation, Meeting::kExchange);
+    if (!status.ok() && !team.in_barrier) step = ExchangeStep::kNone;  // over: others made another call
+    if (!status.ok()) return status;
     step = ExchangeStep::kMet;
   }
   if (step == ExchangeStep::kMet) {
@@ -147,7 +163,7 @@ Result<std::vector<Entry>> Fabric::exchange(const TeamState& team, const Entry& 
     if (Status status = show(team, mine, operation); !status.ok()) return status;
     step = ExchangeStep::kShown;
   }
-  if (Status status = wait_for_mates(team, operation, false); !status.ok()) return status;
+  if (Status status = wait_for_mates(team, operation, Meeting::kShown); !status.ok()) return status;
   step = ExchangeStep::kNone;
   std::vector<Entry> all;
   const Entry* shown = entries(topology_.rank, team.my_slot());
@@ -162,14 +178,16 @@ Status Fabric::leave(const TeamState& world, std::string_view operation) {
     const Entry mine = world.shown;
     status = exchange(world, mine, operation).status();
   } else if (world.in_barrier) {
-    status = wait_for_mates(world, operation, true);
+    status = wait_for_mates(world, operation, Meeting::kLast);
   }
-  if (status.ok() || load(&control(topology_.rank).finished) != 0) status = wait_for_mates(world, operation, true);
+  if (status.ok() || load(&control(topology_.rank).finished) != 0) {
+    status = wait_for_mates(world, operation, Meeting::kLast);
+  }
   if (status.ok()) {
     for (const int rank : world.ranks) {
       if (rank == topology_.rank) continue;
       // A rank that is gone has been told by another.
-      (void)add(rank, offsetof(Control, finished), operation);
+      (void)set(rank, offsetof(Control, finished), 1, operation);
     }
   }
   if (status.ok()) driver_.reset();

@@ -190,5 +190,26 @@ TEST_P(OneSidedWords, DisagreementNamesBothValues) {
   });
 }
 
+TEST_P(OneSidedWords, ABarrierMeetsNoOtherCall) {
+  run_world(GetParam(), [](RankContext& context, OneSided& shm) {
+    if (shm.num_ranks() == 1) return;
+    const bool odd = shm.rank() == shm.num_ranks() - 1;
+    for (int round = 0; round < 3; ++round) {
+      const Status allocates = odd ? shm.barrier() : shm.allocate(64).status();
+      context.expect_code(allocates, ErrorCode::kInvalidArgument, "a barrier and allocate");
+      context.expect(allocates.message().find("some call barrier") != std::string_view::npos, allocates.to_string());
+      const Status splits = odd ? shm.split(shm.world(), 0, 0).status() : shm.barrier();
+      context.expect_code(splits, ErrorCode::kInvalidArgument, "a barrier and split");
+      context.expect_ok(shm.barrier(), "barrier");
+      // Nothing was taken, so the heaps are alike: what comes next has the same address everywhere.
+      const auto word = shm.allocate<std::uint64_t>(1);
+      if (!context.expect_ok(word.status(), "allocate")) return;
+      context.expect_ok(shm.signal((shm.rank() + 1) % shm.num_ranks(), word->data(), 1, SignalOp::kAdd), "signal");
+      context.expect_ok(shm.wait_until(word->data(), Comparison::kEqual, 1), "wait_until");
+      context.expect_ok(shm.free(word->data()), "free");
+    }
+  });
+}
+
 }  // namespace
 }  // namespace ferry::test
