@@ -8,7 +8,19 @@ import torch
 
 import ferry
 from deep_ep import _arguments as arguments
-from deep_ep._handles import AnyHandle, Form, Handle, Link, NodesHandle, attach, attached, ids_of_mask, is_copy, unpack
+from deep_ep._handles import (
+    AnyHandle,
+    Form,
+    Handle,
+    Link,
+    NodesHandle,
+    attach,
+    attached,
+    check_mask,
+    ids_of_mask,
+    is_copy,
+    unpack,
+)
 from deep_ep._member import Asked, Member, Turn
 from deep_ep._node_tables import forward, make_handle, node_masks, with_masks, without_masks
 from deep_ep.utils.event import EventHandle, EventOverlap
@@ -74,6 +86,8 @@ def _check_new(member: Member, rows: torch.Tensor, given: dict[str, Any]) -> Non
         raise InvalidArgument(f"{what}: topk_idx and topk_weights: one of them is None, expected both or neither")
     if ids is not None:
         arguments.check_choice(ids, weights, what, tokens, device)
+    else:
+        check_mask(given["is_token_in_rank"], f"{what}: is_token_in_rank")
 
 
 def dispatch(

@@ -16,7 +16,9 @@ from world import World, make_world
 
 import deep_ep
 import reference
-from deep_ep._handles import ids_of_mask
+from deep_ep import _handles
+from deep_ep._handles import check_mask, ids_of_mask
+from ferry import InvalidArgument
 
 
 def check_contents(rank: int, world: World, device: str, num_worst_tokens: int) -> None:
@@ -234,3 +236,46 @@ def test_ids_that_stand_for_ranks(num_ranks: int) -> None:
     for row, wanted in zip(ids.tolist(), mask):
         assert sorted(rank for rank in row if rank >= 0) == wanted.nonzero().flatten().tolist()
     assert ids_of_mask(mask[:0]).shape == (0, min(num_ranks, 32))
+
+
+def test_tokens_of_more_than_32_ranks() -> None:
+    mask = torch.zeros(3, 40, dtype=torch.bool)
+    mask[0, 8:] = mask[1, :33] = True
+    check_mask(mask[::2], "mask")
+    check_mask(torch.ones(3, 32, dtype=torch.bool), "mask")
+    with pytest.raises(InvalidArgument, match=r"mask\[1\] names 33 ranks, expected at most 32"):
+        check_mask(mask, "mask")
+    ids = ids_of_mask(mask)
+    assert sorted(ids[0].tolist()) == list(range(8, 40))
+    assert (ids[1] == 40).all(), "no rank of 40, so that route refuses it"
+    assert (ids[2] == -1).all()
+
+
+def check_large_masks(rank: int, world: World) -> None:
+    """As in a group of more than 32 ranks, with fewer."""
+    _handles.MAX_TOPK = 2
+    buffer = make_buffer(rank, "cpu")
+    x = world.x[rank]
+    right = torch.ones(len(x), 3, dtype=torch.bool)
+    right[:, 0] = False
+    wrong = right.clone()
+    wrong[0] = True
+
+    def dispatch_by(mask: torch.Tensor) -> tuple:
+        counts = mask.sum(0, dtype=torch.int32)
+        return buffer.dispatch(x, num_tokens_per_rank=counts, num_tokens_per_expert=counts, is_token_in_rank=mask)
+
+    with pytest.raises(InvalidArgument, match=r"is_token_in_rank\[0\] names 3 ranks" if rank == 1 else None):
+        dispatch_by(wrong if rank == 1 else right)
+    rows, *_, handle, _ = dispatch_by(right)
+    assert torch.equal(rows, torch.cat(world.x) if rank > 0 else x[:0])
+    copies = [tensor.clone() for tensor in handle]
+    copies[4] = wrong if rank == 1 else copies[4]
+    with pytest.raises(InvalidArgument, match=r"topk_idx\[0, 0\] is 3"):
+        buffer.dispatch(x, handle=tuple(copies))
+    assert torch.equal(buffer.dispatch(x, handle=handle)[0], rows)
+    buffer.destroy()
+
+
+def test_tokens_of_too_many_ranks_are_refused_on_all_ranks() -> None:
+    run_ranks(3, check_large_masks, make_world(3, 6, [5, 3, 8]))
