@@ -15,14 +15,30 @@ from ferry._routing import Routing
 __all__ = ["ExpertParallel", "combine", "dispatch"]
 
 
+def _contiguous(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    """What is no tensor stays as it is: the group's call refuses it, on all ranks."""
+    return tensor.contiguous() if isinstance(tensor, torch.Tensor) else tensor
+
+
+# Each is the other's transpose, and its backward applies the other, so that gradients have gradients, too.
 class _Dispatch(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, routing: Routing[Group], x: torch.Tensor, topk_weights: torch.Tensor | None, num_sms: int
+        ctx: Any,
+        routing: Routing[Group],
+        x: torch.Tensor,
+        topk_weights: torch.Tensor | None,
+        tables: bool,
+        num_sms: int,
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         # Gaps are cleared: if an expert's output for them were NaN, gradients would be NaN too.
         received = routing.group.dispatch(
-            routing, x.contiguous(), topk_weights=topk_weights, zero_padding=True, num_sms=num_sms
+            routing,
+            _contiguous(x),
+            topk_weights=_contiguous(topk_weights),
+            tables=tables,
+            zero_padding=True,
+            num_sms=num_sms,
         )
         ctx.routing, ctx.num_sms = routing, num_sms
         ctx.has_weights = received.topk_weights is not None and topk_weights is not None
@@ -35,29 +51,31 @@ class _Dispatch(torch.autograd.Function):
     @staticmethod
     def backward(
         ctx: Any, grad_x: torch.Tensor, _: Any, grad_weights: torch.Tensor | None
-    ) -> tuple[None, torch.Tensor, torch.Tensor | None, None]:
-        weights = None
-        if ctx.has_weights:
-            weights = grad_weights.contiguous()
-            if ctx.saved_tensors:
-                # Weights of experts on other ranks were constants here, whatever the program did with them.
-                weights = weights.masked_fill(ctx.saved_tensors[0] < 0, 0.0)
-        combined = ctx.routing.group.combine(ctx.routing, grad_x.contiguous(), weights=weights, num_sms=ctx.num_sms)
-        return None, combined.x, combined.weights, None
+    ) -> tuple[None, torch.Tensor, torch.Tensor | None, None, None]:
+        weights = grad_weights if ctx.has_weights else None
+        if ctx.has_weights and ctx.saved_tensors:
+            # Weights of experts on other ranks were constants here, whatever the program did with them.
+            weights = weights.masked_fill(ctx.saved_tensors[0] < 0, 0.0)
+        sums, summed_weights = _Combine.apply(ctx.routing, grad_x, weights, ctx.num_sms)
+        return None, sums, summed_weights, None, None
 
 
 class _Combine(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, routing: Routing[Group], y: torch.Tensor, num_sms: int) -> torch.Tensor:
-        ctx.routing, ctx.num_sms = routing, num_sms
-        return routing.group.combine(routing, y.contiguous(), num_sms=num_sms).x
+    def forward(
+        ctx: Any, routing: Routing[Group], y: torch.Tensor, weights: torch.Tensor | None, num_sms: int
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        ctx.routing, ctx.num_sms, ctx.has_weights = routing, num_sms, weights is not None
+        combined = routing.group.combine(routing, _contiguous(y), weights=_contiguous(weights), num_sms=num_sms)
+        return combined.x, combined.weights
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[None, torch.Tensor, None]:
-        received = ctx.routing.group.dispatch(
-            ctx.routing, grad.contiguous(), tables=False, zero_padding=True, num_sms=ctx.num_sms
-        )
-        return None, received.x, None
+    def backward(
+        ctx: Any, grad: torch.Tensor, grad_weights: torch.Tensor | None
+    ) -> tuple[None, torch.Tensor, torch.Tensor | None, None]:
+        weights = grad_weights if ctx.has_weights else None
+        rows, _, received_weights = _Dispatch.apply(ctx.routing, grad, weights, ctx.has_weights, ctx.num_sms)
+        return None, rows, received_weights, None
 
 
 def dispatch(
@@ -69,14 +87,14 @@ def dispatch(
     Returns the received rows [N, H], local expert ids (layout "tokens", else None) and weights. Rows without a token
     are zero.
     """
-    return _Dispatch.apply(routing, x, topk_weights, num_sms)
+    return _Dispatch.apply(routing, x, topk_weights, True, num_sms)
 
 
 def combine(routing: Routing[Group], y: torch.Tensor, *, num_sms: int = 0) -> torch.Tensor:
     """The sum of each token's rows, with a gradient to ``y``. Collective, and so is its backward, which has the same
     ``num_sms``.
     """
-    return _Combine.apply(routing, y, num_sms)
+    return _Combine.apply(routing, y, None, num_sms)[0]
 
 
 class ExpertParallel(torch.nn.Module):

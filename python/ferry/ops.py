@@ -202,15 +202,16 @@ def _dispatch_backward(ctx, grad_x, _, grad_weights):
 
 
 def _keep_combine(ctx, inputs, output) -> None:
-    handle, _, _, _, _, layout, max_recv_rows = inputs
+    handle, _, _, weights, _, layout, max_recv_rows = inputs
     ctx.save_for_backward(handle)
-    ctx.options = (layout, max_recv_rows)
+    ctx.options = (weights is not None, layout, max_recv_rows)
 
 
-def _combine_backward(ctx, grad, _):
-    layout, max_recv_rows = ctx.options
-    rows, _, _ = dispatch(ctx.saved_tensors[0], grad, None, layout, max_recv_rows)
-    return None, rows, None, None, None, None, None
+def _combine_backward(ctx, grad, grad_sums):
+    has_weights, layout, max_recv_rows = ctx.options
+    sent = grad_sums if has_weights else None  # a combine with weights is itself the gradient of a dispatch
+    rows, _, weights = dispatch(ctx.saved_tensors[0], grad, sent, layout, max_recv_rows)
+    return None, rows, None, weights if has_weights else None, None, None, None
 
 
 dispatch.register_autograd(_dispatch_backward, setup_context=_keep_dispatch)

@@ -67,6 +67,47 @@ def test_layer_and_its_gradients(alignment: int, device: str) -> None:
     run_ranks(3, check_layer, make_world(3, 7, [6, 0, 9], hidden=HIDDEN, dtype=torch.float32), alignment, device)
 
 
+def penalised(out: torch.Tensor, *inputs: torch.Tensor) -> torch.Tensor:
+    """A loss with a gradient penalty, whose gradients are of second order."""
+    loss = out.square().sum()
+    return loss + sum(grad.square().sum() for grad in torch.autograd.grad(loss, inputs, create_graph=True))
+
+
+def check_second_order(rank: int, world: World, kind: str, by_operators: bool) -> None:
+    device = device_of(rank, kind)
+    world = world.to(device)
+    group = ferry.Group(dist.group.WORLD, device=device)
+    layer = ferry.nn.ExpertParallel(group, world.num_experts)
+    run = layer._compiled if by_operators else layer
+    first = world.first_expert(rank)
+    all_experts = make_experts(world.num_experts).to(device).requires_grad_()
+    mine = all_experts.detach()[first : first + world.num_local(rank)].clone().requires_grad_()
+
+    def experts(rows: torch.Tensor, offsets: list[int]) -> torch.Tensor:
+        parts = [torch.tanh(rows[a:b] @ mine[e]) for e, (a, b) in enumerate(itertools.pairwise(offsets))]
+        return torch.cat([*parts, rows[offsets[-1] :]])
+
+    x = world.x[rank].clone().requires_grad_()
+    weights = world.topk_weights[rank].clone().requires_grad_()
+    penalised(run(x, world.topk_idx[rank], weights, experts), x, weights).backward()
+    for source in range(world.num_ranks):
+        dense_x = world.x[source].clone().requires_grad_()
+        dense_weights = world.topk_weights[source].clone().requires_grad_()
+        out = dense(dense_x, world.topk_idx[source], dense_weights, all_experts)
+        penalised(out, dense_x, dense_weights).backward()
+        if source == rank:
+            torch.testing.assert_close(x.grad, dense_x.grad)
+            torch.testing.assert_close(weights.grad, dense_weights.grad)
+    torch.testing.assert_close(mine.grad, all_experts.grad[first : first + world.num_local(rank)])
+    group.destroy()
+
+
+@pytest.mark.parametrize("by_operators", [False, True])
+def test_gradients_of_gradients(by_operators: bool, device: str) -> None:
+    world = make_world(3, 7, [6, 0, 9], hidden=HIDDEN, dtype=torch.float32)
+    run_ranks(3, check_second_order, world, device, by_operators)
+
+
 # Seven experts on three ranks, three homes each: the first and the fourth have two, then others.
 HOMES = [[0, 1, 2, 3, 4, 0, 5, 6, 3], [6, 5, 4, 3, 2, 1, 0, 6, 5]]
 
@@ -122,19 +163,20 @@ def check_tokens(rank: int, world: World, kind: str) -> None:
     rows, idx, received = ferry.nn.dispatch(routing, x, weights)
     assert not idx.requires_grad
     out = ferry.nn.combine(routing, rows * received.exp().sum(dim=1, keepdim=True))
-    out.sum().backward()
+    penalised(out, x, weights).backward()
 
     # The same by hand: a token's factor on each of its ranks.
     y = world.x[rank].clone().requires_grad_()
     v = world.topk_weights[rank].clone().requires_grad_()
-    total = torch.zeros((), device=device)
+    total = torch.zeros_like(y)
     for token, ids in enumerate(world.topk_idx[rank].tolist()):
         for there in world.ranks_of(rank, token):
             local = torch.tensor([e >= 0 and world.owner(e) == there for e in ids], device=device)
-            total = total + (y[token] * torch.where(local, v[token], torch.zeros((), device=device)).exp().sum()).sum()
-    total.backward()
-    torch.testing.assert_close(x.grad, y.grad)
-    torch.testing.assert_close(weights.grad, v.grad)
+            factor = torch.where(local, v[token], torch.zeros((), device=device)).exp().sum()
+            total = total.index_add(0, torch.tensor([token], device=device), (y[token] * factor).unsqueeze(0))
+    penalised(total, y, v).backward()
+    torch.testing.assert_close(x.grad, y.grad, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(weights.grad, v.grad, rtol=1e-4, atol=1e-4)
     group.destroy()
 
 
