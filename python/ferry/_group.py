@@ -23,8 +23,10 @@ from ferry._group_arguments import (
     MASK_TIMEOUT_S,
     device_of,
     kernel_options,
+    owners_of,
     timeout_ns,
     two_biases,
+    whole,
     width_of,
 )
 from ferry._latency import InFlight, LatencyCalls
@@ -253,15 +255,16 @@ class Group(LatencyCalls):
         try:
             if layout not in LAYOUTS:
                 raise InvalidArgument(f"route: layout is {layout!r}, expected one of {', '.join(map(repr, LAYOUTS))}")
+            rows = whole(max_recv_rows, "route", "max_recv_rows", 64)
             options = (
-                int(num_experts),
+                whole(num_experts, "route", "num_experts", 64),
                 LAYOUTS.index(layout),
-                int(expert_alignment),
-                int(slab_capacity),
-                int(max_recv_rows),
-                int(max_tokens),
-                int(num_sms),
-                [int(rank) for rank in expert_to_rank] if expert_to_rank is not None else [],
+                whole(expert_alignment, "route", "expert_alignment", 64),
+                whole(slab_capacity, "route", "slab_capacity", 64),
+                rows,
+                whole(max_tokens, "route", "max_tokens", 64),
+                whole(num_sms, "route", "num_sms"),
+                owners_of(expert_to_rank, "route"),
                 self._memory.stream(),
                 *load_of(placement, counters, "route", self.device),
             )
@@ -277,7 +280,7 @@ class Group(LatencyCalls):
                 self._refuse_route()
                 raise
             native = self._native.route(*views, *options)
-        return Routing(native, self, topk_weights is not None, max_recv_rows > 0)
+        return Routing(native, self, topk_weights is not None, rows > 0)
 
     @eager
     def dispatch(
@@ -340,7 +343,7 @@ class Group(LatencyCalls):
             received = allocate_outputs(
                 self._memory, routing, x, scales, topk_weights, out, out_scales, tables, quantize
             )
-            stream, kernel = self._memory.stream(), kernel_options(num_sms)
+            stream, kernel = self._memory.stream(), kernel_options(num_sms, "dispatch")
         except Exception:
             self._refuse(self._native.dispatch, routing)
             raise
@@ -393,7 +396,7 @@ class Group(LatencyCalls):
             sums = None
             if weights is not None:
                 sums = torch.empty(tokens, routing.num_topk, dtype=torch.float32, device=self.device)
-            stream, kernel = self._memory.stream(), kernel_options(num_sms)
+            stream, kernel = self._memory.stream(), kernel_options(num_sms, "combine")
         except Exception:
             self._refuse(self._native.combine, routing)
             raise

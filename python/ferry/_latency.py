@@ -11,6 +11,7 @@ import torch
 from ferry import _native
 from ferry._eager import eager
 from ferry._errors import FerryError, InvalidArgument
+from ferry._group_arguments import owners_of, whole
 from ferry._placement import LoadCounters, Placement, load_of
 from ferry._quantize import Quantization, number_of
 from ferry._routing import Routing, check_routing
@@ -19,14 +20,6 @@ from ferry._tensors import view_of
 CombineOrder = Literal["exact", "rank_sums"]
 
 _ORDERS: tuple[CombineOrder, ...] = ("exact", "rank_sums")  # of ferry::CombineOrder
-_MOST = (1 << 31) - 1  # counts are 32-bit numbers
-
-
-def _whole(value: Any, operation: str, name: str) -> int:
-    number = int(value)
-    if not -_MOST <= number <= _MOST:
-        raise InvalidArgument(f"{operation}: {name} is {number}, expected less than 2**31")
-    return number
 
 
 class Sent:
@@ -221,19 +214,19 @@ class LatencyCalls:
         """
         operation = "latency_dispatch"
         try:
-            most = _whole(max_tokens, operation, "max_tokens")
+            most = whole(max_tokens, operation, "max_tokens")
             if slab_capacity is None:
                 slab_capacity = max(self.num_ranks * most, 1)
             options = (
-                _whole(num_experts, operation, "num_experts"),
+                whole(num_experts, operation, "num_experts"),
                 most,
-                _whole(slab_capacity, operation, "slab_capacity"),
-                [] if expert_to_rank is None else [_whole(r, operation, "expert_to_rank") for r in expert_to_rank],
+                whole(slab_capacity, operation, "slab_capacity"),
+                owners_of(expert_to_rank, operation),
                 number_of(quantize, operation),
                 bool(column_major_scales),
                 bool(zero_padding),
             )
-            sms = _whole(num_sms, operation, "num_sms")
+            sms = whole(num_sms, operation, "num_sms")
             load = load_of(placement, counters, operation, self.device)
         except Exception:
             self._refuse_latency_dispatch()
@@ -291,7 +284,7 @@ class LatencyCalls:
                 raise InvalidArgument(
                     f"{operation}: order is {order!r}, expected one of {', '.join(map(repr, _ORDERS))}"
                 )
-            number, sms = _ORDERS.index(order), _whole(num_sms, operation, "num_sms")
+            number, sms = _ORDERS.index(order), whole(num_sms, operation, "num_sms")
         except Exception:
             self._refuse_latency_combine(routing)
             raise
@@ -321,7 +314,7 @@ class LatencyCalls:
         calls, with a barrier of the process group before and after. On a GPU effective for later work on the current
         stream.
         """
-        number = _whole(rank, "latency_update_mask", "rank")
+        number = whole(rank, "latency_update_mask", "rank")
         self._native.latency_update_mask(number, bool(masked), self._memory.stream())
 
     def latency_query_mask(self, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -383,6 +376,6 @@ def latency_bytes_required(
         )
     return _native.latency_bytes_required(
         str(backend),
-        *(_whole(number, "latency_bytes_required", "a number of the shape") for number in shape),
+        *(whole(number, "latency_bytes_required", "a number of the shape") for number in shape),
         _ORDERS.index(order),
     )

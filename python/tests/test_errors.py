@@ -19,6 +19,32 @@ NUM_RANKS = 3
 BAD_RANK = 1
 
 
+def check_numbers(
+    group: ferry.Group, routing: ferry.Routing, idx: torch.Tensor, x: torch.Tensor, y: torch.Tensor, refused, bad: bool
+) -> None:
+    """Numbers that the native module could not take: where it raised, no peer would be told."""
+    for name, wrong, match in (
+        ("num_experts", 2**64, "num_experts is 18446744073709551616"),
+        ("num_experts", "many", "num_experts is 'many', expected an integer"),
+        ("num_experts", float("nan"), "num_experts is nan"),
+        ("expert_alignment", -(2**63), "expert_alignment"),
+        ("slab_capacity", 2**63, "slab_capacity"),
+        ("max_recv_rows", 2**63, r"max_recv_rows is 9223372036854775808, expected less than 2\*\*63"),
+        ("max_tokens", 2**100, "max_tokens"),
+        ("num_sms", 2**31, r"num_sms is 2147483648, expected less than 2\*\*31"),
+        ("num_sms", None, "num_sms is None"),
+        ("expert_to_rank", [0] * 5 + [2**40], r"expert_to_rank\[5\] is 1099511627776"),
+        ("expert_to_rank", 7, "expert_to_rank: expected the rank of each expert"),
+    ):
+        given = {"num_experts": 6} | ({name: wrong} if bad else {})
+        refused(lambda given=given: group.route(idx, **given), match)
+    for wrong in (2**31, 2**64, "all"):
+        sms = wrong if bad else 0
+        refused(lambda sms=sms: group.dispatch(routing, x, num_sms=sms), "dispatch: num_sms")
+        refused(lambda sms=sms: group.combine(routing, y, num_sms=sms), "combine: num_sms")
+    refused(lambda: group.combine(routing, y, bias=5 if bad else None), "bias is a int")
+
+
 def check_refusals(rank: int, world: World) -> None:
     group = ferry.Group(dist.group.WORLD, timeout=60)
     idx, x = world.topk_idx[rank], world.x[rank]
@@ -40,6 +66,7 @@ def check_refusals(rank: int, world: World) -> None:
     refused(lambda: group.dispatch("routing" if bad else routing, x), "routing is a str")
     refused(lambda: group.dispatch(routing, x, out=torch.empty(rows + 1, 64, dtype=x.dtype) if bad else None))
     y = torch.ones(rows, 64, dtype=torch.bfloat16)
+    check_numbers(group, routing, idx, x, y, refused, bad)
     for wrong in (y.half(), y.to("meta"), torch.ones(rows + 1, 64, dtype=y.dtype), None):
         refused(lambda wrong=wrong: group.combine(routing, wrong if bad else y))
     refused(lambda: group.combine(routing, y, bias=[x] * 3 if bad else None), "at most two")

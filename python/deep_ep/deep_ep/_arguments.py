@@ -112,38 +112,39 @@ def check_choice(topk_idx: Any, topk_weights: Any, operation: str, num_tokens: i
         check_table(topk_weights, what, device, torch.float32, (num_tokens, num_topk))
 
 
-def _whole(value: Any) -> int:
-    """An integer of any library; -1 for anything else."""
+def whole(value: Any) -> int:
+    """An integer of any library; -1 for anything else, and for what the native module cannot take."""
     try:
-        return operator.index(value)
+        number = operator.index(value)
     except TypeError:
         return -1
+    return number if number < 1 << 63 else -1
 
 
 def check_num_experts(num_experts: Any, operation: str, num_ranks: int) -> int:
     """E, which must be a multiple of the number of ranks."""
-    whole = _whole(num_experts)
-    if whole < 1 or whole % num_ranks != 0:
+    number = whole(num_experts)
+    if number < 1 or number % num_ranks != 0:
         raise InvalidArgument(
             f"{operation}: num_experts is {num_experts!r}, expected a multiple of {num_ranks}, the number of ranks"
         )
-    return whole
+    return number
 
 
 def check_size(value: Any, what: str) -> int:
-    whole = _whole(value)
-    if whole < 1:
+    number = whole(value)
+    if number < 1:
         raise InvalidArgument(f"{what} is {value!r}, expected an integer of at least 1")
-    return whole
+    return number
 
 
 def check_alignment(expert_alignment: Any, operation: str) -> int:
-    whole = _whole(expert_alignment)
-    if whole < 1:
+    number = whole(expert_alignment)
+    if number < 1:
         raise InvalidArgument(
             f"{operation}: expert_alignment is {expert_alignment!r}, expected an integer of at least 1"
         )
-    return whole
+    return number
 
 
 def check_biases(bias: Any, operation: str, num_tokens: int, hidden: int, device: torch.device) -> list[torch.Tensor]:

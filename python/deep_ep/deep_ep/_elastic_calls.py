@@ -58,10 +58,10 @@ def _check_new(member: Member, rows: torch.Tensor, how: DispatchOptions, to: Rou
     num_local = arguments.check_num_experts(to.num_experts, what, member.num_ranks) // member.num_ranks
     arguments.check_choice(to.topk_idx, how.topk_weights, what, rows.shape[0], device)
     arguments.check_alignment(to.expert_alignment, what)
-    most, bound = to.num_max_tokens_per_rank, to.most_tokens_per_rank
+    most, bound = arguments.whole(to.num_max_tokens_per_rank), to.most_tokens_per_rank
     if most < 1 or (bound > 0 and most > bound):
         expected = f"1 to {bound}, the buffer's" if bound > 0 else "at least 1, here or from the buffer"
-        raise InvalidArgument(f"{what}: num_max_tokens_per_rank is {most}, expected {expected}")
+        raise InvalidArgument(f"{what}: num_max_tokens_per_rank is {to.num_max_tokens_per_rank!r}, expected {expected}")
     if rows.shape[0] > most:
         raise InvalidArgument(
             f"{what}: x has {rows.shape[0]} tokens, expected at most {most} (num_max_tokens_per_rank)"

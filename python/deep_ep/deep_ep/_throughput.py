@@ -113,9 +113,9 @@ def dispatch(
         num_channels = _num_channels(num_sms)
         ids, weights, in_rank = given["topk_idx"], given["topk_weights"], given["is_token_in_rank"]
         per_expert = given["num_tokens_per_expert"]
-        if not exact and (num_worst_tokens < 0 or ids is None):
+        if not exact and (arguments.whole(num_worst_tokens) < 0 or ids is None):
             raise InvalidArgument(
-                f"{what}: num_worst_tokens is {num_worst_tokens}, expected 0, or rows for all tokens that may arrive "
+                f"{what}: num_worst_tokens is {num_worst_tokens!r}, expected 0, or rows for all tokens that may arrive "
                 "and topk_idx"
             )
         call.takes(rows, scales, in_rank, per_expert, ids, weights)

@@ -66,7 +66,10 @@ def check_legacy(rank: int, world: World) -> None:
         ("num_tokens_per_rank", None, "num_tokens_per_rank"),
         ("num_tokens_per_expert", layout["num_tokens_per_expert"][:-1], "multiple of 3"),
         ("expert_alignment", 0, "expert_alignment"),
+        ("expert_alignment", 2**64, "expert_alignment"),
         ("num_worst_tokens", -1, "num_worst_tokens"),
+        ("num_worst_tokens", 2**64, "num_worst_tokens"),
+        ("num_worst_tokens", "all", "num_worst_tokens"),
         ("previous_event", 3, "previous_event"),
     ]
     for name, wrong, match in wrong_arguments:
@@ -121,6 +124,10 @@ def check_elastic(rank: int, world: World) -> None:
         ({"num_experts": 7}, "multiple of 3"),
         ({"x": large, "topk_idx": torch.zeros(33, 3, dtype=torch.int64)}, "at most 32"),
         ({"num_max_tokens_per_rank": 64}, "the buffer's"),
+        ({"num_max_tokens_per_rank": "all"}, "num_max_tokens_per_rank is 'all'"),
+        ({"num_experts": 3 * 2**64}, "num_experts"),
+        ({"expert_alignment": 2**64}, "expert_alignment"),
+        ({"num_sms": 2**31}, "num_sms"),
         ({"num_max_tokens_per_rank": 1}, "at most 1"),
         ({"expert_alignment": 0}, "expert_alignment"),
         ({"cumulative_local_expert_recv_stats": torch.zeros(2)}, "int32"),
