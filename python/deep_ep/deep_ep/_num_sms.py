@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from typing import Any
+from typing import Any, NamedTuple
 
 from ferry import InvalidArgument
 
@@ -19,10 +19,26 @@ class Suggested(int):
     """
 
 
+class _OfNoConfig(NamedTuple):
+    """In place of a ``num_sms``: :func:`bound_of` refuses it."""
+
+    shown: str
+
+
+def of_config(config: Any) -> Any:
+    """The ``num_sms`` of an argument ``config``. Does not raise, as nobody would tell the other ranks."""
+    try:
+        return config.num_sms
+    except AttributeError:
+        return _OfNoConfig(type(config).__name__)
+
+
 def bound_of(num_sms: Any, operation: str) -> int:
     """``num_sms`` for ferry's dispatch and combine: the client's choice; 0, ferry's own, if there was none."""
     if num_sms is None or isinstance(num_sms, Suggested):
         return 0
+    if isinstance(num_sms, _OfNoConfig):
+        raise InvalidArgument(f"{operation}: config is a {num_sms.shown}, expected a deep_ep.Config or None")
     try:
         whole = operator.index(num_sms)
     except TypeError:

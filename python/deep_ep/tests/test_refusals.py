@@ -71,6 +71,8 @@ def check_legacy(rank: int, world: World) -> None:
         ("num_worst_tokens", 2**64, "num_worst_tokens"),
         ("num_worst_tokens", "all", "num_worst_tokens"),
         ("previous_event", 3, "previous_event"),
+        ("config", 24, "config is a int, expected a deep_ep.Config"),
+        ("config", "fast", "config is a str"),
     ]
     for name, wrong, match in wrong_arguments:
         given = good | refused.instead({name: wrong}, {})
@@ -90,6 +92,10 @@ def check_legacy(rank: int, world: World) -> None:
         refused(lambda wrong=wrong: buffer.combine(x, handle, refused.instead(wrong, weights)), match)
     for wrong, match in ((mine.x.float(), "bfloat16"), ([mine.x] * 3, "at most two"), (mine.x[:-1], "shape")):
         refused(lambda wrong=wrong: buffer.combine(x, handle, bias=refused.instead(wrong, None)), match)
+
+    config = refused.instead(24, None)
+    refused(lambda: buffer.dispatch(mine.x, handle=handle, config=config), "config is a int")
+    refused(lambda: buffer.combine(x, handle, config=config), "config is a int")
 
     # Local, so no other rank is affected.
     with pytest.raises(ferry.InvalidArgument, match="int64"):

@@ -14,6 +14,7 @@ from deep_ep._config import Config
 from deep_ep._latency import LatencyCalls
 from deep_ep._latency_handles import CombineMemory
 from deep_ep._member import Asked, Member
+from deep_ep._num_sms import of_config
 from deep_ep._throughput import Payload
 from deep_ep._whole_calls import run_in_order
 from deep_ep.utils.event import EventHandle, EventOverlap
@@ -259,7 +260,7 @@ class Buffer(LatencyCalls):
         entries for each local expert, or [] with num_worst_tokens; the handle; and the event. With ``handle`` only the
         first and the last are not None.
         """
-        num_sms = Buffer.num_sms if config is None else config.num_sms
+        num_sms = Buffer.num_sms if config is None else of_config(config)
         made = None
         whole = self._member.whole
         if whole is not None and not unknown:
@@ -326,7 +327,7 @@ class Buffer(LatencyCalls):
 
         Returns the sums [T, H] bf16; those of the weights [T, K] f32, or None; and the event.
         """
-        num_sms = Buffer.num_sms if config is None else config.num_sms
+        num_sms = Buffer.num_sms if config is None else of_config(config)
         whole = self._member.whole
         if whole is not None and not unknown:
             made = run_in_order(
