@@ -398,7 +398,7 @@ class Group(LatencyCalls):
                 sums = torch.empty(tokens, routing.num_topk, dtype=torch.float32, device=self.device)
             stream, kernel = self._memory.stream(), kernel_options(num_sms, "combine")
         except Exception:
-            self._refuse(self._native.combine, routing)
+            self._refuse_combine(routing)
             raise
         inputs = {"x": x, "weights": weights, "bias": first, "second bias": second, "topk_weights": topk_weights}
         outputs = {"out": out, "summed weights": sums}
@@ -482,6 +482,9 @@ class Group(LatencyCalls):
 
     def _refuse_route(self) -> None:
         self._notify_peers(self._native.route, None, None, 1, 0, 1, 0, 0, 0, 0, [], self._memory.stream())
+
+    def _refuse_combine(self, routing: Routing) -> None:
+        self._refuse(self._native.combine, routing)
 
     def _refuse(self, call: Callable[..., object], routing: object) -> None:
         native = routing._native if isinstance(routing, Routing) and routing.group is self else _native.Routing()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from ferry import ops
+from ferry._errors import InvalidArgument
 from ferry._group import Group
 from ferry._placement import Placement, load_of
 from ferry._routing import Routing
@@ -18,6 +20,14 @@ __all__ = ["ExpertParallel", "combine", "dispatch"]
 def _contiguous(tensor: torch.Tensor | None) -> torch.Tensor | None:
     """What is no tensor stays as it is: the group's call refuses it, on all ranks."""
     return tensor.contiguous() if isinstance(tensor, torch.Tensor) else tensor
+
+
+def _ends_recomputation(error: Exception) -> bool:
+    """Whether activation checkpointing raised it: it runs a layer again and stops, on all ranks alike, as soon as it
+    has what backward needs. No rank combines then.
+    """
+    checkpoint = sys.modules.get("torch.utils.checkpoint")
+    return isinstance(error, getattr(checkpoint, "_StopRecomputationError", ()))
 
 
 # Each is the other's transpose, and its backward applies the other, so that gradients have gradients, too.
@@ -163,10 +173,20 @@ class ExpertParallel(torch.nn.Module):
 
         ``experts(rows, offsets)`` gets this rank's rows [N, H], grouped by local expert: those of expert ``l`` are
         ``rows[offsets[l]:offsets[l + 1]]``. It returns as many rows. The result is [T, H].
+
+        If ``experts`` raises on one rank, the layer raises that there and InvalidArgument on all others (on GPUs their
+        next wait does), and the group stays usable. Not so inside a compiled function: there the others wait for that
+        rank until they time out.
         """
         if torch.compiler.is_compiling():
             return self._compiled(x, topk_idx, topk_weights, experts)
-        routing = self.group.route(
+        group = self.group
+        if not isinstance(topk_weights, torch.Tensor):
+            group._refuse_route()
+            raise InvalidArgument(
+                f"ExpertParallel: topk_weights is a {type(topk_weights).__name__}, expected a torch.Tensor"
+            )
+        routing = group.route(
             topk_idx,
             topk_weights.detach(),
             num_experts=self.num_experts,
@@ -176,10 +196,21 @@ class ExpertParallel(torch.nn.Module):
             max_tokens=self.max_tokens,
             placement=self._placement,
         )
-        rows, _, weights = dispatch(routing, x, topk_weights)
-        offsets = routing.expert_row_offsets if self.host_offsets else routing.expert_row_offsets_tensor
-        y = experts(rows, offsets)
-        return combine(routing, (y * weights.unsqueeze(-1)).to(x.dtype))
+        try:
+            rows, _, weights = dispatch(routing, x, topk_weights)
+        except Exception:
+            if group.device.type != "cpu":  # there the others have not heard of it yet, and combine
+                group._refuse_combine(routing)
+            raise
+        try:
+            offsets = routing.expert_row_offsets if self.host_offsets else routing.expert_row_offsets_tensor
+            y = experts(rows, offsets)
+            weighted = (y * weights.unsqueeze(-1)).to(x.dtype)
+        except Exception as error:
+            if not _ends_recomputation(error):
+                group._refuse_combine(routing)
+            raise
+        return combine(routing, weighted)
 
     def _compiled(
         self,

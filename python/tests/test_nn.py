@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 
 import pytest
 import torch
 import torch.distributed as dist
 from ranks import device_of, run_ranks
+from torch.utils.checkpoint import checkpoint
 from world import World, make_world
 
 import ferry
@@ -178,6 +180,64 @@ def check_tokens(rank: int, world: World, kind: str) -> None:
     torch.testing.assert_close(x.grad, y.grad, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(weights.grad, v.grad, rtol=1e-4, atol=1e-4)
     group.destroy()
+
+
+def check_failures(rank: int, world: World, kind: str) -> None:
+    """What goes wrong in the layer of one rank leaves no other waiting."""
+    device = device_of(rank, kind)
+    world = world.to(device)
+    group = ferry.Group(dist.group.WORLD, device=device, timeout=20)
+    layer = ferry.nn.ExpertParallel(group, world.num_experts)
+    idx, good = world.topk_idx[rank], {"x": world.x[rank], "topk_weights": world.topk_weights[rank]}
+
+    def failing(rows: torch.Tensor, offsets: list[int]) -> torch.Tensor:
+        raise RuntimeError("out of experts")
+
+    for wrong, error, match in (
+        ({"experts": failing}, RuntimeError, "out of experts"),
+        ({"experts": lambda rows, _: None}, TypeError, "NoneType"),
+        ({"experts": lambda rows, _: rows[:-1]}, RuntimeError, "must match"),
+        ({"experts": lambda rows, _: rows.T}, (RuntimeError, ferry.InvalidArgument), None),
+        ({"topk_weights": None}, ferry.InvalidArgument, "ExpertParallel: topk_weights is a NoneType"),
+        ({"x": None}, ferry.InvalidArgument, "dispatch: x: expected a torch.Tensor of rows, got NoneType"),
+        ({"x": world.x[rank][1:]}, ferry.InvalidArgument, "dispatch"),
+    ):
+        given = {"experts": lambda rows, _: rows, **good} | (wrong if rank == 1 else {})
+        with pytest.raises(error if rank == 1 else ferry.InvalidArgument, match=match if rank == 1 else "rank 1: "):
+            layer(given["x"], idx, given["topk_weights"], given["experts"])
+            group.wait()  # where GPUs learn of others' errors
+    out = layer(good["x"], idx, good["topk_weights"], lambda rows, _: rows)
+    chosen = torch.where(idx >= 0, world.topk_weights[rank], 0.0).sum(1, keepdim=True)
+    once = torch.tensor([len(set(ids)) == len(ids) for ids in idx.tolist()], device=device)
+    torch.testing.assert_close(out[once], (good["x"] * chosen)[once])
+    group.destroy()
+
+
+def test_a_layer_that_fails_on_one_rank(device: str) -> None:
+    run_ranks(3, check_failures, make_world(3, 7, [6, 5, 9], hidden=HIDDEN, dtype=torch.float32), device)
+
+
+def check_checkpointed(rank: int, world: World, kind: str) -> None:
+    """Checkpointing ends the second forward pass before combine, by an exception: that is no failure."""
+    device = device_of(rank, kind)
+    world = world.to(device)
+    group = ferry.Group(dist.group.WORLD, device=device)
+    layer = ferry.nn.ExpertParallel(group, world.num_experts)
+    refused = []
+    group._refuse_combine = refused.append
+    grads = []
+    for run in (lambda function, x: function(x), functools.partial(checkpoint, use_reentrant=False)):
+        x = world.x[rank].clone().requires_grad_()
+        out = run(lambda x: layer(x, world.topk_idx[rank], world.topk_weights[rank], lambda r, _: torch.tanh(r)), x)
+        out.square().sum().backward()
+        grads.append(x.grad)
+    torch.testing.assert_close(grads[1], grads[0])
+    assert not refused
+    group.destroy()
+
+
+def test_a_layer_under_activation_checkpointing(device: str) -> None:
+    run_ranks(2, check_checkpointed, make_world(2, 4, [6, 9], hidden=HIDDEN, dtype=torch.float32), device)
 
 
 def check_num_sms(rank: int, world: World, kind: str) -> None:
