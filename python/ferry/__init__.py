@@ -6,12 +6,14 @@
     y = experts(received.x, received.topk_idx, received.topk_weights)
     combined = group.combine(routing, y)
 
-:mod:`ferry.nn` provides the same with gradients.
+:mod:`ferry.nn` provides the same with gradients, :mod:`ferry.ops` as operators for torch.compile.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -38,6 +40,24 @@ from ferry._placement import LoadCounters, Placement
 from ferry._quantize import Quantized, dequantize, quantize
 from ferry._routing import ChannelTables, Combined, Received, Routing
 from ferry.gating import GatingOptions, select_experts
+
+if TYPE_CHECKING:  # aliases, so that type checkers take them for a part of the package
+    from ferry import bench as bench
+    from ferry import nn as nn
+    from ferry import ops as ops
+
+# Imported when they are first used: together they take nearly as long as the rest.
+_SUBMODULES = ("bench", "nn", "ops")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _SUBMODULES:
+        return importlib.import_module(f"ferry.{name}")
+    raise AttributeError(f"module 'ferry' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return list({*globals(), *_SUBMODULES})
 
 
 def empty(*shape: int | Sequence[int], group: Group, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
