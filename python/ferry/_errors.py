@@ -82,6 +82,17 @@ _BY_NUMBER = (
 )
 
 
+# What the library says of a view whose data is at 0, and what that means for tensors.
+_NULL = " is a null pointer, expected memory of "
+_VIEW_ADVICE = "; leave the view empty if it is not used"
+_TENSOR_ADVICE = (
+    "; the tensor has no memory of its own: of a DTensor pass .to_local(); a FakeTensor, or one whose storage was "
+    "resized to 0, cannot be read"
+)
+
+
 def from_status(code: int, message: str, peer: int) -> FerryError:
     """The exception for a C++ Status that is not ok. Called by the native module."""
+    if _NULL in message:
+        message = message.replace(_VIEW_ADVICE, "") + _TENSOR_ADVICE
     return _BY_NUMBER[code](message, peer if peer >= 0 else None)

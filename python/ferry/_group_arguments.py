@@ -32,17 +32,24 @@ def device_of(device: torch.device | str | int | None, group: Any) -> torch.devi
     """The device of a group's tensors. By default the current GPU for a process group of GPUs, else the CPU."""
     if device is None:
         device = "cuda" if is_of_gpus(group) else "cpu"
-    chosen = torch.device(device)
+    return usable_device(device, "Group: device")
+
+
+def usable_device(device: torch.device | str | int, what: str) -> torch.device:
+    try:
+        chosen = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise InvalidArgument(f"{what} is {device!r}, expected cpu or cuda") from None
     if chosen.type == "cpu":
         return torch.device("cpu")  # tensors are on "cpu", not on "cpu:0"
     if chosen.type != "cuda":
-        raise Unsupported(f"Group: device is {chosen}, expected cpu or cuda")
+        raise Unsupported(f"{what} is {chosen}, expected cpu or cuda")
     if not torch.cuda.is_available():
-        raise Unsupported(f"Group: device is {chosen}, but torch finds no GPU on this machine; use device='cpu'")
+        raise Unsupported(f"{what} is {chosen}, but torch finds no GPU on this machine; use device='cpu'")
     num_devices = torch.cuda.device_count()
     index = torch.cuda.current_device() if chosen.index is None else chosen.index
     if index >= num_devices:
-        raise InvalidArgument(f"Group: device is {chosen}, expected cuda:0 to cuda:{num_devices - 1}")
+        raise InvalidArgument(f"{what} is {chosen}, expected cuda:0 to cuda:{num_devices - 1}")
     return torch.device("cuda", index)
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks import run_ranks
+from torch.distributed.tensor import DTensor, Replicate
 from world import World, make_world
 
 import ferry
@@ -94,6 +95,30 @@ def test_bad_arguments_are_refused_on_all_ranks() -> None:
     run_ranks(NUM_RANKS, check_refusals, make_world(NUM_RANKS, 6, [4, 5, 6]))
 
 
+def check_without_memory(rank: int, world: World) -> None:
+    group = ferry.Group(dist.group.WORLD, timeout=60)
+    idx, x = world.topk_idx[rank], world.x[rank]
+    routing = group.route(idx, num_experts=world.num_experts)
+    freed = idx.clone()
+    freed.untyped_storage().resize_(0)
+    mesh = dist.device_mesh.init_device_mesh("cpu", (world.num_ranks,))
+    distributed = DTensor.from_local(x, mesh, [Replicate()], run_check=False)
+    bad = rank == BAD_RANK
+    advice = r"memory of [^;]*; the tensor has no memory of its own: of a DTensor pass \.to_local\(\)"
+    with pytest.raises(ferry.InvalidArgument, match=advice):
+        group.route(freed if bad else idx, num_experts=world.num_experts)
+    with pytest.raises(ferry.InvalidArgument, match=advice):
+        group.dispatch(routing, distributed if bad else x)
+    with pytest.raises(ferry.InvalidArgument, match=advice):
+        group.latency_dispatch(distributed if bad else x, idx, num_experts=world.num_experts, max_tokens=8)
+    assert torch.equal(group.dispatch(routing, distributed.to_local()).x, group.dispatch(routing, x).x)
+    group.destroy()
+
+
+def test_tensors_without_memory_of_their_own() -> None:
+    run_ranks(2, check_without_memory, make_world(2, 6, [4, 5]))
+
+
 def die(rank: int, world: World) -> None:
     group = ferry.Group(dist.group.WORLD, timeout=10)
     routing = group.route(world.topk_idx[rank], num_experts=world.num_experts)
@@ -124,6 +149,8 @@ def check_wrong_groups(rank: int) -> None:
         ferry.Group(dist.group.WORLD, timeout=0)
     with pytest.raises(NotImplementedError, match="cpu or cuda"):
         ferry.Group(dist.group.WORLD, device="meta")
+    with pytest.raises(ferry.InvalidArgument, match="device is 'gpu', expected cpu or cuda"):
+        ferry.Group(dist.group.WORLD, device="gpu")
     if not torch.cuda.is_available():
         with pytest.raises(NotImplementedError, match="finds no GPU"):
             ferry.Group(dist.group.WORLD, device="cuda")

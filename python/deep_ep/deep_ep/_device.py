@@ -6,6 +6,8 @@ import os
 
 import torch
 
+from ferry._group_arguments import usable_device
+
 VARIABLE = "DEEP_EP_DEVICE"
 
 
@@ -15,8 +17,4 @@ def choose_device(device: torch.device | str | int | None) -> torch.device:
     """
     if device is None:
         device = os.environ.get(VARIABLE) or ("cuda" if torch.cuda.is_available() else "cpu")
-    chosen = torch.device(device)
-    if chosen.type == "cuda" and chosen.index is None:
-        return torch.device("cuda", torch.cuda.current_device())
-    # The CPU has one name: tensors are on "cpu", not on "cpu:0".
-    return torch.device("cpu") if chosen.type == "cpu" else chosen
+    return usable_device(device, "device")

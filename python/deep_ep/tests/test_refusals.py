@@ -12,6 +12,7 @@ from clients import dispatch, inputs_of, layout_of, make_buffer, make_elastic
 from ranks import run_ranks
 from world import World, make_world
 
+import deep_ep
 import ferry
 import reference
 
@@ -200,3 +201,22 @@ def check_unknown(rank: int, world: World) -> None:
 
 def test_unknown_arguments_and_destroyed_buffers() -> None:
     run_ranks(3, check_unknown, make_world(3, 6, [5, 4, 8]))
+
+
+def test_devices_that_no_buffer_works_on() -> None:
+    for device, error, match in (
+        ("meta", ferry.Unsupported, "device is meta, expected cpu or cuda"),
+        ("gpu", ferry.InvalidArgument, "device is 'gpu', expected cpu or cuda"),
+        (1.5, ferry.InvalidArgument, "device is 1.5, expected cpu or cuda"),
+    ):
+        with pytest.raises(error, match=match):
+            deep_ep.Buffer(object(), device=device)
+        with pytest.raises(error, match=match):
+            deep_ep.ElasticBuffer(object(), num_bytes=1, device=device)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() > 0, reason="is about machines without a GPU")
+@pytest.mark.parametrize("device", ["cuda", "cuda:0"])
+def test_a_gpu_where_there_is_none(device: str) -> None:
+    with pytest.raises(ferry.Unsupported, match="but torch finds no GPU on this machine; use device='cpu'"):
+        deep_ep.Buffer(object(), device=device)
