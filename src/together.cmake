@@ -21,7 +21,7 @@ ferry_together(core_3 core/dispatch_layout.cpp core/group.cpp core/host_identity
   core/known_memory.cpp core/load.cpp core/overlap.cpp core/placement.cpp)
 ferry_together(core_4 core/expansion.cpp core/group_options.cpp core/placement_digest.cpp core/process_identity.cpp
   core/quantize.cpp core/quantized_dispatch.cpp core/rank_host.cpp core/routing.cpp)
-ferry_together(core_5 core/call_numbers.cpp core/status.cpp core/tuning.cpp core/types.cpp)
+ferry_together(core_5 core/call_numbers.cpp core/forks.cpp core/status.cpp core/tuning.cpp core/types.cpp)
 ferry_together(cpu_1 cpu/backend.cpp cpu/backend_latency.cpp cpu/memory_required.cpp cpu/rows/combine_inputs.cpp
   cpu/internode/route.cpp cpu/intranode/route.cpp cpu/intranode/route_steps.cpp cpu/context/channel_tables.cpp)
 ferry_together(cpu_2 cpu/internode/combine.cpp cpu/context/routing.cpp cpu/latency/mask_board.cpp

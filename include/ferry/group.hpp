@@ -24,7 +24,9 @@
 namespace ferry {
 
 class Backend;           // private
+class CallGate;          // private
 class CallNumbers;       // private
+class CallPass;          // private
 class ExpertPlacements;  // private
 class LatencyCalls;      // private
 
@@ -203,8 +205,11 @@ struct MemoryShape {
 ///
 /// Failure: bad arguments on any rank give the same kInvalidArgument or kCapacity on every rank, nothing is sent and
 /// the group stays usable. kTimeout and kPeerLost name the rank, break the group (every later call returns the same),
-/// and leave outputs unspecified; destroy it and create a new one from the surviving ranks. Threads: one call at a time
-/// per Group. Different Groups are independent; a process may have any number of them.
+/// and leave outputs unspecified; destroy it and create a new one from the surviving ranks. Threads: calls of a Group
+/// run one after the other, whatever threads make them, so that the order in which ranks call is up to the program; any
+/// of `allocate`, `poll` and the accessors may come meanwhile, but none beside `destroy`. Different Groups are
+/// independent; a process may have any number of them. In a process that was forked off all calls are
+/// kInvalidArgument, and nothing that it does to its copy of a Group or Buffer reaches the other ranks.
 class FERRY_API Group {
  public:
   /// Collective over the ranks of `bootstrap`, which is only used during this call; one bootstrap may serve many
@@ -395,6 +400,8 @@ class FERRY_API Group {
 
  private:
   Group(Topology topology, std::unique_ptr<Backend> backend, bool masks);
+  Status check_usable(std::string_view operation) const;
+  Status enter(std::string_view operation, CallPass& pass);
   Status check_mask(std::string_view operation, Stream stream) const;
   Status check_stream(std::string_view operation, Stream stream) const;
   Status check_routing(std::string_view operation, const Routing& routing) const;
@@ -405,6 +412,7 @@ class FERRY_API Group {
   std::unique_ptr<ExpertPlacements> placements_;
   std::unique_ptr<LatencyCalls> latency_calls_;
   std::unique_ptr<CallNumbers> numbers_;
+  std::unique_ptr<CallGate> gate_;
   std::shared_ptr<const void> identity_;  // shared with every Routing of this group, to recognise it
 };
 

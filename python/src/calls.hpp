@@ -20,6 +20,7 @@
 namespace ferry::python {
 
 /// Around a call whose tensors have been read: their devices are known, and other threads may run Python meanwhile.
+/// Calls of a group wait for each other, and what runs along with a route needs Python: none may be made without this.
 struct CallScope {
   KnownMemory known;
   nanobind::gil_scoped_release released;

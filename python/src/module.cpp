@@ -153,7 +153,8 @@ class PyGroup {
   void channel_tables(const PlacedRouting& routing, int num_channels, const nb::tuple& out, std::uintptr_t stream) {
     const ChannelTables tables{view_of(out[0], place_), view_of(out[1], place_), view_of(out[2], place_),
                                view_of(out[3], place_), view_of(out[4], place_)};
-    raise_if_error(group_->channel_tables(routing.routing, num_channels, tables, stream_of(stream)));
+    raise_if_error(
+        without_gil([&] { return group_->channel_tables(routing.routing, num_channels, tables, stream_of(stream)); }));
   }
 
   // On CPUs these make the split calls that are in flight first.

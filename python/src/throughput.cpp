@@ -98,8 +98,12 @@ class HandleTables {
     } else {
       make(num_rows);
     }
-    const KnownMemory known;
-    raise_if_error(calls_.group().channel_tables(routing, num_channels_, views_of(), stream));
+    const ChannelTables tables = views_of();
+    const Status status = [&] {
+      const CallScope scope;
+      return calls_.group().channel_tables(routing, num_channels_, tables, stream);
+    }();
+    raise_if_error(status);
     return made_;
   }
 

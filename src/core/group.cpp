@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "core/backend.hpp"
+#include "core/call_gate.hpp"
 #include "core/call_numbers.hpp"
 #include "core/checks.hpp"
 #include "core/expert_placement.hpp"
@@ -49,9 +50,13 @@ Group::Group(Topology topology, std::unique_ptr<Backend> backend, bool masks)
       placements_(std::make_unique<ExpertPlacements>(topology)),
       latency_calls_(std::make_unique<LatencyCalls>()),
       numbers_(std::make_unique<CallNumbers>()),
+      gate_(std::make_unique<CallGate>()),
       identity_(std::make_shared<const char>()) {}
 
-Group::~Group() = default;
+Group::~Group() {
+  // What ends it is up to the process that created it.
+  if (gate_->is_copy()) static_cast<void>(backend_.release());
+}
 
 Result<std::shared_ptr<Group>> Group::create(std::shared_ptr<Bootstrap> bootstrap, const GroupOptions& options) {
   if (bootstrap == nullptr) {
@@ -71,14 +76,15 @@ Result<std::shared_ptr<Group>> Group::create(std::shared_ptr<Bootstrap> bootstra
 std::string_view Group::backend() const { return backend_ ? backend_->name() : std::string_view("none (destroyed)"); }
 
 Result<Buffer> Group::allocate(std::size_t bytes) {
-  if (!backend_) return destroyed("allocate");
+  if (Status status = check_usable("allocate"); !status.ok()) return status;
   return backend_->allocate(bytes);
 }
 
 MemoryUsage Group::memory_usage() const { return backend_ ? backend_->memory_usage() : MemoryUsage(); }
 
 Status Group::trim() {
-  if (!backend_) return destroyed("trim");
+  CallPass pass;
+  if (Status status = enter("trim", pass); !status.ok()) return status;
   return backend_->trim();
 }
 
@@ -87,6 +93,18 @@ std::vector<std::int64_t> Group::wait_times_ns() const {
 }
 
 NetworkUsage Group::network_usage() const { return backend_ ? backend_->network_usage() : NetworkUsage(); }
+
+Status Group::check_usable(std::string_view operation) const {
+  if (gate_->is_copy()) return refuse_copy(operation);
+  return backend_ ? Status() : destroyed(operation);
+}
+
+/// The pass is held by a call of this group as long as it runs.
+Status Group::enter(std::string_view operation, CallPass& pass) {
+  if (gate_->is_copy()) return refuse_copy(operation);
+  pass.wait_for(*gate_);
+  return backend_ ? Status() : destroyed(operation);
+}
 
 Status Group::check_stream(std::string_view operation, Stream stream) const {
   if (stream.handle == nullptr || backend_->takes_streams()) return {};
@@ -97,7 +115,8 @@ Status Group::check_stream(std::string_view operation, Stream stream) const {
 
 Result<Routing> Group::route(const RouteInput& in, const RouteOptions& options, Stream stream,
                              const std::function<EarlyTables()>& while_waiting) {
-  if (!backend_) return destroyed("route");
+  CallPass pass;
+  if (Status status = enter("route", pass); !status.ok()) return status;
   numbers_->settle();
   numbers_->count();
   RouteCall call;
@@ -144,7 +163,8 @@ Status Group::check_routing(std::string_view operation, const Routing& routing) 
 
 Status Group::dispatch(const Routing& routing, const DispatchInput& in, const DispatchOutput& out, Stream stream,
                        const DispatchOptions& options) {
-  if (!backend_) return destroyed("dispatch");
+  CallPass pass;
+  if (Status status = enter("dispatch", pass); !status.ok()) return status;
   DispatchCall call;
   call.record.operation = Operation::kDispatch;
   call.stream = stream;
@@ -177,7 +197,8 @@ Status Group::dispatch(const Routing& routing, const DispatchInput& in, const Di
 
 Status Group::combine(const Routing& routing, const CombineInput& in, const CombineOutput& out, Stream stream,
                       const CombineOptions& options) {
-  if (!backend_) return destroyed("combine");
+  CallPass pass;
+  if (Status status = enter("combine", pass); !status.ok()) return status;
   CombineCall call;
   call.record.operation = Operation::kCombine;
   call.stream = stream;
@@ -200,7 +221,8 @@ Status Group::combine(const Routing& routing, const CombineInput& in, const Comb
 Result<Routing> Group::latency_dispatch(const LatencyDispatchInput& in, const LatencyDispatchOutput& out,
                                         const LatencyDispatchOptions& options, Stream stream) {
   constexpr std::string_view kName = "latency_dispatch";
-  if (!backend_) return destroyed(kName);
+  CallPass pass;
+  if (Status status = enter(kName, pass); !status.ok()) return status;
   numbers_->count();
   LatencyDispatchCall call;
   call.record.operation = Operation::kLatencyDispatch;
@@ -244,7 +266,8 @@ Result<Routing> Group::latency_dispatch(const LatencyDispatchInput& in, const La
 Status Group::latency_combine(const Routing& routing, const LatencyCombineInput& in, const LatencyCombineOutput& out,
                               Stream stream, const LatencyCombineOptions& options) {
   constexpr std::string_view kName = "latency_combine";
-  if (!backend_) return destroyed(kName);
+  CallPass pass;
+  if (Status status = enter(kName, pass); !status.ok()) return status;
   numbers_->count();
   LatencyCombineCall call;
   CombineCall& combine = call.combine;
@@ -271,7 +294,8 @@ Status Group::latency_combine(const Routing& routing, const LatencyCombineInput&
 
 Status Group::latency_receive(const Routing& routing, Stream stream) {
   constexpr std::string_view kName = "latency_receive";
-  if (!backend_) return destroyed(kName);
+  CallPass pass;
+  if (Status status = enter(kName, pass); !status.ok()) return status;
   if (Status status = check_stream(kName, stream); !status.ok()) return status;
   if (routing.state_ == nullptr) return no_routing(kName);
   if (routing.state_->group_identity != identity_) return other_group(kName);
@@ -283,7 +307,6 @@ Status Group::latency_receive(const Routing& routing, Stream stream) {
 }
 
 Status Group::check_mask(std::string_view operation, Stream stream) const {
-  if (!backend_) return destroyed(operation);
   if (!masks_) {
     return Status(
         ErrorCode::kInvalidArgument,
@@ -294,6 +317,8 @@ Status Group::check_mask(std::string_view operation, Stream stream) const {
 
 Status Group::latency_update_mask(int rank, bool masked, Stream stream) {
   constexpr std::string_view kName = "latency_update_mask";
+  CallPass pass;
+  if (Status status = enter(kName, pass); !status.ok()) return status;
   if (Status status = check_mask(kName, stream); !status.ok()) return status;
   if (Status status = check_masked_rank(rank, topology_); !status.ok()) return status;
   return backend_->update_mask(rank, masked, stream);
@@ -301,6 +326,8 @@ Status Group::latency_update_mask(int rank, bool masked, Stream stream) {
 
 Status Group::latency_query_mask(const TensorView& out, Stream stream) {
   constexpr std::string_view kName = "latency_query_mask";
+  CallPass pass;
+  if (Status status = enter(kName, pass); !status.ok()) return status;
   if (Status status = check_mask(kName, stream); !status.ok()) return status;
   if (Status status = check_mask_view(out, num_ranks()); !status.ok()) return status;
   return backend_->query_mask(static_cast<std::int32_t*>(out.data), stream);
@@ -308,12 +335,15 @@ Status Group::latency_query_mask(const TensorView& out, Stream stream) {
 
 Status Group::latency_clear_mask(Stream stream) {
   constexpr std::string_view kName = "latency_clear_mask";
+  CallPass pass;
+  if (Status status = enter(kName, pass); !status.ok()) return status;
   if (Status status = check_mask(kName, stream); !status.ok()) return status;
   return backend_->update_mask(kEveryRank, false, stream);
 }
 
 Status Group::channel_tables(const Routing& routing, int num_channels, const ChannelTables& out, Stream stream) {
-  if (!backend_) return destroyed("channel_tables");
+  CallPass pass;
+  if (Status status = enter("channel_tables", pass); !status.ok()) return status;
   Status status = check_stream("channel_tables", stream);
   if (status.ok()) status = check_routing("channel_tables", routing);
   if (!status.ok()) return status;
@@ -327,18 +357,23 @@ Status Group::channel_tables(const Routing& routing, int num_channels, const Cha
 }
 
 Status Group::wait(Stream stream) {
-  if (!backend_) return destroyed("wait");
+  CallPass pass;
+  if (Status status = enter("wait", pass); !status.ok()) return status;
   if (Status status = check_stream("wait", stream); !status.ok()) return status;
   return backend_->wait(stream);
 }
 
 Status Group::poll() {
+  if (gate_->is_copy()) return refuse_copy("poll");
+  CallPass pass;
+  if (!pass.try_take(*gate_)) return {};  // the call that runs reports what it finds
   if (!backend_) return destroyed("poll");
   return backend_->poll();
 }
 
 Status Group::destroy() {
-  if (!backend_) return destroyed("destroy");
+  CallPass pass;
+  if (Status status = enter("destroy", pass); !status.ok()) return status;
   Status status = backend_->destroy();
   backend_.reset();
   return status;

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <linux/falloc.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -19,6 +20,9 @@ namespace {
 Status system_error(std::string_view what, std::string_view hint) {
   return Status(ErrorCode::kSystem, fmt::format("arena: {} failed: {}; {}", what, std::strerror(errno), hint));
 }
+
+/// What says how large an arena is.
+constexpr const char* kSizeOptions = "GroupOptions::arena_bytes (of a OneSided: heap_bytes)";
 
 /// Most bytes per fallocate call. On some kernels a signal undoes a whole call, so one must be short enough to finish
 /// between two signals.
@@ -38,12 +42,23 @@ bool take_pages(int fd, std::size_t offset, std::size_t bytes) {
   return true;
 }
 
+/// Beyond this limit the system ends the process (setrlimit(2), SIGXFSZ).
+Status check_file_limit(std::size_t size_bytes) {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY || size_bytes <= limit.rlim_cur)
+    return {};
+  return Status(ErrorCode::kSystem,
+                fmt::format("arena: it is a file in memory of {} bytes, and this process may make files of at most {}; "
+                            "raise the limit of file sizes (ulimit -f) or lower {}",
+                            size_bytes, limit.rlim_cur, kSizeOptions));
+}
+
 Result<std::byte*> map_shared(int fd, std::size_t size_bytes) {
   // Deliberately sparse: pages are charged when they are allocated, so the mapping must not be charged in advance.
   void* base = mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
   if (base == MAP_FAILED) {
     return system_error(fmt::format("mapping {} bytes of address space", size_bytes),
-                        "lower GroupOptions::arena_bytes or raise the address-space limit (ulimit -v)");
+                        fmt::format("lower {} or raise the address-space limit (ulimit -v)", kSizeOptions));
   }
   return static_cast<std::byte*>(base);
 }
@@ -103,8 +118,9 @@ Result<std::shared_ptr<Arena>> Arena::create(std::size_t heap_bytes) {
     return system_error("memfd_create", is_out_of_descriptors(error) ? describe_descriptor_limit(error, 1)
                                                                      : "the kernel must have memfd (Linux 3.17)");
   }
+  if (Status status = check_file_limit(size_bytes); !status.ok()) return status;
   if (ftruncate(fd.get(), static_cast<off_t>(size_bytes)) != 0) {
-    return system_error(fmt::format("sizing an arena of {} bytes", size_bytes), "lower GroupOptions::arena_bytes");
+    return system_error(fmt::format("sizing an arena of {} bytes", size_bytes), fmt::format("lower {}", kSizeOptions));
   }
   if (fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0) {
     return system_error("sealing", "the kernel must support file sealing (Linux 3.17)");
@@ -151,6 +167,7 @@ Result<std::byte*> Arena::take(std::size_t bytes) {
 }
 
 void Arena::give(std::byte* data, std::size_t bytes) {
+  if (num_forks() != num_forks_) return;  // the pages are those of the process that this one was forked from
   if (bytes == 0) return;
   // Returns the pages to the system at once; they read as zero for the next owner.
   fallocate(mapping_->fd(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, data - mapping_->base(),

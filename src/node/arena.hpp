@@ -10,6 +10,7 @@
 #include <memory>
 #include <mutex>
 
+#include "core/forks.hpp"
 #include "core/unique_fd.hpp"
 #include "ferry/group.hpp"
 #include "ferry/status.hpp"
@@ -74,6 +75,7 @@ class Arena : public std::enable_shared_from_this<Arena> {
   mutable std::mutex mutex_;
   PageHeap heap_;                    // guarded by mutex_
   std::size_t allocated_bytes_ = 0;  // guarded by mutex_
+  const int num_forks_ = num_forks();
 };
 
 }  // namespace ferry::node

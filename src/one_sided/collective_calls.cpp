@@ -68,8 +68,8 @@ Result<std::vector<Record>> exchange(const Core& core, const TeamState& team, co
 Status check_same(const TeamState& team, const std::vector<Record>& records, std::string_view operation,
                   std::string_view what) {
   const auto text = [&](std::uint64_t value) {
-    if (value == kNothing) return std::string("null");
-    if (value == kNoBlock) return std::string("no block");
+    if (records[0].call == Call::kFree && value == kNothing) return std::string("null");
+    if (records[0].call == Call::kFree && value == kNoBlock) return std::string("no block");
     return std::to_string(value);
   };
   for (std::size_t place = 1; place < records.size(); ++place) {

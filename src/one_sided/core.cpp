@@ -91,9 +91,10 @@ Result<std::size_t> Core::find(std::string_view operation, std::string_view what
   }
   return Status(
       ErrorCode::kInvalidArgument,
-      fmt::format("{}: {} is {}, which is not in symmetric memory ({} bytes from {}); pass an address inside a "
-                  "block that OneSided::allocate returned on this rank",
-                  operation, what, data, backend->heap_bytes(), static_cast<const void*>(heap)));
+      fmt::format(
+          "{}: {} is {}, which is in no block of symmetric memory (the heap of {} bytes at {}); pass an address "
+          "inside a block that OneSided::allocate returned on this rank",
+          operation, what, data, backend->heap_bytes(), static_cast<const void*>(heap)));
 }
 
 Result<std::size_t> Core::find_word(std::string_view operation, const std::uint64_t* word) const {
@@ -106,6 +107,7 @@ Result<std::size_t> Core::find_word(std::string_view operation, const std::uint6
 }
 
 Status Core::check_usable(std::string_view operation, Stream stream) const {
+  if (ferry::num_forks() != num_forks) return refuse_copy(operation);
   if (destroyed.load(std::memory_order_relaxed)) {
     return Status(ErrorCode::kInvalidArgument,
                   fmt::format("{}: this OneSided was destroyed; create a new one", operation));

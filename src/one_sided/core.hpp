@@ -14,6 +14,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/forks.hpp"
 #include "node/page_heap.hpp"
 #include "one_sided/backend.hpp"
 
@@ -75,6 +76,7 @@ struct Core {
   int next_slot = 0;
   std::array<int, kMaxTeams> reserved_slots;  // by slot of the team that is split
   std::atomic<bool> destroyed{false};
+  const int num_forks = ferry::num_forks();
 };
 
 }  // namespace ferry::one_sided

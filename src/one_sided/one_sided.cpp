@@ -14,9 +14,10 @@ using one_sided::Core;
 /// The status, with this call's name in place of the one that shares its checks.
 Status as_create(const Status& status) {
   constexpr std::string_view kTheirs = "Group::create";
-  if (!status.message().starts_with(kTheirs)) return status;
-  return Status(status.code(), fmt::format("OneSided::create{}", status.message().substr(kTheirs.size())),
-                status.peer());
+  std::string message(status.message());
+  const std::size_t at = message.find(kTheirs);
+  if (at == std::string::npos) return status;
+  return Status(status.code(), message.replace(at, kTheirs.size(), "OneSided::create"), status.peer());
 }
 
 /// Half of the address space that most processors have for a process.
@@ -30,7 +31,7 @@ Result<std::size_t> agree_on_heap(Bootstrap& bootstrap, const OneSidedOptions& o
   }
   const std::string mine = std::to_string(options.heap_bytes);
   Result<std::vector<std::vector<std::byte>>> all =
-      gather_or_fail(bootstrap, status, std::as_bytes(std::span(mine)), options.timeout_ns);
+      gather_or_fail(bootstrap, status, std::as_bytes(std::span(mine)), time_to_agree_ns(options.timeout_ns));
   if (!all.ok()) return as_create(all.status());
   for (std::size_t rank = 1; rank < all->size(); ++rank) {
     if ((*all)[rank] == (*all)[0]) continue;
@@ -59,7 +60,10 @@ int Team::world_rank(int team_rank) const {
 
 OneSided::OneSided(std::unique_ptr<Core> core) : core_(std::move(core)) {}
 
-OneSided::~OneSided() = default;
+OneSided::~OneSided() {
+  // What ends it is up to the process that created it.
+  if (core_->num_forks != num_forks()) static_cast<void>(core_.release());
+}
 
 Result<std::shared_ptr<OneSided>> OneSided::create(std::shared_ptr<Bootstrap> bootstrap,
                                                    const OneSidedOptions& options) {
