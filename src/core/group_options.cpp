@@ -90,8 +90,8 @@ std::vector<std::string_view> lines_of(std::string_view text) {
 }
 
 /// What a rank announces: the lines above, a zero, and its RankHost.
-std::vector<std::byte> to_message(const std::string& lines) {
-  const RankHost host = RankHost::here();
+std::vector<std::byte> to_message(const std::string& lines, int rank) {
+  const RankHost host = RankHost::here(rank);
   const auto text = std::as_bytes(std::span(lines.c_str(), lines.size() + 1));
   const auto place = std::as_bytes(std::span(&host, 1));
   std::vector<std::byte> message(text.begin(), text.end());
@@ -134,6 +134,13 @@ Result<std::vector<RankHost>> hosts_of(const std::vector<std::vector<std::byte>>
                     static_cast<int>(rank));
     }
     std::memcpy(&hosts[rank], all[rank].data() + begin, sizeof(RankHost));
+    if (hosts[rank].rank == static_cast<std::int64_t>(rank)) continue;
+    return Status(
+        ErrorCode::kTransport,
+        fmt::format("Group::create: the bootstrap's all_gather has the message of rank {} in the place of rank "
+                    "{}'s; it must give every rank the messages of all ranks, in their order",
+                    hosts[rank].rank, rank),
+        static_cast<int>(rank));
   }
   return hosts;
 }
@@ -183,6 +190,8 @@ Result<std::vector<std::vector<std::byte>>> gather_or_fail(Bootstrap& bootstrap,
   return gathered;
 }
 
+std::int64_t time_to_agree_ns(std::int64_t timeout_ns) { return std::clamp(timeout_ns, kNsPerSecond, kMaxTimeoutNs); }
+
 Result<AgreedOptions> agree_on_options(Bootstrap& bootstrap, const GroupOptions& options) {
   AgreedOptions agreed;
   agreed.topology.rank = bootstrap.rank();
@@ -202,19 +211,19 @@ Result<AgreedOptions> agree_on_options(Bootstrap& bootstrap, const GroupOptions&
   }
   const std::string text =
       describe_options(options, agreed.factory ? agreed.factory->name : "none", agreed.ring_memory);
-  // Peers must learn of this rank's error even if the error is its timeout.
-  const std::int64_t timeout_ns = std::clamp(options.timeout_ns, kNsPerSecond, kMaxTimeoutNs);
-  Result<std::vector<std::vector<std::byte>>> all = gather_or_fail(bootstrap, status, to_message(text), timeout_ns);
+  Result<std::vector<std::vector<std::byte>>> all =
+      gather_or_fail(bootstrap, status, to_message(text, bootstrap.rank()), time_to_agree_ns(options.timeout_ns));
   if (!all.ok()) return all.status();
   if (Status compared = compare_options(*all); !compared.ok()) return compared;
+  const Result<std::vector<RankHost>> hosts = hosts_of(*all);
+  if (!hosts.ok()) return hosts.status();
   agreed.topology.ranks_per_node = options.ranks_per_node;
   if (options.ranks_per_node == 0) {
-    const Result<std::vector<RankHost>> hosts = hosts_of(*all);
-    if (!hosts.ok()) return hosts.status();
     const Result<int> found = find_ranks_per_node(*hosts);
     if (!found.ok()) return found.status();
     agreed.topology.ranks_per_node = *found;
   }
+  if (Status users = check_users(*hosts, agreed.topology.ranks_per_node); !users.ok()) return users;
   if (Status masking = check_masking(options, agreed.topology); !masking.ok()) return masking;
   return agreed;
 }

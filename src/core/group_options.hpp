@@ -26,6 +26,10 @@ Result<AgreedOptions> agree_on_options(Bootstrap& bootstrap, const GroupOptions&
 Result<std::vector<std::vector<std::byte>>> gather_or_fail(Bootstrap& bootstrap, const Status& my_status,
                                                            std::span<const std::byte> mine, std::int64_t timeout_ns);
 
+/// For exchanges in which ranks learn of each other's options: peers must hear of this rank's error even if it is its
+/// timeout.
+std::int64_t time_to_agree_ns(std::int64_t timeout_ns);
+
 }  // namespace ferry
 
 #endif  // FERRY_CORE_GROUP_OPTIONS_HPP

@@ -1,6 +1,7 @@
 #include "core/rank_host.hpp"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstddef>
@@ -50,6 +51,24 @@ Result<int> find_ranks_per_node(std::span<const RankHost> ranks) {
   }
   if (!first_uneven.ok()) return first_uneven;
   return static_cast<int>(num_first);
+}
+
+RankHost RankHost::here(int rank) { return {this_process(), this_host(), rank, geteuid()}; }
+
+Status check_users(std::span<const RankHost> ranks, int ranks_per_node) {
+  const auto node_size = static_cast<std::size_t>(ranks_per_node);
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+    const std::size_t first = rank / node_size * node_size;
+    const bool same_host = ranks[rank].process.same_host(ranks[first].process);
+    if (!same_host || ranks[rank].user == ranks[first].user) continue;
+    return Status(
+        ErrorCode::kUnsupported,
+        fmt::format("Group::create: rank {} runs as user {} and rank {}, on the same host, as user {}; ranks of "
+                    "a host share memory: start them as one user",
+                    first, ranks[first].user, rank, ranks[rank].user),
+        static_cast<int>(rank));
+  }
+  return {};
 }
 
 }  // namespace ferry

@@ -3,6 +3,7 @@
 
 /// Which ranks can be one node, found out from where they run.
 
+#include <cstdint>
 #include <span>
 
 #include "core/host_identity.hpp"
@@ -15,8 +16,10 @@ namespace ferry {
 struct RankHost {
   ProcessIdentity process;
   HostIdentity host;
+  std::int64_t rank = 0;
+  std::int64_t user = 0;  ///< effective id
 
-  static RankHost here() { return {this_process(), this_host()}; }
+  static RankHost here(int rank);
   /// Containers that share only the machine have no way to each other but the network. Ranks whose machine cannot be
   /// identified count as neighbours: linking them says more than this could.
   bool shares_node_with(const RankHost& other) const {
@@ -28,6 +31,10 @@ struct RankHost {
 /// The number of ranks on each host, for GroupOptions::ranks_per_node = 0.
 /// @errors kUnsupported: hosts have different numbers of ranks, or the ranks of a host are not consecutive
 Result<int> find_ranks_per_node(std::span<const RankHost> ranks);
+
+/// Ranks of a node map each other's memory, which only processes of one user may.
+/// @errors kUnsupported: naming two ranks and their users
+Status check_users(std::span<const RankHost> ranks, int ranks_per_node);
 
 }  // namespace ferry
 

@@ -71,13 +71,19 @@ TEST(FindRanksPerNode, SaysWhichRanksOfAHostAreApart) {
 class OnHosts final : public Bootstrap {
  public:
   OnHosts(std::shared_ptr<Bootstrap> inner, std::string_view hosts) : inner_(std::move(inner)), hosts_(hosts) {}
+  /// The users that ranks run as, a character each.
+  void run_as(std::string_view users) { users_ = users; }
+  /// This rank sends the message of rank 0, as a bootstrap does that mixes them up.
+  void mix_up(int rank) { liar_ = rank; }
   int rank() const override { return inner_->rank(); }
   int num_ranks() const override { return inner_->num_ranks(); }
   Result<std::vector<std::vector<std::byte>>> all_gather(std::span<const std::byte> mine,
                                                          std::int64_t timeout_ns) override {
     std::vector<std::byte> message(mine.begin(), mine.end());
     if (std::exchange(first_, false)) {
-      const RankHost place = rank_on(hosts_[static_cast<std::size_t>(rank())], rank());
+      RankHost place = rank_on(hosts_[static_cast<std::size_t>(rank())], rank());
+      place.rank = rank() == liar_ ? 0 : rank();
+      place.user = users_.empty() ? 0 : users_[static_cast<std::size_t>(rank())];
       std::memcpy(message.data() + message.size() - sizeof place, &place, sizeof place);
     }
     return inner_->all_gather(message, timeout_ns);
@@ -86,6 +92,8 @@ class OnHosts final : public Bootstrap {
  private:
   std::shared_ptr<Bootstrap> inner_;
   std::string hosts_;
+  std::string users_;
+  int liar_ = -1;
   bool first_ = true;
 };
 
@@ -112,6 +120,29 @@ TEST(GroupOfHosts, RefusesOnEveryRankWhatCannotBeNodes) {
       context.expect(status.message().find("ranks_per_node is 0") != std::string::npos, status.to_string());
     });
   }
+}
+
+TEST(GroupOfHosts, RefusesAtOnceOnEveryRankANodeOfTwoUsers) {
+  run_ranks({.num_ranks = 4}, [](RankContext& context) {
+    const auto bootstrap = std::make_shared<OnHosts>(context.bootstrap(), "aabb");
+    bootstrap->run_as("xxxy");
+    const Status status =
+        Group::create(bootstrap, {.backend = "cpu", .timeout_ns = 20 * kNsPerSecond, .transport = "loopback"}).status();
+    context.expect_code(status, ErrorCode::kUnsupported, "ranks 2 and 3");
+    context.expect(status.message().find("rank 2 runs as user") != std::string::npos, status.to_string());
+    context.expect(status.peer() == 3, "names rank 3");
+  });
+}
+
+TEST(GroupOfHosts, RefusesMessagesThatAreNotInTheOrderOfRanks) {
+  run_ranks({.num_ranks = 3}, [](RankContext& context) {
+    const auto bootstrap = std::make_shared<OnHosts>(context.bootstrap(), "aaa");
+    bootstrap->mix_up(1);
+    const Status status = Group::create(bootstrap, {.backend = "cpu", .timeout_ns = 20 * kNsPerSecond}).status();
+    context.expect_code(status, ErrorCode::kTransport, "rank 0's message twice");
+    context.expect(status.message().find("has the message of rank 0 in the place of rank 1's") != std::string::npos,
+                   status.to_string());
+  });
 }
 
 }  // namespace
