@@ -117,7 +117,15 @@ Status CallSync::begin(CallDescriptor descriptor) {
   if (Status status = wait(Phase::kDescribed); !status.ok()) return status;
   std::vector<const CallRecord*> records;
   for (int rank = 0; rank < peers().num_ranks(); ++rank) records.push_back(&peers().descriptor_of(rank).record);
-  return check_agreement(records);
+  return agree(records);
+}
+
+Status CallSync::agree(std::span<const CallRecord* const> records) {
+  Status agreement = check_agreement(records);
+  if (agreement.ok()) return agreement;
+  // Of a rank that is late the others have given up the call before: then there is no group that could go on.
+  Status reported = state_.adopt_reported_error();
+  return reported.ok() ? agreement : reported;
 }
 
 Status CallSync::begin_over_nodes(CallDescriptor descriptor) {
@@ -189,7 +197,7 @@ Status CallSync::collect_headers() {
       peer_calls_[rank] = {header.max_recv_rows, header.num_entries};
     }
   }
-  return check_agreement(records);
+  return agree(records);
 }
 
 Status CallSync::wait(Phase phase, const std::vector<bool>* awaited) {

@@ -93,6 +93,8 @@ class CallSync {
   Status await_headers();
   void publish_headers();
   Status collect_headers();
+  /// Whether all ranks made the same call.
+  Status agree(std::span<const CallRecord* const> records);
   static std::size_t headers_block_bytes(const Topology& topology) {
     return static_cast<std::size_t>(topology.num_nodes()) * rail::kCallHeaderStride;
   }

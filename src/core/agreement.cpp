@@ -5,6 +5,9 @@
 #include <algorithm>
 
 #include "core/placement_digest.hpp"
+#include "ferry/quantization.hpp"
+#include "ferry/routing.hpp"
+#include "ferry/types.hpp"
 
 namespace ferry {
 namespace {
@@ -47,6 +50,20 @@ static_assert(kPlacementDigestBytes <= kCallMessageBytes);
 std::span<const char> digest_of(const CallRecord& record) {
   const auto length = static_cast<std::size_t>(std::clamp<std::int32_t>(record.message_bytes, 0, kCallMessageBytes));
   return std::span<const char>(record.message).first(length);
+}
+
+/// A field's value as programs give it.
+std::string describe_value(std::string_view name, std::int64_t value) {
+  constexpr std::array<std::string_view, 3> kLayouts = {"kTokens", "kExperts", "kSlab"};
+  constexpr std::array<std::string_view, 5> kModes = {"kNone", "kFp8", "kFp8PowerOfTwo", "kFp8Ue8m0", "kInt8"};
+  const auto of = [value](std::span<const std::string_view> names) {
+    const bool is_known = value >= 0 && value < static_cast<std::int64_t>(names.size());
+    return is_known ? std::string(names[static_cast<std::size_t>(value)]) : std::to_string(value);
+  };
+  if (name == "layout") return of(kLayouts);
+  if (name == "quantize") return of(kModes);
+  if (name.starts_with("dtype")) return std::string(to_string(static_cast<DType>(value)));
+  return std::to_string(value);
 }
 
 /// Of placements whose hashes differ.
@@ -143,7 +160,8 @@ Status check_agreement(std::span<const CallRecord* const> records) {
       const std::string difference = placement
                                          ? describe_difference(first, record, rank)
                                          : fmt::format("{}: rank {} has {}, rank {} has {}", names[field], first_rank,
-                                                       first.fields[field], rank, record.fields[field]);
+                                                       describe_value(names[field], first.fields[field]), rank,
+                                                       describe_value(names[field], record.fields[field]));
       return Status(ErrorCode::kInvalidArgument,
                     fmt::format("{}: ranks disagree on {}; it must be the same on every rank",
                                 to_string(first.operation), difference),

@@ -280,7 +280,7 @@ TEST_P(LatencyBadInput, DispatchesThatRanksDoNotAgreeOn) {
        [](Tensors& t) { t.in.scales.shape[1] = t.out.scales.shape[1] = 2; }},
       {"number of scales per row: rank 0 has 3, rank 1 has 0", [](Tensors& t) { t.in.scales = t.out.scales = {}; }},
       {"dtype of scales", [](Tensors& t) { t.in.scales.dtype = t.out.scales.dtype = DType::kInt32; }},
-      {"quantize: rank 0 has 0, rank 1 has",
+      {"quantize: rank 0 has kNone, rank 1 has kFp8",
        [](Tensors& t) {
          t.options.quantize = Quantization::kFp8;
          t.in.scales = {};

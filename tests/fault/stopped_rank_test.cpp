@@ -214,5 +214,30 @@ INSTANTIATE_TEST_SUITE_P(Shapes, AbsentRank,
                                          Shape{3, 1, 1}),
                          name_of);
 
+using LateRank = StoppedRank;
+
+/// It is not told that it only made another call than the others, which leave a group usable.
+TEST_P(LateRank, ThatMakesAnotherCallGetsTheErrorOfTheOthers) {
+  std::latch others_done(num_survivors());
+  run_ranks({RankKind::kThreads, GetParam().num_ranks()}, [&](RankContext& context) {
+    GroupOptions options{.backend = "cpu", .ranks_per_node = GetParam().ranks_per_node, .transport = "loopback"};
+    options.timeout_ns = kFaultTimeoutNs;
+    Result<std::shared_ptr<Group>> group = Group::create(context.bootstrap(), options);
+    if (!context.expect_ok(group.status(), "create")) return;
+    const bool late = context.rank() == victim();
+    const std::int64_t id = 0;
+    const auto route = [&](std::int64_t num_experts) {
+      return (*group)->route({ConstTensorView(&id, DType::kInt64, {1, 1})}, {.num_experts = num_experts}).status();
+    };
+    context.expect_ok(route(4), "before");
+    if (late) others_done.wait();
+    const Status status = route(late ? 8 : 4);
+    if (!late) others_done.count_down();
+    expect_victim_named(context, status);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, LateRank, testing::Values(Shape{1, 3, 1}, Shape{2, 2, 2}), name_of);
+
 }  // namespace
 }  // namespace ferry::test
