@@ -121,7 +121,8 @@ FERRY_C_API ferry_status* ferry_barrier(ferry_one_sided* one_sided, const ferry_
 /// All ranks, those of this node, or those with this rank's index in each node: FERRY_TEAM_WORLD, ….
 FERRY_C_API ferry_status* ferry_team_get(ferry_one_sided* one_sided, int32_t which, ferry_team** team);
 /// Collective over `parent` (NULL: all ranks): those that pass the same colour, by key, then by rank. A negative one:
-/// *team is NULL.
+/// *team is NULL. A rank can ever be in 64 teams, the three that it begins with included, those that are freed too:
+/// FERRY_ERROR_CAPACITY after that.
 FERRY_C_API ferry_status* ferry_team_split(ferry_one_sided* one_sided, const ferry_team* parent, int32_t colour,
                                            int32_t key, ferry_team** team);
 FERRY_C_API int32_t ferry_team_num_ranks(const ferry_team* team);

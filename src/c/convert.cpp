@@ -37,7 +37,7 @@ static_assert(FERRY_MAX_TENSOR_DIMS == kMaxTensorDims);
 
 TensorView tensor_view(const ferry_tensor* tensor) {
   TensorView view;
-  if (tensor == nullptr) return view;
+  if (tensor == nullptr || tensor->num_dims == 0) return view;  // absent, whatever it points to
   view.data = tensor->data;
   view.dtype = static_cast<DType>(tensor->dtype);
   view.num_dims = tensor->num_dims;

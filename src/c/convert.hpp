@@ -16,6 +16,10 @@
 
 namespace ferry::c {
 
+/// As the backend of a group that cannot be created, since the caller's arguments cannot be read: for the other ranks,
+/// who would wait for this one, to be told of it.
+inline constexpr const char* kUnreadable = "of arguments that cannot be read";
+
 /// Null: absent.
 TensorView tensor_view(const ferry_tensor* tensor);
 inline TensorView tensor_view(const ferry_tensor& tensor) { return tensor_view(&tensor); }

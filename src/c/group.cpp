@@ -31,10 +31,16 @@ GroupOptions to_options(const ferry_group_options& read) {
 
 Status create(ferry_bootstrap* bootstrap, const ferry_group_options* given, ferry_group** handle) {
   constexpr const char* kCall = "ferry_group_create";
-  if (handle == nullptr) return invalid(kCall, "the pointer to the group is null");
   if (bootstrap == nullptr) return invalid(kCall, "the bootstrap is null");
   ferry_group_options read;
-  if (Status status = read_struct(kCall, given, read); !status.ok()) return status;
+  Status status = handle == nullptr ? invalid(kCall, "the pointer to the group is null") : Status();
+  if (status.ok()) status = read_struct(kCall, given, read);
+  if (!status.ok()) {
+    GroupOptions refused;
+    refused.backend = kUnreadable;
+    (void)Group::create(bootstrap->value, refused);
+    return status;
+  }
   auto made = std::make_unique<ferry_group>();
   auto group = Group::create(bootstrap->value, to_options(read));
   if (!group.ok()) return group.status();

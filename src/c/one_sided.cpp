@@ -45,10 +45,16 @@ ferry_status* call(const char* name, Handle* handle, const Run& run) noexcept {
 
 Status create(ferry_bootstrap* bootstrap, const ferry_one_sided_options* given, ferry_one_sided** handle) {
   constexpr const char* kCall = "ferry_one_sided_create";
-  if (handle == nullptr) return invalid(kCall, kNoResult);
   if (bootstrap == nullptr) return invalid(kCall, "the bootstrap is null");
   ferry_one_sided_options read;
-  if (Status status = read_struct(kCall, given, read); !status.ok()) return status;
+  Status status = handle == nullptr ? invalid(kCall, kNoResult) : Status();
+  if (status.ok()) status = read_struct(kCall, given, read);
+  if (!status.ok()) {
+    OneSidedOptions refused;
+    refused.backend = kUnreadable;
+    (void)OneSided::create(bootstrap->value, refused);
+    return status;
+  }
   OneSidedOptions options;
   options.backend = text_or(read.backend, options.backend.c_str());
   options.transport = text_or(read.transport, options.transport.c_str());
@@ -94,7 +100,8 @@ Status allocate(OneSided& one_sided, std::uint64_t num_bytes, void** data) {
 Status get_team(OneSided& one_sided, std::int32_t which, ferry_team** handle) {
   constexpr const char* kCall = "ferry_team_get";
   if (handle == nullptr) return invalid(kCall, kNoResult);
-  if (which < FERRY_TEAM_WORLD || which > FERRY_TEAM_RAIL) return invalid(kCall, "no such team");
+  if (which < FERRY_TEAM_WORLD || which > FERRY_TEAM_RAIL)
+    return invalid(kCall, "which is no team, expected FERRY_TEAM_WORLD to FERRY_TEAM_RAIL");
   auto made = std::make_unique<ferry_team>();
   made->value = which == FERRY_TEAM_WORLD  ? one_sided.world()
                 : which == FERRY_TEAM_NODE ? one_sided.node()

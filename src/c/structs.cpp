@@ -7,9 +7,8 @@ namespace ferry::c {
 Status check_struct_size(const char* call, const StructVersion& version, std::uint64_t given_bytes) {
   if (given_bytes >= version.first_bytes && given_bytes <= kMaxStructBytes) return {};
   return Status(ErrorCode::kInvalidArgument,
-                fmt::format("{}: struct_size of the {} is {}, expected at least {}; set "
-                            "it to sizeof({})",
-                            call, version.name, given_bytes, version.first_bytes, version.name));
+                fmt::format("{}: struct_size of the {} is {}, expected {} to {}; set it to sizeof({})", call,
+                            version.name, given_bytes, version.first_bytes, kMaxStructBytes, version.name));
 }
 
 Status check_unknown(const char* call, const StructVersion& version, std::span<const std::byte> unknown) {

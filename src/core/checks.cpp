@@ -31,6 +31,10 @@ Status check_table(std::string_view what, const ConstTensorView& view, std::init
     return Status(ErrorCode::kInvalidArgument,
                   fmt::format("{} is {}, expected [{}]", what, describe(view), fmt::join(shape, ", ")));
   }
+  if (size_bytes(view.dtype) == 0) {
+    return Status(ErrorCode::kInvalidArgument,
+                  fmt::format("{} has an unknown dtype {}", what, static_cast<int>(view.dtype)));
+  }
   if (std::find(dtypes.begin(), dtypes.end(), view.dtype) == dtypes.end()) {
     std::vector<std::string_view> names;
     for (DType dtype : dtypes) names.push_back(to_string(dtype));

@@ -22,7 +22,7 @@ static void check_null(void) {
   ferry_buffer_free(NULL);
   ferry_component_list_free(NULL);
 
-  expect_error(ferry_group_create(NULL, NULL, NULL), FERRY_ERROR_INVALID_ARGUMENT, -1, "group is null");
+  expect_error(ferry_group_create(NULL, NULL, NULL), FERRY_ERROR_INVALID_ARGUMENT, -1, "bootstrap is null");
   expect_error(ferry_group_destroy(NULL), FERRY_ERROR_INVALID_ARGUMENT, -1, "group is null");
   expect_error(ferry_group_topology(NULL, &topology), FERRY_ERROR_INVALID_ARGUMENT, -1, "group is null");
   expect_error(ferry_route(NULL, NULL, NULL, NULL, &routing), FERRY_ERROR_INVALID_ARGUMENT, -1, "group is null");
@@ -188,6 +188,27 @@ static void check_destroyed(ferry_group* group) {
   expect(usage.total_bytes == 0 && ferry_group_num_ranks(group) == 2, "a destroyed group holds nothing");
 }
 
+/// Arguments that cannot be read on rank 1: the others need not wait for it.
+static void check_refused_creation(ferry_bootstrap* bootstrap, ferry_group_options options) {
+  const int wrong = ferry_bootstrap_rank(bootstrap) == 1;
+  ferry_one_sided_options heap = {0};
+  ferry_one_sided* one_sided = NULL;
+  ferry_group* group = NULL;
+  expect_error(ferry_group_create(bootstrap, &options, wrong ? NULL : &group), FERRY_ERROR_INVALID_ARGUMENT,
+               wrong ? -1 : 1, wrong ? "group is null" : "cannot be read");
+  options.struct_size = wrong ? 3 : sizeof(options);
+  expect_error(ferry_group_create(bootstrap, &options, &group), FERRY_ERROR_INVALID_ARGUMENT, wrong ? -1 : 1,
+               wrong ? "struct_size of the ferry_group_options is 3" : "cannot be read");
+  heap.struct_size = wrong ? 3 : sizeof(heap);
+  heap.backend = "cpu";
+  expect_error(ferry_one_sided_create(bootstrap, &heap, &one_sided), FERRY_ERROR_INVALID_ARGUMENT, wrong ? -1 : 1,
+               wrong ? "struct_size of the ferry_one_sided_options is 3" : "cannot be read");
+  heap.struct_size = sizeof(heap);
+  heap.timeout_ns = -1;
+  expect_error(ferry_one_sided_create(bootstrap, &heap, &one_sided), FERRY_ERROR_INVALID_ARGUMENT, 0,
+               "OneSided::create: timeout_ns is -1");
+}
+
 static void* run_rank(void* bootstrap) {
   ferry_group_options options = {0};
   ferry_group* group = NULL;
@@ -195,6 +216,7 @@ static void* run_rank(void* bootstrap) {
   options.struct_size = sizeof(options);
   options.backend = "cpu";
   options.timeout_ns = 60000000000;
+  check_refused_creation(bootstrap, options);
   expect_ok(ferry_group_create(bootstrap, &options, &group), "ferry_group_create");
   expect_error(ferry_group_topology(group, NULL), FERRY_ERROR_INVALID_ARGUMENT, -1, "to fill is null");
   expect_error(ferry_group_topology(group, &topology), FERRY_ERROR_INVALID_ARGUMENT, -1, "struct_size");

@@ -152,6 +152,17 @@ static void check_expansion(ferry_group* group) {
   }
   expect(memcmp(back, weights, sizeof(back)) == 0, "weights there and back");
 
+  // Absent is what has no dimensions, wherever it points to.
+  out.row_of_slot.num_dims = out.weights.num_dims = spread.weights.num_dims = 0;
+  options.zero_padding = 0;
+  memset(row_of, 0x55, sizeof(row_of));
+  spread.weights.data = NULL;
+  expect_ok(ferry_expand_rows(&spread, &options, &out, NULL), "ferry_expand_rows without tables");
+  for (i = 0; i < PLACES; ++i) expect(row_of[i] == 0x55555555, "an absent output is not written");
+  spread.x.dtype = out.x.dtype = 99;
+  expect_code(ferry_expand_rows(&spread, &options, &out, NULL), FERRY_ERROR_INVALID_ARGUMENT, "an unknown dtype");
+  spread.x.dtype = out.x.dtype = FERRY_BFLOAT16;
+
   options.backend = "none such";
   expect_error(ferry_expand_rows(&spread, &options, &out, NULL), FERRY_ERROR_INVALID_ARGUMENT, -1, "none such");
   expect_error(ferry_reduce_rows(&gathered, &options, &sums, NULL), FERRY_ERROR_INVALID_ARGUMENT, -1, "none such");

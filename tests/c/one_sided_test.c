@@ -78,7 +78,7 @@ static void check_teams(ferry_one_sided* shm, int32_t rank) {
   }
   ferry_team_free(part);
   ferry_team_free(world);
-  expect_error(ferry_team_get(shm, 9, &world), FERRY_ERROR_INVALID_ARGUMENT, -1, "no such team");
+  expect_error(ferry_team_get(shm, 9, &world), FERRY_ERROR_INVALID_ARGUMENT, -1, "is no team");
 }
 
 static void check_bad_input(ferry_one_sided* shm, uint64_t* words) {
