@@ -206,10 +206,10 @@ struct MemoryShape {
 /// Failure: bad arguments on any rank give the same kInvalidArgument or kCapacity on every rank, nothing is sent and
 /// the group stays usable. kTimeout and kPeerLost name the rank, break the group (every later call returns the same),
 /// and leave outputs unspecified; destroy it and create a new one from the surviving ranks. Threads: calls of a Group
-/// run one after the other, whatever threads make them, so that the order in which ranks call is up to the program; any
-/// of `allocate`, `poll` and the accessors may come meanwhile, but none beside `destroy`. Different Groups are
-/// independent; a process may have any number of them. In a process that was forked off all calls are
-/// kInvalidArgument, and nothing that it does to its copy of a Group or Buffer reaches the other ranks.
+/// run one after the other, whatever threads make them, so that the order in which ranks call is up to the program;
+/// `allocate` and `poll` may come meanwhile, other questions only between calls, and none beside `destroy`. Different
+/// Groups are independent; a process may have any number of them. In a process that was forked off all calls are
+/// kInvalidArgument, accessors say nothing, and a copy of a Group or Buffer that it drops is not missed by anybody.
 class FERRY_API Group {
  public:
   /// Collective over the ranks of `bootstrap`, which is only used during this call; one bootstrap may serve many
@@ -401,6 +401,7 @@ class FERRY_API Group {
  private:
   Group(Topology topology, std::unique_ptr<Backend> backend, bool masks);
   Status check_usable(std::string_view operation) const;
+  bool can_be_asked() const;
   Status enter(std::string_view operation, CallPass& pass);
   Status check_mask(std::string_view operation, Stream stream) const;
   Status check_stream(std::string_view operation, Stream stream) const;

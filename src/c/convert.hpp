@@ -19,6 +19,8 @@ namespace ferry::c {
 /// As the backend of a group that cannot be created, since the caller's arguments cannot be read: for the other ranks,
 /// who would wait for this one, to be told of it.
 inline constexpr const char* kUnreadable = "of arguments that cannot be read";
+/// How long it waits for them to come and hear of it.
+inline constexpr std::int64_t kRefusalTimeoutNs = 10'000'000'000;
 
 /// Null: absent.
 TensorView tensor_view(const ferry_tensor* tensor);

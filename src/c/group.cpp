@@ -38,6 +38,7 @@ Status create(ferry_bootstrap* bootstrap, const ferry_group_options* given, ferr
   if (!status.ok()) {
     GroupOptions refused;
     refused.backend = kUnreadable;
+    refused.timeout_ns = kRefusalTimeoutNs;
     (void)Group::create(bootstrap->value, refused);
     return status;
   }

@@ -52,6 +52,7 @@ Status create(ferry_bootstrap* bootstrap, const ferry_one_sided_options* given, 
   if (!status.ok()) {
     OneSidedOptions refused;
     refused.backend = kUnreadable;
+    refused.timeout_ns = kRefusalTimeoutNs;
     (void)OneSided::create(bootstrap->value, refused);
     return status;
   }

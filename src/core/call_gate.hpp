@@ -4,7 +4,9 @@
 /// Lets the calls of a group in one after the other, whatever threads they come from, and only in the process that
 /// created the group.
 
+#include <atomic>
 #include <mutex>
+#include <thread>
 
 #include "core/forks.hpp"
 
@@ -18,21 +20,46 @@ class CallGate {
  private:
   friend class CallPass;
   std::mutex mutex_;
+  std::atomic<std::thread::id> holder_{};  ///< of mutex_; only compared by a thread with itself, so relaxed
   const int num_forks_ = num_forks();
 };
 
 /// Held by a call while it runs.
 class CallPass {
  public:
-  void wait_for(CallGate& gate) { lock_ = std::unique_lock(gate.mutex_); }
-  /// False: another call is running.
+  CallPass() = default;
+  CallPass(const CallPass&) = delete;
+  CallPass& operator=(const CallPass&) = delete;
+  ~CallPass() {
+    if (gate_ == nullptr) return;
+    gate_->holder_.store({}, std::memory_order_relaxed);
+    gate_->mutex_.unlock();
+  }
+
+  /// False: this thread is in a call already.
+  bool wait_for(CallGate& gate) {
+    if (is_held_here(gate)) return false;
+    gate.mutex_.lock();
+    hold(gate);
+    return true;
+  }
+  /// False: a call is running.
   bool try_take(CallGate& gate) {
-    lock_ = std::unique_lock(gate.mutex_, std::try_to_lock);
-    return lock_.owns_lock();
+    if (is_held_here(gate) || !gate.mutex_.try_lock()) return false;
+    hold(gate);
+    return true;
   }
 
  private:
-  std::unique_lock<std::mutex> lock_;
+  static bool is_held_here(const CallGate& gate) {
+    return gate.holder_.load(std::memory_order_relaxed) == std::this_thread::get_id();
+  }
+  void hold(CallGate& gate) {
+    gate_ = &gate;
+    gate.holder_.store(std::this_thread::get_id(), std::memory_order_relaxed);
+  }
+
+  CallGate* gate_ = nullptr;
 };
 
 }  // namespace ferry

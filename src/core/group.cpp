@@ -80,7 +80,7 @@ Result<Buffer> Group::allocate(std::size_t bytes) {
   return backend_->allocate(bytes);
 }
 
-MemoryUsage Group::memory_usage() const { return backend_ ? backend_->memory_usage() : MemoryUsage(); }
+MemoryUsage Group::memory_usage() const { return can_be_asked() ? backend_->memory_usage() : MemoryUsage(); }
 
 Status Group::trim() {
   CallPass pass;
@@ -89,10 +89,13 @@ Status Group::trim() {
 }
 
 std::vector<std::int64_t> Group::wait_times_ns() const {
-  return backend_ ? backend_->wait_times_ns() : std::vector<std::int64_t>();
+  return can_be_asked() ? backend_->wait_times_ns() : std::vector<std::int64_t>();
 }
 
-NetworkUsage Group::network_usage() const { return backend_ ? backend_->network_usage() : NetworkUsage(); }
+NetworkUsage Group::network_usage() const { return can_be_asked() ? backend_->network_usage() : NetworkUsage(); }
+
+/// Threads that would answer are not in a copy, and locks may be held there for ever.
+bool Group::can_be_asked() const { return backend_ != nullptr && !gate_->is_copy(); }
 
 Status Group::check_usable(std::string_view operation) const {
   if (gate_->is_copy()) return refuse_copy(operation);
@@ -102,7 +105,13 @@ Status Group::check_usable(std::string_view operation) const {
 /// The pass is held by a call of this group as long as it runs.
 Status Group::enter(std::string_view operation, CallPass& pass) {
   if (gate_->is_copy()) return refuse_copy(operation);
-  pass.wait_for(*gate_);
+  if (!pass.wait_for(*gate_)) {
+    return Status(
+        ErrorCode::kInvalidArgument,
+        fmt::format("{}: it was called from what a route does while it waits, where a group takes no calls but "
+                    "allocate; make it when the route has returned",
+                    operation));
+  }
   return backend_ ? Status() : destroyed(operation);
 }
 

@@ -163,6 +163,12 @@ Result<std::vector<std::vector<std::byte>>> gather_or_fail(Bootstrap& bootstrap,
 
   Result<std::vector<std::vector<std::byte>>> gathered = bootstrap.all_gather(message, timeout_ns);
   if (!gathered.ok()) return gathered.status();
+  if (gathered->size() != static_cast<std::size_t>(bootstrap.num_ranks())) {
+    return Status(ErrorCode::kTransport,
+                  fmt::format("Group::create: the bootstrap's all_gather returned {} messages, expected one of each of "
+                              "the {} ranks",
+                              gathered->size(), bootstrap.num_ranks()));
+  }
   Status first_late;
   for (std::size_t rank = 0; rank < gathered->size(); ++rank) {
     std::vector<std::byte>& bytes = (*gathered)[rank];

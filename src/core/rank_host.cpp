@@ -1,6 +1,7 @@
 #include "core/rank_host.hpp"
 
 #include <fmt/format.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -53,14 +54,20 @@ Result<int> find_ranks_per_node(std::span<const RankHost> ranks) {
   return static_cast<int>(num_first);
 }
 
-RankHost RankHost::here(int rank) { return {this_process(), this_host(), rank, geteuid()}; }
+RankHost RankHost::here(int rank) {
+  struct stat info {};
+  const bool is_known = stat("/proc/self/ns/user", &info) == 0;
+  return {this_process(), this_host(), rank, geteuid(), is_known ? info.st_ino : 0};
+}
 
 Status check_users(std::span<const RankHost> ranks, int ranks_per_node) {
   const auto node_size = static_cast<std::size_t>(ranks_per_node);
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
     const std::size_t first = rank / node_size * node_size;
-    const bool same_host = ranks[rank].process.same_host(ranks[first].process);
-    if (!same_host || ranks[rank].user == ranks[first].user) continue;
+    // Numbers of different namespaces say nothing; then linking the ranks finds out.
+    const bool can_compare = ranks[rank].process.same_host(ranks[first].process) &&
+                             ranks[rank].user_namespace == ranks[first].user_namespace;
+    if (!can_compare || ranks[rank].user == ranks[first].user) continue;
     return Status(
         ErrorCode::kUnsupported,
         fmt::format("Group::create: rank {} runs as user {} and rank {}, on the same host, as user {}; ranks of "

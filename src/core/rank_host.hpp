@@ -17,7 +17,8 @@ struct RankHost {
   ProcessIdentity process;
   HostIdentity host;
   std::int64_t rank = 0;
-  std::int64_t user = 0;  ///< effective id
+  std::int64_t user = 0;  ///< effective id, in its
+  std::uint64_t user_namespace = 0;
 
   static RankHost here(int rank);
   /// Containers that share only the machine have no way to each other but the network. Ranks whose machine cannot be

@@ -91,7 +91,9 @@ Status Fabric::wait_for_mates(const TeamState& team, std::string_view operation,
     }
     // A rank that has seen all others arrive may have left meanwhile; it said so first.
     if (!status.ok() && !(last && load(finished) != 0)) return status;
-    team.kinds |= load(&words[step]) & kKinds;
+    // A rank that leaves may be through without this word, which then says what the meeting before last was for.
+    const std::uint64_t word = load(&words[step]);
+    if (word >> kKindBits >= number) team.kinds |= word & kKinds;
   }
   team.in_barrier = false;
   // All ranks have heard of the same kinds.
@@ -177,6 +179,9 @@ Status Fabric::leave(const TeamState& world, std::string_view operation) {
   if (world.exchange_step != ExchangeStep::kNone) {
     const Entry mine = world.shown;
     status = exchange(world, mine, operation).status();
+    // Others made another call: it is over, and nothing was taken.
+    const bool is_over = world.exchange_step == ExchangeStep::kNone && !world.in_barrier;
+    if (is_over && status.code() == ErrorCode::kInvalidArgument) status = {};
   } else if (world.in_barrier) {
     status = wait_for_mates(world, operation, Meeting::kLast);
   }

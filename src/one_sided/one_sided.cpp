@@ -115,7 +115,8 @@ Status OneSided::size_overflow(std::string_view operation, std::size_t count, st
 }
 
 void* OneSided::peer_pointer(int rank, const void* data) const {
-  if (!core_->check_rank("peer_pointer", rank).ok() || core_->destroyed.load(std::memory_order_relaxed)) return nullptr;
+  const bool is_usable = core_->check_usable("peer_pointer", {}).ok();
+  if (!is_usable || !core_->check_rank("peer_pointer", rank).ok()) return nullptr;
   const Result<std::size_t> offset = core_->find("peer_pointer", "the address", data, 0);
   std::byte* theirs = core_->backend->peer_heap(rank);
   return offset.ok() && theirs != nullptr ? theirs + *offset : nullptr;

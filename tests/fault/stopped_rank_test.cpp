@@ -219,12 +219,17 @@ using LateRank = StoppedRank;
 /// It is not told that it only made another call than the others, which leave a group usable.
 TEST_P(LateRank, ThatMakesAnotherCallGetsTheErrorOfTheOthers) {
   std::latch others_done(num_survivors());
+  std::latch all_done(GetParam().num_ranks());
   run_ranks({RankKind::kThreads, GetParam().num_ranks()}, [&](RankContext& context) {
     GroupOptions options{.backend = "cpu", .ranks_per_node = GetParam().ranks_per_node, .transport = "loopback"};
     options.timeout_ns = kFaultTimeoutNs;
     Result<std::shared_ptr<Group>> group = Group::create(context.bootstrap(), options);
-    if (!context.expect_ok(group.status(), "create")) return;
     const bool late = context.rank() == victim();
+    if (!context.expect_ok(group.status(), "create")) {
+      if (!late) others_done.count_down();
+      all_done.count_down();
+      return;
+    }
     const std::int64_t id = 0;
     const auto route = [&](std::int64_t num_experts) {
       return (*group)->route({ConstTensorView(&id, DType::kInt64, {1, 1})}, {.num_experts = num_experts}).status();
@@ -234,6 +239,7 @@ TEST_P(LateRank, ThatMakesAnotherCallGetsTheErrorOfTheOthers) {
     const Status status = route(late ? 8 : 4);
     if (!late) others_done.count_down();
     expect_victim_named(context, status);
+    all_done.arrive_and_wait();  // groups stay until the victim has its error
   });
 }
 

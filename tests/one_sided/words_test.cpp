@@ -211,5 +211,21 @@ TEST_P(OneSidedWords, ABarrierMeetsNoOtherCall) {
   });
 }
 
+/// What a rank that leaves meets others for is nobody's mistake, nor is a barrier that meets it: of so many ranks some
+/// are through before all others have come, and then know nothing of what those came for.
+TEST(OneSidedLeaving, MeetsABarrier) {
+  constexpr int kRanks = 13;
+  constexpr int kLeaving = 9;
+  for (int round = 0; round < 5; ++round) {
+    run_ranks({.num_ranks = kRanks}, [](RankContext& context) {
+      const auto shm = OneSided::create(context.bootstrap(), {.backend = "cpu", .heap_bytes = 1 << 20});
+      if (!context.expect_ok(shm.status(), "create")) return;
+      context.expect_ok((*shm)->allocate(64).status(), "allocate");
+      if (context.rank() >= kLeaving) context.expect_ok((*shm)->barrier(), "a barrier while others leave");
+      context.expect_ok((*shm)->destroy(), "destroy");
+    });
+  }
+}
+
 }  // namespace
 }  // namespace ferry::test

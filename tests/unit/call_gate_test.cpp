@@ -21,8 +21,7 @@ TEST(CallGate, LetsCallsInOneAfterTheOther) {
       threads.emplace_back([&gate, &num_calls] {
         for (int call = 0; call < kCalls; ++call) {
           CallPass pass;
-          pass.wait_for(gate);
-          ++num_calls;
+          if (pass.wait_for(gate)) ++num_calls;
         }
       });
     }
@@ -35,11 +34,22 @@ TEST(CallGate, SaysWhetherACallRuns) {
   bool while_held = true;
   {
     CallPass held;
-    held.wait_for(gate);
+    ASSERT_TRUE(held.wait_for(gate));
     std::jthread([&gate, &while_held] { while_held = CallPass().try_take(gate); }).join();
   }
   EXPECT_FALSE(while_held);
   EXPECT_TRUE(CallPass().try_take(gate));
+}
+
+TEST(CallGate, LetsNoCallInFromWithinACall) {
+  CallGate gate;
+  {
+    CallPass outer;
+    ASSERT_TRUE(outer.wait_for(gate));
+    EXPECT_FALSE(CallPass().wait_for(gate));
+    EXPECT_FALSE(CallPass().try_take(gate));
+  }
+  EXPECT_TRUE(CallPass().wait_for(gate));
 }
 
 TEST(CallGate, IsACopyInAForkedProcess) {
