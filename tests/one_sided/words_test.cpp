@@ -211,9 +211,9 @@ TEST_P(OneSidedWords, ABarrierMeetsNoOtherCall) {
   });
 }
 
-/// What a rank that leaves meets others for is nobody's mistake, nor is a barrier that meets it: of so many ranks some
-/// are through before all others have come, and then know nothing of what those came for.
-TEST(OneSidedLeaving, MeetsABarrier) {
+/// A rank that leaves makes no other call than those who come to a barrier: they meet it, or find that it has left. Of
+/// so many ranks some leave before they have heard of all others, and then know nothing of what those came for.
+TEST(OneSidedLeaving, IsNoOtherCallThanABarrier) {
   constexpr int kRanks = 13;
   constexpr int kLeaving = 9;
   for (int round = 0; round < 5; ++round) {
@@ -221,8 +221,11 @@ TEST(OneSidedLeaving, MeetsABarrier) {
       const auto shm = OneSided::create(context.bootstrap(), {.backend = "cpu", .heap_bytes = 1 << 20});
       if (!context.expect_ok(shm.status(), "create")) return;
       context.expect_ok((*shm)->allocate(64).status(), "allocate");
-      if (context.rank() >= kLeaving) context.expect_ok((*shm)->barrier(), "a barrier while others leave");
-      context.expect_ok((*shm)->destroy(), "destroy");
+      if (context.rank() >= kLeaving) {
+        const Status met = (*shm)->barrier();
+        context.expect(met.ok() || met.code() == ErrorCode::kPeerLost, met.to_string());
+      }
+      (void)(*shm)->destroy();
     });
   }
 }
