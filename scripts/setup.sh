@@ -15,7 +15,7 @@ readonly build_packages=(g++:g++ cmake:cmake ninja-build:ninja git:git libfmt-de
 readonly test_packages=(ccache:ccache libgtest-dev:gtest/gtest.h libgmock-dev:gmock/gmock.h binutils:nm python3:python3
   pkgconf:pkg-config
   python3-venv:import:ensurepip python3-dev:python:Python.h clang:clang++ libclang-rt-dev:libfuzzer iproute2:ip
-  libopenmpi-dev:mpicc openmpi-bin:mpirun)
+  libopenmpi-dev:mpicc openmpi-bin:mpirun libsodium-dev:sodium.h)
 # clang-format by number: another version would format some lines differently.
 readonly lint_packages=(clang-format-14:clang-format-14 clang-tidy:clang-tidy shellcheck:shellcheck)
 

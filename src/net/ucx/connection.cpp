@@ -283,7 +283,7 @@ void Connection::send(ucp_ep_h endpoint, const Message& message, std::span<const
   sent.sender = self_;
   sent.sequence = num_sent_++;
   sent.payload_bytes = payload.size();
-  if (!seal_.tag(sent.sequence, sent.sealed_bytes(), &sent.tag)) {
+  if (!seal_.tag(sent.sealed_bytes(), &sent.tag)) {
     complete(operation, UCS_ERR_IO_ERROR);
     return;
   }

@@ -38,7 +38,7 @@ std::optional<AtomicOp> atomic_in(const Message& message) {
 bool Inbound::accept(const Message& message, std::span<const std::byte> payload, Way way) noexcept {
   std::unique_lock lock(mutex_);
   if (broken() || !is_new(message) || message.sender != params_.sender || message.payload_bytes != payload.size() ||
-      !seal_.matches(message.sequence, message.sealed_bytes(), message.tag)) {
+      !seal_.matches(message.sealed_bytes(), message.tag)) {
     return drop();
   }
   if (!is_sound(message, payload.size()) || early_.size() >= kMaxEarly) {

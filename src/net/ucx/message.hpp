@@ -45,7 +45,7 @@ struct Message {
   MessageKind kind = MessageKind::kHello;
   std::uint32_t sender = 0;
   std::uint32_t channel = 0;
-  std::uint64_t sequence = 0;  ///< from 0, of all messages of the sender to the receiver
+  std::uint64_t sequence = 0;  ///< from 0, of all messages of the sender to the receiver; none has another's
   std::uint64_t value = 0;
   std::uint64_t payload_bytes = 0;
   std::uint64_t ticket = 0;

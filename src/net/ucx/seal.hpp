@@ -7,8 +7,8 @@
 /// other's public one, and from it one key for each direction (HKDF with SHA-256). The bootstrap must keep what is
 /// published authentic, not secret.
 ///
-/// A tag is SipHash-2-4 with 128 bits of the sequence number and the bytes: a MAC for short messages. One of OpenSSL's
-/// AEADs takes three times as long to set its nonce and to read its tag, twice on the way of each message.
+/// A tag is SipHash-2-4 with 128 bits: a MAC for short messages. One of OpenSSL's AEADs takes three times as long as
+/// its SipHash to set its nonce and to read its tag, twice on the way of each message.
 
 #include <openssl/types.h>
 
@@ -19,6 +19,7 @@
 #include <span>
 
 #include "ferry/status.hpp"
+#include "net/ucx/sodium.hpp"
 
 namespace ferry::net::ucx {
 
@@ -55,16 +56,22 @@ class KeyPair {
   PublicKey public_key_{};
 };
 
+/// Whose SipHash makes tags: those of both are the same, so two ends need not have the same.
+enum class TagMaker {
+  kFastest,  ///< libsodium's where that is installed, else OpenSSL's
+  kOpenSsl,  ///< takes four times as long, as it looks the size of a tag up by name each time
+};
+
 /// Makes the tags of one direction. One thread at a time.
 class Seal {
  public:
   /// @errors kSystem
-  static Result<Seal> make(const SealKey& key);
+  static Result<Seal> make(const SealKey& key, TagMaker maker = TagMaker::kFastest);
 
-  /// False where OpenSSL fails: no tag then. `sequence` must never be used for two messages of one key.
-  bool tag(std::uint64_t sequence, std::span<const std::byte> bytes, Tag* tag) const noexcept;
+  /// False where OpenSSL fails: no tag then. `bytes` have a number in them that no other message of the key has.
+  bool tag(std::span<const std::byte> bytes, Tag* tag) const noexcept;
   /// Whether `tag` is that of these bytes, in a time that does not depend on where it differs.
-  bool matches(std::uint64_t sequence, std::span<const std::byte> bytes, const Tag& tag) const noexcept;
+  bool matches(std::span<const std::byte> bytes, const Tag& tag) const noexcept;
 
  private:
   /// Forgets its key.
@@ -75,8 +82,9 @@ class Seal {
     HeldKey& operator=(const HeldKey&) = delete;
     ~HeldKey();
   };
-  std::unique_ptr<EVP_MAC_CTX, OpenSslDeleter> context_;
   std::unique_ptr<HeldKey> key_;
+  SodiumSipHash sodium_ = nullptr;
+  std::unique_ptr<EVP_MAC_CTX, OpenSslDeleter> context_;  // where that is null
 };
 
 }  // namespace ferry::net::ucx

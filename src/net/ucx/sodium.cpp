@@ -1,0 +1,31 @@
+#include "net/ucx/sodium.hpp"
+
+#include <dlfcn.h>
+
+namespace ferry::net::ucx {
+namespace {
+
+/// The releases since 1.0.11 of 2016, and since 1.0.19 of 2023; the function is the same in both.
+constexpr const char* kLibraryNames[] = {"libsodium.so.26", "libsodium.so.23"};
+
+SodiumSipHash load() noexcept {
+  for (const char* name : kLibraryNames) {
+    // Never unloaded: connections keep the function.
+    void* library = dlopen(name, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+    if (library == nullptr) continue;
+    // The library asks for this before anything else. It returns 1 where somebody else has made the call.
+    const auto init = reinterpret_cast<int (*)()>(dlsym(library, "sodium_init"));
+    const auto hash = reinterpret_cast<SodiumSipHash>(dlsym(library, "crypto_shorthash_siphashx24"));
+    if (init != nullptr && hash != nullptr && init() >= 0) return hash;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+SodiumSipHash sodium_siphash() noexcept {
+  static const SodiumSipHash hash = load();
+  return hash;
+}
+
+}  // namespace ferry::net::ucx

@@ -1,0 +1,16 @@
+#ifndef FERRY_NET_UCX_SODIUM_HPP
+#define FERRY_NET_UCX_SODIUM_HPP
+
+namespace ferry::net::ucx {
+
+/// SipHash-2-4 with a result of 16 bytes and a key of 16, as libsodium has it: `crypto_shorthash_siphashx24` (its
+/// documentation, "Short-input hashing"). Returns 0.
+using SodiumSipHash = int (*)(unsigned char* out, const unsigned char* in, unsigned long long num_bytes,
+                              const unsigned char* key);
+
+/// Null where libsodium is not installed. Loaded once; any thread.
+SodiumSipHash sodium_siphash() noexcept;
+
+}  // namespace ferry::net::ucx
+
+#endif  // FERRY_NET_UCX_SODIUM_HPP
