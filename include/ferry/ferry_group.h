@@ -67,7 +67,11 @@ FERRY_C_API void ferry_bootstrap_free(ferry_bootstrap* bootstrap);
 
 typedef struct ferry_group ferry_group;
 
-/// ferry::GroupOptions. The same on every rank, except arena_bytes, device, net_devices and tuning_file.
+/// Whether this rank is to wait for others no longer: not 0 ends the wait, and breaks the group. Asked about ten times
+/// a second by the thread that makes a call of the group; must not call the group (ferry::GroupOptions::interrupted).
+typedef int32_t (*ferry_interrupted)(void* user);
+
+/// ferry::GroupOptions. The same on every rank, except arena_bytes, device, net_devices, tuning_file and interrupted.
 typedef struct ferry_group_options {
   uint64_t struct_size;
   const char* backend;      ///< NULL: "auto", which is "cuda" where there is a GPU; host memory takes "cpu"
@@ -83,6 +87,8 @@ typedef struct ferry_group_options {
   int32_t mask_lost_ranks;  ///< latency mode goes on without lost ranks
   int32_t use_device;       ///< backend "cuda": take the GPU `device`; 0: the calling thread's current one
   int32_t device;
+  ferry_interrupted interrupted;  ///< NULL: waits end by themselves
+  void* interrupted_user;         ///< handed to `interrupted`
 } ferry_group_options;
 
 /// Collective.

@@ -47,7 +47,7 @@ inline constexpr std::int64_t kDefaultMaskTimeoutNs = 100 * kNsPerSecond;
 /// GroupOptions::device: the GPU that is current on the thread that calls Group::create.
 inline constexpr int kCurrentDevice = -1;
 
-/// Must be the same on every rank, except `arena_bytes`, `device`, `net_devices` and `tuning_file`.
+/// Must be the same on every rank, except `arena_bytes`, `device`, `net_devices`, `tuning_file` and `interrupted`.
 struct GroupOptions {
   std::string backend = "auto";  ///< "auto" (best that works here) or a name from `ferry::backends()`
   /// Ranks that can load and store each other's memory; ranks are node-major. 0: those of each host, which must be
@@ -92,6 +92,13 @@ struct GroupOptions {
   /// a fraction of a second. A rank that is itself waiting for others gets twice that time, on GPUs four times. It must
   /// be far longer than ranks come to a call one after the other.
   std::int64_t mask_timeout_ns = kDefaultMaskTimeoutNs;
+  /// Asked about ten times a second while the host waits for other ranks in a call of the group, by the thread that
+  /// makes the call: true ends the wait. That breaks the group as if this rank were lost: its call, and those of the
+  /// others, are kPeerLost with this rank as `peer`. Must not throw or call the group. For programs that answer signals
+  /// or shut down while others are late; empty: every wait lasts until it is over or its deadline. Not asked in
+  /// allocate, in create before all ranks have met, nor by latency mode with `mask_lost_ranks` on CPUs. On GPUs the
+  /// host waits in route for exact counts; kernels that wait know only deadlines.
+  std::function<bool()> interrupted{};
 };
 
 /// Position of a rank in the group. Ranks are node-major: rank = node_idx * ranks_per_node + index inside the node.

@@ -3,6 +3,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include <functional>
 #include <utility>
 
 #include "ferry/status.hpp"
@@ -11,6 +12,11 @@ namespace ferry::python {
 
 /// Raises the exception of ferry._errors for a failure. Needs the GIL.
 [[noreturn]] void raise(const Status& status);
+
+/// GroupOptions::interrupted of a group that is made by Python: runs the handlers of signals that have come, if the
+/// thread that waits is the one in which Python does that. True if a handler raised something, which the next raise()
+/// of this thread raises in place of its Status. Needs the GIL; what it returns takes it.
+std::function<bool()> signal_check();
 
 inline void raise_if_error(const Status& status) {
   if (!status.ok()) raise(status);

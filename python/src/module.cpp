@@ -58,6 +58,7 @@ class PyGroup {
     options.latency_bytes = latency_bytes;
     options.mask_lost_ranks = mask_lost_ranks;
     options.mask_timeout_ns = mask_timeout_ns;
+    options.interrupted = signal_check();
     Result<std::shared_ptr<Group>> group = [&] {
       const nb::gil_scoped_release released;
       return Group::create(std::move(bootstrap), options);

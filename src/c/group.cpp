@@ -26,6 +26,9 @@ GroupOptions to_options(const ferry_group_options& read) {
   options.ranks_per_node = read.ranks_per_node;
   options.mask_lost_ranks = read.mask_lost_ranks != 0;
   if (read.use_device != 0) options.device = read.device;
+  if (read.interrupted != nullptr) {
+    options.interrupted = [ask = read.interrupted, user = read.interrupted_user] { return ask(user) != 0; };
+  }
   return options;
 }
 

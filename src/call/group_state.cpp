@@ -16,6 +16,9 @@ namespace {
 /// How often a rank that always has something to do looks at the clock: reading it takes tens of nanoseconds, a turn
 /// microseconds.
 constexpr std::uint64_t kProgressPerClock = 64;
+/// How often a program is asked whether its rank is to wait on: soon for a person who presses Ctrl-C, and next to
+/// nothing for a program that must take a lock to answer.
+constexpr std::int64_t kInterruptIntervalNs = 100'000'000;
 constexpr double kNsPerMillisecond = 1e6;
 constexpr std::string_view kLostAdvice = "destroy this group and create a new one from the surviving ranks";
 constexpr std::string_view kTimeoutAdvice =
@@ -44,6 +47,7 @@ Verdict own_verdict(ErrorCode code, int culprit, std::string_view message) {
 GroupState::GroupState(const BackendContext& context, node::Rendezvous rendezvous)
     : topology_(context.topology),
       timeout_ns_(context.options.timeout_ns),
+      interrupted_(context.options.interrupted),
       spins_(cores_suffice_for(threads_of_node(context.topology))),
       peers_(topology_.rank, topology_.node_of(topology_.rank) * topology_.ranks_per_node, std::move(rendezvous)),
       wait_memory_{{}, SilenceWatch(topology_.num_ranks, timeout_ns_)},
@@ -106,6 +110,15 @@ Status GroupState::fail_for_lost(int rank, const Status& presence, std::string_v
   return fail(presence.code(), rank,
               fmt::format("{}: rank {} {} while this rank waited for it {}; {}", describe_call(), rank,
                           presence.message(), waiting_for, kLostAdvice));
+}
+
+Status GroupState::ask_for_interrupt(std::int64_t now_ns, std::string_view call) {
+  next_question_ns_ = now_ns + kInterruptIntervalNs;
+  if (!interrupted_()) return {};
+  return fail(ErrorCode::kPeerLost, rank(),
+              fmt::format("{}: rank {} waits no longer, as its program asked (GroupOptions::interrupted); destroy the "
+                          "group on every rank",
+                          call.empty() ? describe_call() : call, rank()));
 }
 
 void GroupState::count_progress() {

@@ -6,6 +6,7 @@
 /// each error: a verdict of another rank before this rank's own.
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -102,6 +103,12 @@ class GroupState {
   std::int64_t beat_if_due(std::int64_t now_ns);
   /// What `rank`, of this node or this rail, has shown last.
   Sign sign_of(int rank) const;
+  /// Breaks the group if the program wants this rank to wait no longer (GroupOptions::interrupted). To be called often
+  /// while the thread that makes this rank's calls waits. `call`: its name where it is none of the node's calls.
+  Status check_interrupt(std::int64_t now_ns, std::string_view call = {}) {
+    if (!interrupted_ || now_ns < next_question_ns_) return {};
+    return ask_for_interrupt(now_ns, call);
+  }
   /// Breaks the group because there was no progress until the deadline.
   Status fail_for_timeout(const SilenceWatch::Verdict& verdict, std::size_t num_missing, std::string_view waiting_for);
 
@@ -113,9 +120,12 @@ class GroupState {
   /// Whom to blame for a wait that is no Wait. Reads shared words only.
   Verdict judge(int suspect, std::string_view what) const;
   Status break_group(const Verdict& verdict);
+  Status ask_for_interrupt(std::int64_t now_ns, std::string_view call);
 
   Topology topology_;
   std::int64_t timeout_ns_;
+  std::function<bool()> interrupted_;
+  std::int64_t next_question_ns_ = 0;
   bool spins_;
   node::Peers peers_;
   std::unique_ptr<rail::Rails> rails_;

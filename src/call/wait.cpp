@@ -66,6 +66,7 @@ Status Wait::sleep_or_fail() {
     if (lost_rank_ != suspect && lost_rank_ >= 0) return {};
     next_check_ns_ = now_ns + kPresenceIntervalNs;
   }
+  if (Status status = state_.check_interrupt(now_ns); !status.ok()) return status;
   if (watch_.due(now_ns)) {
     const auto verdict = watch_.observe(missing_, [this](int rank) { return state_.sign_of(rank); });
     if (verdict.culprit >= 0) return state_.fail_for_timeout(verdict, missing_.size(), waiting_for_);

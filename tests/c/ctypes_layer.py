@@ -49,6 +49,8 @@ class GroupOptions(Versioned):
         ("mask_lost_ranks", c_int32),
         ("use_device", c_int32),
         ("device", c_int32),
+        ("interrupted", c_void_p),
+        ("interrupted_user", c_void_p),
     ]
 
 

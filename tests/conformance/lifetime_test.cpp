@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <atomic>
 #include <cstring>
 
 #include "conformance/backend_config.hpp"
@@ -110,6 +111,41 @@ TEST_P(LifetimeConformance, RoutingAndBufferOutliveTheirGroup) {
     fill_memory(on_device, buffer.data(), std::byte{0x5A}, buffer.size_bytes());
     const Bytes held = read_memory(on_device, buffer.data(), buffer.size_bytes());
     context.expect(held[999] == std::byte{0x5A}, "the buffer is not usable");
+  });
+}
+
+/// The deadline of the group's waits is not what ends this test.
+TEST_P(LifetimeConformance, AProgramEndsItsWaitForALateRank) {
+  constexpr int num_ranks = 3;
+  constexpr int interrupted = 1;
+  constexpr int late = 2;
+  ExchangeCase spec;
+  spec.name = "interrupted";
+  spec.world = {.num_ranks = num_ranks, .num_topk = 3, .num_experts = 6};
+  const PreparedCase prepared = prepare(spec);
+  run_on_ranks(num_ranks, [&](RankContext& context) {
+    std::atomic<bool> wants_end{false};
+    GroupOptions options = group_options(context);
+    options.timeout_ns = kDefaultCallTimeoutNs;
+    if (context.rank() == interrupted) options.interrupted = [&wants_end] { return wants_end.load(); };
+    auto group = Group::create(context.bootstrap(), options);
+    if (!context.expect_ok(group.status(), "Group::create")) return;
+    check_case(context, **group, prepared);
+    const auto meet = [&] { (void)context.bootstrap()->all_gather({}, kDefaultCallTimeoutNs); };
+    wants_end = true;
+    if (context.rank() == late) meet();
+    const RouteArguments arguments(context, **group, prepared);
+    const auto route = [&] {
+      return (*group)->route(arguments.input(), arguments.options(), stream_of(**group)).status();
+    };
+    Status status = route();
+    // The others may have done all that it needed of them: its next call gets the error.
+    if (status.ok() && context.rank() == late) status = route();
+    context.expect_code(status, ErrorCode::kPeerLost, "route");
+    context.expect(status.peer() == interrupted, fmt::format("blamed rank {}", status.peer()));
+    context.expect(status.message().find("GroupOptions::interrupted") != std::string_view::npos, status.to_string());
+    if (context.rank() != late) meet();
+    meet();  // all keep their groups until the late rank has its error
   });
 }
 

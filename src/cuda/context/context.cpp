@@ -10,6 +10,7 @@
 #include "cuda/driver/driver.hpp"
 #include "cuda/memory/memory_checks.hpp"
 #include "cuda/sync/fault_text.hpp"
+#include "node/futex.hpp"
 #include "plan/to_size.hpp"
 
 namespace ferry::cuda {
@@ -148,6 +149,13 @@ Status Context::fail(const Status& status) {
 }
 
 Status Context::give_up_on(int rank, std::string_view what) { return parts_.sync->give_up_on(rank, what); }
+
+Status Context::check_interrupt(std::string_view operation) {
+  Status status = parts_.sync->state().check_interrupt(node::monotonic_ns(), operation);
+  // The watch stops them for what other ranks have reported.
+  if (!status.ok()) __atomic_store_n(&parts_.report->stop.requested, 1, __ATOMIC_RELEASE);
+  return status;
+}
 
 Status Context::out_of_memory(Operation operation) { return parts_.sync->out_of_memory(operation); }
 

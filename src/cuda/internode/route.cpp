@@ -118,6 +118,7 @@ Status Router::await_idle(cudaStream_t stream, const HostResult& host) {
     const Result<bool> idle = is_idle(stream);
     if (!idle.ok()) return context_.fail(idle.status());
     if (*idle) return {};
+    if (Status status = context_.check_interrupt("route"); !status.ok()) return status;
     if (deadline.expired()) {
       return context_.give_up_on(parts_.sync->rank(), "route: this rank's GPU did not run the exchange");
     }

@@ -239,6 +239,7 @@ Status await_counts(Context& context, const Launch& launch, const HostResult& ho
     if (polls % kPollsBetweenLooks != 0) continue;
     if (Status status = context.check_lost(); !status.ok()) return status;
     if (const Result<bool> idle = is_idle(launch.stream); !idle.ok()) return context.fail(idle.status());
+    if (Status status = context.check_interrupt("route"); !status.ok()) return status;
     // A peer that gave up will not come, whenever this rank's stream may come to the route.
     if (deadline.expired() || (!host.started() && context.parts().sync->peers().reported_error())) {
       return context.give_up_on(context.parts().ranks.rank, "route: this rank's GPU did not run the exchange");
