@@ -68,7 +68,8 @@ FERRY_C_API void ferry_bootstrap_free(ferry_bootstrap* bootstrap);
 typedef struct ferry_group ferry_group;
 
 /// Whether this rank is to wait for others no longer: not 0 ends the wait, and breaks the group. Asked about ten times
-/// a second by the thread that makes a call of the group; must not call the group (ferry::GroupOptions::interrupted).
+/// a second by the thread that makes a call of the group; must answer soon, and not call the group
+/// (ferry::GroupOptions::interrupted).
 typedef int32_t (*ferry_interrupted)(void* user);
 
 /// ferry::GroupOptions. The same on every rank, except arena_bytes, device, net_devices, tuning_file and interrupted.

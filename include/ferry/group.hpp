@@ -92,12 +92,13 @@ struct GroupOptions {
   /// a fraction of a second. A rank that is itself waiting for others gets twice that time, on GPUs four times. It must
   /// be far longer than ranks come to a call one after the other.
   std::int64_t mask_timeout_ns = kDefaultMaskTimeoutNs;
-  /// Asked about ten times a second while the host waits for other ranks in a call of the group, by the thread that
-  /// makes the call: true ends the wait. That breaks the group as if this rank were lost: its call, and those of the
-  /// others, are kPeerLost with this rank as `peer`. Must not throw or call the group. For programs that answer signals
-  /// or shut down while others are late; empty: every wait lasts until it is over or its deadline. Not asked in
-  /// allocate, in create before all ranks have met, nor by latency mode with `mask_lost_ranks` on CPUs. On GPUs the
-  /// host waits in route for exact counts; kernels that wait know only deadlines.
+  /// Asked about ten times a second while the host waits for other ranks in route, dispatch, combine, destroy or a call
+  /// of latency mode, by the thread that makes the call: true ends the wait. That breaks the group as if this rank were
+  /// lost: its call is kPeerLost with this rank as `peer`, and so are those of the others that still need it, or their
+  /// next. Must not throw or call the group, and must answer soon: this rank does nothing for the others meanwhile. For
+  /// programs that answer signals or shut down while others are late; empty: every wait lasts until it is over or its
+  /// deadline. Not asked by latency mode with `mask_lost_ranks` on CPUs, nor by a call that waits for its turn behind
+  /// that of another thread. On GPUs the host waits in route for exact counts; kernels that wait know only deadlines.
   std::function<bool()> interrupted{};
 };
 

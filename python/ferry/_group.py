@@ -15,7 +15,7 @@ from ferry import _native
 from ferry._bootstrap import bootstrap_for
 from ferry._dispatch_outputs import allocate_outputs
 from ferry._eager import eager
-from ferry._errors import FerryError, InvalidArgument
+from ferry._errors import FerryError, InvalidArgument, PeerLost
 from ferry._group_arguments import (
     ARRIVAL_TIMEOUT_S,
     CALL_TIMEOUT_S,
@@ -449,8 +449,12 @@ class Group(LatencyCalls):
 
         Tensors and routings keep what they use. Later calls raise InvalidArgument.
         """
+        self._native.refuse_in_handler("destroy")
         try:
             self._native.destroy()
+        except PeerLost as error:
+            if error.peer != self.rank:  # else what a signal's handler raised here has been told, and is on its way
+                raise
         finally:
             self._in_flight.clear()
             self._memory.close()

@@ -50,6 +50,7 @@ class Sent:
     def receive(self) -> None:
         if not self._is_open:
             raise InvalidArgument(f"{self._operation}: the call was received before; receive each split call once")
+        self._group._native.refuse_in_handler("latency_receive")
         try:
             _native.latency_receive(self._group._calls, self._native)
         finally:

@@ -39,6 +39,10 @@ class CallbackBootstrap final : public Bootstrap {
         gathered.emplace_back(data, data + bytes.size());
       }
       return gathered;
+    } catch (nb::python_error& error) {
+      const std::string what = error.what();
+      if (!error.matches(PyExc_Exception)) keep(error);  // Ctrl-C
+      return fail(what);
     } catch (const std::exception& error) {
       return fail(error.what());
     }

@@ -163,13 +163,19 @@ nb::object Calls::new_routing(const PlacedRouting& routing, nb::handle owner, bo
 }
 
 void Calls::refuse_dispatch(const Routing& routing, Stream stream) const {
-  const nb::gil_scoped_release released;
-  static_cast<void>(group_->dispatch(routing, {}, {}, stream));
+  {
+    const nb::gil_scoped_release released;
+    static_cast<void>(group_->dispatch(routing, {}, {}, stream));
+  }
+  raise_kept();
 }
 
 void Calls::refuse_combine(const Routing& routing, Stream stream) const {
-  const nb::gil_scoped_release released;
-  static_cast<void>(group_->combine(routing, {}, {}, stream));
+  {
+    const nb::gil_scoped_release released;
+    static_cast<void>(group_->combine(routing, {}, {}, stream));
+  }
+  raise_kept();
 }
 
 std::optional<MadeOutputs> Calls::make_outputs(const ReceivedShape& shape, const ReadDispatch& call,

@@ -3,7 +3,6 @@
 
 #include <nanobind/nanobind.h>
 
-#include <functional>
 #include <utility>
 
 #include "ferry/status.hpp"
@@ -13,10 +12,30 @@ namespace ferry::python {
 /// Raises the exception of ferry._errors for a failure. Needs the GIL.
 [[noreturn]] void raise(const Status& status);
 
-/// GroupOptions::interrupted of a group that is made by Python: runs the handlers of signals that have come, if the
-/// thread that waits is the one in which Python does that. True if a handler raised something, which the next raise()
-/// of this thread raises in place of its Status. Needs the GIL; what it returns takes it.
-std::function<bool()> signal_check();
+/// GroupOptions::interrupted of a group that is made by Python.
+class SignalCheck {
+ public:
+  /// Needs the GIL.
+  SignalCheck();
+  /// Runs the handlers of signals that have come, if the thread that waits is the one in which Python does that. True
+  /// if a handler raised something: it is kept for raise_kept(). Takes the GIL.
+  bool ask();
+  /// Raises InvalidArgument where a handler asks for `operation` while ask() runs it. Needs the GIL.
+  void refuse_in_handler(const char* operation) const;
+
+ private:
+  bool is_main_thread() const;
+
+  unsigned long main_thread_;
+  bool is_answering_ = false;  // guarded by the GIL
+};
+
+/// Keeps an error that is more than a failure, such as KeyboardInterrupt, for raise_kept(). Needs the GIL.
+void keep(nanobind::python_error& error);
+
+/// Raises what a handler has raised while this thread waited, if one did. raise() does so in place of its Status;
+/// whoever drops the Status of a call that may have waited has to do it. Needs the GIL.
+void raise_kept();
 
 inline void raise_if_error(const Status& status) {
   if (!status.ok()) raise(status);

@@ -179,8 +179,11 @@ LatencyReceived latency_dispatch(const Calls& calls, ReadLatencyDispatch& call, 
     keep(call.kept, received.x);
     keep(call.kept, received.scales);
   } catch (...) {
-    const nb::gil_scoped_release released;
-    static_cast<void>(calls.group().latency_dispatch({}, {}, {}, stream));
+    {
+      const nb::gil_scoped_release released;
+      static_cast<void>(calls.group().latency_dispatch({}, {}, {}, stream));
+    }
+    raise_kept();
     throw;
   }
   Result<Routing> routing = [&] {
@@ -201,8 +204,11 @@ nb::object latency_combine(const Calls& calls, const Routing& routing, ReadLaten
       keep(call.kept, sums);
     }
   } catch (...) {
-    const nb::gil_scoped_release released;
-    static_cast<void>(calls.group().latency_combine(routing, {}, {}, stream));
+    {
+      const nb::gil_scoped_release released;
+      static_cast<void>(calls.group().latency_combine(routing, {}, {}, stream));
+    }
+    raise_kept();
     throw;
   }
   const Status status = [&] {

@@ -34,7 +34,8 @@ Stream stream_of(std::uintptr_t handle) { return {reinterpret_cast<void*>(handle
 /// A Group whose calls raise and release the GIL while they wait.
 class PyGroup {
  public:
-  PyGroup(std::shared_ptr<Group> group, int device) : group_(std::move(group)) {
+  PyGroup(std::shared_ptr<Group> group, int device, std::shared_ptr<const SignalCheck> signals)
+      : group_(std::move(group)), signals_(std::move(signals)) {
     place_ = {group_->backend() == "cuda", group_->backend() == "cuda" ? device : 0};
     pool_ = std::make_shared<SymmetricPool>(group_);
   }
@@ -58,13 +59,16 @@ class PyGroup {
     options.latency_bytes = latency_bytes;
     options.mask_lost_ranks = mask_lost_ranks;
     options.mask_timeout_ns = mask_timeout_ns;
-    options.interrupted = signal_check();
+    const auto signals = std::make_shared<SignalCheck>();
+    options.interrupted = [signals] { return signals->ask(); };
     Result<std::shared_ptr<Group>> group = [&] {
       const nb::gil_scoped_release released;
       return Group::create(std::move(bootstrap), options);
     }();
-    return std::make_shared<PyGroup>(value_or_raise(std::move(group)), device);
+    return std::make_shared<PyGroup>(value_or_raise(std::move(group)), device, signals);
   }
+
+  void refuse_in_handler(const std::string& operation) const { signals_->refuse_in_handler(operation.c_str()); }
 
   int rank() const { return group_->rank(); }
   int num_ranks() const { return group_->num_ranks(); }
@@ -203,6 +207,7 @@ class PyGroup {
   }
 
   std::shared_ptr<Group> group_;
+  std::shared_ptr<const SignalCheck> signals_;
   std::shared_ptr<SymmetricPool> pool_;
   Place place_;
 };
@@ -368,6 +373,7 @@ NB_MODULE(_native, module) {
       .def("leave_pool", [](PyGroup&) { SymmetricPool::leave(); })
       .def("raise_pool_error", &PyGroup::raise_pool_error)
       .def("reclaim_segments", [](PyGroup& self) { self.pool().reclaim(); })
+      .def("refuse_in_handler", &PyGroup::refuse_in_handler)
       .def("destroy", &PyGroup::destroy);
   module.def("dispatch_layout", &count_layout);
   module.def("quantize", &quantize_rows, "x"_a, "q"_a, "scales"_a, "mode"_a, "device"_a, "stream"_a);

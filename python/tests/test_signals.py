@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 
 import pytest
+import torch
 import torch.distributed as dist
 from ranks import run_ranks
 from world import World, make_world
@@ -22,34 +24,153 @@ def answer(_signal: int, _frame: object) -> None:
     raise Answered
 
 
-def interrupt_one(rank: int, world: World) -> None:
-    group = ferry.Group(dist.group.WORLD, timeout=60)
+def make_calls(group: ferry.Group, rank: int, world: World) -> dict[str, Callable[[], object]]:
+    """Every call that waits for other ranks."""
 
     def route() -> ferry.Routing:
         return group.route(world.topk_idx[rank], world.topk_weights[rank], num_experts=world.num_experts)
 
-    route()
+    routing = route()
+    received = group.dispatch(routing, world.x[rank])
+    slab = group.latency_dispatch(world.x[rank], world.topk_idx[rank], num_experts=world.num_experts, max_tokens=8)
+    return {
+        "route": route,
+        "dispatch": lambda: group.dispatch(routing, world.x[rank]),
+        "combine": lambda: group.combine(routing, received.x),
+        "latency_dispatch": lambda: group.latency_dispatch(
+            world.x[rank], world.topk_idx[rank], num_experts=world.num_experts, max_tokens=8
+        ),
+        "latency_combine": lambda: group.latency_combine(slab.x, slab, world.topk_weights[rank]),
+    }
+
+
+def end_a_wait(rank: int, world: World, name: str, ranks_per_node: int) -> None:
+    group = ferry.Group(dist.group.WORLD, timeout=60, latency_bytes=1 << 20, ranks_per_node=ranks_per_node)
+    calls = make_calls(group, rank, world)
     if rank == 0:
         signal.signal(signal.SIGALRM, answer)
         signal.setitimer(signal.ITIMER_REAL, SIGNAL_AFTER_S)
-        with pytest.raises(Answered):  # the other rank comes only after it
-            route()
-        with pytest.raises(ferry.PeerLost, match="rank 0 waits no longer"):
-            route()
+        with pytest.raises(Answered):
+            try:
+                calls[name]()  # the other rank comes only after it
+            finally:
+                group.destroy()
         dist.barrier()
     else:
         dist.barrier()
         with pytest.raises(ferry.PeerLost, match="rank 0 waits no longer") as lost:
-            for _ in range(2):  # the first may have all that it needs of the other rank
-                route()
+            calls[name]()  # may have all that it needs of the other rank
+            calls["route"]()
         assert lost.value.peer == 0
     dist.barrier()
-    with pytest.raises(ferry.PeerLost):
-        group.destroy()
 
 
-def test_a_handler_that_raises_ends_the_wait() -> None:
-    run_ranks(2, interrupt_one, make_world(2, 6, [7, 4]))
+@pytest.mark.parametrize("name", ["route", "dispatch", "combine", "latency_dispatch", "latency_combine"])
+def test_a_handler_that_raises_ends_the_wait(name: str) -> None:
+    run_ranks(2, end_a_wait, make_world(2, 6, [7, 4]), name, 2)
+
+
+@pytest.mark.parametrize("name", ["route", "dispatch"])
+def test_a_handler_that_raises_ends_the_wait_for_other_nodes(name: str) -> None:
+    run_ranks(2, end_a_wait, make_world(2, 6, [7, 4]), name, 1)
+
+
+def end_destroy(rank: int, world: World) -> None:
+    group = ferry.Group(dist.group.WORLD, timeout=60)
+    if rank == 0:
+        signal.signal(signal.SIGALRM, answer)
+        signal.setitimer(signal.ITIMER_REAL, SIGNAL_AFTER_S)
+        with pytest.raises(Answered):
+            group.destroy()
+    dist.barrier()
+    dist.barrier()
+
+
+def test_a_handler_that_raises_ends_destroy() -> None:
+    run_ranks(2, end_destroy, make_world(2, 6, [7, 4]))
+
+
+def end_a_refusal(rank: int, world: World) -> None:
+    group = ferry.Group(dist.group.WORLD, timeout=60, arena_bytes=1 << 20)
+    other = ferry.Group(dist.group.WORLD, timeout=60)
+    routing = group.route(world.topk_idx[rank], world.topk_weights[rank], num_experts=world.num_experts)
+    too_large = torch.ones(len(world.x[rank]), 1 << 20)
+    if rank == 0:
+        signal.signal(signal.SIGALRM, answer)
+        signal.setitimer(signal.ITIMER_REAL, SIGNAL_AFTER_S)
+        with pytest.raises(Answered):
+            group.dispatch(routing, too_large)
+        dist.barrier()
+    else:
+        dist.barrier()
+        with pytest.raises(ferry.FerryError):
+            group.dispatch(routing, too_large)
+    with pytest.raises(ferry.InvalidArgument):  # not what the handler raised, once more
+        other.route(world.topk_idx[rank], num_experts=-3)
+    dist.barrier()
+
+
+def test_a_handler_that_raises_ends_the_wait_for_others_to_be_told_of_a_refusal() -> None:
+    run_ranks(2, end_a_refusal, make_world(2, 6, [7, 4]))
+
+
+class InterruptedComm:
+    """An mpi4py communicator that is interrupted as it waits."""
+
+    def Get_rank(self) -> int:  # noqa: N802
+        return 0
+
+    def Get_size(self) -> int:  # noqa: N802
+        return 2
+
+    def allgather(self, _mine: bytes) -> list[bytes]:
+        raise KeyboardInterrupt
+
+
+def test_ctrl_c_while_a_group_is_created() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        ferry.Group(comm=InterruptedComm(), device="cpu")
+
+
+def call_its_own_group(rank: int, world: World) -> None:
+    group = ferry.Group(dist.group.WORLD, timeout=60, latency_bytes=1 << 20)
+
+    def send(split: bool) -> ferry.LatencyDispatched:
+        return group.latency_dispatch(
+            world.x[rank].clone(),  # nobody else keeps it
+            world.topk_idx[rank],
+            num_experts=world.num_experts,
+            max_tokens=8,
+            zero_padding=True,
+            split=split,
+        )
+
+    sent = send(True)
+    if rank == 0:
+        refused: list[str] = []
+
+        def call(_signal: int, _frame: object) -> None:
+            for wanted in (group.destroy, sent.receive, group.trim):
+                with pytest.raises(ferry.InvalidArgument) as error:
+                    wanted()
+                refused.append(str(error.value))
+            dist.barrier()  # the other rank's call waits for this handler
+
+        signal.signal(signal.SIGALRM, call)
+        signal.setitimer(signal.ITIMER_REAL, SIGNAL_AFTER_S)
+    else:
+        dist.barrier()
+    group.route(world.topk_idx[rank], world.topk_weights[rank], num_experts=world.num_experts)
+    if rank == 0:
+        assert len(refused) == 3
+        assert all("handler" in text for text in refused)
+    sent.receive()
+    assert torch.equal(sent.x, send(False).x)
+    group.destroy()
+
+
+def test_a_handler_cannot_call_the_group_that_waits() -> None:
+    run_ranks(2, call_its_own_group, make_world(2, 6, [7, 4]))
 
 
 def answer_and_go_on(rank: int, world: World) -> None:

@@ -112,6 +112,8 @@ Status GroupState::fail_for_lost(int rank, const Status& presence, std::string_v
                           presence.message(), waiting_for, kLostAdvice));
 }
 
+void GroupState::expect_wait(std::int64_t now_ns) { next_question_ns_ = now_ns + kInterruptIntervalNs; }
+
 Status GroupState::ask_for_interrupt(std::int64_t now_ns, std::string_view call) {
   next_question_ns_ = now_ns + kInterruptIntervalNs;
   if (!interrupted_()) return {};

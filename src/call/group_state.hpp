@@ -103,6 +103,8 @@ class GroupState {
   std::int64_t beat_if_due(std::int64_t now_ns);
   /// What `rank`, of this node or this rail, has shown last.
   Sign sign_of(int rank) const;
+  /// To be called when a wait begins: most are over before the program need be asked whether it wants to end them.
+  void expect_wait(std::int64_t now_ns);
   /// Breaks the group if the program wants this rank to wait no longer (GroupOptions::interrupted). To be called often
   /// while the thread that makes this rank's calls waits. `call`: its name where it is none of the node's calls.
   Status check_interrupt(std::int64_t now_ns, std::string_view call = {}) {

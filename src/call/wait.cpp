@@ -1,6 +1,7 @@
 #include "call/wait.hpp"
 
 #include <algorithm>
+#include <utility>
 
 #include "node/futex.hpp"
 
@@ -59,6 +60,7 @@ Status Wait::sleep_or_fail() {
   const std::int64_t beat_in_ns = state_.beat_if_due(now_ns);
   if (!watching_) watch_.restart(now_ns);
   watching_ = true;
+  if (!std::exchange(has_slept_, true)) state_.expect_wait(now_ns);
   if (now_ns >= next_check_ns_) {
     const int suspect = lost_rank_;
     if (Status status = check_lost(); !status.ok()) return status;

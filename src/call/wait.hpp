@@ -56,6 +56,7 @@ class Wait {
   SilenceWatch& watch_;
   /// False: the watch is to be restarted before the next sleep, so that the clock is not read while there is progress.
   bool watching_ = false;
+  bool has_slept_ = false;
   std::int64_t next_check_ns_ = 0;
   int num_idle_ = 0;
   int num_network_turns_ = 0;

@@ -108,9 +108,11 @@ Status Group::enter(std::string_view operation, CallPass& pass) {
   if (!pass.wait_for(*gate_)) {
     return Status(
         ErrorCode::kInvalidArgument,
-        fmt::format("{}: it was called from what a route does while it waits, where a group takes no calls but "
-                    "allocate; make it when the route has returned",
-                    operation));
+        fmt::format(
+            "{}: it was called from within another call of this group, by what that does while it waits (a "
+            "function of the program's, or a signal's handler), where a group takes no calls but allocate; make "
+            "it when the other has returned",
+            operation));
   }
   return backend_ ? Status() : destroyed(operation);
 }

@@ -64,6 +64,8 @@ class Context {
   Status fail(const Status& status);
   /// Breaks the group because `rank` did not come in time.
   Status give_up_on(int rank, std::string_view what);
+  /// For waits of the host: see GroupState::expect_wait.
+  void expect_wait();
   /// For waits of the host in `operation`: see GroupState::check_interrupt. Kernels of this rank that wait end as well.
   Status check_interrupt(std::string_view operation);
   /// This rank ran out of host memory inside a call: the others must not wait for it.

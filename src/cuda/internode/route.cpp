@@ -113,6 +113,7 @@ Status Router::prepare(Placements& placements) {
 Status Router::await_idle(cudaStream_t stream, const HostResult& host) {
   const RelaxedCapture relaxed;
   CountsDeadline deadline(host, context_.timeout_ns());
+  context_.expect_wait();
   while (true) {
     if (Status status = context_.check_lost(); !status.ok()) return status;
     const Result<bool> idle = is_idle(stream);

@@ -234,6 +234,7 @@ std::shared_ptr<CudaRouting> RouteBuilder::finish() {
 Status await_counts(Context& context, const Launch& launch, const HostResult& host) {
   const RelaxedCapture relaxed;
   CountsDeadline deadline(host, context.timeout_ns());
+  context.expect_wait();
   for (int polls = 1; host.state() == 0; ++polls) {
     node::pause_core();
     if (polls % kPollsBetweenLooks != 0) continue;

@@ -13,7 +13,7 @@
 ///                                                        words that hold the counts (RouteWords): relaxed / acquire
 ///                                                        load, in any order. `started` publishes nothing: the
 ///                                                        kernels' deadlines run from then on
-///   stop.requested   host (PeerWatch, once)     kernels  release store, after the error record or the loss that it is
+///   stop.requested   host (any thread)          kernels  release store, after the error record or the loss that it is
 ///                                                        about is there for hosts to find / ld.acquire.sys; never
 ///                                                        set back
 ///   lost_ranks.lost  host (PeerWatch)           kernels  release store, once what the rank has sent last has arrived /

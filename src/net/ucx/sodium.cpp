@@ -5,7 +5,7 @@
 namespace ferry::net::ucx {
 namespace {
 
-/// The releases since 1.0.11 of 2016, and since 1.0.19 of 2023; the function is the same in both.
+/// The newer first; the function is the same in both.
 constexpr const char* kLibraryNames[] = {"libsodium.so.26", "libsodium.so.23"};
 
 SodiumSipHash load() noexcept {
