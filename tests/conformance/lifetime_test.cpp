@@ -116,9 +116,9 @@ TEST_P(LifetimeConformance, RoutingAndBufferOutliveTheirGroup) {
 
 /// The deadline of the group's waits is not what ends this test.
 TEST_P(LifetimeConformance, AProgramEndsItsWaitForALateRank) {
-  constexpr int num_ranks = 3;
-  constexpr int interrupted = 1;
-  constexpr int late = 2;
+  const int num_ranks = 3;
+  const int interrupted = 1;
+  const int late = 2;
   ExchangeCase spec;
   spec.name = "interrupted";
   spec.world = {.num_ranks = num_ranks, .num_topk = 3, .num_experts = 6};
