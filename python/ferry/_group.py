@@ -495,8 +495,6 @@ class Group(LatencyCalls):
         self._notify_peers(call, native, _NO_INPUTS, _NO_OUTPUTS, self._memory.stream(), False, _NO_KERNEL)
 
     def _notify_peers(self, call: Callable[..., object], *arguments: object) -> None:
-        """Makes a call that all ranks refuse, so that arguments that cannot be passed on do not leave the peers
-        waiting.
-        """
+        """Makes a call that all ranks refuse, so that arguments that cannot be passed on leave no peer waiting."""
         with contextlib.suppress(FerryError):
             call(*arguments)

@@ -24,6 +24,12 @@ def answer(_signal: int, _frame: object) -> None:
     raise Answered
 
 
+def arm(handler: Callable[[int, object], None]) -> None:
+    """The handler runs while this rank waits in the call that follows."""
+    signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, SIGNAL_AFTER_S)
+
+
 def make_calls(group: ferry.Group, rank: int, world: World) -> dict[str, Callable[[], object]]:
     """Every call that waits for other ranks."""
 
@@ -48,8 +54,7 @@ def end_a_wait(rank: int, world: World, name: str, ranks_per_node: int) -> None:
     group = ferry.Group(dist.group.WORLD, timeout=60, latency_bytes=1 << 20, ranks_per_node=ranks_per_node)
     calls = make_calls(group, rank, world)
     if rank == 0:
-        signal.signal(signal.SIGALRM, answer)
-        signal.setitimer(signal.ITIMER_REAL, SIGNAL_AFTER_S)
+        arm(answer)
         with pytest.raises(Answered):
             try:
                 calls[name]()  # the other rank comes only after it
@@ -78,8 +83,7 @@ def test_a_handler_that_raises_ends_the_wait_for_other_nodes(name: str) -> None:
 def end_destroy(rank: int, world: World) -> None:
     group = ferry.Group(dist.group.WORLD, timeout=60)
     if rank == 0:
-        signal.signal(signal.SIGALRM, answer)
-        signal.setitimer(signal.ITIMER_REAL, SIGNAL_AFTER_S)
+        arm(answer)
         with pytest.raises(Answered):
             group.destroy()
     dist.barrier()
@@ -96,8 +100,7 @@ def end_a_refusal(rank: int, world: World) -> None:
     routing = group.route(world.topk_idx[rank], world.topk_weights[rank], num_experts=world.num_experts)
     too_large = torch.ones(len(world.x[rank]), 1 << 20)
     if rank == 0:
-        signal.signal(signal.SIGALRM, answer)
-        signal.setitimer(signal.ITIMER_REAL, SIGNAL_AFTER_S)
+        arm(answer)
         with pytest.raises(Answered):
             group.dispatch(routing, too_large)
         dist.barrier()
@@ -156,8 +159,7 @@ def call_its_own_group(rank: int, world: World) -> None:
                 refused.append(str(error.value))
             dist.barrier()  # the other rank's call waits for this handler
 
-        signal.signal(signal.SIGALRM, call)
-        signal.setitimer(signal.ITIMER_REAL, SIGNAL_AFTER_S)
+        arm(call)
     else:
         dist.barrier()
     group.route(world.topk_idx[rank], world.topk_weights[rank], num_experts=world.num_experts)
@@ -182,8 +184,7 @@ def answer_and_go_on(rank: int, world: World) -> None:
             answered.append(number)
             dist.barrier()  # the other rank's call waits for this handler
 
-        signal.signal(signal.SIGALRM, note)
-        signal.setitimer(signal.ITIMER_REAL, SIGNAL_AFTER_S)
+        arm(note)
     else:
         dist.barrier()
     group.route(world.topk_idx[rank], world.topk_weights[rank], num_experts=world.num_experts)
@@ -194,3 +195,38 @@ def answer_and_go_on(rank: int, world: World) -> None:
 
 def test_a_handler_that_returns_leaves_the_call_alone() -> None:
     run_ranks(2, answer_and_go_on, make_world(2, 6, [7, 4]))
+
+
+def destroy_its_own_buffer(rank: int, world: World) -> None:
+    deep_ep = pytest.importorskip("deep_ep")
+    buffer = deep_ep.Buffer(dist.group.WORLD, 1 << 24, 0)
+
+    def dispatch() -> None:
+        ids = world.topk_idx[rank].long()
+        per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(ids, world.num_experts)
+        buffer.dispatch(
+            world.x[rank].bfloat16(),
+            num_tokens_per_rank=per_rank,
+            is_token_in_rank=in_rank,
+            num_tokens_per_expert=per_expert,
+            topk_idx=ids,
+            topk_weights=world.topk_weights[rank],
+        )
+
+    if rank == 0:
+
+        def destroy(_signal: int, _frame: object) -> None:
+            with pytest.warns(UserWarning, match="handler"):
+                buffer.destroy()
+            dist.barrier()  # the other rank's call waits for this handler
+
+        arm(destroy)
+    else:
+        dist.barrier()
+    dispatch()
+    dispatch()
+    buffer.destroy()
+
+
+def test_a_handler_cannot_destroy_the_buffer_that_waits() -> None:
+    run_ranks(2, destroy_its_own_buffer, make_world(2, 6, [7, 4]))

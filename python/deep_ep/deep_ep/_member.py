@@ -318,6 +318,8 @@ class Member:
 
     def destroy(self) -> None:
         """Collective, and only the first time: wait until all ranks are done, then free the memory."""
+        if self._group is not None:
+            self._group._native.refuse_in_handler("destroy")
         group, self._group = self._group, None
         self._to_all = None
         self._whole = None

@@ -111,8 +111,9 @@ class Buffer(LatencyCalls):
             self._member.destroy()
         except FerryError as error:
             warnings.warn(f"Buffer.destroy: {error}", stacklevel=2)
-        self._local_memory.clear()
-        self._combine_memory.clear()
+        if self._member.is_destroyed:  # not where a signal's handler asked while a call waits
+            self._local_memory.clear()
+            self._combine_memory.clear()
 
     @staticmethod
     def is_sm90_compiled() -> bool:
