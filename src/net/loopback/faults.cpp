@@ -12,7 +12,7 @@ namespace {
 
 struct Rules {
   std::mutex mutex;
-  /// Lets engines skip the lock in programs without faults, which are all but tests.
+  /// Lets engines skip the lock in programs without faults: in all but tests.
   std::atomic<bool> any{false};
   std::map<std::pair<int, int>, loopback::PairRule> by_pair;
   loopback::MixRule mix;

@@ -1,9 +1,9 @@
 #ifndef FERRY_NET_UCX_ENGINE_HPP
 #define FERRY_NET_UCX_ENGINE_HPP
 
-/// The network through UCX (ucp): TCP and shared memory for tests and small clusters, InfiniBand and RoCE on large
-/// ones. UCX is loaded on first use; its UCX_* variables apply as in every program that uses it. This header includes
-/// nothing of UCX: it is also used where UCX is not installed (unavailable.cpp then replaces the engine).
+/// Network through UCX (ucp): TCP and shared memory for tests and small clusters, InfiniBand and RoCE for large ones.
+/// UCX is loaded on first use; its UCX_* variables apply as in every program that uses it. This header includes no UCX
+/// header, because it is also used without UCX (unavailable.cpp then replaces the engine).
 
 #include <memory>
 #include <string>
@@ -23,7 +23,7 @@ Status probe();
 /// "UCX 1.22.0, /usr/lib/libucp.so.0"; empty where the probe fails.
 std::string library_in_use();
 
-/// Whether UCX works with GPU memory in this process; opens a context for it.
+/// Reports whether UCX works with GPU memory in this process; opens a context for this.
 GpuDirectFact gpu_memory_fact();
 
 }  // namespace ferry::net::ucx
