@@ -79,7 +79,7 @@ int Core::reserve_slot(const TeamState& parent) {
 
 Result<std::size_t> Core::find(std::string_view operation, std::string_view what, const void* data,
                                std::size_t num_bytes) const {
-  // As numbers: the address may be anything.
+  // Compare as integers: the address may be anything.
   const std::size_t offset = reinterpret_cast<std::uintptr_t>(data) - reinterpret_cast<std::uintptr_t>(heap);
   if (data != nullptr && blocks.contains(offset, num_bytes)) return offset;
   if (data != nullptr && blocks.contains(offset, 0)) {
