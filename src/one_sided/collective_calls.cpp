@@ -135,7 +135,7 @@ Result<Team> OneSided::split(const Team& parent, int colour, int key) {
     const std::uint64_t slot = (*records)[place].value;
     if (slot <= kMaxTeams) continue;
     return Status(ErrorCode::kTransport,
-                  fmt::format("split: rank {} says that its next team is number {}, expected at most {}; run the same "
+                  fmt::format("split: rank {} published slot {} for its next team, expected at most {}; run the same "
                               "build on every rank",
                               all.ranks[place], slot, kMaxTeams),
                   all.ranks[place]);
@@ -143,10 +143,10 @@ Result<Team> OneSided::split(const Team& parent, int colour, int key) {
   const auto full = std::ranges::find(*records, std::uint64_t{kMaxTeams}, &Record::value);
   if (full != records->end()) {
     const int rank = all.ranks[static_cast<std::size_t>(full - records->begin())];
-    return Status(ErrorCode::kCapacity,
-                  fmt::format("split: rank {} has no room for one more than {} teams; keep teams and use them again",
-                              rank, kMaxTeams),
-                  rank);
+    return Status(
+        ErrorCode::kCapacity,
+        fmt::format("split: rank {} has used all slots for its {} teams; keep teams and reuse them", rank, kMaxTeams),
+        rank);
   }
   if (colour < 0) return Team();
   core.use_slot(all);

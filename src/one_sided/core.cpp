@@ -126,7 +126,7 @@ Status Core::check_rank(std::string_view operation, int rank) const {
 
 Status Core::check_team(std::string_view operation, const TeamState* team) const {
   if (team != nullptr && team->owner == this) return {};
-  return Status(ErrorCode::kInvalidArgument, fmt::format("{}: the team {}; pass one of this OneSided's", operation,
+  return Status(ErrorCode::kInvalidArgument, fmt::format("{}: the team {}; pass a team of this OneSided", operation,
                                                          team == nullptr ? "is invalid (split gave this rank none)"
                                                                          : "belongs to another OneSided"));
 }

@@ -272,8 +272,8 @@ Status Fabric::wait(const Wait& wait, const std::function<bool()>& done) {
   }
   return Status(
       ErrorCode::kTimeout,
-      fmt::format("{}: timed out after {} ms waiting for {}; raise the deadline, or look at why the others do "
-                  "not come",
+      fmt::format("{}: timed out after {} ms waiting for {}; raise the deadline, or find out why other ranks do "
+                  "not respond",
                   wait.operation, wait.timeout_ns / 1'000'000, wait.what()),
       wait.culprit);
 }
@@ -310,8 +310,8 @@ Status Fabric::quiet(std::string_view operation) {
                         .what =
                             [this, &late, &answers] {
                               late = driver_->find_late(&answers);
-                              return late < 0 ? std::string("what this rank sent to be complete")
-                                              : fmt::format("the answer of rank {} to what this rank sent", late);
+                              return late < 0 ? std::string("this rank's operations to complete")
+                                              : fmt::format("rank {} to complete this rank's operations", late);
                             },
                         .timeout_ns = timeout_ns_},
                        [&] { return answers.complete() && driver_->find_pending_get() < 0; });
@@ -323,7 +323,8 @@ Status Fabric::quiet(std::string_view operation) {
   if (lost[0] < 0) return status.ok() ? status : Status(status.code(), std::string(status.message()), late);
   const Status why = presence(lost);
   return Status(why.ok() ? ErrorCode::kPeerLost : why.code(),
-                fmt::format("{}: {}; what this rank had sent it may or may not have arrived", operation, why.message()),
+                fmt::format("{}: {}; operations of this rank on its memory may or may not have arrived", operation,
+                            why.message()),
                 lost[0]);
 }
 

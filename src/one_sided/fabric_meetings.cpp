@@ -109,10 +109,11 @@ Status Fabric::refuse(const TeamState& team, std::string_view operation, std::st
   if (const Status lost = presence(team.ranks); !lost.ok()) {
     return Status(lost.code(), fmt::format("{}: {}", operation, lost.message()), lost.peer());
   }
-  return Status(ErrorCode::kInvalidArgument,
-                fmt::format("{}: this rank's last {} of the team ended by its deadline and is not over, and the other "
-                            "ranks may count on it; make that call again with equal arguments first, or destroy",
-                            operation, earlier));
+  return Status(
+      ErrorCode::kInvalidArgument,
+      fmt::format("{}: this rank's last {} of the team ended by its deadline and is unfinished, and other "
+                  "ranks may wait for it; repeat that call with equal arguments first, or destroy this OneSided",
+                  operation, earlier));
 }
 
 Status Fabric::barrier(const TeamState& team, std::string_view operation) {

@@ -110,8 +110,8 @@ Team OneSided::rail() const { return Team(core_->rail); }
 
 Status OneSided::size_overflow(std::string_view operation, std::size_t count, std::size_t element_bytes) {
   return Status(ErrorCode::kInvalidArgument,
-                fmt::format("{}: {} elements of {} bytes are more bytes than a number holds; check the count",
-                            operation, count, element_bytes));
+                fmt::format("{}: {} elements of {} bytes overflow the number of bytes; check the count", operation,
+                            count, element_bytes));
 }
 
 void* OneSided::peer_pointer(int rank, const void* data) const {
@@ -203,7 +203,7 @@ Result<one_sided::WaitCall> check_wait(const Core& core, std::string_view operat
   const Result<std::size_t> offset = core.find_word(operation, word);
   if (!offset.ok()) return offset.status();
   if (comparison < Comparison::kEqual || comparison > Comparison::kLessEqual) {
-    return Status(ErrorCode::kInvalidArgument, fmt::format("{}: the comparison is {}, expected one of Comparison's",
+    return Status(ErrorCode::kInvalidArgument, fmt::format("{}: the comparison is {}, expected a value of Comparison",
                                                            operation, static_cast<std::int32_t>(comparison)));
   }
   return one_sided::WaitCall{*offset, comparison, value, core.timeout_ns, stream};

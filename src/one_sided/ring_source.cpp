@@ -103,12 +103,12 @@ void RingSource::watch_writers() {
   const int peer = has_out_ ? out_.peer : -1;
   const std::string cause =
       peer < 0 ? std::string("the network has not taken its requests")
-               : fmt::format("what was asked of rank {} could not go on its way and held up all behind it", peer);
+               : fmt::format("a request to rank {} could not be issued and blocked all later requests", peer);
   reader_.fail(
       Status(ErrorCode::kTimeout,
-             fmt::format("one-sided requests: a call of a kernel found the ring full, and left its place in it "
-                         "after at most {} ms: {}; no request is taken any more. See why that rank does not "
-                         "answer, destroy this OneSided and create it again",
+             fmt::format("one-sided requests: a kernel's call found the ring full and gave up its slot "
+                         "after at most {} ms: {}; no more requests are taken; find out why that rank does not "
+                         "answer, then destroy this OneSided and create a new one",
                          options_.limits.timeout_ns / kNsPerMs, cause),
              peer));
   note_failure();

@@ -341,7 +341,7 @@ bool UcxEngine::notice_failures() {
     const int rank = options_.rank_of(index);
     if (broke_rules) {
       lose(index, Status(ErrorCode::kTransport,
-                         fmt::format("network engine ucx: rank {} sent a message that no rank sends; run the same "
+                         fmt::format("network engine ucx: rank {} sent a malformed message; run the same "
                                      "build on every rank",
                                      rank),
                          rank));

@@ -81,7 +81,8 @@ Result<PairKeys> KeyPair::agree(const PublicKey& peer_key, Name own_name, Name p
   std::size_t num_bytes = secret.size();
   if (EVP_PKEY_derive_set_peer(context.get(), theirs.get()) != 1 ||
       EVP_PKEY_derive(context.get(), raw(secret.data()), &num_bytes) != 1 || num_bytes != secret.size()) {
-    return Status(ErrorCode::kTransport, "network engine ucx: a peer published a key from which no secret follows");
+    return Status(ErrorCode::kTransport,
+                  "network engine ucx: a peer published an unusable key; run the same build on every rank");
   }
   PairKeys keys;
   const bool derived = derive(secret, peer_name, &keys.sending) && derive(secret, own_name, &keys.receiving);
