@@ -215,7 +215,7 @@ bool Driver::try_issue(const Request& request) {
   return true;
 }
 
-/// Called after a caller has issued or waited: moves its operations and leaves the rest to the thread.
+/// Called after a caller has issued or waited: moves its operations and leaves remaining work to the thread.
 void Driver::settle() {
   const Moved moved = turn(kIssueRounds);
   const bool nobody_drives = num_drivers_.load(std::memory_order_relaxed) == 0;

@@ -15,8 +15,8 @@
 ///   word            writer        readers  order                   publishes
 ///   the engine      lock holder   same     the lock                everything but the two below
 ///   asleep          the thread    callers  seq_cst                 nothing; a caller that left work behind wakes it
-///   armed           the thread    callers  seq_cst                 nothing; who takes events from an engine that is to
-///                                                                  wake the thread wakes it instead
+///   armed           the thread    callers  seq_cst                 nothing; a caller that takes events from the engine
+///                                                                  wakes the thread in the engine's place
 ///   num_drivers     callers       thread   relaxed                 nothing; the thread leaves polling to them
 ///   num_sources     lock holder   thread   relaxed                 nothing; the thread then looks under the lock
 ///   stop            destructor    thread   relaxed                 nothing; set under the lock, then wakes the thread

@@ -16,7 +16,7 @@ namespace {
 constexpr std::string_view kCollectives = "allocate, free or split";
 
 /// Layout of a word of `arrived`: lowest, one bit for each kind of meeting that the mate, and the ranks that it has
-/// heard from, have come to; above them the number of the meeting.
+/// heard from, have reached; above them the number of the meeting.
 constexpr int kKindBits = 8;
 constexpr std::uint64_t kKinds = (std::uint64_t{1} << kKindBits) - 1;
 

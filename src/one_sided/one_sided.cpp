@@ -11,7 +11,7 @@ namespace {
 
 using one_sided::Core;
 
-/// Replaces the name of the call whose checks are shared with this call's name.
+/// Status with this call's name in place of the name of the call with which it shares its checks.
 Status as_create(const Status& status) {
   constexpr std::string_view kTheirs = "Group::create";
   std::string message(status.message());

@@ -29,7 +29,7 @@ struct Network {
 };
 
 struct NetworkParams {
-  /// `ranks` names the rank of every peer; what concerns hosts and devices is filled in.
+  /// `ranks` names the rank of every peer; open_network() sets the members about hosts and devices.
   net::EngineOptions engine{};
   std::span<const RankPlace> places{};  ///< of all ranks
   /// PCI address of the rank's GPU, for the choice of a near network card; empty: no GPU.

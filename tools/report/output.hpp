@@ -29,7 +29,7 @@ std::FILE* text_stream(const std::string& path);
 
 /// Writes all of `text` now. Only a failure of standard output is reported: there is no stream to report a failure of
 /// standard error.
-/// @errors kSystem: also where an earlier write of the stream failed
+/// @errors kSystem: also if an earlier write of the stream failed
 Status print(std::FILE* stream, std::string_view text);
 /// Writes to standard error; failures are ignored.
 void print_error(std::string_view text);

@@ -287,7 +287,7 @@ void Connection::send(ucp_ep_h endpoint, const Message& message, std::span<const
     complete(operation, UCS_ERR_IO_ERROR);
     return;
   }
-  // The peer must see what was stored before it sees the message, on any processor.
+  // The peer must see earlier stores before it sees the message, on any processor.
   if (put_way_ == PutWay::kStores) std::atomic_thread_fence(std::memory_order_seq_cst);
   ucp_request_param_t params = params_of(operation);
   params.op_attr_mask |= UCP_OP_ATTR_FIELD_FLAGS;

@@ -20,7 +20,7 @@ Result<std::unique_ptr<Engine>> create_engine(const EngineOptions& options);
 /// @errors kUnsupported: built without UCX's headers, or the library is not installed, or too old
 Status probe();
 
-/// "UCX 1.22.0, /usr/lib/libucp.so.0"; empty where the probe fails.
+/// "UCX 1.22.0, /usr/lib/libucp.so.0"; empty if the probe fails.
 std::string library_in_use();
 
 /// Reports whether UCX works with GPU memory in this process; opens a context for this.

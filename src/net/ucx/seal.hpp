@@ -58,7 +58,7 @@ class KeyPair {
 
 /// SipHash implementation that makes tags. Both make the same tags, so the two ends may use different ones.
 enum class TagMaker {
-  kFastest,  ///< libsodium's where that is installed, else OpenSSL's
+  kFastest,  ///< libsodium's if it is installed, else OpenSSL's
   kOpenSsl,  ///< takes four times as long, because it looks the tag size up by name for each tag
 };
 
