@@ -121,8 +121,8 @@ class Driver {
   int find_pending_get() const;
   /// A rank that has not answered `completion`, or else a get; -1: there is none.
   int find_late(const Completion* completion) const;
-  /// A rank that was lost with unreported operations of calls, `peer` first unless it is -1; -1: there is none. The
-  /// caller must report the loss.
+  /// Takes an unreported loss of `peer`, or with -1 of any rank, that was lost with operations of calls under way.
+  /// Returns the rank, whose loss the caller must report; -1: there is none.
   int take_failure(int peer);
 
   /// Drives the network. True if anything happened.

@@ -56,7 +56,7 @@ Status while_creating(const Status& status) {
   return Status(status.code(), fmt::format("Group::create: {}", status.message()), status.peer());
 }
 
-/// Chooses the devices. If only peers on this host exist, tells the engine so.
+/// Chooses the devices, and sets in the engine's options which peers are on this host and need no device.
 Status choose_devices(const BackendContext& context, const NetworkParams& params, const net::EngineFactory& factory,
                       Network* network) {
   net::EngineOptions* engine_options = &network->options;

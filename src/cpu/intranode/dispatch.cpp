@@ -15,7 +15,7 @@
 ///   push   the source can reach the receiver's output (it is in an arena, or both are threads of one process):
 ///          x ──copy──> out.x                                        the source copies each row once
 ///   pull   it cannot (an ordinary pointer in another process):
-///          x ──copy──> source's arena ──copy──> out.x               the receiver copies the rows that the source staged;
+///          x ──copy──> source's arena ──copy──> out.x               the receiver copies the rows staged by the source;
 ///                                                                   nothing is staged if x is in the source's arena
 ///
 /// Scales, ids and weights are packed together in the source's arena before the call begins, and every receiver reads
