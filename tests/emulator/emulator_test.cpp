@@ -1,4 +1,4 @@
-/// The emulator itself: grids that wait for each other, and errors that it must find.
+/// Tests of the emulator: grids that wait for each other, and errors that it must find.
 
 #include "emulator/emulator.hpp"
 

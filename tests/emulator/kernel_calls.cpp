@@ -1,4 +1,4 @@
-/// What kernels ask of the thread, the warp and the block that they run in.
+/// Functions that kernels call on their thread, warp and block.
 
 #include <cstring>
 
@@ -44,7 +44,7 @@ const std::uint64_t* meet_lanes(const char* operation, std::uint32_t mask, std::
     if (warp.threads[i] != &thread) fibers().set_ready(*warp.threads[i]);
   }
   warp.meetings.erase(warp.meetings.begin() + static_cast<std::ptrdiff_t>(idx));
-  if (!warp.polled) fibers().moved();  // lanes that poll together move nothing
+  if (!warp.polled) fibers().moved();  // lanes that only poll together make no progress
   warp.polled = false;
   return thread.lanes;
 }

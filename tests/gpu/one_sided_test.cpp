@@ -1,5 +1,5 @@
-/// The one-sided layer on GPUs: calls of the host on streams, and kernels of the program's own. Several ranks share a
-/// GPU where there are fewer; nodes are emulated on one host.
+/// The one-sided layer on GPUs: host calls on streams, and kernels of the program. Several ranks share a GPU if there
+/// are too few; nodes are emulated on one host.
 
 #include "ferry/one_sided.hpp"
 
@@ -42,13 +42,13 @@ OneSidedOptions options_of(const Shape& shape) {
           .timeout_ns = kTimeoutNs};
 }
 
-/// Everything that went wrong on the stream so far.
+/// Error of the stream's work so far.
 Status finish(OneSided& shm, Stream stream) {
   synchronize(stream);
   return shm.poll_errors();
 }
 
-/// The first kernel of a stream must not meet kernels that wait for it on a GPU that ranks share.
+/// Runs a stream's first kernel before kernels of other ranks on a shared GPU wait for it.
 void warm_up(RankContext& context, OneSided& shm, Stream stream) {
   context.expect_ok(shm.quiet(stream), "quiet");
   context.expect_ok(finish(shm, stream), "quiet");
@@ -107,7 +107,7 @@ TEST_P(GpuOneSided, CallsOfTheHostFollowTheirStream) {
           name + "put_signal");
       context.expect_ok(shm.wait_until(words->data(), Comparison::kEqual, round, stream), name + "wait_until");
       context.expect_ok(shm.quiet(stream), name + "quiet");
-      // What was put there, back from there: the row of the next rank is what this one sent.
+      // Gets back the data that was put: the row of the next rank is the one that this rank sent.
       context.expect_ok(shm.get(next, landing, row->data(), num_bytes, stream), name + "get");
       context.expect_ok(shm.fetch_add(0, words->data() + 1, 1, landing + num_words, stream), name + "fetch_add");
       context.expect_ok(shm.barrier(stream), name + "barrier");
@@ -126,7 +126,7 @@ TEST_P(GpuOneSided, CallsOfTheHostFollowTheirStream) {
     context.expect(total.ok() && *total == 4 * static_cast<std::uint64_t>(shm.num_ranks()), "each rank added four");
     const Result<bool> holds = shm.test(words->data(), Comparison::kEqual, round);
     context.expect(holds.ok() && *holds, "test sees the last signal");
-    // Nobody is ahead with a barrier while others still read.
+    // No rank may be ahead by a barrier while others still read.
     context.expect_ok(shm.barrier(stream), "barrier");
     context.expect_ok(finish(shm, stream), "the end");
   });
@@ -258,7 +258,7 @@ TEST_P(GpuOneSided, GraphsReplayBarriersAndGets) {
     warm_up(context, shm, stream);
     constexpr std::uint64_t kNumWords = 500;
     auto world = shm.device_world();
-    // Each rank has been in another number of teams, so it has the words of this one at another place.
+    // Each rank has been in a different number of teams, so it has the words of this team at a different place.
     Result<Team> all = shm.split(shm.world(), shm.rank());
     const Team alone = all.ok() ? *all : Team();
     for (int i = 0; i < shm.rank() && all.ok(); ++i) all = shm.split(alone, 0);
@@ -354,7 +354,7 @@ TEST_P(GpuOneSided, ALossIsToldOnce) {
     if (context.rank() == lost) shm->reset();
     meet(context);
     if (context.rank() == 0) {
-      // From symmetric memory: no call of a kernel waits for it.
+      // From symmetric memory: no kernel of the call waits for it.
       context.expect_ok((*shm)->put_nbi(lost, words->data(), words->data() + 1, sizeof(std::uint64_t), stream.get()),
                         "put_nbi");
       context.expect_ok((*shm)->quiet(stream.get()), "quiet, launched");

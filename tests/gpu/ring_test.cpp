@@ -1,5 +1,5 @@
-/// A ring between two ranks whose ends are a kernel or a thread, in every combination: the proxies between them do not
-/// know which. The network is the loopback engine over pinned memory.
+/// A ring between two ranks, each end served by a kernel or a thread, in every combination; the proxies between them
+/// treat both alike. The network is the loopback engine over pinned memory.
 
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
