@@ -150,7 +150,7 @@ struct Machine::State {
     const unsigned num_blocks = fibers.num_blocks();
     fibers.take_turns();
     if (!fibers.can_go_on() && fibers.error().empty() && fibers.num_blocks() == num_blocks && num_blocks != 0) {
-      fibers.set_error("no thread can go on: " + describe_waiting());
+      fibers.set_error("no thread can continue: " + describe_waiting());
     }
   }
 
@@ -163,7 +163,7 @@ struct Machine::State {
       if (std::exchange(num_moves, fibers.num_moves()) != num_moves) clock_steps = 0;
       fibers.forget_still_turns();
       clock_ns += kClockStepNs;
-      if (++clock_steps > kMaxClockSteps) fibers.set_error("nothing moves any more: " + describe_waiting());
+      if (++clock_steps > kMaxClockSteps) fibers.set_error("no progress: " + describe_waiting());
     }
     return fibers.error();
   }

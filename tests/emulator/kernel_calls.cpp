@@ -28,8 +28,8 @@ const std::uint64_t* meet_lanes(const char* operation, std::uint32_t mask, std::
   if (idx == warp.meetings.size()) warp.meetings.push_back({mask, 0, operation, {}});
   Meeting& meeting = warp.meetings[idx];
   if (meeting.mask != mask || std::strcmp(meeting.operation, operation) != 0 || (mask >> lane & 1U) == 0) {
-    fibers().fail("lanes of a warp part: thread " + std::to_string(thread.place.thread.x) + " of block " +
-                  std::to_string(thread.place.block.x) + " comes to " + operation + ", others are in " +
+    fibers().fail("lanes of a warp diverge: thread " + std::to_string(thread.place.thread.x) + " of block " +
+                  std::to_string(thread.place.block.x) + " reaches " + operation + ", others are in " +
                   meeting.operation);
   }
   meeting.arrived |= 1U << lane;

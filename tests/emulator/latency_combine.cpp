@@ -148,7 +148,7 @@ std::string LatencyCombine::compare(int rank) const {
       if (row[i] != DeviceMemory::kPattern) return text("a write between rows", token, i);
     }
   }
-  return out.is_guarded() ? "" : text("a write behind the rows", routing_.num_tokens(rank), 0);
+  return out.is_guarded() ? "" : text("a write after the rows", routing_.num_tokens(rank), 0);
 }
 
 bool LatencyCombine::is_untouched(int rank) const {

@@ -225,7 +225,7 @@ std::string LatencyDispatch::compare(int rank) const {
     for (std::int64_t i = 0; i < out_stride(); ++i) {
       std::byte byte = DeviceMemory::kPattern;
       if (written && i < shape.x_bytes) byte = holds ? expected.x[to_size(row * shape.x_bytes + i)] : std::byte{0};
-      if (x[i] != byte) return text("another byte of x", row, i);
+      if (x[i] != byte) return text("wrong byte of x", row, i);
     }
     for (std::int64_t column = 0; column < shape.num_scales; ++column) {
       const std::int64_t index =
@@ -233,15 +233,15 @@ std::string LatencyDispatch::compare(int rank) const {
       for (std::int64_t i = 0; i < shape.scale_bytes; ++i) {
         const std::int64_t from = (row * shape.num_scales + column) * shape.scale_bytes + i;
         const std::byte byte = holds ? expected.scales[to_size(from)] : written ? std::byte{0} : DeviceMemory::kPattern;
-        if (to.data[index * shape.scale_bytes + i] != byte) return text("another byte of a scale", row, column);
+        if (to.data[index * shape.scale_bytes + i] != byte) return text("wrong byte of a scale", row, column);
       }
     }
   }
   for (std::size_t local = 0; spec_.placed && local < counters_[at].size(); ++local) {
     const std::int64_t rows = routing_.routings()[at].num_rows_per_local_expert[local];
-    if (counters_[at][local] != rows) return text("another count of an expert", rows, counters_[at][local]);
+    if (counters_[at][local] != rows) return text("wrong count of an expert", rows, counters_[at][local]);
   }
-  if (!out_x_[at].is_guarded() || !out_scales_[at].is_guarded()) return text("a write behind the rows", 0, 0);
+  if (!out_x_[at].is_guarded() || !out_scales_[at].is_guarded()) return text("a write after the rows", 0, 0);
   return routing_.compare(rank);
 }
 

@@ -204,7 +204,7 @@ std::string LatencyRouting::compare(int rank) const {
       }
     }
   }
-  return memory_[static_cast<std::size_t>(rank)].is_guarded() ? "" : "behind the tables";
+  return memory_[static_cast<std::size_t>(rank)].is_guarded() ? "" : "a write after the tables";
 }
 
 }  // namespace ferry::emulator

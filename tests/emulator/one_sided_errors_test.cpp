@@ -186,7 +186,7 @@ TEST(OneSidedNodes, WhatAPeerDoesNotAnswerEndsByItsDeadlineAndTheRestGoesOn) {
   });
   ASSERT_EQ(ranks.run(), "");
   EXPECT_EQ(late, std::vector<Code>(5, Code::kTimeout));
-  EXPECT_EQ(others, std::vector<Code>(others.size(), Code::kOk)) << "between others nothing has changed";
+  EXPECT_EQ(others, std::vector<Code>(others.size(), Code::kOk)) << "calls between other ranks are unaffected";
   EXPECT_EQ(num_in_vain, 2 * device::kNumReplies);
   EXPECT_EQ(got, before);
   EXPECT_EQ(ranks.errors(0).call, static_cast<int>(device::Call::kGet));
@@ -199,9 +199,9 @@ TEST(OneSidedNodes, WhatAPeerDoesNotAnswerEndsByItsDeadlineAndTheRestGoesOn) {
     count(world, 2, ranks.word(0, kCounter), 1, again);
   });
   ASSERT_EQ(ranks.run(), "");
-  EXPECT_EQ(again, std::vector<Code>(again.size(), Code::kOk)) << "late answers, and then as before";
+  EXPECT_EQ(again, std::vector<Code>(again.size(), Code::kOk)) << "calls after the late answers";
   EXPECT_EQ(*ranks.word(2, 4), 1U);
-  EXPECT_EQ(got, before) << "late answers are nobody's";
+  EXPECT_EQ(got, before) << "late answers must change no result";
 }
 
 /// The network may still write data that was requested before the rank was lost.
@@ -244,7 +244,7 @@ TEST(OneSidedNodes, WhereALostGetWasToComeNothingElseComes) {
     const std::byte* const first = staging + place * world.ring.slot_bytes;
     num_untouched += std::all_of(first, first + kNumBytes, [](std::byte b) { return b == std::byte{0xEE}; });
   }
-  EXPECT_EQ(num_untouched, 1U) << "the place of the lost get, and that alone";
+  EXPECT_EQ(num_untouched, 1U) << "only the place of the lost get";
 }
 
 TEST(OneSidedNodes, AWaitEndsWhenTheHostFindsARankLost) {
@@ -291,14 +291,14 @@ TEST(OneSidedNodes, ARankThatDoesNotAnswerHoldsUpNoOther) {
   EXPECT_EQ(codes, std::vector<Code>(codes.size(), Code::kOk));
   EXPECT_EQ(num_missing, 0U);
   EXPECT_EQ(*ranks.word(1, kSignal), kRounds);
-  EXPECT_EQ(late, Code::kTimeout) << "quiet is for all ranks";
+  EXPECT_EQ(late, Code::kTimeout) << "quiet waits for all ranks";
   EXPECT_EQ(*ranks.word(2, kSignal), 0U);
   ranks.stall(2, false);
   ranks.launch(0, {1, 1, 0}, [&] { late = device::quiet(ranks.world(0)); });
   ASSERT_EQ(ranks.run(), "");
   EXPECT_EQ(late, Code::kOk);
   for (const int rank : {2, 3}) {
-    EXPECT_EQ(*ranks.word(rank, kSignal), kRounds) << "the last signal is behind the others";
+    EXPECT_EQ(*ranks.word(rank, kSignal), kRounds) << "the last signal follows the others";
     const std::vector<std::byte> last(kNumBytes, pattern(rank, kRounds, 0));
     EXPECT_TRUE(std::equal(last.begin(), last.end(), ranks.heap(rank) + kRowOffset)) << "and the last put";
   }
@@ -324,7 +324,7 @@ TEST(OneSidedNodes, ARingThatACallHasLeftFullIsOverAndTheHostIsToldWhy) {
     for (std::uint64_t i = 1; i < world.ring.num_slots; ++i) {
       taken.push_back(device::put_value(world, 1, ranks.word(0, 4), i));
     }
-    EXPECT_TRUE(ranks.source(0).status().ok()) << "a full ring is nothing bad";
+    EXPECT_TRUE(ranks.source(0).status().ok()) << "a full ring is no error";
     behind.push_back(device::put_value(world, 1, ranks.word(0, 5), 1));
     use();
   });

@@ -159,7 +159,7 @@ std::uint64_t requests_of_put_signal(const OneSidedRanks::Options& options, unsi
   EXPECT_EQ(ranks.run(), "");
   EXPECT_EQ(num_errors, 0);
   EXPECT_TRUE(complete) << "after quiet, of " << num_bytes << " bytes";
-  EXPECT_EQ(ranks.source(0).num_taken(), num_requests + 1) << "and the quiet";
+  EXPECT_EQ(ranks.source(0).num_taken(), num_requests + 1) << "plus the quiet";
   return num_requests;
 }
 

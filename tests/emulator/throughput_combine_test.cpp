@@ -144,7 +144,7 @@ class Combining {
         ASSERT_EQ(std::memcmp(call.out_weights, one.weights.data(), one.weights.size() * sizeof(float)), 0)
             << "weights of rank " << rank << "; " << spec_;
       }
-      EXPECT_EQ(call.ranks.control.local->num_items_claimed, 0U) << "as the next call needs it";
+      EXPECT_EQ(call.ranks.control.local->num_items_claimed, 0U) << "must be 0 for the next call";
     }
   }
 

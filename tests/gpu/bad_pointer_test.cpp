@@ -111,7 +111,7 @@ TEST_P(BadPointer, DoesNotHarmTheNextCallOnTheStream) {
     const DispatchTensors next(context, group, good, 0);
     if (bad) refused.in.x.data = host;
     const Status status = group.dispatch(routing, refused.in, refused.out, stream, refused.options);
-    context.expect(status.ok() != bad, "what the call itself says: " + status.to_string());
+    context.expect(status.ok() != bad, "status of the call: " + status.to_string());
     context.expect_ok(group.dispatch(routing, next.in, next.out, stream, next.options), "the next call");
     const Status told = group.wait(stream);
     if (!bad) context.expect_code(told, ErrorCode::kInvalidArgument, "wait");

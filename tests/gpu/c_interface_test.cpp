@@ -179,14 +179,14 @@ void run_early_tables(RankContext& context, ferry_group* group, Batch& batch, vo
   context.expect(KnownMemory::here(), "memory is known");
   const bool routed = succeeded(context, route(group, batch, 0, &early, stream, &routing), "route");
   ferry_known_memory_end();
-  context.expect(!KnownMemory::here(), "memory is not known any more");
+  context.expect(!KnownMemory::here(), "memory is no longer known");
   if (!routed) return;
   synchronize(Stream{stream});
   std::vector<std::int32_t> prefix(kNumRanks * kNumRanks);
   early.rank_prefix.read(prefix);
   std::vector<std::int32_t> tokens(kNumRanks * kNumTokens);
   early.source_token.read(tokens);
-  context.expect(early.num_calls == 1, "asked once while it waited");
+  context.expect(early.num_calls == 1, "memory requested once while route waited");
   context.expect(prefix == std::vector<std::int32_t>{6, 6, 12, 12}, "rows from ranks up to each");
   context.expect(tokens == std::vector<std::int32_t>{0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 5}, "the token of each row");
   ferry_routing_free(routing);
@@ -214,7 +214,7 @@ void run_refused(RankContext& context, ferry_group* group, Batch& batch, void* s
   ferry_status_free(status);
   std::vector<std::int32_t> seen(static_cast<std::size_t>(kFewRows * 2));
   source.read(seen);
-  context.expect(seen == std::vector<std::int32_t>(seen.size(), -1), "what a refused call leaves to index with");
+  context.expect(seen == std::vector<std::int32_t>(seen.size(), -1), "indices after a refused call");
   ferry_routing_free(routing);
 }
 

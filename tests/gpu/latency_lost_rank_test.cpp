@@ -236,7 +236,7 @@ class GpuLatencyLostRank : public testing::TestWithParam<Scenario> {
       Routing routing;
       const Status later = send(*group, tensors, routing);
       context.expect(later.code() == status.code() && later.peer() == status.peer(),
-                     fmt::format("a later call says {}", later.to_string()));
+                     fmt::format("a later call returns {}", later.to_string()));
     }
     context.expect_code(group->destroy(), status.code(), "destroy tells, and leaves");
     group.reset();

@@ -84,7 +84,7 @@ TEST_P(LatencyManyCalls, OfLateRanksInFlatMemory) {
         pairs[i]->refill(context, cases[i]);
       }
       memory.expect_flat(context, group, pair);
-      if (!context.failures().empty()) return context.fail(fmt::format("this was after pair {}", pair));
+      if (!context.failures().empty()) return context.fail(fmt::format("failed after pair {}", pair));
     }
     pairs.clear();
     context.expect_ok(group.destroy(), "destroy");
@@ -139,7 +139,7 @@ TEST_P(LatencyManyCalls, OfReplayedGraphs) {
       if (!context.expect_ok(group.wait(stream.get()), fmt::format("wait after replay {}", replay))) return;
       pair.expect_received(context);
       memory.expect_flat(context, group, replay);
-      if (!context.failures().empty()) return context.fail(fmt::format("this was after replay {}", replay));
+      if (!context.failures().empty()) return context.fail(fmt::format("failed after replay {}", replay));
     }
     meet(context);
   });
@@ -153,7 +153,7 @@ TEST(LatencyGraph, OfFiftyPairsForEachRank) {
   constexpr int kPairsInGraph = 50;
   constexpr int kNumReplays = 20;
   ExchangeCase one;
-  one.name = "one token a rank";
+  one.name = "one token per rank";
   one.world = {.num_ranks = kNumRanks, .num_topk = 8, .num_experts = 256, .max_tokens = 1};
   one.world.layout = Layout::kSlab;
   one.world.fixed_rows = kNumRanks;
@@ -189,7 +189,7 @@ TEST(LatencyGraph, OfFiftyPairsForEachRank) {
     }
     for (const auto& pair : pairs) pair->expect_received(context);
     if (context.rank() == 0) {
-      std::printf("%d ranks, 1 token each, graphs of %d pairs: %.1f us a pair, launch included\n", kNumRanks,
+      std::printf("%d ranks, 1 token each, graphs of %d pairs: %.1f us per pair, launch included\n", kNumRanks,
                   kPairsInGraph, best_us);
     }
     meet(context);

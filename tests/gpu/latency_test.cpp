@@ -108,7 +108,7 @@ TEST(LatencyHalves, LeaveTheGpuToOthersUntilThePeersCome) {
     if (!routing.ok()) return;
     const Status status = finish(group, group.latency_receive(*routing, stream.get()), stream.get());
     if (!context.expect_ok(status, "receive half")) return;
-    tensors.expect_received(context, "after the peer came: ");
+    tensors.expect_received(context, "after the peer arrived: ");
     context.expect_ok(group.destroy(), "destroy");
   });
 }

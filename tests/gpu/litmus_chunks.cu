@@ -7,7 +7,7 @@
 namespace ferry::test {
 namespace {
 
-using namespace cuda::device;  // NOLINT(google-build-using-namespace): what this file is about
+using namespace cuda::device;  // NOLINT(google-build-using-namespace): the primitives under test
 
 constexpr int kWatchThreads = 256;
 /// Longest delay of a warp before a chunk, so that the last warp of a chunk varies.

@@ -42,7 +42,7 @@ void expect_clean(const LitmusReport& report, std::uint32_t num_blocks, const st
   EXPECT_EQ(report.num_breaches, 0U) << fmt::format(
       "{}: first breach: kind {} at {} in round or epoch {}: {:#x} for {:#x}", what, static_cast<int>(report.first),
       report.where, report.when, report.seen, report.expected);
-  EXPECT_EQ(report.num_completed, num_blocks) << what << ": blocks that came to their end";
+  EXPECT_EQ(report.num_completed, num_blocks) << what << ": blocks that ended normally";
 }
 
 /// Two kernels, one per side, that send each other rows in turn.

@@ -7,7 +7,7 @@
 namespace ferry::test {
 namespace {
 
-using namespace cuda::device;  // NOLINT(google-build-using-namespace): what this file is about
+using namespace cuda::device;  // NOLINT(google-build-using-namespace): the primitives under test
 
 __global__ void waits_kernel(const __grid_constant__ cuda::RankParams ranks, const PlannedWait* waits,
                              WaitOutcome* outcomes) {

@@ -6,7 +6,7 @@
 namespace ferry::test {
 namespace {
 
-using namespace cuda::device;  // NOLINT(google-build-using-namespace): what this file is about
+using namespace cuda::device;  // NOLINT(google-build-using-namespace): the primitives under test
 using cuda::Awaited;
 using cuda::kGrantSlots;
 using cuda::kSets;

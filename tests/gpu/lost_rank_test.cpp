@@ -52,7 +52,7 @@ class GpuLostRank : public testing::TestWithParam<Scenario> {
     const RouteArguments arguments(context, *group, prepared_);
     const Status later = group->route(arguments.input(), arguments.options(), stream_of(*group)).status();
     context.expect(later.code() == status.code() && later.peer() == status.peer(),
-                   fmt::format("a later call says {}", later.to_string()));
+                   fmt::format("a later call returns {}", later.to_string()));
     context.expect_code(group->wait(stream_of(*group)), ErrorCode::kTimeout, "a later wait");
     context.expect_code(group->destroy(), ErrorCode::kTimeout, "destroy tells, and leaves");
     group.reset();

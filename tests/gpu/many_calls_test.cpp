@@ -72,7 +72,7 @@ void run_back_to_back(RankKind kind, int num_ranks, int num_rounds) {
       if (round % kRoundsBetweenLooks != kRoundsBetweenLooks - 1) continue;
       if (!context.expect_ok(group.wait(stream_of(group)), fmt::format("wait after round {}", round))) return;
       rounds.look(context);
-      if (!context.failures().empty()) context.fail(fmt::format("this was after round {}", round));
+      if (!context.failures().empty()) context.fail(fmt::format("failed after round {}", round));
     }
   });
 }

@@ -80,11 +80,11 @@ TEST(MemoryPath, IpcMemoryRestsUntilLateProcessesLetGoOfIt) {
     } else {
       meet(context);
       group->reset();  // rank 0 closed this rank's memory long ago
-      context.expect(cuda::num_resting_blocks() == 0, "memory rests that nobody has open");
+      context.expect(cuda::num_resting_blocks() == 0, "memory is kept although no rank has it open");
       meet(context);
     }
     { const cuda::LiveGroup next; }
-    context.expect(cuda::num_resting_blocks() == 0, "memory rests for ever");
+    context.expect(cuda::num_resting_blocks() == 0, "memory is kept forever");
   });
 }
 

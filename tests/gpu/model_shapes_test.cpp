@@ -84,7 +84,7 @@ TEST_P(KernelChoices, ChangeNoResult) {
       for (std::size_t i = 0; i < kernels.size(); ++i) {
         check_case(context, group, prepared, kernels[i]);
         if (!context.failures().empty()) {
-          context.fail(fmt::format("this was with kernel choice {}, memory {}", i, static_cast<int>(memory)));
+          context.fail(fmt::format("failed with kernel choice {}, memory {}", i, static_cast<int>(memory)));
           return;
         }
       }

@@ -157,7 +157,7 @@ class GpuNodesLostRank : public testing::TestWithParam<Scenario> {
     scene_->num_told.fetch_add(1);
     const Status later = call();
     context.expect(later.code() == status.code() && later.peer() == status.peer(),
-                   fmt::format("a later call says {}", later.to_string()));
+                   fmt::format("a later call returns {}", later.to_string()));
     context.expect_code(group->destroy(), status.code(), "destroy tells, and leaves");
     group.reset();
     if (scenario().loses_link()) {

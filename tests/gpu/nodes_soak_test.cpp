@@ -73,7 +73,7 @@ class Soak {
       look();
       meet(context_);
       if (step + 1 >= kNumWarmSteps) take_stock();
-      if (!context_.failures().empty()) return context_.fail(fmt::format("this was in step {}", step));
+      if (!context_.failures().empty()) return context_.fail(fmt::format("failed in step {}", step));
     }
   }
 

@@ -114,11 +114,11 @@ TEST_P(GpuOneSided, CallsOfTheHostFollowTheirStream) {
       if (!context.expect_ok(finish(shm, stream), name + "all of it")) return;
       std::vector<std::uint64_t> got(num_words + 1);
       fetched.read(got);
-      context.expect(std::equal(mine.begin(), mine.end(), got.begin()), name + "get brings what put sent");
+      context.expect(std::equal(mine.begin(), mine.end(), got.begin()), name + "get returns the data of put");
       std::vector<std::uint64_t> received(num_words);
       copy_from_device(received.data(), row->data(), num_bytes);
       std::iota(mine.begin(), mine.end(), static_cast<std::uint64_t>(before) * 1'000'000);
-      context.expect(received == mine, name + "the row of the rank before is here");
+      context.expect(received == mine, name + "the row of the previous rank has arrived");
       context.expect_ok(shm.free(row->data()), "free");
     }
     const Result<std::uint64_t> total = shm.fetch_add(0, words->data() + 1, 0);
@@ -199,7 +199,7 @@ TEST_P(GpuOneSided, QuietForbidsStoreBufferingAtEveryScope) {
                     stream);
       const std::string name = fmt::format("scope {}", static_cast<int>(scope));
       context.expect_ok(finish(shm, stream), name);
-      context.expect(num_errors.read() == 0, name + ": calls, and what all reserved");
+      context.expect(num_errors.read() == 0, name + ": calls, and the reserved room");
       meet(context);
       if (shm.rank() == 0) {
         std::vector<std::uint64_t> both(2 * kRounds);
@@ -244,9 +244,9 @@ TEST_P(GpuOneSided, ManyThreadsCountExactly) {
     copy_from_device(seen.data(), words->data(), seen.size() * sizeof(std::uint64_t));
     if (shm.rank() == 0) {
       context.expect(seen[0] == expected, fmt::format("{} counted, expected {}", seen[0], expected));
-      context.expect(seen[2] == 7, "somebody took the lock");
+      context.expect(seen[2] == 7, "a thread took the lock");
     }
-    if (shm.rank() == shm.num_ranks() - 1) context.expect(seen[1] == expected, "every signal came once");
+    if (shm.rank() == shm.num_ranks() - 1) context.expect(seen[1] == expected, "every signal arrived once");
     meet(context);
   });
 }
@@ -292,7 +292,7 @@ TEST_P(GpuOneSided, GraphsReplayBarriersAndGets) {
       meet(context);
       graph.launch();
       if (!context.expect_ok(finish(shm, stream), fmt::format("replay {}", replay))) return;
-      context.expect(num_errors.read() == 0, "every get brings what this replay wrote");
+      context.expect(num_errors.read() == 0, "every get returns this replay's data");
     }
     const Result<std::uint64_t> total = shm.fetch_add(0, flag->data(), 0);
     context.expect(total.ok() && *total == 3 * static_cast<std::uint64_t>(shm.num_ranks()), "each replay added one");
@@ -314,7 +314,7 @@ TEST_P(GpuOneSided, ErrorsOfKernelsReachTheHostAndLeaveTheRestUsable) {
     const ErrorCount num_errors;
     launch_bad_put(*world, num_errors.data(), stream);
     context.expect_code(finish(shm, stream), ErrorCode::kInvalidArgument, "a put outside of symmetric memory");
-    context.expect(num_errors.read() == 0, "the kernel was told as well");
+    context.expect(num_errors.read() == 0, "the kernel got the error as well");
     context.expect_ok(shm.signal(shm.rank(), words->data(), 1, SignalOp::kSet, stream), "signal");
     context.expect_ok(shm.wait_until(words->data(), Comparison::kEqual, 1, stream, kShortNs), "wait_until");
     context.expect_ok(shm.barrier(stream), "barrier");
@@ -341,7 +341,7 @@ TEST_P(GpuOneSided, ALostRankEndsWaits) {
 }
 
 TEST_P(GpuOneSided, ALossIsToldOnce) {
-  if (GetParam().num_ranks == GetParam().ranks_per_node) GTEST_SKIP() << "nothing is asked of a rank of this node";
+  if (GetParam().num_ranks == GetParam().ranks_per_node) GTEST_SKIP() << "a rank of this node gets no requests";
   run_gpu_ranks({GetParam().kind, GetParam().num_ranks}, [&](RankContext& context) {
     auto shm = OneSided::create(context.bootstrap(), options_of(GetParam()));
     if (!context.expect_ok(shm.status(), "OneSided::create")) return;

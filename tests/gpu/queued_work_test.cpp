@@ -82,7 +82,7 @@ TEST(QueuedWork, LeavesTheProgramsLastErrorAlone) {
       clear_device_error();
       if (mistaken) leave_device_error();
       const std::string expected = pending_device_error();
-      context.expect(expected.empty() != mistaken, "the error that a program has made: " + expected);
+      context.expect(expected.empty() != mistaken, "the program's own error: " + expected);
       const auto expect_record = [&](const char* what) {
         const std::string seen = pending_device_error();
         context.expect(seen == expected, fmt::format("after {}: \"{}\" for \"{}\"", what, seen, expected));
@@ -96,13 +96,13 @@ TEST(QueuedWork, LeavesTheProgramsLastErrorAlone) {
         const auto routing = group.route(bounded_arguments.input(), bounded_arguments.options(), stream);
         if (!context.expect_ok(routing.status(), "bounded route")) return;
         context.expect_ok(group.dispatch(*routing, tensors.in, tensors.out, stream, tensors.options), "dispatch");
-        expect_record("a dispatch that is on its way");
+        expect_record("a dispatch in progress");
       }
       {
         const auto buffer = group.allocate(4096);
         context.expect_ok(buffer.status(), "allocate");
       }
-      expect_record("memory that came and went meanwhile");
+      expect_record("memory allocated and freed meanwhile");
       context.expect_ok(group.wait(stream), "wait");
       expect_record("a wait");
     }
@@ -129,7 +129,7 @@ TEST(QueuedWork, OnAStreamThatIsGoneIsFollowedByTheNextCall) {
       const OwnedStream stream;
       context.expect_ok(group.dispatch(routing, next.in, next.out, stream.get(), next.options), "the next dispatch");
       context.expect_ok(group.wait(stream.get()), "wait");
-      first.expect_received(context, "on the stream that is gone: ");
+      first.expect_received(context, "on the destroyed stream: ");
       next.expect_received(context, "on the next stream: ");
     }
     context.expect_ok(group.destroy(), "destroy");
@@ -163,7 +163,7 @@ TEST(QueuedWork, ThatNeverEndsDoesNotHoldTheMemoryOfCallsThatAreDone) {
     context.expect(one_bytes > 0 && held_bytes <= kMostAtOnce * one_bytes,
                    fmt::format("{} bytes are held after {} routes of {}", held_bytes, kNumRounds, one_bytes));
     for (const OwnedStream& stream : streams) context.expect_ok(group.wait(stream.get()), "wait");
-    context.expect(group.memory_usage().staging_bytes == idle_bytes, "memory is held though no call is under way");
+    context.expect(group.memory_usage().staging_bytes == idle_bytes, "memory is held although no call is in progress");
     context.expect_ok(group.destroy(), "destroy");
   });
 }

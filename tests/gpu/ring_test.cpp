@@ -196,7 +196,7 @@ TEST_P(RingOnGpu, EveryChunkArrivesWholeAndInOrder) {
   for (std::thread& thread : threads) thread.join();
   check(cudaStreamSynchronize(fill_stream.get()));
   check(cudaStreamSynchronize(drain_stream.get()));
-  EXPECT_EQ(counters_->get()[0], 0U) << "words that are not what was filled";
+  EXPECT_EQ(counters_->get()[0], 0U) << "words that differ from the pattern";
   EXPECT_EQ(counters_->get()[1], 0U) << "waits of kernels that expired";
   EXPECT_EQ(words_[1]->get()->used, kNumRounds);
 }

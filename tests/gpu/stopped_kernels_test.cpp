@@ -150,13 +150,14 @@ class GpuStoppedKernels : public testing::TestWithParam<Scenario> {
     context.expect(status.peer() == kVictim, fmt::format("blamed rank {}: {}", status.peer(), status.to_string()));
     const std::string loss =
         fmt::format("rank {} has {}", kVictim, GetParam().loss == Loss::kLeaves ? "destroyed its group" : "died");
-    context.expect(status.message().find(loss) != std::string_view::npos, fmt::format("\"{}\" tells the loss", loss));
+    context.expect(status.message().find(loss) != std::string_view::npos,
+                   fmt::format("the message names \"{}\"", loss));
     expect_same_words(context, status);
 
     const RouteArguments arguments(context, *group, prepared_);
     const Status later = group->route(arguments.input(), arguments.options(), stream_of(*group)).status();
     context.expect(later.code() == status.code() && later.peer() == status.peer(),
-                   fmt::format("a later call says {}", later.to_string()));
+                   fmt::format("a later call returns {}", later.to_string()));
     context.expect_code(group->destroy(), ErrorCode::kPeerLost, "destroy tells, and leaves");
     group.reset();
     go_on_without(kVictim, context, without_victim_, meeting_);

@@ -106,7 +106,7 @@ SharedScene* make_shared_scene() {
 void await(const std::function<bool()>& there, std::string_view what) {
   const std::int64_t deadline_ns = node::monotonic_ns() + kPatienceNs;
   while (!there()) {
-    if (node::monotonic_ns() > deadline_ns) throw std::runtime_error(fmt::format("nothing came of: {}", what));
+    if (node::monotonic_ns() > deadline_ns) throw std::runtime_error(fmt::format("timed out waiting for: {}", what));
     sched_yield();
   }
 }

@@ -143,7 +143,7 @@ TEST_P(WaitTimes, AreAddedInEveryReplay) {
         if (rank != kLate && sums[kLate] > before_ns) ++num_growths;
         before_ns = sums[kLate];
       }
-      context.expect(any_rank(context, num_growths == kNumGrowths), "nobody has waited in most replays");
+      context.expect(any_rank(context, num_growths == kNumGrowths), "no rank waited in most replays");
       pair.expect_received(context);
       meet(context);
     }

@@ -16,7 +16,7 @@ class SlotWriter {
   /// Words that a warp fills in one pass; each bit stands for one row.
   static constexpr int kWordsPerWarp = 8;
   static constexpr int kWords = kNumWarps * kWordsPerWarp;
-  static_assert(kWords == 2 * kWarpLanes, "a lane counts two words");
+  static_assert(kWords == 2 * kWarpLanes, "each lane counts two words");
 
  public:
   struct Shared {

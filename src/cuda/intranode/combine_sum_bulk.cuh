@@ -26,7 +26,7 @@ inline constexpr int kManyRows = 8;
 /// Tokens with more rows are rare.
 inline constexpr int kMostRows = 64;
 static_assert(kMostRows >= kMaxTerms);
-static_assert(kSetBytes / kMostRows % kLandingBytes == 0, "every piece of a set begins at a good destination");
+static_assert(kSetBytes / kMostRows % kLandingBytes == 0, "every piece of a set is aligned to kLandingBytes");
 
 /// The last tokens are divided into parts, which are smaller units of work than tokens, so that warps, and with them
 /// multiprocessors, finish together. Parts have no other benefit, and each part must find the token's terms again.

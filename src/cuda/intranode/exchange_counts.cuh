@@ -71,7 +71,7 @@ __device__ inline WordPair tagged(std::uint64_t epoch, std::uint32_t first, std:
 
 /// Words of a header that are sent separately: the location of the source table.
 inline constexpr int kSourceOffsetWords = sizeof(std::int64_t) / sizeof(std::uint32_t);
-static_assert(offsetof(CountsHeader, source_offset) == 0, "the first two");
+static_assert(offsetof(CountsHeader, source_offset) == 0, "the first two words");
 
 /// Lets every rank write into this rank's source table: the fence orders all uses of that memory by previous calls
 /// before the words sent here. Only this warp waits for the fence; headers and counts are sent by other warps at once.
