@@ -90,7 +90,7 @@ __device__ Outcome sum(const CombineParams& params, const Shared& shared, const 
       shared.known[rank] = 0;
     }
   };
-  // Consecutive warps' items go to different blocks, so small batches spread over the blocks.
+  // Consecutive items go to different blocks, so that small batches spread over the blocks.
   const int first = warp_idx() * params.num_sum_blocks + static_cast<int>(blockIdx.x);
   const int step = params.num_sum_blocks * warps_of(kBulk);
   TermFinder finder(params, shared.holders, shared.known, epoch);

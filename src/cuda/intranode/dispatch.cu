@@ -64,7 +64,7 @@ struct RunPart {
     const bool own = block >= num_link_blocks;
     const int first_block = own ? num_link_blocks : 0;
     const int num_blocks = own ? params.num_own_blocks : num_link_blocks;
-    // Consecutive warps' units go to different blocks, so small batches spread over the blocks.
+    // Consecutive units go to different blocks, so that small batches spread over the blocks.
     RunPart part{{ranks.rank, 1}, warp_idx() * num_blocks + block - first_block, num_blocks * sending_warps(params)};
     if (params.num_own_blocks == 0) part.targets = {ranks.rank, ranks.num_ranks};
     if (params.num_own_blocks != 0 && !own) part.targets = {(ranks.rank + 1) % ranks.num_ranks, ranks.num_ranks - 1};
@@ -203,7 +203,7 @@ __device__ void receive_rows(const DispatchParams& params, const Shared& shared,
     if (may_send_runs<kBulk>(params)) {
       if (watches) watch_arrivals(params, epoch, shared.arrived);
       if (warp_idx() >= kRunWarps) return;
-      // Consecutive warps' units go to different blocks, so small batches spread over the blocks.
+      // Consecutive units go to different blocks, so that small batches spread over the blocks.
       const int warp = warp_idx() * params.num_receive_blocks + block;
       RunReceiver(params, shared.arrived, shared.runs, make_run_stages(shared, kRunWarps), warp,
                   params.num_receive_blocks * kRunWarps)

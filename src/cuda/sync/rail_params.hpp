@@ -21,7 +21,6 @@
 ///   out[n], in[n]  blocks that serve a ring       st.release.gpu /    `exchange`: the first chunk; `turn`: actions of
 ///                                                 ld.acquire.gpu      other blocks on the chunks below it; `seen`:
 ///                                                                     chunks that have room, or have arrived
-///                                                                     chunks that have room, or have arrived
 
 #include <cstddef>
 #include <cstdint>
