@@ -178,7 +178,7 @@ TEST_F(EmulatedLatencyMask, ARankThatDoesNotCombine) {
   for (int round = 0; round < 2; ++round) {
     const auto ranks = make_ranks();
     LatencyCombineSpec combine = Layer::draw_combine(random_, {kVictim});
-    if (round == 0) {  // lost before other ranks send sums that need the victim's weights
+    if (round == 0) {  // the others wait for the victim's weights before they send sums
       combine.order = CombineOrder::kRankSums;
       combine.own_weights = true;
     }

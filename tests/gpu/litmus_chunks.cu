@@ -10,7 +10,7 @@ namespace {
 using namespace cuda::device;  // NOLINT(google-build-using-namespace): the primitives under test
 
 constexpr int kWatchThreads = 256;
-/// Longest delay of a warp before a chunk, so that the last warp of a chunk varies.
+/// Longest pause of a warp after the rows of a chunk, so that the last warp of a chunk varies.
 constexpr std::uint32_t kMaxPauseNs = 4000;
 
 struct RowsAfter {

@@ -69,7 +69,7 @@ struct SumItems {
 struct SetCursor {
   int piece = 0;
   int end_piece = 0;
-  int bytes_log2 = 0;  ///< size of a piece, one row's part of a set
+  int bytes_log2 = 0;  ///< log2 of the size of a piece, one row's part of a set
 
   __device__ static SetCursor of(const SumItems::Item& item, int num_rows, std::int64_t row_bytes) {
     SetCursor cursor;

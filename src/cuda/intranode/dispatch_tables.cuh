@@ -49,8 +49,7 @@ class TableSender {
 
   __device__ Destination destination_of(uint4 raw) const {
     asm volatile(""
-                 : "+r"(raw.x), "+r"(raw.y), "+r"(raw.z), "+r"(raw.w));  // otherwise the compiler extracts the fields
-                                                                         // right after the load
+                 : "+r"(raw.x), "+r"(raw.y), "+r"(raw.z), "+r"(raw.w));  // else the compiler extracts them at the load
     Destination destination = *reinterpret_cast<const Destination*>(&raw);
     if (lane_idx() >= params_.num_topk) destination.rank = -1;
     return destination;
