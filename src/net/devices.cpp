@@ -19,7 +19,7 @@ namespace ferry::net {
 namespace {
 
 /// Addresses that no host has (RFC 5737, RFC 3849): only the default route leads to them.
-constexpr std::array<const char*, 2> kNobody{"198.51.100.1", "2001:db8::1"};
+constexpr std::array<const char*, 2> kUnroutableAddresses{"198.51.100.1", "2001:db8::1"};
 /// Any port will do, because connecting a datagram socket only looks up the route (9: discard, RFC 863).
 constexpr const char* kAnyPort = "9";
 /// Linux (include/rdma/ib_verbs.h): IB_PORT_ACTIVE, as /sys/class/infiniband/*/ports/*/state shows it.
@@ -141,8 +141,8 @@ std::string source_towards(const std::string& address) {
 }
 
 std::string default_address(std::span<const NetDeviceInfo> devices) {
-  for (const char* nobody : kNobody) {
-    std::string source = source_towards(nobody);
+  for (const char* address : kUnroutableAddresses) {
+    std::string source = source_towards(address);
     if (!source.empty() && !is_loopback_address(source)) return source;
   }
   const auto first = std::ranges::find_if(

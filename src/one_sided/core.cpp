@@ -44,11 +44,11 @@ Core::Core(const Topology& topology_in, std::unique_ptr<Backend> backend_in, std
       backend(std::move(backend_in)),
       heap(backend->heap()),
       blocks(backend->heap_bytes()) {
-  std::vector<int> everybody;
+  std::vector<int> all_ranks;
   std::vector<int> neighbours;
   std::vector<int> rail_peers;
   for (int rank = 0; rank < topology.num_ranks; ++rank) {
-    everybody.push_back(rank);
+    all_ranks.push_back(rank);
     if (topology.node_of(rank) == topology.node_of(topology.rank)) neighbours.push_back(rank);
     if (topology.rail_of(rank) == topology.rail_of(topology.rank)) rail_peers.push_back(rank);
   }
@@ -56,7 +56,7 @@ Core::Core(const Topology& topology_in, std::unique_ptr<Backend> backend_in, std
     std::vector<int> slots(ranks.size(), next_slot++);
     return make_team(std::move(ranks), std::move(slots));
   };
-  world = add(std::move(everybody));
+  world = add(std::move(all_ranks));
   node = add(std::move(neighbours));
   rail = add(std::move(rail_peers));
   reserved_slots.fill(kNoSlot);

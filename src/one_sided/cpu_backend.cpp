@@ -202,7 +202,7 @@ Status CpuBackend::wait_until(const WaitCall& call) {
                               return fmt::format("the word at offset {} of its heap, which is {}, to compare with {}",
                                                  call.offset, load(word), call.value);
                             },
-                        .ranks = fabric_->everybody(),
+                        .ranks = fabric_->all_ranks(),
                         .timeout_ns = call.timeout_ns,
                         .word = fabric_->engine_offset(call.offset)},
                        done);
@@ -216,7 +216,7 @@ Result<bool> CpuBackend::test(const WaitCall& call) {
 
 Status CpuBackend::fence(int rank, Stream /*stream*/) {
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  for (const int peer : fabric_->everybody()) {
+  for (const int peer : fabric_->all_ranks()) {
     if ((rank != kEveryRank && rank != peer) || fabric_->in_node(peer)) continue;
     const Status status = fabric_->issue({.kind = Request::Kind::kFence, .peer = peer}, "fence");
     // With kEveryRank, lost ranks need no order.

@@ -218,8 +218,8 @@ bool Driver::try_issue(const Request& request) {
 /// Called after a caller has issued or waited: moves its operations and leaves remaining work to the thread.
 void Driver::settle() {
   const Moved moved = turn(kIssueRounds);
-  const bool nobody_drives = num_drivers_.load(std::memory_order_relaxed) == 0;
-  if ((moved.last && nobody_drives) || (moved.any && armed_.load(std::memory_order_seq_cst))) wake();
+  const bool is_idle = num_drivers_.load(std::memory_order_relaxed) == 0;
+  if ((moved.last && is_idle) || (moved.any && armed_.load(std::memory_order_seq_cst))) wake();
 }
 
 void Driver::forget(const Completion* completion) {

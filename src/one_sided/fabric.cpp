@@ -61,7 +61,7 @@ Fabric::Fabric(const BackendContext& context, std::size_t heap_bytes, node::Rend
       spins_(std::thread::hardware_concurrency() >=
              static_cast<unsigned>(std::ranges::count_if(rendezvous.places, &RankPlace::on_this_host))),
       peers_(topology_.rank, topology_.node_of(topology_.rank) * topology_.ranks_per_node, std::move(rendezvous)) {
-  for (int rank = 0; rank < topology_.num_ranks; ++rank) everybody_.push_back(rank);
+  for (int rank = 0; rank < topology_.num_ranks; ++rank) all_ranks_.push_back(rank);
 }
 
 Fabric::~Fabric() { abandon(); }
@@ -122,7 +122,7 @@ Status Fabric::join_network(const BackendContext& context, const std::vector<Ran
   params.engine.num_channels = Driver::kNumChannels;
   params.engine.memory = {memory_, memory_ == nullptr ? 0 : memory_bytes};
   params.engine.timeout_ns = timeout_ns_;
-  params.engine.ranks = everybody_;
+  params.engine.ranks = all_ranks_;
   params.places = places;
   Result<rail::Network> network = rail::open_network(context, params, my_status);
   if (!network.ok()) return network.status();
@@ -137,7 +137,7 @@ Status Fabric::join_network(const BackendContext& context, const std::vector<Ran
   if (Status all = gather_or_fail(*context.bootstrap, status, {}, timeout_ns_).status(); !all.ok()) return all;
   // Engines connect when something is sent. Meet now, so that an unreachable rank is found here.
   const TeamState joining{
-      .ranks = everybody_, .slots = std::vector(everybody_.size(), kJoiningTeam), .my_place = topology_.rank};
+      .ranks = all_ranks_, .slots = std::vector(all_ranks_.size(), kJoiningTeam), .my_place = topology_.rank};
   if (status = barrier(joining, "OneSided::create"); !status.ok()) return status;
   return quiet("OneSided::create");
 }

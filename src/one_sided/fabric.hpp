@@ -54,7 +54,7 @@ class Fabric {
 
   const Topology& topology() const { return topology_; }
   std::int64_t timeout_ns() const { return timeout_ns_; }
-  std::span<const int> everybody() const { return everybody_; }
+  std::span<const int> all_ranks() const { return all_ranks_; }
   bool in_node(int rank) const { return topology_.node_of(rank) == topology_.node_of(topology_.rank); }
 
   /// This rank's host heap, zeroed at creation, mapped shared, page-aligned.
@@ -77,7 +77,7 @@ class Fabric {
   /// Ok, or kPeerLost / kTransport for the first of `ranks` that is lost. Costs system calls. `may_have_left`: see
   /// Wait.
   Status presence(std::span<const int> ranks, const std::function<bool(int rank)>& may_have_left = {}) const;
-  Status presence() const { return presence(everybody_); }
+  Status presence() const { return presence(all_ranks_); }
 
   /// Passes a request to the driver; drives the network until it can be issued.
   /// @errors kTimeout; for a lost peer its status: the request was not issued, and its completion receives no callback
@@ -151,7 +151,7 @@ class Fabric {
   std::int64_t timeout_ns_;
   std::size_t heap_bytes_;
   bool spins_;  // the host has a core for each thread
-  std::vector<int> everybody_;
+  std::vector<int> all_ranks_;
   node::Peers peers_;
   std::byte* memory_ = nullptr;  // control area and heap of this rank, in its arena
   std::size_t arena_offset_ = 0;

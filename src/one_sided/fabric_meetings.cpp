@@ -31,7 +31,7 @@ std::size_t Fabric::arrived_offset(int slot, std::uint64_t number, std::size_t s
 }
 
 Entry* Fabric::entries(int rank, int slot) const {
-  const std::size_t first = static_cast<std::size_t>(slot) * everybody_.size();
+  const std::size_t first = static_cast<std::size_t>(slot) * all_ranks_.size();
   return reinterpret_cast<Entry*>(memory_of(rank) + sizeof(Control)) + first;
 }
 

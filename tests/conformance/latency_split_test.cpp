@@ -190,7 +190,7 @@ TEST_P(LatencySplit, DispatchesAndCombinesInFlightTogether) {
 }
 
 /// A program that stops between the halves, for example because of an exception, drops the Routing.
-TEST_P(LatencySplit, ARoutingThatIsDroppedBeforeItIsReceivedHarmsNobody) {
+TEST_P(LatencySplit, ARoutingDroppedBeforeItIsReceivedHarmsNoRank) {
   constexpr int kNumRanks = 3;
   const std::vector<PreparedCase> batches = two_batches(kNumRanks);
   run_with_group(kNumRanks, [&](RankContext& context, Group& group) {

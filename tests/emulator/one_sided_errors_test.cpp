@@ -66,7 +66,7 @@ TEST_P(OneSidedErrors, BadArgumentsAreRefusedAndRecorded) {
   EXPECT_EQ(ranks.errors(0).rank, ranks.num_ranks()) << "the first error stays until the host has read it";
 }
 
-TEST_P(OneSidedErrors, AWaitThatNobodyAnswersEndsByItsDeadline) {
+TEST_P(OneSidedErrors, AWaitWithoutAnAnswerEndsByItsDeadline) {
   OneSidedRanks ranks(options(1));
   std::vector<Code> codes;
   ranks.launch(0, {1, 64, 0}, [&] {

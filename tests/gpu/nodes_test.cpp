@@ -140,7 +140,7 @@ TEST_P(GpuNodesWithFaults, LateNodesAndAnyOrder) {
 }
 
 /// A call that one rank refuses is refused everywhere, in the same words, and the group remains usable.
-TEST_P(GpuNodes, OneRefusalIsEverybodysError) {
+TEST_P(GpuNodes, OneRefusalIsTheErrorOfAllRanks) {
   ExchangeCase spec;
   spec.world = {.num_topk = 2, .num_experts = 2 * GetParam().num_ranks(), .max_tokens = 8};
   spec.dispatches = {{.hidden = 64}};

@@ -120,7 +120,7 @@ TEST_F(HostCalls, ACachedCallAsksLittleOfCuda) {
 }
 
 /// Tensors that name their device need no query.
-TEST_F(HostCalls, NobodyIsAskedWhereKnownMemoryIs) {
+TEST_F(HostCalls, NoDriverCallIsMadeForKnownMemory) {
   const Routing routing = latency_dispatch().value();
   const auto questions = [&] {
     take_cuda_calls();

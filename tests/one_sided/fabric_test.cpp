@@ -191,7 +191,7 @@ TEST(OneSidedFabric, AWaitEndsByItsDeadlineHoweverBusyTheNetworkIs) {
         int num_looks_after = 0;
         const Status status = (*fabric)->wait({.operation = "wait",
                                                .what = [] { return std::string("nothing"); },
-                                               .ranks = (*fabric)->everybody(),
+                                               .ranks = (*fabric)->all_ranks(),
                                                .timeout_ns = kTimeoutNs},
                                               [&] {
                                                 num_looks_after += node::monotonic_ns() - begin_ns > 2 * kTimeoutNs;

@@ -106,7 +106,7 @@ TEST_P(OneSidedOrder, AFenceOrdersEachKindOfOperationBeforeEachKind) {
   });
 }
 
-TEST_P(OneSidedOrder, WhatQuietHasCompletedEverybodySees) {
+TEST_P(OneSidedOrder, AllRanksSeeWhatQuietHasCompleted) {
   run_world(GetParam(), [](RankContext& context, OneSided& shm) {
     constexpr std::uint64_t kRounds = 20;
     constexpr std::size_t kWords = 600;

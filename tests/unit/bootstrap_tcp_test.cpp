@@ -230,7 +230,7 @@ TEST_P(Leaver, IsBlamedOnAllRanksThatStillGather) {
 
 INSTANTIATE_TEST_SUITE_P(Ranks, Leaver, testing::Values(0, 3));
 
-TEST(TcpBootstrap, LeavingAfterTheResultHarmsNobody) {
+TEST(TcpBootstrap, LeavingAfterTheResultHarmsNoRank) {
   constexpr int kNumRanks = 4;
   auto group = form_group(kNumRanks);
   const auto gathered = run_threads(kNumRanks, [&](int rank) {

@@ -85,7 +85,7 @@ TEST(DispatchPlan, TakesTheCallersNumbersWhereTheyFit) {
   EXPECT_EQ(plan_dispatch({.chunk_tokens = 17}, limits, {.staged = false, .unpacks = false}).chunk_tokens, 17);
 }
 
-TEST(DispatchPlan, ARankThatIsAloneSendsToNobodyElse) {
+TEST(DispatchPlan, ALoneRankSendsToItself) {
   for (int num_copy_sms : {0, 1, 4, 1000}) {
     const DispatchPlan plan = plan_dispatch({.num_copy_sms = num_copy_sms}, {.num_sms = 132, .num_ranks = 1}, {});
     EXPECT_EQ(plan.num_own_blocks, plan.num_send_blocks) << num_copy_sms;

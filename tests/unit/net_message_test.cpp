@@ -251,7 +251,7 @@ TEST_F(NetMessage, OfTwoThreadsCountInTheOrderOfTheirNumbersWithTheirBytesInPlac
   EXPECT_EQ(inbound.num_dropped(), 0U);
 }
 
-TEST(NetSeal, BothEndsOfAPairDeriveTheSameKeysAndNobodyElse) {
+TEST(NetSeal, BothEndsOfAPairDeriveTheSameKeysAndNoOtherEnd) {
   const KeyPair one = KeyPair::make().value();
   const KeyPair two = KeyPair::make().value();
   const KeyPair stranger = KeyPair::make().value();

@@ -71,7 +71,7 @@ TEST(NetUcx, PeersOfThisHostStoreIntoMemoryAndListenOnTheLoopbackInterfaceAlone)
   EXPECT_TRUE(status.ok()) << status.to_string();
 }
 
-TEST(NetUcx, OnceAllPeersHaveConnectedNobodyElseIsAndCan) {
+TEST(NetUcx, OnceAllPeersHaveConnectedNoOtherCan) {
   constexpr std::size_t kBytes = 100'000;
   for (const int one_case : {0, 1, 2, 3}) {
     const bool of_one_host = one_case % 2 == 0;

@@ -257,7 +257,7 @@ TEST_F(RequestRingTest, APlaceThatWasLeftIsFreeWhenItsAnswerHasComeAndNotBefore)
   EXPECT_FALSE(writer_.try_take_reply(5, reply)) << "staging memory of the request may still be written";
 }
 
-TEST_F(RequestRingTest, APlaceIsTakenInOneStepOnlyIfNobodyHasItOrLeftIt) {
+TEST_F(RequestRingTest, APlaceIsTakenInOneStepOnlyIfItIsFree) {
   RequestReader& reader = this->reader();
   std::uint64_t reply = 0;
   std::uint64_t other = 0;

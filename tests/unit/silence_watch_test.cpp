@@ -112,7 +112,7 @@ class SilenceWatchWorlds : public testing::TestWithParam<int> {};
 
 /// In all worlds every rank that blames one before its patience ends blames the stopped rank, and at least one does in
 /// time.
-TEST_P(SilenceWatchWorlds, NobodyButTheRankThatStoppedIsBlamed) {
+TEST_P(SilenceWatchWorlds, OnlyTheRankThatStoppedIsBlamed) {
   int num_worlds = 0;
   for_each_world(GetParam(), [&num_worlds](World world) {
     for (const std::int64_t stop_ns : {std::int64_t{0}, kTimeoutNs / 3, kTimeoutNs * 9 / 10}) {
@@ -196,7 +196,7 @@ TEST_F(SilenceWatchOfOne, WhatThisRankDoesRestartsTheDeadline) {
   EXPECT_EQ(wait_until(2 * kTimeoutNs, [] {}).culprit, 1);
 }
 
-TEST_F(SilenceWatchOfOne, ARankThatWasItselfStoppedBlamesNobodyAtOnce) {
+TEST_F(SilenceWatchOfOne, ARankThatWasItselfStoppedBlamesNoRankAtOnce) {
   const auto beat = [this] { ++sign_.beats; };
   EXPECT_EQ(wait_until(kTimeoutNs * 9 / 10, beat).culprit, -1);
   now_ns_ += 100 * kTimeoutNs;
