@@ -269,7 +269,7 @@ TEST_P(LatencyMask, WrongArguments) {
       context.expect(status.message().find(words) != std::string_view::npos, status.to_string());
     };
     const Stream stream = stream_of(group);
-    refused(group.latency_update_mask(context.rank(), true, stream), "expected one of the 4 other than this one");
+    refused(group.latency_update_mask(context.rank(), true, stream), "expected one of the 4 ranks other than this one");
     refused(group.latency_update_mask(kNumRanks, true, stream), "latency_update_mask: rank is 4");
     refused(group.latency_update_mask(-1, false, stream), "latency_update_mask: rank is -1");
     refused(group.latency_query_mask({}, stream), "latency_query_mask: out is absent");

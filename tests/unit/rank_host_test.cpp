@@ -141,7 +141,7 @@ TEST(GroupOfHosts, RefusesMessagesThatAreNotInTheOrderOfRanks) {
     bootstrap->mix_up(1);
     const Status status = Group::create(bootstrap, {.backend = "cpu", .timeout_ns = 20 * kNsPerSecond}).status();
     context.expect_code(status, ErrorCode::kTransport, "rank 0's message twice");
-    context.expect(status.message().find("has the message of rank 0 in the place of rank 1's") != std::string::npos,
+    context.expect(status.message().find("returned the message of rank 0 at the index of rank 1") != std::string::npos,
                    status.to_string());
   });
 }
