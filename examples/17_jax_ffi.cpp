@@ -84,8 +84,7 @@ ffi::Error dispatch(void* stream, int64_t handle, int64_t layer, int64_t num_exp
     ferry_routing_free(routing);
     return to_error(status);
   }
-  ferry_routing_free(rank->exchange(layer, routing));  // frees a routing left by a program that ended before its
-                                                       // combine
+  ferry_routing_free(rank->exchange(layer, routing));  // frees a routing left by an unfinished program
   return ffi::Error::Success();
 }
 

@@ -19,8 +19,7 @@ struct ChannelTables {
   TensorView send_channel_prefix{};  ///< [R, C]: (r, c) counts this rank's tokens of channels 0 to c that go to rank r
   TensorView recv_channel_prefix{};  ///< [R, C]: (r, c) counts this rank's rows from channels of rank r before c
   TensorView source_token{};         ///< [N]: source token of each row; -1 in rows without a token
-  TensorView send_index{};           ///< [T, R]: index of the token among this rank's tokens for rank r, from 0; -1:
-                                     ///< not sent
+  TensorView send_index{};           ///< [T, R]: index among this rank's tokens for rank r, from 0; -1: not sent
 };
 
 /// Tables that a route writes along with its own, before the number of rows is known.

@@ -47,8 +47,7 @@ typedef struct ferry_latency_dispatch_options {
   int32_t reserved;
   const ferry_placement* placement;  ///< this and `counters` as in ferry_route_options
   const ferry_load_counters* counters;
-  ferry_tensor wait_times_ns;  ///< [R] i64, written like an output: this call's waits for each rank are added; or
-                               ///< absent
+  ferry_tensor wait_times_ns;  ///< [R] i64, written like an output: waits for each rank are added; or absent
 } ferry_latency_dispatch_options;
 
 /// Split: inputs are read and outputs written until ferry_latency_receive, or another collective call, has finished.

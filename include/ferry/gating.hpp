@@ -57,8 +57,7 @@ struct GatingOptions {
   /// 2011) at counter (token, expert): the same for the same seed, token and expert on any backend.
   float noise = 0.0F;
   std::uint64_t noise_seed = 0;
-  std::int64_t first_token = 0;  ///< number of the first row for the noise; distinct numbers give ranks and steps
-                                 ///< distinct noise
+  std::int64_t first_token = 0;  ///< number of the first row for the noise; choose it so that ranks and steps differ
 };
 
 /// Choose experts for each token. Selection uses score + bias, weights use the score alone. Ties go to the lower expert

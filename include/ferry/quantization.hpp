@@ -20,7 +20,7 @@ enum class Quantization : std::int32_t {
   kNone = 0,
   kFp8 = 1,            ///< E4M3; f32 scales: amax / 448
   kFp8PowerOfTwo = 2,  ///< E4M3; f32 scales: 2^ceil(log2(amax / 448))
-  kFp8Ue8m0 = 3,       ///< E4M3; biased exponents (+127) of those scales: u8, or four in an i32, the first in the low
+  kFp8Ue8m0 = 3,       ///< E4M3; the same scales as biased exponents (+127): u8, or four in an i32, first in the low
                        ///< byte
   kInt8 = 4,           ///< i8 from -127 to 127; f32 scales: amax / 127
 };

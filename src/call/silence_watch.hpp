@@ -7,8 +7,8 @@
 /// end of such a chain: others wait for it and it does not wait itself. No rank sees a whole chain, and none has to:
 ///
 ///   - While it waits, a rank beats: every interval_ns() it raises a number that the ranks of its node (in its control
-///     block) and of its rail (as a notification) can see. No other rank ever waits for it directly. It does not beat
-///     outside waits, so it is *silent* when it is stopped, dead, computing or not calling.
+///     block) and of its rail (as a notification) can see. Ranks outside both never wait for it directly. It does not
+///     beat outside waits, so it is *silent* when it is stopped, dead, computing or not calling.
 ///   - A rank whose deadline has passed blames a missing rank that has been silent for most of the deadline. It reports
 ///     its verdict to the ranks of its node and of its rail, and each rank that adopts the verdict passes it on in the
 ///     same way. A rank that has a verdict makes none.

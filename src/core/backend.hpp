@@ -103,8 +103,7 @@ struct DispatchCall {
   Stream stream;
   std::shared_ptr<const RoutingState> routing;  ///< null if the caller's belongs to another group
   ConstRows x;
-  Quantization quantize = Quantization::kNone;  ///< unless kNone, x is bf16 and scales are absent
-                                                ///< (core/quantized_dispatch.hpp)
+  Quantization quantize = Quantization::kNone;  ///< if set, x is bf16 without scales (core/quantized_dispatch.hpp)
   ConstTensorView scales;                       ///< [T, S] any strides, or absent
   ConstTensorView topk_weights;                 ///< weights to send, or absent
   Rows out_x;

@@ -27,9 +27,7 @@ Result<const Factory*> choose_factory(std::string_view option, std::string_view 
     if (name != factory.name && (name != "auto" || !by_itself(factory))) continue;
     const Status status = factory.probe();
     if (status.ok()) return &factory;
-    if (status.code() == ErrorCode::kSystem)
-      code = ErrorCode::kSystem;  // a temporary shortage: the machine itself
-                                  // could run it
+    if (status.code() == ErrorCode::kSystem) code = ErrorCode::kSystem;  // a temporary shortage
     reasons += fmt::format("; {}: {}", factory.name, status.message());
   }
   if (!reasons.empty()) {

@@ -7,7 +7,7 @@
 
 namespace ferry {
 
-/// Number of forks between the first process and this one since the library was loaded. Objects that share memory or
+/// Number of forks that lead from the process that loaded the library to this one. Objects that share memory or
 /// connections with other ranks store the number at their creation: a process with a larger number has a copy, and must
 /// not act as that rank.
 int num_forks();

@@ -52,8 +52,7 @@ struct RoutingState {
   virtual bool dispatch_failed() const { return false; }
 
   std::shared_ptr<const void> group_identity;  ///< identity of the group that made the Routing
-  std::int64_t call_number = 0;                ///< number by CallNumbers; equal on all ranks once they know the
-                                               ///< outcomes of earlier routes
+  std::int64_t call_number = 0;                ///< CallNumbers' count; equal on all ranks once outcomes are known
   std::shared_ptr<UnsettledCalls> unsettled;   ///< null: the host knows the outcome, or never will (captured)
 
   /// Written only inside calls of the group.

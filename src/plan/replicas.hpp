@@ -49,9 +49,9 @@ struct HomeTableParams {
 /// Lists the homes. Every logical expert must have one.
 HomeTable list_homes(const HomeTableParams& params);
 
-/// Rest of a table of a group of one node when the homes on some ranks cannot be used. On one node a table lists either
-/// the homes of this rank or all homes, so the rest is the nearest of the remaining homes. An expert that would lose
-/// all homes keeps them. `is_lost`: by rank; never this rank.
+/// Remainder of a table of a group of one node when the homes on some ranks cannot be used. On one node a table lists
+/// either the homes of this rank or all homes, so the remainder is the nearest of the remaining homes. An expert that
+/// would lose all homes keeps them. `is_lost`: by rank; never this rank.
 HomeTable without_lost_homes(const HomeTable& table, std::span<const std::int32_t> physical_to_rank,
                              const std::vector<bool>& is_lost);
 
