@@ -27,8 +27,8 @@ struct Launcher {
   const char* rank;
   const char* num_ranks;
   const char* num_local_ranks;        ///< ranks on this host: equal to num_ranks means one host
-  const char* num_hosts;              ///< if neither num_local_ranks nor num_hosts is set
-  bool one_host_by_default;           ///< if neither of the two is set
+  const char* num_hosts;              ///< 1 means one host
+  bool one_host_by_default;           ///< if neither num_local_ranks nor num_hosts is set
   std::array<const char*, 2> job_id;  ///< joined, they distinguish the jobs of one user
   const char* host_list;
   const char* launch_address;

@@ -82,7 +82,7 @@ Status CallSync::connect_rails(const BackendContext& context, const KernelRings*
   state_.set_rails(std::move(*created));
   status = rails().start();
   if (status.ok()) status = await_greetings();
-  // Kernels cannot drive the network from their threads, and threads other than the rank's report their errors.
+  // Kernels have no thread that could drive the network, and threads other than the rank's report their errors.
   const bool may_drive = kernel_rings == nullptr && !cores_suffice_for(topology().num_ranks);
   if (status.ok()) rails().allow_inline_progress(may_drive);
   Result<std::vector<std::vector<std::byte>>> ready =
