@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "cuda/driver/launch.hpp"
-#include "cuda/sync/memory_order.cuh"
+#include "cuda/sync/flags.cuh"
 #include "plan/slots.hpp"
 
 namespace ferry::cuda {

@@ -1,7 +1,7 @@
 #include "cuda/call/wait_times.hpp"
 
 #include "cuda/driver/launch.hpp"
-#include "cuda/sync/memory_order.cuh"
+#include "cuda/sync/flags.cuh"
 
 namespace ferry::cuda {
 namespace {

@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "cuda/sync/memory_order.cuh"
+#include "cuda/sync/flags.cuh"
 #include "plan/arrival_tables.hpp"
 
 namespace ferry::cuda::device {

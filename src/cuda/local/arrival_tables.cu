@@ -7,7 +7,7 @@
 
 #include "cuda/driver/launch.hpp"
 #include "cuda/local/arrival_slots.cuh"
-#include "cuda/sync/memory_order.cuh"
+#include "cuda/sync/flags.cuh"
 #include "cuda/sync/shared_memory.cuh"
 
 namespace ferry::cuda {

@@ -7,7 +7,7 @@
 
 #include "cuda/driver/launch.hpp"
 #include "cuda/numeric/row_sum.cuh"
-#include "cuda/sync/memory_order.cuh"
+#include "cuda/sync/flags.cuh"
 
 namespace ferry::cuda {
 namespace {

@@ -4,8 +4,8 @@
 #include "cuda/local/token_layout.hpp"
 
 #include "cuda/driver/launch.hpp"
+#include "cuda/sync/flags.cuh"
 #include "cuda/sync/kernel_order.cuh"
-#include "cuda/sync/memory_order.cuh"
 #include "cuda/sync/shared_memory.cuh"
 #include "plan/slots.hpp"
 
