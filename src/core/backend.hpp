@@ -16,10 +16,9 @@
 #include <vector>
 
 #include "core/agreement.hpp"
+#include "core/backend_context.hpp"
 #include "core/expert_placement.hpp"
 #include "core/routing_state.hpp"
-#include "core/tuning.hpp"
-#include "ferry/bootstrap.hpp"
 #include "ferry/group.hpp"
 #include "ferry/latency.hpp"
 #include "ferry/status.hpp"
@@ -201,14 +200,6 @@ class Backend {
   virtual Status poll() { return {}; }
   /// Wait for the peers to call it too, then leave. The destructor leaves without waiting.
   virtual Status destroy() = 0;
-};
-
-/// Arguments of BackendFactory::create. All ranks have agreed on `options` and `topology` already.
-struct BackendContext {
-  Bootstrap* bootstrap = nullptr;
-  Topology topology;
-  GroupOptions options;
-  std::vector<TuningTable> tuning{};  ///< this rank's tables
 };
 
 /// One entry of the registry.

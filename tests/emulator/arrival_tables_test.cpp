@@ -1,6 +1,6 @@
 /// Tests of the arrival_tables kernel, on cases like those of the host.
 
-#include "cuda/intranode/arrival_tables.hpp"
+#include "cuda/local/arrival_tables.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
 /// Tests of the kernel for tables by channel, on a routing small enough to read.
 
-#include "cuda/intranode/channel_tables.hpp"
+#include "cuda/call/channel_tables.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,14 +1,14 @@
 /// Tests of the kernels of expand_rows and reduce_rows, and of the tables that they use, on cases like those of the
 /// host.
 
-#include "cuda/intranode/expansion.hpp"
+#include "cuda/local/expansion.hpp"
 
 #include <gtest/gtest.h>
 
 #include <random>
 #include <vector>
 
-#include "cuda/intranode/arrival_tables.hpp"
+#include "cuda/local/arrival_tables.hpp"
 #include "emulator/emulator.hpp"
 #include "support/expansion_case.hpp"
 

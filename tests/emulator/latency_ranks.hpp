@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "cuda/intranode/wait_times.hpp"
+#include "cuda/call/wait_times.hpp"
 #include "cuda/latency/mask.hpp"
 #include "emulator/emulator.hpp"
 #include "oracle/oracle.hpp"

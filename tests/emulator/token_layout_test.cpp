@@ -1,6 +1,6 @@
 /// Tests of the dispatch_layout kernel, on cases like those of the host.
 
-#include "cuda/intranode/token_layout.hpp"
+#include "cuda/local/token_layout.hpp"
 
 #include <gtest/gtest.h>
 

@@ -3,7 +3,7 @@
 
 /// Parts shared by the litmus kernels: words that differ from round to round, and reports of wrong words.
 
-#include "cuda/sync/memory_order.cuh"
+#include "cuda/sync/flags.cuh"
 #include "gpu/litmus_kernels.hpp"
 
 namespace ferry::test {

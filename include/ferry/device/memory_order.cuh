@@ -1,8 +1,9 @@
 #ifndef FERRY_DEVICE_MEMORY_ORDER_CUH
 #define FERRY_DEVICE_MEMORY_ORDER_CUH
 
-/// Loads, stores and fences of the one-sided layer, each one PTX instruction, or a few (PTX ISA, "Memory Consistency
-/// Model"; sm_70 and later). System scope reaches other GPUs and the host, device scope the threads of one GPU.
+/// Loads, stores and fences of Ferry's kernels, each one PTX instruction, or a few (PTX ISA, "Memory Consistency Model";
+/// sm_70 and later). System scope reaches other GPUs over NVLink and the host, device scope the threads of one GPU, block
+/// scope those of a block.
 
 #include <cstddef>
 #include <cstdint>
@@ -15,14 +16,43 @@ struct GpuMemory {
     asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
     return value;
   }
+  /// For a word that publishes no other data: other loads need not wait for it.
+  static __device__ std::uint64_t load_relaxed_system(const std::uint64_t* address) {
+    std::uint64_t value;
+    asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
+    return value;
+  }
+  static __device__ std::uint32_t load_acquire_device(const std::uint32_t* address) {
+    std::uint32_t value;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+    return value;
+  }
   static __device__ std::uint64_t load_acquire_device(const std::uint64_t* address) {
     std::uint64_t value;
     asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
     return value;
   }
+  static __device__ std::uint32_t load_relaxed_device(const std::uint32_t* address) {
+    std::uint32_t value;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+    return value;
+  }
   static __device__ std::uint64_t load_relaxed_device(const std::uint64_t* address) {
     std::uint64_t value;
     asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
+    return value;
+  }
+  /// For a word in shared memory or in memory of this GPU.
+  static __device__ std::uint32_t load_acquire_block(const std::uint32_t* address) {
+    std::uint32_t value;
+    asm volatile("ld.acquire.cta.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+    return value;
+  }
+  /// For a warp that polls and fences once it has found the awaited value: each acquire would empty the first-level
+  /// cache.
+  static __device__ std::uint32_t load_relaxed_block(const std::uint32_t* address) {
+    std::uint32_t value;
+    asm volatile("ld.relaxed.cta.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
     return value;
   }
   /// Two words at a multiple of 16 bytes, each ordered as by its own load, in one trip over the link.
@@ -40,16 +70,34 @@ struct GpuMemory {
   static __device__ void store_release_system(std::uint64_t* address, std::uint64_t value) {
     asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
   }
+  static __device__ void store_release_device(std::uint32_t* address, std::uint32_t value) {
+    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+  }
   static __device__ void store_release_device(std::uint64_t* address, std::uint64_t value) {
     asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
   }
   static __device__ void store_relaxed_device(std::uint64_t* address, std::uint64_t value) {
     asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
   }
-  /// The following six return the previous value.
+  static __device__ void store_release_block(std::uint32_t* address, std::uint32_t value) {
+    asm volatile("st.release.cta.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+  }
+  /// The following eight return the previous value. They are PTX because the compiler would sum the lanes' operands
+  /// first.
   static __device__ std::uint64_t add_device(std::uint64_t* address, std::uint64_t value) {
     std::uint64_t before;
     asm volatile("atom.add.relaxed.gpu.global.u64 %0, [%1], %2;" : "=l"(before) : "l"(address), "l"(value) : "memory");
+    return before;
+  }
+  /// Everything that this thread has seen is visible to a thread that sees the sum.
+  static __device__ std::uint32_t add_acq_rel_device(std::uint32_t* address, std::uint32_t value) {
+    std::uint32_t before;
+    asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;" : "=r"(before) : "l"(address), "r"(value) : "memory");
+    return before;
+  }
+  static __device__ std::uint64_t max_device(std::uint64_t* address, std::uint64_t value) {
+    std::uint64_t before;
+    asm volatile("atom.max.relaxed.gpu.global.u64 %0, [%1], %2;" : "=l"(before) : "l"(address), "l"(value) : "memory");
     return before;
   }
   static __device__ std::uint64_t or_acquire_device(std::uint64_t* address, std::uint64_t bits) {
@@ -85,7 +133,10 @@ struct GpuMemory {
                  : "memory");
     return before;
   }
-  /// Adds without returning the previous value, so that no answer travels over the link.
+  /// The following three return no value, so that no answer travels over the link.
+  static __device__ void add_release_device(std::uint32_t* address, std::uint32_t value) {
+    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+  }
   static __device__ void add_release_system(std::uint64_t* address, std::uint64_t value) {
     asm volatile("red.release.sys.global.add.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
   }
@@ -95,6 +146,13 @@ struct GpuMemory {
   static __device__ void fence_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
   /// Also orders stores before it and loads after it: all such fences have one total order.
   static __device__ void fence_total_system() { asm volatile("fence.sc.sys;" ::: "memory"); }
+  /// Orders ordinary accesses to global memory and those of the bulk copy engine, in both directions: the engine is
+  /// another proxy (PTX ISA, "membar / fence", fence.proxy.async; none before sm_90, which has no such engine).
+  static __device__ void fence_async_proxy() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.proxy.async.global;" ::: "memory");
+#endif
+  }
   /// Loads 16 bytes that other processors may have changed since this multiprocessor last read them.
   static __device__ uint4 load_fresh(const uint4* address) {
     uint4 value;
@@ -141,7 +199,7 @@ struct GpuMemory {
           : "memory");
     }
   }
-  /// Nanoseconds of a coarse clock that all multiprocessors share (PTX ISA, %globaltimer).
+  /// Nanoseconds of a clock that all multiprocessors share (PTX ISA, %globaltimer): coarse, good for deadlines only.
   static __device__ std::uint64_t now_ns() {
     std::uint64_t value;
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(value)::"memory");

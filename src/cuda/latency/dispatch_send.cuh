@@ -9,9 +9,9 @@
 /// `kHomes`: the call may have a placement in which experts have several homes. Others hold none of the code for that,
 /// which costs time even where it is not run (docs/performance-gpus.md).
 
-#include "cuda/intranode/pick.cuh"
 #include "cuda/latency/dispatch_threads.hpp"
 #include "cuda/latency/send_rows.cuh"
+#include "cuda/placement/pick.cuh"
 
 namespace ferry::cuda::device {
 

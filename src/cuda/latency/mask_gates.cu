@@ -2,8 +2,8 @@
 /// mask.hpp.
 
 #include "cuda/driver/launch.hpp"
-#include "cuda/intranode/pick.cuh"
 #include "cuda/latency/mask_gates.cuh"
+#include "cuda/placement/pick.cuh"
 #include "cuda/sync/shared_memory.cuh"
 
 namespace ferry::cuda {
