@@ -72,19 +72,10 @@ set(ferry_cuda_sources
     cuda/intranode/place.cu
     cuda/intranode/token_layout.cu
     cuda/intranode/wait_times.cu
-    cuda/latency/combine_receive.cu
-    cuda/latency/combine_send.cu
-    cuda/latency/combine_whole.cu
-    cuda/latency/dispatch_receive.cu
-    cuda/latency/dispatch_send.cu
-    cuda/latency/dispatch_whole.cu
-    cuda/latency/mask_gates.cu
-    cuda/latency/masked_combine.cu
-    cuda/latency/masked_dispatch.cu
-    cuda/latency/masked_refusal.cu
+    cuda/latency/combine.cu
+    cuda/latency/dispatch.cu
+    cuda/latency/mask.cu
     cuda/latency/refusal.cu
-    cuda/latency/small_combine.cu
-    cuda/latency/small_dispatch.cu
     cuda/numeric/gating.cu
     cuda/numeric/gating_team.cu
     cuda/numeric/quantize.cu

@@ -9,6 +9,7 @@
 #include "cuda/driver/device_guard.hpp"
 #include "cuda/intranode/tuning.hpp"
 #include "cuda/intranode/wait_times.hpp"
+#include "cuda/latency/kernels.hpp"
 #include "cuda/latency/memory.hpp"
 #include "cuda/memory/memory_checks.hpp"
 #include "plan/to_size.hpp"
@@ -42,40 +43,8 @@ Status LatencyMode::refuse(LatencyKind kind, const CallRecord& record, Stream st
     params.call.layout = layout_;
     params.call.record_number = launch.record_number;
     params.kind = kind;
-    return masks() ? launch_masked_refusal({params, mask_}, launch.stream)
-                   : launch_latency_refusal(params, launch.stream);
+    return launch_latency_refusal(params, mask_, launch.stream);
   });
-}
-
-cudaError_t LatencyMode::launch_send(const DispatchSendParams& params, cudaStream_t stream) const {
-  return masks() ? launch_masked_dispatch_send({params, mask_}, stream) : launch_dispatch_send(params, stream);
-}
-
-cudaError_t LatencyMode::launch_send(const CombineSendParams& params, cudaStream_t stream) const {
-  return masks() ? launch_masked_combine_send({params, mask_}, stream) : launch_combine_send(params, stream);
-}
-
-cudaError_t LatencyMode::launch_receive(const DispatchReceiveParams& params, cudaStream_t stream) const {
-  return masks() ? launch_masked_dispatch_receive({params, mask_}, stream) : launch_dispatch_receive(params, stream);
-}
-
-cudaError_t LatencyMode::launch_receive(const CombineReceiveParams& params, cudaStream_t stream) const {
-  return masks() ? launch_masked_combine_receive({params, mask_}, stream) : launch_combine_receive(params, stream);
-}
-
-cudaError_t LatencyMode::launch_whole(const LatencyDispatchParams& params, int num_receive_blocks,
-                                      cudaStream_t stream) const {
-  if (!masks()) return launch_latency_dispatch(params, stream);
-  if (const cudaError_t error = launch_send(params.send, stream); error != cudaSuccess) return error;
-  DispatchReceiveParams receive{params.receive, params.send.call};
-  receive.call.num_blocks = num_receive_blocks;
-  return launch_receive(receive, stream);
-}
-
-cudaError_t LatencyMode::launch_whole(const LatencyCombineParams& params, cudaStream_t stream) const {
-  if (!masks()) return launch_latency_combine(params, stream);
-  const cudaError_t error = launch_send(params.send, stream);
-  return error == cudaSuccess ? launch_receive(CombineReceiveParams{params.receive, params.send.call}, stream) : error;
 }
 
 LatencyParams LatencyMode::params_of(const LatencyRouting& routing) const {
@@ -142,12 +111,12 @@ Status LatencyMode::make_combine(const LatencyCombineCall& call) {
   send.call.record_number = launch->record_number;
   cudaError_t error = cudaSuccess;
   if (call.split) {
-    error = launch_send(send, launch->stream);
+    error = launch_combine_send(send, mask_, launch->stream);
     *routing.combine_receive = {receive, send.call};
     routing.wait_times_ns = call.wait_times_ns;
   } else {
     error = launch_timed(wait_times_of(parts, call.wait_times_ns), launch->stream,
-                         [&] { return launch_whole(params, launch->stream); });
+                         [&] { return launch_latency_combine(params, mask_, launch->stream); });
   }
   Status ended = context_.end(*launch, error, kName);
   if (ended.ok() && call.split) in_flight_.push_back(rows.routing);
@@ -176,8 +145,8 @@ Status LatencyMode::make_receive(const LatencyReceiveCall& call, bool& made) {
   }
   const auto launch = [this, &routing, of_combine](cudaStream_t stream) {
     return launch_timed(wait_times_of(context_.parts(), routing.wait_times_ns), stream, [&] {
-      return of_combine ? launch_receive(*routing.combine_receive, stream)
-                        : launch_receive(*routing.dispatch_receive, stream);
+      return of_combine ? launch_combine_receive(*routing.combine_receive, mask_, stream)
+                        : launch_dispatch_receive(*routing.dispatch_receive, mask_, stream);
     });
   };
   Status status = context_.launch_local(kName, call.stream, launch, *captured);

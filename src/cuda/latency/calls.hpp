@@ -31,19 +31,10 @@ class LatencyMode {
   Status make_combine(const LatencyCombineCall& call);
   Status make_receive(const LatencyReceiveCall& call, bool& made);
 
-  /// The halves as kernels, with those that mask lost ranks where the group does that.
-  cudaError_t launch_send(const DispatchSendParams& params, cudaStream_t stream) const;
-  cudaError_t launch_send(const CombineSendParams& params, cudaStream_t stream) const;
-  cudaError_t launch_receive(const DispatchReceiveParams& params, cudaStream_t stream) const;
-  cudaError_t launch_receive(const CombineReceiveParams& params, cudaStream_t stream) const;
-  /// Both halves of a call that is not split.
-  /// `num_receive_blocks`: of the receive half, if it is a kernel of its own.
-  cudaError_t launch_whole(const LatencyDispatchParams& params, int num_receive_blocks, cudaStream_t stream) const;
-  cudaError_t launch_whole(const LatencyCombineParams& params, cudaStream_t stream) const;
   /// Of a kernel that reads or changes the mask alone.
   Result<LatencyParams> mask_call(std::string_view operation) const;
 
-  bool masks() const { return mask_.state != nullptr; }
+  bool masks() const { return mask_.present(); }
   bool has_memory() const { return layout_.set_bytes > 0; }
   /// kCapacity unless the group has memory for this.
   Status check_room(std::string_view operation, const SetNeed& need) const;

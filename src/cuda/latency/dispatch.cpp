@@ -11,8 +11,8 @@
 #include "cuda/intranode/tuning.hpp"
 #include "cuda/intranode/wait_times.hpp"
 #include "cuda/latency/calls.hpp"
-#include "cuda/latency/dispatch_threads.hpp"
 #include "cuda/latency/kept_allocator.hpp"
+#include "cuda/latency/kernels.hpp"
 #include "cuda/latency/memory.hpp"
 #include "cuda/memory/memory_checks.hpp"
 #include "plan/to_size.hpp"
@@ -245,13 +245,13 @@ Result<std::shared_ptr<RoutingState>> LatencyMode::make_dispatch(const LatencyDi
   send.call.record_number = launch->record_number;
   cudaError_t error = routing.homes.launch(launch->stream);
   if (call.split) {
-    if (error == cudaSuccess) error = launch_send(send, launch->stream);
+    if (error == cudaSuccess) error = launch_dispatch_send(send, mask_, launch->stream);
     *routing.dispatch_receive = {receive, send.call};
     routing.dispatch_receive->call.num_blocks = num_receive_blocks;
     routing.wait_times_ns = call.wait_times_ns;
   } else if (error == cudaSuccess) {
     error = launch_timed(wait_times_of(context_.parts(), call.wait_times_ns), launch->stream,
-                         [&] { return launch_whole(params, num_receive_blocks, launch->stream); });
+                         [&] { return launch_latency_dispatch(params, num_receive_blocks, mask_, launch->stream); });
   }
   if (Status ended = context_.end(*launch, error, kName); !ended.ok()) return ended;
   if (call.split) {

@@ -5,7 +5,6 @@
 /// the slab from the counts, and copy it there as soon as it has come. The first block writes what the host and the
 /// Routing's views show.
 
-#include "cuda/latency/dispatch_threads.hpp"
 #include "cuda/latency/receive_gaps.cuh"
 #include "cuda/latency/receive_report.cuh"
 

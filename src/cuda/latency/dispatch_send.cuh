@@ -10,7 +10,6 @@
 /// which costs time even where it is not run (docs/performance-gpus.md).
 
 #include "cuda/intranode/pick.cuh"
-#include "cuda/latency/dispatch_threads.hpp"
 #include "cuda/latency/send_rows.cuh"
 
 namespace ferry::cuda::device {

@@ -131,6 +131,22 @@ __device__ inline std::uint64_t* shadow_grant(const LatencyParams& call, const M
          shadow_distance(call, mask) / LatencyLayout::kWordBytes;
 }
 
+/// Waits for the sets in which ranks receive call `number`, and writes them to the shadow. All threads of the block.
+__device__ inline void wait_for_grants(const LatencyParams& call, const MaskParams& mask, LatencyKind kind,
+                                       std::uint64_t number) {
+  if (is_broken(call.ranks)) return;  // the half finds that too
+#pragma unroll 1
+  for (int rank = static_cast<int>(threadIdx.x); rank < call.ranks.num_ranks; rank += static_cast<int>(blockDim.x)) {
+    Payload set{kNoSet, true};
+    if (!mask_if_masked_by(call, mask, rank)) {
+      set = look_or_mask(call, mask, {Awaited::kDone, rank, number},
+                         grant_word(call, call.ranks.rank, kind, rank, number));
+    }
+    if (is_masked(mask, rank)) set = {kNoSet, true};
+    if (set.came) post_word(shadow_grant(call, mask, kind, rank, number), number, set.value);
+  }
+}
+
 /// A copy of the parameters for a block, in which masked ranks are nowhere; `memory` is shared memory. All threads.
 template <typename Half>
 __device__ inline Masked<Half>& copy_without_masked(const Masked<Half>& params, std::byte* memory) {
@@ -187,6 +203,37 @@ template <typename Half>
 __device__ inline void look_at_window(const Masked<Half>& params, Masked<Half>& copy) {
   if (threadIdx.x == 0) copy.call.layout.control = params.call.layout.control;
   __syncthreads();
+}
+
+/// Bytes at the start of a block's shared memory that its copy of the parameters takes; none without masks.
+template <typename Half>
+FERRY_HOST_DEVICE constexpr std::size_t own_params_bytes(bool masks) {
+  return masks ? round_up_part(sizeof(Masked<Half>)) : 0;
+}
+
+/// The parameters that a block's part of a send half works with. Without masks: the kernel's own.
+template <typename Half>
+__device__ inline const Half& own_send_params(const Half& params, std::byte* /*memory*/, LatencyKind /*kind*/) {
+  return params;
+}
+/// With masks: the block's copy in `memory`, shared. All threads.
+template <typename Half>
+__device__ inline Masked<Half>& own_send_params(const Masked<Half>& params, std::byte* memory, LatencyKind kind) {
+  Masked<Half>& copy = copy_without_masked(params, memory);
+  look_at_shadow_grants(params, copy, kind);
+  return copy;
+}
+
+/// The same for a receive half. With masks it looks at the shadow until look_at_window().
+template <typename Half>
+__device__ inline const Half& own_receive_params(const Half& params, std::byte* /*memory*/) {
+  return params;
+}
+template <typename Half>
+__device__ inline Masked<Half>& own_receive_params(const Masked<Half>& params, std::byte* memory) {
+  Masked<Half>& copy = copy_without_masked(params, memory);
+  look_at_shadow(params, copy);
+  return copy;
 }
 
 }  // namespace ferry::cuda::device

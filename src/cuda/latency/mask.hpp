@@ -17,10 +17,9 @@
 /// deadline (another process holds the GPU, a debugger), may store rows of a combine that others take for those of a
 /// later one. Halves that begin later see that they are masked.
 
-#include <cuda_runtime_api.h>
-
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/latency/params.hpp"
 #include "plan/carver.hpp"
@@ -45,6 +44,9 @@ struct MaskParams {
   std::byte* nowhere = nullptr;  ///< of LatencyControl, its first unset_bytes()
   std::uint64_t timeout_ns = 0;  ///< GroupOptions::mask_timeout_ns
 
+  /// Whether the group masks ranks.
+  constexpr bool present() const { return state != nullptr; }
+
   /// Parts of `base`, zeroed; `size_bytes` is what they take.
   static constexpr MaskParams at(std::byte* base, std::size_t num_ranks, std::size_t& size_bytes) {
     const LatencyControl control = LatencyControl::of(num_ranks);
@@ -64,6 +66,10 @@ struct Masked : Half {
   MaskParams mask;
 };
 
+/// Parameters of a kernel that makes a half, in groups that mask ranks or not.
+template <typename Half, bool kMasks>
+using HalfParams = std::conditional_t<kMasks, Masked<Half>, Half>;
+
 struct MaskGateParams {
   LatencyParams call;
   MaskParams mask;
@@ -71,21 +77,6 @@ struct MaskGateParams {
   PlacementTables placement;  ///< dispatch
   bool refuses = false;       ///< the call is MaskState::refused
 };
-/// Before a send half. One block.
-cudaError_t launch_grants_gate(const MaskGateParams& params, cudaStream_t stream);
-/// Before a receive half. A block for each rank.
-cudaError_t launch_arrivals_gate(const MaskGateParams& params, cudaStream_t stream);
-/// Before the send half of a combine whose sums need weights of its own, which have been sent. A block for each rank.
-cudaError_t launch_weights_gate(const MaskGateParams& params, cudaStream_t stream);
-
-/// A whole half with its gates.
-cudaError_t launch_masked_dispatch_send(const Masked<DispatchSendParams>& params, cudaStream_t stream);
-cudaError_t launch_masked_dispatch_receive(const Masked<DispatchReceiveParams>& params, cudaStream_t stream);
-cudaError_t launch_masked_combine_send(const Masked<CombineSendParams>& params, cudaStream_t stream);
-cudaError_t launch_masked_combine_receive(const Masked<CombineReceiveParams>& params, cudaStream_t stream);
-/// Both halves.
-cudaError_t launch_masked_refusal(const Masked<LatencyRefusalParams>& params, cudaStream_t stream);
-
 /// Masks ranks, or not any more. One block.
 struct MaskUpdateParams {
   LatencyParams call;
@@ -94,20 +85,12 @@ struct MaskUpdateParams {
   int end_rank = 0;  ///< this rank itself is left out
   bool masked = false;
 };
-cudaError_t launch_mask_update(const MaskUpdateParams& params, cudaStream_t stream);
 
 struct MaskQueryParams {
   MaskParams mask;
   int num_ranks = 0;
   std::int32_t* out = nullptr;  ///< [R]
 };
-cudaError_t launch_mask_query(const MaskQueryParams& params, cudaStream_t stream);
-
-/// Loads the kernels. The others are parts of the first.
-cudaError_t load_mask_kernels();
-cudaError_t load_masked_dispatch_kernels();
-cudaError_t load_masked_combine_kernels();
-cudaError_t load_masked_refusal_kernels();
 
 }  // namespace ferry::cuda
 

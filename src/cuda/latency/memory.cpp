@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "cuda/driver/cuda_call.hpp"
-#include "cuda/latency/mask.hpp"
+#include "cuda/latency/kernels.hpp"
 #include "node/page_heap.hpp"
 #include "plan/to_size.hpp"
 
@@ -37,8 +37,6 @@ namespace {
 /// What this rank alone uses to mask others.
 Status start_masks(Parts& parts, int num_ranks, cudaStream_t stream) {
   constexpr std::string_view kStarting = "Group::create: clearing the masks of latency mode";
-  Status status = runtime_status(load_mask_kernels(), "Group::create: loading the kernels that mask ranks");
-  if (!status.ok()) return status;
   std::size_t size_bytes = 0;
   MaskParams::at(nullptr, to_size(num_ranks), size_bytes);
   Result<std::shared_ptr<std::byte>> masks = parts.memory->take(size_bytes);
@@ -59,7 +57,8 @@ Status start_latency(Parts& parts, int num_ranks, cudaStream_t stream) {
   const LatencyLayout layout = latency_layout(parts, num_ranks);
   if (layout.set_bytes == 0) return {};
   // Later, loading could wait for kernels of other ranks that wait for this one's.
-  Status status = runtime_status(load_latency_kernels(), "Group::create: loading the kernels of latency mode",
+  Status status = runtime_status(load_latency_kernels(parts.mask_timeout_ns != 0),
+                                 "Group::create: loading the kernels of latency mode",
                                  "this build has no code for the GPU: set CMAKE_CUDA_ARCHITECTURES and build again");
   if (!status.ok()) return status;
   if (parts.mask_timeout_ns != 0) {

@@ -3,8 +3,6 @@
 
 /// What the kernels of latency mode take.
 
-#include <cuda_runtime_api.h>
-
 #include <cstddef>
 #include <cstdint>
 
@@ -17,6 +15,16 @@
 #include "ferry/types.hpp"
 
 namespace ferry::cuda {
+
+/// Threads of a block of latency_dispatch, of either half or both.
+inline constexpr int kDispatchThreads = 512;
+/// Bytes of a row that a warp of the receive half copies at a time.
+inline constexpr int kReceiveStepBytes = 1024;
+
+/// Bytes of a part of a block's shared memory that another part follows.
+FERRY_HOST_DEVICE constexpr std::size_t round_up_part(std::size_t bytes) {
+  return (bytes + plan::kPartAlignment - 1) / plan::kPartAlignment * plan::kPartAlignment;
+}
 
 /// Of every half of every call.
 struct LatencyParams {
@@ -125,14 +133,10 @@ struct LatencyDispatchParams {
   DispatchReceiveRows receive;
 };
 
-cudaError_t launch_latency_dispatch(const LatencyDispatchParams& params, cudaStream_t stream);
 /// Whether the call has a kernel of its own, which takes less time and holds none of the code of others: few tokens on
 /// few ranks, for each of which there is a block that sends it and a warp that receives it, into slabs that cannot be
 /// full.
 bool is_small(const LatencyDispatchParams& params);
-cudaError_t launch_small_dispatch(const LatencyDispatchParams& params, cudaStream_t stream);
-cudaError_t launch_dispatch_send(const DispatchSendParams& params, cudaStream_t stream);
-cudaError_t launch_dispatch_receive(const DispatchReceiveParams& params, cudaStream_t stream);
 
 /// Rows of a combine.
 struct CombineRows {
@@ -142,9 +146,6 @@ struct CombineRows {
   /// Sums travel as words: of calls for at most LatencyLayout::word_tokens. The same on every rank. In kernels of their
   /// own: others take longer even if they only hold the code.
   bool words = false;
-
-  /// Of the kernel for them, in order of these two.
-  int kernel_idx() const { return (words ? 2 : 0) + (float32 ? 1 : 0); }
 };
 
 /// Of a dispatch that was refused: no rank sends rows, and the send half reports why.
@@ -178,30 +179,14 @@ struct LatencyCombineParams {
   CombineReceiveRows receive;
 };
 
-cudaError_t launch_latency_combine(const LatencyCombineParams& params, cudaStream_t stream);
 /// Whether the call has a kernel of its own, which takes less time: sums travel as words, between few ranks.
 bool is_small(const LatencyCombineParams& params);
-cudaError_t launch_small_combine(const LatencyCombineParams& params, cudaStream_t stream);
-cudaError_t launch_combine_send(const CombineSendParams& params, cudaStream_t stream);
-cudaError_t launch_combine_receive(const CombineReceiveParams& params, cudaStream_t stream);
 
 /// This rank cannot make the call: its peers learn of it, and the call's number and set go by. One block.
 struct LatencyRefusalParams {
   LatencyParams call;  ///< agreement 0
   LatencyKind kind = LatencyKind::kDispatch;
 };
-cudaError_t launch_latency_refusal(const LatencyRefusalParams& params, cudaStream_t stream);
-
-/// Loads the kernels. The others are parts of the first.
-cudaError_t load_latency_kernels();
-cudaError_t load_latency_dispatch_kernels();
-cudaError_t load_small_dispatch_kernels();
-cudaError_t load_dispatch_send_kernels();
-cudaError_t load_dispatch_receive_kernel();
-cudaError_t load_latency_combine_kernels();
-cudaError_t load_small_combine_kernels();
-cudaError_t load_combine_send_kernels();
-cudaError_t load_combine_receive_kernels();
 
 }  // namespace ferry::cuda
 

@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "cuda/latency/dispatch_threads.hpp"
 #include "cuda/latency/receive_counts.cuh"
 
 namespace ferry::cuda::device {

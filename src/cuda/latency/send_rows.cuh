@@ -8,7 +8,6 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "cuda/latency/dispatch_threads.hpp"
 #include "cuda/latency/words.cuh"
 #include "cuda/numeric/quantize.cuh"
 #include "ferry/routing.hpp"

@@ -39,8 +39,7 @@ struct SmallShared {
   /// [E] bit t: this rank's token t is for the expert.
   __device__ unsigned* tokens_of_expert() { return reinterpret_cast<unsigned*>(this + 1); }
   FERRY_HOST_DEVICE static constexpr std::size_t size_bytes(int num_experts) {
-    const std::size_t used_bytes = sizeof(SmallShared) + static_cast<std::size_t>(num_experts) * sizeof(unsigned);
-    return (used_bytes + plan::kPartAlignment - 1) / plan::kPartAlignment * plan::kPartAlignment;
+    return round_up_part(sizeof(SmallShared) + static_cast<std::size_t>(num_experts) * sizeof(unsigned));
   }
 };
 

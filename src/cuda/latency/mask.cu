@@ -1,9 +1,10 @@
 /// The kernels that wait for other ranks in groups that mask those that do not come, and those that change masks: see
 /// mask.hpp.
 
-#include "cuda/driver/launch.hpp"
 #include "cuda/intranode/pick.cuh"
-#include "cuda/latency/mask_gates.cuh"
+#include "cuda/latency/kernel_row.hpp"
+#include "cuda/latency/kernels.hpp"
+#include "cuda/latency/mask.cuh"
 #include "cuda/sync/shared_memory.cuh"
 
 namespace ferry::cuda {
@@ -208,45 +209,36 @@ __global__ void __launch_bounds__(kMaxRanks) mask_query_kernel(const __grid_cons
   if (rank < params.num_ranks) params.out[rank] = is_masked(params.mask, rank) ? 1 : 0;
 }
 
-LaunchShape shape_of(const MaskGateParams& params) {
-  return {static_cast<unsigned>(params.call.ranks.num_ranks), kGateThreads, sizeof(LatencyHeader)};
-}
+std::size_t gate_bytes(const MaskGateParams& /*params*/) { return sizeof(LatencyHeader); }
+
+constexpr KernelRow<MaskGateParams> kGrantsGate = {{grants_gate_kernel}, kMaxRanks, nullptr};
+constexpr KernelRow<MaskGateParams> kArrivalsGate = {{arrivals_gate_kernel}, kGateThreads, gate_bytes};
+constexpr KernelRow<MaskGateParams> kWeightsGate = {{weights_gate_kernel}, kGateThreads, gate_bytes};
+constexpr KernelRow<MaskUpdateParams> kUpdate = {{mask_update_kernel}, kMaxRanks, nullptr};
+constexpr KernelRow<MaskQueryParams> kQuery = {{mask_query_kernel}, kMaxRanks, nullptr};
 
 }  // namespace
 
 cudaError_t launch_grants_gate(const MaskGateParams& params, cudaStream_t stream) {
-  return launch_kernel(grants_gate_kernel, {1, kMaxRanks, 0}, params, stream);
+  return kGrantsGate.launch(0, 1, false, params, stream);
 }
 
 cudaError_t launch_arrivals_gate(const MaskGateParams& params, cudaStream_t stream) {
-  return launch_kernel(arrivals_gate_kernel, shape_of(params), params, stream);
+  return kArrivalsGate.launch(0, params.call.ranks.num_ranks, false, params, stream);
 }
 
 cudaError_t launch_weights_gate(const MaskGateParams& params, cudaStream_t stream) {
-  return launch_kernel(weights_gate_kernel, shape_of(params), params, stream);
+  return kWeightsGate.launch(0, params.call.ranks.num_ranks, false, params, stream);
 }
 
 cudaError_t launch_mask_update(const MaskUpdateParams& params, cudaStream_t stream) {
-  return launch_kernel(mask_update_kernel, {1, kMaxRanks, 0}, params, stream);
+  return kUpdate.launch(0, 1, false, params, stream);
 }
 
 cudaError_t launch_mask_query(const MaskQueryParams& params, cudaStream_t stream) {
-  return launch_kernel(mask_query_kernel, {1, kMaxRanks, 0}, params, stream);
+  return kQuery.launch(0, 1, false, params, stream);
 }
 
-cudaError_t load_mask_kernels() {
-  for (const void* kernel :
-       {reinterpret_cast<const void*>(grants_gate_kernel), reinterpret_cast<const void*>(arrivals_gate_kernel),
-        reinterpret_cast<const void*>(weights_gate_kernel), reinterpret_cast<const void*>(mask_update_kernel),
-        reinterpret_cast<const void*>(mask_query_kernel)}) {
-    cudaFuncAttributes attributes;
-    const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel);
-    if (error != cudaSuccess) return error;
-  }
-  cudaError_t error = load_masked_dispatch_kernels();
-  if (error == cudaSuccess) error = load_masked_combine_kernels();
-  if (error == cudaSuccess) error = load_masked_refusal_kernels();
-  return error;
-}
+cudaError_t load_masks() { return load_rows(kGrantsGate, kArrivalsGate, kWeightsGate, kUpdate, kQuery); }
 
 }  // namespace ferry::cuda
