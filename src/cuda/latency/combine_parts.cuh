@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "cuda/latency/words.cuh"
+#include "cuda/latency/turns.cuh"
 
 namespace ferry::cuda::device {
 

@@ -61,17 +61,21 @@ struct OwnWeight {
   }
 };
 
+/// Posts a weight to the rank that adds up the entry's row, if there is one and it receives the call.
+__device__ inline void post_weight(const LatencyParams& call, std::uint64_t number, const int* sets,
+                                   const OwnWeight& own) {
+  if (own.home < 0) return;
+  const int rank = home_rank(own.home);
+  if (sets[rank] == kNoSet) return;
+  post_word(weight_words(call, rank, sets[rank], call.ranks.rank) + own.entry, number, __float_as_uint(own.weight));
+}
+
 /// Sends the weights of this rank's tokens, `first` being this thread's first. All threads of all blocks.
 __device__ __noinline__ inline void send_weights(const CombineSendParams& params, const CombineSendShared& shared,
                                                  OwnWeight first) {
-  const LatencyParams& call = params.call;
 #pragma unroll 1
   while (first.exists(params)) {
-    const int rank = first.home < 0 ? 0 : home_rank(first.home);
-    if (first.home >= 0 && shared.sets[rank] != kNoSet) {
-      post_word(weight_words(call, rank, shared.sets[rank], call.ranks.rank) + first.entry, *shared.number,
-                __float_as_uint(first.weight));
-    }
+    post_weight(params.call, *shared.number, shared.sets, first);
     first = OwnWeight(params, first.entry + static_cast<int>(gridDim.x) * kCombineThreads);
   }
 }
@@ -109,7 +113,7 @@ __device__ inline bool take_turn(const CombineSendParams& params, const CombineS
   const LatencyParams& call = params.call;
   const auto wait = [&call, &shared] {
     if (warp_idx() != 0) return;
-    const std::uint64_t number = wait_for_turn(call, LatencyKind::kCombine, shared.sets, [] {});
+    const std::uint64_t number = wait_for_turn<true>(call, LatencyKind::kCombine, shared.sets, [] {});
     if (lane_idx() == 0) *shared.number = number;
   };
   if (!meet_at_turn(params, shared, routed, wait)) return false;

@@ -9,7 +9,7 @@
 /// `kHomes`: the call may have a placement in which experts have several homes. Others hold none of the code for that,
 /// which costs time even where it is not run (docs/performance-gpus.md).
 
-#include "cuda/intranode/pick.cuh"
+#include "cuda/latency/dispatch_words.cuh"
 #include "cuda/latency/send_rows.cuh"
 
 namespace ferry::cuda::device {
@@ -31,28 +31,6 @@ struct DispatchSendShared {
     return sizeof(DispatchSendShared) + static_cast<std::size_t>(num_experts) * sizeof(unsigned);
   }
 };
-inline constexpr unsigned long long kNoBadEntry = ~0ULL;
-
-__device__ inline std::int64_t load_id(const DispatchSendParams& params, std::int64_t at) {
-  return params.wide_ids ? static_cast<const std::int64_t*>(params.topk_idx)[at]
-                         : static_cast<const std::int32_t*>(params.topk_idx)[at];
-}
-
-/// -1: none, or no expert at all.
-template <bool kHomes>
-__device__ inline int expert_of(const DispatchSendParams& params, std::int64_t token, std::int64_t id) {
-  if constexpr (kHomes) {
-    return pick_expert(params.placement, params.call.num_experts, id, token, params.call.ranks.rank);
-  }
-  return id >= 0 && id < params.call.num_experts ? static_cast<int>(id) : -1;
-}
-
-/// Tokens that may have experts, from the first on.
-__device__ inline int num_counted_tokens(const DispatchSendParams& params) {
-  const auto num_tokens = static_cast<int>(params.call.num_tokens);  // at most kMaxLatencyTokens
-  return params.num_tokens_view == nullptr ? num_tokens : max(0, min(*params.num_tokens_view, num_tokens));
-}
-
 /// Adds the tokens before `end` to `tokens_of_expert` [E], each once for an expert; those from `num_counted` on have
 /// none. All warps but the first.
 template <bool kHomes>
@@ -83,70 +61,6 @@ __device__ inline void count_tokens(const DispatchSendParams& params, DispatchSe
     if (expert >= 0 && __ffs(static_cast<int>(same)) - 1 == lane_idx()) atomicAdd(&tokens_of_expert[expert], 1U);
   }
 }
-
-/// Tells every rank that this one has come to the call, and its counts.
-template <bool kHomes>
-__device__ inline void post_counts(const DispatchSendParams& params, const DispatchSendShared& shared, int num_counted,
-                                   const unsigned* tokens_of_expert) {
-  const LatencyParams& call = params.call;
-  const auto thread = static_cast<int>(threadIdx.x);
-  if (warp_idx() == 0) {
-    LatencyHeader header;
-    header.agreement = call.agreement;
-    header.record_number = call.record_number;
-    header.num_tokens = num_counted;
-    if (shared.bad_entry != kNoBadEntry) {
-      header.bad_entry = static_cast<std::int64_t>(shared.bad_entry);
-      header.bad_id = load_id(params, header.bad_entry);
-    }
-    if constexpr (kHomes) {
-      note_bad_homes(params.placement, header.bad_entry, header.bad_id);
-      header.blocks_or_homes = hash_of_homes(params.placement);
-    }
-    post_header(call, LatencyKind::kDispatch, shared.number, header, shared.sets);
-  }
-#pragma unroll 1
-  for (int rank = 0; rank < call.ranks.num_ranks; ++rank) {
-    if (shared.sets[rank] == kNoSet) continue;
-    std::uint64_t* words = count_words(call, rank, shared.sets[rank], call.ranks.rank);
-#pragma unroll 1
-    for (int expert = thread; expert < call.num_experts; expert += kDispatchThreads) {
-      post_word(words + expert, shared.number, tokens_of_expert[expert]);
-    }
-  }
-}
-
-/// A token's entries, one a lane.
-struct TokenEntry {
-  std::int64_t id = -1;
-  int expert = -1;
-  int owner = -1;
-  std::int32_t local_expert = 0;
-  std::uint32_t weight = 0;
-
-  __device__ void load(const DispatchSendParams& params, std::int64_t token) {
-    if (lane_idx() >= params.call.num_topk) return;
-    const std::int64_t at = token * params.call.num_topk + lane_idx();
-    id = load_id(params, at);
-    if (params.weights != nullptr) weight = __float_as_uint(params.weights[at]);
-  }
-  /// Of the id that is loaded.
-  template <bool kHomes>
-  __device__ void find_owner(const DispatchSendParams& params, std::int64_t token) {
-    expert = expert_of<kHomes>(params, token, id);
-    owner = expert >= 0 ? params.placement.owner[expert] : -1;
-    if (expert >= 0) local_expert = params.placement.local_expert[expert];
-  }
-  /// Writes what the Routing keeps of it. Nobody waits for that.
-  __device__ void keep(const LatencyTables& tables, int num_topk, std::int64_t token) const {
-    if (lane_idx() >= num_topk) return;
-    const std::int64_t at = token * num_topk + lane_idx();
-    tables.ids[at] = expert < 0 ? id : expert;
-    tables.homes[at] = expert < 0 ? -1 : home_of(owner, local_expert);
-    if (id == -1) tables.slots[at] = -1;  // the receive half does not see tokens that do not count
-    if (tables.weights != nullptr) tables.weights[at] = __uint_as_float(weight);
-  }
-};
 
 /// Where the entries of a token go, and its row. `tokens_of_expert` [E] counts the tokens before it, then it too. All
 /// lanes of one warp.
@@ -192,20 +106,7 @@ __device__ inline void post_entries(const DispatchSendParams& params, const Disp
     if (shared.sets[rank] == kNoSet) continue;
     const DispatchSlot slot = slot_at(call, shared, rank);
     const std::int64_t at = token * call.num_topk + topk;
-    post_word(slot.entries + at, shared.number, shared.entries[topk]);
-    if (params.weights != nullptr) post_word(slot.weights + at, shared.number, shared.weights[topk]);
-  }
-}
-
-/// What the Routing keeps of tokens that do not count, which no block sends. All threads of a block.
-__device__ inline void keep_uncounted(const DispatchSendParams& params, int num_counted) {
-  const LatencyTables& tables = params.call.tables;
-  const auto num_topk = static_cast<int>(params.call.num_topk);
-  const std::int64_t end = params.call.num_tokens * num_topk;
-#pragma unroll 1
-  for (std::int64_t at = num_counted * num_topk + static_cast<int>(threadIdx.x); at < end; at += kDispatchThreads) {
-    tables.ids[at] = tables.homes[at] = tables.slots[at] = -1;
-    if (tables.weights != nullptr) tables.weights[at] = params.weights[at];
+    post_token_entry(params, slot, at, shared.number, shared.entries[topk], shared.weights[topk]);
   }
 }
 
@@ -251,7 +152,12 @@ class DispatchSender {
           if (!take_turn(token)) return;
           on_turn();
           if (blockIdx.x == 0) {
-            post_counts<kHomes>(params_, shared_, num_tokens, shared_.tokens_of_expert());
+            if (places_) {
+              post_dispatch_header<kHomes>(params_, shared_.number, shared_.sets, shared_.bad_entry, num_tokens);
+            }
+            const unsigned* const tokens_of_expert = shared_.tokens_of_expert();
+            post_counts(call_, shared_.number, shared_.sets,
+                        [tokens_of_expert](int expert) { return tokens_of_expert[expert]; });
             keep_uncounted(params_, num_tokens);
           }
           if (!sends) return;
@@ -296,7 +202,7 @@ class DispatchSender {
   __device__ bool take_turn(int token) {
     if (places_) {
       const auto meanwhile = [this, token] { entry_.template find_owner<kHomes>(params_, token); };
-      const std::uint64_t number = wait_for_turn(call_, LatencyKind::kDispatch, shared_.sets, meanwhile);
+      const std::uint64_t number = wait_for_turn<true>(call_, LatencyKind::kDispatch, shared_.sets, meanwhile);
       if (lane_idx() == 0) shared_.number = number;
     }
     __syncthreads();
@@ -316,10 +222,7 @@ class DispatchSender {
     }
     __syncthreads();
     if (!places_) return;
-    if (flag != nullptr) {
-      fence_system();
-      post_word(flag, shared_.number, 0);
-    }
+    post_row_flag(flag, shared_.number);
     entry_.keep(call_.tables, call_.num_topk, token);
     if (more) {
       entry_.load(params_, token + 1);

@@ -8,7 +8,7 @@
 #include <cstdint>
 
 #include "cuda/latency/mask.hpp"
-#include "cuda/latency/words.cuh"
+#include "cuda/latency/turns.cuh"
 
 namespace ferry::cuda::device {
 

@@ -42,8 +42,7 @@ __device__ void send_refusal(const LatencyRefusalParams& params, std::uint64_t n
   const LatencyParams& call = params.call;
   LatencyHeader header;
   header.record_number = call.record_number;
-  const TurnLook turn(call, params.kind);
-  const bool whole = wait_grants(call, params.kind, turn, GrantsLook(call, params.kind), shared.sets);
+  const bool whole = wait_for_turn<false>(call, params.kind, shared.sets, [] {}) != 0;
   if (whole) post_header(call, params.kind, number, header, shared.sets);
   if (lane_idx() != 0) return;
   count_turn(call, params.kind, number);

@@ -59,15 +59,13 @@ struct SmallCombineShared {
 
 /// Waits for the call's turn: the first warp of a block. Of the first block another one grants what this may wait for.
 __device__ inline void take_small_turn(const LatencyParams& call, SmallCombineShared& shared) {
-  const TurnLook turn(call, LatencyKind::kCombine);
-  const GrantsLook look(call, LatencyKind::kCombine);
-  const bool come = wait_grants(call, LatencyKind::kCombine, turn, look, shared.sets);
+  const std::uint64_t number = wait_for_turn<false>(call, LatencyKind::kCombine, shared.sets, [] {});
   const int lane = lane_idx();
   if (lane < call.ranks.num_ranks) {
     shared.words[lane] =
         window_of(call, lane).row_words(call.layout, call.ranks.num_ranks, shared.sets[lane], call.ranks.rank);
   }
-  if (lane == 0) shared.number = come ? turn.number : 0;
+  if (lane == 0) shared.number = number;
 }
 
 /// Waits until the headers of all ranks say which call they make, and its record number, which a report of a
@@ -118,22 +116,17 @@ __device__ __noinline__ inline bool await_other_rows(const LatencyParams& call, 
   return __all_sync(kAllLanes, static_cast<int>(came)) != 0;
 }
 
+/// The entry that a warp looks at `steps` steps after `entry`, unless that is none.
+__device__ inline int later(int entry, int steps) { return entry == INT32_MAX ? entry : entry + steps * kWarpLanes; }
+
 /// Tells the peers that this rank has come, and sends them their weights. The first warp of the first block.
 __device__ inline void announce_small(const SmallCombineParams& params, SmallCombineShared& shared) {
   const LatencyParams& call = params.send.call;
   const bool routed = call.tables.summary->valid != 0;
-  const int num_weights = params.send.own_weights ? static_cast<int>(call.num_tokens) * call.num_topk : 0;
-  // Those of most calls are loaded before the turn.
+  const int first = params.send.own_weights ? lane_idx() : INT32_MAX;
+  // The weights of most calls are loaded before the turn.
   constexpr int kAhead = 2;
-  std::int32_t homes[kAhead];
-  float weights[kAhead];
-#pragma unroll
-  for (int i = 0; i < kAhead; ++i) {
-    const int entry = i * kWarpLanes + lane_idx();
-    if (entry >= num_weights) continue;
-    homes[i] = call.tables.homes[entry];
-    weights[i] = params.send.weights[entry];
-  }
+  const OwnWeight ahead[kAhead] = {OwnWeight(params.send, first), OwnWeight(params.send, later(first, 1))};
   take_small_turn(call, shared);
   __syncwarp();
   const std::uint64_t number = shared.number;
@@ -144,21 +137,12 @@ __device__ inline void announce_small(const SmallCombineParams& params, SmallCom
     if (lane_idx() == 0) report_refused_dispatch(call.ranks, *call.tables.summary);
     return;
   }
-  const auto post = [&call, &shared, number](int entry, std::int32_t home, float weight) {
-    if (home < 0) return;
-    const int rank = home_rank(home);
-    const int set = shared.sets[rank];
-    if (set == kNoSet) return;
-    post_word(weight_words(call, rank, set, call.ranks.rank) + entry, number, __float_as_uint(weight));
-  };
 #pragma unroll
-  for (int i = 0; i < kAhead; ++i) {
-    const int entry = i * kWarpLanes + lane_idx();
-    if (entry < num_weights) post(entry, homes[i], weights[i]);
-  }
+  for (const OwnWeight& own : ahead) post_weight(call, number, shared.sets, own);
 #pragma unroll 1
-  for (int entry = kAhead * kWarpLanes + lane_idx(); entry < num_weights; entry += kWarpLanes) {
-    post(entry, call.tables.homes[entry], params.send.weights[entry]);
+  for (OwnWeight own(params.send, later(first, kAhead)); own.exists(params.send);
+       own = OwnWeight(params.send, own.entry + kWarpLanes)) {
+    post_weight(call, number, shared.sets, own);
   }
 }
 

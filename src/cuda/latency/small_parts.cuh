@@ -12,6 +12,7 @@
 
 #include "cuda/latency/dispatch_receive.cuh"
 #include "cuda/latency/send_rows.cuh"
+#include "cuda/latency/turns.cuh"
 
 namespace ferry::cuda::device {
 

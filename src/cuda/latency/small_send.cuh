@@ -3,7 +3,7 @@
 
 /// What a block of a small dispatch sends: the first one counts, the others have a token each, if there are so many.
 
-#include "cuda/latency/dispatch_send.cuh"
+#include "cuda/latency/dispatch_words.cuh"
 #include "cuda/latency/small_parts.cuh"
 #include "cuda/sync/part_barrier.cuh"
 
@@ -56,7 +56,13 @@ class SmallSender {
   /// After begin(). All threads.
   __device__ void send() {
     if (blockIdx.x == 0) {
-      post_small_counts();
+      if (warp_idx() == 0) {
+        post_dispatch_header<false>(params_, shared_.number, shared_.sets, shared_.bad_entry, num_counted_);
+      }
+      const unsigned* const tokens_of_expert = shared_.tokens_of_expert();
+      post_counts(call_, shared_.number, shared_.sets, [tokens_of_expert](int expert) {
+        return static_cast<std::uint32_t>(__popc(tokens_of_expert[expert]));
+      });
       keep_uncounted(params_, num_counted_);
       return;
     }
@@ -85,10 +91,7 @@ class SmallSender {
     }
     __syncthreads();
     if (warp_idx() != 0) return;
-    if (flag != nullptr) {
-      fence_system();
-      post_word(flag, shared_.number, 0);
-    }
+    post_row_flag(flag, shared_.number);
     entry_.expert = expert;
     if (expert >= 0) {
       entry_.owner = home_rank(home);
@@ -152,9 +155,7 @@ class SmallSender {
 
   /// The number of the call, and where this rank writes at the others. The first warp.
   __device__ void take_turn() {
-    const TurnLook turn(call_, LatencyKind::kDispatch);
-    const GrantsLook look(call_, LatencyKind::kDispatch);
-    const bool come = wait_grants(call_, LatencyKind::kDispatch, turn, look, shared_.sets);
+    const std::uint64_t number = wait_for_turn<false>(call_, LatencyKind::kDispatch, shared_.sets, [] {});
     const int lane = lane_idx();
     if (lane < call_.ranks.num_ranks) {
       std::byte* const words = reinterpret_cast<std::byte*>(
@@ -164,30 +165,7 @@ class SmallSender {
       shared_.rows[lane] = words + call_.layout.words_bytes - call_.ranks.rank * call_.layout.slot_bytes +
                            call_.ranks.rank * call_.layout.source_bytes;
     }
-    if (lane == 0) shared_.number = come ? turn.number : 0;
-  }
-
-  /// Tells every rank that this one has come to the call, and its counts.
-  __device__ void post_small_counts() {
-    const auto thread = static_cast<int>(threadIdx.x);
-    if (warp_idx() == 0) {
-      LatencyHeader header;
-      header.agreement = call_.agreement;
-      header.record_number = call_.record_number;
-      header.num_tokens = num_counted_;
-      if (shared_.bad_entry != kNoBadEntry) {
-        header.bad_entry = static_cast<std::int64_t>(shared_.bad_entry);
-        header.bad_id = load_id(params_, header.bad_entry);
-      }
-      post_header(call_, LatencyKind::kDispatch, shared_.number, header, shared_.sets);
-    }
-    if (thread >= call_.num_experts) return;
-    const auto count = static_cast<std::uint32_t>(__popc(shared_.tokens_of_expert()[thread]));
-#pragma unroll 1
-    for (int rank = 0; rank < call_.ranks.num_ranks; ++rank) {
-      if (shared_.sets[rank] == kNoSet) continue;
-      post_word(count_words(call_, rank, shared_.sets[rank], call_.ranks.rank) + thread, shared_.number, count);
-    }
+    if (lane == 0) shared_.number = number;
   }
 
   /// Tells every rank where the entries of the token go. The first warp.
@@ -202,9 +180,7 @@ class SmallSender {
 #pragma unroll 1
     for (int rank = 0; rank < call_.ranks.num_ranks; ++rank) {
       if (shared_.sets[rank] == kNoSet) continue;
-      const DispatchSlot slot = slot_at(rank);
-      post_word(slot.entries + at, shared_.number, payload);
-      if (params_.weights != nullptr) post_word(slot.weights + at, shared_.number, entry_.weight);
+      post_token_entry(params_, slot_at(rank), at, shared_.number, payload, entry_.weight);
     }
   }
 
