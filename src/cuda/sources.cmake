@@ -74,7 +74,7 @@ set(ferry_cuda_sources
     cuda/intranode/wait_times.cu
     cuda/latency/combine.cu
     cuda/latency/dispatch.cu
-    cuda/latency/mask.cu
+    cuda/latency/masks.cu
     cuda/latency/refusal.cu
     cuda/numeric/gating.cu
     cuda/numeric/gating_team.cu

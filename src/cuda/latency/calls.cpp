@@ -65,11 +65,11 @@ Status LatencyMode::make_combine(const LatencyCombineCall& call) {
   const auto refused = [this, &rows](const Status& status) {
     return refuse(LatencyKind::kCombine, rows.record, rows.stream, status);
   };
-  // As in a dispatch, of which there was none.
+  // As in a dispatch: none was made.
   if (!has_memory()) return rows.record.code == ErrorCode::kOk ? check_room(kName, {}) : status_of(rows.record);
   if (Status status = status_of(rows.record); !status.ok()) return refused(status);
   const Parts& parts = context_.parts();
-  // Core hands out Routings as const; what its receive half needs is kept in this one.
+  // Core hands out Routings as const; this one also keeps the parameters of its receive half.
   auto& routing = static_cast<LatencyRouting&>(const_cast<RoutingState&>(*rows.routing));
   const Result<bool> captured = context_.check_stream(kName, rows.stream);
   if (!captured.ok()) return refused(captured.status());
@@ -85,7 +85,7 @@ Status LatencyMode::make_combine(const LatencyCombineCall& call) {
   CombineSendParams& send = params.send;
   send.call.counts_waits = call.wait_times_ns != nullptr;
   send.rows = {rows.x.row_bytes, rows.x.dtype == DType::kFloat32, order};
-  // Gates of groups that mask ranks wait for flags.
+  // Gates of groups that mask ranks wait for flags of rows.
   send.rows.words = rows.rank_sums && !masks() && routing.max_tokens <= layout_.word_tokens(rows.x.row_bytes);
   send.x = rows.x.data;
   send.x_stride = rows.x.stride_bytes;
@@ -139,7 +139,7 @@ Status LatencyMode::make_receive(const LatencyReceiveCall& call, bool& made) {
   if (!captured.ok()) return captured.status();
   bool reports = false;
   if (!of_combine) {
-    // A graph is replayed after the host has read the counts, and given their memory to others.
+    // Replays come after the host has read the counts and reused their memory.
     if (*captured) routing.dispatch_receive->host = {};
     reports = routing.dispatch_receive->host.result != nullptr;
   }
@@ -150,7 +150,7 @@ Status LatencyMode::make_receive(const LatencyReceiveCall& call, bool& made) {
     });
   };
   Status status = context_.launch_local(kName, call.stream, launch, *captured);
-  // The peers have sent, and wait for the set to be free again.
+  // The peers have sent, and wait until this rank grants the set again.
   if (!status.ok()) return *captured ? status : context_.fail(status);
   if (!of_combine) routing.received.store(reports, std::memory_order_release);
   std::erase(in_flight_, call.routing);

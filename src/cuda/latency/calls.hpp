@@ -1,7 +1,7 @@
 #ifndef FERRY_CUDA_LATENCY_CALLS_HPP
 #define FERRY_CUDA_LATENCY_CALLS_HPP
 
-/// Latency mode on GPUs of one host: what Backend asks of each call is in core/backend.hpp.
+/// Latency mode on GPUs of one host. core/backend.hpp states the contract of each call.
 
 #include <cstdint>
 #include <memory>
@@ -31,7 +31,7 @@ class LatencyMode {
   Status make_combine(const LatencyCombineCall& call);
   Status make_receive(const LatencyReceiveCall& call, bool& made);
 
-  /// Of a kernel that reads or changes the mask alone.
+  /// Parameters of a kernel that only reads or changes masks.
   Result<LatencyParams> mask_call(std::string_view operation) const;
 
   bool masks() const { return mask_.present(); }
@@ -40,15 +40,15 @@ class LatencyMode {
   Status check_room(std::string_view operation, const SetNeed& need) const;
   Status refuse(LatencyKind kind, const CallRecord& record, Stream stream, const Status& status);
   Status check_dispatch(const LatencyDispatchCall& call) const;
-  /// The Routing of a call, with memory for its tables.
+  /// Makes the Routing of a call, with memory for its tables.
   Result<std::shared_ptr<LatencyRouting>> begin_routing(const LatencyDispatchCall& call, bool captured);
   LatencyParams params_of(const LatencyRouting& routing) const;
 
   Context& context_;
   Placements& placements_;
   LatencyLayout layout_;
-  MaskParams mask_;                                             // of groups that mask lost ranks
-  std::vector<std::shared_ptr<const RoutingState>> in_flight_;  // sent and not received
+  MaskParams mask_;                                             // present in groups that mask lost ranks
+  std::vector<std::shared_ptr<const RoutingState>> in_flight_;  // Routings of calls that are sent and not received
 };
 
 }  // namespace ferry::cuda

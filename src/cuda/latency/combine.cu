@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(kCombineThreads) combine_kernel(const __grid_c
   if (is_clerk() && threadIdx.x == 0) leave_whole_call(call, LatencyKind::kCombine, sent);
 }
 
-/// A whole call whose sums travel as words, between few ranks (small_combine.cuh).
+/// Makes a whole call whose sums travel as words, between few ranks (small_combine.cuh).
 template <bool kFloat32>
 __global__ void __launch_bounds__(kCombineThreads)
     small_combine_kernel(const __grid_constant__ SmallCombineParams params) {
@@ -51,17 +51,17 @@ __global__ void __launch_bounds__(kCombineThreads)
     return;
   }
   SmallAdder<kFloat32> adder(params, shared);
-  const std::int32_t home = adder.load_home(first_combine_unit());  // for later
+  const std::int32_t home = adder.load_home(first_combine_unit());  // needed only by receive()
   if (adder.send()) adder.receive(home);
 }
 
-/// `kMasks`: in groups that mask lost ranks (mask.hpp), whose sums never travel as words.
+/// Makes a send half. `kMasks`: in groups that mask lost ranks (mask.hpp), whose sums never travel as words.
 template <bool kFloat32, bool kWords, bool kMasks>
 __global__ void __launch_bounds__(kCombineThreads)
     combine_send_kernel(const __grid_constant__ HalfParams<CombineSendParams, kMasks> params) {
   const CombineStart start = CombineStart::of(params.call);
   if constexpr (kMasks) {
-    // All threads or none: the block meets for the copy of the parameters.
+    // All threads or none, since the block meets in barriers later.
     if (__syncthreads_or(static_cast<int>(is_broken(params.call.ranks))) != 0) return;
   }
   auto& own = own_send_params(params, dynamic_shared(), LatencyKind::kCombine);
@@ -77,8 +77,8 @@ __global__ void __launch_bounds__(kCombineThreads)
   end_turn(call, LatencyKind::kCombine, number);
 }
 
-/// Sends the weights of this combine ahead of its sums, in groups that mask ranks: a rank that waits for weights must
-/// find all of them sent.
+/// Sends the weights of this combine before its sums, in groups that mask ranks: all weights must be sent before any
+/// rank waits for some.
 __global__ void __launch_bounds__(kCombineThreads)
     weights_send_kernel(const __grid_constant__ Masked<CombineSendParams> params) {
   const CombineStart start = CombineStart::of(params.call);
@@ -89,14 +89,14 @@ __global__ void __launch_bounds__(kCombineThreads)
   take_turn(own, shared, true);
 }
 
-/// `kMasks`: as above.
+/// Makes a receive half.
 template <bool kFloat32, bool kWords, bool kMasks>
 __global__ void __launch_bounds__(kCombineThreads)
     combine_receive_kernel(const __grid_constant__ HalfParams<CombineReceiveParams, kMasks> params) {
   const CombineStart start = CombineStart::of(params.call);
   const volatile SentCall& pending = *params.call.tables.combine;
   const SentCall sent{pending.number, pending.set, pending.pending, 0};
-  // All threads or none: the block meets later.
+  // All threads or none, as above.
   if (__syncthreads_or(static_cast<int>(is_broken(params.call.ranks) || sent.pending == 0)) != 0) return;
   auto& own = own_receive_params(params, dynamic_shared());
   const LatencyParams& call = own.call;
@@ -132,7 +132,7 @@ std::size_t masked_receive_half_bytes(const Masked<CombineReceiveParams>& params
   return own_params_bytes<CombineReceiveParams>(true) + receive_bytes(params.call);
 }
 
-/// Index of the kernel of a row for these rows.
+/// Index in a row that has kernels for each kind of rows.
 int kernel_idx(const CombineRows& rows) { return (rows.words ? 2 : 0) + (rows.float32 ? 1 : 0); }
 
 constexpr KernelRow<LatencyCombineParams, 4> kWhole = {{combine_kernel<false, false>, combine_kernel<true, false>,
@@ -166,7 +166,8 @@ MaskGateParams gate_of(const LatencyParams& call, const MaskParams& mask) {
   return {call, mask, LatencyKind::kCombine, {}, false};
 }
 
-/// Small batches take more blocks rather than more warps of each: code that is new to a multiprocessor comes slowly.
+/// Small batches take more blocks rather than more warps per block: code that is new to a multiprocessor is slow to
+/// fetch.
 constexpr std::int64_t kUnitsPerBlock = 4;
 
 SmallUnits units_of(std::int64_t row_bytes, int num_rows, int num_warps) {

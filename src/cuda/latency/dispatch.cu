@@ -1,6 +1,6 @@
 /// The kernels of latency_dispatch: the whole call in one, also for few tokens, and each half. All blocks of a kernel
-/// that makes a whole call must run at once, since they wait for each other through the peers: there is at most one for
-/// each multiprocessor of the rank.
+/// that makes a whole call must run at once, since they wait for each other through the peers: there is at most one
+/// block for each multiprocessor of the rank.
 
 #include "cuda/latency/dispatch_receive.cuh"
 #include "cuda/latency/dispatch_send.cuh"
@@ -18,12 +18,13 @@ namespace {
 
 using namespace device;  // NOLINT(google-build-using-namespace)
 
-/// Shared memory of the send half in a whole call. The receive half's memory follows, so that it can be prepared before.
+/// Shared memory of the send half where other memory follows: that of the receive half in a whole call, which is
+/// prepared before.
 FERRY_HOST_DEVICE constexpr std::size_t send_bytes(int num_experts) {
   return round_up_part(DispatchSendShared::size_bytes(num_experts));
 }
 
-/// The block that grants the set that is owed: one that does not receive, if there is one.
+/// Block that grants the owed set: one that does not receive, if there is one.
 __device__ unsigned granting_block(const DispatchReceiveRows& params) {
   return params.first_receiver > 1 ? 1 : gridDim.x - 1;
 }
@@ -48,9 +49,9 @@ __global__ void __launch_bounds__(kDispatchThreads, 1)
     if (enters && threadIdx.x + 1 == kDispatchThreads) enter_whole_call(call, LatencyKind::kDispatch);
   };
   send_dispatch<kCodec, kHomes>(params.send, send, meanwhile,
-                                on_turn);  // its barriers are also that of the preparation
+                                on_turn);  // its barriers also end the preparation
   if (send.number == 0) return;
-  // The last warp has nothing to do until the first one has told the peers of this block's rows.
+  // The last warp is idle until the first one has posted this block's row flags.
   const bool last_warp = threadIdx.x >= kDispatchThreads - kWarpLanes;
   if (blockIdx.x == granting_block(params.receive) && last_warp) {
     grant_owed_set(call, LatencyKind::kDispatch, send.number);
@@ -62,11 +63,11 @@ __global__ void __launch_bounds__(kDispatchThreads, 1)
   if (reports() && threadIdx.x == 0) leave_whole_call(call, LatencyKind::kDispatch, sent);
 }
 
-/// The warp that grants the set that is owed, before anything else, since all may have to wait for that: of a block
-/// that mostly only clears gaps.
+/// Warp that grants the owed set before anything else, since all ranks may wait for the grant: in a block that mostly
+/// only clears gaps.
 __device__ bool grants() { return blockIdx.x + 1 == gridDim.x && warp_idx() + 1 == kReceiveWarps; }
 
-/// A whole call of a few tokens (small_parts.cuh).
+/// Makes a whole call of a few tokens (small_parts.cuh).
 template <Codec kCodec>
 __global__ void __launch_bounds__(kDispatchThreads, 1)
     small_dispatch_kernel(const __grid_constant__ LatencyDispatchParams params) {
@@ -87,7 +88,7 @@ __global__ void __launch_bounds__(kDispatchThreads, 1)
   receiver.receive();
 }
 
-/// `kMasks`: in groups that mask lost ranks (mask.hpp).
+/// Makes a send half. `kMasks`: in groups that mask lost ranks (mask.hpp).
 template <Codec kCodec, bool kHomes, bool kMasks>
 __global__ void __launch_bounds__(kDispatchThreads)
     dispatch_send_kernel(const __grid_constant__ HalfParams<DispatchSendParams, kMasks> params) {
@@ -111,7 +112,7 @@ __global__ void __launch_bounds__(kDispatchThreads)
   end_turn(call, LatencyKind::kDispatch, shared.number);
 }
 
-/// `kHomes`: see receive_dispatch(). `kMasks`: as above.
+/// Makes a receive half. `kHomes`: see receive_dispatch().
 template <bool kHomes, bool kMasks>
 __global__ void __launch_bounds__(kDispatchThreads, 1)
     dispatch_receive_kernel(const __grid_constant__ HalfParams<DispatchReceiveParams, kMasks> params) {
@@ -120,11 +121,11 @@ __global__ void __launch_bounds__(kDispatchThreads, 1)
   const ReceiveMemory memory = ReceiveMemory::at(dynamic_shared() + own_params_bytes<DispatchReceiveParams>(kMasks),
                                                  call.num_experts, call.num_local_experts);
   prepare_receive(call, own, HomesLook(call, own), memory.experts, *memory.shared);
-  // A send half that found the group broken has not written what follows.
+  // A send half that found the group broken has not written the words that follow.
   if (__syncthreads_or(static_cast<int>(is_broken(call.ranks))) != 0) return;
   SentCall& words = *call.tables.dispatch;
   const volatile SentCall& seen = words;
-  const SentCall sent{seen.number, seen.set, seen.pending, 0};  // until all blocks are done it stays as it is
+  const SentCall sent{seen.number, seen.set, seen.pending, 0};  // unchanged until all blocks are done
   if (sent.pending == 0) {
     if (reports() && threadIdx.x == 0) report_not_sent(call);
     return;
@@ -186,7 +187,7 @@ std::size_t most_send_bytes() { return DispatchSendShared::size_bytes(kExperts);
 std::size_t most_masked_send_bytes() { return masked_send_bytes(kMaxRanks, kExperts, kExperts); }
 std::size_t most_masked_receive_bytes() { return own_params_bytes<DispatchReceiveParams>(true) + most_receive_bytes(); }
 
-/// Index of the kernel of a row for each codec without and with homes.
+/// Index in a row that has kernels for each codec, first without and then with homes.
 int kernel_idx(Quantization mode, bool homes) { return (homes ? kNumCodecs : 0) + codec_idx(mode); }
 
 constexpr KernelRow<LatencyDispatchParams, 2 * kNumCodecs> kWhole = {
@@ -225,7 +226,7 @@ MaskGateParams gate_of(const LatencyParams& call, const MaskParams& mask, const 
   return {call, mask, LatencyKind::kDispatch, placement, false};
 }
 
-/// Units of a row as RowStep has them.
+/// Units of a row, as in RowStep.
 std::int64_t num_units(const DispatchSendParams& send) {
   return send.quantize == Quantization::kNone ? send.row.x_bytes / kUnitBytes : send.hidden / kLaneChannels;
 }

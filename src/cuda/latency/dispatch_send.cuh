@@ -1,27 +1,27 @@
 #ifndef FERRY_CUDA_LATENCY_DISPATCH_SEND_CUH
 #define FERRY_CUDA_LATENCY_DISPATCH_SEND_CUH
 
-/// The send half of latency_dispatch. The first block counts all tokens and tells every rank the counts; the others
-/// have some of the tokens each, tell every rank where their entries go, and send their rows. In those the first warp
-/// waits for the call's turn and finds out where a token goes, while the others load and quantise its row. No block
-/// waits for another, nor for a peer once its set is granted.
+/// The send half of latency_dispatch. The first block counts all tokens and sends every rank the counts. Each other
+/// block has some of the tokens: it sends every rank their entries, and their rows to the ranks that get them. Its
+/// first warp waits for the call's turn and finds out where a token goes, while the other warps load and quantise the
+/// row. No block waits for another block, nor for a peer once its set is granted.
 ///
-/// `kHomes`: the call may have a placement in which experts have several homes. Others hold none of the code for that,
-/// which costs time even where it is not run (docs/performance-gpus.md).
+/// `kHomes`: the call may have a placement in which experts have several homes. Other kernels hold none of that code,
+/// which costs time even if it does not run (docs/performance-gpus.md).
 
 #include "cuda/latency/dispatch_words.cuh"
 #include "cuda/latency/send_rows.cuh"
 
 namespace ferry::cuda::device {
 
-/// What a block knows, in dynamic shared memory; the experts' counts follow.
+/// State of a block, in dynamic shared memory; the counts of the experts follow.
 struct DispatchSendShared {
   std::uint64_t number;
   unsigned long long bad_entry;
   int sets[kMaxRanks];
-  // Of the token that is being sent.
+  // The token being sent.
   RowTargets targets;
-  int ranks[kMaxTopk];  ///< of the targets
+  int ranks[kMaxTopk];  ///< rank of each target
   std::uint32_t entries[kMaxTopk];
   std::uint32_t weights[kMaxTopk];
   std::uint32_t scale_words[kStepBlocks];
@@ -31,8 +31,8 @@ struct DispatchSendShared {
     return sizeof(DispatchSendShared) + static_cast<std::size_t>(num_experts) * sizeof(unsigned);
   }
 };
-/// Adds the tokens before `end` to `tokens_of_expert` [E], each once for an expert; those from `num_counted` on have
-/// none. All warps but the first.
+/// Adds the tokens before `end` to `tokens_of_expert` [E], each once per expert; tokens from `num_counted` on have no
+/// expert. All warps but the first.
 template <bool kHomes>
 __device__ inline void count_tokens(const DispatchSendParams& params, DispatchSendShared& shared, int end,
                                     int num_counted, unsigned* tokens_of_expert) {
@@ -62,8 +62,8 @@ __device__ inline void count_tokens(const DispatchSendParams& params, DispatchSe
   }
 }
 
-/// Where the entries of a token go, and its row. `tokens_of_expert` [E] counts the tokens before it, then it too. All
-/// lanes of one warp.
+/// Finds the places of a token's entries and of its row. `tokens_of_expert` [E] counts the tokens before it, and then
+/// this one too. All lanes of one warp.
 __device__ inline void place_token(const DispatchSendParams& params, DispatchSendShared& shared, std::int64_t token,
                                    const TokenEntry& entry, unsigned* tokens_of_expert) {
   const LatencyParams& call = params.call;
@@ -71,7 +71,7 @@ __device__ inline void place_token(const DispatchSendParams& params, DispatchSen
   const int owner = entry.owner;
   const unsigned ordinal = entry.expert < 0 ? 0 : tokens_of_expert[entry.expert];
   __syncwarp();
-  if (entry.expert >= 0) tokens_of_expert[entry.expert] = ordinal + 1;  // lanes of the same expert store the same
+  if (entry.expert >= 0) tokens_of_expert[entry.expert] = ordinal + 1;  // lanes of the same expert store the same value
   if (lane < call.num_topk) {
     shared.entries[lane] = entry.expert < 0 ? kNoExpert : pack_entry(entry.expert, static_cast<int>(ordinal));
     shared.weights[lane] = entry.weight;
@@ -94,7 +94,7 @@ __device__ inline DispatchSlot slot_at(const LatencyParams& call, const Dispatch
       call.max_tokens, call.num_topk);
 }
 
-/// Tells every rank where the entries of a token go. All threads that send rows.
+/// Sends every rank the entries of a token. All threads that send rows.
 __device__ inline void post_entries(const DispatchSendParams& params, const DispatchSendShared& shared,
                                     std::int64_t token) {
   const LatencyParams& call = params.call;
@@ -110,7 +110,7 @@ __device__ inline void post_entries(const DispatchSendParams& params, const Disp
   }
 }
 
-/// The tokens that a block sends.
+/// Tokens that a block sends.
 struct BlockTokens {
   int first = 0;
   int end = 0;
@@ -137,7 +137,7 @@ class DispatchSender {
     const BlockTokens tokens = BlockTokens::of_block(num_tokens, params_.num_senders);
     prepare(num_tokens, tokens);
     meanwhile();
-    bool waits = true;  // for the call's turn
+    bool waits = true;  // until the call's turn
 #pragma unroll 1
     for (int token = tokens.first; waits || token < tokens.end; ++token) {
       const bool sends = token < tokens.end;
@@ -178,7 +178,7 @@ class DispatchSender {
  private:
   __device__ const std::byte* row_of(int token) const { return params_.x + token * params_.x_stride; }
 
-  /// What can be done before the call's turn: the first token is loaded, and those before it are counted.
+  /// Work before the call's turn: loads the first token, and counts the tokens before it.
   __device__ void prepare(int num_tokens, const BlockTokens& tokens) {
     unsigned* const tokens_of_expert = shared_.tokens_of_expert();
     if (tokens.first < tokens.end) {
@@ -198,7 +198,7 @@ class DispatchSender {
     count_tokens<kHomes>(params_, shared_, end, num_tokens, tokens_of_expert);
   }
 
-  /// False when the group broke. `token`: the first one, if there is one.
+  /// False when the group broke. `token`: the block's first, if it has one.
   __device__ bool take_turn(int token) {
     if (places_) {
       const auto meanwhile = [this, token] { entry_.template find_owner<kHomes>(params_, token); };
@@ -209,11 +209,11 @@ class DispatchSender {
     return shared_.number != 0;
   }
 
-  /// Tells the peers of a token whose row is stored, and loads the next one of this block, if there is one.
+  /// Posts the flags of a token whose row is stored, and loads the block's next token if there is one.
   __device__ void announce(int token, bool more) {
     std::uint64_t* flag = nullptr;
     if (places_) {
-      // While the others store.
+      // While the other warps store.
       if (lane_idx() < shared_.targets.num) flag = slot_at(call_, shared_, shared_.ranks[lane_idx()]).row_flags + token;
     } else {
       post_entries(params_, shared_, token);
@@ -234,12 +234,12 @@ class DispatchSender {
   const DispatchSendParams& params_;
   const LatencyParams& call_;
   DispatchSendShared& shared_;
-  const bool places_;  ///< a warp that finds out where tokens go, and moves none
+  const bool places_;  ///< this warp finds out where tokens go, and moves no rows
   RowStep<kCodec> step_;
   TokenEntry entry_;
 };
 
-/// All threads of all blocks. `shared.number` is the call's number afterwards, 0 if the group broke. All threads call
+/// All threads of all blocks. Afterwards `shared.number` is the call's number, 0 if the group broke. All threads call
 /// `meanwhile` while the first loads are on their way, and `on_turn` once the number is known, before rows are stored.
 template <Codec kCodec, bool kHomes, typename Meanwhile, typename OnTurn>
 __device__ inline void send_dispatch(const DispatchSendParams& params, DispatchSendShared& shared, Meanwhile meanwhile,

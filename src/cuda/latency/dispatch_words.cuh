@@ -1,8 +1,8 @@
 #ifndef FERRY_CUDA_LATENCY_DISPATCH_WORDS_CUH
 #define FERRY_CUDA_LATENCY_DISPATCH_WORDS_CUH
 
-/// The ids of a rank's tokens as the send half of latency_dispatch reads them, the words that it posts about them, and
-/// the tables that it keeps. For dispatches of any size (dispatch_send.cuh, small_send.cuh).
+/// Ids of a rank's tokens as the send half of latency_dispatch reads them, the words that it posts, and the tables that
+/// it keeps. For dispatches of any size (dispatch_send.cuh, small_send.cuh).
 
 #include <cstdint>
 
@@ -18,7 +18,7 @@ __device__ inline std::int64_t load_id(const DispatchSendParams& params, std::in
                          : static_cast<const std::int32_t*>(params.topk_idx)[at];
 }
 
-/// -1: none, or no expert at all.
+/// Expert of an id, -1: none, or not an expert.
 template <bool kHomes>
 __device__ inline int expert_of(const DispatchSendParams& params, std::int64_t token, std::int64_t id) {
   if constexpr (kHomes) {
@@ -27,14 +27,14 @@ __device__ inline int expert_of(const DispatchSendParams& params, std::int64_t t
   return id >= 0 && id < params.call.num_experts ? static_cast<int>(id) : -1;
 }
 
-/// Tokens that may have experts, from the first on.
+/// Number of tokens, from the first on, that may have experts.
 __device__ inline int num_counted_tokens(const DispatchSendParams& params) {
   const auto num_tokens = static_cast<int>(params.call.num_tokens);  // at most kMaxLatencyTokens
   return params.num_tokens_view == nullptr ? num_tokens : max(0, min(*params.num_tokens_view, num_tokens));
 }
 
-/// Posts this rank's header to every rank: it has come to the call. One warp. `bad_entry`: index of the first id that is
-/// no expert, or kNoBadEntry.
+/// Posts this rank's header to every rank. One warp. `bad_entry`: index of the first id that is no expert, or
+/// kNoBadEntry.
 template <bool kHomes>
 __device__ inline void post_dispatch_header(const DispatchSendParams& params, std::uint64_t number, const int* sets,
                                             unsigned long long bad_entry, int num_counted) {
@@ -68,21 +68,21 @@ __device__ inline void post_counts(const LatencyParams& call, std::uint64_t numb
   }
 }
 
-/// Posts an entry of a token, and its weight, to the rank of `slot`. `at`: its index in [T, K].
+/// Posts an entry of a token, and its weight, to the rank of `slot`. `at`: the entry's index in [T, K].
 __device__ inline void post_token_entry(const DispatchSendParams& params, const DispatchSlot& slot, std::int64_t at,
                                         std::uint64_t number, std::uint32_t entry, std::uint32_t weight) {
   post_word(slot.entries + at, number, entry);
   if (params.weights != nullptr) post_word(slot.weights + at, number, weight);
 }
 
-/// Posts the flag of a row that the block has stored, behind a barrier; null: no row of this thread's.
+/// Posts the flag of a row; null: none. After a barrier behind the block's stores of the row.
 __device__ inline void post_row_flag(std::uint64_t* flag, std::uint64_t number) {
   if (flag == nullptr) return;
   fence_system();
   post_word(flag, number, 0);
 }
 
-/// A token's entries, one a lane.
+/// Entries of a token, one per lane.
 struct TokenEntry {
   std::int64_t id = -1;
   int expert = -1;
@@ -96,25 +96,25 @@ struct TokenEntry {
     id = load_id(params, at);
     if (params.weights != nullptr) weight = __float_as_uint(params.weights[at]);
   }
-  /// Of the id that is loaded.
+  /// Expert of the loaded id, and its owner.
   template <bool kHomes>
   __device__ void find_owner(const DispatchSendParams& params, std::int64_t token) {
     expert = expert_of<kHomes>(params, token, id);
     owner = expert >= 0 ? params.placement.owner[expert] : -1;
     if (expert >= 0) local_expert = params.placement.local_expert[expert];
   }
-  /// Writes what the Routing keeps of it. Nobody waits for that.
+  /// Writes the entry to the Routing's tables. No thread of this call reads them.
   __device__ void keep(const LatencyTables& tables, int num_topk, std::int64_t token) const {
     if (lane_idx() >= num_topk) return;
     const std::int64_t at = token * num_topk + lane_idx();
     tables.ids[at] = expert < 0 ? id : expert;
     tables.homes[at] = expert < 0 ? -1 : home_of(owner, local_expert);
-    if (id == -1) tables.slots[at] = -1;  // the receive half does not see tokens that do not count
+    if (id == -1) tables.slots[at] = -1;  // the receive half skips tokens that do not count
     if (tables.weights != nullptr) tables.weights[at] = __uint_as_float(weight);
   }
 };
 
-/// What the Routing keeps of tokens that do not count, which no block sends. All threads of a block.
+/// Writes the Routing's tables of tokens that do not count, which no block sends. All threads of a block.
 __device__ inline void keep_uncounted(const DispatchSendParams& params, int num_counted) {
   const LatencyTables& tables = params.call.tables;
   const auto num_topk = static_cast<int>(params.call.num_topk);

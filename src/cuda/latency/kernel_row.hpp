@@ -18,7 +18,7 @@ struct KernelRow {
   void (*kernels[kNum])(Params);
   unsigned num_threads;
   std::size_t (*shared_bytes)(const Params&);  ///< dynamic shared memory of a launch; null: none
-  /// Most of that in any launch, which the kernels are loaded for; null: never more than the 48 KiB that any kernel has.
+  /// The most of it in any launch, for which the kernels are loaded; null: at most the 48 KiB that any kernel has.
   std::size_t (*most_shared_bytes)() = nullptr;
 
   cudaError_t load() const {

@@ -3,23 +3,24 @@
 
 /// The kernels of latency mode, and how hosts load and launch them.
 ///
-///   file         part of a call         kernel                    one for each                 blocks
-///   dispatch.cu  whole                  dispatch_kernel           codec, homes                 LatencyParams::num_blocks
-///                whole, if is_small()   small_dispatch_kernel     codec                        the same
-///                send half              dispatch_send_kernel      codec, homes; codec, masks   the same
-///                receive half           dispatch_receive_kernel   homes; masks                 the same
-///   combine.cu   whole                  combine_kernel            float32, words               the same
-///                whole, if is_small()   small_combine_kernel      float32                      the same
-///                send half              combine_send_kernel       float32, words; masks        the same
-///                weights of its own     weights_send_kernel       masks only                   the same
-///                receive half           combine_receive_kernel    float32, words; masks        the same
-///   refusal.cu   whole                  refusal_kernel                                         1
-///                send half              refusal_send_kernel       masks only                   1
-///                receive half           refusal_receive_kernel    masks only                   1
-///   mask.cu      before a send half     grants_gate_kernel        masks only                   1
-///                before a receive half  arrivals_gate_kernel      masks only                   R
-///                after weights          weights_gate_kernel       masks only                   R
-///                update, query          mask_update_kernel, …     masks only                   1
+///   file         part of a call         kernel                   one for each                blocks
+///   dispatch.cu  whole                  dispatch_kernel          codec, homes                as the call says
+///                whole, if is_small()   small_dispatch_kernel    codec                       as the call says
+///                send half              dispatch_send_kernel     codec, homes; codec, masks  as the call says
+///                receive half           dispatch_receive_kernel  homes; masks                as the call says
+///   combine.cu   whole                  combine_kernel           float32, words              as the call says
+///                whole, if is_small()   small_combine_kernel     float32                     as the call says
+///                send half              combine_send_kernel      float32, words; masks       as the call says
+///                weights of its own     weights_send_kernel      masks                       as the call says
+///                receive half           combine_receive_kernel   float32, words; masks       as the call says
+///   refusal.cu   whole                  refusal_kernel                                       1
+///                send half              refusal_send_kernel      masks                       1
+///                receive half           refusal_receive_kernel   masks                       1
+///   masks.cu     before a send half     grants_gate_kernel       masks                       1
+///                before a receive half  arrivals_gate_kernel     masks                       R
+///                after weights          weights_gate_kernel      masks                       R
+///                update, query          mask_update_kernel,      masks                       1
+///                                       mask_query_kernel
 ///
 /// Each .cu file ends with its rows of this table, as KernelRow, from which its kernels are loaded and launched.
 

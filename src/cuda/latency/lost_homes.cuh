@@ -1,7 +1,7 @@
 #ifndef FERRY_CUDA_LATENCY_LOST_HOMES_CUH
 #define FERRY_CUDA_LATENCY_LOST_HOMES_CUH
 
-/// The experts of masked ranks in a dispatch of a group that masks ranks (mask.hpp).
+/// Experts of masked ranks in a dispatch of a group that masks ranks (mask.hpp).
 
 #include <cstddef>
 #include <cstdint>
@@ -12,11 +12,11 @@
 
 namespace ferry::cuda::device {
 
-/// Homes that the tokens of a rank pick from, without those on ranks that it masks, in a block's shared memory. Masks do
+/// Homes from which this rank's tokens pick, without those on ranks that it masks, in a block's shared memory. Masks do
 /// not change while a half runs, so all blocks pick the same.
 struct HomesLeft {
   bool* is_masked;          ///< [R]
-  plan::HomeRange* ranges;  ///< [E], each where it is in the call's table
+  plan::HomeRange* ranges;  ///< [E] each at its index in the call's table
   std::int32_t* homes;      ///< [P]
   std::size_t size_bytes;
 
@@ -29,14 +29,13 @@ struct HomesLeft {
     left.size_bytes = carver.used_bytes();
     return left;
   }
-  /// `num_logical` 0: experts have one home each, and nothing is needed.
+  /// `num_logical` 0: experts have one home each, and no memory is needed.
   static std::size_t size_bytes_for(int num_ranks, int num_logical, int num_physical) {
     return num_logical == 0 ? 0 : at(nullptr, num_ranks, num_logical, num_physical).size_bytes;
   }
 };
 
-/// Makes the tokens pick from the homes that are left (plan::without_lost_homes). All threads; `own` is in shared
-/// memory.
+/// Replaces the homes by those that are left (plan::without_lost_homes). All threads; `own` is in shared memory.
 __device__ __noinline__ inline void pick_homes_left(Masked<DispatchSendParams>& own, std::byte* memory) {
   const LatencyParams& call = own.call;
   const PlacementTables& placement = own.placement;

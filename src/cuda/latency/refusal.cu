@@ -1,5 +1,5 @@
-/// A call of latency mode that this rank refuses, by one block. Its peers learn of it where they wait for its header; its
-/// program knows already. The call's number is used up on all ranks alike, and its set here, if it has one.
+/// A call of latency mode that this rank refuses, by one block. Its peers find that in its header; its own program
+/// knows already. The call's number is used up on all ranks alike, and so is this rank's set, if the call has one.
 
 #include "cuda/latency/kernel_row.hpp"
 #include "cuda/latency/kernels.hpp"
@@ -13,7 +13,7 @@ using namespace device;  // NOLINT(google-build-using-namespace)
 
 constexpr int kRefusalThreads = 256;
 
-/// In dynamic shared memory.
+/// State of the block, in dynamic shared memory.
 struct RefusalShared {
   std::uint64_t number;  ///< 0: the group broke
   int set;
@@ -21,8 +21,8 @@ struct RefusalShared {
   int num_blocks[kMaxRanks];
 };
 
-/// The set of this call on this rank: the one that it has granted, or else kNoSet, which it grants now. All lanes of
-/// one warp.
+/// Set of this call on this rank: the one that it has granted, or else kNoSet, which it grants now. All lanes of one
+/// warp.
 __device__ int own_set(const LatencyRefusalParams& params, std::uint64_t number) {
   const LatencyParams& call = params.call;
   std::uint64_t& granted = local_of(call).granted[static_cast<int>(params.kind)];
@@ -37,7 +37,7 @@ __device__ int own_set(const LatencyRefusalParams& params, std::uint64_t number)
       payload_of(load_relaxed_system(grant_word(call, call.ranks.rank, params.kind, call.ranks.rank, number))));
 }
 
-/// Tells every rank. All lanes of one warp.
+/// Posts the header that says so to every rank. All lanes of one warp.
 __device__ void send_refusal(const LatencyRefusalParams& params, std::uint64_t number, int set, RefusalShared& shared) {
   const LatencyParams& call = params.call;
   LatencyHeader header;
@@ -50,7 +50,8 @@ __device__ void send_refusal(const LatencyRefusalParams& params, std::uint64_t n
   shared.set = set;
 }
 
-/// Combine's rows come to one place from all ranks, so none may be on its way when the set is granted again.
+/// Waits for the senders of a combine: all ranks store rows to one place, so none may be on its way when the set is
+/// granted again.
 __device__ bool wait_senders(const LatencyParams& call, std::uint64_t number, int set, const int* num_blocks) {
   bool came = true;
   const auto thread = static_cast<int>(threadIdx.x);
@@ -92,7 +93,7 @@ __global__ void __launch_bounds__(kRefusalThreads) refusal_kernel(const __grid_c
   if (free && warp_idx() == 0) grant_set(call, params.kind, shared.number, shared.set);
 }
 
-// In groups that mask ranks (mask.hpp) the two halves, with a gate between them.
+// Groups that mask ranks (mask.hpp) refuse in two halves, with a gate between them.
 
 using MaskedParams = Masked<LatencyRefusalParams>;
 constexpr std::size_t kOwnBytes = own_params_bytes<LatencyRefusalParams>(true);
@@ -112,7 +113,7 @@ __global__ void __launch_bounds__(kRefusalThreads) refusal_send_kernel(const __g
   __syncthreads();
   wait_for_grants(params.call, params.mask, params.kind, number);
   __syncthreads();
-  // Once more: ranks may have been masked since.
+  // Copied once more, since ranks may have been masked during the wait.
   MaskedParams& own = own_send_params(params, dynamic_shared(), params.kind);
   if (warp_idx() != 0) return;
   send_refusal(own, number, shared.set, shared);

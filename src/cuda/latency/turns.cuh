@@ -2,7 +2,7 @@
 #define FERRY_CUDA_LATENCY_TURNS_CUH
 
 /// Turns of the calls of latency mode: how a kernel gets the number of its call and the sets that ranks grant for it,
-/// and how it ends the call and grants its own set again (window.hpp).
+/// ends the call, and grants its own set again (window.hpp).
 
 #include <cstdint>
 
@@ -10,27 +10,27 @@
 
 namespace ferry::cuda::device {
 
-/// The number of the call that this kernel makes: all blocks read it before the last of them ends the turn.
+/// Number of the call that this kernel makes. All blocks read it before the last of them ends the turn.
 __device__ inline std::uint64_t turn_number(const LatencyParams& call, LatencyKind kind) {
   return static_cast<volatile LatencyLocal&>(local_of(call)).sent[static_cast<int>(kind)] + 1;
 }
 
-/// The next kernel of this kind makes the next call.
+/// Makes the next kernel of this kind make the next call.
 __device__ inline void count_turn(const LatencyParams& call, LatencyKind kind, std::uint64_t number) {
   LatencyLocal& local = local_of(call);
   local.arrivals[static_cast<int>(kind)] = 0;
   local.sent[static_cast<int>(kind)] = number;
 }
 
-/// Ends the turn of a kernel that is a send half. One thread of each block, once it has used the number.
+/// Ends the turn of a kernel that makes a send half. One thread of each block, after its last use of the number.
 __device__ inline void end_turn(const LatencyParams& call, LatencyKind kind, std::uint64_t number) {
   const std::uint32_t before = atomicAdd(&local_of(call).arrivals[static_cast<int>(kind)], 1U);
   if (before + 1 == gridDim.x) count_turn(call, kind, number);
 }
 
-/// Words say half of a number, so none may be met again 2^32 calls later. Each set is cleared once in as many calls as
-/// an era has, by whoever has just received a call in it: its words become words of that call, which nobody reads any
-/// more, and a word of it that is still on its way changes nothing. A set rests for a few calls at most.
+/// Words carry half of a number, so a word must not survive until the same half returns 2^32 calls later. Each set is
+/// therefore cleared once per era, by a warp that has just received a call in it: its words become words of that call,
+/// which no thread reads any more, and a late word of that call changes nothing. A set rests for a few calls at most.
 __device__ inline std::uint64_t era_of(std::uint64_t number) { return number >> 30; }
 __device__ __noinline__ inline void clear_words(const LatencyParams& call, LatencyKind kind, int set,
                                                 std::uint64_t number) {
@@ -54,14 +54,14 @@ __device__ __noinline__ inline void clear_words(const LatencyParams& call, Laten
   if (lane_idx() == 0) local_of(call).cleared[static_cast<int>(kind)][set] = era_of(number);
 }
 
-/// Clears a set if it is time. All lanes of one warp.
+/// Clears a set once per era. All lanes of one warp.
 __device__ inline void clear_words_in_time(const LatencyParams& call, LatencyKind kind, int set, std::uint64_t number) {
   const volatile LatencyLocal& local = local_of(call);
   const bool cleared = local.cleared[static_cast<int>(kind)][set] == era_of(number);
   if (__all_sync(kAllLanes, static_cast<int>(cleared)) == 0) clear_words(call, kind, set, number);
 }
 
-/// Tells every rank where this one receives call `number`. All lanes of one warp.
+/// Tells every rank in which set this one receives call `number`. All lanes of one warp.
 __device__ inline void post_grant(const LatencyParams& call, LatencyKind kind, std::uint64_t number, int set) {
 #pragma unroll 1
   for (int rank = lane_idx(); rank < call.ranks.num_ranks; rank += kWarpLanes) {
@@ -69,9 +69,8 @@ __device__ inline void post_grant(const LatencyParams& call, LatencyKind kind, s
   }
 }
 
-/// Gives a set in which call `number` was received to the next call that has none yet. Everything that was read of it
-/// must have been read before, and nobody may still store to where another rank's stores of a later call go. All lanes
-/// of one warp.
+/// Grants the set in which call `number` was received to the next call without a set. All reads of the set must be
+/// over, and no rank may still store to places that another rank writes in a later call. All lanes of one warp.
 __device__ inline void grant_set(const LatencyParams& call, LatencyKind kind, std::uint64_t number, int set) {
   clear_words_in_time(call, kind, set, number);
   std::uint64_t granted = 0;
@@ -84,8 +83,8 @@ __device__ inline void grant_set(const LatencyParams& call, LatencyKind kind, st
   post_grant(call, kind, granted, set);
 }
 
-/// Grants the set of the call before `number`, if a kernel has made all of that, and nobody has granted it since. All
-/// lanes of one warp.
+/// Grants the set of the call before `number`, if one kernel made all of that call and the set is still owed. All lanes
+/// of one warp.
 __device__ __noinline__ inline void grant_owed_set(const LatencyParams& call, LatencyKind kind, std::uint64_t number) {
   std::uint32_t set = 0;
   if (lane_idx() == 0) set = atomicExch(&local_of(call).owed[static_cast<int>(kind)], 0U);
@@ -93,8 +92,8 @@ __device__ __noinline__ inline void grant_owed_set(const LatencyParams& call, La
   if (set != 0) grant_set(call, kind, number - 1, static_cast<int>(set) - 1);
 }
 
-/// What a warp has seen of the grants of the first ranks, in all slots, before it knew the number of its call: so that
-/// it waits for memory once, not twice.
+/// Grants of the first ranks, in all slots, loaded before the warp knows the number of its call: one trip to memory
+/// instead of two.
 struct GrantsLook {
   static constexpr int kRanks = kWarpLanes / kGrantSlots;
   std::uint64_t word = 0;
@@ -113,11 +112,12 @@ struct GrantsLook {
   }
 };
 
-/// What else a warp reads before its call's turn. Before GrantsLook, which is waited for where it is made.
+/// Other values that a warp reads before its call's turn. To be made before GrantsLook, whose loads are waited for at
+/// once.
 struct TurnLook {
-  std::uint64_t number = 0;   ///< of the call
-  std::uint64_t granted = 0;  ///< the last number that this rank had granted a set to
-  bool broken = false;        ///< the group; a kernel behind one in which it broke finds the number of that one
+  std::uint64_t number = 0;   ///< number of the call
+  std::uint64_t granted = 0;  ///< last number that this rank had granted a set to
+  bool broken = false;        ///< the group broke; a kernel behind the one in which it broke finds that one's number
 
   __device__ TurnLook(const LatencyParams& call, LatencyKind kind)
       : number(turn_number(call, kind)),
@@ -144,10 +144,10 @@ __device__ inline bool wait_grants(const LatencyParams& call, LatencyKind kind, 
   return every;
 }
 
-/// Waits for the call's turn: how a kernel that sends begins. Returns the number of its call, or 0 when the group broke;
-/// `sets` as in wait_grants(). All lanes of one warp of each block. `meanwhile` is called when the first loads are there.
-/// `kGrantsOwed`: the first block grants the set that is owed where this call may be the one to get it; else another
-/// warp of the kernel grants it.
+/// Waits for the call's turn, as the first step of a kernel that sends. Returns the call's number, or 0 when the group
+/// broke; `sets` as in wait_grants(). All lanes of one warp of each block. `meanwhile` runs between the first loads and
+/// their use. `kGrantsOwed`: the first block grants the owed set if this call may be the one to get it; otherwise
+/// another warp of the kernel grants it.
 template <bool kGrantsOwed, typename Meanwhile>
 __device__ inline std::uint64_t wait_for_turn(const LatencyParams& call, LatencyKind kind, int* sets,
                                               Meanwhile meanwhile) {
@@ -155,7 +155,7 @@ __device__ inline std::uint64_t wait_for_turn(const LatencyParams& call, Latency
   const GrantsLook look(call, kind);
   meanwhile();
   if constexpr (kGrantsOwed) {
-    const bool urgent = turn.granted < turn.number;  // only where other calls are in flight
+    const bool urgent = turn.granted < turn.number;  // only while other calls are in flight
     if (blockIdx.x == 0 && __any_sync(kAllLanes, static_cast<int>(urgent)) != 0) {
       grant_owed_set(call, kind, turn.number);
     }
@@ -163,7 +163,7 @@ __device__ inline std::uint64_t wait_for_turn(const LatencyParams& call, Latency
   return wait_grants(call, kind, turn, look, sets) ? turn.number : 0;
 }
 
-/// Whether this is the last block to count up `arrivals`; its threads then see what all blocks have done. All threads
+/// Whether this block is the last to increment `arrivals`; its threads then see the stores of all blocks. All threads
 /// of each block call it once.
 __device__ inline bool is_last_block(std::uint32_t& arrivals) {
   __syncthreads();
@@ -173,15 +173,15 @@ __device__ inline bool is_last_block(std::uint32_t& arrivals) {
   return last;
 }
 
-/// A block of a kernel that makes a whole call knows the call's number, and has granted the set that was owed, if it is
-/// the one to do that. One thread of each block but the first, mostly before its warp stores to peers: the release
-/// waits until what it has stored is there.
+/// Says that this block of a whole call has read the call's number, and has granted the owed set if that was its task.
+/// One thread of each block but the first, mostly before its warp stores to peers: the release waits for the thread's
+/// earlier stores.
 __device__ inline void enter_whole_call(const LatencyParams& call, LatencyKind kind) {
   add_release_device(&local_of(call).arrivals[static_cast<int>(kind)], 1U);
 }
 
-/// Ends the turn of such a kernel, and leaves its set to the next one: only then have all blocks read all of it, and
-/// they need not be waited for. One thread of the first block.
+/// Ends the turn of a kernel that makes a whole call, and leaves its set to the next kernel: all blocks have read all
+/// of it only then, and no block needs to wait for them. One thread of the first block.
 __device__ inline void leave_whole_call(const LatencyParams& call, LatencyKind kind, const SentCall& sent) {
   const std::uint32_t* const arrivals = &local_of(call).arrivals[static_cast<int>(kind)];
   const auto read = [arrivals] { return static_cast<std::uint64_t>(load_acquire_device(arrivals)); };

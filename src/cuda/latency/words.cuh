@@ -1,7 +1,8 @@
 #ifndef FERRY_CUDA_LATENCY_WORDS_CUH
 #define FERRY_CUDA_LATENCY_WORDS_CUH
 
-/// How the halves of a call of latency mode tell each other things: see window.hpp for the words.
+/// Words between the halves of a call of latency mode: their addresses, how they are posted and how they are waited for
+/// (window.hpp).
 
 #include <cstddef>
 #include <cstdint>
@@ -29,12 +30,12 @@ __device__ inline bool is_word_of(std::uint64_t word, std::uint64_t number) { re
 
 __device__ inline std::uint32_t payload_of(std::uint64_t word) { return static_cast<std::uint32_t>(word); }
 
-/// Sends one word. Rows that it announces need a fence_system before.
+/// Sends one word. A word that announces rows needs a fence_system before it.
 __device__ inline void post_word(std::uint64_t* address, std::uint64_t number, std::uint32_t payload) {
   store_relaxed_system(address, make_word(number, payload));
 }
 
-/// A thread's wait for something of a call, counted to its end where the program has asked what the call waits for.
+/// Counts a thread's wait for a word of a call: to its end if the program has asked what the call waits for.
 class CallCount : public StepCount {
  public:
   __device__ CallCount(const LatencyParams& call, int rank) : StepCount(call.ranks, rank), call_(call), rank_(rank) {}
@@ -48,8 +49,8 @@ class CallCount : public StepCount {
   int rank_;
 };
 
-/// Waits for a word of call `number`; 0 when the group broke. Not inlined: what waits is in no hurry, and the
-/// instruction cache is for the others.
+/// Waits for a word of call `number`; 0 when the group broke. Not inlined: a waiting thread is in no hurry, and the
+/// instruction cache is for the other threads.
 __device__ __noinline__ inline std::uint64_t poll_word(const LatencyParams& call, Awaited awaited, int peer,
                                                        std::uint64_t number, const std::uint64_t* address) {
   std::uint64_t word = 0;
@@ -60,16 +61,16 @@ __device__ __noinline__ inline std::uint64_t poll_word(const LatencyParams& call
   return wait_until(call.ranks, {awaited, peer, number}, read, number, CallCount(call, peer)) ? word : 0;
 }
 
-/// The payload of a word, and whether it came: not when the group broke.
+/// Payload of a word, and whether it came: not when the group broke.
 struct Payload {
   std::uint32_t value = 0;
   bool came = false;
 };
 
-/// One thread's wait for a word of a call that says everything itself, of which `seen` is what a look found.
+/// One thread's wait for a word of a call that publishes nothing but itself. `seen`: the word as loaded before.
 __device__ inline Payload wait_payload(const LatencyParams& call, const Wait& wait, const std::uint64_t* address,
                                        std::uint64_t seen) {
-  if (!is_word_of(seen, wait.epoch)) [[unlikely]] {  // or else the code that waits lies in between
+  if (!is_word_of(seen, wait.epoch)) [[unlikely]] {  // keeps the waiting code out of the straight path
     seen = poll_word(call, wait.awaited, wait.peer, wait.epoch, address);
     if (!is_word_of(seen, wait.epoch)) return {};
   }
@@ -80,7 +81,7 @@ __device__ inline Payload wait_payload(const LatencyParams& call, const Wait& wa
   return wait_payload(call, wait, address, load_relaxed_system(address));
 }
 
-/// The same for a word before which its sender wrote something else, which is visible then.
+/// wait_payload() for a word that publishes earlier stores of its sender.
 __device__ inline Payload wait_word(const LatencyParams& call, const Wait& wait, const std::uint64_t* address) {
   return wait_payload(call, wait, address, load_acquire_system(address));
 }
@@ -98,14 +99,14 @@ __device__ inline std::uint64_t* grant_word(const LatencyParams& call, int at_ra
          static_cast<int>(number % kGrantSlots);
 }
 
-/// What a wait found that ends where the peer makes another call.
+/// Result of a wait that also ends if the peer makes another call.
 struct WordOrOther {
   Payload payload;
-  bool other = false;  ///< it does, and there is no word
+  bool other = false;  ///< the peer makes another call, and sends no word
 };
 
-/// One thread's wait for a word of a peer's in this rank's `set`, which the peer may never send since it makes another
-/// call, as its header says. Not inlined, as poll_word.
+/// One thread's wait for a word from a peer in this rank's `set`. Also ends if the peer's header shows that it makes
+/// another call, since it may never send the word then. Not inlined, like poll_word.
 __device__ __noinline__ inline WordOrOther await_unless_other(const LatencyParams& call, LatencyKind kind, int set,
                                                               Wait wait, const std::uint64_t* address) {
   constexpr std::size_t kAgreementWord = offsetof(LatencyHeader, agreement) / sizeof(std::uint32_t);
@@ -125,7 +126,7 @@ __device__ __noinline__ inline WordOrOther await_unless_other(const LatencyParam
   return {{payload_of(word), came}, came && !is_word_of(word, wait.epoch)};
 }
 
-/// Words of one source: dispatch's counts, and combine's done.
+/// Words of one source: counts of a dispatch, done words of a combine.
 __device__ inline std::uint64_t* count_words(const LatencyParams& call, int at_rank, int set, int source) {
   constexpr auto kStride = static_cast<int>(kMaxExperts);
   return window_of(call, at_rank).words(call.layout.control.counts) + (set * call.ranks.num_ranks + source) * kStride;
@@ -136,7 +137,7 @@ __device__ inline std::uint64_t* done_words(const LatencyParams& call, int at_ra
          (set * call.ranks.num_ranks + source) * kMaxCallBlocks;
 }
 
-/// Sends every rank this rank's header. All lanes of one warp of one block; `sets` [R].
+/// Sends this rank's header to every rank. All lanes of one warp of one block; `sets` [R].
 __device__ inline void post_header(const LatencyParams& call, LatencyKind kind, std::uint64_t number,
                                    const LatencyHeader& header, const int* sets) {
   const int lane = lane_idx();
@@ -148,7 +149,7 @@ __device__ inline void post_header(const LatencyParams& call, LatencyKind kind, 
   }
 }
 
-/// A rank's header, as one warp holds it: lane i has word i.
+/// A rank's header in one warp: lane i holds word i.
 class ReceivedHeader {
  public:
   __device__ explicit ReceivedHeader(std::uint32_t word) : word_(word) {}
@@ -174,23 +175,23 @@ class ReceivedHeader {
   std::uint32_t word_;
 };
 
-/// The first rank whose header this warp looks at, and this lane's word of a header. Lanes without one of their own
-/// read the first one once more.
+/// First rank whose header this warp looks at, and this lane's word of a header. Lanes without a word of their own read
+/// the first word once more.
 __device__ inline int first_header_rank() { return static_cast<int>(blockDim.x) / kWarpLanes - 1 - warp_idx(); }
 __device__ inline const std::uint64_t* header_word(const LatencyParams& call, LatencyKind kind, int set, int rank) {
   const int word = lane_idx() < kLatencyHeaderWords ? lane_idx() : 0;
   return header_words(call, call.ranks.rank, kind, set, rank) + word;
 }
-/// Null where this warp looks at none.
+/// Null if this warp looks at no header.
 __device__ inline const std::uint64_t* first_header_word(const LatencyParams& call, LatencyKind kind, int set) {
   const int rank = first_header_rank();
   return rank < call.ranks.num_ranks ? header_word(call, kind, set, rank) : nullptr;
 }
 
-/// Waits for the headers of all ranks in this rank's `set`, and compares them; calls `take(rank, header)` in a whole
-/// warp for each, also of calls that are then refused. All threads of a block; all of them, on every rank, get the same
-/// outcome, and what `take` wrote to shared memory. The last warps do it: the first may have something to finish.
-/// `look`: at first_header_word(), or null.
+/// Waits for the headers of all ranks in this rank's `set` and compares them. A whole warp calls `take(rank, header)`
+/// for each, also in calls that are then refused. All threads of a block; all of them, on every rank, get the same
+/// outcome, and see what `take` wrote to shared memory. The last warps do the work, since the first may still be
+/// sending. `look`: word loaded from first_header_word(), or null.
 template <typename Take>
 __device__ inline Outcome await_headers(const LatencyParams& call, LatencyKind kind, int set, std::uint64_t number,
                                         Take take, const std::uint64_t* look = nullptr) {
@@ -204,7 +205,7 @@ __device__ inline Outcome await_headers(const LatencyParams& call, LatencyKind k
     const Payload payload = wait_payload(call, wait, word, look != nullptr ? *look : load_relaxed_system(word));
     look = nullptr;
     const bool all_came = __all_sync(kAllLanes, static_cast<int>(payload.came)) != 0;
-    __syncwarp();  // hands what each lane has acquired to all of them
+    __syncwarp();  // hands each lane's acquired stores to all lanes
     here = here && all_came;
     if (!all_came) continue;
     const ReceivedHeader received(payload.value);
@@ -219,7 +220,7 @@ __device__ inline Outcome await_headers(const LatencyParams& call, LatencyKind k
 /// Reports to the host that ranks disagree, or that one refused. One thread of the call, after await_headers.
 __device__ __noinline__ inline void report_latency_disagreement(const LatencyParams& call, LatencyKind kind, int set) {
   FaultReport& fault = call.ranks.report->fault;
-  if (*static_cast<volatile std::uint64_t*>(&fault.state) != 0) return;  // the first one counts
+  if (*static_cast<volatile std::uint64_t*>(&fault.state) != 0) return;  // only the first fault is reported
   fault.fault = static_cast<std::int32_t>(Fault::kDisagreement);
   fault.rank = -1;
   constexpr std::size_t kWord = offsetof(LatencyHeader, record_number) / sizeof(std::uint32_t);
@@ -237,7 +238,7 @@ __device__ __noinline__ inline void report_latency_disagreement(const LatencyPar
 /// Reports, perhaps once more, why a dispatch of latency mode was refused. One thread of the call.
 __device__ __noinline__ inline void report_refused_dispatch(const RankParams& ranks, const RouteSummary& summary) {
   FaultReport& fault = ranks.report->fault;
-  if (*static_cast<volatile std::uint64_t*>(&fault.state) == 0) fault.latency = 1;  // else the first one counts
+  if (*static_cast<volatile std::uint64_t*>(&fault.state) == 0) fault.latency = 1;  // only for the first fault
   report_refused_route(ranks, summary);
 }
 

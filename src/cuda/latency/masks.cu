@@ -1,5 +1,5 @@
-/// The kernels that wait for other ranks in groups that mask those that do not come, and those that change masks: see
-/// mask.hpp.
+/// Kernels of groups that mask lost ranks (mask.hpp): the gates, which wait for ranks and mask those that do not come,
+/// and the update and query of masks.
 
 #include "cuda/intranode/pick.cuh"
 #include "cuda/latency/kernel_row.hpp"
@@ -18,7 +18,7 @@ __global__ void __launch_bounds__(kMaxRanks) grants_gate_kernel(const __grid_con
   wait_for_grants(params.call, params.mask, params.kind, turn_number(params.call, params.kind));
 }
 
-/// What one block does with one rank.
+/// One block's work for one rank.
 class Arrivals {
  public:
   __device__ Arrivals(const MaskGateParams& params, std::uint64_t number, int set, int source)
@@ -30,7 +30,8 @@ class Arrivals {
     return __syncthreads_or(static_cast<int>(masked)) != 0;
   }
 
-  /// Waits for the rank's header; false once the rank is masked, or the group broke. All threads, as below.
+  /// Waits for the rank's header; false once the rank is masked, or the group broke. All threads, as in the functions
+  /// below.
   __device__ bool wait_header(LatencyHeader& header) const {
     const auto thread = static_cast<int>(threadIdx.x);
     bool came = true;
@@ -42,7 +43,7 @@ class Arrivals {
     return __syncthreads_and(static_cast<int>(came)) != 0;
   }
 
-  /// Waits for everything else that the rank sends. What is no row goes to the shadow.
+  /// Waits for everything else that the rank sends, and copies its words, except those of rows, to the shadow.
   __device__ bool wait_rest(const LatencyHeader& header) const {
     bool came = true;
     if (set_ != kNoSet && params_.kind == LatencyKind::kCombine) {
@@ -77,7 +78,7 @@ class Arrivals {
               reinterpret_cast<const std::uint32_t*>(&header)[threadIdx.x]);
   }
 
-  /// What the receive half is to find of a rank that is masked.
+  /// Writes to the shadow the words of a masked rank for the receive half: it has no tokens.
   __device__ void stand_in() const {
     LatencyHeader header;
     header.agreement = call_.agreement;
@@ -95,7 +96,7 @@ class Arrivals {
     lose_homes();
   }
 
-  /// The same for a send half that is still to come.
+  /// Writes to the shadow that a masked rank has no set, for a send half that follows.
   __device__ void take_set() const {
     if (threadIdx.x != 0) return;
     post_word(shadow_grant(call_, params_.mask, params_.kind, source_, number_), number_, kNoSet);
@@ -115,7 +116,7 @@ class Arrivals {
     return look_or_mask(call_, params_.mask, {awaited, source_, number_}, word);
   }
 
-  /// Waits for words, and copies them.
+  /// Waits for words, and copies them to the shadow.
   __device__ bool copy_words(Awaited awaited, std::uint64_t* words, int num_words) const {
     bool came = true;
 #pragma unroll 1
@@ -144,7 +145,7 @@ class Arrivals {
     return came;
   }
 
-  /// Nothing comes back from the rank's experts.
+  /// Marks entries of the rank's experts as lost: no row of theirs comes back.
   __device__ void lose_homes() const {
     const std::int64_t num_entries = call_.num_tokens * call_.num_topk;
 #pragma unroll 1
@@ -169,7 +170,7 @@ __global__ void __launch_bounds__(kGateThreads) arrivals_gate_kernel(const __gri
   const volatile SentCall& sent = params.refuses ? params.mask.state->refused[static_cast<int>(params.kind)]
                                   : is_dispatch  ? *call.tables.dispatch
                                                  : *call.tables.combine;
-  // Of nothing there is nothing to wait for.
+  // Nothing has been sent, so there is nothing to wait for.
   const bool none = sent.pending == 0 || is_broken(call.ranks);
   if (__syncthreads_or(static_cast<int>(none)) != 0) return;
   const Arrivals arrivals(params, sent.number, static_cast<int>(sent.set), static_cast<int>(blockIdx.x));
