@@ -6,7 +6,7 @@
 
 #include "core/checks.hpp"
 #include "cpu/backend.hpp"
-#include "cpu/latency/masked_calls.hpp"
+#include "cpu/intranode/calls.hpp"
 #include "cpu/latency/slab_routing.hpp"
 
 /// Latency mode on CPU ranks: a route and a dispatch, or a combine, in one call. See PendingCalls for split ones.
@@ -63,8 +63,8 @@ Status CpuBackend::make_latency_dispatch(const LatencyDispatchCall& call, const 
   if (survivors_) {
     const Context context{*sync_, staging_, spare_tables_};
     const bool quantizes = call.record.code == ErrorCode::kOk && call.dispatch.quantize != Quantization::kNone;
-    Status status =
-        masked_dispatch(call, quantizes ? quantize_rows(call.dispatch) : call.dispatch, routing, context, *survivors_);
+    Status status = intranode::dispatch_among(call, quantizes ? quantize_rows(call.dispatch) : call.dispatch, routing,
+                                              context, *survivors_);
     if (status.ok()) {
       staging_.route_is_over();
       count_dispatch(call, *routing);
@@ -90,7 +90,7 @@ Status CpuBackend::make_latency_combine(const LatencyCombineCall& latency_call) 
   const CombineCall& call = latency_call.combine;
   if (!survivors_) return as_error_of(to_string(Operation::kLatencyCombine), make_combine(call));
   const Context context{*sync_, staging_, spare_tables_};
-  Status status = masked_combine(call, context, *survivors_);
+  Status status = intranode::combine(call, context, &*survivors_);
   if (status.ok()) staging_.route_is_over();
   return as_error_of(to_string(Operation::kLatencyCombine), status);
 }

@@ -82,18 +82,9 @@ set(ferry_cuda_sources
     cuda/internode/exchange.cu
     cuda/internode/gather.cu
     cuda/internode/node_route.cu
-    cuda/latency/combine_receive.cu
-    cuda/latency/combine_send.cu
-    cuda/latency/combine_whole.cu
-    cuda/latency/dispatch_receive.cu
-    cuda/latency/dispatch_send.cu
-    cuda/latency/dispatch_whole.cu
-    cuda/latency/mask_gates.cu
-    cuda/latency/masked_combine.cu
-    cuda/latency/masked_dispatch.cu
-    cuda/latency/masked_refusal.cu
+    cuda/latency/combine.cu
+    cuda/latency/dispatch.cu
+    cuda/latency/masks.cu
     cuda/latency/refusal.cu
-    cuda/latency/small_combine.cu
-    cuda/latency/small_dispatch.cu
     cuda/one_sided/kernels.cu
     cuda/backend.cpp)

@@ -98,25 +98,15 @@ cuda::CombineReceiveParams LatencyCombine::receive_params(int rank, std::uint64_
 }
 
 void LatencyCombine::send_other(int rank, std::uint64_t other_agreement) {
-  const cuda::CombineSendParams params = send_params(rank, other_agreement);
-  if (ranks_.masks()) {
-    cuda::launch_masked_combine_send({params, ranks_.mask(rank)}, ranks_.stream(rank));
-  } else {
-    cuda::launch_combine_send(params, ranks_.stream(rank));
-  }
+  cuda::launch_combine_send(send_params(rank, other_agreement), ranks_.mask(rank), ranks_.stream(rank));
 }
 
 void LatencyCombine::receive_other(int rank, std::uint64_t other_agreement) {
-  const cuda::CombineReceiveParams params = receive_params(rank, other_agreement);
-  if (ranks_.masks()) {
-    cuda::launch_masked_combine_receive({params, ranks_.mask(rank)}, ranks_.stream(rank));
-  } else {
-    cuda::launch_combine_receive(params, ranks_.stream(rank));
-  }
+  cuda::launch_combine_receive(receive_params(rank, other_agreement), ranks_.mask(rank), ranks_.stream(rank));
 }
 
 void LatencyCombine::run_whole(int rank) {
-  cuda::launch_latency_combine({send_params(rank, spec_.agreement), receive_params(rank, spec_.agreement)},
+  cuda::launch_latency_combine({send_params(rank, spec_.agreement), receive_params(rank, spec_.agreement)}, {},
                                ranks_.stream(rank));
 }
 

@@ -171,21 +171,11 @@ cuda::DispatchReceiveParams LatencyDispatch::receive_params(int rank, std::uint6
 }
 
 void LatencyDispatch::send_other(int rank, std::uint64_t agreement) {
-  const cuda::DispatchSendParams params = send_params(rank, agreement);
-  if (ranks_.masks()) {
-    cuda::launch_masked_dispatch_send({params, ranks_.mask(rank)}, ranks_.stream(rank));
-  } else {
-    cuda::launch_dispatch_send(params, ranks_.stream(rank));
-  }
+  cuda::launch_dispatch_send(send_params(rank, agreement), ranks_.mask(rank), ranks_.stream(rank));
 }
 
 void LatencyDispatch::receive_other(int rank, std::uint64_t agreement) {
-  const cuda::DispatchReceiveParams params = receive_params(rank, agreement);
-  if (ranks_.masks()) {
-    cuda::launch_masked_dispatch_receive({params, ranks_.mask(rank)}, ranks_.stream(rank));
-  } else {
-    cuda::launch_dispatch_receive(params, ranks_.stream(rank));
-  }
+  cuda::launch_dispatch_receive(receive_params(rank, agreement), ranks_.mask(rank), ranks_.stream(rank));
 }
 
 cuda::LatencyDispatchParams LatencyDispatch::whole_params(int rank) {
@@ -198,7 +188,9 @@ cuda::LatencyDispatchParams LatencyDispatch::whole_params(int rank) {
   return params;
 }
 
-void LatencyDispatch::run_whole(int rank) { cuda::launch_latency_dispatch(whole_params(rank), ranks_.stream(rank)); }
+void LatencyDispatch::run_whole(int rank) {
+  cuda::launch_latency_dispatch(whole_params(rank), 0, {}, ranks_.stream(rank));
+}
 
 void LatencyDispatch::refuse(int rank) {
   cuda::LatencyRefusalParams params;

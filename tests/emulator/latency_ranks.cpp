@@ -82,6 +82,7 @@ cuda::WaitTimesParams LatencyRanks::wait_times_params(int rank) {
 }
 
 cuda::MaskParams LatencyRanks::mask(int rank) const {
+  if (!masks()) return {};
   std::size_t size_bytes = 0;
   cuda::MaskParams mask = cuda::MaskParams::at(masks_[static_cast<std::size_t>(rank)].data(),
                                                static_cast<std::size_t>(options_.num_ranks), size_bytes);
@@ -115,11 +116,7 @@ void LatencyRanks::delay(int rank, std::uint64_t time_ns) {
 
 void LatencyRanks::refuse(const cuda::LatencyRefusalParams& params) {
   const int rank = params.call.ranks.rank;
-  if (masks()) {
-    cuda::launch_masked_refusal({params, mask(rank)}, stream(rank));
-  } else {
-    cuda::launch_latency_refusal(params, stream(rank));
-  }
+  cuda::launch_latency_refusal(params, mask(rank), stream(rank));
 }
 
 void LatencyRanks::put_header(int rank, cuda::LatencyKind kind, int source, std::uint64_t number, int set,

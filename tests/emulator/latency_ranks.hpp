@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "cuda/call/wait_times.hpp"
-#include "cuda/latency/mask.hpp"
+#include "cuda/latency/kernels.hpp"
 #include "emulator/emulator.hpp"
 #include "oracle/oracle.hpp"
 
@@ -77,6 +77,7 @@ class LatencyRanks {
     return wait_times_[static_cast<std::size_t>(rank)][static_cast<std::size_t>(other)];
   }
   bool masks() const { return options_.mask_timeout_ns != 0; }
+  /// None where ranks are not masked.
   cuda::MaskParams mask(int rank) const;
   /// Queue on the rank's stream: mask or unmask other ranks; write the mask to `out` [R].
   void update_mask(int rank, const std::vector<int>& others, bool masked);

@@ -1,10 +1,13 @@
 #include <fmt/format.h>
 
 #include <cstring>
+#include <vector>
 
 #include "cpu/context/routing.hpp"
 #include "cpu/context/run_call.hpp"
 #include "cpu/intranode/calls.hpp"
+#include "cpu/intranode/participants.hpp"
+#include "cpu/latency/slab_routing.hpp"
 #include "cpu/rows/combine_inputs.hpp"
 #include "cpu/rows/rank_sums.hpp"
 #include "cpu/rows/row_sum.hpp"
@@ -17,38 +20,58 @@ namespace ferry::cpu::intranode {
 namespace {
 
 using node::CallDescriptor;
-using node::Phase;
 
 class Combiner {
  public:
-  Combiner(const CombineCall& call, const Context& context)
+  Combiner(const CombineCall& call, const Context& context, Participants& ranks)
       : call_(call),
         routing_(static_cast<const CpuRouting&>(*call.routing)),
         context_(context),
-        sync_(context.sync),
-        peers_(context.sync.peers()) {}
+        peers_(context.sync.peers()),
+        ranks_(ranks) {}
 
   /// Stages rows that peers cannot reach, and fills the descriptor's locations.
   Status prepare(CallDescriptor& descriptor);
   /// Called after all descriptors are in: sums, and waits until no peer reads this rank's rows any more.
-  Status run();
+  Status run() {
+    return ranks_.complete([this] { return sum(); });
+  }
 
  private:
+  /// A rank that has rows of this one.
+  struct Sender {
+    CombineRows rows;
+    // With masks, where a row lies depends on which ranks its receiver masks: it publishes its source_ranges.
+    std::int64_t num_rows = 0;
+    std::vector<SourceRange> ranges;     ///< [L] of this rank's tokens there
+    std::vector<std::int32_t> num_seen;  ///< [L] tokens so far
+  };
+
+  Status publish_ranges(CallDescriptor& descriptor) const;
+  Status sum();
   Status find_senders();
-  void sum_tokens() const;
-  void sum_rank_sums() const;
+  Status find_ranges(int rank, Sender& sender) const;
+  const std::byte* row_of(const plan::Destination& destination);
+  const std::byte* row_in_ranges(const plan::Destination& destination, Sender& sender) const;
+  void sum_tokens();
+  void sum_rank_sums();
   void sum_weights() const;
 
   const CombineCall& call_;
   const CpuRouting& routing_;
   const Context& context_;
-  call::CallSync& sync_;
   node::Peers& peers_;
-  std::vector<CombineRows> senders_;  // by rank
+  Participants& ranks_;
+  std::vector<Sender> senders_;  // by rank
 };
 
 Status Combiner::prepare(CallDescriptor& descriptor) {
   const node::Location rows = peers_.locate(call_.x.data, call_.x.num_rows, call_.x.row_bytes, call_.x.stride_bytes);
+  if (ranks_.masks()) {
+    const bool in_arena = rows.kind == node::Location::Kind::kArena;
+    Status status = publish_combine_inputs(call_, routing_, context_, in_arena, descriptor);
+    return status.ok() ? publish_ranges(descriptor) : status;
+  }
   bool reachable = true;
   for (int rank = 0; rank < peers_.num_ranks(); ++rank) {
     if (routing_.num_rows_from_rank[to_size(rank)] > 0 && !peers_.reachable(rows, rank)) reachable = false;
@@ -56,18 +79,69 @@ Status Combiner::prepare(CallDescriptor& descriptor) {
   return publish_combine_inputs(call_, routing_, context_, reachable, descriptor);
 }
 
+Status Combiner::publish_ranges(CallDescriptor& descriptor) const {
+  const std::size_t ranges_bytes = routing_.source_ranges_table.size() * sizeof(std::int32_t);
+  if (ranges_bytes == 0) return {};
+  Result<std::byte*> ranges = context_.staging.records(ranges_bytes);
+  if (!ranges.ok()) return ranges.status();
+  std::memcpy(*ranges, routing_.source_ranges_table.data(), ranges_bytes);
+  descriptor.tables = peers_.locate(*ranges, 1, static_cast<std::int64_t>(ranges_bytes), 0);
+  return {};
+}
+
 Status Combiner::find_senders() {
-  senders_.resize(to_size(peers_.num_ranks()));
+  senders_.assign(to_size(peers_.num_ranks()), {});
   for (int rank = 0; rank < peers_.num_ranks(); ++rank) {
-    if (routing_.num_rows_to_rank[to_size(rank)] == 0) continue;
+    if (!ranks_.include(rank) || routing_.num_rows_to_rank[to_size(rank)] == 0) continue;
+    Sender& sender = senders_[to_size(rank)];
+    if (ranks_.masks()) {
+      if (Status status = find_ranges(rank, sender); !status.ok()) return status;
+      continue;
+    }
     Result<CombineRows> rows = resolve_combine_inputs(call_, routing_, context_, rank);
     if (!rows.ok()) return rows.status();
-    senders_[to_size(rank)] = *rows;
+    sender.rows = *rows;
   }
   return {};
 }
 
-void Combiner::sum_tokens() const {
+Status Combiner::find_ranges(int rank, Sender& sender) const {
+  const CallDescriptor& theirs = ranks_.descriptor_of(rank);
+  sender.num_rows = theirs.input.num_rows;
+  sender.rows.stride_bytes = theirs.input.stride_bytes;
+  sender.rows.rows = peers_.resolve(theirs.input, rank, {sender.num_rows, call_.x.row_bytes});
+  const std::byte* const table = peers_.resolve(theirs.tables, rank, {1, theirs.tables.row_bytes});
+  if (sender.rows.rows == nullptr || table == nullptr) return ranks_.bad_location(Operation::kLatencyCombine, rank);
+  const auto num_ranks = to_size(peers_.num_ranks());
+  sender.ranges.resize(to_size(theirs.tables.row_bytes) / (num_ranks * sizeof(SourceRange)));
+  sender.num_seen.assign(sender.ranges.size(), 0);
+  for (std::size_t local = 0; local < sender.ranges.size(); ++local) {
+    const std::size_t at = local * num_ranks + to_size(peers_.rank());
+    std::memcpy(&sender.ranges[local], table + at * sizeof(SourceRange), sizeof(SourceRange));
+  }
+  return {};
+}
+
+/// The row of a destination; null if its rank, which masks others than this one, has none. Tokens come in ascending
+/// order.
+const std::byte* Combiner::row_of(const plan::Destination& destination) {
+  Sender& sender = senders_[static_cast<std::size_t>(destination.rank)];
+  if (ranks_.masks()) return row_in_ranges(destination, sender);
+  return sender.rows.rows + destination.row * sender.rows.stride_bytes;
+}
+
+const std::byte* Combiner::row_in_ranges(const plan::Destination& destination, Sender& sender) const {
+  const auto local = to_size(destination.row / routing_.slab_capacity);
+  if (local >= sender.ranges.size()) return nullptr;
+  sender.num_seen[local] += destination.first;
+  const std::int32_t ordinal = sender.num_seen[local] - 1;
+  const SourceRange& range = sender.ranges[local];
+  if (ordinal >= range.num_rows || range.first < 0) return nullptr;
+  const std::int64_t row = static_cast<std::int64_t>(local) * routing_.slab_capacity + range.first + ordinal;
+  return row < sender.num_rows ? sender.rows.rows + row * sender.rows.stride_bytes : nullptr;
+}
+
+void Combiner::sum_tokens() {
   const RowSumFunction sum_row = choose_row_sum(call_.x.dtype);
   const auto* weight_table = static_cast<const float*>(call_.topk_weights.data);
   std::vector<const std::byte*> rows;
@@ -82,8 +156,9 @@ void Combiner::sum_tokens() const {
     }
     for (const plan::Destination& destination : routing_.destinations_of(token)) {
       if (!call_.weighted && destination.first == 0) continue;
-      const CombineRows& sender = senders_[static_cast<std::size_t>(destination.rank)];
-      rows.push_back(sender.rows + destination.row * sender.stride_bytes);
+      const std::byte* const row = row_of(destination);
+      if (row == nullptr) continue;
+      rows.push_back(row);
       if (call_.weighted) weights.push_back(weight_table[token * routing_.num_topk + destination.topk]);
     }
     sum_row({rows.data(), call_.weighted ? weights.data() : nullptr, rows.size(), call_.out_x.row(token),
@@ -92,15 +167,14 @@ void Combiner::sum_tokens() const {
 }
 
 /// sum_tokens() in CombineOrder::kRankSums.
-void Combiner::sum_rank_sums() const {
+void Combiner::sum_rank_sums() {
   RankSums sums(choose_row_sum(call_.x.dtype));
   const auto* weight_table = static_cast<const float*>(call_.topk_weights.data);
   for (std::int64_t token = 0; token < routing_.num_tokens; ++token) {
     sums.begin(to_size(call_.out_x.row_bytes));
     for (const plan::Destination& destination : routing_.destinations_of(token)) {
-      const CombineRows& sender = senders_[static_cast<std::size_t>(destination.rank)];
-      sums.add(destination.rank, sender.rows + destination.row * sender.stride_bytes,
-               weight_table[token * routing_.num_topk + destination.topk]);
+      const std::byte* const row = row_of(destination);
+      if (row != nullptr) sums.add(destination.rank, row, weight_table[token * routing_.num_topk + destination.topk]);
     }
     sums.finish(call_.out_x.row(token));
   }
@@ -113,7 +187,7 @@ void Combiner::sum_weights() const {
   for (std::size_t token = 0; token < to_size(routing_.num_tokens); ++token, out += num_topk) {
     std::fill_n(out, num_topk, 0.0F);
     for (const plan::Destination& destination : routing_.destinations_of(static_cast<std::int64_t>(token))) {
-      const float* weights = senders_[static_cast<std::size_t>(destination.rank)].weights;
+      const float* weights = senders_[static_cast<std::size_t>(destination.rank)].rows.weights;
       if (routing_.layout != Layout::kTokens) {
         out[destination.topk] = weights[destination.row];
       } else if (destination.first != 0) {
@@ -124,7 +198,7 @@ void Combiner::sum_weights() const {
   }
 }
 
-Status Combiner::run() {
+Status Combiner::sum() {
   if (Status status = find_senders(); !status.ok()) return status;
   if (call_.rank_sums) {
     sum_rank_sums();
@@ -132,12 +206,14 @@ Status Combiner::run() {
     sum_tokens();
   }
   sum_weights();
-  sync_.post(Phase::kDone);
-  return sync_.wait(Phase::kDone);
+  return {};
 }
 
 }  // namespace
 
-Status combine(const CombineCall& call, const Context& context) { return run_call<Combiner>(call, context); }
+Status combine(const CombineCall& call, const Context& context, Survivors* survivors) {
+  Participants ranks(context, survivors);
+  return run_call<Combiner>(call, context, ranks);
+}
 
 }  // namespace ferry::cpu::intranode

@@ -6,6 +6,9 @@
 #include "cpu/context/routing.hpp"
 #include "cpu/context/run_call.hpp"
 #include "cpu/intranode/calls.hpp"
+#include "cpu/intranode/participants.hpp"
+#include "cpu/intranode/route_steps.hpp"
+#include "cpu/latency/slab_routing.hpp"
 #include "cpu/rows/row_copy.hpp"
 #include "cpu/rows/token_records.hpp"
 #include "plan/to_size.hpp"
@@ -17,6 +20,8 @@
 ///   pull   it cannot (an ordinary pointer in another process):
 ///          x ──copy──> source's arena ──copy──> out.x               the receiver copies the rows staged by the source;
 ///                                                                   nothing is staged if x is in the source's arena
+///
+/// Where ranks can be masked (Participants) every row is pulled: the source stages all of x beforehand.
 ///
 /// Scales, ids and weights are packed together in the source's arena before the call begins, and every receiver reads
 /// the records of its rows: they are small, and only the receiver knows the types and strides of its outputs.
@@ -30,22 +35,34 @@ using node::Phase;
 
 class Dispatcher {
  public:
-  Dispatcher(const DispatchCall& call, const Context& context)
+  Dispatcher(const DispatchCall& call, const Context& context, Participants& ranks)
       : call_(call),
         routing_(static_cast<const CpuRouting&>(*call.routing)),
         sync_(context.sync),
         peers_(context.sync.peers()),
-        staging_(context.staging) {}
+        staging_(context.staging),
+        ranks_(ranks) {}
 
   /// Packs the records, and fills the descriptor's locations.
   Status prepare(CallDescriptor& descriptor);
   /// Called after all descriptors are in: moves the rows and waits for all ranks.
-  Status run();
+  Status run() {
+    return ranks_.complete([this] { return move(); });
+  }
+  /// The moves alone.
+  Status move();
 
  private:
-  bool pushes_to(int rank) const { return peers_.reachable(peers_.descriptor_of(rank).output, rank); }
+  bool pushes_to(int rank) const {
+    return !ranks_.masks() && peers_.reachable(peers_.descriptor_of(rank).output, rank);
+  }
   bool pulls_from(int rank) const;
+  Status bad_location(int rank) const {
+    return ranks_.bad_location(ranks_.masks() ? Operation::kLatencyDispatch : Operation::kDispatch, rank);
+  }
   int me() const { return peers_.rank(); }
+  /// Copies this rank's rows to its arena.
+  Result<Location> copy_rows();
   /// Makes this rank's rows readable for peers that must pull them.
   Status stage();
   Status push();
@@ -57,12 +74,19 @@ class Dispatcher {
   call::CallSync& sync_;
   node::Peers& peers_;
   Staging& staging_;
+  Participants& ranks_;
 };
 
 Status Dispatcher::prepare(CallDescriptor& descriptor) {
   descriptor.input = peers_.locate(call_.x.data, call_.x.num_rows, call_.x.row_bytes, call_.x.stride_bytes);
-  descriptor.output =
-      peers_.locate(call_.out_x.data, call_.out_x.num_rows, call_.out_x.row_bytes, call_.out_x.stride_bytes);
+  if (!ranks_.masks()) {
+    descriptor.output =
+        peers_.locate(call_.out_x.data, call_.out_x.num_rows, call_.out_x.row_bytes, call_.out_x.stride_bytes);
+  } else if (descriptor.input.kind != Location::Kind::kArena) {
+    Result<Location> rows = copy_rows();
+    if (!rows.ok()) return rows.status();
+    descriptor.input = *rows;
+  }
   const plan::TokenRecord format = record_format(call_);
   const std::size_t records_bytes = to_size(format.size_bytes() * routing_.num_tokens);
   if (records_bytes > 0) {
@@ -72,6 +96,7 @@ Status Dispatcher::prepare(CallDescriptor& descriptor) {
     const std::int64_t record_bytes = format.size_bytes();
     descriptor.records = peers_.locate(*records, routing_.num_tokens, record_bytes, record_bytes);
   }
+  if (ranks_.masks()) return {};
   // After the records, which use the same arena.
   for (int rank = 0; rank < peers_.num_ranks(); ++rank) {
     if (routing_.num_rows_to_rank[to_size(rank)] == 0 || peers_.reachable(descriptor.input, rank)) continue;
@@ -84,8 +109,20 @@ Status Dispatcher::prepare(CallDescriptor& descriptor) {
 }
 
 bool Dispatcher::pulls_from(int rank) const {
-  return rank != me() && routing_.num_rows_from_rank[to_size(rank)] > 0 &&
-         !peers_.reachable(peers_.descriptor_of(me()).output, rank);
+  if (routing_.num_rows_from_rank[to_size(rank)] == 0) return false;
+  return ranks_.masks() || (rank != me() && !peers_.reachable(peers_.descriptor_of(me()).output, rank));
+}
+
+Result<Location> Dispatcher::copy_rows() {
+  const auto row_bytes = to_size(call_.x.row_bytes);
+  Result<std::byte*> copy = staging_.rows(to_size(call_.x.num_rows) * row_bytes);
+  if (!copy.ok()) return copy.status();
+  const CopyMode mode = choose_copy_mode(call_.x.num_rows * call_.x.row_bytes);
+  for (std::int64_t row = 0; row < call_.x.num_rows; ++row) {
+    copy_row(*copy + row * call_.x.row_bytes, call_.x.row(row), row_bytes, mode);
+  }
+  finish_copies(mode);
+  return peers_.locate(*copy, call_.x.num_rows, call_.x.row_bytes, call_.x.row_bytes);
 }
 
 Status Dispatcher::stage() {
@@ -98,18 +135,12 @@ Status Dispatcher::stage() {
   }
   if (!pulled) return {};
   if (!reachable) {
-    const auto row_bytes = to_size(call_.x.row_bytes);
-    Result<std::byte*> staged = staging_.rows(to_size(call_.x.num_rows) * row_bytes);
+    const Result<Location> staged = copy_rows();
     if (!staged.ok()) {
       return sync_.fail(staged.status().code(), me(),
                         fmt::format("dispatch: rank {} cannot stage its rows: {}", me(), staged.status().message()));
     }
-    const CopyMode mode = choose_copy_mode(call_.x.num_rows * call_.x.row_bytes);
-    for (std::int64_t row = 0; row < call_.x.num_rows; ++row) {
-      copy_row(*staged + row * call_.x.row_bytes, call_.x.row(row), row_bytes, mode);
-    }
-    finish_copies(mode);
-    peers_.set_staged(peers_.locate(*staged, call_.x.num_rows, call_.x.row_bytes, call_.x.row_bytes));
+    peers_.set_staged(*staged);
   }
   sync_.post(Phase::kStaged);
   return {};
@@ -150,18 +181,20 @@ Status Dispatcher::pull() {
   std::vector<bool> awaited(num_ranks, false);
   for (int rank = 0; rank < peers_.num_ranks(); ++rank) awaited[to_size(rank)] = pulls_from(rank);
   if (std::find(awaited.begin(), awaited.end(), true) == awaited.end()) return {};
-  if (Status status = sync_.wait(Phase::kStaged, &awaited); !status.ok()) return status;
+  if (!ranks_.masks()) {  // else all is staged before the call begins
+    if (Status status = sync_.wait(Phase::kStaged, &awaited); !status.ok()) return status;
+  }
 
   std::vector<const std::byte*> sources(num_ranks, nullptr);
   std::vector<std::int64_t> strides(num_ranks, 0);
   for (int rank = 0; rank < peers_.num_ranks(); ++rank) {
     if (!awaited[to_size(rank)]) continue;
-    const CallDescriptor& descriptor = peers_.descriptor_of(rank);
+    const CallDescriptor& descriptor = ranks_.descriptor_of(rank);
     const Location& location = peers_.reachable(descriptor.input, rank) ? descriptor.input : descriptor.staged;
     sources[to_size(rank)] =
         peers_.resolve(location, rank, {routing_.num_tokens_of_rank[to_size(rank)], call_.out_x.row_bytes});
     strides[to_size(rank)] = location.stride_bytes;
-    if (sources[to_size(rank)] == nullptr) return sync_.bad_location(Operation::kDispatch, rank);
+    if (sources[to_size(rank)] == nullptr) return bad_location(rank);
   }
   const CopyMode mode = choose_copy_mode(routing_.num_used_rows * call_.out_x.row_bytes);
   for (std::int64_t row = 0; row < routing_.num_used_rows; ++row) {
@@ -181,11 +214,12 @@ Status Dispatcher::receive_records() {
     std::vector<RecordSource> sources(to_size(peers_.num_ranks()));
     for (int rank = 0; rank < peers_.num_ranks(); ++rank) {
       if (routing_.num_rows_from_rank[to_size(rank)] == 0) continue;
-      const Location& location = peers_.descriptor_of(rank).records;
+      const Location& location = ranks_.descriptor_of(rank).records;
       const std::byte*& records = sources[to_size(rank)].records;
       records = peers_.resolve(location, rank, {routing_.num_tokens_of_rank[to_size(rank)], record_bytes});
-      if (records == nullptr || location.row_bytes != record_bytes)
-        return sync_.bad_location(Operation::kDispatch, rank);
+      if (records == nullptr || location.row_bytes != record_bytes) {
+        return bad_location(rank);
+      }
     }
     unpack_records(call_, routing_, sources);
   }
@@ -193,17 +227,45 @@ Status Dispatcher::receive_records() {
   return {};
 }
 
-Status Dispatcher::run() {
-  if (Status status = stage(); !status.ok()) return status;
-  if (Status status = push(); !status.ok()) return status;
+Status Dispatcher::move() {
+  if (!ranks_.masks()) {
+    if (Status status = stage(); !status.ok()) return status;
+    if (Status status = push(); !status.ok()) return status;
+  }
   if (Status status = pull(); !status.ok()) return status;
-  if (Status status = receive_records(); !status.ok()) return status;
-  sync_.post(Phase::kDone);
-  return sync_.wait(Phase::kDone);
+  return receive_records();
 }
 
 }  // namespace
 
-Status dispatch(const DispatchCall& call, const Context& context) { return run_call<Dispatcher>(call, context); }
+Status dispatch(const DispatchCall& call, const Context& context) {
+  Participants all(context, nullptr);
+  return run_call<Dispatcher>(call, context, all);
+}
+
+Status dispatch_among(const LatencyDispatchCall& call, DispatchCall dispatch,
+                      const std::shared_ptr<CpuRouting>& routing, const Context& context, Survivors& survivors) {
+  const bool has_room = dispatch.record.code == ErrorCode::kOk;
+  CallDescriptor descriptor;
+  descriptor.record = has_room ? call.record : dispatch.record;
+  descriptor.record.operation = call.record.operation;
+  dispatch.routing = routing;
+  const plan::RouteShape shape = route_shape(call.route, context.topology());
+  Participants ranks(context, &survivors);
+  Dispatcher dispatcher(dispatch, context, ranks);
+  if (descriptor.record.code == ErrorCode::kOk) {
+    copy_inputs_among(call.route, context.peers(), ranks, *routing);
+    Status status = publish_tables(call.route, shape, *routing, context, descriptor);
+    if (status.ok()) status = dispatcher.prepare(descriptor);
+    if (!status.ok()) descriptor.record.set_status(status);
+  }
+  if (Status status = ranks.begin(descriptor); !status.ok()) return status;
+  return ranks.complete([&] {
+    Status status = plan_among(call.route, shape, context.peers(), ranks, *routing);
+    if (!status.ok()) return status;
+    write_source_ranges(*routing);
+    return dispatcher.move();
+  });
+}
 
 }  // namespace ferry::cpu::intranode

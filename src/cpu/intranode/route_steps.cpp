@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <limits>
 
 namespace ferry::cpu::intranode {
@@ -77,6 +78,57 @@ Status plan_from_tables(const RouteCall& call, const plan::RouteShape& shape, co
   plan_rows(shape, peers.counts, groups, my_rank, ids, routing);
   read_sources(shape, peers, groups, my_rank, routing);
   finish(call, shape, groups, my_rank, peers.counts[my_rank].expert_counts, routing);
+  return {};
+}
+
+void copy_inputs_among(const RouteCall& call, const node::Peers& peers, const Participants& ranks,
+                       CpuRouting& routing) {
+  const ExpertPlacement& placement = *call.placement;
+  std::vector<bool> is_lost;
+  for (int rank = 0; rank < peers.num_ranks(); ++rank) is_lost.push_back(!ranks.include(rank));
+  const bool none_lost = std::find(is_lost.begin(), is_lost.end(), true) == is_lost.end();
+  if (none_lost || !placement.homes.present()) {
+    copy_inputs(call, peers.rank(), routing);
+    return;
+  }
+  const plan::HomeTable left = plan::without_lost_homes(placement.homes, placement.expert_to_rank, is_lost);
+  copy_inputs(call, left, peers.rank(), routing);
+}
+
+Status plan_among(const RouteCall& call, const plan::RouteShape& shape, const node::Peers& peers, Participants& ranks,
+                  CpuRouting& routing) {
+  std::vector<std::vector<std::int32_t>> counts;  // by rank, [R] and [E]
+  PeerTables tables;
+  for (int rank = 0; rank < peers.num_ranks(); ++rank) {
+    std::vector<std::int32_t>& copy = counts.emplace_back(shape.num_ranks + shape.num_experts, 0);
+    RankTables taken;
+    if (ranks.include(rank)) {
+      Result<RankTables> found = find_tables(shape, peers, rank, ranks.descriptor_of(rank));
+      if (!found.ok()) return found.status();
+      taken = *found;
+      std::copy_n(taken.counts.rank_counts, shape.num_ranks, copy.begin());
+      const auto of_experts = copy.begin() + static_cast<std::ptrdiff_t>(shape.num_ranks);
+      std::copy_n(taken.counts.expert_counts, shape.num_experts, of_experts);
+    }
+    taken.counts.rank_counts = copy.data();
+    taken.counts.expert_counts = copy.data() + shape.num_ranks;
+    if (!plan::counts_fit(shape, taken.counts)) return ranks.bad_location(Operation::kLatencyDispatch, rank);
+    tables.add(taken);
+  }
+  std::vector<std::int64_t> ids = routing.ids;
+  for (std::int64_t& id : ids) {
+    if (id >= 0 && !ranks.include(static_cast<int>(shape.owner(to_size(id))))) id = -1;
+  }
+  Status status = plan_from_tables(call, shape, tables, to_size(peers.rank()), ids, routing);
+  if (!status.ok()) return status;
+  for (int rank = 0; rank < peers.num_ranks(); ++rank) {
+    if (!ranks.include(rank)) routing.num_rows_to_rank[to_size(rank)] = 0;
+  }
+  for (std::size_t expert = 0; expert < shape.num_experts; ++expert) {
+    if (ranks.include(static_cast<int>(shape.owner(expert)))) continue;
+    routing.expert_rows[expert] = 0;
+    routing.own_expert_counts[expert] = 0;
+  }
   return {};
 }
 

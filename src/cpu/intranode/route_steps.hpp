@@ -10,6 +10,7 @@
 
 #include "cpu/context/context.hpp"
 #include "cpu/context/routing.hpp"
+#include "cpu/intranode/participants.hpp"
 #include "plan/route_tables.hpp"
 
 namespace ferry::cpu::intranode {
@@ -44,6 +45,17 @@ Result<RankTables> find_tables(const plan::RouteShape& shape, const node::Peers&
 /// @errors kCapacity, the same on every rank
 Status plan_from_tables(const RouteCall& call, const plan::RouteShape& shape, const PeerTables& peers,
                         std::size_t my_rank, std::span<const std::int64_t> ids, CpuRouting& routing);
+
+// The same steps among the ranks that this one does not mask.
+
+/// copy_inputs(), where tokens pick among the homes that are left as the call begins.
+void copy_inputs_among(const RouteCall& call, const node::Peers& peers, const Participants& ranks, CpuRouting& routing);
+
+/// find_tables() and plan_from_tables(). A masked rank has no tokens, and gets none, but what it would have got counts
+/// against the capacity of its experts. Counts are copied, so that they stay as they were checked.
+/// @errors kInternal, kCapacity
+Status plan_among(const RouteCall& call, const plan::RouteShape& shape, const node::Peers& peers, Participants& ranks,
+                  CpuRouting& routing);
 
 }  // namespace ferry::cpu::intranode
 

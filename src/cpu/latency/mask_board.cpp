@@ -31,7 +31,7 @@ void MaskBoard::mask(int rank, std::uint64_t call) {
 void MaskBoard::unmask(int rank) { since(peers_->rank(), rank).store(0, std::memory_order_release); }
 
 bool MaskBoard::masks_this_rank(int rank, std::uint64_t call) const {
-  // What was read of the rank before is read before the word.
+  // Orders earlier reads of the rank's memory before the read of the word.
   std::atomic_thread_fence(std::memory_order_acquire);
   const std::uint64_t first = since(rank, peers_->rank()).load(std::memory_order_acquire);
   return first != 0 && first <= call;

@@ -1,14 +1,15 @@
 #ifndef FERRY_CPU_LATENCY_MASK_BOARD_HPP
 #define FERRY_CPU_LATENCY_MASK_BOARD_HPP
 
-/// Which ranks each rank masks, where all can read it.
+/// Board of each rank's masks, which all ranks can read.
 ///
-///   field            writer  readers  order              publishes
-///   since[r]         owner   rank r   release / acquire  the first call that the owner makes without rank r; 0: it
-///                                                        masks it not. Written before the owner goes on without r, so
-///                                                        before it overwrites anything that r may still read
+///   field            writer  readers  order              publishes   since[r]         owner   rank r   release /
+/// acquire  the first call that the owner makes without rank r; 0: the
+/// owner does not mask r. Written before the owner goes on without
+/// r, so before it overwrites anything that r may still read
 ///
-/// So what a rank has read of a peer in a call is good if afterwards the peer still does not mask it in that call.
+/// So values that a rank has read of a peer in a call are good if the peer still does not mask it in that call
+/// afterwards.
 
 #include <atomic>
 #include <cstddef>
@@ -24,12 +25,12 @@ class MaskBoard {
   /// Must be the first thing that every rank takes from its arena, so that the offset is the same in all.
   static Result<std::unique_ptr<MaskBoard>> create(node::Peers& peers);
 
-  /// What it takes of the arena.
+  /// Bytes of the arena that the board takes.
   std::size_t size_bytes() const;
 
   /// Whether this rank masks `rank`.
   bool masks(int rank) const { return since(peers_->rank(), rank).load(std::memory_order_relaxed) != 0; }
-  /// From `call` on this rank makes its calls without `rank`. A rank that is masked already stays so since then.
+  /// This rank makes its calls without `rank` from `call` on. No effect on a rank that is masked already.
   void mask(int rank, std::uint64_t call);
   void unmask(int rank);
   /// Whether `rank` makes `call` without this one.

@@ -1,10 +1,10 @@
 #ifndef FERRY_CPU_LATENCY_PENDING_CALLS_HPP
 #define FERRY_CPU_LATENCY_PENDING_CALLS_HPP
 
-/// Split calls of latency mode on CPU ranks. The send half of one only keeps its arguments: nothing runs beside a
-/// rank's own thread that could move rows meanwhile. The calls are made, in the order in which they were sent, by the
-/// first receive half that needs them, or before the next call of another kind, so that all ranks make all calls in one
-/// order whatever the order of their receive halves.
+/// Split calls of latency mode on CPU ranks. The send half only keeps its arguments, since nothing could move rows
+/// beside the rank's own thread. The first receive half that needs the calls, or the next call of another kind, makes
+/// them in the order in which they were sent, so all ranks make all calls in one order, whatever the order of their
+/// receive halves.
 
 #include <deque>
 #include <memory>
@@ -20,14 +20,14 @@ namespace ferry::cpu {
 class PendingCalls {
  public:
   struct Call {
-    std::shared_ptr<const RoutingState> routing;  ///< that a dispatch fills, or of a combine
-    std::variant<std::monostate, LatencyDispatchCall, LatencyCombineCall> arguments;  ///< until it is made
-    std::optional<Status> outcome{};                                                  ///< once it was made
+    std::shared_ptr<const RoutingState> routing;  ///< the Routing that a dispatch fills, or that a combine is of
+    std::variant<std::monostate, LatencyDispatchCall, LatencyCombineCall> arguments;  ///< until the call is made
+    std::optional<Status> outcome{};                                                  ///< once the call was made
   };
 
   void add(Call call) { calls_.push_back(std::move(call)); }
 
-  /// Makes all calls up to the one on `routing` with `make(call)`, and returns that one's outcome, once.
+  /// Makes all calls up to the one on `routing` with `make(call)`, and returns that call's outcome, once.
   template <typename Make>
   Status receive(const std::shared_ptr<const RoutingState>& routing, Make&& make) {
     for (auto call = calls_.begin(); call != calls_.end(); ++call) {
@@ -55,7 +55,7 @@ class PendingCalls {
     call.outcome = make(call);
     call.arguments = std::monostate();
   }
-  /// Of calls that were made, those that nobody can receive because the program has dropped their Routings.
+  /// Forgets calls that were made and cannot be received any more: the program has dropped their Routings.
   void forget_dropped() {
     std::erase_if(calls_, [](const Call& call) { return call.outcome && call.routing.use_count() == 1; });
   }

@@ -5,8 +5,8 @@
 namespace ferry::cpu {
 namespace {
 
-/// Values of one (expert, source): number of rows and the first of them.
-constexpr std::size_t kRangeValues = 2;
+/// Values of one SourceRange.
+constexpr std::size_t kRangeValues = sizeof(SourceRange) / sizeof(std::int32_t);
 
 }  // namespace
 
@@ -14,7 +14,7 @@ std::shared_ptr<CpuRouting> begin_slab_routing(const LatencyDispatchCall& call, 
                                                const std::shared_ptr<SpareTables>& spare_tables) {
   auto routing = std::make_shared<CpuRouting>(spare_tables);
   copy_inputs(call.route, topology.rank, *routing);
-  // Route sizes these vectors alike, and so leaves them where they are.
+  // Route gives these vectors the same sizes, so their memory stays in place.
   const std::int64_t num_local = call.num_local_experts;
   const std::int64_t capacity = call.route.options.slab_capacity;
   const std::vector<std::int32_t>& owners = call.route.placement->expert_to_rank;

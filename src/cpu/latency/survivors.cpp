@@ -12,8 +12,9 @@ using node::Phase;
 
 /// As in call/wait.cpp.
 constexpr std::int64_t kPresenceIntervalNs = 20'000'000;
-/// As in call/silence_watch.hpp: beats in a deadline, deadlines that a rank is waited for that beats, and the longest
-/// step of the clock that counts, so that a rank that was itself stopped sees the others beat before it masks one.
+/// As in call/silence_watch.hpp: beats per deadline; deadlines for which a rank that beats is waited for; and the
+/// longest step of the clock that counts, as a fraction of the deadline, so that a rank that was itself stopped sees
+/// the others beat before it masks one.
 constexpr std::int64_t kBeatsPerDeadline = 16;
 constexpr std::int64_t kPatience = 2;
 constexpr std::int64_t kLongestStep = 4;
@@ -33,7 +34,8 @@ Status Survivors::begin(const node::CallDescriptor& descriptor) {
   sync_.state().set_operation(to_string(descriptor.record.operation));
   peers.open(descriptor);
   wait(Phase::kDescribed);
-  // Of a rank that has gone on without this one they may be those of a later call: copied first, then looked at.
+  // A rank that has gone on without this one may have overwritten its descriptor with that of a later call: descriptors
+  // are copied first, then checked.
   drop_deserters();
   for (int rank = 0; rank < peers.num_ranks(); ++rank) {
     if (include(rank)) descriptors_[to_size(rank)] = peers.descriptor_of(rank);
@@ -108,7 +110,7 @@ void Survivors::give_up_on_lost(std::int64_t waited_ns, bool look_for_lost) {
     bool lost = waited_ns - sign.since_ns >= timeout_ns_ || waited_ns >= kPatience * timeout_ns_;
     if (look_for_lost) {
       const bool gone = !peers.loss_of(rank).empty() || peers.gave_up(rank) || board_.masks_this_rank(rank, call());
-      // It may have finished its part just before: its flags are read once more.
+      // The rank may have finished its part just before, so its flags are read once more.
       lost = lost || (gone && sign.was_lost);
       sign.was_lost = gone;
     }

@@ -1,11 +1,11 @@
 #ifndef FERRY_CPU_LATENCY_SURVIVORS_HPP
 #define FERRY_CPU_LATENCY_SURVIVORS_HPP
 
-/// Calls that are made without the ranks that this one masks, on one node: what CallSync is for other calls. A wait
-/// masks the ranks that do not come and goes on; a rank that finds that another masks it does the same with that one.
+/// Calls of one node that are made without the ranks that this one masks: the counterpart of CallSync. A wait masks the
+/// ranks that do not come, and goes on; a rank that finds that another masks it masks that one too.
 ///
 /// A rank is masked when it is seen lost twice, with a look at its flags in between; when it has shown no sign for
-/// mask_timeout_ns (ranks that wait beat, as in call/silence_watch.hpp); and whatever it shows, after twice that time.
+/// mask_timeout_ns (ranks that wait beat, as in call/silence_watch.hpp); and after twice that time in any case.
 
 #include <cstdint>
 #include <functional>
@@ -22,19 +22,19 @@ class Survivors {
   /// `sync` and `board` must outlive it.
   Survivors(call::CallSync& sync, MaskBoard& board, std::int64_t timeout_ns);
 
-  /// Starts a call: as CallSync::begin, with those that are not masked.
+  /// Starts a call, as CallSync::begin, with the ranks that are not masked.
   Status begin(const node::CallDescriptor& descriptor);
-  /// Of the current call. Itself included.
+  /// Whether a rank takes part in the current call; this rank itself does.
   bool include(int rank) const { return rank == sync_.rank() || !board_.masks(rank); }
-  /// What an included rank passed to begin.
+  /// Descriptor that an included rank passed to begin.
   const node::CallDescriptor& descriptor_of(int rank) const { return descriptors_[static_cast<std::size_t>(rank)]; }
-  /// Masks those that make the current call without this rank; whether there was one. If not, what this rank has read
-  /// of the others is good.
+  /// Masks ranks that make the current call without this one. Returns whether there was one; if not, all values that
+  /// this rank has read of the others are good.
   bool drop_deserters();
-  /// Ends a call: waits until nobody reads this rank's memory any more.
+  /// Ends a call: waits until no rank reads this rank's memory any more.
   void finish();
 
-  /// Masks `rank`, or not any more, from the next call on.
+  /// Masks `rank`, or ends its mask, from the next call on.
   void update(int rank, bool masked);
   void query(std::int32_t* out) const;
 

@@ -9,6 +9,7 @@
 #include "cuda/call/tuning.hpp"
 #include "cuda/call/wait_times.hpp"
 #include "cuda/driver/device_guard.hpp"
+#include "cuda/latency/kernels.hpp"
 #include "cuda/latency/memory.hpp"
 #include "cuda/memory/memory_checks.hpp"
 #include "plan/to_size.hpp"
@@ -42,40 +43,8 @@ Status LatencyMode::refuse(LatencyKind kind, const CallRecord& record, Stream st
     params.call.layout = layout_;
     params.call.record_number = launch.record_number;
     params.kind = kind;
-    return masks() ? launch_masked_refusal({params, mask_}, launch.stream)
-                   : launch_latency_refusal(params, launch.stream);
+    return launch_latency_refusal(params, mask_, launch.stream);
   });
-}
-
-cudaError_t LatencyMode::launch_send(const DispatchSendParams& params, cudaStream_t stream) const {
-  return masks() ? launch_masked_dispatch_send({params, mask_}, stream) : launch_dispatch_send(params, stream);
-}
-
-cudaError_t LatencyMode::launch_send(const CombineSendParams& params, cudaStream_t stream) const {
-  return masks() ? launch_masked_combine_send({params, mask_}, stream) : launch_combine_send(params, stream);
-}
-
-cudaError_t LatencyMode::launch_receive(const DispatchReceiveParams& params, cudaStream_t stream) const {
-  return masks() ? launch_masked_dispatch_receive({params, mask_}, stream) : launch_dispatch_receive(params, stream);
-}
-
-cudaError_t LatencyMode::launch_receive(const CombineReceiveParams& params, cudaStream_t stream) const {
-  return masks() ? launch_masked_combine_receive({params, mask_}, stream) : launch_combine_receive(params, stream);
-}
-
-cudaError_t LatencyMode::launch_whole(const LatencyDispatchParams& params, int num_receive_blocks,
-                                      cudaStream_t stream) const {
-  if (!masks()) return launch_latency_dispatch(params, stream);
-  if (const cudaError_t error = launch_send(params.send, stream); error != cudaSuccess) return error;
-  DispatchReceiveParams receive{params.receive, params.send.call};
-  receive.call.num_blocks = num_receive_blocks;
-  return launch_receive(receive, stream);
-}
-
-cudaError_t LatencyMode::launch_whole(const LatencyCombineParams& params, cudaStream_t stream) const {
-  if (!masks()) return launch_latency_combine(params, stream);
-  const cudaError_t error = launch_send(params.send, stream);
-  return error == cudaSuccess ? launch_receive(CombineReceiveParams{params.receive, params.send.call}, stream) : error;
 }
 
 LatencyParams LatencyMode::params_of(const LatencyRouting& routing) const {
@@ -96,11 +65,11 @@ Status LatencyMode::make_combine(const LatencyCombineCall& call) {
   const auto refused = [this, &rows](const Status& status) {
     return refuse(LatencyKind::kCombine, rows.record, rows.stream, status);
   };
-  // As in a dispatch, of which there was none.
+  // As in a dispatch: none was made.
   if (!has_memory()) return rows.record.code == ErrorCode::kOk ? check_room(kName, {}) : status_of(rows.record);
   if (Status status = status_of(rows.record); !status.ok()) return refused(status);
   const Parts& parts = context_.parts();
-  // Core hands out Routings as const; what its receive half needs is kept in this one.
+  // Core hands out Routings as const; this one also keeps the parameters of its receive half.
   auto& routing = static_cast<LatencyRouting&>(const_cast<RoutingState&>(*rows.routing));
   const Result<bool> captured = context_.check_stream(kName, rows.stream);
   if (!captured.ok()) return refused(captured.status());
@@ -116,7 +85,7 @@ Status LatencyMode::make_combine(const LatencyCombineCall& call) {
   CombineSendParams& send = params.send;
   send.call.counts_waits = call.wait_times_ns != nullptr;
   send.rows = {rows.x.row_bytes, rows.x.dtype == DType::kFloat32, order};
-  // Gates of groups that mask ranks wait for flags.
+  // Gates of groups that mask ranks wait for flags of rows.
   send.rows.words = rows.rank_sums && !masks() && routing.max_tokens <= layout_.word_tokens(rows.x.row_bytes);
   send.x = rows.x.data;
   send.x_stride = rows.x.stride_bytes;
@@ -142,12 +111,12 @@ Status LatencyMode::make_combine(const LatencyCombineCall& call) {
   send.call.record_number = launch->record_number;
   cudaError_t error = cudaSuccess;
   if (call.split) {
-    error = launch_send(send, launch->stream);
+    error = launch_combine_send(send, mask_, launch->stream);
     *routing.combine_receive = {receive, send.call};
     routing.wait_times_ns = call.wait_times_ns;
   } else {
     error = launch_timed(wait_times_of(parts, call.wait_times_ns), launch->stream,
-                         [&] { return launch_whole(params, launch->stream); });
+                         [&] { return launch_latency_combine(params, mask_, launch->stream); });
   }
   Status ended = context_.end(*launch, error, kName);
   if (ended.ok() && call.split) in_flight_.push_back(rows.routing);
@@ -170,18 +139,18 @@ Status LatencyMode::make_receive(const LatencyReceiveCall& call, bool& made) {
   if (!captured.ok()) return captured.status();
   bool reports = false;
   if (!of_combine) {
-    // A graph is replayed after the host has read the counts, and given their memory to others.
+    // Replays come after the host has read the counts and reused their memory.
     if (*captured) routing.dispatch_receive->host = {};
     reports = routing.dispatch_receive->host.result != nullptr;
   }
   const auto launch = [this, &routing, of_combine](cudaStream_t stream) {
     return launch_timed(wait_times_of(context_.parts(), routing.wait_times_ns), stream, [&] {
-      return of_combine ? launch_receive(*routing.combine_receive, stream)
-                        : launch_receive(*routing.dispatch_receive, stream);
+      return of_combine ? launch_combine_receive(*routing.combine_receive, mask_, stream)
+                        : launch_dispatch_receive(*routing.dispatch_receive, mask_, stream);
     });
   };
   Status status = context_.launch_local(kName, call.stream, launch, *captured);
-  // The peers have sent, and wait for the set to be free again.
+  // The peers have sent, and wait until this rank grants the set again.
   if (!status.ok()) return *captured ? status : context_.fail(status);
   if (!of_combine) routing.received.store(reports, std::memory_order_release);
   std::erase(in_flight_, call.routing);

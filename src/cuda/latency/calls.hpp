@@ -1,7 +1,7 @@
 #ifndef FERRY_CUDA_LATENCY_CALLS_HPP
 #define FERRY_CUDA_LATENCY_CALLS_HPP
 
-/// Latency mode on GPUs of one host: what Backend asks of each call is in core/backend.hpp.
+/// Latency mode on GPUs of one host. core/backend.hpp states the contract of each call.
 
 #include <cstdint>
 #include <memory>
@@ -31,33 +31,24 @@ class LatencyMode {
   Status make_combine(const LatencyCombineCall& call);
   Status make_receive(const LatencyReceiveCall& call, bool& made);
 
-  /// The halves as kernels, with those that mask lost ranks where the group does that.
-  cudaError_t launch_send(const DispatchSendParams& params, cudaStream_t stream) const;
-  cudaError_t launch_send(const CombineSendParams& params, cudaStream_t stream) const;
-  cudaError_t launch_receive(const DispatchReceiveParams& params, cudaStream_t stream) const;
-  cudaError_t launch_receive(const CombineReceiveParams& params, cudaStream_t stream) const;
-  /// Both halves of a call that is not split.
-  /// `num_receive_blocks`: of the receive half, if it is a kernel of its own.
-  cudaError_t launch_whole(const LatencyDispatchParams& params, int num_receive_blocks, cudaStream_t stream) const;
-  cudaError_t launch_whole(const LatencyCombineParams& params, cudaStream_t stream) const;
-  /// Of a kernel that reads or changes the mask alone.
+  /// Parameters of a kernel that only reads or changes masks.
   Result<LatencyParams> mask_call(std::string_view operation) const;
 
-  bool masks() const { return mask_.state != nullptr; }
+  bool masks() const { return mask_.present(); }
   bool has_memory() const { return layout_.set_bytes > 0; }
   /// kCapacity unless the group has memory for this.
   Status check_room(std::string_view operation, const SetNeed& need) const;
   Status refuse(LatencyKind kind, const CallRecord& record, Stream stream, const Status& status);
   Status check_dispatch(const LatencyDispatchCall& call) const;
-  /// The Routing of a call, with memory for its tables.
+  /// Makes the Routing of a call, with memory for its tables.
   Result<std::shared_ptr<LatencyRouting>> begin_routing(const LatencyDispatchCall& call, bool captured);
   LatencyParams params_of(const LatencyRouting& routing) const;
 
   Context& context_;
   Placements& placements_;
   LatencyLayout layout_;
-  MaskParams mask_;                                             // of groups that mask lost ranks
-  std::vector<std::shared_ptr<const RoutingState>> in_flight_;  // sent and not received
+  MaskParams mask_;                                             // present in groups that mask lost ranks
+  std::vector<std::shared_ptr<const RoutingState>> in_flight_;  // Routings of calls that are sent and not received
 };
 
 }  // namespace ferry::cuda

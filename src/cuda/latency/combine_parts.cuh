@@ -1,47 +1,47 @@
 #ifndef FERRY_CUDA_LATENCY_COMBINE_PARTS_CUH
 #define FERRY_CUDA_LATENCY_COMBINE_PARTS_CUH
 
-/// How the halves of a combine divide their work among warps.
+/// Division of a combine's work among warps, in both halves.
 
 #include <cstdint>
 
-#include "cuda/latency/words.cuh"
+#include "cuda/latency/turns.cuh"
 
 namespace ferry::cuda::device {
 
-/// The first block of a combine adds up nothing: it tells the peers that this rank has come, grants the set that is
-/// owed, and reports. Everybody waits for the last block that adds up, so those have nothing else to do.
+/// The first block of a combine adds up nothing: it tells the peers that this rank has come to the call, grants the
+/// owed set, and reports. The call ends with the last block that adds up, so those blocks do nothing else.
 __device__ inline bool is_clerk() { return blockIdx.x == 0; }
 
-/// Warps of a block that add up rows, of either half. One more, the first, waits for the call's turn meanwhile, and
+/// Warps of a block that add up rows, in either half. One more, the first, meanwhile waits for the call's turn, and
 /// tells the peers when all is sent.
 inline constexpr int kCombineWarps = 15;
 inline constexpr int kCombineThreads = (kCombineWarps + 1) * kWarpLanes;
 
-/// What a kernel of a combine reads first, all at once. Through the first-level cache: all warps of all blocks read it,
-/// and the second-level cache serves one place slowly.
+/// First loads of a combine's kernel, all at once. Through the first-level cache: all warps of all blocks load them,
+/// and the second-level cache serves a single line slowly.
 struct CombineStart {
   bool routed = false;  ///< the dispatch was not refused
-  int most_tokens = 0;  ///< of any rank, if routed
+  int most_tokens = 0;  ///< largest T of any rank, if routed
 
   __device__ static CombineStart of(const LatencyParams& call) {
     const std::uint32_t valid = call.tables.summary->valid;
     const std::int32_t most_tokens = *call.tables.most_tokens;
-    // Behind a kernel in which the group broke they are anything; whoever waits for the call's turn finds that out.
+    // Behind a kernel in which the group broke the values are arbitrary; the wait for the call's turn finds that out.
     return {valid != 0, max(0, min(most_tokens, static_cast<int>(call.max_tokens)))};
   }
 };
 
-/// The first unit of work of a warp, of those that all blocks share; others follow all_combine_warps() apart.
+/// First unit of a warp, among those that all blocks share; its others follow all_combine_warps() apart.
 __device__ inline int num_adding_blocks() { return static_cast<int>(gridDim.x) - 1; }
 __device__ inline int all_combine_warps() { return num_adding_blocks() * kCombineWarps; }
 __device__ inline int first_combine_unit() {
   return (warp_idx() - 1) * num_adding_blocks() + static_cast<int>(blockIdx.x) - 1;
 }
 
-/// Rows are cut so that all warps have something to do in small batches, into parts of full steps of a warp. There are
-/// more parts than rows only if there are more warps, so units of work are counted in 32 bits, in which divisions are
-/// quick; and a row has fewer bytes than that.
+/// Cut of rows into parts of full steps of a warp, so that all warps have work in small batches. There are more parts
+/// than rows only if there are more warps, so units are counted in 32 bits, in which divisions are fast; a row has
+/// fewer bytes than that too.
 struct RowParts {
   static constexpr int kStepBytes = kWarpLanes * static_cast<int>(sizeof(uint4));
 
@@ -70,7 +70,7 @@ struct RowPart {
 };
 
 /// Units of a send half: (token of its source, source, part of the row). Sources count from the sender itself, so that
-/// not all senders begin with the same one. Unit u is for block u % num_blocks.
+/// senders begin with different ones. Unit u belongs to block u % num_blocks.
 struct SendUnits {
   RowParts parts;
   int num_units = 0;
@@ -84,7 +84,7 @@ struct SendUnits {
   }
 };
 
-/// Rows of one combine in a set: what rank number `ordinal` of the token's ranks returns, or the row of entry `topk`.
+/// Rows of one combine in a set: the row of the token's rank number `ordinal`, or of entry `topk`.
 struct CombineWindow {
   std::byte* rows = nullptr;
   std::int64_t row_stride = 0;

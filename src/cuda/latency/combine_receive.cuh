@@ -1,8 +1,8 @@
 #ifndef FERRY_CUDA_LATENCY_COMBINE_RECEIVE_CUH
 #define FERRY_CUDA_LATENCY_COMBINE_RECEIVE_CUH
 
-/// The receive half of a combine: adds up what the ranks have returned for this rank's tokens, once all of it is here.
-/// Ranks are done at about the same time, and to know of each row what is here costs more than to wait for the last.
+/// The receive half of a combine: adds up the rows that the ranks have returned for this rank's tokens, once all rows
+/// are here. Ranks end at about the same time, and to track each row costs more than to wait for the last.
 
 #include "cuda/latency/combine_parts.cuh"
 #include "cuda/latency/term_order.cuh"
@@ -10,9 +10,9 @@
 
 namespace ferry::cuda::device {
 
-/// What a block knows, in dynamic shared memory.
+/// State of a block, in dynamic shared memory.
 struct CombineReceiveShared {
-  int* num_blocks;  ///< [R] of each rank's send half
+  int* num_blocks;  ///< [R] blocks of each rank's send half
   Terms* terms;     ///< [warps]
   std::size_t size_bytes;
 
@@ -40,7 +40,7 @@ __device__ inline bool await_senders(const LatencyParams& call, const SentCall& 
   return __syncthreads_and(static_cast<int>(all)) != 0;
 }
 
-/// Waits for everything of the call: all threads of a block, each warp once. `routed`: as CombineStart says.
+/// Waits for everything of the call. All threads of a block, once per warp. `routed`: CombineStart::routed.
 __device__ __noinline__ inline Outcome await_combine(const LatencyParams& call, const SentCall& sent,
                                                      const CombineReceiveShared& shared, bool routed) {
   const auto take = [&shared](int rank, const ReceivedHeader& header) {
@@ -56,7 +56,7 @@ __device__ __noinline__ inline Outcome await_combine(const LatencyParams& call, 
   return outcome;
 }
 
-/// What one warp does with its parts of tokens. What can be done before rows are here is. `kMasks`: homes may be lost
+/// One warp's parts of tokens, prepared as far as possible before rows are here. `kMasks`: homes may be lost
 /// (tables.hpp). `kWords`: CombineRows::words.
 template <bool kFloat32, bool kMasks, bool kWords>
 class CombineReceiver {
@@ -102,7 +102,7 @@ class CombineReceiver {
   }
 
  private:
-  /// Of a token, this lane's.
+  /// This lane's entry of a token.
   struct Entry {
     std::int32_t home = -1;
     std::int32_t slot = 0;
@@ -122,15 +122,15 @@ class CombineReceiver {
     return entry;
   }
 
-  /// The terms of a part of a token; returns the number of rows.
+  /// Orders the terms of a part of a token; returns the number of rows.
   __device__ int order(const Entry& entry, int token, const RowPart& part) const {
     Term term;
     if (entry.home >= 0) {
       term.key = static_cast<std::uint64_t>(home_rank(entry.home)) << 32 | static_cast<std::uint32_t>(entry.slot);
     }
     term.weight = entry.weight;
-    // Exact: a row lies where the first of its entries is. Sums: at the ordinal of its rank among the token's, or as
-    // words in the rank's own place.
+    // Exact: a row lies at its first entry. Sums: at the ordinal of the rank among the token's ranks, or as words in
+    // the rank's own place.
     if constexpr (kWords) {
       if (entry.home >= 0) {
         term.row = word_row(call_, params_.rows, call_.ranks.rank, static_cast<int>(sent_.set), home_rank(entry.home),
@@ -142,7 +142,7 @@ class CombineReceiver {
     return order_terms(term, call_.num_topk, exact(), terms_).num_rows;
   }
 
-  /// How many of the token's ranks are below this lane's, lost ones too: where the others put rows depends on all. All
+  /// Number of the token's ranks below this lane's, including lost ones: senders place their rows by all ranks. All
   /// lanes.
   __device__ int ordinal_of(std::int32_t home) const {
     if constexpr (kMasks) home = home < -1 ? lost_home(home) : home;
@@ -165,8 +165,8 @@ class CombineReceiver {
   const CombineWindow window_;
 };
 
-/// All threads of all blocks; false when the group broke, in all threads of a block, or with `kWords` in some of those
-/// that wait for rows. `routed`: as CombineStart says.
+/// All threads of all blocks; false when the group broke: in all threads of a block, or with `kWords` only in some that
+/// wait for rows. `routed`: CombineStart::routed.
 template <bool kFloat32, bool kMasks = false, bool kWords = false>
 __device__ inline bool receive_combine(const LatencyParams& call, const CombineReceiveRows& params,
                                        const SentCall& sent, const CombineReceiveShared& shared, bool routed) {

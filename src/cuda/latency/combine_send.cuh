@@ -1,8 +1,8 @@
 #ifndef FERRY_CUDA_LATENCY_COMBINE_SEND_CUH
 #define FERRY_CUDA_LATENCY_COMBINE_SEND_CUH
 
-/// The send half of a combine: what this rank's experts made of each token goes back to the token's source, into the
-/// set in which that rank receives this call. Waits for no rows.
+/// The send half of a combine: sends the outputs of this rank's experts for each token back to the token's source, into
+/// the set in which that rank receives this call. Waits for no rows.
 
 #include "cuda/copy/prefetch.cuh"
 #include "cuda/copy/warp_copy.cuh"
@@ -13,10 +13,10 @@
 
 namespace ferry::cuda::device {
 
-/// What a block knows, in dynamic shared memory.
+/// State of a block, in dynamic shared memory.
 struct CombineSendShared {
   std::uint64_t* number;
-  int* sets;     ///< [R] in which each rank receives this call
+  int* sets;     ///< [R] set in which each rank receives this call
   Terms* terms;  ///< [warps]
   std::size_t size_bytes;
 
@@ -31,26 +31,26 @@ struct CombineSendShared {
   }
 };
 
-/// Where `source` puts the weights of its tokens at `rank`.
+/// Address at `rank` of the weights of tokens of `source`.
 __device__ inline std::uint64_t* weight_words(const LatencyParams& call, int rank, int set, int source) {
   return CombineSlot::at(window_of(call, rank).slot(call.layout, LatencyKind::kCombine, set, source)).weights;
 }
 
-/// Waits in this rank's `set` until `source` has sent the weight of its entry, or is found to make another call: then
-/// nobody will read the sum.
+/// Waits in this rank's `set` until `source` has sent the weight of its entry. Also ends if the source makes another
+/// call: then the sum is not used.
 __device__ inline Payload await_weight(const LatencyParams& call, std::uint64_t number, int set, int source,
                                        int entry) {
   const std::uint64_t* const word = weight_words(call, call.ranks.rank, set, source) + entry;
   return await_unless_other(call, LatencyKind::kCombine, set, {Awaited::kEntry, source, number}, word).payload;
 }
 
-/// The weight of an entry of this rank's tokens, for the rank that adds up its rows.
+/// Weight of an entry of this rank's tokens, for the rank that adds up its rows.
 struct OwnWeight {
   int entry = 0;
   std::int32_t home = -1;
   float weight = 0;
 
-  /// Of an entry that may not exist.
+  /// `entry_idx` may be beyond the last entry.
   __device__ OwnWeight(const CombineSendParams& params, int entry_idx) : entry(entry_idx) {
     if (!exists(params)) return;
     home = params.call.tables.homes[entry];
@@ -61,22 +61,26 @@ struct OwnWeight {
   }
 };
 
-/// Sends the weights of this rank's tokens, `first` being this thread's first. All threads of all blocks.
+/// Posts a weight to the rank that adds up the entry's row, if there is such a rank and it receives the call.
+__device__ inline void post_weight(const LatencyParams& call, std::uint64_t number, const int* sets,
+                                   const OwnWeight& own) {
+  if (own.home < 0) return;
+  const int rank = home_rank(own.home);
+  if (sets[rank] == kNoSet) return;
+  post_word(weight_words(call, rank, sets[rank], call.ranks.rank) + own.entry, number, __float_as_uint(own.weight));
+}
+
+/// Sends the weights of this rank's tokens. `first`: this thread's first. All threads of all blocks.
 __device__ __noinline__ inline void send_weights(const CombineSendParams& params, const CombineSendShared& shared,
                                                  OwnWeight first) {
-  const LatencyParams& call = params.call;
 #pragma unroll 1
   while (first.exists(params)) {
-    const int rank = first.home < 0 ? 0 : home_rank(first.home);
-    if (first.home >= 0 && shared.sets[rank] != kNoSet) {
-      post_word(weight_words(call, rank, shared.sets[rank], call.ranks.rank) + first.entry, *shared.number,
-                __float_as_uint(first.weight));
-    }
+    post_weight(params.call, *shared.number, shared.sets, first);
     first = OwnWeight(params, first.entry + static_cast<int>(gridDim.x) * kCombineThreads);
   }
 }
 
-/// Tells the peers that this rank has come to the call. Warp 0 of block 0. `kWords`: no flags follow the rows.
+/// Posts this rank's header to the peers. First warp of the first block. `kWords`: no flags follow the rows.
 template <bool kWords>
 __device__ inline void announce(const LatencyParams& call, bool routed, std::uint64_t number, const int* sets) {
   LatencyHeader header;
@@ -87,13 +91,13 @@ __device__ inline void announce(const LatencyParams& call, bool routed, std::uin
   post_header(call, LatencyKind::kCombine, number, header, sets);
 }
 
-/// Waits for the call's turn: all threads of a block, each warp wherever it needs to know. The first warp waits, for
-/// all, in `wait`. False when the group broke.
+/// Waits for the call's turn; false when the group broke. All threads of a block, each warp where it first needs the
+/// turn. `wait` is the first warp's wait for all of them.
 template <typename WaitForTurn>
 __device__ inline bool meet_at_turn(const CombineSendParams& params, const CombineSendShared& shared, bool routed,
                                     WaitForTurn wait) {
   const bool weighs = params.own_weights && params.rows.order == CombineOrder::kRankSums;
-  // The first block sends the first weights, and its first warp the last of those: it has something else to send.
+  // The first block sends the first weights, and its first warp the last of those, since it also sends the header.
   const int last = static_cast<int>(blockIdx.x + 1) * kCombineThreads - 1;
   const OwnWeight weight(params, weighs ? last - static_cast<int>(threadIdx.x) : INT32_MAX);
   wait();
@@ -103,13 +107,13 @@ __device__ inline bool meet_at_turn(const CombineSendParams& params, const Combi
   return true;
 }
 
-/// The same in blocks and warps that send no rows.
+/// meet_at_turn() in blocks and warps that send no rows.
 template <bool kWords = false>
 __device__ inline bool take_turn(const CombineSendParams& params, const CombineSendShared& shared, bool routed) {
   const LatencyParams& call = params.call;
   const auto wait = [&call, &shared] {
     if (warp_idx() != 0) return;
-    const std::uint64_t number = wait_for_turn(call, LatencyKind::kCombine, shared.sets, [] {});
+    const std::uint64_t number = wait_for_turn<true>(call, LatencyKind::kCombine, shared.sets, [] {});
     if (lane_idx() == 0) *shared.number = number;
   };
   if (!meet_at_turn(params, shared, routed, wait)) return false;
@@ -117,7 +121,7 @@ __device__ inline bool take_turn(const CombineSendParams& params, const CombineS
   return true;
 }
 
-/// What one warp does with its units. What can be done before the call's turn is. `kWords`: of sums, which travel so.
+/// One warp's units, prepared as far as possible before the call's turn. `kWords`: sums, which travel as words.
 template <bool kFloat32, bool kWords>
 class CombineSender {
  public:
@@ -128,7 +132,8 @@ class CombineSender {
   __device__ bool send_all(const CombineStart& start) {
     int unit = first_combine_unit();
     Item item;
-    // Mostly all ranks have as many tokens as this one: what that makes its unit is loaded while the number comes.
+    // Mostly all ranks have as many tokens as this one, so the unit that follows from that is loaded while the number
+    // of tokens is on its way.
 #pragma unroll 1
     for (auto most_tokens = static_cast<int>(call_.num_tokens);; most_tokens = start.most_tokens) {
       units_ = SendUnits::of(params_.rows.row_bytes, most_tokens, call_.ranks.num_ranks, num_adding_blocks());
@@ -159,13 +164,13 @@ class CombineSender {
   }
 
  private:
-  /// A token of `source`; this lane's entry of it.
+  /// A token of `source`, with this lane's entry.
   struct Item {
     int source = 0;
     int token = 0;
-    std::int32_t ordinal = -1;  ///< of this rank among the token's; -1: nothing to send
-    std::int32_t row = -1;      ///< in this rank's slab
-    float weight = 0;           ///< the dispatch's
+    std::int32_t ordinal = -1;  ///< ordinal of this rank among the token's ranks; -1: nothing to send
+    std::int32_t row = -1;      ///< row in this rank's slab
+    float weight = 0;           ///< weight given to the dispatch
   };
 
   __device__ bool rank_sums() const { return kWords || params_.rows.order == CombineOrder::kRankSums; }
@@ -179,7 +184,8 @@ class CombineSender {
     item.token = row / num_ranks;
     const int source = call_.ranks.rank + row % num_ranks;
     item.source = source < num_ranks ? source : source - num_ranks;
-    // All loads at once. Of a token that its rank does not have, and of an entry without a row, tables have anything.
+    // All loads at once. Tables hold arbitrary values for tokens that their rank does not have and for entries without
+    // a row.
     const bool is_entry = lane_idx() < call_.num_topk;
     const std::int64_t index = item.source * call_.max_tokens + item.token;
     const std::int64_t entry = index * call_.num_topk + (is_entry ? lane_idx() : 0);
@@ -196,7 +202,7 @@ class CombineSender {
     return CombineWindow::at(call_, params_.rows, source, shared_.sets[source]);
   }
 
-  /// The terms of an item that is summed here. Weights of this combine come later.
+  /// Orders the terms of an item that is summed here. Weights of this combine are filled in later.
   __device__ TermPlace order(const Item& item, const RowPart& part) const {
     if (!rank_sums() || item.ordinal < 0) return {};
     Term term;
@@ -204,7 +210,7 @@ class CombineSender {
     return order_terms(term, call_.num_topk, true, terms_);
   }
 
-  /// Rows begin to come while the turn and the weights are awaited. More than this of a part comes later anyway.
+  /// Prefetches rows during the wait for the turn and the weights, only as much as the sum loads first.
   __device__ void fetch(const Item& item, const RowPart& part) const {
     constexpr int kMostBytes = kSumSteps * RowParts::kStepBytes;
     constexpr int kLineBytes = 128;
@@ -234,7 +240,7 @@ class CombineSender {
     return true;
   }
 
-  /// Each row of the token goes to the place of the first entry that it is for.
+  /// Copies each row of the token to the place of the row's first entry.
   __device__ void copy_rows(const CombineWindow& window, std::int64_t token, std::int32_t row,
                             const RowPart& part) const {
     const unsigned same = __match_any_sync(kAllLanes, row);
@@ -247,8 +253,7 @@ class CombineSender {
     }
   }
 
-  /// Puts this lane's weight of this combine, if it has a row here, among the terms; false when the group broke. All
-  /// lanes.
+  /// Fills in this lane's weight of this combine, if it has a row here; false when the group broke. All lanes.
   __device__ bool take_weight(const Item& item, const TermPlace& place) const {
     bool came = true;
     if (item.row >= 0) {
@@ -271,15 +276,14 @@ class CombineSender {
   SendUnits units_;
 };
 
-/// Where this block tells `rank` that it has sent everything; null if that receives nothing.
+/// Address where this block tells `rank` that it has sent everything; null if that rank receives nothing.
 __device__ inline std::uint64_t* own_done_word(const LatencyParams& call, const CombineSendShared& shared, int rank) {
   if (rank >= call.ranks.num_ranks || shared.sets[rank] == kNoSet) return nullptr;
   return done_words(call, rank, shared.sets[rank], call.ranks.rank) + blockIdx.x - 1;
 }
 
-/// All threads of all blocks. `*shared.number` is the call's number afterwards;
-/// false in all threads of a block when the group broke. `kWhole`: the kernel makes the whole call. `kWords`:
-/// CombineRows::words.
+/// All threads of all blocks; false in all threads of a block when the group broke. Afterwards `*shared.number` is the
+/// call's number. `kWhole`: the kernel makes the whole call. `kWords`: CombineRows::words.
 template <bool kFloat32, bool kWhole, bool kWords = false>
 __device__ inline bool send_combine(const CombineSendParams& params, const CombineSendShared& shared,
                                     const CombineStart& start) {
@@ -292,13 +296,13 @@ __device__ inline bool send_combine(const CombineSendParams& params, const Combi
     good = take_turn<kWords>(params, shared, start.routed);
     if (kWhole && good && !is_clerk() && threadIdx.x == 0) enter_whole_call(call, LatencyKind::kCombine);
   }
-  // Where the words go is found out while others still send. None follow rows that are words.
+  // Addresses are computed while other warps still send. No done words follow rows that travel as words.
   std::uint64_t* done = nullptr;
   if (!kWords && warp_idx() == 0 && good && !is_clerk()) done = own_done_word(call, shared, lane_idx());
   if (__syncthreads_and(static_cast<int>(good)) == 0) return false;
   if (warp_idx() != 0) return true;
   if (is_clerk()) {
-    // Refused by every rank, but the call's number and set go by, as where a host refuses it.
+    // Every rank refuses the call, but its number and set are used up, as when a host refuses it.
     if (!start.routed && lane_idx() == 0) report_refused_dispatch(call.ranks, *call.tables.summary);
     grant_owed_set(call, LatencyKind::kCombine, *shared.number);
     return true;

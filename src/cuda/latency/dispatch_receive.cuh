@@ -1,31 +1,30 @@
 #ifndef FERRY_CUDA_LATENCY_DISPATCH_RECEIVE_CUH
 #define FERRY_CUDA_LATENCY_DISPATCH_RECEIVE_CUH
 
-/// The receive half of latency_dispatch. Blocks share the tokens of one source; a few warps take each, find its rows in
-/// the slab from the counts, and copy it there as soon as it has come. The first block writes what the host and the
-/// Routing's views show.
+/// The receive half of latency_dispatch. Blocks share the tokens of one source; a few warps take each token, find its
+/// rows in the slab from the counts, and copy it there as soon as it has arrived. The first block writes what the host
+/// and the Routing's views show.
 
-#include "cuda/latency/dispatch_threads.hpp"
 #include "cuda/latency/receive_gaps.cuh"
 #include "cuda/latency/receive_report.cuh"
 
 namespace ferry::cuda::device {
 
-/// Loads of a lane that are on their way together.
+/// Loads of a lane that are in flight together.
 inline constexpr int kReceiveUnroll = 2;
 
-/// What a warp knows of a token: lane k of its entry k.
+/// A token in a warp: lane k holds its entry k.
 struct Arrival {
   int source = 0;
   std::int64_t token = 0;
-  int expert = -1;        ///< index among this rank's experts, -1: not here
-  int row = -1;           ///< in that expert's slab
+  int expert = -1;        ///< index among this rank's experts; -1: another rank's, or none
+  int row = -1;           ///< row in that expert's slab
   unsigned here = 0;      ///< lanes that are the first of a row of this rank
-  int rank_ordinal = -1;  ///< ranks below this one that the token goes to
-  int slot = -1;          ///< row in the slab of the entry's rank, wherever that is
+  int rank_ordinal = -1;  ///< number of ranks below this one that the token goes to
+  int slot = -1;          ///< row in the slab of the entry's rank, whichever that is
 };
 
-/// A part of the copy of a row: `parts` warps share it.
+/// A part of the copy of a row, which `parts` warps share.
 struct Share {
   int part = 0;
   int parts = 1;
@@ -37,15 +36,15 @@ __device__ inline DispatchSlot slot_of(const LatencyParams& call, const SentCall
       call.num_topk);
 }
 
-/// The word of this lane's entry of a token of the arrival's source.
+/// Address of this lane's entry of a token of the arrival's source.
 __device__ inline const std::uint64_t* entry_word(const LatencyParams& call, const SentCall& sent, int source,
                                                   std::int64_t token) {
   const int topk = lane_idx() < call.num_topk ? lane_idx() : 0;
   return slot_of(call, sent, source).entries + token * call.num_topk + topk;
 }
 
-/// Waits for a token's entries, of whose word this lane has `seen` something; false when the group broke. All lanes of
-/// a warp.
+/// Waits for a token's entries; false when the group broke. `seen`: this lane's word as loaded before. All lanes of a
+/// warp.
 __device__ inline bool find_arrival(const LatencyParams& call, const SentCall& sent, const ExpertTables& experts,
                                     std::uint64_t seen, Arrival& arrival) {
   const int lane = lane_idx();
@@ -69,7 +68,7 @@ __device__ inline bool find_arrival(const LatencyParams& call, const SentCall& s
   const unsigned same_owner = __match_any_sync(kAllLanes, owner);
   const bool first_of_rank = owner >= 0 && __ffs(static_cast<int>(same_owner)) - 1 == lane;
   const unsigned below = __ballot_sync(kAllLanes, static_cast<int>(first_of_rank && owner < call.ranks.rank));
-  // An expert's row holds one token, so the slot tells entries of one expert from others.
+  // An expert's row holds one token, so the slot identifies the expert.
   const unsigned same_row = __match_any_sync(kAllLanes, arrival.expert < 0 ? -1 - lane : arrival.slot);
   const bool first_of_row = arrival.expert >= 0 && __ffs(static_cast<int>(same_row)) - 1 == lane;
   arrival.here = __ballot_sync(kAllLanes, static_cast<int>(first_of_row));
@@ -77,15 +76,15 @@ __device__ inline bool find_arrival(const LatencyParams& call, const SentCall& s
   return true;
 }
 
-/// The word of this lane's weight of a token; null where there is none to keep.
+/// Address of this lane's weight of a token; null if there is none to keep.
 __device__ inline const std::uint64_t* weight_word(const LatencyParams& call, const SentCall& sent,
                                                    const Arrival& arrival) {
   if (arrival.expert < 0 || call.tables.item_weights == nullptr) return nullptr;
   return slot_of(call, sent, arrival.source).weights + arrival.token * call.num_topk + lane_idx();
 }
 
-/// Writes what the Routing keeps of a token; false when the group broke. All lanes of one warp. `seen`: at the word of
-/// this lane's weight, if there is one.
+/// Writes the Routing's tables of a token; false when the group broke. All lanes of one warp. `seen`: word of this
+/// lane's weight, if there is one, as loaded before.
 __device__ inline bool keep_arrival(const LatencyParams& call, const SentCall& sent, const Arrival& arrival,
                                     std::uint64_t seen) {
   const LatencyTables& tables = call.tables;
@@ -110,7 +109,7 @@ __device__ inline bool keep_arrival(const LatencyParams& call, const SentCall& s
   return __all_sync(kAllLanes, static_cast<int>(came)) != 0;
 }
 
-/// Copies this warp's share of a row that has come to all its rows in the slab.
+/// Copies this warp's share of a row that has arrived to all its rows in the slab.
 __device__ inline void copy_arrival(const DispatchReceiveRows& params, const Arrival& arrival,
                                     const std::byte* window_row, const Share& share) {
   const int lane = lane_idx();
@@ -158,12 +157,12 @@ __device__ inline void copy_arrival(const DispatchReceiveRows& params, const Arr
   }
 }
 
-/// What a warp of a block copies: tokens of `source` from `first` on, `step` apart.
+/// Tokens that a warp copies: those of `source` from `first` on, `step` apart.
 struct WarpTokens {
   int source = 0;
   int first = 0;
   int step = 1;
-  Share share;  ///< of each row
+  Share share;  ///< share of each row
 
   __device__ const std::uint64_t* first_entry(const LatencyParams& call, const SentCall& sent) const {
     const bool exists = source < call.ranks.num_ranks && first < call.max_tokens;
@@ -171,7 +170,8 @@ struct WarpTokens {
   }
 };
 
-/// A warp's part of one source's tokens. `seen`: at the first one's entry. False when the group broke.
+/// Receives a warp's part of one source's tokens; false when the group broke. `seen`: word of the first token's entry,
+/// as loaded before.
 __device__ inline bool receive_tokens(const LatencyParams& call, const DispatchReceiveRows& params,
                                       const SentCall& sent, const ExpertTables& experts, const ReceiveShared& shared,
                                       const WarpTokens& tokens, std::uint64_t seen) {
@@ -198,7 +198,7 @@ __device__ inline bool receive_tokens(const LatencyParams& call, const DispatchR
         came = wait_word(call, {Awaited::kRow, source, sent.number}, slot.row_flags + token).came;
       }
       if (__all_sync(kAllLanes, static_cast<int>(came)) == 0) return false;
-      __syncwarp();  // hands what the first lane has acquired to all of them
+      __syncwarp();  // hands the first lane's acquired stores to all lanes
       copy_arrival(params, arrival, rows + token * params.row.stride(), tokens.share);
     }
     if (keeps && !keep_arrival(call, sent, arrival, seen_weight)) return false;
@@ -206,13 +206,13 @@ __device__ inline bool receive_tokens(const LatencyParams& call, const DispatchR
   return true;
 }
 
-/// The first block of the grid reports, and others copy rows.
+/// The first block of the grid reports, the others copy rows.
 __device__ inline bool reports() { return blockIdx.x == 0; }
 __device__ inline bool takes_part(const DispatchReceiveRows& params) {
   return reports() || static_cast<int>(blockIdx.x) >= params.first_receiver;
 }
 
-/// What this warp copies first; then the same of the source `step` further on, and so on.
+/// A warp's tokens of its first source; it then copies the same tokens of the source `step` further on, and so on.
 struct SourceOrder {
   WarpTokens tokens;
   int step = 1;
@@ -231,15 +231,16 @@ struct SourceOrder {
   }
 };
 
-/// What a thread looks at before it knows whether the call is made: all that it needs first, at once.
+/// Words that a thread loads together before it knows whether the call is made: the first of each kind that it needs.
 struct FirstLook {
   std::uint64_t header = 0;
   CountsLook counts;
   std::uint64_t entry = 0;
 
-  /// Looks until headers and counts are there, or for a while; once where waits are counted, which these looks are not.
+  /// Looks until headers and counts are there, or for a while. Looks once if waits are counted, since these looks are
+  /// not.
   __device__ void load(const LatencyParams& call, const SentCall& sent, const WarpTokens& tokens) {
-    constexpr int kLooks = 32;  // of less than a microsecond
+    constexpr int kLooks = 32;  // together less than a microsecond
     const int most_looks = call.counts_waits ? 1 : kLooks;
     const auto set = static_cast<int>(sent.set);
     const auto expert = static_cast<int>(threadIdx.x);
@@ -258,7 +259,7 @@ struct FirstLook {
   }
 };
 
-/// Where the expert with the index of this thread is, loaded ahead.
+/// Home of the expert with the index of this thread, loaded ahead.
 struct HomesLook {
   std::int32_t owner = 0;
   std::int32_t local_expert = 0;
@@ -272,7 +273,7 @@ struct HomesLook {
   }
 };
 
-/// What a block needs before it receives. All threads; a barrier must follow.
+/// Prepares a block's shared memory. All threads; a barrier must follow.
 __device__ inline void prepare_receive(const LatencyParams& call, const DispatchReceiveRows& params,
                                        const HomesLook& look, const ExpertTables& experts, ReceiveShared& shared) {
   auto expert = static_cast<int>(threadIdx.x);
@@ -288,7 +289,7 @@ __device__ inline void prepare_receive(const LatencyParams& call, const Dispatch
   if (reports() && params.host.result != nullptr) store_relaxed_system(&params.host.result->started, 1);
 }
 
-/// Waits for the headers of all ranks, of which `look` has seen some, and compares them.
+/// Waits for the headers of all ranks and compares them. `look`: words loaded before.
 template <bool kHomes>
 __device__ inline Outcome begin_receive(const LatencyParams& call, const DispatchReceiveRows& params,
                                         const SentCall& sent, ReceiveShared& shared, const FirstLook& look) {
@@ -307,8 +308,8 @@ __device__ inline Outcome begin_receive(const LatencyParams& call, const Dispatc
   return await_headers(call, LatencyKind::kDispatch, static_cast<int>(sent.set), sent.number, take, &look.header);
 }
 
-/// Receives a call that all ranks make alike; false when the group broke. Params: DispatchReceiveRows, or what has more
-/// (is_left_out).
+/// Receives a call that all ranks make alike; false when the group broke. Params: DispatchReceiveRows, or a type with
+/// more members (is_left_out).
 template <bool kHomes, typename Params>
 __device__ inline bool receive(const LatencyParams& call, const Params& params, const SentCall& sent,
                                const ExpertTables& experts, ReceiveShared& shared, SourceOrder& order,
@@ -319,7 +320,7 @@ __device__ inline bool receive(const LatencyParams& call, const Params& params, 
   bool whole = true;
   bool cleared = !clears_gaps(params);
   std::uint64_t entry = look.entry;
-  // Every block needs the counts, if only to know what rows are gaps; so one without a source goes through here too.
+  // A block without a source runs this once too: every block needs the counts, if only to know which rows are gaps.
 #pragma unroll 1
   do {
     const CountsUse use{tokens.source, reports() ? call.tables.source_ranges : nullptr};
@@ -331,15 +332,15 @@ __device__ inline bool receive(const LatencyParams& call, const Params& params, 
     cleared = true;
     tokens.source += order.step;
     if (const std::uint64_t* word = tokens.first_entry(call, sent)) entry = load_relaxed_system(word);
-    whole = __syncthreads_and(static_cast<int>(whole)) != 0;  // nobody reads the bases of this source any more
+    whole = __syncthreads_and(static_cast<int>(whole)) != 0;  // all threads have read the bases of this source
   } while (whole && tokens.source < num_ranks);
   if (whole && reports()) report_counts<kHomes>(call, params, sent, experts, shared);
   return whole;
 }
 
-/// Receives the call, or reports why nobody does. All threads of all blocks; false in all of them when the group broke.
-/// `kHomes`: the call may have a placement in which experts have several homes, or counters; others hold none of the
-/// code for that.
+/// Receives the call, or reports why it is refused. All threads of all blocks; false in all of them when the group
+/// broke. `kHomes`: the call may have a placement in which experts have several homes, or counters; other kernels hold
+/// none of that code.
 template <bool kHomes, typename Params>
 __device__ inline bool receive_dispatch(const LatencyParams& call, const Params& params, const SentCall& sent,
                                         const ExpertTables& experts, ReceiveShared& shared) {

@@ -1,28 +1,28 @@
 #ifndef FERRY_CUDA_LATENCY_DISPATCH_SEND_CUH
 #define FERRY_CUDA_LATENCY_DISPATCH_SEND_CUH
 
-/// The send half of latency_dispatch. The first block counts all tokens and tells every rank the counts; the others
-/// have some of the tokens each, tell every rank where their entries go, and send their rows. In those the first warp
-/// waits for the call's turn and finds out where a token goes, while the others load and quantise its row. No block
-/// waits for another, nor for a peer once its set is granted.
+/// The send half of latency_dispatch. The first block counts all tokens and sends every rank the counts. Each other
+/// block has some of the tokens: it sends every rank their entries, and their rows to the ranks that get them. Its
+/// first warp waits for the call's turn and finds out where a token goes, while the other warps load and quantise the
+/// row. No block waits for another block, nor for a peer once its set is granted.
 ///
-/// `kHomes`: the call may have a placement in which experts have several homes. Others hold none of the code for that,
-/// which costs time even where it is not run (docs/performance-gpus.md).
+/// `kHomes`: the call may have a placement in which experts have several homes. Other kernels hold none of that code,
+/// which costs time even if it does not run (docs/performance-gpus.md).
 
-#include "cuda/latency/dispatch_threads.hpp"
+#include "cuda/latency/dispatch_words.cuh"
 #include "cuda/latency/send_rows.cuh"
 #include "cuda/placement/pick.cuh"
 
 namespace ferry::cuda::device {
 
-/// What a block knows, in dynamic shared memory; the experts' counts follow.
+/// State of a block, in dynamic shared memory; the counts of the experts follow.
 struct DispatchSendShared {
   std::uint64_t number;
   unsigned long long bad_entry;
   int sets[kMaxRanks];
-  // Of the token that is being sent.
+  // The token being sent.
   RowTargets targets;
-  int ranks[kMaxTopk];  ///< of the targets
+  int ranks[kMaxTopk];  ///< rank of each target
   std::uint32_t entries[kMaxTopk];
   std::uint32_t weights[kMaxTopk];
   std::uint32_t scale_words[kStepBlocks];
@@ -32,30 +32,8 @@ struct DispatchSendShared {
     return sizeof(DispatchSendShared) + static_cast<std::size_t>(num_experts) * sizeof(unsigned);
   }
 };
-inline constexpr unsigned long long kNoBadEntry = ~0ULL;
-
-__device__ inline std::int64_t load_id(const DispatchSendParams& params, std::int64_t at) {
-  return params.wide_ids ? static_cast<const std::int64_t*>(params.topk_idx)[at]
-                         : static_cast<const std::int32_t*>(params.topk_idx)[at];
-}
-
-/// -1: none, or no expert at all.
-template <bool kHomes>
-__device__ inline int expert_of(const DispatchSendParams& params, std::int64_t token, std::int64_t id) {
-  if constexpr (kHomes) {
-    return pick_expert(params.placement, params.call.num_experts, id, token, params.call.ranks.rank);
-  }
-  return id >= 0 && id < params.call.num_experts ? static_cast<int>(id) : -1;
-}
-
-/// Tokens that may have experts, from the first on.
-__device__ inline int num_counted_tokens(const DispatchSendParams& params) {
-  const auto num_tokens = static_cast<int>(params.call.num_tokens);  // at most kMaxLatencyTokens
-  return params.num_tokens_view == nullptr ? num_tokens : max(0, min(*params.num_tokens_view, num_tokens));
-}
-
-/// Adds the tokens before `end` to `tokens_of_expert` [E], each once for an expert; those from `num_counted` on have
-/// none. All warps but the first.
+/// Adds the tokens before `end` to `tokens_of_expert` [E], each once per expert; tokens from `num_counted` on have no
+/// expert. All warps but the first.
 template <bool kHomes>
 __device__ inline void count_tokens(const DispatchSendParams& params, DispatchSendShared& shared, int end,
                                     int num_counted, unsigned* tokens_of_expert) {
@@ -85,72 +63,8 @@ __device__ inline void count_tokens(const DispatchSendParams& params, DispatchSe
   }
 }
 
-/// Tells every rank that this one has come to the call, and its counts.
-template <bool kHomes>
-__device__ inline void post_counts(const DispatchSendParams& params, const DispatchSendShared& shared, int num_counted,
-                                   const unsigned* tokens_of_expert) {
-  const LatencyParams& call = params.call;
-  const auto thread = static_cast<int>(threadIdx.x);
-  if (warp_idx() == 0) {
-    LatencyHeader header;
-    header.agreement = call.agreement;
-    header.record_number = call.record_number;
-    header.num_tokens = num_counted;
-    if (shared.bad_entry != kNoBadEntry) {
-      header.bad_entry = static_cast<std::int64_t>(shared.bad_entry);
-      header.bad_id = load_id(params, header.bad_entry);
-    }
-    if constexpr (kHomes) {
-      note_bad_homes(params.placement, header.bad_entry, header.bad_id);
-      header.blocks_or_homes = hash_of_homes(params.placement);
-    }
-    post_header(call, LatencyKind::kDispatch, shared.number, header, shared.sets);
-  }
-#pragma unroll 1
-  for (int rank = 0; rank < call.ranks.num_ranks; ++rank) {
-    if (shared.sets[rank] == kNoSet) continue;
-    std::uint64_t* words = count_words(call, rank, shared.sets[rank], call.ranks.rank);
-#pragma unroll 1
-    for (int expert = thread; expert < call.num_experts; expert += kDispatchThreads) {
-      post_word(words + expert, shared.number, tokens_of_expert[expert]);
-    }
-  }
-}
-
-/// A token's entries, one a lane.
-struct TokenEntry {
-  std::int64_t id = -1;
-  int expert = -1;
-  int owner = -1;
-  std::int32_t local_expert = 0;
-  std::uint32_t weight = 0;
-
-  __device__ void load(const DispatchSendParams& params, std::int64_t token) {
-    if (lane_idx() >= params.call.num_topk) return;
-    const std::int64_t at = token * params.call.num_topk + lane_idx();
-    id = load_id(params, at);
-    if (params.weights != nullptr) weight = __float_as_uint(params.weights[at]);
-  }
-  /// Of the id that is loaded.
-  template <bool kHomes>
-  __device__ void find_owner(const DispatchSendParams& params, std::int64_t token) {
-    expert = expert_of<kHomes>(params, token, id);
-    owner = expert >= 0 ? params.placement.owner[expert] : -1;
-    if (expert >= 0) local_expert = params.placement.local_expert[expert];
-  }
-  /// Writes what the Routing keeps of it. Nobody waits for that.
-  __device__ void keep(const LatencyTables& tables, int num_topk, std::int64_t token) const {
-    if (lane_idx() >= num_topk) return;
-    const std::int64_t at = token * num_topk + lane_idx();
-    tables.ids[at] = expert < 0 ? id : expert;
-    tables.homes[at] = expert < 0 ? -1 : home_of(owner, local_expert);
-    if (id == -1) tables.slots[at] = -1;  // the receive half does not see tokens that do not count
-    if (tables.weights != nullptr) tables.weights[at] = __uint_as_float(weight);
-  }
-};
-
-/// Where the entries of a token go, and its row. `tokens_of_expert` [E] counts the tokens before it, then it too. All
-/// lanes of one warp.
+/// Finds the places of a token's entries and of its row. `tokens_of_expert` [E] counts the tokens before it, and then
+/// this one too. All lanes of one warp.
 __device__ inline void place_token(const DispatchSendParams& params, DispatchSendShared& shared, std::int64_t token,
                                    const TokenEntry& entry, unsigned* tokens_of_expert) {
   const LatencyParams& call = params.call;
@@ -158,7 +72,7 @@ __device__ inline void place_token(const DispatchSendParams& params, DispatchSen
   const int owner = entry.owner;
   const unsigned ordinal = entry.expert < 0 ? 0 : tokens_of_expert[entry.expert];
   __syncwarp();
-  if (entry.expert >= 0) tokens_of_expert[entry.expert] = ordinal + 1;  // lanes of the same expert store the same
+  if (entry.expert >= 0) tokens_of_expert[entry.expert] = ordinal + 1;  // lanes of the same expert store the same value
   if (lane < call.num_topk) {
     shared.entries[lane] = entry.expert < 0 ? kNoExpert : pack_entry(entry.expert, static_cast<int>(ordinal));
     shared.weights[lane] = entry.weight;
@@ -181,7 +95,7 @@ __device__ inline DispatchSlot slot_at(const LatencyParams& call, const Dispatch
       call.max_tokens, call.num_topk);
 }
 
-/// Tells every rank where the entries of a token go. All threads that send rows.
+/// Sends every rank the entries of a token. All threads that send rows.
 __device__ inline void post_entries(const DispatchSendParams& params, const DispatchSendShared& shared,
                                     std::int64_t token) {
   const LatencyParams& call = params.call;
@@ -193,24 +107,11 @@ __device__ inline void post_entries(const DispatchSendParams& params, const Disp
     if (shared.sets[rank] == kNoSet) continue;
     const DispatchSlot slot = slot_at(call, shared, rank);
     const std::int64_t at = token * call.num_topk + topk;
-    post_word(slot.entries + at, shared.number, shared.entries[topk]);
-    if (params.weights != nullptr) post_word(slot.weights + at, shared.number, shared.weights[topk]);
+    post_token_entry(params, slot, at, shared.number, shared.entries[topk], shared.weights[topk]);
   }
 }
 
-/// What the Routing keeps of tokens that do not count, which no block sends. All threads of a block.
-__device__ inline void keep_uncounted(const DispatchSendParams& params, int num_counted) {
-  const LatencyTables& tables = params.call.tables;
-  const auto num_topk = static_cast<int>(params.call.num_topk);
-  const std::int64_t end = params.call.num_tokens * num_topk;
-#pragma unroll 1
-  for (std::int64_t at = num_counted * num_topk + static_cast<int>(threadIdx.x); at < end; at += kDispatchThreads) {
-    tables.ids[at] = tables.homes[at] = tables.slots[at] = -1;
-    if (tables.weights != nullptr) tables.weights[at] = params.weights[at];
-  }
-}
-
-/// The tokens that a block sends.
+/// Tokens that a block sends.
 struct BlockTokens {
   int first = 0;
   int end = 0;
@@ -237,7 +138,7 @@ class DispatchSender {
     const BlockTokens tokens = BlockTokens::of_block(num_tokens, params_.num_senders);
     prepare(num_tokens, tokens);
     meanwhile();
-    bool waits = true;  // for the call's turn
+    bool waits = true;  // until the call's turn
 #pragma unroll 1
     for (int token = tokens.first; waits || token < tokens.end; ++token) {
       const bool sends = token < tokens.end;
@@ -252,7 +153,12 @@ class DispatchSender {
           if (!take_turn(token)) return;
           on_turn();
           if (blockIdx.x == 0) {
-            post_counts<kHomes>(params_, shared_, num_tokens, shared_.tokens_of_expert());
+            if (places_) {
+              post_dispatch_header<kHomes>(params_, shared_.number, shared_.sets, shared_.bad_entry, num_tokens);
+            }
+            const unsigned* const tokens_of_expert = shared_.tokens_of_expert();
+            post_counts(call_, shared_.number, shared_.sets,
+                        [tokens_of_expert](int expert) { return tokens_of_expert[expert]; });
             keep_uncounted(params_, num_tokens);
           }
           if (!sends) return;
@@ -273,7 +179,7 @@ class DispatchSender {
  private:
   __device__ const std::byte* row_of(int token) const { return params_.x + token * params_.x_stride; }
 
-  /// What can be done before the call's turn: the first token is loaded, and those before it are counted.
+  /// Work before the call's turn: loads the first token, and counts the tokens before it.
   __device__ void prepare(int num_tokens, const BlockTokens& tokens) {
     unsigned* const tokens_of_expert = shared_.tokens_of_expert();
     if (tokens.first < tokens.end) {
@@ -293,22 +199,22 @@ class DispatchSender {
     count_tokens<kHomes>(params_, shared_, end, num_tokens, tokens_of_expert);
   }
 
-  /// False when the group broke. `token`: the first one, if there is one.
+  /// False when the group broke. `token`: the block's first, if it has one.
   __device__ bool take_turn(int token) {
     if (places_) {
       const auto meanwhile = [this, token] { entry_.template find_owner<kHomes>(params_, token); };
-      const std::uint64_t number = wait_for_turn(call_, LatencyKind::kDispatch, shared_.sets, meanwhile);
+      const std::uint64_t number = wait_for_turn<true>(call_, LatencyKind::kDispatch, shared_.sets, meanwhile);
       if (lane_idx() == 0) shared_.number = number;
     }
     __syncthreads();
     return shared_.number != 0;
   }
 
-  /// Tells the peers of a token whose row is stored, and loads the next one of this block, if there is one.
+  /// Posts the flags of a token whose row is stored, and loads the block's next token if there is one.
   __device__ void announce(int token, bool more) {
     std::uint64_t* flag = nullptr;
     if (places_) {
-      // While the others store.
+      // While the other warps store.
       if (lane_idx() < shared_.targets.num) flag = slot_at(call_, shared_, shared_.ranks[lane_idx()]).row_flags + token;
     } else {
       post_entries(params_, shared_, token);
@@ -317,10 +223,7 @@ class DispatchSender {
     }
     __syncthreads();
     if (!places_) return;
-    if (flag != nullptr) {
-      fence_system();
-      post_word(flag, shared_.number, 0);
-    }
+    post_row_flag(flag, shared_.number);
     entry_.keep(call_.tables, call_.num_topk, token);
     if (more) {
       entry_.load(params_, token + 1);
@@ -332,12 +235,12 @@ class DispatchSender {
   const DispatchSendParams& params_;
   const LatencyParams& call_;
   DispatchSendShared& shared_;
-  const bool places_;  ///< a warp that finds out where tokens go, and moves none
+  const bool places_;  ///< this warp finds out where tokens go, and moves no rows
   RowStep<kCodec> step_;
   TokenEntry entry_;
 };
 
-/// All threads of all blocks. `shared.number` is the call's number afterwards, 0 if the group broke. All threads call
+/// All threads of all blocks. Afterwards `shared.number` is the call's number, 0 if the group broke. All threads call
 /// `meanwhile` while the first loads are on their way, and `on_turn` once the number is known, before rows are stored.
 template <Codec kCodec, bool kHomes, typename Meanwhile, typename OnTurn>
 __device__ inline void send_dispatch(const DispatchSendParams& params, DispatchSendShared& shared, Meanwhile meanwhile,

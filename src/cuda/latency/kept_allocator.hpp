@@ -9,8 +9,8 @@
 
 namespace ferry::cuda {
 
-/// Keeps the memory of objects that are made and dropped in every call, for the next ones of the process. They are
-/// longer than what the C library's allocator keeps for each thread, and it takes several times as long for those.
+/// Keeps the memory of objects that every call makes and drops, for later objects of the process. They are larger than
+/// what the C library's allocator keeps per thread, and it takes several times as long for such sizes.
 template <typename T>
 class KeptAllocator {
  public:
@@ -39,7 +39,7 @@ class KeptAllocator {
       Blocks& all = blocks();
       const std::lock_guard lock(all.mutex);
       if (all.idle.size() < kMostIdle) {
-        all.idle.push_back(block);  // there is room for all
+        all.idle.push_back(block);  // never reallocates: kMostIdle are reserved
         return;
       }
     }
@@ -57,7 +57,7 @@ class KeptAllocator {
     std::vector<T*> idle;  // guarded by mutex
   };
 
-  /// Never destroyed: the last object may go after static ones.
+  /// Never destroyed: the last object may outlive static ones.
   static Blocks& blocks() {
     static auto* const all = new Blocks;
     return *all;

@@ -1,14 +1,13 @@
 #ifndef FERRY_CUDA_LATENCY_MASK_CUH
 #define FERRY_CUDA_LATENCY_MASK_CUH
 
-/// Masks and the waits that set them, and what the halves of groups that mask ranks take for their parameters: see
-/// mask.hpp.
+/// Masks, the waits that set them, and the parameters of halves in groups that mask ranks: see mask.hpp.
 
 #include <cstddef>
 #include <cstdint>
 
 #include "cuda/latency/mask.hpp"
-#include "cuda/latency/words.cuh"
+#include "cuda/latency/turns.cuh"
 
 namespace ferry::cuda::device {
 
@@ -20,18 +19,18 @@ __device__ inline bool is_masked(const MaskParams& mask, int rank) {
   return load_relaxed_device(&mask.state->masked[rank]) != 0;
 }
 
-/// Whether the rank goes on without this one.
+/// Whether `rank` masks this one.
 __device__ inline bool is_masked_by(const LatencyParams& call, int rank) {
   return load_acquire_system(&mask_words_of(call, call.ranks.rank).masked_by[rank]) != 0;
 }
 
-/// One thread.
+/// Masks a rank, and tells it. One thread.
 __device__ __noinline__ inline void mask_rank(const LatencyParams& call, const MaskParams& mask, int rank) {
   if (atomicExch(&mask.state->masked[rank], 1U) != 0) return;
   store_relaxed_system(&mask_words_of(call, rank).masked_by[call.ranks.rank], 1);
 }
 
-/// The rank is granted what all others have been, and waited for again. One thread.
+/// Ends the mask of a rank: grants it the sets that the other ranks have been granted. One thread.
 __device__ __noinline__ inline void unmask_rank(const LatencyParams& call, const MaskParams& mask, int rank) {
   atomicExch(&mask.state->masked[rank], 0U);
   const int me = call.ranks.rank;
@@ -46,17 +45,17 @@ __device__ __noinline__ inline void unmask_rank(const LatencyParams& call, const
   }
 }
 
-/// Masks a rank that masks this one; whether it is masked. One thread.
+/// Masks a rank that masks this one. Returns whether the rank is masked. One thread.
 __device__ inline bool mask_if_masked_by(const LatencyParams& call, const MaskParams& mask, int rank) {
   if (rank == call.ranks.rank) return false;
   if (is_masked_by(call, rank)) mask_rank(call, mask, rank);
   return is_masked(mask, rank);
 }
 
-/// Beats in a deadline.
+/// Beats per deadline.
 inline constexpr std::uint64_t kBeatsPerDeadline = 16;
 
-/// Shows the others that this rank waits, so that those that wait for it do not mask it. One thread, any.
+/// Shows the others that this rank waits, so that ranks that wait for it do not mask it. Any one thread.
 __device__ __noinline__ inline void beat(const LatencyParams& call, const MaskParams& mask, std::uint64_t now) {
   auto* last = reinterpret_cast<unsigned long long*>(&mask.state->last_beat_ns);
   const unsigned long long before = *static_cast<volatile unsigned long long*>(last);
@@ -69,7 +68,7 @@ __device__ __noinline__ inline void beat(const LatencyParams& call, const MaskPa
   }
 }
 
-/// wait_until, but a peer that does not come is masked; false then too. One thread.
+/// wait_until(), except that a peer that does not come is masked; false in that case too. One thread.
 template <typename Read>
 __device__ inline bool wait_or_mask(const LatencyParams& call, const MaskParams& mask, const Wait& wait, Read read,
                                     std::uint64_t expected) {
@@ -85,7 +84,7 @@ __device__ inline bool wait_or_mask(const LatencyParams& call, const MaskParams&
       if (call.counts_waits && spin > 0) count_step(call.ranks, peer, last_ns - kPatience * mask.timeout_ns, now_ns());
       return true;
     }
-    if (gone) {  // read once more since
+    if (gone) {  // the word has been read once more since
       mask_rank(call, mask, peer);
       return false;
     }
@@ -106,7 +105,7 @@ __device__ inline bool wait_or_mask(const LatencyParams& call, const MaskParams&
   }
 }
 
-/// A word of a call; it did not come if the rank is masked now, or the group broke. One thread.
+/// Waits for a word of a call. It did not come if the rank is now masked or the group broke. One thread.
 __device__ inline Payload look_or_mask(const LatencyParams& call, const MaskParams& mask, const Wait& wait,
                                        const std::uint64_t* address) {
   const std::uint64_t number = wait.epoch;
@@ -119,19 +118,36 @@ __device__ inline Payload look_or_mask(const LatencyParams& call, const MaskPara
   return {};
 }
 
-/// How far `shadow` is behind this rank's window.
+/// Distance from this rank's window to `shadow`.
 __device__ inline std::int64_t shadow_distance(const LatencyParams& call, const MaskParams& mask) {
   return mask.shadow - own_window(call).base;
 }
 
-/// Where the gate says in which set `rank` receives the call.
+/// Word in which the gate names the set where `rank` receives the call.
 __device__ inline std::uint64_t* shadow_grant(const LatencyParams& call, const MaskParams& mask, LatencyKind kind,
                                               int rank, std::uint64_t number) {
   return grant_word(call, call.ranks.rank, kind, rank, number) +
          shadow_distance(call, mask) / LatencyLayout::kWordBytes;
 }
 
-/// A copy of the parameters for a block, in which masked ranks are nowhere; `memory` is shared memory. All threads.
+/// Waits for the sets in which ranks receive call `number`, and writes them to the shadow: the gate before a send half.
+/// All threads of one block.
+__device__ inline void wait_for_grants(const LatencyParams& call, const MaskParams& mask, LatencyKind kind,
+                                       std::uint64_t number) {
+  if (is_broken(call.ranks)) return;  // the half finds that out too
+#pragma unroll 1
+  for (int rank = static_cast<int>(threadIdx.x); rank < call.ranks.num_ranks; rank += static_cast<int>(blockDim.x)) {
+    Payload set{kNoSet, true};
+    if (!mask_if_masked_by(call, mask, rank)) {
+      set = look_or_mask(call, mask, {Awaited::kDone, rank, number},
+                         grant_word(call, call.ranks.rank, kind, rank, number));
+    }
+    if (is_masked(mask, rank)) set = {kNoSet, true};
+    if (set.came) post_word(shadow_grant(call, mask, kind, rank, number), number, set.value);
+  }
+}
+
+/// Copies the parameters for a block to `memory`, shared memory, and sets masked ranks to `nowhere`. All threads.
 template <typename Half>
 __device__ inline Masked<Half>& copy_without_masked(const Masked<Half>& params, std::byte* memory) {
   static_assert(sizeof(params) % sizeof(std::uint32_t) == 0);
@@ -155,8 +171,8 @@ __device__ inline Masked<Half>& copy_without_masked(const Masked<Half>& params, 
   return copy;
 }
 
-/// Lets a send half look at what its gate has written. A rank that has been found to mask this one since, however long
-/// that is ago, gets nothing either. All threads; `copy` is of copy_without_masked().
+/// Points a send half at the grants that its gate has written. A rank that masks this one gets nothing either, even if
+/// that was found after the gate. All threads; `copy` comes from copy_without_masked().
 template <typename Half>
 __device__ inline void look_at_shadow_grants(const Masked<Half>& params, Masked<Half>& copy, LatencyKind kind) {
   const LatencyParams& call = params.call;
@@ -170,7 +186,7 @@ __device__ inline void look_at_shadow_grants(const Masked<Half>& params, Masked<
   __syncthreads();
 }
 
-/// Lets a receive half look at what its gate has written, until look_at_window(). All threads.
+/// Points a receive half at the words that its gate has written, until look_at_window(). All threads.
 template <typename Half>
 __device__ inline void look_at_shadow(const Masked<Half>& params, Masked<Half>& copy) {
   if (threadIdx.x == 0) {
@@ -187,6 +203,37 @@ template <typename Half>
 __device__ inline void look_at_window(const Masked<Half>& params, Masked<Half>& copy) {
   if (threadIdx.x == 0) copy.call.layout.control = params.call.layout.control;
   __syncthreads();
+}
+
+/// Bytes of a block's copy of the parameters, at the start of its shared memory; none without masks.
+template <typename Half>
+FERRY_HOST_DEVICE constexpr std::size_t own_params_bytes(bool masks) {
+  return masks ? round_up_part(sizeof(Masked<Half>)) : 0;
+}
+
+/// Parameters for a block's part of a send half. Without masks: those of the kernel.
+template <typename Half>
+__device__ inline const Half& own_send_params(const Half& params, std::byte* /*memory*/, LatencyKind /*kind*/) {
+  return params;
+}
+/// With masks: the block's copy, in `memory`, shared. All threads.
+template <typename Half>
+__device__ inline Masked<Half>& own_send_params(const Masked<Half>& params, std::byte* memory, LatencyKind kind) {
+  Masked<Half>& copy = copy_without_masked(params, memory);
+  look_at_shadow_grants(params, copy, kind);
+  return copy;
+}
+
+/// Parameters for a block's part of a receive half. With masks the half reads the shadow until look_at_window().
+template <typename Half>
+__device__ inline const Half& own_receive_params(const Half& params, std::byte* /*memory*/) {
+  return params;
+}
+template <typename Half>
+__device__ inline Masked<Half>& own_receive_params(const Masked<Half>& params, std::byte* memory) {
+  Masked<Half>& copy = copy_without_masked(params, memory);
+  look_at_shadow(params, copy);
+  return copy;
 }
 
 }  // namespace ferry::cuda::device

@@ -3,49 +3,53 @@
 
 /// Groups that go on without lost ranks (GroupOptions::mask_lost_ranks).
 ///
-/// Blocks of a half divide a call by what ranks say, so all must find the same ranks masked, and none may wait for one
-/// that does not come. So kernels of their own wait before each half, a *gate*: for the sets that ranks grant before a
-/// send half, for all that ranks send before a receive half. A rank that does not come is masked there. What the halves
-/// look for gates write where only this rank writes, so that no late word of a masked rank matters: grants, headers,
-/// counts and done words in `shadow`, those of a masked rank as if it had no set and no tokens. The halves are the same
-/// as in other groups, in kernels of their own that
-///   - look there, by other offsets in their copy of LatencyLayout;
+/// Blocks of a half divide a call by what ranks send, so all blocks must find the same ranks masked, and none may wait
+/// for a rank that does not come. Therefore a kernel of its own, a *gate*, waits before each half: before a send half
+/// for the sets that ranks grant, before a receive half for all that ranks send. A gate masks ranks that do not come.
+/// It writes the words that the half reads (grants, headers, counts, done words) to `shadow`, which no other rank
+/// writes, so late words of a masked rank have no effect; a masked rank appears there without a set and without tokens.
+/// The halves are the same code as in other groups, in kernels of their own (template parameter kMasks), whose blocks
+///
+///   - read the shadow, by other offsets in their copy of LatencyLayout;
 ///   - send what a masked rank would get to `nowhere`, by another address in their copy of RankParams.
+///
 /// Whole calls are made as halves.
 ///
-/// What is left to chance: a rank that is masked while one of its send halves runs, but stands still for the whole
-/// deadline (another process holds the GPU, a debugger), may store rows of a combine that others take for those of a
-/// later one. Halves that begin later see that they are masked.
-
-#include <cuda_runtime_api.h>
+/// One race remains: a rank that is masked while one of its send halves runs, and that stands still for the whole
+/// deadline (another process holds the GPU, a debugger), may store rows of a combine that others take for rows of a
+/// later one. Halves that begin later see that the rank is masked.
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/latency/params.hpp"
 #include "plan/carver.hpp"
 
 namespace ferry::cuda {
 
-/// Deadlines that a rank is waited for that beats: more than ranks wait for each other in a row (call/silence_watch.hpp
-/// does the same, where ranks see more of each other).
+/// Deadlines for which a rank that beats is waited for: more than ranks wait for each other in a row (as in
+/// call/silence_watch.hpp, where ranks see more of each other).
 inline constexpr std::uint64_t kPatience = 4;
 
-/// This rank's own, device scope.
+/// This rank's own state, device scope.
 struct MaskState {
   std::uint32_t masked[kMaxRanks];  ///< 1: this rank masks that one
-  std::uint64_t last_beat_ns;       ///< when this rank has last shown that it waits
+  std::uint64_t last_beat_ns;       ///< time at which this rank last showed that it waits
   SentCall refused[kLatencyKinds];  ///< the call that this rank refuses
 };
 
 /// Trivial, so that kernels take it by value.
 struct MaskParams {
   MaskState* state = nullptr;
-  std::byte* shadow = nullptr;   ///< of LatencyControl
-  std::byte* nowhere = nullptr;  ///< of LatencyControl, its first unset_bytes()
+  std::byte* shadow = nullptr;   ///< copy of LatencyControl
+  std::byte* nowhere = nullptr;  ///< copy of the first unset_bytes() of LatencyControl
   std::uint64_t timeout_ns = 0;  ///< GroupOptions::mask_timeout_ns
 
-  /// Parts of `base`, zeroed; `size_bytes` is what they take.
+  /// Whether the group masks ranks.
+  constexpr bool present() const { return state != nullptr; }
+
+  /// Parts of `base`, which is zeroed; `size_bytes` becomes their size.
   static constexpr MaskParams at(std::byte* base, std::size_t num_ranks, std::size_t& size_bytes) {
     const LatencyControl control = LatencyControl::of(num_ranks);
     plan::Carver carver(base);
@@ -58,56 +62,37 @@ struct MaskParams {
   }
 };
 
-/// A half, or a refusal, in a group that masks ranks.
+/// Parameters of a half, or of a refusal, in a group that masks ranks.
 template <typename Half>
 struct Masked : Half {
   MaskParams mask;
 };
 
+/// Parameters of a kernel that makes a half.
+template <typename Half, bool kMasks>
+using HalfParams = std::conditional_t<kMasks, Masked<Half>, Half>;
+
 struct MaskGateParams {
   LatencyParams call;
   MaskParams mask;
   LatencyKind kind = LatencyKind::kDispatch;
-  PlacementTables placement;  ///< dispatch
-  bool refuses = false;       ///< the call is MaskState::refused
+  PlacementTables placement;  ///< only for a dispatch
+  bool refuses = false;       ///< the call is MaskState::refused, not that of the tables
 };
-/// Before a send half. One block.
-cudaError_t launch_grants_gate(const MaskGateParams& params, cudaStream_t stream);
-/// Before a receive half. A block for each rank.
-cudaError_t launch_arrivals_gate(const MaskGateParams& params, cudaStream_t stream);
-/// Before the send half of a combine whose sums need weights of its own, which have been sent. A block for each rank.
-cudaError_t launch_weights_gate(const MaskGateParams& params, cudaStream_t stream);
-
-/// A whole half with its gates.
-cudaError_t launch_masked_dispatch_send(const Masked<DispatchSendParams>& params, cudaStream_t stream);
-cudaError_t launch_masked_dispatch_receive(const Masked<DispatchReceiveParams>& params, cudaStream_t stream);
-cudaError_t launch_masked_combine_send(const Masked<CombineSendParams>& params, cudaStream_t stream);
-cudaError_t launch_masked_combine_receive(const Masked<CombineReceiveParams>& params, cudaStream_t stream);
-/// Both halves.
-cudaError_t launch_masked_refusal(const Masked<LatencyRefusalParams>& params, cudaStream_t stream);
-
-/// Masks ranks, or not any more. One block.
+/// Masks ranks, or ends their masks. One block.
 struct MaskUpdateParams {
   LatencyParams call;
   MaskParams mask;
   int first_rank = 0;
-  int end_rank = 0;  ///< this rank itself is left out
+  int end_rank = 0;  ///< this rank itself is skipped
   bool masked = false;
 };
-cudaError_t launch_mask_update(const MaskUpdateParams& params, cudaStream_t stream);
 
 struct MaskQueryParams {
   MaskParams mask;
   int num_ranks = 0;
   std::int32_t* out = nullptr;  ///< [R]
 };
-cudaError_t launch_mask_query(const MaskQueryParams& params, cudaStream_t stream);
-
-/// Loads the kernels. The others are parts of the first.
-cudaError_t load_mask_kernels();
-cudaError_t load_masked_dispatch_kernels();
-cudaError_t load_masked_combine_kernels();
-cudaError_t load_masked_refusal_kernels();
 
 }  // namespace ferry::cuda
 

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "cuda/driver/cuda_call.hpp"
-#include "cuda/latency/mask.hpp"
+#include "cuda/latency/kernels.hpp"
 #include "node/page_heap.hpp"
 #include "plan/to_size.hpp"
 
@@ -34,11 +34,9 @@ CallBytes latency_call_bytes(const MemoryShape& shape) {
 
 namespace {
 
-/// What this rank alone uses to mask others.
+/// Takes and clears the memory that only this rank uses to mask others.
 Status start_masks(Parts& parts, int num_ranks, cudaStream_t stream) {
   constexpr std::string_view kStarting = "Group::create: clearing the masks of latency mode";
-  Status status = runtime_status(load_mask_kernels(), "Group::create: loading the kernels that mask ranks");
-  if (!status.ok()) return status;
   std::size_t size_bytes = 0;
   MaskParams::at(nullptr, to_size(num_ranks), size_bytes);
   Result<std::shared_ptr<std::byte>> masks = parts.memory->take(size_bytes);
@@ -58,8 +56,9 @@ LatencyLayout latency_layout(const Parts& parts, int num_ranks) {
 Status start_latency(Parts& parts, int num_ranks, cudaStream_t stream) {
   const LatencyLayout layout = latency_layout(parts, num_ranks);
   if (layout.set_bytes == 0) return {};
-  // Later, loading could wait for kernels of other ranks that wait for this one's.
-  Status status = runtime_status(load_latency_kernels(), "Group::create: loading the kernels of latency mode",
+  // Loaded now, since loading could later wait for kernels of other ranks that wait for this one.
+  Status status = runtime_status(load_latency_kernels(parts.mask_timeout_ns != 0),
+                                 "Group::create: loading the kernels of latency mode",
                                  "this build has no code for the GPU: set CMAKE_CUDA_ARCHITECTURES and build again");
   if (!status.ok()) return status;
   if (parts.mask_timeout_ns != 0) {
@@ -82,7 +81,7 @@ Status start_latency(Parts& parts, int num_ranks, cudaStream_t stream) {
                                           grants.size() * sizeof(grants[0]), cudaMemcpyHostToDevice, stream),
                           "Group::create: granting the sets of latency mode");
   if (!status.ok()) return status;
-  // The copy of pageable memory has taken what it needs when the calls return.
+  // Copies of pageable memory are staged when the calls return.
   return runtime_status(
       cudaMemcpyAsync(base + layout.control.local, &local, sizeof(local), cudaMemcpyHostToDevice, stream),
       "Group::create: granting the sets of latency mode");

@@ -1,7 +1,7 @@
 #ifndef FERRY_CUDA_LATENCY_MEMORY_HPP
 #define FERRY_CUDA_LATENCY_MEMORY_HPP
 
-/// The memory of latency mode: how much calls need, and how it begins.
+/// Memory of latency mode: sizes that calls need, and its first contents.
 
 #include <cstddef>
 
@@ -15,13 +15,13 @@ namespace ferry::cuda {
 /// BackendFactory::latency_bytes_required. Needs no GPU.
 std::size_t latency_bytes_required(const LatencyShape& shape);
 
-/// What calls of latency mode hold beside that: their Routings. Needs no GPU.
+/// Memory of the Routings of latency mode, in addition to that. Needs no GPU.
 CallBytes latency_call_bytes(const MemoryShape& shape);
 
-/// Where a group has it; all sizes are 0 if it has none.
+/// Place and parts of a group's memory; all sizes are 0 if the group has none.
 LatencyLayout latency_layout(const Parts& parts, int num_ranks);
 
-/// StartLatency: the kernels are loaded, no call has been made, and every rank has granted its sets to the first ones.
+/// StartLatency: loads the kernels, and grants the sets of every rank to the first calls.
 Status start_latency(Parts& parts, int num_ranks, cudaStream_t stream);
 
 }  // namespace ferry::cuda

@@ -1,9 +1,7 @@
 #ifndef FERRY_CUDA_LATENCY_PARAMS_HPP
 #define FERRY_CUDA_LATENCY_PARAMS_HPP
 
-/// What the kernels of latency mode take.
-
-#include <cuda_runtime_api.h>
+/// Parameters of the kernels of latency mode.
 
 #include <cstddef>
 #include <cstdint>
@@ -20,11 +18,21 @@
 
 namespace ferry::cuda {
 
-/// Of every half of every call.
+/// Threads of a block of latency_dispatch, in either half or both.
+inline constexpr int kDispatchThreads = 512;
+/// Bytes of a row that a warp of the receive half copies at a time.
+inline constexpr int kReceiveStepBytes = 1024;
+
+/// Rounds up the bytes of a part of a block's shared memory that another part follows.
+FERRY_HOST_DEVICE constexpr std::size_t round_up_part(std::size_t bytes) {
+  return (bytes + plan::kPartAlignment - 1) / plan::kPartAlignment * plan::kPartAlignment;
+}
+
+/// Parameters of every half of every call.
 struct LatencyParams {
   RankParams ranks;
   LatencyLayout layout;
-  std::uint64_t agreement = 0;  ///< of the call; send halves only send it, receive halves compare it
+  std::uint64_t agreement = 0;  ///< hash of the call; send halves only send it, receive halves compare it
   std::int64_t record_number = 0;
   // Shape of the dispatch.
   std::int64_t num_tokens = 0;  ///< T
@@ -34,16 +42,17 @@ struct LatencyParams {
   int num_local_experts = 0;
   std::int64_t slab_capacity = 0;
   LatencyTables tables;
-  int num_blocks = 1;         ///< of this launch
-  bool overlaps = false;      ///< LaunchShape::overlaps, of a call that is not split
-  bool counts_waits = false;  ///< to their end: the program has asked what this call waits for (wait_times.hpp)
+  int num_blocks = 1;     ///< blocks of this launch
+  bool overlaps = false;  ///< LaunchShape::overlaps, for a call that is not split
+  /// Waits are counted to their end, since the program has asked what this call waits for (wait_times.hpp)
+  bool counts_waits = false;
 };
 
-/// A row as dispatch moves it: bytes of x, then those of its scales, packed; both begin at multiples of 16.
+/// A row as dispatch moves it: bytes of x, then its scales, packed; both begin at multiples of 16.
 struct LatencyRow {
   std::int64_t x_bytes = 0;
   int num_scales = 0;   ///< S
-  int scale_bytes = 0;  ///< of one
+  int scale_bytes = 0;  ///< of one scale
 
   FERRY_HOST_DEVICE constexpr std::int64_t scales_offset() const { return (x_bytes + 15) / 16 * 16; }
   FERRY_HOST_DEVICE constexpr std::int64_t used_bytes() const {
@@ -59,7 +68,7 @@ struct ConstScales {
   std::int64_t column_stride = 1;
 };
 
-/// [L, C, S], likewise.
+/// [L, C, S], strides as above.
 struct SlabScales {
   std::byte* data = nullptr;
   std::int64_t expert_stride = 0;
@@ -73,25 +82,26 @@ struct DispatchSendParams {
   const void* topk_idx = nullptr;
   bool wide_ids = false;           ///< i64, else i32
   const float* weights = nullptr;  ///< [T, K] or null
-  /// [1] tokens that count, perhaps out of range; null: all. The peers take it for T.
+  /// [1] number of tokens that count, perhaps out of range; null: all. The peers take it for T.
   const std::int32_t* num_tokens_view = nullptr;
   const std::byte* x = nullptr;  ///< [T] rows; bf16 [T, H] if they are quantised
   std::int64_t x_stride = 0;     ///< bytes
   std::int64_t hidden = 0;       ///< H, only where rows are quantised
   Quantization quantize = Quantization::kNone;
-  ConstScales scales;   ///< of the input; data is null: none
-  LatencyRow row;       ///< as it travels
-  int num_senders = 1;  ///< blocks that send rows: those behind the first one
+  ConstScales scales;   ///< scales of the input; data is null: none
+  LatencyRow row;       ///< the row as it travels
+  int num_senders = 1;  ///< blocks that send rows: those after the first one
 };
 
-/// Whether tokens pick among several homes of an expert: in kernels of their own, others have none of that code.
+/// Whether tokens pick among several homes of an expert. Such calls have kernels of their own; other kernels hold none
+/// of that code.
 inline bool has_homes(const PlacementTables& placement) {
   return placement.homes.ranges != nullptr || placement.homes.check != nullptr;
 }
 
 inline constexpr int kMaxWarpsPerRow = 8;
 
-/// What a receive half knows beside its call.
+/// Parameters of a receive half, without its call.
 struct DispatchReceiveRows {
   PlacementTables placement;
   std::byte* x = nullptr;     ///< [L * C] rows
@@ -99,73 +109,66 @@ struct DispatchReceiveRows {
   SlabScales scales;          ///< data is null: none
   LatencyRow row;
   bool zero_padding = false;
-  int first_receiver = 1;  ///< the first block that copies rows
-  /// The last blocks, which copy no rows: only these write which rows of the slab hold no token, if there are any. Not
-  /// with zero_padding.
+  int first_receiver = 1;  ///< first block that copies rows
+  /// Last blocks, which copy no rows. If there are any, only these mark the rows of the slab that hold no token. Not
+  /// used with zero_padding.
   int num_gap_blocks = 0;
   CounterTables counters;
-  int warps_per_row = 1;  ///< that share the copy of one row; a power of two, at most kMaxWarpsPerRow
+  int warps_per_row = 1;  ///< warps that share the copy of one row; a power of two, at most kMaxWarpsPerRow
   RouteResultTables host;
 };
 
-/// call.num_blocks: at least 2, since the first one copies no rows, and more than first_receiver and num_gap_blocks.
+/// call.num_blocks is at least 2, since the first block copies no rows, and more than first_receiver and
+/// num_gap_blocks.
 struct DispatchReceiveParams : DispatchReceiveRows {
   LatencyParams call;
 };
 
-/// The same for counters: kernels without homes do not add to them either.
+/// has_homes(), or counters: kernels without homes do not add to counters either.
 inline bool has_homes_or_counters(const DispatchReceiveRows& receive) {
   const CounterTables& counters = receive.counters;
   return has_homes(receive.placement) || counters.logical.data != nullptr || counters.physical.data != nullptr ||
          counters.received.data != nullptr;
 }
 
-/// A call that is not split. Its call is in `send` alone: a multiprocessor fetches each line of parameters that a
+/// A call that is not split. LatencyParams are in `send` alone: a multiprocessor fetches each line of parameters that a
 /// kernel reads.
 struct LatencyDispatchParams {
   DispatchSendParams send;
   DispatchReceiveRows receive;
 };
 
-cudaError_t launch_latency_dispatch(const LatencyDispatchParams& params, cudaStream_t stream);
-/// Whether the call has a kernel of its own, which takes less time and holds none of the code of others: few tokens on
-/// few ranks, for each of which there is a block that sends it and a warp that receives it, into slabs that cannot be
-/// full.
+/// Whether the call has a kernel of its own, which takes less time and holds no other code: few tokens on few ranks,
+/// with a block for each token that is sent and a warp for each that may come, and slabs that cannot be full.
 bool is_small(const LatencyDispatchParams& params);
-cudaError_t launch_small_dispatch(const LatencyDispatchParams& params, cudaStream_t stream);
-cudaError_t launch_dispatch_send(const DispatchSendParams& params, cudaStream_t stream);
-cudaError_t launch_dispatch_receive(const DispatchReceiveParams& params, cudaStream_t stream);
 
 /// Rows of a combine.
 struct CombineRows {
   std::int64_t row_bytes = 0;  ///< a multiple of 16
   bool float32 = false;        ///< else bf16
   CombineOrder order = CombineOrder::kExact;
-  /// Sums travel as words: of calls for at most LatencyLayout::word_tokens. The same on every rank. In kernels of their
-  /// own: others take longer even if they only hold the code.
+  /// Sums travel as words, in calls for at most LatencyLayout::word_tokens. The same on every rank. Such calls have
+  /// kernels of their own: others take longer even if they only hold the code.
   bool words = false;
-
-  /// Of the kernel for them, in order of these two.
-  int kernel_idx() const { return (words ? 2 : 0) + (float32 ? 1 : 0); }
 };
 
-/// Of a dispatch that was refused: no rank sends rows, and the send half reports why.
+/// Parameters of a send half. If the dispatch was refused, no rank sends rows, and the send half reports why.
 struct CombineSendParams {
   LatencyParams call;
   CombineRows rows;
   const std::byte* x = nullptr;  ///< [L * C] rows
   std::int64_t x_stride = 0;     ///< bytes
-  /// Weights are this combine's, else the dispatch's. The same on every rank: with kRankSums they are sent ahead.
+  /// The weights are this combine's, else the dispatch's. The same on every rank: with kRankSums they are sent ahead.
   bool own_weights = false;
-  const float* weights = nullptr;  ///< [T, K], read if they are its own
+  const float* weights = nullptr;  ///< [T, K], read if own_weights
 };
 
-/// What a receive half knows beside its call.
+/// Parameters of a receive half, without its call.
 struct CombineReceiveRows {
   CombineRows rows;
   std::byte* out = nullptr;        ///< [T] rows
   std::int64_t out_stride = 0;     ///< bytes
-  const float* weights = nullptr;  ///< [T, K], given to this combine or to the dispatch; read with kExact
+  const float* weights = nullptr;  ///< [T, K] given to this combine or to the dispatch; read with kExact
 };
 
 struct CombineReceiveParams : CombineReceiveRows {
@@ -174,36 +177,20 @@ struct CombineReceiveParams : CombineReceiveRows {
 
 /// Blocks of either half, at least 2: enough for the largest call of this shape to use all of `num_sms`.
 int combine_blocks(const LatencyParams& call, const CombineRows& rows, int num_sms);
-/// As LatencyDispatchParams.
+/// A call that is not split, as LatencyDispatchParams.
 struct LatencyCombineParams {
   CombineSendParams send;
   CombineReceiveRows receive;
 };
 
-cudaError_t launch_latency_combine(const LatencyCombineParams& params, cudaStream_t stream);
 /// Whether the call has a kernel of its own, which takes less time: sums travel as words, between few ranks.
 bool is_small(const LatencyCombineParams& params);
-cudaError_t launch_small_combine(const LatencyCombineParams& params, cudaStream_t stream);
-cudaError_t launch_combine_send(const CombineSendParams& params, cudaStream_t stream);
-cudaError_t launch_combine_receive(const CombineReceiveParams& params, cudaStream_t stream);
 
-/// This rank cannot make the call: its peers learn of it, and the call's number and set go by. One block.
+/// A call that this rank cannot make: its peers learn of it, and the call's number and set are used up. One block.
 struct LatencyRefusalParams {
   LatencyParams call;  ///< agreement 0
   LatencyKind kind = LatencyKind::kDispatch;
 };
-cudaError_t launch_latency_refusal(const LatencyRefusalParams& params, cudaStream_t stream);
-
-/// Loads the kernels. The others are parts of the first.
-cudaError_t load_latency_kernels();
-cudaError_t load_latency_dispatch_kernels();
-cudaError_t load_small_dispatch_kernels();
-cudaError_t load_dispatch_send_kernels();
-cudaError_t load_dispatch_receive_kernel();
-cudaError_t load_latency_combine_kernels();
-cudaError_t load_small_combine_kernels();
-cudaError_t load_combine_send_kernels();
-cudaError_t load_combine_receive_kernels();
 
 }  // namespace ferry::cuda
 

@@ -1,7 +1,7 @@
 #ifndef FERRY_CUDA_LATENCY_RECEIVE_COUNTS_CUH
 #define FERRY_CUDA_LATENCY_RECEIVE_COUNTS_CUH
 
-/// Where rows begin in the slabs, from the counts of all ranks: rows of an expert are in order of (source, token).
+/// First rows in the slabs, from the counts of all ranks: rows of an expert are in order of (source, token).
 
 #include <cstddef>
 #include <cstdint>
@@ -12,11 +12,11 @@ namespace ferry::cuda::device {
 
 inline constexpr unsigned kNone = 0xFFFFFFFFU;
 
-/// What a block of the receive half knows of the experts.
+/// Tables of the experts in a block of the receive half.
 struct ExpertTables {
   std::int32_t* homes = nullptr;       ///< [E] home_of each
-  std::int32_t* bases = nullptr;       ///< [E] rows before those of one source
-  std::int32_t* local_rows = nullptr;  ///< [L] rows of this rank's experts
+  std::int32_t* bases = nullptr;       ///< [E] number of rows before those of one source
+  std::int32_t* local_rows = nullptr;  ///< [L] number of rows of this rank's experts
   std::size_t size_bytes = 0;
 
   FERRY_HOST_DEVICE static constexpr ExpertTables at(std::byte* base, int num_experts, int num_local_experts) {
@@ -30,17 +30,18 @@ struct ExpertTables {
   }
 };
 
-/// What the ranks say.
+/// Findings of a block about the ranks.
 struct ReceiveShared {
   std::int32_t tokens[kMaxRanks];  ///< T of each
-  unsigned first_bad_rank;         ///< with an id that is no expert; kNone: none
-  unsigned first_other_rank;       ///< whose placement is not this rank's, where only GPUs know it; kNone: none
-  unsigned first_full_expert;      ///< that gets more rows than its slab has; kNone: none
-  unsigned from_rank[kMaxRanks];   ///< rows here from each source; of the block that reports
-  unsigned to_rank[kMaxRanks];     ///< rows from here on each rank; of the block that reports
+  unsigned first_bad_rank;         ///< first rank with an id that is no expert; kNone: none
+  /// First rank with another placement than this rank's, for placements that only GPUs know; kNone: none
+  unsigned first_other_rank;
+  unsigned first_full_expert;     ///< first expert that gets more rows than its slab has; kNone: none
+  unsigned from_rank[kMaxRanks];  ///< rows here from each source; only in the block that reports
+  unsigned to_rank[kMaxRanks];    ///< rows from here on each rank; only in the block that reports
 };
 
-/// Both, in dynamic shared memory from `base`.
+/// Both structs, in dynamic shared memory from `base`.
 struct ReceiveMemory {
   ReceiveShared* shared = nullptr;
   ExpertTables experts;
@@ -57,18 +58,18 @@ struct ReceiveMemory {
   }
 };
 
-/// What is done with the counts as they are added up.
+/// Uses of the counts while they are added up.
 struct CountsUse {
-  int source = -1;                 ///< whose first rows go to ExpertTables::bases
-  std::int32_t* ranges = nullptr;  ///< [L, R, 2] of the block that reports, which also sums up by rank; else null
+  int source = -1;                 ///< source whose first rows go to ExpertTables::bases
+  std::int32_t* ranges = nullptr;  ///< [L, R, 2] in the block that reports, which also sums up by rank; else null
 };
 
-/// Counts of one expert that a thread has looked at before it knew whether there will be any: mostly they are there.
+/// Counts of one expert, loaded before the thread knows whether there will be any: mostly they are there.
 struct CountsLook {
-  static constexpr int kLoads = 4;  // on their way together
+  static constexpr int kLoads = 4;  // in flight together
   std::uint64_t words[kLoads] = {};
 
-  /// `first`: the first of the sources.
+  /// `first`: first source of the words.
   __device__ void load(const LatencyParams& call, const std::uint64_t* counts, int expert, int first) {
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
@@ -78,7 +79,7 @@ struct CountsLook {
     }
   }
 
-  /// Whether those of so many sources are there.
+  /// Whether the counts of the first `num_sources` are there.
   __device__ bool are_of(int num_sources, std::uint64_t number) const {
     bool all = true;
 #pragma unroll
@@ -87,7 +88,7 @@ struct CountsLook {
   }
 };
 
-/// Waits for those that are not there yet, at `counts` of the first of the sources; false when the group broke.
+/// Waits for the missing counts, at `counts` of the first source; false when the group broke.
 __device__ __noinline__ inline bool await_counts(const LatencyParams& call, std::uint64_t number,
                                                  const std::uint64_t* counts, int first, CountsLook& look) {
   bool came = true;
@@ -101,8 +102,8 @@ __device__ __noinline__ inline bool await_counts(const LatencyParams& call, std:
   return came;
 }
 
-/// What the block that reports does with the counts of sources from `first` on for one expert, `before` being the rows
-/// of the sources before them.
+/// Notes the counts of one expert, of sources from `first` on, in the block that reports. `before`: rows of the sources
+/// before them.
 __device__ __noinline__ inline void note_counts(const RankParams& ranks, ReceiveShared& shared, std::int32_t* ranges,
                                                 int home, int first, CountsLook look, std::int32_t before) {
 #pragma unroll 1
@@ -119,8 +120,8 @@ __device__ __noinline__ inline void note_counts(const RankParams& ranks, Receive
   }
 }
 
-/// Waits for the counts of all ranks and adds them up. `look`: at those of the first sources for the expert with the
-/// index of this thread. All threads of a block; false in all of them when the group broke.
+/// Waits for the counts of all ranks and adds them up. `look`: counts of the first sources for the expert with this
+/// thread's index. All threads of a block; false in all of them when the group broke.
 __device__ inline bool sum_counts(const LatencyParams& call, const SentCall& sent, const ExpertTables& experts,
                                   ReceiveShared& shared, const CountsUse& use, const CountsLook& look) {
   constexpr int kLoads = CountsLook::kLoads;
@@ -149,7 +150,7 @@ __device__ inline bool sum_counts(const LatencyParams& call, const SentCall& sen
 #pragma unroll
       for (int i = 0; i < kLoads; ++i) {
         if (first + i == use.source) experts.bases[expert] = rows;
-        rows += static_cast<std::int32_t>(payload_of(seen.words[i]));  // 0 where there is no source
+        rows += static_cast<std::int32_t>(payload_of(seen.words[i]));  // 0 if there is no such source
       }
     }
     if (home_rank(home) == call.ranks.rank) experts.local_rows[home_expert(home)] = rows;

@@ -1,19 +1,18 @@
 #ifndef FERRY_CUDA_LATENCY_RECEIVE_GAPS_CUH
 #define FERRY_CUDA_LATENCY_RECEIVE_GAPS_CUH
 
-/// What the receive half of latency_dispatch does with rows of the slab that hold no token.
+/// Rows of the slab that hold no token, in the receive half of latency_dispatch.
 
 #include <cstddef>
 #include <cstdint>
 
-#include "cuda/latency/dispatch_threads.hpp"
 #include "cuda/latency/receive_counts.cuh"
 
 namespace ferry::cuda::device {
 
 inline constexpr int kReceiveWarps = kDispatchThreads / kWarpLanes;
 
-/// The row of the slab with index `row` of all experts' holds no token. A warp clears it.
+/// Clears a row of the slab that holds no token. `row`: index over the rows of all experts. One warp.
 __device__ inline void clear_row(const DispatchReceiveRows& params, int row, int capacity) {
   auto* x = reinterpret_cast<uint4*>(params.x + row * params.x_stride);
   const std::int64_t count = params.row.x_bytes / static_cast<std::int64_t>(sizeof(uint4));
@@ -33,20 +32,20 @@ __device__ inline void clear_row(const DispatchReceiveRows& params, int row, int
   }
 }
 
-/// The first of the blocks that look after rows without a token.
+/// First of the blocks that clear rows without a token.
 __device__ inline int first_gap_block(const DispatchReceiveRows& params) {
   return params.num_gap_blocks == 0 ? params.first_receiver : static_cast<int>(gridDim.x) - params.num_gap_blocks;
 }
-/// Whether this block is one of them. The one that reports is not.
+/// Whether this block is one of them. The block that reports is not.
 __device__ inline bool clears_gaps(const DispatchReceiveRows& params) {
   return blockIdx.x != 0 && static_cast<int>(blockIdx.x) >= first_gap_block(params);
 }
 
-/// Rows of the slab that hold no token, which some blocks share, `step` apart for `worker`.
+/// Rows of the slab that hold no token; some blocks share them, `step` apart for `worker`.
 struct SlabGaps {
   int first = 0;
   int step = 1;
-  int num_rows = 0;  ///< so few that all fit 32 bits
+  int num_rows = 0;  ///< fits 32 bits
   int capacity = 1;
 
   __device__ static SlabGaps of(const LatencyParams& call, int first_block, int worker, int workers_per_block) {
@@ -61,7 +60,7 @@ struct SlabGaps {
   }
 };
 
-/// Writes that they hold none.
+/// Marks the rows in the source table. All threads of these blocks.
 __device__ inline void clear_sources(const LatencyParams& call, const DispatchReceiveRows& params,
                                      const ExpertTables& experts) {
   const SlabGaps gaps = SlabGaps::of(call, first_gap_block(params), static_cast<int>(threadIdx.x), kDispatchThreads);
@@ -71,7 +70,7 @@ __device__ inline void clear_sources(const LatencyParams& call, const DispatchRe
   }
 }
 
-/// Clears them. Warps.
+/// Clears the rows. All warps of these blocks.
 __device__ inline void clear_rows(const LatencyParams& call, const DispatchReceiveRows& params,
                                   const ExpertTables& experts) {
   const SlabGaps gaps = SlabGaps::of(call, first_gap_block(params), warp_idx(), kReceiveWarps);

@@ -1,7 +1,7 @@
 #ifndef FERRY_CUDA_LATENCY_RECEIVE_REPORT_CUH
 #define FERRY_CUDA_LATENCY_RECEIVE_REPORT_CUH
 
-/// The tables of the Routing that say how many rows came, and what the host is told: by one block of the receive half.
+/// Reports of one block of the receive half: the Routing's tables of how many rows came, and the counts for the host.
 
 #include <cstdint>
 
@@ -42,7 +42,7 @@ __device__ __noinline__ inline void report_refused(const LatencyParams& call, co
       report_bad_id(summary, bad, call.num_topk, call.num_experts);
     }
   } else if (kHomes && shared.first_other_rank != kNone) {
-    // The same on every rank: the first whose placement is not that of rank 0.
+    // The first rank with another placement than rank 0: the same on every rank.
     constexpr std::size_t kHash = offsetof(LatencyHeader, blocks_or_homes);
     int rank = 1;
 #pragma unroll 1
@@ -68,7 +68,8 @@ __device__ __noinline__ inline void report_refused(const LatencyParams& call, co
   if (params.host.result != nullptr) store_release_system(&params.host.result->state, 2);
 }
 
-/// The receive half is launched before its send half has run: a graph's, whose send half is not in it. One thread.
+/// Reports a receive half that was launched before its send half has run: a graph holds one without the other. One
+/// thread.
 __device__ __noinline__ inline void report_not_sent(const LatencyParams& call) {
   RouteSummary& summary = *call.tables.summary;
   summary.valid = 0;
@@ -76,7 +77,7 @@ __device__ __noinline__ inline void report_not_sent(const LatencyParams& call) {
   report_refused_dispatch(call.ranks, summary);
 }
 
-/// Before the counts are added up. All threads of the block that reports.
+/// Prepares the report, before the counts are added up. All threads of the block that reports.
 __device__ inline void begin_report(const LatencyParams& call, ReceiveShared& shared) {
 #pragma unroll 1
   for (int rank = static_cast<int>(threadIdx.x); rank < call.ranks.num_ranks; rank += static_cast<int>(blockDim.x)) {
@@ -87,14 +88,15 @@ __device__ inline void begin_report(const LatencyParams& call, ReceiveShared& sh
   __syncthreads();
 }
 
-/// Whether rows for the rank are sent nowhere: it is masked. In groups that mask ranks, whose Params say so.
+/// Whether the rank is masked, so that its rows are sent nowhere. Only Params of groups that mask ranks have a mask.
 template <typename Params>
 __device__ inline bool is_left_out(const Params& params, int rank) {
   if constexpr (requires { params.mask; }) return params.mask.state->masked[rank] != 0;
   return false;
 }
 
-/// Writes what the counts say. All threads of the block that reports. `kHomes`: see receive_dispatch().
+/// Writes the tables that follow from the counts. All threads of the block that reports. `kHomes`: see
+/// receive_dispatch().
 template <bool kHomes, typename Params>
 __device__ __noinline__ inline void report_counts(const LatencyParams& call, const Params& params, const SentCall& sent,
                                                   const ExpertTables& experts, const ReceiveShared& shared) {
@@ -139,7 +141,7 @@ __device__ __noinline__ inline void report_counts(const LatencyParams& call, con
   }
   if (thread == 0) {
     host.result->num_used_rows = num_rows;
-    host.result->repeats = 1;  // nobody asks
+    host.result->repeats = 1;  // not used in latency mode
   }
   __syncthreads();
   if (thread == 0) {

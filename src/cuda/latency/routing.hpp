@@ -13,7 +13,7 @@
 namespace ferry::cuda {
 
 struct LatencyRouting final : CudaRouting {
-  /// Before the receive half is launched nothing will come.
+  /// Does nothing until the receive half is launched: no counts come before.
   void settle() const override {
     if (received.load(std::memory_order_acquire)) CudaRouting::settle();
   }
@@ -28,13 +28,14 @@ struct LatencyRouting final : CudaRouting {
   LatencyTables latency;  ///< in `memory`
   std::int64_t max_tokens = 0;
   std::int64_t slab_capacity = 0;
-  RouteResultTables host_tables;  ///< the host's, as the GPU sees them; null in a graph
-  // Of calls that are split: others make a Routing for each dispatch, which should be small.
+  RouteResultTables host_tables;  ///< the host's tables as the GPU sees them; null in a graph
+  // Only for split calls: others make a Routing for each dispatch, which should be small.
   std::unique_ptr<DispatchReceiveParams> dispatch_receive;
-  std::unique_ptr<CombineReceiveParams> combine_receive;  ///< of the latest combine
-  std::int64_t* wait_times_ns = nullptr;                  ///< of the call that is to be received; null: nobody asks
-  std::atomic<bool> received{false};  ///< the dispatch's receive half is launched, and tells the host the counts
-  mutable std::atomic<bool> succeeded{false};  ///< it has, and was not refused: that stays so
+  std::unique_ptr<CombineReceiveParams> combine_receive;  ///< for the latest combine
+  std::int64_t* wait_times_ns = nullptr;                  ///< of the call to be received; null: not asked for
+  std::atomic<bool> received{false};  ///< the dispatch's receive half is launched, and will tell the host the counts
+  /// The dispatch was received and not refused, which does not change any more
+  mutable std::atomic<bool> succeeded{false};
 };
 
 }  // namespace ferry::cuda

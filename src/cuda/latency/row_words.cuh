@@ -1,8 +1,8 @@
 #ifndef FERRY_CUDA_LATENCY_ROW_WORDS_CUH
 #define FERRY_CUDA_LATENCY_ROW_WORDS_CUH
 
-/// Rows of a combine that travel as words (window.hpp, "Row words"): whoever has loaded a word of the call has its half
-/// of data, and waits for nothing else.
+/// Rows of a combine that travel as words (window.hpp, "Row words"): a thread that has loaded a word of the call has
+/// the word's half of data, and waits for nothing else.
 
 #include <cstdint>
 
@@ -12,8 +12,8 @@
 
 namespace ferry::cuda::device {
 
-/// Where words of a row begin, from its byte `begin` on, the first of a warp's step: of a token of rank `at_rank`,
-/// which `source` writes in `set`.
+/// Address of the words of a row, from byte `begin` of the row on, the start of a warp's step. The row is of a token of
+/// rank `at_rank`; `source` writes it in `set`.
 __device__ inline std::byte* word_row(const LatencyParams& call, const CombineRows& rows, int at_rank, int set,
                                       int source, int token, int begin) {
   return window_of(call, at_rank).row_words(call.layout, call.ranks.num_ranks, set, source) +
@@ -32,7 +32,7 @@ struct LaneWords {
       : low{make_word(number, value.x), make_word(number, value.y)},
         high{make_word(number, value.z), make_word(number, value.w)} {}
 
-  /// `step`: where its words are.
+  /// `step`: address of the step's words.
   __device__ static LaneWords load(const std::byte* step) {
     const auto* const words = reinterpret_cast<const std::uint64_t*>(step) + 2 * lane_idx();
     LaneWords lane;
@@ -45,7 +45,7 @@ struct LaneWords {
     store_pair_relaxed_system(words, low);
     store_pair_relaxed_system(words + kHalfWords, high);
   }
-  /// Where word `i` of them is.
+  /// Address of word `i` of this lane.
   __device__ static const std::uint64_t* address(const std::byte* step, int i) {
     return reinterpret_cast<const std::uint64_t*>(step) + 2 * lane_idx() + i / 2 * kHalfWords + i % 2;
   }
@@ -61,7 +61,7 @@ struct LaneWords {
 /// Rows whose words a warp loads at once.
 inline constexpr int kWordRows = 2;
 
-/// Waits for this lane's words of a step of `num_rows` rows; false when the group broke. Not inlined, as poll_word.
+/// Waits for this lane's words of a step of `num_rows` rows; false when the group broke. Not inlined, like poll_word.
 __device__ __noinline__ inline bool await_word_rows(const LatencyParams& call, const SentCall& sent,
                                                     const std::byte* const* rows, int num_rows, int step) {
   const std::byte* const begin =
@@ -78,16 +78,17 @@ __device__ __noinline__ inline bool await_word_rows(const LatencyParams& call, c
   return came;
 }
 
-/// out[0, bytes) = the sum of rows of this rank's row words in turn, each counted once, as they come: `terms.rows`
-/// are word_row() of each. False when the group broke. All lanes of a warp, after which `terms` may be filled again.
+/// out[0, bytes) = the sum of rows of this rank's row words in turn, each counted once, added as they arrive.
+/// `terms.rows`: word_row() of each. False when the group broke. All lanes of a warp; afterwards `terms` may be filled
+/// again.
 template <bool kFloat32>
 __device__ __noinline__ inline bool sum_word_rows(const LatencyParams& call, const SentCall& sent, const Terms& terms,
                                                   int num_rows, std::byte* out, int bytes) {
   constexpr int kLaneBytes = sizeof(uint4);
   constexpr int kStepBytes = kWarpLanes * kLaneBytes;
-  constexpr int kLooks = 64;  // of less than a microsecond, before a deadline is thought of
+  constexpr int kLooks = 64;  // together less than a microsecond, before any deadline counts
   static_assert(kStepBytes == kWordStepBytes);
-  const int most_looks = call.counts_waits ? 1 : kLooks;  // nobody counts what they take
+  const int most_looks = call.counts_waits ? 1 : kLooks;  // looks are not counted as waits
   const std::uint64_t number = sent.number;
   bool came = true;
 #pragma unroll 1

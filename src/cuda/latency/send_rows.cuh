@@ -1,14 +1,13 @@
 #ifndef FERRY_CUDA_LATENCY_SEND_ROWS_CUH
 #define FERRY_CUDA_LATENCY_SEND_ROWS_CUH
 
-/// One row of x to every rank that gets it, by all warps of a block but the first: read once, quantised if asked for,
-/// stored to each. Rows are cut into steps of as much as those warps hold in registers; the first step of a row is
-/// loaded and quantised before it is known where it goes.
+/// Sends one row of x to every rank that gets it, with all warps of a block but the first: reads it once, quantises it
+/// if asked, stores it to each rank. A row is cut into steps, each as large as the registers of those warps hold; the
+/// first step is loaded and quantised before the row's targets are known.
 
 #include <cstddef>
 #include <cstdint>
 
-#include "cuda/latency/dispatch_threads.hpp"
 #include "cuda/latency/words.cuh"
 #include "cuda/numeric/quantize.cuh"
 #include "ferry/routing.hpp"
@@ -17,7 +16,7 @@
 namespace ferry::cuda::device {
 
 inline constexpr int kRowThreads = kDispatchThreads - kWarpLanes;
-/// Of a row of x, and of what a lane quantises: eight channels of bf16.
+/// Bytes of a unit of x, and of the eight bf16 channels that a lane quantises.
 inline constexpr int kUnitBytes = sizeof(uint4);
 /// Units of a thread in a step: with two, a step holds 15 KiB.
 inline constexpr int kThreadUnits = 2;
@@ -25,7 +24,7 @@ inline constexpr int kStepUnits = kThreadUnits * kRowThreads;
 inline constexpr int kStepBlocks = kStepUnits / kBlockLanes;
 static_assert(kStepUnits % kBlockLanes == 0 && kStepBlocks % sizeof(std::uint32_t) == 0);
 
-/// Where a row goes. In shared memory.
+/// Places of a row on its ranks. In shared memory.
 struct RowTargets {
   int num = 0;
   std::byte* rows[kMaxTopk];
@@ -39,7 +38,7 @@ __device__ inline void store_to_all(const RowTargets& targets, std::int64_t offs
 
 enum class Codec { kPlain, kFp8, kInt8 };
 
-/// What a thread holds of a step of a row.
+/// One thread's part of a step of a row.
 template <Codec kCodec>
 class RowStep {
  public:
@@ -49,7 +48,7 @@ class RowStep {
 
   __device__ int num_units() const { return num_units_; }
 
-  /// Units of the row from `first` on; zeros where there are none.
+  /// Loads units of the row from `first` on; zeros beyond its end.
   __device__ void load(const std::byte* row, int first) {
 #pragma unroll
     for (int i = 0; i < kThreadUnits; ++i) {
@@ -58,12 +57,12 @@ class RowStep {
     }
   }
 
-  /// Quantises what was loaded; scales go to `scale_words` [kStepBlocks] in shared memory. Whole warps.
+  /// Quantises the loaded units; scales go to `scale_words` [kStepBlocks] in shared memory. Whole warps.
   __device__ void quantize(const DispatchSendParams& params, int first, std::uint32_t* scale_words) {
     if constexpr (kCodec != Codec::kPlain) {
       constexpr bool kIsInt8 = kCodec == Codec::kInt8;
-      // The first of the values each time, which then becomes the last: half the code, which takes longer to come than
-      // to run.
+      // Always quantises the first of the values, which then becomes the last: half the code, and code takes longer to
+      // fetch than to run.
 #pragma unroll 1
       for (int i = 0; i < kThreadUnits; ++i) {
         const LaneChannels channels = channels_of_bfloat16(values_[0]);
@@ -84,7 +83,7 @@ class RowStep {
     }
   }
 
-  /// Stores the step to all targets: RowTargets, or what else store_to_all() takes.
+  /// Stores the step to all targets: RowTargets, or another type that store_to_all() takes.
   template <typename Targets>
   __device__ void store(const Targets& targets, int first) const {
 #pragma unroll
@@ -99,7 +98,7 @@ class RowStep {
     }
   }
 
-  /// Stores the scales of the step that quantize() found.
+  /// Stores the scales that quantize() found for the step.
   template <typename Targets>
   __device__ void store_scales(const DispatchSendParams& params, const Targets& targets, int first,
                                const std::uint32_t* scale_words) const {
@@ -114,7 +113,7 @@ class RowStep {
     static_assert(kStepBlocks <= kRowThreads);
     if (word >= num_words) return;
     std::uint32_t scales = scale_words[word];
-    // Exponents of no block are 0.
+    // Exponents beyond the last block are 0.
     const int missing = exponents ? (word + 1) * kExponents - num_blocks : 0;
     if (missing > 0) scales &= 0xFFFFFFFFU >> (missing * 8);
     store_to_all(targets, to + word * kExponents, scales);
@@ -128,7 +127,7 @@ class RowStep {
   uint4 values_[kThreadUnits];
 };
 
-/// Scales that came with x.
+/// Sends scales that came with x.
 template <typename Targets>
 __device__ inline void send_given_scales(const DispatchSendParams& params, std::int64_t token, const Targets& targets) {
   const ConstScales& scales = params.scales;

@@ -1,49 +1,76 @@
 #ifndef FERRY_CUDA_LATENCY_SMALL_COMBINE_CUH
 #define FERRY_CUDA_LATENCY_SMALL_COMBINE_CUH
 
-/// A combine whose sums travel as words (row_words.cuh), in a kernel of its own, as that of small_parts.cuh. To the
-/// peers it is the same call as that of any other kernel. Its first block is the clerk: it tells the peers that this
-/// rank has come, sends weights, and reports. In the others each warp has a part of a token to sum for a peer, of which
-/// it loads the first rows before the call's turn and adds them up after it, and then a part of one to sum of what the
-/// peers have sent: it waits for nothing but that, so no barrier lies in between.
+/// A combine whose sums travel as words (row_words.cuh), in a kernel of its own like that of small_parts.cuh. To the
+/// peers it is the same call as that of any other kernel. The first block is the clerk: it posts the header, sends
+/// weights, and reports. In the others each warp first sums a part of a token for a peer, loading the first rows before
+/// the call's turn, and then a part of one of this rank's tokens from the words of the peers. It waits for nothing but
+/// those words, so no barrier lies between the two.
 #include <cstddef>
 #include <cstdint>
 
 #include "cuda/latency/combine_receive.cuh"
 #include "cuda/latency/combine_send.cuh"
-#include "cuda/latency/small_combine.hpp"
 #include "cuda/latency/small_parts.cuh"
 
-namespace ferry::cuda::device {
+namespace ferry::cuda {
+
+/// Division by multiplication, for numbers whose product with the divisor is below 2^32.
+struct SmallDivisor {
+  std::int32_t divisor = 1;
+  std::uint64_t inverse = std::uint64_t{1} << 32;  ///< 2^32 / divisor, rounded up
+
+  static constexpr SmallDivisor of(int divisor) {
+    return {divisor,
+            ((std::uint64_t{1} << 32) + static_cast<std::uint64_t>(divisor) - 1) / static_cast<std::uint64_t>(divisor)};
+  }
+  FERRY_HOST_DEVICE constexpr int divide(int value) const {
+    return static_cast<int>(static_cast<std::uint64_t>(static_cast<std::uint32_t>(value)) * inverse >> 32);
+  }
+};
+
+/// Shares of rows for warps: unit u is part u % parts of row u / parts.
+struct SmallUnits {
+  SmallDivisor per_row;
+  int part_bytes = 0;
+  int num_units = 0;
+};
+
+struct SmallCombineParams : LatencyCombineParams {
+  SmallDivisor ranks;   ///< R
+  SmallUnits sends;     ///< rows: (token, source) of M tokens of each rank; sources count from this rank on
+  SmallUnits receives;  ///< rows: this rank's tokens
+};
+
+namespace device {
 
 /// Rows of a sum that a warp loads at once.
 inline constexpr int kSmallRows = 8;
 
-/// What a block knows, in dynamic shared memory.
+/// State of a block, in dynamic shared memory.
 struct SmallCombineShared {
-  std::uint64_t number;           ///< of the call; 0: the group broke
-  int sets[kSmallRanks];          ///< in which each rank receives
-  std::byte* words[kSmallRanks];  ///< where this rank's sums begin there
-  /// Of each warp: rows that it adds up, and what each counts with.
+  std::uint64_t number;           ///< number of the call; 0: the group broke
+  int sets[kSmallRanks];          ///< set in which each rank receives the call
+  std::byte* words[kSmallRanks];  ///< start of this rank's sums on each rank
+  /// Rows that each warp adds up, and the weight of each.
   const std::byte* rows[kCombineWarps][kMaxTopk];
   float weights[kCombineWarps][kMaxTopk];
 };
 
-/// Waits for the call's turn: the first warp of a block. Of the first block another one grants what this may wait for.
+/// Waits for the call's turn. First warp of a block; in the first block another warp grants the set that this may wait
+/// for.
 __device__ inline void take_small_turn(const LatencyParams& call, SmallCombineShared& shared) {
-  const TurnLook turn(call, LatencyKind::kCombine);
-  const GrantsLook look(call, LatencyKind::kCombine);
-  const bool come = wait_grants(call, LatencyKind::kCombine, turn, look, shared.sets);
+  const std::uint64_t number = wait_for_turn<false>(call, LatencyKind::kCombine, shared.sets, [] {});
   const int lane = lane_idx();
   if (lane < call.ranks.num_ranks) {
     shared.words[lane] =
         window_of(call, lane).row_words(call.layout, call.ranks.num_ranks, shared.sets[lane], call.ranks.rank);
   }
-  if (lane == 0) shared.number = come ? turn.number : 0;
+  if (lane == 0) shared.number = number;
 }
 
-/// Waits until the headers of all ranks say which call they make, and its record number, which a report of a
-/// disagreement takes from there; not for the rest of them. All lanes of a warp.
+/// Waits for the words of all ranks' headers that name the call and its record number, which a report of a disagreement
+/// needs; not for the rest of the headers. All lanes of a warp.
 __device__ inline Outcome await_agreements(const LatencyParams& call, const SentCall& sent) {
   constexpr int kAgreementWords = sizeof(LatencyHeader::agreement) / sizeof(std::uint32_t);
   constexpr int kWords = kAgreementWords + sizeof(LatencyHeader::record_number) / sizeof(std::uint32_t);
@@ -66,12 +93,11 @@ __device__ inline Outcome await_agreements(const LatencyParams& call, const Sent
   return __all_sync(kAllLanes, static_cast<int>(equal)) != 0 ? Outcome::kGo : Outcome::kSkip;
 }
 
-/// Waits until no rank stores rows of the call any more. Those who make the same one send words alone, but another call
-/// may have rows, and these come to one place from all ranks: none may be on its way when the set is granted again. All
-/// lanes of a warp, after await_agreements; false when the group broke. Not inlined: only calls that are refused come
-/// here.
+/// Waits until no rank stores rows of the call any more. Ranks that make the same call send words alone, but another
+/// call may have rows, which all ranks store to one place: none may be on its way when the set is granted again. All
+/// lanes of a warp, after await_agreements; false when the group broke. Not inlined: only refused calls run it.
 __device__ __noinline__ inline bool await_other_rows(const LatencyParams& call, const SentCall& sent) {
-  // The lower half: the upper one is 0, there are at most kMaxCallBlocks.
+  // The lower half: the upper half is 0, as there are at most kMaxCallBlocks.
   constexpr std::size_t kBlocksWord = offsetof(LatencyHeader, blocks_or_homes) / sizeof(std::uint32_t);
   const auto set = static_cast<int>(sent.set);
   bool came = true;
@@ -90,52 +116,37 @@ __device__ __noinline__ inline bool await_other_rows(const LatencyParams& call, 
   return __all_sync(kAllLanes, static_cast<int>(came)) != 0;
 }
 
-/// Tells the peers that this rank has come, and sends them their weights. The first warp of the first block.
+/// Entry of a lane `steps` steps after `entry`; INT32_MAX stays: no entry.
+__device__ inline int later(int entry, int steps) { return entry == INT32_MAX ? entry : entry + steps * kWarpLanes; }
+
+/// Posts this rank's header to the peers, and sends them their weights. First warp of the first block.
 __device__ inline void announce_small(const SmallCombineParams& params, SmallCombineShared& shared) {
   const LatencyParams& call = params.send.call;
   const bool routed = call.tables.summary->valid != 0;
-  const int num_weights = params.send.own_weights ? static_cast<int>(call.num_tokens) * call.num_topk : 0;
-  // Those of most calls are loaded before the turn.
+  const int first = params.send.own_weights ? lane_idx() : INT32_MAX;
+  // The weights of most calls are loaded before the turn.
   constexpr int kAhead = 2;
-  std::int32_t homes[kAhead];
-  float weights[kAhead];
-#pragma unroll
-  for (int i = 0; i < kAhead; ++i) {
-    const int entry = i * kWarpLanes + lane_idx();
-    if (entry >= num_weights) continue;
-    homes[i] = call.tables.homes[entry];
-    weights[i] = params.send.weights[entry];
-  }
+  const OwnWeight ahead[kAhead] = {OwnWeight(params.send, first), OwnWeight(params.send, later(first, 1))};
   take_small_turn(call, shared);
   __syncwarp();
   const std::uint64_t number = shared.number;
   if (number == 0) return;
   announce<true>(call, routed, number, shared.sets);
-  // Refused by every rank, but the call's number and set go by, as where a host refuses it.
+  // Every rank refuses the call, but its number and set are used up, as when a host refuses it.
   if (!routed) {
     if (lane_idx() == 0) report_refused_dispatch(call.ranks, *call.tables.summary);
     return;
   }
-  const auto post = [&call, &shared, number](int entry, std::int32_t home, float weight) {
-    if (home < 0) return;
-    const int rank = home_rank(home);
-    const int set = shared.sets[rank];
-    if (set == kNoSet) return;
-    post_word(weight_words(call, rank, set, call.ranks.rank) + entry, number, __float_as_uint(weight));
-  };
 #pragma unroll
-  for (int i = 0; i < kAhead; ++i) {
-    const int entry = i * kWarpLanes + lane_idx();
-    if (entry < num_weights) post(entry, homes[i], weights[i]);
-  }
+  for (const OwnWeight& own : ahead) post_weight(call, number, shared.sets, own);
 #pragma unroll 1
-  for (int entry = kAhead * kWarpLanes + lane_idx(); entry < num_weights; entry += kWarpLanes) {
-    post(entry, call.tables.homes[entry], params.send.weights[entry]);
+  for (OwnWeight own(params.send, later(first, kAhead)); own.exists(params.send);
+       own = OwnWeight(params.send, own.entry + kWarpLanes)) {
+    post_weight(call, number, shared.sets, own);
   }
 }
 
-/// Grants the set that is owed, and ends the call for this rank. The second warp of the first block: nothing that
-/// others wait for waits for it.
+/// Grants the owed set, and ends the call for this rank. Second warp of the first block. No peer waits on this step.
 __device__ inline void keep_small_books(const LatencyParams& call) {
   const TurnLook turn(call, LatencyKind::kCombine);
   if (turn.broken) return;
@@ -156,7 +167,7 @@ __device__ inline void keep_small_books(const LatencyParams& call) {
   leave_whole_call(call, LatencyKind::kCombine, sent);
 }
 
-/// What one warp of the other blocks does, but the first.
+/// One warp of the other blocks, except the first.
 template <bool kFloat32>
 class SmallAdder {
  public:
@@ -168,7 +179,7 @@ class SmallAdder {
         rows_(shared.rows[warp_idx() - 1]),
         weights_(shared.weights[warp_idx() - 1]) {}
 
-  /// Sums for the peers; false when the group broke. All lanes; comes to one barrier of the block.
+  /// Sends sums for the peers; false when the group broke. All lanes; contains one barrier of the block.
   __device__ bool send() {
     const SmallUnits& units = params_.sends;
     int unit = first_combine_unit();
@@ -221,7 +232,7 @@ class SmallAdder {
     return true;
   }
 
-  /// Sums what the peers have sent for this rank's tokens; false when the group broke. All lanes.
+  /// Adds up the peers' sums for this rank's tokens; false when the group broke. All lanes.
   __device__ bool receive(std::int32_t home) {
     const SmallUnits& units = params_.receives;
     int unit = first_combine_unit();
@@ -241,22 +252,22 @@ class SmallAdder {
     }
   }
 
-  /// This lane's entry of the token of a unit of receive(), which may not exist.
+  /// This lane's entry of the token of a unit of receive(); the unit may not exist.
   __device__ std::int32_t load_home(int unit) const {
     if (unit >= params_.receives.num_units || lane_idx() >= call_.num_topk) return -1;
     return call_.tables.homes[params_.receives.per_row.divide(unit) * call_.num_topk + lane_idx()];
   }
 
  private:
-  /// The rows of a token in ascending order; returns how many there are. `position`: of this lane's, or -1.
+  /// Orders the rows of a token ascending; returns their number. `position`: position of this lane's row, or -1.
   __device__ int order(bool exists, int source, int token, float& weight, int& position) {
     const int lane = lane_idx();
     const int num_topk = call_.num_topk;
     std::int32_t row = -1;
     if (exists) {
-      // All loads at once. Of a token that its rank does not have tables hold anything, and behind a kernel in which
-      // the group broke they all do: rows are loaded before the turn, which finds that out. That kernel has seen or
-      // said that the group is broken, so this one sees it here. A break since leaves the tables as they were made.
+      // All loads at once. Tables hold arbitrary values for tokens that their rank does not have, and all tables do
+      // behind a kernel in which the group broke: rows are loaded before the turn, whose wait finds that out. That
+      // kernel has set or seen `broken`, so this one sees it here. A later break leaves the tables as they were.
       const bool broken = is_broken(call_.ranks);
       const bool valid = call_.tables.summary->valid != 0;
       const std::int32_t num_tokens = call_.tables.tokens_of_rank[source];
@@ -275,7 +286,7 @@ class SmallAdder {
       position += static_cast<int>(theirs >= 0 && (theirs < row || (theirs == row && other < lane)));
     }
     if (row < 0) position = -1;
-    __syncwarp();  // nobody reads those of the token before any more
+    __syncwarp();  // all lanes have read the rows of the token before
     if (position >= 0) {
       rows_[position] = params_.send.x + row * params_.send.x_stride;
       weights_[position] = weight;
@@ -291,7 +302,7 @@ class SmallAdder {
       const int set = shared_.sets[call_.ranks.rank];
       const int entry = token * call_.num_topk + lane_idx();
       const std::uint64_t* const word = weight_words(call_, call_.ranks.rank, set, source) + entry;
-      constexpr int kLooks = 64;  // of less than a microsecond, before a deadline is thought of
+      constexpr int kLooks = 64;  // together less than a microsecond, before any deadline counts
       const int most_looks = call_.counts_waits ? 1 : kLooks;
       std::uint64_t seen = load_relaxed_system(word);
 #pragma unroll 1
@@ -308,7 +319,7 @@ class SmallAdder {
     return all;
   }
 
-  /// Bytes [begin, end) of the sum of a token; false when the group broke. All lanes.
+  /// Writes bytes [begin, end) of the sum of a token; false when the group broke. All lanes.
   __device__ bool sum_token(const SentCall& sent, std::int32_t home, int token, int begin, int end) {
     const int lane = lane_idx();
     const unsigned ranks = ranks_of(home);
@@ -335,7 +346,7 @@ class SmallAdder {
     return __all_sync(kAllLanes, static_cast<int>(came)) != 0;
   }
 
-  /// Adds this lane's words of a step of up to kWordRows rows, once they are there; false when the group broke.
+  /// Waits for this lane's words of a step of up to kWordRows rows and adds them; false when the group broke.
   __device__ bool add_words(const SentCall& sent, const std::byte* const* rows, int num_rows, int step,
                             Vector<kFloat32>& sum) const {
     constexpr int kLooks = 64;  // as above
@@ -369,6 +380,7 @@ class SmallAdder {
   float* weights_;
 };
 
-}  // namespace ferry::cuda::device
+}  // namespace device
+}  // namespace ferry::cuda
 
 #endif  // FERRY_CUDA_LATENCY_SMALL_COMBINE_CUH

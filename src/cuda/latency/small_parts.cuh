@@ -1,50 +1,50 @@
 #ifndef FERRY_CUDA_LATENCY_SMALL_PARTS_CUH
 #define FERRY_CUDA_LATENCY_SMALL_PARTS_CUH
 
-/// latency_dispatch of a few tokens, in a kernel of its own: what its halves share. To the peers it is the same call as
-/// that of any other kernel. Here each block sends one token at most, each warp receives one, a thread has one expert
-/// and one entry; so nothing is counted in turns, and what has to be computed is done while loads are on their way or
-/// by all threads at once. Most of the time of such a call goes by while code comes that a multiprocessor has not run
-/// yet, so there is little of it, and no function between a row and its place.
+/// Parts shared by both halves of a latency_dispatch of a few tokens, which has a kernel of its own. To the peers it is
+/// the same call as that of any other kernel. Each block sends at most one token, each warp receives one, a thread has
+/// one expert and one entry; so nothing is counted in turns, and computations run while loads are on their way or in
+/// all threads at once. Most of such a call's time is spent fetching code that the multiprocessor has not run yet, so
+/// there is little of it, and no function call between a row and its place.
 
 #include <cstddef>
 #include <cstdint>
 
 #include "cuda/latency/dispatch_receive.cuh"
 #include "cuda/latency/send_rows.cuh"
+#include "cuda/latency/turns.cuh"
 
 namespace ferry::cuda::device {
 
-/// Tokens of a rank: each has a bit of an expert's word.
+/// Most tokens of a rank: each has a bit in an expert's word.
 inline constexpr int kSmallTokens = 32;
-/// Ranks: a thread loads an expert's counts of all at once. The grants of as many are one look (GrantsLook).
+/// Most ranks: a thread loads an expert's counts of all ranks at once, and one GrantsLook covers their grants.
 inline constexpr int kSmallRanks = 8;
 static_assert(kSmallRanks <= GrantsLook::kRanks);
-/// Every thread has one.
+/// Most experts: one per thread.
 inline constexpr int kSmallExperts = kDispatchThreads;
-/// Every thread but those of the first warp.
+/// Most entries: one per thread of all warps but the first.
 inline constexpr int kSmallEntries = kRowThreads;
 
-/// What a block knows, in dynamic shared memory; the words of the experts follow, then what receive halves have.
+/// State of a block, in dynamic shared memory; the words of the experts follow, then the receive half's memory.
 struct SmallShared {
-  std::uint64_t number;  ///< of the call; 0: the group broke
+  std::uint64_t number;  ///< number of the call; 0: the group broke
   unsigned long long bad_entry;
-  unsigned other_call;                  ///< not 0: a rank makes another one
-  int sets[kSmallRanks];                ///< in which each rank receives
-  std::byte* words[kSmallRanks];        ///< this rank's slot there
-  std::byte* rows[kSmallRanks];         ///< where this rank's rows begin there
-  std::int32_t experts[kSmallEntries];  ///< [T, K] of each entry that counts; -1: none
+  unsigned other_call;                  ///< not 0: a rank makes another call
+  int sets[kSmallRanks];                ///< set in which each rank receives the call
+  std::byte* words[kSmallRanks];        ///< this rank's slot on each rank
+  std::byte* rows[kSmallRanks];         ///< start of this rank's rows on each rank
+  std::int32_t experts[kSmallEntries];  ///< [T, K] expert of each entry that counts; -1: none
   std::uint32_t scale_words[kStepBlocks];
 
-  /// [E] bit t: this rank's token t is for the expert.
+  /// [E] bit t: this rank's token t has the expert.
   __device__ unsigned* tokens_of_expert() { return reinterpret_cast<unsigned*>(this + 1); }
   FERRY_HOST_DEVICE static constexpr std::size_t size_bytes(int num_experts) {
-    const std::size_t used_bytes = sizeof(SmallShared) + static_cast<std::size_t>(num_experts) * sizeof(unsigned);
-    return (used_bytes + plan::kPartAlignment - 1) / plan::kPartAlignment * plan::kPartAlignment;
+    return round_up_part(sizeof(SmallShared) + static_cast<std::size_t>(num_experts) * sizeof(unsigned));
   }
 };
 
-/// The ranks of the lanes' homes, a bit each. All lanes of a warp; -1: no home.
+/// Ranks of the lanes' homes, one bit each. All lanes of a warp; home -1: none.
 __device__ inline unsigned ranks_of(std::int32_t home) {
   return __reduce_or_sync(kAllLanes, home >= 0 ? 1U << home_rank(home) : 0U);
 }

@@ -1,7 +1,7 @@
 #ifndef FERRY_CUDA_LATENCY_SMALL_RECEIVE_CUH
 #define FERRY_CUDA_LATENCY_SMALL_RECEIVE_CUH
 
-/// What a block of a small dispatch receives: a row by each warp, or by a few; the first one reports.
+/// The receive half of a small dispatch: one warp or a few receive a row; the first block reports.
 
 #include "cuda/latency/small_parts.cuh"
 
@@ -46,14 +46,14 @@ class SmallReceiver {
   __device__ SentCall sent_call() const { return {number_, static_cast<std::uint32_t>(set_), 1, 0}; }
 
  private:
-  /// Words that this thread looks for, a bit each: the counts of so many ranks, and then a header's.
+  /// Words that this thread looks for, one bit each: the counts of each rank, then the word of a header.
   static constexpr unsigned kHeaderBit = 1U << kSmallRanks;
 
-  /// Looks for headers and counts until they are there; false when the group broke. `entry`: what was seen of this
-  /// lane's. The last warps look for headers too, one rank each, and note what these say.
+  /// Looks for headers and counts until they are there; false when the group broke. `entry`: this lane's entry as last
+  /// loaded. The last warps also look for one rank's header each, and note its contents.
   __device__ bool look(SmallCounts& counts, std::uint64_t& entry) {
-    constexpr int kLooks = 64;  // of less than a microsecond, before a deadline is thought of
-    const int most_looks = call_.counts_waits ? 1 : kLooks;  // nobody counts what they take
+    constexpr int kLooks = 64;  // together less than a microsecond, before any deadline counts
+    const int most_looks = call_.counts_waits ? 1 : kLooks;  // looks are not counted as waits
     const int num_ranks = call_.ranks.num_ranks;
     const auto thread = static_cast<int>(threadIdx.x);
     const int header_rank = kReceiveWarps - 1 - warp_idx();
@@ -87,16 +87,16 @@ class SmallReceiver {
       bool other = false;
       if (missing != 0) came = await_first(missing, header_rank, header_at, counts_at, other);
       if (__all_sync(kAllLanes, static_cast<int>(came)) == 0) break;
-      // A rank that refuses the call sends no counts, and nobody needs any then.
+      // A rank that refuses the call sends no counts, and a refused call needs none.
       if (__any_sync(kAllLanes, static_cast<int>(other)) != 0) wants_counts = false;
     }
     if (came && has_header) note_header(header_rank, payload_of(header));
     return came;
   }
 
-  /// Waits for the first of the words that are missing; false when the group broke. A header before counts: it comes
-  /// first, and where threads have both, nobody else counts the wait for its rank if that is not the first that they
-  /// lack counts of. `other`: its rank is found to make another call.
+  /// Waits for the first missing word; false when the group broke. The header is waited for before counts: it comes
+  /// first, and where threads have both, no other thread counts the wait for its rank unless that is the first rank
+  /// whose counts they miss. `other`: the word's rank makes another call.
   __device__ bool await_first(unsigned missing, int header_rank, const std::uint64_t* header_at,
                               const std::uint64_t* counts_at, bool& other) const {
     if ((missing & kHeaderBit) != 0) {
@@ -109,11 +109,11 @@ class SmallReceiver {
     return found.payload.came;
   }
 
-  /// This lane's word of a rank's header.
+  /// Notes this lane's word of a rank's header.
   __device__ void note_header(int rank, std::uint32_t word) {
     constexpr int kWord = sizeof(std::uint32_t);
     constexpr int kTokens = offsetof(LatencyHeader, num_tokens) / kWord;
-    constexpr int kBadEntry = offsetof(LatencyHeader, bad_entry) / kWord + 1;  // its upper half: no entry is below 0
+    constexpr int kBadEntry = offsetof(LatencyHeader, bad_entry) / kWord + 1;  // upper half: entries are not negative
     const int lane = lane_idx();
     const auto agreement = static_cast<std::uint32_t>(call_.agreement >> (lane == 0 ? 0 : 32));
     static_assert(offsetof(LatencyHeader, agreement) == 0);
@@ -127,8 +127,8 @@ class SmallReceiver {
     }
   }
 
-  /// The rows of this thread's expert: before those of this block's source, and all. With so few tokens and slabs that
-  /// hold those of all ranks none can be full.
+  /// Adds up the rows of this thread's expert: those before this block's source, and all. No slab can be full: it has
+  /// room for the few tokens of all ranks.
   __device__ void add_up(const SmallCounts& counts) {
     const auto expert = static_cast<int>(threadIdx.x);
     const bool has_expert = expert < call_.num_experts;
@@ -140,13 +140,13 @@ class SmallReceiver {
 #pragma unroll
     for (int i = 0; i < kSmallRanks; ++i) {
       if (i == tokens_.source) before = rows;
-      rows += static_cast<std::int32_t>(payload_of(counts.words[i]));  // 0 where there is no rank
+      rows += static_cast<std::int32_t>(payload_of(counts.words[i]));  // 0 if there is no such rank
     }
     if (has_expert) memory_.experts.bases[expert] = before;
     if (here) memory_.experts.local_rows[home_expert(home)] = rows;
   }
 
-  /// What the block that reports writes before it knows any counts.
+  /// Writes tables that do not depend on counts. Threads of the block that reports.
   __device__ void note_offsets() const {
 #pragma unroll 1
     for (auto local = static_cast<int>(threadIdx.x); local <= call_.num_local_experts; local += kDispatchThreads) {
@@ -156,8 +156,8 @@ class SmallReceiver {
     }
   }
 
-  /// What the block that reports does with the counts of this thread's expert, before it knows whether all ranks agree:
-  /// whoever reads what is written here asks for that first. All lanes.
+  /// Writes tables of this thread's expert in the block that reports, before it knows whether all ranks agree: readers
+  /// of these tables check that first. All lanes.
   __device__ void note_counts_of(const SmallCounts& counts, std::int32_t home, bool here) {
     const int num_ranks = call_.ranks.num_ranks;
     const bool tells_host = params_.host.result != nullptr;
@@ -182,14 +182,14 @@ class SmallReceiver {
     }
   }
 
-  /// Adds what the lanes have to a sum of the block. All lanes.
+  /// Adds the lanes' values to a sum of the block. All lanes.
   __device__ static void add_to(unsigned& sum, std::uint32_t value) {
     const std::uint32_t all = __reduce_add_sync(kAllLanes, value);
     if (lane_idx() == 0 && all != 0) atomicAdd(&sum, all);
   }
 
-  /// Ends the call for this rank. The host first: what it is told takes longest to arrive. All threads of the block
-  /// that reports.
+  /// Ends the call for this rank. Tells the host first, since its words take longest to arrive. All threads of the
+  /// block that reports.
   __device__ void report(bool refused) {
     constexpr int kLeavingThread = 2 * kWarpLanes;
     const auto thread = static_cast<int>(threadIdx.x);
@@ -218,11 +218,11 @@ class SmallReceiver {
     }
     if (thread == 0) {
       host.result->num_used_rows = num_rows;
-      host.result->repeats = 1;  // nobody asks
+      host.result->repeats = 1;  // not used in latency mode
     }
     __syncwarp();
     if (thread != 0) return;
-    fence_system();  // for the other warps too, whose stores were before a barrier
+    fence_system();  // covers the stores of the other warps, which came before a barrier
     store_relaxed_system(&host.result->state, 1);
   }
 
@@ -230,7 +230,7 @@ class SmallReceiver {
     return tokens_.source < call_.ranks.num_ranks && tokens_.first < static_cast<int>(call_.max_tokens);
   }
 
-  /// This warp's row, or its share of one; false when the group broke. All lanes.
+  /// Receives this warp's row, or its share of one; false when the group broke. All lanes.
   __device__ bool receive_row(std::uint64_t seen) {
     const int lane = lane_idx();
     const int source = tokens_.source;
@@ -259,7 +259,7 @@ class SmallReceiver {
         arrival.row = at;
       }
     }
-    // Entries of one expert have one row: it is stored for each.
+    // Entries of one expert share a row, which is stored once for each.
     arrival.here = __ballot_sync(kAllLanes, static_cast<int>(arrival.expert >= 0));
     const unsigned ranks = ranks_of(home);
     if (arrival.here != 0) {
@@ -275,7 +275,8 @@ class SmallReceiver {
     return !keeps || keep_arrival(call_, sent, arrival, seen_weight);
   }
 
-  /// Copies this warp's share of a row that has come to all its rows in the slab: mostly all loads at once.
+  /// Copies this warp's share of a row that has arrived to all its rows in the slab, mostly with all loads in flight at
+  /// once.
   __device__ void copy(const Arrival& arrival, const std::byte* window_row) const {
     constexpr int kStep = kReceiveUnroll * kWarpLanes;
     const int lane = lane_idx();
@@ -284,7 +285,7 @@ class SmallReceiver {
     const SlabScales& scales = params_.scales;
     const std::byte* const scale_row = window_row + params_.row.scales_offset();
     const bool words = params_.row.scale_bytes == sizeof(std::uint32_t);
-    // The last warps of a row have the first scales: they have least to copy.
+    // The last warps of a row take the first scales, since they have the least to copy.
     const int last_part = tokens_.share.parts - 1 - tokens_.share.part;
     int first = tokens_.share.part * kStep;
     int column = last_part * kWarpLanes + lane;

@@ -1,15 +1,15 @@
 #ifndef FERRY_CUDA_LATENCY_SMALL_SEND_CUH
 #define FERRY_CUDA_LATENCY_SMALL_SEND_CUH
 
-/// What a block of a small dispatch sends: the first one counts, the others have a token each, if there are so many.
+/// The send half of a small dispatch: the first block counts, each other block sends one token if there are enough.
 
-#include "cuda/latency/dispatch_send.cuh"
+#include "cuda/latency/dispatch_words.cuh"
 #include "cuda/latency/small_parts.cuh"
 #include "cuda/sync/part_barrier.cuh"
 
 namespace ferry::cuda::device {
 
-/// Where a row goes: to these ranks, each a bit.
+/// Places of a row: one bit for each rank that gets it.
 struct SmallTargets {
   unsigned ranks = 0;
   std::byte* const* rows = nullptr;  ///< [R] in shared memory
@@ -28,7 +28,7 @@ __device__ inline void store_to_all(const SmallTargets& targets, std::int64_t of
 template <Codec kCodec>
 class SmallSender {
  public:
-  /// `memory`: of the receive half.
+  /// `memory`: the receive half's.
   __device__ SmallSender(const DispatchSendParams& params, SmallShared& shared, const ReceiveMemory& memory)
       : params_(params),
         call_(params.call),
@@ -37,8 +37,8 @@ class SmallSender {
         token_(static_cast<int>(blockIdx.x) - 1),
         step_(params) {}
 
-  /// Until the call's turn has come; false when the group broke. All threads. The first warp waits for the turn, and
-  /// the others for what they load and count: neither for the other before both are done.
+  /// Prepares the row and waits for the call's turn; false when the group broke. All threads. The first warp waits for
+  /// the turn, the others for their loads and counts; neither waits for the other before both are done.
   __device__ bool begin() {
     load_homes();
     num_counted_ = num_counted_tokens(params_);
@@ -53,10 +53,16 @@ class SmallSender {
     return shared_.number != 0;
   }
 
-  /// After begin(). All threads.
+  /// Call after begin(). All threads.
   __device__ void send() {
     if (blockIdx.x == 0) {
-      post_small_counts();
+      if (warp_idx() == 0) {
+        post_dispatch_header<false>(params_, shared_.number, shared_.sets, shared_.bad_entry, num_counted_);
+      }
+      const unsigned* const tokens_of_expert = shared_.tokens_of_expert();
+      post_counts(call_, shared_.number, shared_.sets, [tokens_of_expert](int expert) {
+        return static_cast<std::uint32_t>(__popc(tokens_of_expert[expert]));
+      });
       keep_uncounted(params_, num_counted_);
       return;
     }
@@ -85,10 +91,7 @@ class SmallSender {
     }
     __syncthreads();
     if (warp_idx() != 0) return;
-    if (flag != nullptr) {
-      fence_system();
-      post_word(flag, shared_.number, 0);
-    }
+    post_row_flag(flag, shared_.number);
     entry_.expert = expert;
     if (expert >= 0) {
       entry_.owner = home_rank(home);
@@ -103,7 +106,7 @@ class SmallSender {
     return DispatchSlot::at(reinterpret_cast<std::uint64_t*>(shared_.words[rank]), call_.max_tokens, call_.num_topk);
   }
 
-  /// Where this thread's expert is, for keep_home().
+  /// Loads the home of this thread's expert, for keep_home().
   __device__ void load_homes() {
     const auto thread = static_cast<int>(threadIdx.x);
     if (thread >= call_.num_experts) return;
@@ -115,7 +118,7 @@ class SmallSender {
     if (thread < call_.num_experts) memory_.experts.homes[thread] = home_of(owner_, local_expert_);
   }
 
-  /// Loads and quantises the block's row, and finds out which tokens are for which experts. All warps but the first.
+  /// Loads and quantises the block's row, and finds the tokens of each expert. All warps but the first.
   __device__ void prepare_row() {
     const int thread = static_cast<int>(threadIdx.x) - kWarpLanes;
     unsigned* const tokens_of_expert = shared_.tokens_of_expert();
@@ -132,7 +135,7 @@ class SmallSender {
       memory_.shared->first_bad_rank = kNone;
       memory_.shared->first_full_expert = kNone;
     }
-    meet_warps<kRowThreads / kWarpLanes>();  // nobody has waited for a load yet
+    meet_warps<kRowThreads / kWarpLanes>();  // no thread has waited for a load yet
     keep_home();
     if (has_entry) {
       const int token = thread / call_.num_topk;
@@ -150,47 +153,22 @@ class SmallSender {
     if (has_row()) step_.quantize(params_, 0, shared_.scale_words);
   }
 
-  /// The number of the call, and where this rank writes at the others. The first warp.
+  /// Waits for the call's number, and finds this rank's places on the others. The first warp.
   __device__ void take_turn() {
-    const TurnLook turn(call_, LatencyKind::kDispatch);
-    const GrantsLook look(call_, LatencyKind::kDispatch);
-    const bool come = wait_grants(call_, LatencyKind::kDispatch, turn, look, shared_.sets);
+    const std::uint64_t number = wait_for_turn<false>(call_, LatencyKind::kDispatch, shared_.sets, [] {});
     const int lane = lane_idx();
     if (lane < call_.ranks.num_ranks) {
       std::byte* const words = reinterpret_cast<std::byte*>(
           window_of(call_, lane).slot(call_.layout, LatencyKind::kDispatch, shared_.sets[lane], call_.ranks.rank));
       shared_.words[lane] = words;
-      // The slots of all ranks are in front of the rows of all.
+      // The slots of all ranks precede the rows of all ranks.
       shared_.rows[lane] = words + call_.layout.words_bytes - call_.ranks.rank * call_.layout.slot_bytes +
                            call_.ranks.rank * call_.layout.source_bytes;
     }
-    if (lane == 0) shared_.number = come ? turn.number : 0;
+    if (lane == 0) shared_.number = number;
   }
 
-  /// Tells every rank that this one has come to the call, and its counts.
-  __device__ void post_small_counts() {
-    const auto thread = static_cast<int>(threadIdx.x);
-    if (warp_idx() == 0) {
-      LatencyHeader header;
-      header.agreement = call_.agreement;
-      header.record_number = call_.record_number;
-      header.num_tokens = num_counted_;
-      if (shared_.bad_entry != kNoBadEntry) {
-        header.bad_entry = static_cast<std::int64_t>(shared_.bad_entry);
-        header.bad_id = load_id(params_, header.bad_entry);
-      }
-      post_header(call_, LatencyKind::kDispatch, shared_.number, header, shared_.sets);
-    }
-    if (thread >= call_.num_experts) return;
-    const auto count = static_cast<std::uint32_t>(__popc(shared_.tokens_of_expert()[thread]));
-#pragma unroll 1
-    for (int rank = 0; rank < call_.ranks.num_ranks; ++rank) {
-      if (shared_.sets[rank] == kNoSet) continue;
-      post_word(count_words(call_, rank, shared_.sets[rank], call_.ranks.rank) + thread, shared_.number, count);
-    }
-  }
-
-  /// Tells every rank where the entries of the token go. The first warp.
+  /// Sends every rank the entries of the token. The first warp.
   __device__ void post_small_entries(int expert) {
     const int lane = lane_idx();
     if (lane >= call_.num_topk) return;
@@ -202,9 +180,7 @@ class SmallSender {
 #pragma unroll 1
     for (int rank = 0; rank < call_.ranks.num_ranks; ++rank) {
       if (shared_.sets[rank] == kNoSet) continue;
-      const DispatchSlot slot = slot_at(rank);
-      post_word(slot.entries + at, shared_.number, payload);
-      if (params_.weights != nullptr) post_word(slot.weights + at, shared_.number, entry_.weight);
+      post_token_entry(params_, slot_at(rank), at, shared_.number, payload, entry_.weight);
     }
   }
 
@@ -217,7 +193,7 @@ class SmallSender {
   std::int32_t owner_ = 0;
   std::int32_t local_expert_ = 0;
   RowStep<kCodec> step_;
-  TokenEntry entry_;  ///< the first warp's
+  TokenEntry entry_;  ///< of the first warp
 };
 
 }  // namespace ferry::cuda::device

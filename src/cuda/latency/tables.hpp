@@ -1,8 +1,8 @@
 #ifndef FERRY_CUDA_LATENCY_TABLES_HPP
 #define FERRY_CUDA_LATENCY_TABLES_HPP
 
-/// A Routing of latency mode in device memory: sizes and pointers. The send half of the dispatch writes what it knows
-/// of this rank's tokens, the receive half the rest.
+/// A Routing of latency mode in device memory: sizes and pointers. The dispatch's send half writes the tables of this
+/// rank's tokens, the receive half all others.
 
 #include <cstddef>
 #include <cstdint>
@@ -14,15 +14,15 @@
 
 namespace ferry::cuda {
 
-/// What a send half leaves for its receive half.
+/// State that a send half leaves for its receive half.
 struct alignas(16) SentCall {
-  std::uint64_t number;    ///< of the call
-  std::uint32_t set;       ///< in which this rank receives it
+  std::uint64_t number;    ///< number of the call
+  std::uint32_t set;       ///< set in which this rank receives the call
   std::uint32_t pending;   ///< 1: sent and not received
   std::uint32_t arrivals;  ///< blocks of the receive half that are done
 };
 
-/// In place of the home of an entry whose rank has been masked since; its own inverse. Less than -1.
+/// Replaces the home of an entry whose rank has been masked since. Its own inverse. Less than -1.
 FERRY_HOST_DEVICE constexpr std::int32_t lost_home(std::int32_t home) { return -2 - home; }
 
 struct LatencyTables {
@@ -39,19 +39,20 @@ struct LatencyTables {
   RouteSummary* summary = nullptr;
   SentCall* dispatch = nullptr;
   SentCall* combine = nullptr;
-  // Of this rank's tokens. By the send half:
+  // Tables of this rank's tokens, by the send half:
   std::int64_t* ids = nullptr;  ///< [T, K]
   float* weights = nullptr;     ///< [T, K], null if the dispatch was given none
   /// [T, K] home_of the entry (call/routing_tables.hpp), -1: no expert, or lost_home.
   std::int32_t* homes = nullptr;
-  std::int32_t* slots = nullptr;  ///< [T, K] row in the slab of the entry's rank, -1: none. Rows by the receive half
-  // Of the rows here, by the receive half:
+  /// [T, K] row in the slab of the entry's rank, -1: none. Rows are written by the receive half
+  std::int32_t* slots = nullptr;
+  // Tables of the rows here, by the receive half:
   std::int32_t* rows_per_expert = nullptr;  ///< [L]
   std::int64_t* row_offsets = nullptr;      ///< [L + 1] multiples of C
   std::int32_t* source_ranges = nullptr;    ///< [L, R, 2] number of rows, first row
   std::int32_t* source = nullptr;           ///< [L * C, 2]
   std::int32_t* tokens_of_rank = nullptr;   ///< [R] T of each
-  std::int32_t* most_tokens = nullptr;      ///< the largest of them
+  std::int32_t* most_tokens = nullptr;      ///< the largest T
   // What combine sends back, by the receive half. Entries of one token for one expert have the same row.
   std::int32_t* items = nullptr;          ///< [R, M, K] row in this rank's slab; -1: the entry is none of this rank's
   float* item_weights = nullptr;          ///< [R, M, K], null if the dispatch was given none; valid where items is >= 0

@@ -1,7 +1,8 @@
 #ifndef FERRY_CUDA_LATENCY_TERM_ORDER_CUH
 #define FERRY_CUDA_LATENCY_TERM_ORDER_CUH
 
-/// Puts what the lanes of a warp have, an entry of one token each, into the order in which it is added.
+/// Order of summation: sorts the entries of a token, one per lane of a warp, into the order in which their rows are
+/// added.
 
 #include <cstddef>
 #include <cstdint>
@@ -11,25 +12,25 @@
 
 namespace ferry::cuda::device {
 
-/// Of an entry that has no row.
+/// Key of an entry without a row.
 inline constexpr std::uint64_t kNoTerm = UINT64_MAX;
 
-/// An entry's term: the row `row`, counted with `weight`. Entries of equal keys have the same row.
+/// An entry's term: `row` times `weight`. Entries of equal keys have the same row.
 struct Term {
   std::uint64_t key = kNoTerm;
-  const std::byte* row = nullptr;  ///< read from the first lane of a key only
+  const std::byte* row = nullptr;  ///< read only from the first lane of a key
   float weight = 1.0F;
 };
 
-/// What order_terms found.
+/// Result of order_terms.
 struct TermPlace {
   int num_rows = 0;
-  int position = 0;  ///< of this lane's weight
+  int position = 0;  ///< position of this lane's weight
 };
 
-/// Fills `terms` in ascending order of (key, lane), each row once; with `weighted` it counts with the weights of all
-/// its entries in turn, else once with 1. Only the first `num_entries` lanes have one. All lanes of a warp.
-/// One copy of the code, as sum_terms.
+/// Fills `terms` in ascending order of (key, lane), each row once: with `weighted` it counts with the weights of all
+/// its entries in turn, else once with 1. Only the first `num_entries` lanes have an entry. All lanes of a warp. One
+/// copy of the code, as in sum_terms.
 __device__ __noinline__ inline TermPlace order_terms(const Term& term, int num_entries, bool weighted, Terms& terms) {
   constexpr unsigned kLanes = 0xFFFFFFFFU;
   const int lane = lane_idx();
@@ -59,22 +60,22 @@ __device__ __noinline__ inline TermPlace order_terms(const Term& term, int num_e
   return {num_rows, position};
 }
 
-/// Rows and steps of a row, 512 bytes apart, that a warp loads at once.
+/// Rows, and steps of a row 512 bytes apart, that a warp loads at once.
 inline constexpr int kSumRows = 4;
 inline constexpr int kSumSteps = 2;
 
-/// What a warp has loaded of `kSumRows` rows.
+/// Loaded vectors of `kSumRows` rows.
 struct SumLoads {
   uint4 values[kSumRows][kSumSteps];
 };
 
-/// Where a sum goes as words of a call: word_row().
+/// Destination of a sum that travels as words of a call: word_row().
 struct WordPlace {
   std::byte* words = nullptr;
   std::uint64_t number = 0;
 };
 
-/// Stores this lane's 16 bytes of a sum, at `offset` of it.
+/// Stores this lane's 16 bytes of a sum, at `offset` in it.
 __device__ inline void store_sum(std::byte* out, int offset, const uint4& value) {
   *reinterpret_cast<uint4*>(out + offset) = value;
 }
@@ -83,9 +84,8 @@ __device__ inline void store_sum(const WordPlace& out, int offset, const uint4& 
   LaneWords(value, out.number).store(out.words + 2 * (offset - of_lane));
 }
 
-/// out[0, bytes) = the sum of the terms. All lanes of a warp, after which `terms` may be filled again. Both halves of a
-/// call use this one copy of the code: what the first has brought to the instruction cache the second finds there.
-/// `Out`: std::byte* or WordPlace.
+/// out[0, bytes) = the sum of the terms. All lanes of a warp; afterwards `terms` may be filled again. Both halves of a
+/// call use this one copy of the code, so the second finds it in the instruction cache. `Out`: std::byte* or WordPlace.
 template <bool kFloat32, typename Out>
 __device__ __noinline__ inline void sum_terms(const Terms& terms, int num_rows, Out out, int bytes) {
   constexpr int kUnitBytes = sizeof(uint4);

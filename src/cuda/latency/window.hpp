@@ -1,50 +1,51 @@
 #ifndef FERRY_CUDA_LATENCY_WINDOW_HPP
 #define FERRY_CUDA_LATENCY_WINDOW_HPP
 
-/// The memory that a rank receives calls of latency mode in: GroupOptions::latency_bytes of its arena, right behind the
+/// Memory in which a rank receives calls of latency mode: GroupOptions::latency_bytes of its arena, right behind the
 /// control words, so that it has the same place and the same parts on every rank.
 ///
-/// There are two kinds of calls, dispatch and combine. Each counts its calls on the device from 1, apart from the
-/// epochs of other calls and from each other, so that graph replays count too: the *number* of a call. What a rank gets
-/// of a call lies in one of kSets *sets* of its kind. Everything that is not a row travels as 8-byte words, half
-/// payload, half the lower half of the call's number, so that the word is its own flag (as `entries` in
-/// sync/control.hpp): one trip, no fence.
+/// There are two kinds of calls, dispatch and combine. The device counts the calls of each kind from 1, apart from the
+/// epochs of other calls, so that graph replays count too: the *number* of a call. A rank receives a call in one of the
+/// kSets *sets* of its kind. Everything but rows travels as 8-byte words, half payload, half the lower half of the
+/// call's number, so that a word is its own flag (like `entries` in sync/control.hpp): one trip, no fence.
 ///
-///   field                     writer     order              says
-///   grants[kind][r][n % 4]    rank r     relaxed / acquire  r's set for call n; r has read what was in it before
+///   field                     writer     order              publishes
+///   grants[kind][r][n % 4]    rank r     relaxed / acquire  r's set for call n; r has read the set's earlier contents
 ///   headers[kind][set][s]     rank s     relaxed / relaxed  LatencyHeader: s has come to the call
 ///   counts[set][s][e]         rank s     relaxed / relaxed  dispatch: s's distinct tokens for expert e
-///   done[set][s][b]           rank s     relaxed / acquire  combine: all that block b of s's send half stores is there
+///   done[set][s][b]           rank s     relaxed / acquire  combine: all stores of block b of s's send half
 ///   words and rows of a set   rank s     relaxed; flags of rows acquire, after a fence of the writer
 ///   row words[set][s]         rank s     relaxed / relaxed  combine: rows of small calls, as words
 ///   local                     this rank  device scope       see LatencyLocal
 ///   mask words                rank s     see there          see LatencyMaskWords
 ///
-/// Ranks may receive in different orders, so nothing that all know tells which set of a rank is free: each grants its
-/// sets itself. At the start those of the first kSets calls; then, when it has received a call, that call's set to the
-/// next number that has none yet. A kernel that makes a whole call leaves that to the next one of its kind, whose rank
-/// cannot be waited for before. So the call that a rank is about to make has one, whatever it has in flight. Should
-/// it have none, since graphs were replayed that send without receiving, and refuse that call, it grants the number
-/// kNoSet: its peers send it a header then, in a place of its own, and nothing else.
+/// Ranks may receive calls in different orders, so a peer cannot know which set of a rank is free: each rank grants its
+/// sets itself. At the start it grants them to the first kSets calls; later, when it has received a call, it grants
+/// that call's set to the next number without a set. A kernel that makes a whole call leaves this to the next kernel of
+/// its kind: no peer can wait for the grant before. So the next call of a rank has a set, whatever the rank has in
+/// flight. It may have none after replays of graphs that send without receiving; then the rank refuses the call and
+/// grants kNoSet: its peers send it a header, in a place of its own, and nothing else.
 ///
-/// Slot n % kGrantSlots is free again: when r grants n, every block of every peer p has read r's grant of n - 4.
-///   - A set: r has seen p's headers of n - 3 calls by then, so of call n - 3 or a later one; p sends that in a kernel
-///     behind all of call n - 4.
+/// Slot n % kGrantSlots is free again when r grants n: every block of every peer p has read r's grant of n - 4.
+///
+///   - A set: r has then seen p's headers of n - 3 calls, so of call n - 3 or a later one; p sends that header in a
+///     kernel behind all of call n - 4.
 ///   - kNoSet: r is at call n, so it has waited for p's grant of n - 1. p grants that once it has received or refused
 ///     n - 4 calls, so call n - 4 or a later one, in a kernel behind all that has sent them.
 ///
-/// What of a set is words and what is rows is the same for calls of all shapes: otherwise bytes of a row could pass for
-/// a word. So are the parts of the sources in both, except of combine's rows. Within those a sender's stores are in the
-/// order of its own kernels, so that a set can be granted again without waiting for stores that nobody reads.
+/// The division of a set into words and rows is the same for calls of all shapes: otherwise bytes of a row could pass
+/// for a word. The parts of the sources are the same too, except in a combine's rows. Within the part of a source,
+/// stores are in the order of the sender's kernels, so a set can be granted again without a wait for stores that no
+/// thread reads.
 ///
 ///   words of a set, for each source s (its slot)         rows of a set
 ///   dispatch  row_flags[M] entries[M][K] weights[M][K]   [s][M] row stride: x, then its scales; each s has R-th part
 ///   combine   weights[M][K]                              [M][K], or [M][ranks of a token], by all; flags are done[][]
 ///
-/// Row words: sums of a few tokens (CombineRows::words) go as words too, of twice the bytes, into memory of their
-/// own behind the sets. Whoever adds them up waits for them alone: no fence, no flag that follows, and the sender has
-/// no blocks to wait for (LatencyHeader). Each source has its own, so that a word that nobody waited for is overwritten
-/// by its sender's next one or by none.
+/// Row words: sums of a few tokens (CombineRows::words) travel as words too, of twice the bytes, into memory of their
+/// own behind the sets. The rank that adds them up waits for them alone: no fence, no flag behind them, and the sender
+/// has no blocks to wait for (LatencyHeader). Each source has its own row words, so a word without a waiting reader is
+/// overwritten by its sender's next one or by none.
 
 #include <cstddef>
 #include <cstdint>
@@ -61,7 +62,7 @@ inline constexpr int kLatencyKinds = 2;
 
 /// Sets of each kind: for the calls that a rank has in flight, and the one that it is making.
 inline constexpr int kSets = kMaxLatencyCallsInFlight + 1;
-/// In place of a set: the rank refuses the call. Also the index of the headers that it gets all the same.
+/// Replaces a set where the rank refuses the call. Also the index of the headers that it gets in that case.
 inline constexpr int kNoSet = kSets;
 inline constexpr int kHeaderSets = kSets + 1;
 inline constexpr int kGrantSlots = 4;
@@ -69,39 +70,39 @@ inline constexpr int kGrantSlots = 4;
 /// Bound on M: an entry's ordinal has 20 bits (pack_entry).
 inline constexpr std::int64_t kMaxLatencyTokens = (std::int64_t{1} << 20) - 1;
 
-/// A rank's part in a call, as it sends it to every peer.
+/// A rank's part in a call, which it sends to every peer.
 struct LatencyHeader {
   std::uint64_t agreement = 0;     ///< hash of what all ranks must pass alike; 0: this rank refuses the call
-  std::int64_t record_number = 0;  ///< of the call in the host's CallLog
+  std::int64_t record_number = 0;  ///< number of the call's record in the host's CallLog
   std::int64_t num_tokens = 0;     ///< T of that rank
-  /// Combine: blocks of the send half, words of `done`; 0 if it refuses, or sends rows as words. Dispatch: hash of a
-  /// placement that only GPUs know, else 0.
+  /// Combine: blocks of the send half, that is, words of `done`; 0 if the rank refuses, or sends rows as words.
+  /// Dispatch: hash of a placement that only GPUs know, else 0.
   std::uint64_t blocks_or_homes = 0;
   std::int64_t bad_entry = -1;  ///< dispatch: index in [T, K] of the first id that is no expert, -1: all are good
   std::int64_t bad_id = 0;
 };
-/// Words of 4 bytes, one a lane of a warp.
+/// Words of 4 bytes, one per lane of a warp.
 inline constexpr int kLatencyHeaderWords = sizeof(LatencyHeader) / sizeof(std::uint32_t);
 inline constexpr int kLatencyHeaderSlotWords = 16;
 static_assert(kLatencyHeaderWords <= kLatencyHeaderSlotWords);
 
-/// This rank's own words. By kind.
+/// This rank's own words, by kind.
 struct LatencyLocal {
-  std::uint64_t sent[kLatencyKinds];            ///< calls that have been sent
-  std::uint64_t granted[kLatencyKinds];         ///< the last number that this rank has granted a set to
-  std::uint64_t cleared[kLatencyKinds][kSets];  ///< in which era (see era_of) the set's words were cleared
-  std::uint32_t owed[kLatencyKinds];            ///< 1 + the set of the whole call before, which is still to be granted
-  std::uint32_t arrivals[kLatencyKinds];        ///< blocks that are done, of the kernel that sends
+  std::uint64_t sent[kLatencyKinds];            ///< number of calls that have been sent
+  std::uint64_t granted[kLatencyKinds];         ///< last number that this rank has granted a set to
+  std::uint64_t cleared[kLatencyKinds][kSets];  ///< era (see era_of) in which the set's words were cleared
+  std::uint32_t owed[kLatencyKinds];            ///< 1 + set of the whole call before, which is not granted yet
+  std::uint32_t arrivals[kLatencyKinds];        ///< blocks of the sending kernel that are done
 };
 
-/// What peers tell each other in groups that mask lost ranks (GroupOptions::mask_lost_ranks), behind LatencyLocal.
-/// System scope, and no other memory is published.
+/// Words between peers in groups that mask lost ranks (GroupOptions::mask_lost_ranks), behind LatencyLocal. System
+/// scope; they publish no other memory.
 struct LatencyMaskWords {
   std::uint64_t masked_by[kMaxRanks];  ///< [s] by rank s, st.relaxed / ld.acquire. 1: it masks this rank
   std::uint64_t beats[kMaxRanks];      ///< [s] by rank s, st.relaxed / ld.relaxed. Changes while s waits
 };
 
-/// The part whose size depends on R alone: where its parts are, from its start.
+/// Parts whose size depends on R alone, as offsets from their start.
 struct LatencyControl {
   std::int64_t grants = 0;   ///< [kinds][R][kGrantSlots]
   std::int64_t headers = 0;  ///< [kinds][kHeaderSets][R][kLatencyHeaderSlotWords]
@@ -131,22 +132,23 @@ struct LatencyControl {
   FERRY_HOST_DEVICE constexpr std::int64_t mask_words() const {
     return local + static_cast<std::int64_t>(sizeof(LatencyLocal));
   }
-  /// The start of it that ranks write to which are granted no set: grants and headers.
+  /// Bytes at the start, grants and headers, that ranks also write to a rank that grants no set.
   FERRY_HOST_DEVICE constexpr std::int64_t unset_bytes() const { return counts; }
 };
 
 /// Rows begin at multiples of this: a line of the GPU's caches.
 inline constexpr std::int64_t kRowAlignment = 128;
-/// The share of a set that is words. A token with K = 8 has 136 bytes of them; rows mostly have several thousand.
+/// Share of a set that is words: 1 / kWordsShare. A token with K = 8 has 136 bytes of words; rows mostly have several
+/// thousand.
 inline constexpr std::int64_t kWordsShare = 16;
 
-/// Tokens of a rank up to which sums travel as words. Twice the bytes cost more than a fence and a flag beyond that.
+/// Most tokens of a rank whose sums travel as words. Beyond that, twice the bytes cost more than a fence and a flag.
 inline constexpr int kWordTokens = 8;
-/// Row words that a source has in a set, at most: so many rows of 16 KiB.
+/// Most row words of a source in a set: for kWordTokens rows of 16 KiB.
 inline constexpr std::int64_t kMostRowWordsBytes = std::int64_t{kWordTokens} * 2 * 16384;
-/// They take so much of all memory, at most: what groups for so few tokens need of it.
+/// Row words take at most 1 / kRowWordsShare of all memory: the need of groups for so few tokens.
 inline constexpr std::int64_t kRowWordsShare = 2;
-/// A warp moves 16 bytes a lane at a time. Of its row words the first half has the first 8 bytes of each lane.
+/// A warp moves 16 bytes per lane at a time. The first half of a step's row words holds the first 8 bytes of each lane.
 inline constexpr std::int64_t kWordStepBytes = 512;
 
 FERRY_HOST_DEVICE constexpr std::int64_t row_words_bytes(std::int64_t row_bytes) {
@@ -157,12 +159,12 @@ FERRY_HOST_DEVICE constexpr std::int64_t round_up_row(std::int64_t bytes) {
   return (bytes + kRowAlignment - 1) / kRowAlignment * kRowAlignment;
 }
 
-/// Rows that come back of a token: of each of its entries, or of each of its ranks.
+/// Rows of a token that come back: one for each of its entries, or for each of its ranks.
 FERRY_HOST_DEVICE constexpr int num_returned_rows(CombineOrder order, int num_topk, int num_ranks) {
   return order == CombineOrder::kExact || num_topk < num_ranks ? num_topk : num_ranks;
 }
 
-/// What a call needs of a set.
+/// Parts of a set that a call needs.
 struct SetNeed {
   std::int64_t slot_words = 0;  ///< of each source
   std::int64_t rows_bytes = 0;
@@ -178,18 +180,18 @@ struct SetNeed {
   }
 };
 
-/// Where everything is, as offsets: the same on every rank. Trivial, so that kernels take it by value.
+/// Places of all parts, as offsets: the same on every rank. Trivial, so that kernels take it by value.
 struct LatencyLayout {
-  std::int64_t offset = 0;           ///< of the memory in every rank's arena
+  std::int64_t offset = 0;           ///< offset of the memory in every rank's arena
   LatencyControl control;            ///< at its start
-  std::int64_t set_bytes = 0;        ///< of each set: [kinds][kSets] follow
+  std::int64_t set_bytes = 0;        ///< bytes of each set; [kinds][kSets] follow the control part
   std::int64_t slot_bytes = 0;       ///< words of one source, at the start of a set: [R]
-  std::int64_t words_bytes = 0;      ///< of a set; its rows follow
+  std::int64_t words_bytes = 0;      ///< words of a set; its rows follow
   std::int64_t source_bytes = 0;     ///< rows of one source of dispatch
-  std::int64_t row_words = 0;        ///< from the start: [kSets][R]
-  std::int64_t row_words_bytes = 0;  ///< of each
+  std::int64_t row_words = 0;        ///< offset from the start: [kSets][R]
+  std::int64_t row_words_bytes = 0;  ///< of each source in a set
 
-  /// A group that has `bytes` of it; all sizes are 0 if that is too little for anything.
+  /// Layout of a group that has `bytes`; all sizes are 0 if that is too little for any call.
   static constexpr LatencyLayout of(std::int64_t offset, std::int64_t bytes, std::int64_t num_ranks) {
     LatencyLayout layout;
     layout.offset = offset;
@@ -207,7 +209,7 @@ struct LatencyLayout {
   }
 
   constexpr std::int64_t rows_bytes() const { return set_bytes - words_bytes; }
-  /// Tokens of a rank whose sums of `row_bytes` may travel as words.
+  /// Most tokens of a rank whose sums of `row_bytes` may travel as words.
   constexpr int word_tokens(std::int64_t row_bytes) const {
     const std::int64_t room = row_words_bytes / cuda::row_words_bytes(row_bytes);
     return room < kWordTokens ? static_cast<int>(room) : kWordTokens;
@@ -218,7 +220,7 @@ struct LatencyLayout {
 
   /// Bytes of a group whose calls need at most this.
   static constexpr std::int64_t bytes_for(const SetNeed& need, std::int64_t num_ranks) {
-    // Everything is rounded down to kRowAlignment by each source, once in the words and once in the rows.
+    // Each source rounds down to kRowAlignment, once in the words and once in the rows.
     const std::int64_t slot_bytes = (need.slot_words * kWordBytes + kRowAlignment);
     const std::int64_t of_words = slot_bytes * num_ranks * kWordsShare;
     const std::int64_t rows = need.rows_bytes + num_ranks * kRowAlignment;
@@ -236,7 +238,7 @@ struct LatencyLayout {
   static constexpr std::int64_t round_down(std::int64_t bytes) { return bytes / kRowAlignment * kRowAlignment; }
 };
 
-/// The same as addresses on one rank.
+/// Addresses of the parts on one rank.
 struct LatencyWindow {
   std::byte* base = nullptr;
 

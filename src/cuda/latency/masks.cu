@@ -1,8 +1,9 @@
-/// The kernels that wait for other ranks in groups that mask those that do not come, and those that change masks: see
-/// mask.hpp.
+/// Kernels of groups that mask lost ranks (mask.hpp): the gates, which wait for ranks and mask those that do not come,
+/// and the update and query of masks.
 
-#include "cuda/driver/launch.hpp"
-#include "cuda/latency/mask_gates.cuh"
+#include "cuda/latency/kernel_row.hpp"
+#include "cuda/latency/kernels.hpp"
+#include "cuda/latency/mask.cuh"
 #include "cuda/placement/pick.cuh"
 #include "cuda/sync/shared_memory.cuh"
 
@@ -17,7 +18,7 @@ __global__ void __launch_bounds__(kMaxRanks) grants_gate_kernel(const __grid_con
   wait_for_grants(params.call, params.mask, params.kind, turn_number(params.call, params.kind));
 }
 
-/// What one block does with one rank.
+/// One block's work for one rank.
 class Arrivals {
  public:
   __device__ Arrivals(const MaskGateParams& params, std::uint64_t number, int set, int source)
@@ -29,7 +30,8 @@ class Arrivals {
     return __syncthreads_or(static_cast<int>(masked)) != 0;
   }
 
-  /// Waits for the rank's header; false once the rank is masked, or the group broke. All threads, as below.
+  /// Waits for the rank's header; false once the rank is masked, or the group broke. All threads, as in the functions
+  /// below.
   __device__ bool wait_header(LatencyHeader& header) const {
     const auto thread = static_cast<int>(threadIdx.x);
     bool came = true;
@@ -41,7 +43,7 @@ class Arrivals {
     return __syncthreads_and(static_cast<int>(came)) != 0;
   }
 
-  /// Waits for everything else that the rank sends. What is no row goes to the shadow.
+  /// Waits for everything else that the rank sends, and copies its words, except those of rows, to the shadow.
   __device__ bool wait_rest(const LatencyHeader& header) const {
     bool came = true;
     if (set_ != kNoSet && params_.kind == LatencyKind::kCombine) {
@@ -76,7 +78,7 @@ class Arrivals {
               reinterpret_cast<const std::uint32_t*>(&header)[threadIdx.x]);
   }
 
-  /// What the receive half is to find of a rank that is masked.
+  /// Writes to the shadow the words of a masked rank for the receive half: it has no tokens.
   __device__ void stand_in() const {
     LatencyHeader header;
     header.agreement = call_.agreement;
@@ -94,7 +96,7 @@ class Arrivals {
     lose_homes();
   }
 
-  /// The same for a send half that is still to come.
+  /// Writes to the shadow that a masked rank has no set, for a send half that follows.
   __device__ void take_set() const {
     if (threadIdx.x != 0) return;
     post_word(shadow_grant(call_, params_.mask, params_.kind, source_, number_), number_, kNoSet);
@@ -114,7 +116,7 @@ class Arrivals {
     return look_or_mask(call_, params_.mask, {awaited, source_, number_}, word);
   }
 
-  /// Waits for words, and copies them.
+  /// Waits for words, and copies them to the shadow.
   __device__ bool copy_words(Awaited awaited, std::uint64_t* words, int num_words) const {
     bool came = true;
 #pragma unroll 1
@@ -143,7 +145,7 @@ class Arrivals {
     return came;
   }
 
-  /// Nothing comes back from the rank's experts.
+  /// Marks entries of the rank's experts as lost: no row of theirs comes back.
   __device__ void lose_homes() const {
     const std::int64_t num_entries = call_.num_tokens * call_.num_topk;
 #pragma unroll 1
@@ -168,7 +170,7 @@ __global__ void __launch_bounds__(kGateThreads) arrivals_gate_kernel(const __gri
   const volatile SentCall& sent = params.refuses ? params.mask.state->refused[static_cast<int>(params.kind)]
                                   : is_dispatch  ? *call.tables.dispatch
                                                  : *call.tables.combine;
-  // Of nothing there is nothing to wait for.
+  // Nothing has been sent, so there is nothing to wait for.
   const bool none = sent.pending == 0 || is_broken(call.ranks);
   if (__syncthreads_or(static_cast<int>(none)) != 0) return;
   const Arrivals arrivals(params, sent.number, static_cast<int>(sent.set), static_cast<int>(blockIdx.x));
@@ -208,45 +210,36 @@ __global__ void __launch_bounds__(kMaxRanks) mask_query_kernel(const __grid_cons
   if (rank < params.num_ranks) params.out[rank] = is_masked(params.mask, rank) ? 1 : 0;
 }
 
-LaunchShape shape_of(const MaskGateParams& params) {
-  return {static_cast<unsigned>(params.call.ranks.num_ranks), kGateThreads, sizeof(LatencyHeader)};
-}
+std::size_t gate_bytes(const MaskGateParams& /*params*/) { return sizeof(LatencyHeader); }
+
+constexpr KernelRow<MaskGateParams> kGrantsGate = {{grants_gate_kernel}, kMaxRanks, nullptr};
+constexpr KernelRow<MaskGateParams> kArrivalsGate = {{arrivals_gate_kernel}, kGateThreads, gate_bytes};
+constexpr KernelRow<MaskGateParams> kWeightsGate = {{weights_gate_kernel}, kGateThreads, gate_bytes};
+constexpr KernelRow<MaskUpdateParams> kUpdate = {{mask_update_kernel}, kMaxRanks, nullptr};
+constexpr KernelRow<MaskQueryParams> kQuery = {{mask_query_kernel}, kMaxRanks, nullptr};
 
 }  // namespace
 
 cudaError_t launch_grants_gate(const MaskGateParams& params, cudaStream_t stream) {
-  return launch_kernel(grants_gate_kernel, {1, kMaxRanks, 0}, params, stream);
+  return kGrantsGate.launch(0, 1, false, params, stream);
 }
 
 cudaError_t launch_arrivals_gate(const MaskGateParams& params, cudaStream_t stream) {
-  return launch_kernel(arrivals_gate_kernel, shape_of(params), params, stream);
+  return kArrivalsGate.launch(0, params.call.ranks.num_ranks, false, params, stream);
 }
 
 cudaError_t launch_weights_gate(const MaskGateParams& params, cudaStream_t stream) {
-  return launch_kernel(weights_gate_kernel, shape_of(params), params, stream);
+  return kWeightsGate.launch(0, params.call.ranks.num_ranks, false, params, stream);
 }
 
 cudaError_t launch_mask_update(const MaskUpdateParams& params, cudaStream_t stream) {
-  return launch_kernel(mask_update_kernel, {1, kMaxRanks, 0}, params, stream);
+  return kUpdate.launch(0, 1, false, params, stream);
 }
 
 cudaError_t launch_mask_query(const MaskQueryParams& params, cudaStream_t stream) {
-  return launch_kernel(mask_query_kernel, {1, kMaxRanks, 0}, params, stream);
+  return kQuery.launch(0, 1, false, params, stream);
 }
 
-cudaError_t load_mask_kernels() {
-  for (const void* kernel :
-       {reinterpret_cast<const void*>(grants_gate_kernel), reinterpret_cast<const void*>(arrivals_gate_kernel),
-        reinterpret_cast<const void*>(weights_gate_kernel), reinterpret_cast<const void*>(mask_update_kernel),
-        reinterpret_cast<const void*>(mask_query_kernel)}) {
-    cudaFuncAttributes attributes;
-    const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel);
-    if (error != cudaSuccess) return error;
-  }
-  cudaError_t error = load_masked_dispatch_kernels();
-  if (error == cudaSuccess) error = load_masked_combine_kernels();
-  if (error == cudaSuccess) error = load_masked_refusal_kernels();
-  return error;
-}
+cudaError_t load_masks() { return load_rows(kGrantsGate, kArrivalsGate, kWeightsGate, kUpdate, kQuery); }
 
 }  // namespace ferry::cuda

@@ -1,0 +1,244 @@
+/// The kernels of a combine of latency mode: the whole call in one, also for few tokens, and each half. All blocks of a
+/// kernel that makes a whole call must run at once, as in dispatch.cu.
+
+#include <algorithm>
+
+#include "cuda/latency/combine_receive.cuh"
+#include "cuda/latency/combine_send.cuh"
+#include "cuda/latency/kernel_row.hpp"
+#include "cuda/latency/kernels.hpp"
+#include "cuda/latency/mask.cuh"
+#include "cuda/latency/small_combine.cuh"
+#include "cuda/sync/kernel_order.cuh"
+#include "cuda/sync/shared_memory.cuh"
+
+namespace ferry::cuda {
+namespace {
+
+using namespace device;  // NOLINT(google-build-using-namespace)
+
+/// Every block makes its part of the send half, then its part of the receive half. `kWords`: CombineRows::words.
+template <bool kFloat32, bool kWords>
+__global__ void __launch_bounds__(kCombineThreads) combine_kernel(const __grid_constant__ LatencyCombineParams params) {
+  await_kernel_before();
+  const LatencyParams& call = params.send.call;
+  const CombineStart start = CombineStart::of(call);
+  const CombineSendShared send = CombineSendShared::at(dynamic_shared(), call.ranks.num_ranks);
+  const CombineReceiveShared receive =
+      CombineReceiveShared::at(dynamic_shared() + send.size_bytes, call.ranks.num_ranks);
+  if (!send_combine<kFloat32, true, kWords>(params.send, send, start)) return;
+  const SentCall sent{*send.number, static_cast<std::uint32_t>(send.sets[call.ranks.rank]), 1, 0};
+  if (!receive_combine<kFloat32, false, kWords>(call, params.receive, sent, receive, start.routed)) return;
+  if (is_clerk() && threadIdx.x == 0) leave_whole_call(call, LatencyKind::kCombine, sent);
+}
+
+/// Makes a whole call whose sums travel as words, between few ranks (small_combine.cuh).
+template <bool kFloat32>
+__global__ void __launch_bounds__(kCombineThreads)
+    small_combine_kernel(const __grid_constant__ SmallCombineParams params) {
+  await_kernel_before();
+  const LatencyParams& call = params.send.call;
+  auto& shared = *reinterpret_cast<SmallCombineShared*>(dynamic_shared());
+  if (is_clerk()) {
+    if (warp_idx() == 0) announce_small(params, shared);
+    if (warp_idx() == 1) keep_small_books(call);
+    return;
+  }
+  if (warp_idx() == 0) {
+    take_small_turn(call, shared);
+    __syncthreads();
+    if (lane_idx() == 0 && shared.number != 0) enter_whole_call(call, LatencyKind::kCombine);
+    return;
+  }
+  SmallAdder<kFloat32> adder(params, shared);
+  const std::int32_t home = adder.load_home(first_combine_unit());  // needed only by receive()
+  if (adder.send()) adder.receive(home);
+}
+
+/// Makes a send half. `kMasks`: in groups that mask lost ranks (mask.hpp), whose sums never travel as words.
+template <bool kFloat32, bool kWords, bool kMasks>
+__global__ void __launch_bounds__(kCombineThreads)
+    combine_send_kernel(const __grid_constant__ HalfParams<CombineSendParams, kMasks> params) {
+  const CombineStart start = CombineStart::of(params.call);
+  if constexpr (kMasks) {
+    // All threads or none, since the block meets in barriers later.
+    if (__syncthreads_or(static_cast<int>(is_broken(params.call.ranks))) != 0) return;
+  }
+  auto& own = own_send_params(params, dynamic_shared(), LatencyKind::kCombine);
+  const LatencyParams& call = own.call;
+  const CombineSendShared shared =
+      CombineSendShared::at(dynamic_shared() + own_params_bytes<CombineSendParams>(kMasks), call.ranks.num_ranks);
+  if (!send_combine<kFloat32, false, kWords>(own, shared, start) || warp_idx() != 0) return;
+  const std::uint64_t number = *shared.number;
+  if (lane_idx() != 0) return;
+  if (blockIdx.x == 0) {
+    *call.tables.combine = {number, static_cast<std::uint32_t>(shared.sets[call.ranks.rank]), 1, 0};
+  }
+  end_turn(call, LatencyKind::kCombine, number);
+}
+
+/// Sends the weights of this combine before its sums, in groups that mask ranks: all weights must be sent before any
+/// rank waits for some.
+__global__ void __launch_bounds__(kCombineThreads)
+    weights_send_kernel(const __grid_constant__ Masked<CombineSendParams> params) {
+  const CombineStart start = CombineStart::of(params.call);
+  if (__syncthreads_or(static_cast<int>(is_broken(params.call.ranks) || !start.routed)) != 0) return;
+  auto& own = own_send_params(params, dynamic_shared(), LatencyKind::kCombine);
+  const CombineSendShared shared =
+      CombineSendShared::at(dynamic_shared() + own_params_bytes<CombineSendParams>(true), own.call.ranks.num_ranks);
+  take_turn(own, shared, true);
+}
+
+/// Makes a receive half.
+template <bool kFloat32, bool kWords, bool kMasks>
+__global__ void __launch_bounds__(kCombineThreads)
+    combine_receive_kernel(const __grid_constant__ HalfParams<CombineReceiveParams, kMasks> params) {
+  const CombineStart start = CombineStart::of(params.call);
+  const volatile SentCall& pending = *params.call.tables.combine;
+  const SentCall sent{pending.number, pending.set, pending.pending, 0};
+  // All threads or none, as above.
+  if (__syncthreads_or(static_cast<int>(is_broken(params.call.ranks) || sent.pending == 0)) != 0) return;
+  auto& own = own_receive_params(params, dynamic_shared());
+  const LatencyParams& call = own.call;
+  const CombineReceiveShared shared =
+      CombineReceiveShared::at(dynamic_shared() + own_params_bytes<CombineReceiveParams>(kMasks), call.ranks.num_ranks);
+  bool good = receive_combine<kFloat32, kMasks, kWords>(call, own, sent, shared, start.routed);
+  if constexpr (kWords) good = __syncthreads_and(static_cast<int>(good)) != 0;
+  if (!good) return;
+  if (!is_last_block(call.tables.combine->arrivals)) return;
+  if constexpr (kMasks) look_at_window(params, own);
+  if (threadIdx.x == 0) *call.tables.combine = {};
+  if (warp_idx() == 0) grant_set(call, LatencyKind::kCombine, sent.number, static_cast<int>(sent.set));
+}
+
+// Dynamic shared memory of each kernel.
+
+std::size_t send_bytes(const LatencyParams& call) {
+  return CombineSendShared::at(nullptr, call.ranks.num_ranks).size_bytes;
+}
+std::size_t receive_bytes(const LatencyParams& call) {
+  return CombineReceiveShared::at(nullptr, call.ranks.num_ranks).size_bytes;
+}
+std::size_t whole_bytes(const LatencyCombineParams& params) {
+  return send_bytes(params.send.call) + receive_bytes(params.send.call);
+}
+std::size_t small_bytes(const SmallCombineParams& /*params*/) { return sizeof(SmallCombineShared); }
+std::size_t send_half_bytes(const CombineSendParams& params) { return send_bytes(params.call); }
+std::size_t receive_half_bytes(const CombineReceiveParams& params) { return receive_bytes(params.call); }
+std::size_t masked_send_half_bytes(const Masked<CombineSendParams>& params) {
+  return own_params_bytes<CombineSendParams>(true) + send_bytes(params.call);
+}
+std::size_t masked_receive_half_bytes(const Masked<CombineReceiveParams>& params) {
+  return own_params_bytes<CombineReceiveParams>(true) + receive_bytes(params.call);
+}
+
+/// Index in a row that has kernels for each kind of rows.
+int kernel_idx(const CombineRows& rows) { return (rows.words ? 2 : 0) + (rows.float32 ? 1 : 0); }
+
+constexpr KernelRow<LatencyCombineParams, 4> kWhole = {{combine_kernel<false, false>, combine_kernel<true, false>,
+                                                        combine_kernel<false, true>, combine_kernel<true, true>},
+                                                       kCombineThreads,
+                                                       whole_bytes};
+constexpr KernelRow<SmallCombineParams, 2> kSmall = {
+    {small_combine_kernel<false>, small_combine_kernel<true>}, kCombineThreads, small_bytes};
+constexpr KernelRow<CombineSendParams, 4> kSend = {
+    {combine_send_kernel<false, false, false>, combine_send_kernel<true, false, false>,
+     combine_send_kernel<false, true, false>, combine_send_kernel<true, true, false>},
+    kCombineThreads,
+    send_half_bytes};
+constexpr KernelRow<CombineReceiveParams, 4> kReceive = {
+    {combine_receive_kernel<false, false, false>, combine_receive_kernel<true, false, false>,
+     combine_receive_kernel<false, true, false>, combine_receive_kernel<true, true, false>},
+    kCombineThreads,
+    receive_half_bytes};
+constexpr KernelRow<Masked<CombineSendParams>, 2> kMaskedSend = {
+    {combine_send_kernel<false, false, true>, combine_send_kernel<true, false, true>},
+    kCombineThreads,
+    masked_send_half_bytes};
+constexpr KernelRow<Masked<CombineSendParams>> kMaskedWeights = {
+    {weights_send_kernel}, kCombineThreads, masked_send_half_bytes};
+constexpr KernelRow<Masked<CombineReceiveParams>, 2> kMaskedReceive = {
+    {combine_receive_kernel<false, false, true>, combine_receive_kernel<true, false, true>},
+    kCombineThreads,
+    masked_receive_half_bytes};
+
+MaskGateParams gate_of(const LatencyParams& call, const MaskParams& mask) {
+  return {call, mask, LatencyKind::kCombine, {}, false};
+}
+
+/// Small batches take more blocks rather than more warps per block: code that is new to a multiprocessor is slow to
+/// fetch.
+constexpr std::int64_t kUnitsPerBlock = 4;
+
+SmallUnits units_of(std::int64_t row_bytes, int num_rows, int num_warps) {
+  const RowParts parts = RowParts::of(row_bytes, num_rows, num_warps);
+  return {SmallDivisor::of(parts.num_parts), parts.part_bytes, num_rows * parts.num_parts};
+}
+
+SmallCombineParams small_params(const LatencyCombineParams& params) {
+  const LatencyParams& call = params.send.call;
+  const std::int64_t row_bytes = params.send.rows.row_bytes;
+  const int num_warps = (call.num_blocks - 1) * kCombineWarps;
+  const int num_ranks = call.ranks.num_ranks;
+  SmallCombineParams small;
+  static_cast<LatencyCombineParams&>(small) = params;
+  small.ranks = SmallDivisor::of(num_ranks);
+  small.sends = units_of(row_bytes, static_cast<int>(call.max_tokens) * num_ranks, num_warps);
+  small.receives = units_of(row_bytes, static_cast<int>(call.num_tokens), num_warps);
+  return small;
+}
+
+}  // namespace
+
+int combine_blocks(const LatencyParams& call, const CombineRows& rows, int num_sms) {
+  const std::int64_t num_steps = (rows.row_bytes + RowParts::kStepBytes - 1) / RowParts::kStepBytes;
+  const std::int64_t num_units = call.max_tokens * call.ranks.num_ranks * num_steps;
+  const std::int64_t most = std::clamp(num_sms, 2, kMaxCallBlocks);
+  return 1 + static_cast<int>(std::clamp<std::int64_t>((num_units + kUnitsPerBlock - 1) / kUnitsPerBlock, 1, most - 1));
+}
+
+bool is_small(const LatencyCombineParams& params) {
+  return params.send.rows.words && params.send.call.ranks.num_ranks <= kSmallRanks;
+}
+
+cudaError_t launch_latency_combine(const LatencyCombineParams& params, const MaskParams& mask, cudaStream_t stream) {
+  const LatencyParams& call = params.send.call;
+  const CombineRows& rows = params.send.rows;
+  if (mask.present()) {
+    const cudaError_t error = launch_combine_send(params.send, mask, stream);
+    return error == cudaSuccess ? launch_combine_receive({params.receive, call}, mask, stream) : error;
+  }
+  if (is_small(params)) {
+    return kSmall.launch(rows.float32 ? 1 : 0, call.num_blocks, call.overlaps, small_params(params), stream);
+  }
+  return kWhole.launch(kernel_idx(rows), call.num_blocks, call.overlaps, params, stream);
+}
+
+cudaError_t launch_combine_send(const CombineSendParams& params, const MaskParams& mask, cudaStream_t stream) {
+  const int num_blocks = params.call.num_blocks;
+  if (!mask.present()) return kSend.launch(kernel_idx(params.rows), num_blocks, false, params, stream);
+  const MaskGateParams gate = gate_of(params.call, mask);
+  const Masked<CombineSendParams> masked{params, mask};
+  cudaError_t error = launch_grants_gate(gate, stream);
+  if (params.own_weights && params.rows.order == CombineOrder::kRankSums) {
+    if (error == cudaSuccess) error = kMaskedWeights.launch(0, num_blocks, false, masked, stream);
+    if (error == cudaSuccess) error = launch_weights_gate(gate, stream);
+  }
+  if (error != cudaSuccess) return error;
+  return kMaskedSend.launch(kernel_idx(params.rows), num_blocks, false, masked, stream);
+}
+
+cudaError_t launch_combine_receive(const CombineReceiveParams& params, const MaskParams& mask, cudaStream_t stream) {
+  const int num_blocks = params.call.num_blocks;
+  if (!mask.present()) return kReceive.launch(kernel_idx(params.rows), num_blocks, false, params, stream);
+  const cudaError_t error = launch_arrivals_gate(gate_of(params.call, mask), stream);
+  if (error != cudaSuccess) return error;
+  return kMaskedReceive.launch(kernel_idx(params.rows), num_blocks, false, {params, mask}, stream);
+}
+
+cudaError_t load_latency_combine(bool masks) {
+  const cudaError_t error = load_rows(kWhole, kSmall, kSend, kReceive);
+  return error == cudaSuccess && masks ? load_rows(kMaskedSend, kMaskedWeights, kMaskedReceive) : error;
+}
+
+}  // namespace ferry::cuda

@@ -1,0 +1,291 @@
+/// The kernels of latency_dispatch: the whole call in one, also for few tokens, and each half. All blocks of a kernel
+/// that makes a whole call must run at once, since they wait for each other through the peers: there is at most one
+/// block for each multiprocessor of the rank.
+
+#include "cuda/latency/dispatch_receive.cuh"
+#include "cuda/latency/dispatch_send.cuh"
+#include "cuda/latency/kernel_row.hpp"
+#include "cuda/latency/kernels.hpp"
+#include "cuda/latency/lost_homes.cuh"
+#include "cuda/latency/mask.cuh"
+#include "cuda/latency/small_receive.cuh"
+#include "cuda/latency/small_send.cuh"
+#include "cuda/sync/kernel_order.cuh"
+#include "cuda/sync/shared_memory.cuh"
+
+namespace ferry::cuda {
+namespace {
+
+using namespace device;  // NOLINT(google-build-using-namespace)
+
+/// Shared memory of the send half where other memory follows: that of the receive half in a whole call, which is
+/// prepared before.
+FERRY_HOST_DEVICE constexpr std::size_t send_bytes(int num_experts) {
+  return round_up_part(DispatchSendShared::size_bytes(num_experts));
+}
+
+/// Block that grants the owed set: one that does not receive, if there is one.
+__device__ unsigned granting_block(const DispatchReceiveRows& params) {
+  return params.first_receiver > 1 ? 1 : gridDim.x - 1;
+}
+
+/// Every block makes its part of the send half, then its part of the receive half. `kHomes`: see receive_dispatch().
+template <Codec kCodec, bool kHomes>
+__global__ void __launch_bounds__(kDispatchThreads, 1)
+    dispatch_kernel(const __grid_constant__ LatencyDispatchParams params) {
+  await_kernel_before();
+  const LatencyParams& call = params.send.call;
+  auto& send = *reinterpret_cast<DispatchSendShared*>(dynamic_shared());
+  const ReceiveMemory memory =
+      ReceiveMemory::at(dynamic_shared() + send_bytes(call.num_experts), call.num_experts, call.num_local_experts);
+  const bool receives = takes_part(params.receive);
+  HomesLook homes;
+  if (receives) homes = HomesLook(call, params.receive);
+  const auto meanwhile = [&call, &params, &memory, &homes, receives] {
+    if (receives) prepare_receive(call, params.receive, homes, memory.experts, *memory.shared);
+  };
+  const auto on_turn = [&call, &params] {
+    const bool enters = !reports() && blockIdx.x != granting_block(params.receive);
+    if (enters && threadIdx.x + 1 == kDispatchThreads) enter_whole_call(call, LatencyKind::kDispatch);
+  };
+  send_dispatch<kCodec, kHomes>(params.send, send, meanwhile,
+                                on_turn);  // its barriers also end the preparation
+  if (send.number == 0) return;
+  // The last warp is idle until the first one has posted this block's row flags.
+  const bool last_warp = threadIdx.x >= kDispatchThreads - kWarpLanes;
+  if (blockIdx.x == granting_block(params.receive) && last_warp) {
+    grant_owed_set(call, LatencyKind::kDispatch, send.number);
+    if (lane_idx() == 0) enter_whole_call(call, LatencyKind::kDispatch);
+  }
+  if (!receives) return;
+  const SentCall sent{send.number, static_cast<std::uint32_t>(send.sets[call.ranks.rank]), 1, 0};
+  if (!receive_dispatch<kHomes>(call, params.receive, sent, memory.experts, *memory.shared)) return;
+  if (reports() && threadIdx.x == 0) leave_whole_call(call, LatencyKind::kDispatch, sent);
+}
+
+/// Warp that grants the owed set before anything else, since all ranks may wait for the grant: in a block that mostly
+/// only clears gaps.
+__device__ bool grants() { return blockIdx.x + 1 == gridDim.x && warp_idx() + 1 == kReceiveWarps; }
+
+/// Makes a whole call of a few tokens (small_parts.cuh).
+template <Codec kCodec>
+__global__ void __launch_bounds__(kDispatchThreads, 1)
+    small_dispatch_kernel(const __grid_constant__ LatencyDispatchParams params) {
+  await_kernel_before();
+  const LatencyParams& call = params.send.call;
+  auto& shared = *reinterpret_cast<SmallShared*>(dynamic_shared());
+  const ReceiveMemory memory = ReceiveMemory::at(dynamic_shared() + SmallShared::size_bytes(call.num_experts),
+                                                 call.num_experts, call.num_local_experts);
+  const bool tells_host = reports() && threadIdx.x == 0 && params.receive.host.result != nullptr;
+  if (tells_host) store_relaxed_system(&params.receive.host.result->started, 1);
+  if (grants()) grant_owed_set(call, LatencyKind::kDispatch, turn_number(call, LatencyKind::kDispatch));
+  SmallSender<kCodec> sender(params.send, shared, memory);
+  if (!sender.begin()) return;
+  if (!reports() && threadIdx.x + 1 == kDispatchThreads) enter_whole_call(call, LatencyKind::kDispatch);
+  sender.send();
+  if (!takes_part(params.receive)) return;
+  SmallReceiver receiver(call, params.receive, shared, memory);
+  receiver.receive();
+}
+
+/// Makes a send half. `kMasks`: in groups that mask lost ranks (mask.hpp).
+template <Codec kCodec, bool kHomes, bool kMasks>
+__global__ void __launch_bounds__(kDispatchThreads)
+    dispatch_send_kernel(const __grid_constant__ HalfParams<DispatchSendParams, kMasks> params) {
+  constexpr std::size_t kOwnBytes = own_params_bytes<DispatchSendParams>(kMasks);
+  auto& own = own_send_params(params, dynamic_shared(), LatencyKind::kDispatch);
+  auto& shared = *reinterpret_cast<DispatchSendShared*>(dynamic_shared() + kOwnBytes);
+  const LatencyParams& call = own.call;
+  if constexpr (kMasks) {
+    if (params.placement.homes.ranges != nullptr) {
+      pick_homes_left(own, dynamic_shared() + kOwnBytes + send_bytes(call.num_experts));
+    }
+  }
+  send_dispatch<kCodec, kHomes>(
+      own, shared, [] {}, [] {});
+  if (shared.number == 0 || warp_idx() != 0) return;
+  if (blockIdx.x == 0) grant_owed_set(call, LatencyKind::kDispatch, shared.number);
+  if (lane_idx() != 0) return;
+  if (blockIdx.x == 0) {
+    *call.tables.dispatch = {shared.number, static_cast<std::uint32_t>(shared.sets[call.ranks.rank]), 1, 0};
+  }
+  end_turn(call, LatencyKind::kDispatch, shared.number);
+}
+
+/// Makes a receive half. `kHomes`: see receive_dispatch().
+template <bool kHomes, bool kMasks>
+__global__ void __launch_bounds__(kDispatchThreads, 1)
+    dispatch_receive_kernel(const __grid_constant__ HalfParams<DispatchReceiveParams, kMasks> params) {
+  auto& own = own_receive_params(params, dynamic_shared());
+  const LatencyParams& call = own.call;
+  const ReceiveMemory memory = ReceiveMemory::at(dynamic_shared() + own_params_bytes<DispatchReceiveParams>(kMasks),
+                                                 call.num_experts, call.num_local_experts);
+  prepare_receive(call, own, HomesLook(call, own), memory.experts, *memory.shared);
+  // A send half that found the group broken has not written the words that follow.
+  if (__syncthreads_or(static_cast<int>(is_broken(call.ranks))) != 0) return;
+  SentCall& words = *call.tables.dispatch;
+  const volatile SentCall& seen = words;
+  const SentCall sent{seen.number, seen.set, seen.pending, 0};  // unchanged until all blocks are done
+  if (sent.pending == 0) {
+    if (reports() && threadIdx.x == 0) report_not_sent(call);
+    return;
+  }
+  if (!receive_dispatch<kHomes>(call, own, sent, memory.experts, *memory.shared)) return;
+  if (!is_last_block(words.arrivals)) return;
+  if constexpr (kMasks) {
+    clear_lost_slots(call);
+    look_at_window(params, own);
+  }
+  if (threadIdx.x == 0) {
+    words.pending = 0;
+    words.arrivals = 0;
+  }
+  if (warp_idx() == 0) grant_set(call, LatencyKind::kDispatch, sent.number, static_cast<int>(sent.set));
+}
+
+std::size_t receive_bytes(int num_experts, int num_local_experts) {
+  return ReceiveMemory::at(nullptr, num_experts, num_local_experts).size_bytes;
+}
+
+// Dynamic shared memory of each kernel.
+
+std::size_t whole_bytes(const LatencyDispatchParams& params) {
+  const LatencyParams& call = params.send.call;
+  return send_bytes(call.num_experts) + receive_bytes(call.num_experts, call.num_local_experts);
+}
+std::size_t small_bytes(const LatencyDispatchParams& params) {
+  const LatencyParams& call = params.send.call;
+  return SmallShared::size_bytes(call.num_experts) + receive_bytes(call.num_experts, call.num_local_experts);
+}
+std::size_t send_half_bytes(const DispatchSendParams& params) {
+  return DispatchSendShared::size_bytes(params.call.num_experts);
+}
+std::size_t masked_send_bytes(int num_ranks, int num_experts, int num_logical) {
+  return own_params_bytes<DispatchSendParams>(true) + send_bytes(num_experts) +
+         HomesLeft::size_bytes_for(num_ranks, num_logical, num_experts);
+}
+std::size_t masked_send_half_bytes(const Masked<DispatchSendParams>& params) {
+  return masked_send_bytes(params.call.ranks.num_ranks, params.call.num_experts, params.placement.homes.num_logical);
+}
+std::size_t receive_half_bytes(const DispatchReceiveParams& params) {
+  return receive_bytes(params.call.num_experts, params.call.num_local_experts);
+}
+std::size_t masked_receive_half_bytes(const Masked<DispatchReceiveParams>& params) {
+  return own_params_bytes<DispatchReceiveParams>(true) + receive_half_bytes(params);
+}
+
+constexpr int kExperts = static_cast<int>(kMaxExperts);
+
+// The most of it in any launch.
+
+std::size_t most_receive_bytes() { return receive_bytes(kExperts, kExperts); }
+std::size_t most_whole_bytes() { return send_bytes(kExperts) + most_receive_bytes(); }
+std::size_t most_small_bytes() {
+  return SmallShared::size_bytes(kSmallExperts) + receive_bytes(kSmallExperts, kSmallExperts);
+}
+std::size_t most_send_bytes() { return DispatchSendShared::size_bytes(kExperts); }
+std::size_t most_masked_send_bytes() { return masked_send_bytes(kMaxRanks, kExperts, kExperts); }
+std::size_t most_masked_receive_bytes() { return own_params_bytes<DispatchReceiveParams>(true) + most_receive_bytes(); }
+
+/// Index in a row that has kernels for each codec, first without and then with homes.
+int kernel_idx(Quantization mode, bool homes) { return (homes ? kNumCodecs : 0) + codec_idx(mode); }
+
+constexpr KernelRow<LatencyDispatchParams, 2 * kNumCodecs> kWhole = {
+    {dispatch_kernel<Codec::kPlain, false>, dispatch_kernel<Codec::kFp8, false>, dispatch_kernel<Codec::kInt8, false>,
+     dispatch_kernel<Codec::kPlain, true>, dispatch_kernel<Codec::kFp8, true>, dispatch_kernel<Codec::kInt8, true>},
+    kDispatchThreads,
+    whole_bytes,
+    most_whole_bytes};
+constexpr KernelRow<LatencyDispatchParams, kNumCodecs> kSmall = {
+    {small_dispatch_kernel<Codec::kPlain>, small_dispatch_kernel<Codec::kFp8>, small_dispatch_kernel<Codec::kInt8>},
+    kDispatchThreads,
+    small_bytes,
+    most_small_bytes};
+constexpr KernelRow<DispatchSendParams, 2 * kNumCodecs> kSend = {
+    {dispatch_send_kernel<Codec::kPlain, false, false>, dispatch_send_kernel<Codec::kFp8, false, false>,
+     dispatch_send_kernel<Codec::kInt8, false, false>, dispatch_send_kernel<Codec::kPlain, true, false>,
+     dispatch_send_kernel<Codec::kFp8, true, false>, dispatch_send_kernel<Codec::kInt8, true, false>},
+    kDispatchThreads,
+    send_half_bytes,
+    most_send_bytes};
+constexpr KernelRow<DispatchReceiveParams, 2> kReceive = {
+    {dispatch_receive_kernel<false, false>, dispatch_receive_kernel<true, false>},
+    kDispatchThreads,
+    receive_half_bytes,
+    most_receive_bytes};
+constexpr KernelRow<Masked<DispatchSendParams>, kNumCodecs> kMaskedSend = {
+    {dispatch_send_kernel<Codec::kPlain, true, true>, dispatch_send_kernel<Codec::kFp8, true, true>,
+     dispatch_send_kernel<Codec::kInt8, true, true>},
+    kDispatchThreads,
+    masked_send_half_bytes,
+    most_masked_send_bytes};
+constexpr KernelRow<Masked<DispatchReceiveParams>> kMaskedReceive = {
+    {dispatch_receive_kernel<true, true>}, kDispatchThreads, masked_receive_half_bytes, most_masked_receive_bytes};
+
+MaskGateParams gate_of(const LatencyParams& call, const MaskParams& mask, const PlacementTables& placement) {
+  return {call, mask, LatencyKind::kDispatch, placement, false};
+}
+
+/// Units of a row, as in RowStep.
+std::int64_t num_units(const DispatchSendParams& send) {
+  return send.quantize == Quantization::kNone ? send.row.x_bytes / kUnitBytes : send.hidden / kLaneChannels;
+}
+
+}  // namespace
+
+bool is_small(const LatencyDispatchParams& params) {
+  const LatencyParams& call = params.send.call;
+  const DispatchReceiveRows& receive = params.receive;
+  const std::int64_t num_ranks = call.ranks.num_ranks;
+  if (call.max_tokens > kSmallTokens || num_ranks > kSmallRanks || call.num_experts > kSmallExperts ||
+      call.num_tokens * call.num_topk > kSmallEntries || num_units(params.send) > kStepUnits ||
+      call.slab_capacity < num_ranks * call.max_tokens || receive.zero_padding || has_homes_or_counters(receive)) {
+    return false;
+  }
+  const std::int64_t num_receivers = call.num_blocks - receive.first_receiver - receive.num_gap_blocks;
+  const std::int64_t tokens_per_block = kReceiveWarps / receive.warps_per_row;
+  return params.send.num_senders >= call.num_tokens && num_receivers / num_ranks * tokens_per_block >= call.max_tokens;
+}
+
+cudaError_t launch_latency_dispatch(const LatencyDispatchParams& params, int num_receive_blocks, const MaskParams& mask,
+                                    cudaStream_t stream) {
+  const LatencyParams& call = params.send.call;
+  if (mask.present()) {
+    const cudaError_t error = launch_dispatch_send(params.send, mask, stream);
+    if (error != cudaSuccess) return error;
+    DispatchReceiveParams receive{params.receive, call};
+    receive.call.num_blocks = num_receive_blocks;
+    return launch_dispatch_receive(receive, mask, stream);
+  }
+  const Quantization mode = params.send.quantize;
+  if (is_small(params)) return kSmall.launch(codec_idx(mode), call.num_blocks, call.overlaps, params, stream);
+  const int idx = kernel_idx(mode, has_homes_or_counters(params.receive));
+  return kWhole.launch(idx, call.num_blocks, call.overlaps, params, stream);
+}
+
+cudaError_t launch_dispatch_send(const DispatchSendParams& params, const MaskParams& mask, cudaStream_t stream) {
+  const int num_blocks = params.call.num_blocks;
+  if (!mask.present()) {
+    return kSend.launch(kernel_idx(params.quantize, has_homes(params.placement)), num_blocks, false, params, stream);
+  }
+  const cudaError_t error = launch_grants_gate(gate_of(params.call, mask, params.placement), stream);
+  if (error != cudaSuccess) return error;
+  return kMaskedSend.launch(codec_idx(params.quantize), num_blocks, false, {params, mask}, stream);
+}
+
+cudaError_t launch_dispatch_receive(const DispatchReceiveParams& params, const MaskParams& mask, cudaStream_t stream) {
+  const int num_blocks = params.call.num_blocks;
+  if (!mask.present()) {
+    return kReceive.launch(has_homes_or_counters(params) ? 1 : 0, num_blocks, false, params, stream);
+  }
+  const cudaError_t error = launch_arrivals_gate(gate_of(params.call, mask, params.placement), stream);
+  if (error != cudaSuccess) return error;
+  return kMaskedReceive.launch(0, num_blocks, false, {params, mask}, stream);
+}
+
+cudaError_t load_latency_dispatch(bool masks) {
+  const cudaError_t error = load_rows(kWhole, kSmall, kSend, kReceive);
+  return error == cudaSuccess && masks ? load_rows(kMaskedSend, kMaskedReceive) : error;
+}
+
+}  // namespace ferry::cuda

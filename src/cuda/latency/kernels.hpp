@@ -1,0 +1,65 @@
+#ifndef FERRY_CUDA_LATENCY_KERNELS_HPP
+#define FERRY_CUDA_LATENCY_KERNELS_HPP
+
+/// The kernels of latency mode, and how hosts load and launch them.
+///
+///   file         part of a call         kernel                   one for each                blocks
+///   dispatch.cu  whole                  dispatch_kernel          codec, homes                as the call says
+///                whole, if is_small()   small_dispatch_kernel    codec                       as the call says
+///                send half              dispatch_send_kernel     codec, homes; codec, masks  as the call says
+///                receive half           dispatch_receive_kernel  homes; masks                as the call says
+///   combine.cu   whole                  combine_kernel           float32, words              as the call says
+///                whole, if is_small()   small_combine_kernel     float32                     as the call says
+///                send half              combine_send_kernel      float32, words; masks       as the call says
+///                weights of its own     weights_send_kernel      masks                       as the call says
+///                receive half           combine_receive_kernel   float32, words; masks       as the call says
+///   refusal.cu   whole                  refusal_kernel                                       1
+///                send half              refusal_send_kernel      masks                       1
+///                receive half           refusal_receive_kernel   masks                       1
+///   masks.cu     before a send half     grants_gate_kernel       masks                       1
+///                before a receive half  arrivals_gate_kernel     masks                       R
+///                after weights          weights_gate_kernel      masks                       R
+///                update, query          mask_update_kernel,      masks                       1
+///                                       mask_query_kernel
+///
+/// Each .cu file ends with its rows of this table, as KernelRow, from which its kernels are loaded and launched.
+
+#include <cuda_runtime_api.h>
+
+#include "cuda/latency/mask.hpp"
+#include "cuda/latency/params.hpp"
+
+namespace ferry::cuda {
+
+// In groups that mask ranks (`mask` is present) a whole call is made as two halves, and each half comes after its gate.
+
+/// `num_receive_blocks`: blocks of the receive half if it is a kernel of its own.
+cudaError_t launch_latency_dispatch(const LatencyDispatchParams& params, int num_receive_blocks, const MaskParams& mask,
+                                    cudaStream_t stream);
+cudaError_t launch_dispatch_send(const DispatchSendParams& params, const MaskParams& mask, cudaStream_t stream);
+cudaError_t launch_dispatch_receive(const DispatchReceiveParams& params, const MaskParams& mask, cudaStream_t stream);
+
+cudaError_t launch_latency_combine(const LatencyCombineParams& params, const MaskParams& mask, cudaStream_t stream);
+cudaError_t launch_combine_send(const CombineSendParams& params, const MaskParams& mask, cudaStream_t stream);
+cudaError_t launch_combine_receive(const CombineReceiveParams& params, const MaskParams& mask, cudaStream_t stream);
+
+cudaError_t launch_latency_refusal(const LatencyRefusalParams& params, const MaskParams& mask, cudaStream_t stream);
+
+cudaError_t launch_mask_update(const MaskUpdateParams& params, cudaStream_t stream);
+cudaError_t launch_mask_query(const MaskQueryParams& params, cudaStream_t stream);
+
+/// Loads all kernels that a group launches; those for masks only if it `masks` ranks.
+cudaError_t load_latency_kernels(bool masks);
+
+// Parts of the functions above.
+cudaError_t launch_grants_gate(const MaskGateParams& params, cudaStream_t stream);
+cudaError_t launch_arrivals_gate(const MaskGateParams& params, cudaStream_t stream);
+cudaError_t launch_weights_gate(const MaskGateParams& params, cudaStream_t stream);
+cudaError_t load_latency_dispatch(bool masks);
+cudaError_t load_latency_combine(bool masks);
+cudaError_t load_latency_refusal(bool masks);
+cudaError_t load_masks();
+
+}  // namespace ferry::cuda
+
+#endif  // FERRY_CUDA_LATENCY_KERNELS_HPP
