@@ -7,6 +7,7 @@ of comments alone do not count. A changed header is seen through one unit that i
 """
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -33,7 +34,7 @@ def changed_files(base: str) -> set[str]:
     changed = set()
     for name in names:
         path = Path(name)
-        if not path.is_file() or path.suffix not in (".cpp", ".hpp", ".h", ".cuh") and name not in RULES:
+        if not path.is_file() or (path.suffix not in (".cpp", ".hpp", ".h", ".cuh") and name not in RULES):
             continue
         before = subprocess.run(["git", "show", f"{base}:{name}"], capture_output=True, text=True)
         if before.returncode != 0 or code(before.stdout) != code(path.read_text()):
@@ -69,10 +70,12 @@ def reached(name: str, known: dict[str, list[str]]) -> set[str]:
             continue
         seen.add(file)
         if file not in known:
+            known[file] = []
             folders = [str(Path(file).parent), *FOLDERS]
-            candidates = [[f"{folder}/{name}" for folder in folders] for name in INCLUDE.findall(Path(file).read_text())]
-            known[file] = [next((path for path in paths if Path(path).is_file()), "") for paths in candidates]
-        waiting += [path for path in known[file] if path]
+            for include in INCLUDE.findall(Path(file).read_text()):
+                paths = (os.path.normpath(f"{folder}/{include}") for folder in folders)
+                known[file] += [path for path in paths if Path(path).is_file()][:1]
+        waiting += known[file]
     return seen
 
 
