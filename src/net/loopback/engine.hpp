@@ -3,7 +3,7 @@
 
 /// The network inside one process, for tests: ends that are threads. Every byte is written by the poll() of the end
 /// whose memory it is, so thread sanitizers see only the order that the protocol above relies on. Keeps the order of
-/// everything one end sends to another, unless LoopbackFaults changes it.
+/// everything one end sends to another, unless a test's rules change it.
 ///
 /// With the variable FERRY_LOOPBACK_RATE, in bytes per second, when an engine is created, what is put to its end takes
 /// the time that a link of that rate needs, one put after the other: for measurements without such a network.
