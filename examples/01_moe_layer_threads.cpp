@@ -1,7 +1,7 @@
 // A Mixture-of-Experts layer over four ranks that are threads of this program. No launcher, no GPU, nothing to set up.
 //
-// Each rank holds 16 tokens and two of the eight experts. A token is sent to its two experts on whichever ranks own
-// them (dispatch), and their outputs are returned and summed with the router's weights (combine).
+// Each rank holds 16 tokens and two of the eight experts. A token is sent to its two experts on the ranks that own them
+// (dispatch), and their outputs are returned and summed with the router's weights (combine).
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -28,7 +28,7 @@ float run_rank(const std::shared_ptr<ferry::Bootstrap>& bootstrap) {
   // With GPUs "auto" would choose backend "cuda", which takes only GPU memory; all tensors here are in host memory.
   const std::shared_ptr<ferry::Group> group = ferry::Group::create(bootstrap, {.backend = "cpu"}).value();
 
-  // This rank's tokens, and what its router chose for them: ids of experts of the whole group, and their weights.
+  // This rank's tokens, and its router's choice: ids of experts of the whole group, and their weights.
   std::vector<float> x(kNumTokens * kHidden);
   std::vector<std::int64_t> topk_idx(kNumTokens * kNumTopk);
   std::vector<float> topk_weights(kNumTokens * kNumTopk);

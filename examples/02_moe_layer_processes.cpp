@@ -1,12 +1,12 @@
-// The same layer over processes, one rank each, on memory that the ranks share.
+// The layer of the first example over processes, one rank each, on memory that the ranks share.
 //
-// Start as many as you like; each needs its number, and all need the same secret:
+// Start any number of them; each needs its rank, and all need the same secret:
 //   for r in 0 1 2 3; do FERRY_RANK=$r FERRY_NUM_RANKS=4 FERRY_SECRET=choose-one ./02_moe_layer_processes & done; wait
 // or let a launcher number them (torchrun, mpirun, srun):
 //   FERRY_SECRET=choose-one mpirun -np 4 ./02_moe_layer_processes
 //
-// Unlike the first example it handles errors without exceptions, keeps its buffers in symmetric memory, so that no
-// staging copy is needed, and receives every token once, however many of its experts this rank owns.
+// Unlike the first example it handles errors without exceptions, keeps its buffers in symmetric memory, which needs no
+// staging copy, and receives every token once, however many of its experts this rank owns.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

@@ -64,8 +64,9 @@ float run_rank(const std::shared_ptr<ferry::Bootstrap>& bootstrap, int device) {
     topk_weights[i] = i % 2 == 0 ? 0.75F : 0.25F;
   }
 
-  // Anything that may wait for the whole GPU (cudaMalloc, a first copy, loading a kernel) is done before the group is
-  // created: once other ranks wait for this one inside kernels on the same GPU, it would wait for them.
+  // Operations that may wait for the whole GPU (cudaMalloc, a first copy, loading a kernel) are done before the group
+  // is created: once other ranks wait for this one inside kernels on the same GPU, such an operation would wait for
+  // them.
   check(cudaSetDevice(device));
   cudaFuncAttributes loaded{};
   check(cudaFuncGetAttributes(&loaded, run_experts));
@@ -87,7 +88,8 @@ float run_rank(const std::shared_ptr<ferry::Bootstrap>& bootstrap, int device) {
   const ferry::Routing routing = group->route(choice, options, stream).value();
   const std::int64_t num_rows = routing.num_recv_rows();
 
-  // Symmetric memory: peers write the rows into it and later read them from it. The rest is ordinary GPU memory.
+  // Symmetric memory: peers write the rows into it and later read them from it. All other memory is ordinary GPU
+  // memory.
   const ferry::Buffer rows = group->allocate(static_cast<std::size_t>(num_rows * kHidden) * sizeof(float)).value();
   const ferry::TensorView rows_view(rows.data(), ferry::DType::kFloat32, {num_rows, kHidden});
   ferry::DispatchInput send;
@@ -96,7 +98,7 @@ float run_rank(const std::shared_ptr<ferry::Bootstrap>& bootstrap, int device) {
   receive.x = rows_view;
   ferry::throw_if_error(group->dispatch(routing, send, receive, stream));
 
-  // The experts follow on the stream; the offsets of their rows are in GPU memory, too.
+  // The experts are queued on the same stream; the offsets of their rows are in GPU memory, too.
   const auto* offsets = static_cast<const std::int64_t*>(routing.expert_row_offsets_view().data);
   run_experts<<<kExpertsPerRank, kThreads, 0, cuda_stream>>>(static_cast<float*>(rows.data()), offsets,
                                                              routing.local_expert_ids()[0]);

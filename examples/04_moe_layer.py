@@ -6,7 +6,7 @@ CPU)
 import os
 
 import torch
-import torch._dynamo  # optimizers load it, and if a process group exists by then, it keeps the group and its threads
+import torch._dynamo  # optimizers load it; if a process group exists by then, it keeps that group and its threads
 import torch.distributed as dist
 
 import ferry
@@ -19,7 +19,7 @@ class MoeLayer(torch.nn.Module):
     def __init__(self, group: ferry.Group) -> None:
         super().__init__()
         self.exchange = ferry.nn.ExpertParallel(group, EXPERTS)
-        torch.manual_seed(0)  # all ranks start from the same weights and keep their own experts
+        torch.manual_seed(0)  # all ranks start from the same weights and keep only their own experts
         self.router = torch.nn.Linear(HIDDEN, EXPERTS)
         experts = [torch.nn.Linear(HIDDEN, HIDDEN) for _ in range(EXPERTS)]
         mine = EXPERTS // group.num_ranks

@@ -1,4 +1,4 @@
-"""A training step whose exchange overlaps with a shared expert on a stream of its own, forward and backward:
+"""A training step whose exchange overlaps with a shared expert on a separate stream, forward and backward:
 torchrun --nproc-per-node 4 examples/06_overlapped_training.py      (a GPU for each rank, or all on the CPU)
 """
 
@@ -6,7 +6,7 @@ import contextlib
 import os
 
 import torch
-import torch._dynamo  # optimizers load it, and if a process group exists by then, it keeps the group and its threads
+import torch._dynamo  # optimizers load it; if a process group exists by then, it keeps that group and its threads
 import torch.distributed as dist
 
 import ferry
@@ -32,7 +32,7 @@ class Layer(torch.nn.Module):
 
     @contextlib.contextmanager
     def on_side_stream(self, *tensors: torch.Tensor):
-        """Work inside waits for what is on the current stream now, but not for what is added to it later."""
+        """Work inside waits for work that is on the current stream now, but not for work added later."""
         if self.stream is None:
             yield
             return

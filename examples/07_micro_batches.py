@@ -1,5 +1,5 @@
 """Trains on two micro-batches at once: while the tokens of one are exchanged, the other computes, forward and backward.
-Checks that gradients have the same bits as those of one micro-batch after the other, and prints how much of the
+Checks that gradients have the same bits as with one micro-batch after the other, and prints how much of the
 exchange was hidden:
 torchrun --nproc-per-node 4 examples/07_micro_batches.py      (a GPU for each rank, or all on the CPU)
 """
@@ -16,13 +16,13 @@ import ferry.nn
 
 TOPK, LAYERS, LOCAL_EXPERTS = 4, 2, 8
 
-# Generators stop where an exchange has been started, so that another micro-batch can go on.
+# Generators stop after starting an exchange, so that another micro-batch can continue.
 Steps = Generator[None, None, torch.Tensor]
 Finish = Callable[[], tuple[torch.Tensor, ...]]
 
 
 class Exchange:
-    """Dispatch and combine. ``beside``: on a stream of their own, which need not wait for what comes after them."""
+    """Dispatch and combine. ``beside``: on a separate stream, so that later work need not wait for them."""
 
     def __init__(self, group: ferry.Group, capacity: int, num_sms: int, beside: bool) -> None:
         self.group, self.capacity, self.num_sms = group, capacity, num_sms
@@ -30,7 +30,7 @@ class Exchange:
         self.stream = torch.cuda.Stream(group.device, priority=-1) if beside and group.device.type == "cuda" else None
 
     def dispatch(self, x: torch.Tensor, idx: torch.Tensor, weights: torch.Tensor) -> tuple[ferry.Routing, Finish]:
-        # Room for `capacity` rows of each expert: the host waits for no counts and runs ahead of the GPU.
+        # Room for `capacity` rows of each expert: the host does not wait for counts and runs ahead of the GPU.
         num_experts = self.group.num_ranks * LOCAL_EXPERTS
         options = {"num_experts": num_experts, "layout": "slab", "slab_capacity": self.capacity}
 
@@ -66,7 +66,7 @@ class Exchange:
 
 
 class Kept(torch.autograd.Function):
-    """Returns tensors, and gradients, that were made before."""
+    """Returns tensors, and gradients, that were computed before."""
 
     @staticmethod
     def forward(ctx, outputs: Sequence[torch.Tensor], grads: Sequence[torch.Tensor], *inputs: torch.Tensor):
@@ -79,7 +79,7 @@ class Kept(torch.autograd.Function):
 
 
 class NoExchange:
-    """Takes no time, for the time of the computation alone: every dispatch returns the same rows."""
+    """Takes no time, to measure the computation alone: every dispatch returns the same rows."""
 
     def __init__(self, rows: torch.Tensor, row_weights: torch.Tensor, x: torch.Tensor, weights: torch.Tensor) -> None:
         self.rows, self.tokens = (rows, row_weights), (x, weights)
@@ -140,7 +140,7 @@ def train_one_by_one(model: Model, batches: list[torch.Tensor], exchange: Exchan
 
 
 def train_together(model: Model, batches: list[torch.Tensor], exchange: Exchange) -> None:
-    """Each goes as far as its next exchange, in turn. Autograd takes the latest step first, so backward passes take
+    """Runs each batch to its next exchange, in turn. Autograd takes the latest step first, so backward passes take
     turns in the same way.
     """
     running = [model(x, exchange) for x in batches]
@@ -196,7 +196,7 @@ def main() -> None:
     dtype = torch.bfloat16 if on_gpus else torch.float32
     model = Model(args.hidden, group.num_ranks).to(device, dtype)
     batches = [torch.randn(args.tokens, args.hidden, device=device, dtype=dtype) for _ in range(2)]
-    capacity = 2 * args.tokens * TOPK // LOCAL_EXPERTS  # twice that of a balanced router
+    capacity = 2 * args.tokens * TOPK // LOCAL_EXPERTS  # twice what a balanced router needs
     in_turn = Exchange(group, capacity, args.num_sms, beside=False)
     beside = Exchange(group, capacity, args.num_sms, beside=True)
 

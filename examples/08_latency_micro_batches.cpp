@@ -1,13 +1,14 @@
-// Latency mode with two micro-batches: while the tokens of one are on their way, the other one computes.
+// Latency mode with two micro-batches: while the tokens of one are in transit, the other one computes.
 //
 // Four ranks, threads of this program, decode through a few layers. Every call is split into a send half, which waits
-// for no other rank, and a receive half, and the halves of one micro-batch lie around the computation of the other:
+// for no other rank, and a receive half; the computation of one micro-batch lies between the halves of the other's
+// calls:
 //
 //   batch A   attention  send ~~~~~~~~~~~~ receive  experts  send ~~~~~~~~~~~~~~~~~~ receive  attention  send ~~~
 //   batch B                     attention  send ~~~~~~~~~~~~~~~~~~ receive  experts  send ~~~~~~~~~~~~~~~~~ receive
 //
-// On a GPU rows travel where the picture has a wave. CPU ranks have nothing that could move rows beside the rank's own
-// thread: there the receive half does all of it, and this program shows the order of the calls.
+// On a GPU rows travel during the waves of the picture. On CPU ranks no thread but the rank's own could move rows: the
+// receive half does all of it, and this program only shows the order of the calls.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -30,7 +31,8 @@ constexpr std::int64_t kNumExperts = 8;  // E
 constexpr std::int64_t kNumLocal = kNumExperts / kNumRanks;
 constexpr std::int64_t kCapacity = kNumRanks * kNumTokens;  // C: enough if every token picks the same expert
 
-// They stand in for the real computations: attention for the rest of a layer, expert for an expert's matrix products.
+// Stand-ins for the real computations: attention for everything else in a layer, expert for an expert's matrix
+// products.
 float attention(int layer, float x) { return std::sin(x + static_cast<float>(layer)); }
 float expert(std::int64_t expert_id, float x) { return static_cast<float>(expert_id + 1) / kNumExperts * x; }
 std::int64_t pick(int rank, int batch, int layer, std::int64_t entry) {
@@ -38,7 +40,7 @@ std::int64_t pick(int rank, int batch, int layer, std::int64_t entry) {
 }
 float weight_of(std::int64_t entry) { return entry % kNumTopk == 0 ? 0.75F : 0.25F; }
 
-// One micro-batch of one rank. Nothing of it may be touched while a call on it is not received.
+// One micro-batch of one rank. None of its memory may be touched between a split call and its receive half.
 class MicroBatch {
  public:
   MicroBatch(std::shared_ptr<ferry::Group> group, int batch) : group_(std::move(group)), batch_(batch) {
@@ -49,7 +51,7 @@ class MicroBatch {
     for (std::int64_t i = 0; i < kNumTokens * kNumTopk; ++i) topk_weights_.push_back(weight_of(i));
   }
 
-  // Attention, and the tokens are sent to their experts.
+  // Runs attention, and sends the tokens to their experts.
   void send_tokens(int layer) {
     for (float& value : x_) value = attention(layer, value);
     for (std::int64_t i = 0; i < kNumTokens * kNumTopk; ++i) {
@@ -69,7 +71,7 @@ class MicroBatch {
     routing_ = group_->latency_dispatch(in, out, options).value();
   }
 
-  // Tokens of all ranks have arrived; the experts work in place, and their rows are sent back.
+  // Receives tokens of all ranks; the experts work in place, and their rows are sent back.
   void run_experts() {
     ferry::throw_if_error(group_->latency_receive(routing_));
     const auto counts = routing_.num_rows_per_local_expert();
@@ -85,7 +87,8 @@ class MicroBatch {
     ferry::throw_if_error(group_->latency_combine(routing_, in, out, {}, {.split = true}));
   }
 
-  // The sums are the next layer's tokens. Returns the largest difference from computing all experts here.
+  // Receives the sums, which are the next layer's tokens. Returns the largest difference from computing all experts
+  // here.
   float receive_sums(int layer) {
     ferry::throw_if_error(group_->latency_receive(routing_));
     float worst = 0;
@@ -119,10 +122,10 @@ float run_rank(const std::shared_ptr<ferry::Bootstrap>& bootstrap) {
   float worst = 0;
   a.send_tokens(0);
   for (int layer = 0; layer < kNumLayers; ++layer) {
-    b.send_tokens(layer);                            // beside A's way to the experts
-    a.run_experts();                                 // beside B's
-    b.run_experts();                                 // beside A's way back
-    worst = std::max(worst, a.receive_sums(layer));  // beside B's
+    b.send_tokens(layer);                            // while A's tokens travel to the experts
+    a.run_experts();                                 // while B's do
+    b.run_experts();                                 // while A's rows travel back
+    worst = std::max(worst, a.receive_sums(layer));  // while B's do
     if (layer + 1 < kNumLayers) a.send_tokens(layer + 1);
     worst = std::max(worst, b.receive_sums(layer));
   }

@@ -1,7 +1,7 @@
-"""Decodes two micro-batches in latency mode: while the tokens of one are on their way, the other computes.
-Checks that the results have the same bits as those of one micro-batch after the other, with calls that are not split:
+"""Decodes two micro-batches in latency mode: while the tokens of one are in transit, the other computes.
+Checks that the results have the same bits as with one micro-batch after the other and calls that are not split:
 torchrun --nproc-per-node 4 examples/09_decode_micro_batches.py
-On CPUs, which move rows in the receive half; --device cuda: on a GPU for each rank.
+Runs on CPUs, which move rows in the receive half; --device cuda: on a GPU for each rank.
 """
 
 import argparse
@@ -17,7 +17,7 @@ TOKENS, HIDDEN, TOPK, LOCAL_EXPERTS, LAYERS = 16, 256, 4, 4, 3
 
 
 class Decoder:
-    """The layers of one rank: attention and router are the same on all, experts its own."""
+    """The layers of one rank: attention and router are the same on all ranks, experts differ."""
 
     def __init__(self, group: ferry.Group, num_experts: int) -> None:
         self.group, self.num_experts = group, num_experts
@@ -26,12 +26,12 @@ class Decoder:
         self.router = torch.randn(HIDDEN, num_experts, generator=generator).to(group.device)
         own = torch.Generator().manual_seed(group.rank)
         self.experts = (torch.randn(LOCAL_EXPERTS, HIDDEN, HIDDEN, generator=own) / HIDDEN**0.5).to(group.device)
-        # A slab for each micro-batch: one of a call in flight is taken.
+        # A slab for each micro-batch: the slab of a call in flight is in use.
         shape = (LOCAL_EXPERTS, group.num_ranks * TOKENS, HIDDEN)
         self.slabs = [group.empty(shape).zero_() for _ in range(2)]
 
     def decode(self, x: torch.Tensor, slab: int, split: bool) -> Generator[None, None, torch.Tensor]:
-        """Stops where a send half has been made, so that another micro-batch can go on."""
+        """Stops after each send half, so that another micro-batch can continue."""
         for _ in range(LAYERS):
             x = torch.tanh(x @ self.attention)
             weights, idx = (x @ self.router).softmax(-1).topk(TOPK)
@@ -58,7 +58,7 @@ class Decoder:
 
 
 def results_of(*batches: Generator[None, None, torch.Tensor]) -> list[torch.Tensor]:
-    """Goes on with each in turn. The calls of all ranks so have one order."""
+    """Continues each batch in turn, so that all ranks make their calls in the same order."""
     results: dict[int, torch.Tensor] = {}
     while len(results) < len(batches):
         for number, batch in enumerate(batches):

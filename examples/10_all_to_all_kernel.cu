@@ -1,7 +1,7 @@
 // An all-to-all in one kernel, without a library call on the host: every rank puts a part of its rows into the memory
-// of every other and signals it, and uses what came as soon as its signal is there. One rank per GPU, each a thread of
-// this program; four ranks share the GPU if there is only one. Pass "nodes" to make every two ranks a node of their
-// own, joined by an emulated network: the kernel stays the same.
+// of every other rank and signals it, and uses received rows as soon as their signal has arrived. One rank per GPU,
+// each a thread of this program; four ranks share the GPU if there is only one. Pass "nodes" to make every two ranks a
+// node, joined by an emulated network: the kernel stays the same.
 //
 // Without a usable GPU it prints the reason and exits with 0.
 #include <cuda_runtime.h>
@@ -26,7 +26,7 @@ constexpr int kNumRanks = 4;
 constexpr unsigned kThreads = 256;
 constexpr std::uint64_t kNumWords = 3000;  // from each rank to each
 
-// Block b sends to rank (own + b), and then takes what came from rank (own - b).
+// Block b sends to rank (own + b), then uses the rows from rank (own - b).
 __global__ void all_to_all(const __grid_constant__ ferry::device::World world, const std::uint64_t* send,
                            std::uint64_t* receive, std::uint64_t* came, std::uint64_t* sum) {
   using namespace ferry::device;
@@ -35,7 +35,7 @@ __global__ void all_to_all(const __grid_constant__ ferry::device::World world, c
   const int from = (world.rank + world.num_ranks - step) % world.num_ranks;
   const Code sent = put_signal<Scope::kBlock>(world, to, receive + world.rank * kNumWords, send + to * kNumWords,
                                               kNumWords * sizeof(*send), came + world.rank, 1, ferry::SignalOp::kSet);
-  if (sent != Code::kOk) return;  // the host finds out by poll_errors, here and below
+  if (sent != Code::kOk) return;  // the host reports it by poll_errors, here and below
   if (wait_until<Scope::kBlock>(world, came + from, ferry::Comparison::kEqual, 1) != Code::kOk) return;
   std::uint64_t mine = 0;
   for (std::uint64_t i = threadIdx.x; i < kNumWords; i += kThreads) mine += receive[from * kNumWords + i];
@@ -54,7 +54,7 @@ T check(ferry::Result<T> result) {
   return std::move(*result);
 }
 
-// What rank `from` sends to rank `to`.
+// Words that rank `from` sends to rank `to`.
 std::uint64_t word(std::uint64_t from, std::uint64_t to, std::uint64_t i) { return from * 1'000'003 + to * 97 + i; }
 
 void run_rank(const std::shared_ptr<ferry::Bootstrap>& bootstrap, int device, int ranks_per_node) {
@@ -78,10 +78,10 @@ void run_rank(const std::shared_ptr<ferry::Bootstrap>& bootstrap, int device, in
   check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   check(cudaDeviceSynchronize());
 
-  // "loopback" joins threads of one process; with ranks on several hosts leave it out.
+  // "loopback" joins threads of one process; omit it with ranks on several hosts.
   const auto shm = check(ferry::OneSided::create(
       bootstrap, {.backend = "cuda", .ranks_per_node = ranks_per_node, .transport = "loopback", .device = device}));
-  // A stream's first kernel, before others may wait for it on a GPU that ranks share.
+  // Runs a stream's first kernel before others may wait for it on a GPU that ranks share.
   check(shm->quiet({stream}));
   check(cudaStreamSynchronize(stream));
   const auto receive = check(shm->allocate<std::uint64_t>(rows.size()));
@@ -93,13 +93,13 @@ void run_rank(const std::shared_ptr<ferry::Bootstrap>& bootstrap, int device, in
   check(shm->poll_errors());
   if (got != expected) throw std::runtime_error("a sum is wrong");
   check(shm->destroy());
-  // Memory and stream go with the process: freeing them now could wait for ranks that share the GPU.
+  // Memory and stream end with the process: freeing them now could wait for ranks that share the GPU.
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  // Ranks that share a GPU must not wait for each other where CUDA loads kernels or runs out of queues.
+  // Ranks that share a GPU must not wait for each other when CUDA loads kernels or runs out of queues.
   setenv("CUDA_MODULE_LOADING", "EAGER", 0);
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
   int num_devices = 0;

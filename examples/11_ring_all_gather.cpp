@@ -1,5 +1,5 @@
-// A ring all-gather by put_signal: in each step a rank passes on to the next what it received last, until every rank
-// has everybody's block. Nobody waits for more than the block that it passes on.
+// A ring all-gather by put_signal: in each step a rank passes the block that it received last on to the next rank,
+// until every rank has all blocks. A rank waits only for the block that it passes on.
 #include <array>
 #include <cstdint>
 #include <cstdio>
@@ -20,8 +20,8 @@ bool run_rank(const std::shared_ptr<ferry::Bootstrap>& bootstrap) {
   // Two nodes of two ranks, joined by a network inside this process.
   const auto shm =
       ferry::OneSided::create(bootstrap, {.backend = "cpu", .ranks_per_node = 2, .transport = "loopback"}).value();
-  const auto all = shm->allocate<std::uint64_t>(kNumRanks * kBlock).value();  // every rank's block, at its place
-  const auto arrived = shm->allocate<std::uint64_t>(kNumRanks).value();       // per block: it is here
+  const auto all = shm->allocate<std::uint64_t>(kNumRanks * kBlock).value();  // every rank's block, at its index
+  const auto arrived = shm->allocate<std::uint64_t>(kNumRanks).value();       // per block: 1 once it has arrived
   const int me = shm->rank();
   const int next = (me + 1) % kNumRanks;
   for (std::size_t i = 0; i < kBlock; ++i) all[static_cast<std::size_t>(me) * kBlock + i] = element(me, i);

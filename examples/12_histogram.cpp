@@ -1,5 +1,5 @@
-// A histogram whose bins are spread over the ranks: everybody adds to everybody's bins by atomics, and nobody sorts or
-// sends lists. At the end each rank reads the whole histogram by gets.
+// A histogram whose bins are spread over the ranks: every rank adds to the bins of all ranks by atomics, without
+// sorting or sending lists. At the end each rank reads the whole histogram by gets.
 #include <algorithm>
 #include <array>
 #include <cstdint>
@@ -18,7 +18,7 @@ constexpr std::size_t kBinsPerRank = 16;
 constexpr std::size_t kBins = kNumRanks * kBinsPerRank;
 constexpr int kSamples = 2'000;  // of each rank
 
-/// The bins that a rank's samples fall into.
+/// Bins of a rank's samples.
 std::vector<std::size_t> samples_of(int rank) {
   std::mt19937 random(static_cast<unsigned>(rank));
   std::vector<std::size_t> samples(kSamples);

@@ -1,6 +1,6 @@
 // A line of cells cut into one strip per rank; each step a cell becomes the mean of its neighbours, so strips need each
-// other's border cells (the halo). A rank puts its borders straight into its neighbours' halos and tells them by a
-// signal; two sets of halos, used in turn, are all the flow control there is.
+// other's border cells (the halo). A rank puts its borders directly into its neighbours' halos and notifies them by a
+// signal; two sets of halos, used in turn, are the only flow control.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -21,7 +21,7 @@ constexpr std::uint64_t kSteps = 50;
 
 double start_of(std::size_t cell) { return std::sin(static_cast<double>(cell)); }
 
-/// One step on `cells`, whose neighbours outside are `left` and `right`.
+/// One step on `cells`, with the outside neighbours `left` and `right`.
 std::vector<double> smooth(const std::vector<double>& cells, double left, double right) {
   std::vector<double> next(cells.size());
   for (std::size_t i = 0; i < cells.size(); ++i) {
@@ -36,7 +36,7 @@ bool run_rank(const std::shared_ptr<ferry::Bootstrap>& bootstrap, const std::vec
   const auto shm =
       ferry::OneSided::create(bootstrap, {.backend = "cpu", .ranks_per_node = 2, .transport = "loopback"}).value();
   const auto halos = shm->allocate<double>(4).value();           // [step % 2][from the left, from the right]
-  const auto arrived = shm->allocate<std::uint64_t>(2).value();  // steps whose halo is here, by side
+  const auto arrived = shm->allocate<std::uint64_t>(2).value();  // steps whose halo has arrived, by side
   const int me = shm->rank();
   const int left = (me + kNumRanks - 1) % kNumRanks;  // the line is a ring
   const int right = (me + 1) % kNumRanks;
@@ -45,8 +45,8 @@ bool run_rank(const std::shared_ptr<ferry::Bootstrap>& bootstrap, const std::vec
   std::vector<double> cells(kStrip);
   for (std::size_t i = 0; i < kStrip; ++i) cells[i] = start_of(first + i);
   for (std::uint64_t step = 1; step <= kSteps; ++step) {
-    // A halo of step s is overwritten in step s + 2, which a neighbour only reaches with this rank's borders of s + 1,
-    // which are sent after the halo was read.
+    // A halo of step s is overwritten in step s + 2. A neighbour reaches that step only with this rank's borders of
+    // step s + 1, which are sent after the halo was read.
     double* const halo = &halos[2 * (step % 2)];
     ferry::throw_if_error(shm->put_signal(left, halo + 1, std::span(cells).first(1), &arrived[1], 1,  //
                                           ferry::SignalOp::kAdd));

@@ -1,5 +1,5 @@
-// An all-to-all of rows of different numbers: ranks first reserve room at each destination by fetch_add, which also
-// says where, and then put their rows there. No counts are exchanged.
+// An all-to-all of different numbers of rows: ranks first reserve room at each destination by fetch_add, which returns
+// its position, and then put their rows there. No counts are exchanged.
 #include <algorithm>
 #include <array>
 #include <cstdint>
@@ -13,9 +13,9 @@
 namespace {
 
 constexpr int kNumRanks = 4;
-constexpr std::size_t kMaxRows = 64;  // that a rank receives
+constexpr std::size_t kMaxRows = 64;  // rows that a rank can receive
 
-/// Rows that a rank sends to another.
+/// Number of rows from one rank to another.
 std::size_t num_rows(int from, int to) { return static_cast<std::size_t>((from * 3 + to * 5) % 7); }
 
 struct Row {
@@ -31,7 +31,7 @@ bool run_rank(const std::shared_ptr<ferry::Bootstrap>& bootstrap) {
   const auto used = shm->allocate<std::uint64_t>(1).value();
   const int me = shm->rank();
   for (int step = 0; step < kNumRanks; ++step) {
-    const int to = (me + step) % kNumRanks;  // not all to the same rank at once
+    const int to = (me + step) % kNumRanks;  // ranks start at different destinations
     std::vector<Row> mine(num_rows(me, to));
     for (std::size_t i = 0; i < mine.size(); ++i) mine[i] = {me, to, static_cast<std::int64_t>(i)};
     const std::uint64_t place = shm->fetch_add(to, used.data(), mine.size()).value();

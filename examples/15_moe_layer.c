@@ -23,7 +23,7 @@ static ferry_tensor matrix(void* data, int32_t dtype, int64_t rows, int64_t colu
   return view;
 }
 
-// What the router chose for one rank's tokens, and the layer's input and output.
+// Router's choice for one rank's tokens, and the layer's input and output.
 typedef struct batch {
   int64_t topk_idx[NUM_TOKENS * NUM_TOPK];
   float topk_weights[NUM_TOKENS * NUM_TOPK];
@@ -52,7 +52,7 @@ static void run_experts(const ferry_routing* routing, float* rows) {
   }
 }
 
-// Dispatch, experts, combine.
+// Runs dispatch, experts and combine.
 static ferry_status* exchange(ferry_group* group, const ferry_routing* routing, float* rows, batch* b) {
   ferry_dispatch_input send = {0};
   ferry_dispatch_output receive = {0};
@@ -107,7 +107,7 @@ static ferry_status* run_layer(ferry_group* group, batch* b) {
   return status;
 }
 
-// The largest difference from computing all experts here.
+// Returns the largest difference from computing all experts here.
 static float difference(const batch* b) {
   float worst = 0;
   int i;

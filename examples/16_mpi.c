@@ -11,7 +11,7 @@
 
 enum { HIDDEN = 16 };
 
-// MPI waits as long as it takes; a rank that dies ends the whole job.
+// MPI waits without a deadline; a rank that dies ends the whole job.
 static int32_t gather(void* user, const void* mine, uint64_t num_bytes, void* all, int64_t timeout_ns) {
   (void)timeout_ns;
   if (MPI_Allgather(mine, (int)num_bytes, MPI_BYTE, all, (int)num_bytes, MPI_BYTE, *(MPI_Comm*)user) != MPI_SUCCESS) {
@@ -55,7 +55,7 @@ static ferry_group* make_group(MPI_Comm* communicator) {
   options.struct_size = sizeof(options);
   options.backend = "cpu";
   require(ferry_group_create(bootstrap, &options, &group));
-  ferry_bootstrap_free(bootstrap);  // the group needs it no more
+  ferry_bootstrap_free(bootstrap);  // the group no longer needs it
   return group;
 }
 

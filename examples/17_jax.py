@@ -3,9 +3,9 @@
     pip install jax
     python examples/17_jax.py             # compiles 17_jax_ffi.cpp and runs two ranks on this machine
 
-The compiler needs to know where Ferry is: what `pkg-config --cflags --libs ferry` says, unless FERRY_FLAGS says it.
+The compiler finds Ferry by the flags of `pkg-config --cflags --libs ferry`, or of FERRY_FLAGS if that is set.
 Where JAX has GPUs, each rank takes one and the handlers work on device buffers, on XLA's stream; else buffers are in
-host memory. Two ranks may share a GPU, but their kernels wait for each other: better one each.
+host memory. Two ranks may share a GPU, but their kernels wait for each other: one GPU each is better.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def run_rank(path: str) -> None:
     difference = float(jnp.abs(out - dense).max())
     where = jax.local_devices()[device].device_kind
     print(f"rank {rank} on {where}: largest difference from the dense layer {difference:.1e}")
-    # Products of 64 numbers, added up in another order: some roundings of 2^-24 each.
+    # Products of 64 numbers, added in another order: some roundings of 2^-24 each.
     sys.exit(0 if difference < 1e-5 else 1)
 
 

@@ -1,8 +1,8 @@
-// Handlers for XLA that dispatch and combine, for 17_jax.py: in host memory, and in that of GPUs on XLA's streams. They
-// go through the C interface, so any compiler's C++ will do; jaxlib brings XLA's header.
+// XLA handlers that dispatch and combine, for 17_jax.py: in host memory, and in GPU memory on XLA's streams. They use
+// the C interface, so any compiler's C++ will do; jaxlib contains XLA's header.
 //
-// A combine needs the routing of its dispatch. The program gives both the same number `layer`; the slab, which one
-// returns and the other takes, gives them their order in XLA's program.
+// A combine needs the routing of its dispatch. The program gives both the same number `layer`; the slab, an output of
+// the one and an input of the other, orders them in XLA's program.
 #include <xla/ffi/api/ffi.h>
 
 #include <cstdint>
@@ -33,13 +33,13 @@ ferry_tensor to_tensor(const Buffer& buffer, int32_t dtype) {
   return tensor;
 }
 
-// This process's group, and the routings whose combine has not come yet.
+// This process's group, and the routings whose combine has not been called yet.
 struct Rank {
   ferry_group* group = nullptr;
   std::mutex mutex;
   std::map<int64_t, ferry_routing*> routings;  // by layer
 
-  // Null: there is none.
+  // Null: none.
   ferry_routing* exchange(int64_t layer, ferry_routing* routing) {
     const std::lock_guard lock(mutex);
     ferry_routing*& place = routings[layer];
@@ -51,8 +51,8 @@ struct Rank {
 
 Rank* rank_of(int64_t handle) { return reinterpret_cast<Rank*>(handle); }
 
-// Rows of x to the slab [L, C, H] of the ranks that own their experts. XLA knows all shapes beforehand, which is what
-// slabs are for.
+// Sends the rows of x to the slab [L, C, H] of the ranks that own their experts. XLA needs all shapes beforehand, which
+// a slab provides.
 ffi::Error dispatch(void* stream, int64_t handle, int64_t layer, int64_t num_experts, ffi::Buffer<ffi::F32> x,
                     ffi::Buffer<ffi::S32> topk_idx, ffi::Buffer<ffi::F32> topk_weights,
                     ffi::ResultBuffer<ffi::F32> slab) {
@@ -84,11 +84,11 @@ ffi::Error dispatch(void* stream, int64_t handle, int64_t layer, int64_t num_exp
     ferry_routing_free(routing);
     return to_error(status);
   }
-  ferry_routing_free(rank->exchange(layer, routing));  // one is left where a program ended in between
+  ferry_routing_free(rank->exchange(layer, routing));  // frees a routing left by an unfinished program
   return ffi::Error::Success();
 }
 
-// The experts' rows back to their tokens, summed with the router's weights.
+// Returns the experts' rows to their tokens, summed with the router's weights.
 ffi::Error combine(void* stream, int64_t handle, int64_t layer, ffi::Buffer<ffi::F32> slab,
                    ffi::ResultBuffer<ffi::F32> out) {
   Rank* const rank = rank_of(handle);
@@ -118,7 +118,7 @@ ffi::Error combine_on_host(int64_t handle, int64_t layer, ffi::Buffer<ffi::F32> 
   return combine(nullptr, handle, layer, slab, out);
 }
 
-// What the handlers of both platforms take and return.
+// Attributes, arguments and results of the handlers of both platforms.
 template <typename Binding>
 auto bind_dispatch(Binding binding) {
   return std::move(binding)
@@ -140,7 +140,7 @@ auto bind_combine(Binding binding) {
       .template Ret<ffi::Buffer<ffi::F32>>();  // out [T, H]
 }
 
-// A stream of CUDA, as the C interface takes it.
+// A CUDA stream, as the C interface takes it.
 using Stream = ffi::PlatformStream<void*>;
 
 }  // namespace
@@ -150,8 +150,8 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(ferry_jax_combine_cpu, combine_on_host, bind_combi
 XLA_FFI_DEFINE_HANDLER_SYMBOL(ferry_jax_dispatch_cuda, dispatch, bind_dispatch(ffi::Ffi::Bind().Ctx<Stream>()));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(ferry_jax_combine_cuda, combine, bind_combine(ffi::Ffi::Bind().Ctx<Stream>()));
 
-// The rank of this process, by the variables of docs/bootstrap.md; on backend "cuda" of that GPU. 0 where that failed;
-// the reason is printed.
+// Creates this process's rank from the variables of docs/bootstrap.md; with backend "cuda" on that GPU. Returns 0 on
+// failure, and prints the reason.
 extern "C" FERRY_C_API int64_t ferry_jax_open(const char* backend, int32_t device) {
   ferry_bootstrap* bootstrap = nullptr;
   ferry_group* group = nullptr;
@@ -171,7 +171,7 @@ extern "C" FERRY_C_API int64_t ferry_jax_open(const char* backend, int32_t devic
   return reinterpret_cast<int64_t>(rank);
 }
 
-// 0 where all went well. On GPUs errors of kernels are found here.
+// Returns 0 on success. On GPUs errors of kernels are found here.
 extern "C" FERRY_C_API int32_t ferry_jax_close(int64_t handle) {
   Rank* const rank = rank_of(handle);
   ferry_status* status = ferry_group_destroy(rank->group);

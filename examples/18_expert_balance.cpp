@@ -1,6 +1,7 @@
-// An engine's loop over two Mixture-of-Experts layers whose experts move to where their load says: count what tokens
-// choose, every few steps compute a better placement, carry the weights that must move, and go on with the new tables.
-// Four ranks, as threads of this program; each has room for six of the sixteen experts, so that busy ones get replicas.
+// An engine's loop over two Mixture-of-Experts layers whose experts move according to their load: count the experts
+// that tokens choose, compute a better placement every few steps, move the weights that it moves, and continue with the
+// new tables. Four ranks, as threads of this program; each has room for six of the sixteen experts, so that busy ones
+// get replicas.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -28,11 +29,11 @@ constexpr std::int64_t kNumPlaces = 24;  // physical experts: places for the wei
 constexpr std::int64_t kPlacesPerRank = kNumPlaces / kNumRanks;
 constexpr int kNumSteps = 48;
 constexpr int kBalanceEvery = 8;
-constexpr std::int64_t kMaxMoves = 6;  // in a layer, each time but the first, when empty places are filled
+constexpr std::int64_t kMaxMoves = 6;  // per layer and balancing, except the first, which fills the empty places
 
 using Row = std::vector<float>;
 
-// Stands in for an expert's matrices: each channel has a factor of its own.
+// Stands in for an expert's matrices: each channel has its own factor.
 float weight_of(std::int64_t layer, std::int64_t expert, std::int64_t channel) {
   return std::sin(static_cast<float>(100 * layer + 7 * expert + channel));
 }
@@ -48,7 +49,7 @@ class Engine {
         group_(ferry::Group::create(bootstrap_, {.backend = "cpu"}).value()),
         load_(kNumLayers * kNumExperts, 0),
         weights_(kNumLayers * kPlacesPerRank, Row(kHidden)) {
-    // At first every expert has one home, four a rank; the other places are empty.
+    // At first every expert has one home, four per rank; the other places are empty.
     for (std::int64_t layer = 0; layer < kNumLayers; ++layer) {
       for (std::int64_t place = 0; place < kNumPlaces; ++place) {
         const std::int64_t index = place % kPlacesPerRank;
@@ -67,7 +68,7 @@ class Engine {
     for (std::size_t i = 0; i < x.size(); ++i) x[i] = std::cos(static_cast<float>(i) + static_cast<float>(step));
     std::vector<float> shares(experts.size(), 0.5F);
 
-    // Route picks a home for each chosen expert, and counts the choices on the way.
+    // Route picks a home for each chosen expert, and counts the choices as well.
     ferry::RouteInput choice;
     choice.topk_idx = {experts.data(), ferry::DType::kInt64, {kNumTokens, kNumTopk}};
     choice.topk_weights = {shares.data(), ferry::DType::kFloat32, {kNumTokens, kNumTopk}};
@@ -76,7 +77,7 @@ class Engine {
     options.layout = ferry::Layout::kExperts;
     const auto first_place = placement_.begin() + layer * kNumPlaces;
     options.placement.physical_to_logical.assign(first_place, first_place + kNumPlaces);
-    options.placement.choice = ferry::ReplicaChoice::kRoundRobin;  // what the balancer reckons with
+    options.placement.choice = ferry::ReplicaChoice::kRoundRobin;  // the balancer assumes it
     options.counters.logical = {
         &load_[static_cast<std::size_t>(layer * kNumExperts)], ferry::DType::kInt64, {kNumExperts}};
     const ferry::Routing routing = group_->route(choice, options).value();
@@ -116,7 +117,7 @@ class Engine {
     options.num_ranks = kNumRanks;
     options.previous = table_view(placement_);
     options.max_moves = kMaxMoves;
-    options.move_weight = 0.005;  // an expert that moves must lower the highest load by 0.5 % of a rank's mean
+    options.move_weight = 0.005;  // each move must lower the highest load by 0.5 % of a rank's mean
     const ferry::ConstTensorView load_view(load.data(), ferry::DType::kInt64, {kNumLayers, kNumExperts});
     const ferry::Balance placed = ferry::balance(load_view, options).value();
     const ferry::MovePlan plan =
@@ -128,7 +129,7 @@ class Engine {
     num_moves_ = plan.num_remote;
   }
 
-  // Rows that the busiest rank worked on since the last call, over the mean of all ranks. Collective.
+  // Rows of the busiest rank since the last call, divided by the mean of all ranks. Collective.
   double unevenness() {
     const auto rows = gather({num_rows_});
     num_rows_ = 0;
@@ -147,7 +148,7 @@ class Engine {
     return weights_[static_cast<std::size_t>(layer * kPlacesPerRank + index)].data();
   }
 
-  // Stands in for a router: a few experts get most tokens, and halfway through others do.
+  // Stands in for a router: a few experts get most tokens, and other experts after half of the steps.
   std::vector<std::int64_t> choose(std::int64_t layer, int step) const {
     std::mt19937 random(static_cast<unsigned>(step * kNumRanks + group_->rank()));
     const std::int64_t first = step < kNumSteps / 2 ? layer : layer + 9;
@@ -172,8 +173,8 @@ class Engine {
     return rows;
   }
 
-  // Weights travel as tokens whose experts are the places. They arrive in memory of their own, so that the order of the
-  // copies does not matter; a program that writes into places directly follows the waves of the plan.
+  // Weights travel as tokens whose experts are the places. They arrive in a separate buffer, so the order of the copies
+  // does not matter; a program that writes directly into places follows the waves of the plan.
   void move(std::int64_t layer, const std::vector<ferry::ExpertCopy>& copies) {
     std::vector<float> sent;
     std::vector<std::int64_t> places;
@@ -200,7 +201,7 @@ class Engine {
     }
   }
 
-  // Where this rank has an expert, before the move.
+  // Place of an expert on this rank, before the move.
   std::int64_t home_here(std::int64_t layer, std::int32_t expert) const {
     const auto first = placement_.begin() + layer * kNumPlaces + group_->rank() * kPlacesPerRank;
     return std::find(first, first + kPlacesPerRank, expert) - first;
@@ -233,7 +234,7 @@ class Engine {
 
 struct Outcome {
   float worst = 0;
-  std::vector<double> unevenness;  // of each stretch of kBalanceEvery steps
+  std::vector<double> unevenness;  // one entry per kBalanceEvery steps
 };
 
 Outcome run_rank(const std::shared_ptr<ferry::Bootstrap>& bootstrap) {

@@ -1,4 +1,4 @@
-/// Every backend and every network engine of this build. A new one is added here.
+/// Registry of every backend and every network engine of this build. New ones are added here.
 
 #include <array>
 

@@ -12,10 +12,10 @@ namespace ferry {
 
 /// One backend of this build.
 struct BackendInfo {
-  std::string name{};         ///< what GroupOptions::backend takes, e.g. "cpu"
+  std::string name{};         ///< value for GroupOptions::backend, e.g. "cpu"
   std::string description{};  ///< one-line description
   bool available = false;     ///< can run on this machine now
-  std::string reason{};       ///< why not, and what to do; empty when available
+  std::string reason{};       ///< why not, and the remedy; empty when available
 };
 
 /// All backends of this build, best first. Has no side effects.

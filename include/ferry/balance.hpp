@@ -1,7 +1,7 @@
 #ifndef FERRY_BALANCE_HPP
 #define FERRY_BALANCE_HPP
 
-/// Which expert lives on which rank, so that every rank has about the same work: computed from the load of each expert,
+/// Placement of experts on ranks that gives every rank about the same work: computed from the load of each expert,
 /// without a group and on host memory. docs/experts.md explains when to call it.
 ///
 /// P *physical experts* are places for the weights of one expert each; physical expert p is on rank p / (P / R). An
@@ -19,11 +19,11 @@ namespace ferry {
 
 enum class BalancePolicy : std::int32_t {
   kAuto = 0,  ///< kHierarchical if num_groups is a multiple of num_nodes, else kGlobal
-  /// All experts of a group live on one node, every node has equally many groups: with group-limited gating a token
-  /// then reaches only as many nodes as it selects groups. First groups to nodes, then replicas and ranks inside each
-  /// node.
+  /// All experts of a group live on one node, and every node has equally many groups: with group-limited gating a token
+  /// then reaches only as many nodes as it selects groups. Groups are assigned to nodes first, then replicas and ranks
+  /// inside each node.
   kHierarchical = 1,
-  kGlobal = 2,  ///< any expert on any rank; num_groups and num_nodes do not matter
+  kGlobal = 2,  ///< any expert on any rank; num_groups and num_nodes have no effect
 };
 
 /// The name that Python uses: "auto", "hierarchical", "global".
@@ -36,17 +36,17 @@ struct BalanceOptions {
   int num_ranks = 1;              ///< R
   BalancePolicy policy = BalancePolicy::kAuto;
   /// [layers, P] i32, host memory, any strides: the placement in force, -1 where a place is empty. Ranks and places are
-  /// then numbered so that as few experts as possible change their rank, and of placements of about equal balance the
-  /// one nearer to it is taken.
+  /// then numbered so that as few experts as possible change their rank; among placements of about equal balance the
+  /// nearest to it is chosen.
   ConstTensorView previous{};
-  /// With `previous`: most experts of a layer that arrive on a rank where they were not; -1: any number. Empty places
-  /// are filled in any case, and a layer whose previous placement does not obey the policy (an expert is missing, say)
-  /// is placed anew, however many that takes.
+  /// With `previous`: bound on the experts of a layer that arrive on a rank where they were not; -1: none. Empty places
+  /// are always filled, and a layer whose previous placement violates the policy (an expert is missing, for example) is
+  /// placed anew, however many arrivals that takes.
   std::int64_t max_moves = -1;
-  /// With `previous`: what the arrival of one expert must be worth at least, as a fraction of a rank's mean load, by
-  /// which the highest load of the layer falls.
+  /// With `previous`: smallest gain that justifies the arrival of one expert: the fall of the layer's highest load, as
+  /// a fraction of a rank's mean load.
   double move_weight = 0;
-  /// Exchanges tried per layer and start, after the greedy start. The result depends on this number and never on time.
+  /// Exchanges tried per layer and start, after the greedy start. The result depends on this number, never on time.
   int max_steps = 2000;
 };
 
@@ -56,22 +56,22 @@ struct Balance {
   std::int64_t num_experts = 0;   ///< E
   std::int64_t num_replicas = 0;  ///< P
   int num_ranks = 0;
-  BalancePolicy policy = BalancePolicy::kGlobal;  ///< that was used; never kAuto
+  BalancePolicy policy = BalancePolicy::kGlobal;  ///< the policy that was used; never kAuto
   std::vector<std::int32_t> physical_to_logical;  ///< [layers, P]: the expert of each physical expert
   std::vector<std::int32_t> replica_counts;       ///< [layers, E]: at least 1
   std::int64_t max_replicas = 0;                  ///< M: the largest of replica_counts
   /// [layers, E, M]: physical experts of each expert, ascending, then -1.
   std::vector<std::int32_t> logical_to_physical;
   std::vector<double> max_load;         ///< [layers]: load of the busiest rank
-  std::vector<double> mean_load;        ///< [layers]: load of a rank on average
+  std::vector<double> mean_load;        ///< [layers]: mean load of a rank
   std::vector<std::int64_t> num_moves;  ///< [layers]: experts that arrive on a rank; 0 without a previous placement
 };
 
 /// Place the experts of each layer. Never worse than the published greedy algorithm (replicate the expert with most
-/// load per replica; put the heaviest on the least loaded rank with a free place) unless max_moves or move_weight holds
-/// it back, and mostly close to the bound that no placement can beat. Two replicas of an expert share a rank only where
-/// keeping them apart would raise the highest load. Deterministic; takes a millisecond or two for a layer of
-/// 256 experts on 32 ranks.
+/// load per replica; put the heaviest on the least loaded rank with a free place) unless max_moves or move_weight
+/// restricts it, and mostly close to the bound that no placement can beat. Two replicas of an expert share a rank only
+/// where keeping them apart would raise the highest load. Deterministic; takes a millisecond or two for a layer of 256
+/// experts on 32 ranks.
 /// @shape  load [layers, E] i32 | i64 | f32, host memory, any strides, finite and not negative
 /// @errors kInvalidArgument: shapes, dtypes, a negative or non-finite load, P < E, P not divisible by num_ranks,
 ///         num_ranks not divisible by num_nodes, E not divisible by num_groups, num_groups not divisible by num_nodes
@@ -91,16 +91,16 @@ struct ExpertCopy {
   bool local() const { return from_rank == to_rank; }
 };
 
-/// Copies that turn one placement into another, one layer after another. Copies of one wave may be done in any order or
-/// at the same time; a wave starts when the one before it is done, on all ranks. Then no copy overwrites what a later
-/// one reads. Staging places are free again at the end of each layer.
+/// Copies that turn one placement into another, one layer after another. Copies of one wave may be made in any order or
+/// at the same time; a wave starts when the wave before it is done on all ranks, so that no copy overwrites the source
+/// of a later copy. Staging places are free again at the end of each layer.
 struct MovePlan {
   std::vector<ExpertCopy> copies;         ///< by layer, then wave
   std::vector<std::int64_t> wave_begin;   ///< [waves + 1]: copies of wave w are wave_begin[w] … wave_begin[w + 1] - 1
   std::int64_t num_remote = 0;            ///< between ranks
-  std::int64_t num_between_nodes = 0;     ///< of those, between nodes
+  std::int64_t num_between_nodes = 0;     ///< subset of num_remote between nodes
   std::int64_t num_local = 0;             ///< inside a rank
-  std::vector<std::int32_t> num_staging;  ///< [R]: staging places, each for one expert's weights, that a rank needs
+  std::vector<std::int32_t> num_staging;  ///< [R]: staging places that a rank needs, each for one expert's weights
 };
 
 struct MovePlanOptions {
@@ -109,11 +109,11 @@ struct MovePlanOptions {
   int num_nodes = 1;
 };
 
-/// What to copy where to get from `previous` to `next`. A source is on the same rank where possible, else on the same
-/// node, and of those the rank that gives least so far. Staging is needed only where experts change places in a circle.
-/// @shape  previous, next [layers, P] i32, host memory, any strides; -1: an empty place (nothing is copied there)
+/// Copies that lead from `previous` to `next`. A source is on the same rank where possible, else on the same node;
+/// among those it is the rank that sends least so far. Staging is needed only where experts change places in a circle.
+/// @shape  previous, next [layers, P] i32, host memory, any strides; -1: an empty place (no copy goes there)
 /// @errors kInvalidArgument: shapes, dtypes, ids outside -1 … E - 1, P not divisible by num_ranks, num_ranks not
-///         divisible by num_nodes, an expert in `next` of which `previous` has none
+///         divisible by num_nodes, an expert of `next` that `previous` does not have
 FERRY_API Result<MovePlan> plan_moves(const ConstTensorView& previous, const ConstTensorView& next,
                                       const MovePlanOptions& options);
 

@@ -1,8 +1,8 @@
 #ifndef FERRY_BOOTSTRAP_HPP
 #define FERRY_BOOTSTRAP_HPP
 
-/// How ranks find each other before they share memory: a small authenticated all-gather.
-/// A bootstrap carries only control data (options, names of shared memory), never tokens.
+/// Bootstrap: the small authenticated all-gather by which ranks find each other before they share memory. It carries
+/// only control data (options, names of shared memory), never tokens.
 
 #include <cstddef>
 #include <cstdint>
@@ -20,15 +20,15 @@ namespace ferry {
 /// Nanoseconds in a second, for readable timeouts: `5 * kNsPerSecond`.
 inline constexpr std::int64_t kNsPerSecond = 1'000'000'000;
 
-/// For all ranks to arrive at a bootstrap, unless an option sets another time. Ranks that are launched together arrive
-/// within seconds; one that never started should not block its machine for long. Calls of a group have a deadline of
-/// their own (kDefaultCallTimeoutNs).
+/// Time for all ranks to arrive at a bootstrap, unless an option sets another. Ranks that are launched together arrive
+/// within seconds; a rank that never started should not block its machine for long. Calls of a group have their own
+/// deadline (kDefaultCallTimeoutNs).
 inline constexpr std::int64_t kDefaultTimeoutNs = 50 * kNsPerSecond;
 
 /// Largest message of one rank in an all-gather. Receivers reject a greater length before they allocate memory.
 inline constexpr std::size_t kMaxBootstrapMessageBytes = std::size_t{1} << 20;
 
-/// Rank numbers and an all-gather. Implement it to use a transport of your own (MPI, a key-value store, …).
+/// Rank numbers and an all-gather. Implement it to use your own transport (MPI, a key-value store, …).
 class FERRY_API Bootstrap {
  public:
   virtual ~Bootstrap();
@@ -46,8 +46,8 @@ class FERRY_API Bootstrap {
   virtual Result<std::vector<std::vector<std::byte>>> all_gather(std::span<const std::byte> mine,
                                                                  std::int64_t timeout_ns) = 0;
 
-  /// Numeric IPv4 or IPv6 address of this host on the network that joins it to rank 0; on rank 0, one at which other
-  /// hosts reach it. Empty: not known. A group of several nodes uses the network interface that has this address,
+  /// Numeric IPv4 or IPv6 address of this host on the network that joins it to rank 0; on rank 0, an address at which
+  /// other hosts reach it. Empty: not known. A group of several nodes uses the network interface that has this address,
   /// unless GroupOptions::net_devices names another.
   virtual std::string local_address() const;
 };
@@ -61,16 +61,16 @@ FERRY_API Result<std::vector<std::shared_ptr<Bootstrap>>> create_in_process_boot
 struct TcpBootstrapOptions {
   int rank = -1;
   int num_ranks = 0;
-  std::string host = "127.0.0.1";  ///< of rank 0: an address or a name that every rank can resolve
-  std::uint16_t port = 0;          ///< on which rank 0 listens; not the port of torchrun's own store
-  std::string secret{};            ///< the same on all ranks; each proves that it knows it, it is never sent
-  std::int64_t timeout_ns = kDefaultTimeoutNs;  ///< for all ranks to arrive
-  int listen_fd = -1;  ///< rank 0 only: a bound, listening socket to use instead of host and port (the bootstrap takes
-                       ///< ownership); a parent that forks its ranks can so choose a free port first
+  std::string host = "127.0.0.1";  ///< rank 0's address, or a name for it that every rank can resolve
+  std::uint16_t port = 0;          ///< port on which rank 0 listens; not the port of torchrun's own store
+  std::string secret{};            ///< the same on all ranks; each proves knowledge of it, it is never sent
+  std::int64_t timeout_ns = kDefaultTimeoutNs;  ///< time for all ranks to arrive
+  int listen_fd = -1;  ///< rank 0 only: a bound, listening socket to use instead of host and port, owned by the
+                       ///< bootstrap from then on; lets a parent that forks its ranks choose a free port first
 };
 
 /// Connects all ranks. Collective. Peers authenticate each other by HMAC-SHA-256 over new nonces (RFC 2104). A
-/// connection that cannot, sends garbage, or stalls is closed without effect on the group.
+/// connection that fails to authenticate, sends garbage, or stalls is closed without effect on the group.
 /// @errors kInvalidArgument: rank, num_ranks, host, secret; or ranks disagree about num_ranks or library version (the
 ///         message names both values and both ranks; every rank gets it), or two peers claim one rank
 ///         kTimeout: not all ranks arrived; names the lowest missing rank
@@ -83,24 +83,23 @@ FERRY_API Result<std::shared_ptr<Bootstrap>> create_tcp_bootstrap(const TcpBoots
 /// @errors kInvalidArgument naming the variable that is missing or malformed and what to set
 FERRY_API Result<TcpBootstrapOptions> tcp_bootstrap_options_from_environment();
 
-/// An environment variable and its unchecked text, which is not empty.
+/// Environment variable and its unchecked, non-empty text.
 struct EnvironmentVariable {
   std::string name;
   std::string value;
 };
 
-/// The variables that one launcher set in this process. Those that it does not set are absent.
+/// Variables that one launcher set in this process; unset ones are absent.
 struct LauncherVariables {
-  std::string launcher;  ///< e.g. "torchrun", "srun"; "FERRY_* variables" for those that the user sets by hand
+  std::string launcher;  ///< e.g. "torchrun", "srun"; "FERRY_* variables" if the user set them by hand
   EnvironmentVariable rank;
   EnvironmentVariable num_ranks;
   std::optional<EnvironmentVariable> num_local_ranks;  ///< ranks on this host
   std::optional<EnvironmentVariable> num_hosts;        ///< hosts that have ranks
 };
 
-/// Every launcher whose rank and number of ranks are both set here, in the order in which
-/// tcp_bootstrap_options_from_environment prefers them. Empty if no launcher started this process. Only reads the
-/// environment.
+/// Every launcher whose rank and number of ranks are both set here, in the order of preference of
+/// tcp_bootstrap_options_from_environment. Empty if no launcher started this process. Only reads the environment.
 FERRY_API std::vector<LauncherVariables> launcher_variables_from_environment();
 
 }  // namespace ferry

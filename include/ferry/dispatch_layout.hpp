@@ -1,9 +1,9 @@
 #ifndef FERRY_DISPATCH_LAYOUT_HPP
 #define FERRY_DISPATCH_LAYOUT_HPP
 
-/// How one rank's tokens spread over ranks, nodes and experts: counted from its expert ids alone, without a group and
-/// without other ranks. `Group::route` needs none of it; it is for callers that want the numbers beforehand, and for
-/// interfaces in which dispatch takes them.
+/// Counts of one rank's tokens by rank, node and expert, from its expert ids alone, without a group and without other
+/// ranks. `Group::route` needs none of them; they are for callers that want the numbers beforehand, and for interfaces
+/// whose dispatch takes them.
 
 #include <cstdint>
 #include <string_view>
@@ -19,15 +19,15 @@ struct DispatchLayoutOptions {
   int num_ranks = 1;             ///< R
   /// Ranks of a node; the last node may have fewer. 0: all ranks are one node.
   int ranks_per_node = 0;
-  /// [E] i32, contiguous: the rank that owns each expert, from 0 to R - 1, where the ids are. Absent: the default
-  /// placement, as for route. An expert whose entry is out of range counts for no rank.
+  /// [E] i32, contiguous, in the same memory as the ids: the rank that owns each expert, from 0 to R - 1. Absent: the
+  /// default placement, as for route. An expert whose entry is out of range counts for no rank.
   ConstTensorView expert_to_rank{};
   /// "cpu": host memory, done on return. "cuda": memory of `device`, in stream order.
   std::string_view backend = "cpu";
   int device = -1;  ///< backend "cuda": ordinal of the GPU; -1: the calling thread's current one
 };
 
-/// Contiguous; any of them may be absent.
+/// Outputs; contiguous, any may be absent.
 struct DispatchLayout {
   TensorView num_tokens_per_rank{};    ///< [R] i32: tokens with an expert on the rank
   TensorView num_tokens_per_node{};    ///< [R / ranks_per_node, rounded up] i32: tokens with an expert in the node

@@ -2,12 +2,12 @@
 #define FERRY_EXCHANGE_HPP
 
 /// Inputs, outputs and options of `Group::dispatch` and `Group::combine`.
-/// "rows" is `Routing::num_recv_rows()`. Payload rows are whole multiples of 16 bytes, 16-byte aligned, with any row
-/// stride that is a multiple of 16 bytes; a [L, C, H] slab may be given as three dimensions or as [L*C, H].
+/// "rows" is `Routing::num_recv_rows()`. Payload rows are multiples of 16 bytes, 16-byte aligned, with any row stride
+/// that is a multiple of 16 bytes; a [L, C, H] slab may be given as three dimensions or as [L*C, H].
 ///
 /// An output may not share a byte with an input or with another output of the same call (kInvalidArgument): peers read
-/// this rank's inputs while outputs are written. Rows that alternate in memory share none. One exception: in combine
-/// the sums may replace a bias, where both have the same address and row stride.
+/// this rank's inputs while outputs are written. Rows of two tensors that alternate in memory share none. One
+/// exception: in combine the sums may replace a bias that has the same address and row stride.
 
 #include <array>
 
@@ -20,19 +20,19 @@ namespace ferry {
 /// ld.v4.b32) and the unit of their bulk copies (PTX ISA, cp.async.bulk).
 inline constexpr std::int64_t kRowGranuleBytes = 16;
 
-/// What one rank sends.
+/// Inputs of dispatch on one rank.
 struct DispatchInput {
-  ConstTensorView x{};  ///< [T, H] any dtype: rows move as bytes; bf16 where dispatch quantises
+  ConstTensorView x{};  ///< [T, H] any dtype: rows move as bytes; bf16 if dispatch quantises
   ConstTensorView
       scales{};  ///< [T, S] f32 | i32 | u8, any S >= 1, any strides; absent: none are sent, or quantising makes them
   /// [T, K] f32, contiguous: sent in place of the weights given to route (cached dispatch). Absent: those of route.
   ConstTensorView topk_weights{};
 };
 
-/// Where one rank receives. `x` is required, the others are filled when present. All ranks give the same set of
+/// Outputs of dispatch on one rank. `x` is required, the others are filled when present. All ranks give the same set of
 /// outputs.
 struct DispatchOutput {
-  TensorView x{};         ///< [rows, H], dtype of the input, or what DispatchOptions::quantize makes of it
+  TensorView x{};         ///< [rows, H], dtype of the input, or the quantised dtype of DispatchOptions::quantize
   TensorView scales{};    ///< [rows, S], dtype of the input's scales, any strides; present exactly if the input's are,
                           ///< or if dispatch quantises
   TensorView topk_idx{};  ///< kTokens only: [rows, K] i32 | i64, contiguous: local expert id; -1 where the expert is
@@ -50,11 +50,11 @@ enum class CopyPath : std::int32_t {
   kLoadStore = 2,  ///< 16-byte loads and stores by threads
 };
 
-/// How much of a GPU a call uses. CUDA only, changes no result, may differ by rank; 0 is the measured default of
-/// docs/performance-gpus.md.
+/// Resources of a GPU that a call may use. CUDA only, changes no result, may differ by rank; 0 is the measured default
+/// of docs/performance-gpus.md.
 struct KernelOptions {
-  int num_sms = 0;       ///< the most multiprocessors that any kernel of the call uses, all its parts together
-  int num_copy_sms = 0;  ///< of those, the ones that only move rows between this rank's own buffers
+  int num_sms = 0;       ///< most multiprocessors that any kernel of the call uses, all its parts together
+  int num_copy_sms = 0;  ///< part of num_sms that only moves rows between this rank's own buffers
   int chunk_tokens = 0;  ///< tokens between two progress reports to the receivers
   CopyPath copy_path = CopyPath::kAuto;
 };
@@ -64,18 +64,18 @@ struct DispatchOptions {
   /// rows past the used ones. Otherwise those are left untouched.
   bool zero_padding = false;
   KernelOptions kernel{};
-  /// Quantise bf16 rows on their way, with the bits that quantize_fp8 or quantize_int8 of x would give: one byte per
-  /// channel travels instead of two. Output x is kFloat8E4M3 or kInt8. Output scales are [rows, ceil(H/128)] f32; for
-  /// kFp8Ue8m0 u8, or i32 [rows, ceil(H/512)]. H is a multiple of 16. The same on every rank.
-  /// Takes T * (H + bytes of a row's scales) of staging memory; on a GPU, a kernel ahead of the one that sends.
+  /// Quantise bf16 rows on their way, to the same bits as quantize_fp8 or quantize_int8 of x: one byte per channel
+  /// travels instead of two. Output x is kFloat8E4M3 or kInt8. Output scales are [rows, ceil(H/128)] f32; for kFp8Ue8m0
+  /// u8, or i32 [rows, ceil(H/512)]. H is a multiple of 16. The same on every rank. Takes T * (H + bytes of a row's
+  /// scales) of staging memory; on a GPU, also a kernel ahead of the sending one.
   Quantization quantize = Quantization::kNone;
-  /// CUDA: where the host learns later that a call was refused (its Routing's rows are bounded), its `topk_idx` and
-  /// `source` become -1 in every row instead of staying untouched: for programs that go on to index with them. May
+  /// CUDA: if the host learns only later that a call was refused (its Routing's rows are bounded), set `topk_idx` and
+  /// `source` to -1 in every row instead of leaving them untouched: for programs that index with them at once. May
   /// differ by rank.
   bool clear_if_refused = false;
 };
 
-/// What one rank returns to the sources.
+/// Inputs of combine on one rank.
 struct CombineInput {
   ConstTensorView x{};  ///< [rows, H] bf16 | f32: one output row per received row; rows that hold no token are not read
   ConstTensorView
@@ -85,12 +85,12 @@ struct CombineInput {
   ConstTensorView topk_weights{};
 };
 
-/// Where one rank receives the sums for its own tokens.
+/// Outputs of combine on one rank: the sums for its own tokens.
 struct CombineOutput {
   TensorView x{};  ///< [T, H], dtype of the input; a token without experts gets the sum of its biases, or zero
-  /// [T, K] f32, contiguous; present exactly if the input's weights are. kTokens: the sum, from +0 over all ranks that
-  /// the token went to in ascending order, of the weights of its row there at k, also where k has no expert. kExperts,
-  /// kSlab: the weight of the row of (token, expert k), 0 where k has no expert.
+  /// [T, K] f32, contiguous; present exactly if the input's weights are. kTokens: the sum, from +0 and in ascending
+  /// order over all ranks that received the token, of the weight of its row there at k, also where k has no expert.
+  /// kExperts, kSlab: the weight of the row of (token, expert k), 0 where k has no expert.
   TensorView weights{};
 };
 
@@ -98,9 +98,9 @@ struct CombineOptions {
   /// false: a token is the sum of its rows, each distinct row once.
   /// true: the sum over its entries (t, k) with an expert of topk_weights[t, k] * row of that entry, by fused
   /// multiply-add. Both in fp32, from +0, biases first, then in ascending (rank, row, k), rounded once to nearest-even;
-  /// over several nodes each node rounds its sum in this way, then the source adds biases and the nodes' sums up. A sum
-  /// that is NaN has the bits 0x7FFF (bf16) or 0x7FFFFFFF (f32), whatever NaN or infinities it comes from: the NaN that
-  /// GPUs make (PTX ISA, cvt), not the 0x7FC0 and 0x7FC00000 that x86 CPUs do.
+  /// over several nodes each node rounds its sum in this way, then the source adds the biases and the nodes' sums. A
+  /// NaN sum has the bits 0x7FFF (bf16) or 0x7FFFFFFF (f32), whatever NaNs or infinities caused it: the NaN that GPUs
+  /// produce (PTX ISA, cvt), not 0x7FC0 and 0x7FC00000 of x86 CPUs.
   bool weighted = false;
   KernelOptions kernel{};
 };

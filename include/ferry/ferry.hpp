@@ -3,7 +3,7 @@
 
 /// The whole public interface: include this, or only the headers you need.
 
-#include "ferry/arrival_tables.hpp"   // what a dispatch brought, row by row
+#include "ferry/arrival_tables.hpp"   // rows received by a dispatch
 #include "ferry/backends.hpp"         // backends of this build
 #include "ferry/balance.hpp"          // experts to ranks by load
 #include "ferry/bootstrap.hpp"        // how ranks find each other
@@ -17,12 +17,12 @@
 #include "ferry/int8.hpp"             // quantisation to INT8 and back
 #include "ferry/known_memory.hpp"     // tensors whose memory need not be looked up
 #include "ferry/latency.hpp"          // inputs and outputs of latency mode
-#include "ferry/launches.hpp"         // what calls put on GPUs
+#include "ferry/launches.hpp"         // GPU work of calls
 #include "ferry/load.hpp"             // load of experts over many calls, of all ranks
 #include "ferry/one_sided.hpp"        // symmetric memory, puts, gets, signals, atomics
 #include "ferry/placement.hpp"        // experts with several homes, load counters
-#include "ferry/quantization.hpp"     // its modes, and where it runs
-#include "ferry/routing.hpp"          // where every token goes
+#include "ferry/quantization.hpp"     // quantisation modes, and where it runs
+#include "ferry/routing.hpp"          // destinations of every token
 #include "ferry/status.hpp"           // errors
 #include "ferry/transports.hpp"       // networks between nodes
 #include "ferry/types.hpp"            // dtypes, views, streams

@@ -1,7 +1,7 @@
 #ifndef FERRY_BASE_H
 #define FERRY_BASE_H
 
-/// C interface: version, status, tensors, and what a build and machine have. Include ferry/ferry.h.
+/// C interface: version, status, tensors, and the backends and networks of a build. Include ferry/ferry.h.
 
 #include <stdint.h>
 
@@ -10,10 +10,10 @@
 extern "C" {
 #endif
 
-/// Marks what the shared library exports.
+/// Marker of functions that the shared library exports.
 #define FERRY_C_API __attribute__((visibility("default")))
 
-/// Grows when functions, members or constants are added; what there is keeps its meaning and its numbers.
+/// Grows when functions, members or constants are added; existing ones keep their meaning and numbers.
 #define FERRY_ABI_VERSION 3
 
 /// FERRY_ABI_VERSION of the library.
@@ -24,10 +24,10 @@ FERRY_C_API const char* ferry_commit(void);
 
 // ---- Status ---------------------------------------------------------------------------------------------------------
 
-/// What a call returns: NULL if it succeeded, otherwise a description that the caller frees.
+/// Result of a call: NULL if it succeeded, otherwise a description that the caller frees.
 typedef struct ferry_status ferry_status;
 
-/// ferry::ErrorCode; docs/errors.md says what each leaves usable.
+/// ferry::ErrorCode; docs/errors.md lists what stays usable after each.
 enum {
   FERRY_OK = 0,
   FERRY_ERROR_INVALID_ARGUMENT = 1,
@@ -43,12 +43,13 @@ enum {
 
 /// FERRY_OK for NULL.
 FERRY_C_API int32_t ferry_status_code(const ferry_status* status);
-/// The rank that was waited for, died or disagreed; -1 where no single rank is to blame, and for NULL.
+/// The rank that was waited for, died or disagreed; -1 if no single rank is at fault, and for NULL.
 FERRY_C_API int32_t ferry_status_peer(const ferry_status* status);
-/// What, where, observed, expected, what to do. "" for NULL; otherwise valid until the status is freed.
+/// Failed operation, place, observed and expected values, remedy. "" for NULL; otherwise valid until the status is
+/// freed.
 FERRY_C_API const char* ferry_status_message(const ferry_status* status);
 FERRY_C_API void ferry_status_free(ferry_status* status);
-/// "kTimeout" of FERRY_ERROR_TIMEOUT; "unknown" of no code. Static.
+/// Name of a code, such as "kTimeout" for FERRY_ERROR_TIMEOUT; "unknown" for other numbers. Static.
 FERRY_C_API const char* ferry_code_name(int32_t code);
 
 // ---- Tensors --------------------------------------------------------------------------------------------------------
@@ -67,7 +68,8 @@ enum {
 
 enum { FERRY_MAX_TENSOR_DIMS = 3 };
 
-/// A view of memory that it does not own. All zero: absent, that is, this input or output is not used. It never grows.
+/// View of memory that it does not own. All zero: absent, that is, this input or output is not used. This struct never
+/// grows.
 typedef struct ferry_tensor {
   void* data;        ///< inputs are only read
   int32_t dtype;     ///< FERRY_UINT8, …
@@ -76,17 +78,17 @@ typedef struct ferry_tensor {
   int64_t strides[FERRY_MAX_TENSOR_DIMS];  ///< in elements; all zero: contiguous, row-major
 } ferry_tensor;
 
-// ---- What this build and machine have -------------------------------------------------------------------------------
+// ---- Backends and networks of this build ---------------------------------------------------------------------------
 
-/// Backends, or networks between nodes.
+/// List of backends, or of networks between nodes.
 typedef struct ferry_component_list ferry_component_list;
 
 typedef struct ferry_component {
   uint64_t struct_size;     ///< set by the library
-  const char* name;         ///< what ferry_group_options::backend or ::transport takes
+  const char* name;         ///< value for ferry_group_options::backend or ::transport
   const char* description;  ///< one line
-  const char* reason;       ///< why it is not available, and what to do; "" if it is
-  const char* library;      ///< of a network: version and path of what it has loaded; "": nothing
+  const char* reason;       ///< why it is not available, and the remedy; "" if it is
+  const char* library;      ///< network: version and path of the library that it loaded; "": none
   int32_t available;        ///< can run on this machine now
   int32_t reserved;
 } ferry_component;
@@ -95,7 +97,7 @@ typedef struct ferry_component {
 FERRY_C_API ferry_status* ferry_backends(ferry_component_list** list);
 FERRY_C_API ferry_status* ferry_transports(ferry_component_list** list);
 FERRY_C_API int64_t ferry_component_list_size(const ferry_component_list* list);
-/// NULL where there is no such element. Belongs to the list.
+/// NULL if there is no such element. Belongs to the list.
 FERRY_C_API const ferry_component* ferry_component_list_at(const ferry_component_list* list, int64_t index);
 FERRY_C_API void ferry_component_list_free(ferry_component_list* list);
 

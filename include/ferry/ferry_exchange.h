@@ -27,7 +27,7 @@ enum {
 /// ferry::CopyPath.
 enum { FERRY_COPY_AUTO = 0, FERRY_COPY_BULK = 1, FERRY_COPY_LOAD_STORE = 2 };
 
-/// Where every token goes. Valid with the group that made it; may outlive it.
+/// Destinations of every token. Valid with the group that made it; may outlive it.
 typedef struct ferry_routing ferry_routing;
 
 typedef struct ferry_route_input {
@@ -36,8 +36,8 @@ typedef struct ferry_route_input {
   ferry_tensor topk_weights;  ///< [T, K] f32, contiguous, or absent
 } ferry_route_input;
 
-/// ferry::EarlyTables: outputs of ferry_channel_tables for the routing that is being made, of FERRY_LAYOUT_TOKENS. They
-/// are written on the stream of ferry_route.
+/// ferry::EarlyTables: outputs of ferry_channel_tables for the routing in progress, of FERRY_LAYOUT_TOKENS. Written on
+/// the stream of ferry_route.
 typedef struct ferry_early_tables {
   uint64_t struct_size;  ///< set by the library: members past it must be left alone
   int32_t num_channels;  ///< 0: none
@@ -45,12 +45,12 @@ typedef struct ferry_early_tables {
   ferry_tensor rank_prefix;          ///< [R, R]
   ferry_tensor send_channel_prefix;  ///< [R, C]
   ferry_tensor recv_channel_prefix;  ///< [R, C]
-  ferry_tensor source_token;         ///< [M]: of N rows more than M are not written, the rest of more than N are -1
+  ferry_tensor source_token;         ///< [M]: with N > M rows past M are not written, with N < M rows past N are -1
   ferry_tensor send_index;           ///< [T, R]
 } ferry_early_tables;
 
-/// `tables` is all zero but for its size; what it then says is written as the route ends. May call nothing of the group
-/// but ferry_group_allocate.
+/// `tables` is all zero except for its size; the tables named in it on return are written as the route ends. The
+/// callback may call no function of the group but ferry_group_allocate.
 typedef void (*ferry_while_waiting)(void* user, ferry_early_tables* tables);
 
 /// ferry::RouteOptions. The same on every rank, except max_recv_rows, num_sms, counters and while_waiting.
@@ -66,11 +66,12 @@ typedef struct ferry_route_options {
   int32_t layout;                       ///< FERRY_LAYOUT_TOKENS, …
   int32_t num_sms;                      ///< CUDA: most multiprocessors of route's kernels; 0: all, over nodes 24
   const ferry_placement* placement;     ///< instead of expert_to_rank: experts with several homes; NULL: none
-  const ferry_load_counters* counters;  ///< what this call adds its counts to; NULL: none
+  const ferry_load_counters* counters;  ///< counters to which this call adds; NULL: none
   /// CUDA: called at most once, on this thread, when the GPU has been given the exchange and the host is about to wait
-  /// for the counts: time for what needs no counts. See ferry::Group::route for the calls that never wait. NULL: none.
+  /// for the counts: time for work that needs no counts. ferry::Group::route lists the calls that never wait. NULL:
+  /// none.
   ferry_while_waiting while_waiting;
-  void* user;  ///< handed to while_waiting
+  void* user;  ///< passed to while_waiting
 } ferry_route_options;
 
 FERRY_C_API ferry_status* ferry_route(ferry_group* group, const ferry_route_input* input,
@@ -80,11 +81,11 @@ FERRY_C_API void ferry_routing_free(ferry_routing* routing);
 FERRY_C_API int64_t ferry_routing_num_tokens(const ferry_routing* routing);
 FERRY_C_API int32_t ferry_routing_num_topk(const ferry_routing* routing);
 FERRY_C_API int64_t ferry_routing_num_experts(const ferry_routing* routing);
-/// P; E without a placement.
+/// P, the physical experts; E without a placement.
 FERRY_C_API int64_t ferry_routing_num_physical_experts(const ferry_routing* routing);
 FERRY_C_API int64_t ferry_routing_num_local_experts(const ferry_routing* routing);
 FERRY_C_API int32_t ferry_routing_layout(const ferry_routing* routing);
-/// Rows that this rank's outputs, and combine's inputs, must have.
+/// Rows that this rank's dispatch outputs and combine inputs must have.
 FERRY_C_API int64_t ferry_routing_num_recv_rows(const ferry_routing* routing);
 /// Rows in use, alignment gaps included.
 FERRY_C_API int64_t ferry_routing_num_used_rows(const ferry_routing* routing);
@@ -98,7 +99,8 @@ FERRY_C_API const int64_t* ferry_routing_num_rows_from_rank(const ferry_routing*
 FERRY_C_API const int64_t* ferry_routing_num_rows_to_rank(const ferry_routing* routing, int64_t* num);
 FERRY_C_API const int32_t* ferry_routing_local_expert_ids(const ferry_routing* routing, int64_t* num);
 
-/// Views of the routing's tables, in the backend's memory, read-only; absent where there is none. See ferry::Routing.
+/// Views of the routing's tables, in the backend's memory, read-only; absent if there is no such table. See
+/// ferry::Routing.
 FERRY_C_API void ferry_routing_slots(const ferry_routing* routing, ferry_tensor* view);
 FERRY_C_API void ferry_routing_source(const ferry_routing* routing, ferry_tensor* view);
 FERRY_C_API void ferry_routing_source_ranges(const ferry_routing* routing, ferry_tensor* view);
@@ -130,15 +132,15 @@ typedef struct ferry_dispatch_options {
   uint64_t struct_size;
   int32_t zero_padding;  ///< clear rows that hold no token
   int32_t quantize;      ///< FERRY_QUANTIZE_NONE, …
-  int32_t num_sms;       ///< these four as ferry::KernelOptions
+  int32_t num_sms;       ///< this and the next three as in ferry::KernelOptions
   int32_t num_copy_sms;
   int32_t chunk_tokens;
   int32_t copy_path;
-  int32_t clear_if_refused;  ///< CUDA: of a call that turns out refused, topk_idx and source become -1
+  int32_t clear_if_refused;  ///< CUDA: if a call turns out to be refused, topk_idx and source become -1
   int32_t reserved;
 } ferry_dispatch_options;
 
-/// Inputs may be reused, and outputs are written, when it returns (CPU) or for later work on the stream (CUDA).
+/// On return (CPU), or for later work on the stream (CUDA), inputs may be reused and outputs are written.
 FERRY_C_API ferry_status* ferry_dispatch(ferry_group* group, const ferry_routing* routing,
                                          const ferry_dispatch_input* input, const ferry_dispatch_output* output,
                                          const ferry_dispatch_options* options, void* stream);

@@ -2,7 +2,7 @@
 #define FERRY_EXPANSION_H
 
 /// C interface: rows by token turned into rows by expert and back. Include ferry/ferry.h. ferry/arrival_tables.hpp and
-/// ferry/expansion.hpp say what the tensors are, and which shapes and strides they take. All of it is local.
+/// ferry/expansion.hpp define the tensors, their shapes and strides. All of it is local.
 
 #include "ferry/ferry_base.h"
 
@@ -11,11 +11,11 @@
 extern "C" {
 #endif
 
-/// ferry::Arrivals: what a dispatch of FERRY_LAYOUT_TOKENS brought. N rows, K choices, L experts of this rank.
+/// ferry::Arrivals: rows received by a dispatch of FERRY_LAYOUT_TOKENS. N rows, K choices, L experts of this rank.
 typedef struct ferry_arrivals {
   uint64_t struct_size;
   ferry_tensor source;           ///< [N, 2] i32
-  ferry_tensor topk_idx;         ///< [N, K] i32 | i64: of the dispatch
+  ferry_tensor topk_idx;         ///< [N, K] i32 | i64: output of the dispatch
   ferry_tensor rows_per_expert;  ///< [L] i32: ferry_routing_num_rows_per_local_expert_view
   ferry_tensor sent_idx;         ///< [T, K] i64, or absent
 } ferry_arrivals;
@@ -23,7 +23,7 @@ typedef struct ferry_arrivals {
 /// ferry::ArrivalTables. Any may be absent.
 typedef struct ferry_arrival_tables_output {
   uint64_t struct_size;
-  ferry_tensor origin;             ///< [N, 2 + K] i32; with `expand` columns 2 and up are slots
+  ferry_tensor origin;             ///< [N, 2 + K] i32; with `expand` columns from 2 on are slots
   ferry_tensor rows_through_rank;  ///< [R] i32
   ferry_tensor expert_ends;        ///< [L] i32
   ferry_tensor sent_idx;           ///< [T, K] i64
@@ -34,10 +34,10 @@ typedef struct ferry_arrival_tables_output {
 typedef struct ferry_arrival_tables_options {
   uint64_t struct_size;
   const char* backend;       ///< NULL: "cpu", done on return. "cuda": on the stream
-  int64_t max_tokens;        ///< of any rank; 0: 1
-  int64_t expert_alignment;  ///< experts' rows are rounded up to a multiple; 0: 1
+  int64_t max_tokens;        ///< bound on the tokens of any rank; 0: 1
+  int64_t expert_alignment;  ///< each expert's rows are rounded up to a multiple; 0: 1
   int32_t num_ranks;         ///< R; 0: 1
-  int32_t expand;            ///< the rows are going to lie by expert
+  int32_t expand;            ///< the rows will be expanded to rows by expert
   int32_t use_device;        ///< "cuda": memory of the GPU `device`; 0: the calling thread's current one
   int32_t device;
 } ferry_arrival_tables_options;
@@ -49,7 +49,7 @@ FERRY_C_API ferry_status* ferry_arrival_tables(const ferry_arrivals* arrivals,
 typedef struct ferry_expansion_options {
   uint64_t struct_size;
   const char* backend;   ///< NULL: "cpu", done on return. "cuda": on the stream
-  int32_t zero_padding;  ///< ferry_expand_rows: rows that no slot names are zeros
+  int32_t zero_padding;  ///< ferry_expand_rows: zero the rows that no slot names
   int32_t use_device;    ///< "cuda": memory of the GPU `device`; 0: the calling thread's current one
   int32_t device;
   int32_t reserved;

@@ -21,18 +21,18 @@ enum { FERRY_OVERFLOW_DROP = 0, FERRY_OVERFLOW_RECHOOSE = 1 };
 typedef struct ferry_gating_options {
   uint64_t struct_size;
   int64_t capacity;             ///< tokens that each expert takes in this call; 0: any number
-  uint64_t noise_seed;          ///< of `noise`
+  uint64_t noise_seed;          ///< seed of `noise`
   int64_t first_token;          ///< number of the first row, for `noise`
   int32_t score;                ///< FERRY_SCORE_SOFTMAX, …
   int32_t group_score;          ///< FERRY_GROUP_SCORE_BEST_TWO, …
   int32_t overflow;             ///< with a capacity: FERRY_OVERFLOW_DROP, …
   int32_t num_topk;             ///< K; 0: 1
-  int32_t num_groups;           ///< of experts; 0: 1
-  int32_t num_selected_groups;  ///< that may be chosen from; 0: 1
+  int32_t num_groups;           ///< number of groups of experts; 0: 1
+  int32_t num_selected_groups;  ///< groups that may be chosen from; 0: 1
   int32_t keep_sum;             ///< do not divide the chosen weights by their sum
-  float scale;                  ///< of the weights; 0: 1
+  float scale;                  ///< factor of the weights; 0: 1
   float epsilon;                ///< added to the sum that weights are divided by
-  float noise;                  ///< standard deviation of what is added to logits for choosing; 0: none
+  float noise;                  ///< standard deviation of the noise added to logits for choosing; 0: none
 } ferry_gating_options;
 
 /// Choose experts for each token. logits [T, E] f32 | bf16; bias [E] f32, or NULL; topk_idx [T, K] i32 | i64;
@@ -42,12 +42,12 @@ FERRY_C_API ferry_status* ferry_select_experts(const ferry_tensor* logits, const
                                                const ferry_tensor* topk_weights,
                                                const ferry_execution_options* execution, void* stream);
 
-/// Balancing without an auxiliary loss: bias [E] f32 goes down by `rate` where load [E] i32 | i64 is above the mean, up
-/// where it is below. Host memory.
+/// Balance without an auxiliary loss: bias [E] f32 falls by `rate` where load [E] i32 | i64 is above the mean, and
+/// rises where it is below. Host memory.
 FERRY_C_API ferry_status* ferry_update_gating_bias(const ferry_tensor* bias, const ferry_tensor* load, float rate);
 
-/// How a published model gates ("deepseek-v3", …): fills `options`, *num_experts, and *has_bias (the model comes with
-/// one); each may be NULL. FERRY_ERROR_INVALID_ARGUMENT: no such preset; the message lists them.
+/// Gating of a published model ("deepseek-v3", …): fills `options`, *num_experts, and *has_bias (the model includes a
+/// bias); each may be NULL. FERRY_ERROR_INVALID_ARGUMENT: no such preset; the message lists them.
 FERRY_C_API ferry_status* ferry_gating_preset(const char* name, ferry_gating_options* options, int64_t* num_experts,
                                               int32_t* has_bias);
 

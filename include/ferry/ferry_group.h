@@ -10,7 +10,7 @@
 extern "C" {
 #endif
 
-/// Only used while a group is created from it; may serve many groups, one after the other.
+/// Used only while a group is created from it; may serve many groups, one after the other.
 typedef struct ferry_bootstrap ferry_bootstrap;
 
 /// For ranks that are threads of this process. Writes `num_ranks` handles; bootstraps[r] is for the thread of rank r.
@@ -19,38 +19,38 @@ FERRY_C_API ferry_status* ferry_bootstrap_create_in_process(int32_t num_ranks, f
 /// ferry::TcpBootstrapOptions: ranks numbered by hand.
 typedef struct ferry_tcp_options {
   uint64_t struct_size;
-  const char* host;    ///< of rank 0; NULL: "127.0.0.1"
+  const char* host;    ///< address of rank 0; NULL: "127.0.0.1"
   const char* secret;  ///< the same on all ranks
-  int64_t timeout_ns;  ///< for all ranks to arrive; 0: 50 s
+  int64_t timeout_ns;  ///< time for all ranks to arrive; 0: 50 s
   int32_t rank;
   int32_t num_ranks;
-  int32_t port;       ///< on which rank 0 listens
-  int32_t listen_fd;  ///< rank 0: a listening socket to use instead, which the bootstrap takes over; 0: none
+  int32_t port;       ///< port on which rank 0 listens
+  int32_t listen_fd;  ///< rank 0: a listening socket to use instead, owned by the bootstrap from then on; 0: none
 } ferry_tcp_options;
 
 FERRY_C_API ferry_status* ferry_bootstrap_create_tcp(const ferry_tcp_options* options, ferry_bootstrap** bootstrap);
 
-/// TCP, with what torchrun, mpirun or srun set in the environment, or you in FERRY_RANK, FERRY_NUM_RANKS, FERRY_HOST,
-/// FERRY_PORT and FERRY_SECRET (docs/bootstrap.md). timeout_ns: for all ranks to arrive; 0: 50 s.
+/// TCP, with the environment variables of torchrun, mpirun or srun, or your own FERRY_RANK, FERRY_NUM_RANKS,
+/// FERRY_HOST, FERRY_PORT and FERRY_SECRET (docs/bootstrap.md). timeout_ns: time for all ranks to arrive; 0: 50 s.
 FERRY_C_API ferry_status* ferry_bootstrap_create_from_environment(int64_t timeout_ns, ferry_bootstrap** bootstrap);
 
 /// Every rank passes `num_bytes` bytes, the same number on all ranks, and gets those of all ranks, in rank order. Waits
 /// at most about `timeout_ns` nanoseconds, if it can bound that.
-/// Returns 0, or the code of what went wrong (FERRY_ERROR_TIMEOUT, …; other numbers count as FERRY_ERROR_TRANSPORT).
+/// Returns 0, or an error code (FERRY_ERROR_TIMEOUT, …; other numbers count as FERRY_ERROR_TRANSPORT).
 typedef int32_t (*ferry_all_gather)(void* user, const void* mine, uint64_t num_bytes, void* all, int64_t timeout_ns);
 
-/// An all-gather of your own: MPI, a key-value store, ….
+/// All-gather of the program: MPI, a key-value store, ….
 typedef struct ferry_callback_options {
   uint64_t struct_size;
   ferry_all_gather all_gather;
-  void* user;                 ///< handed to all_gather
+  void* user;                 ///< passed to all_gather
   const char* local_address;  ///< numeric address of this host on the network that joins it to rank 0; NULL: not known
   int32_t rank;
   int32_t num_ranks;
 } ferry_callback_options;
 
-/// all_gather and its `user` must stay good until the bootstrap is freed. It is called by the threads that use the
-/// bootstrap, while they do.
+/// all_gather and its `user` must stay valid until the bootstrap is freed. It is called only by threads that use the
+/// bootstrap, during their calls.
 FERRY_C_API ferry_status* ferry_bootstrap_create_callback(const ferry_callback_options* options,
                                                           ferry_bootstrap** bootstrap);
 
@@ -67,38 +67,39 @@ FERRY_C_API void ferry_bootstrap_free(ferry_bootstrap* bootstrap);
 
 typedef struct ferry_group ferry_group;
 
-/// Whether this rank is to wait for others no longer: not 0 ends the wait, and breaks the group. Asked about ten times
-/// a second by the thread that makes a call of the group; must answer soon, and not call the group
+/// Whether this rank is to stop waiting for others: a value other than 0 ends the wait and breaks the group. Called
+/// about ten times a second by the thread that makes a call of the group; must return soon, and must not call the group
 /// (ferry::GroupOptions::interrupted).
 typedef int32_t (*ferry_interrupted)(void* user);
 
 /// ferry::GroupOptions. The same on every rank, except arena_bytes, device, net_devices, tuning_file and interrupted.
 typedef struct ferry_group_options {
   uint64_t struct_size;
-  const char* backend;      ///< NULL: "auto", which is "cuda" where there is a GPU; host memory takes "cpu"
+  const char* backend;      ///< NULL: "auto", which is "cuda" if there is a GPU; host memory needs "cpu"
   const char* transport;    ///< NULL: "auto"
   const char* ring_memory;  ///< NULL: "auto"
-  const char* net_devices;  ///< NULL: the variable FERRY_NET_DEVICES, else found
+  const char* net_devices;  ///< NULL: the variable FERRY_NET_DEVICES, else detected
   const char* tuning_file;  ///< NULL: the variable FERRY_TUNING, else none
   uint64_t arena_bytes;     ///< most symmetric memory of this rank; 0: 32 GiB of addresses
   int64_t timeout_ns;       ///< deadline of every wait; 0: 10 minutes
   uint64_t latency_bytes;   ///< backend "cuda": see ferry_latency_bytes_required
   int64_t mask_timeout_ns;  ///< with mask_lost_ranks; 0: 100 s
-  int32_t ranks_per_node;   ///< 0: those of each host
+  int32_t ranks_per_node;   ///< 0: the ranks of each host
   int32_t mask_lost_ranks;  ///< latency mode goes on without lost ranks
   int32_t use_device;       ///< backend "cuda": take the GPU `device`; 0: the calling thread's current one
   int32_t device;
   ferry_interrupted interrupted;  ///< NULL: waits end by themselves
-  void* interrupted_user;         ///< handed to `interrupted`
+  void* interrupted_user;         ///< passed to `interrupted`
 } ferry_group_options;
 
 /// Collective.
 FERRY_C_API ferry_status* ferry_group_create(ferry_bootstrap* bootstrap, const ferry_group_options* options,
                                              ferry_group** group);
-/// Collective, optional: waits until every rank is done, then leaves. Later calls are FERRY_ERROR_INVALID_ARGUMENT. The
-/// handle is still to be freed.
+/// Collective, optional: waits until every rank is done, then leaves. Later calls return FERRY_ERROR_INVALID_ARGUMENT.
+/// The handle must still be freed.
 FERRY_C_API ferry_status* ferry_group_destroy(ferry_group* group);
-/// Leaves the group, if that is not done yet, without waiting for other ranks. Its buffers and routings stay valid.
+/// Leaves the group, if ferry_group_destroy did not, without waiting for other ranks. Its buffers and routings stay
+/// valid.
 FERRY_C_API void ferry_group_free(ferry_group* group);
 
 /// Filled by the library. Ranks are node-major.
@@ -127,24 +128,24 @@ typedef struct ferry_memory_usage {
 } ferry_memory_usage;
 
 FERRY_C_API ferry_status* ferry_group_memory_usage(const ferry_group* group, ferry_memory_usage* usage);
-/// Nanoseconds for which calls of this rank have waited for each rank so far: [num], num = the number of ranks. Never
-/// waits for a GPU.
+/// Nanoseconds that calls of this rank have waited for each rank so far: [num], num = the number of ranks. Never waits
+/// for a GPU.
 FERRY_C_API ferry_status* ferry_group_wait_times_ns(const ferry_group* group, int64_t* times_ns, int64_t num);
-/// Give back staging that no rank can still use. Local, between calls.
+/// Free staging memory that no rank can still use. Local, between calls.
 FERRY_C_API ferry_status* ferry_group_trim(ferry_group* group);
-/// Wait until this rank's work on the stream is done, and report what went wrong since the last time.
+/// Wait until this rank's work on the stream is done, and report errors since the last report.
 FERRY_C_API ferry_status* ferry_group_wait(ferry_group* group, void* stream);
-/// What ferry_group_wait would report now, without waiting.
+/// The report of ferry_group_wait as of now, without waiting.
 FERRY_C_API ferry_status* ferry_group_poll(ferry_group* group);
 
-/// Symmetric memory, from which peers of a node are reached without staging copies.
+/// Symmetric memory, which peers of a node reach without staging copies.
 typedef struct ferry_buffer ferry_buffer;
 
 /// Aligned to a page, zeroed. Local.
 FERRY_C_API ferry_status* ferry_group_allocate(ferry_group* group, uint64_t num_bytes, ferry_buffer** buffer);
 FERRY_C_API void* ferry_buffer_data(const ferry_buffer* buffer);
 FERRY_C_API uint64_t ferry_buffer_num_bytes(const ferry_buffer* buffer);
-/// May come before or after the group is freed.
+/// Allowed before or after the group is freed.
 FERRY_C_API void ferry_buffer_free(ferry_buffer* buffer);
 
 #ifdef __cplusplus

@@ -19,7 +19,7 @@ typedef struct ferry_latency_dispatch_input {
   ferry_tensor scales;           ///< [T, S] f32 | i32 | u8, or absent
   ferry_tensor topk_idx;         ///< [T, K] i32 | i64, contiguous
   ferry_tensor topk_weights;     ///< [T, K] f32, contiguous: kept for the combine, or absent
-  ferry_tensor num_tokens_view;  ///< [1] i32: how many of the T tokens count; absent: all
+  ferry_tensor num_tokens_view;  ///< [1] i32: number of tokens that count, from the first on; absent: all T
 } ferry_latency_dispatch_input;
 
 typedef struct ferry_latency_dispatch_output {
@@ -45,12 +45,12 @@ typedef struct ferry_latency_dispatch_options {
   int32_t chunk_tokens;
   int32_t copy_path;
   int32_t reserved;
-  const ferry_placement* placement;  ///< as ferry_route_options has them
+  const ferry_placement* placement;  ///< this and `counters` as in ferry_route_options
   const ferry_load_counters* counters;
-  ferry_tensor wait_times_ns;  ///< [R] i64, written as the output: waits for each rank are added; or absent
+  ferry_tensor wait_times_ns;  ///< [R] i64, written like an output: waits for each rank are added; or absent
 } ferry_latency_dispatch_options;
 
-/// Split: inputs are read and outputs written until ferry_latency_receive, or another collective call, is over.
+/// Split: inputs are read and outputs written until ferry_latency_receive, or another collective call, has finished.
 FERRY_C_API ferry_status* ferry_latency_dispatch(ferry_group* group, const ferry_latency_dispatch_input* input,
                                                  const ferry_latency_dispatch_output* output,
                                                  const ferry_latency_dispatch_options* options, void* stream,
@@ -75,7 +75,7 @@ typedef struct ferry_latency_combine_options {
   int32_t num_copy_sms;
   int32_t chunk_tokens;
   int32_t copy_path;
-  ferry_tensor wait_times_ns;  ///< as ferry_latency_dispatch_options has them
+  ferry_tensor wait_times_ns;  ///< as in ferry_latency_dispatch_options
 } ferry_latency_combine_options;
 
 FERRY_C_API ferry_status* ferry_latency_combine(ferry_group* group, const ferry_routing* routing,
@@ -85,12 +85,13 @@ FERRY_C_API ferry_status* ferry_latency_combine(ferry_group* group, const ferry_
 /// The receive half of the latest split call on `routing`.
 FERRY_C_API ferry_status* ferry_latency_receive(ferry_group* group, const ferry_routing* routing, void* stream);
 
-/// In groups with mask_lost_ranks: mask a rank, or end that; all masks of this rank ([R] i32, 1 where masked); end all.
+/// In groups with mask_lost_ranks: mask or unmask a rank; read all masks of this rank ([R] i32, 1 where masked); unmask
+/// all ranks.
 FERRY_C_API ferry_status* ferry_latency_update_mask(ferry_group* group, int32_t rank, int32_t masked, void* stream);
 FERRY_C_API ferry_status* ferry_latency_query_mask(ferry_group* group, const ferry_tensor* output, void* stream);
 FERRY_C_API ferry_status* ferry_latency_clear_mask(ferry_group* group, void* stream);
 
-/// ferry::LatencyShape: the largest calls of latency mode that a group is to make.
+/// ferry::LatencyShape: bounds on the calls of latency mode that a group will make.
 typedef struct ferry_latency_shape {
   uint64_t struct_size;
   const char* backend;  ///< NULL: "cpu"
@@ -103,7 +104,7 @@ typedef struct ferry_latency_shape {
   int32_t reserved;
 } ferry_latency_shape;
 
-/// What ferry_group_options::latency_bytes must be at least.
+/// Smallest sufficient value of ferry_group_options::latency_bytes.
 FERRY_C_API ferry_status* ferry_latency_bytes_required(const ferry_latency_shape* shape, uint64_t* num_bytes);
 
 #ifdef __cplusplus

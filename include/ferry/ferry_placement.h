@@ -16,27 +16,27 @@ enum { FERRY_REPLICA_NEAREST = 0, FERRY_REPLICA_ROUND_ROBIN = 1 };
 /// ferry::Placement: P physical experts, each a home of one of E logical ones. The same on every rank.
 typedef struct ferry_placement {
   uint64_t struct_size;
-  const int32_t* physical_to_logical;     ///< [P]: the logical expert of each home, -1: none for now
+  const int32_t* physical_to_logical;     ///< [P]: the logical expert of each home; -1: none
   const int32_t* physical_to_rank;        ///< [P], NULL: contiguous
-  int64_t num_physical_experts;           ///< P, of both arrays; 0 with physical_to_logical_view and no other
+  int64_t num_physical_experts;           ///< P, of both arrays; 0 if physical_to_logical_view alone is given
   ferry_tensor physical_to_logical_view;  ///< CUDA, instead of physical_to_logical: [P] i32 in GPU memory
   int32_t choice;                         ///< FERRY_REPLICA_NEAREST, …
   int32_t reserved;
 } ferry_placement;
 
-/// ferry::LoadCounters, i64 | i32, or absent: calls add to them.
+/// ferry::LoadCounters, i64 | i32, or absent: calls add their counts to them.
 typedef struct ferry_load_counters {
   uint64_t struct_size;
-  ferry_tensor logical;   ///< [E]: of this rank's tokens, those that go to each logical expert
-  ferry_tensor physical;  ///< [P]: of this rank's tokens, those that go to each physical expert
-  ferry_tensor received;  ///< [L]: of all ranks' tokens, those that each local expert receives
+  ferry_tensor logical;   ///< [E]: this rank's tokens that go to each logical expert
+  ferry_tensor physical;  ///< [P]: this rank's tokens that go to each physical expert
+  ferry_tensor received;  ///< [L]: tokens of all ranks that each local expert receives
 } ferry_load_counters;
 
-/// Whether calls would take this placement. Reads host memory only.
+/// Whether calls accept this placement. Reads host memory only.
 FERRY_C_API ferry_status* ferry_check_placement(const ferry_placement* placement, int64_t num_experts,
                                                 int32_t num_ranks);
-/// What route picks for the tokens of `rank`: physical ids of topk_idx [T, K] i32 | i64 into output, of the same shape
-/// and type. Host memory.
+/// Route's pick for the tokens of `rank`: physical ids of topk_idx [T, K] i32 | i64 into output, of the same shape and
+/// type. Host memory.
 FERRY_C_API ferry_status* ferry_pick_replicas(const ferry_tensor* topk_idx, int64_t num_experts,
                                               const ferry_placement* placement, int32_t rank, int32_t num_ranks,
                                               int32_t ranks_per_node, const ferry_tensor* output);

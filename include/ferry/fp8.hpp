@@ -1,7 +1,7 @@
 #ifndef FERRY_FP8_HPP
 #define FERRY_FP8_HPP
 
-/// FP8 (OCP E4M3) quantisation with one scale per block of 128 channels, as MoE engines send it.
+/// FP8 (OCP E4M3) quantisation with one scale per block of 128 channels, the format that MoE engines send.
 
 #include <cstdint>
 
@@ -17,11 +17,11 @@ inline constexpr std::int64_t kFp8BlockSize = kQuantBlockSize;
 inline constexpr float kFp8E4M3Max = 448.0F;
 inline constexpr float kFp8AmaxFloor = kQuantAmaxFloor;
 
-/// How a block's scale is stored.
+/// Storage format of a block's scale.
 enum class Fp8ScaleFormat : std::int32_t {
   kFloat32 = 0,     ///< f32: amax / 448
   kPowerOfTwo = 1,  ///< f32: 2^ceil(log2(amax / 448))
-  kUe8m0 = 2,       ///< u8: biased exponent (+127) of the power of two (OCP MX, E8M0); or i32: four of them
+  kUe8m0 = 2,       ///< u8: biased exponent (+127) of kPowerOfTwo's scale (OCP MX, E8M0); or i32: four of them
 };
 
 /// Quantise rows. Per block amax = max(|x|, 1e-4), NaN ignored.
@@ -33,7 +33,7 @@ enum class Fp8ScaleFormat : std::int32_t {
 ///         for kUe8m0 [T, ceil(H/512)] i32, where byte j of word w is the exponent of block 4w + j, 0 past the last
 /// @sync   as ExecutionOptions::backend says
 /// @errors kInvalidArgument (shape, dtype, inner stride other than 1 in x or q, memory that the backend cannot use);
-///         kUnsupported: this build has no such backend. Nothing is written then. kCuda: the launch failed
+///         kUnsupported: this build has no such backend. Nothing is written in either case. kCuda: the launch failed
 FERRY_API Status quantize_fp8(const ConstTensorView& x, const TensorView& q, const TensorView& scales,
                               Fp8ScaleFormat format = Fp8ScaleFormat::kFloat32, const ExecutionOptions& options = {},
                               Stream stream = {});

@@ -30,75 +30,77 @@ class CallPass;          // private
 class ExpertPlacements;  // private
 class LatencyCalls;      // private
 
-/// Size of each rank's arena unless an option says otherwise. Address space only: memory is taken as it is allocated.
+/// Size of each rank's arena unless an option sets another. Address space only: memory is taken as it is allocated.
 /// Room for a batch of 16,384 tokens of 14 KiB in and out at K = 8 (2.1 GB in, at most 15 GB out).
 inline constexpr std::size_t kDefaultArenaBytes = std::size_t{32} << 30;
 
 /// Deadline of a group's waits unless an option sets another. A rank that dies or leaves is noticed in a fraction of a
-/// second whatever the deadline, so it is there for ranks that live and never come, and for hosts that vanish. Ten
-/// minutes are longer than a healthy rank takes from one call to the next when it loads a model, compiles kernels or
-/// captures graphs in between, and what most collective libraries allow.
+/// second whatever the deadline, so the deadline matters only for ranks that live but never make the call, and for
+/// hosts that vanish. Ten minutes are longer than a healthy rank takes between two calls in which it loads a model,
+/// compiles kernels or captures graphs, and are what most collective libraries allow.
 inline constexpr std::int64_t kDefaultCallTimeoutNs = 600 * kNsPerSecond;
 
 /// GroupOptions::mask_timeout_ns unless an option sets another: long enough for a rank that compiles or loads in the
-/// middle of serving, and what other libraries wait before they mask a rank.
+/// middle of serving, and the time other libraries wait before they mask a rank.
 inline constexpr std::int64_t kDefaultMaskTimeoutNs = 100 * kNsPerSecond;
 
 /// GroupOptions::device: the GPU that is current on the thread that calls Group::create.
 inline constexpr int kCurrentDevice = -1;
 
-/// Must be the same on every rank, except `arena_bytes`, `device`, `net_devices`, `tuning_file` and `interrupted`.
+/// Options of Group::create. The same on every rank, except `arena_bytes`, `device`, `net_devices`, `tuning_file` and
+/// `interrupted`.
 struct GroupOptions {
   std::string backend = "auto";  ///< "auto" (best that works here) or a name from `ferry::backends()`
-  /// Ranks that can load and store each other's memory; ranks are node-major. 0: those of each host, which must be
-  /// consecutive and as many on all hosts; containers that do not share a network count as hosts.
+  /// Number of ranks that can load and store each other's memory; ranks are node-major. 0: the ranks of each host,
+  /// which must be consecutive and equally many on all hosts; containers that do not share a network count as hosts.
   int ranks_per_node = 0;
   std::size_t arena_bytes = kDefaultArenaBytes;  ///< most symmetric memory this rank can allocate, staging included
-  /// Deadline of every wait inside create, route, dispatch, combine, destroy, and of allocate's for the peers.
+  /// Deadline of every wait inside create, route, dispatch, combine and destroy, and of allocate's wait for the peers.
   std::int64_t timeout_ns = kDefaultCallTimeoutNs;
   /// Backend "cuda": ordinal of this rank's GPU, -1 for the calling thread's current one. Several ranks may share a
   /// GPU.
   int device = kCurrentDevice;
-  /// The network between nodes, where there are several: "auto" (best that works here) or a name from
-  /// `ferry::transports()`. "loopback" joins threads of one process, for tests; "auto" never takes it.
+  /// Network between nodes, if there are several: "auto" (best that works here) or a name from `ferry::transports()`.
+  /// "loopback" joins threads of one process, for tests; "auto" never chooses it.
   std::string transport = "auto";
-  /// Backend "cuda", several nodes: where the rings are through which nodes exchange. "host": pinned memory that GPUs
-  /// and any network reach. "gpu": GPU memory that network cards read and write (GPUDirect); where it cannot be had
-  /// create is kUnsupported with everything that is missing, as `gpu_direct_facts` lists it. It has run on no card.
-  /// "auto": the variable FERRY_RING_MEMORY if it is set, else "host".
+  /// Backend "cuda", several nodes: memory of the rings through which nodes exchange. "host": pinned memory that GPUs
+  /// and any network reach. "gpu": GPU memory that network cards read and write (GPUDirect); if it is not available,
+  /// create returns kUnsupported and lists everything that is missing, as does `gpu_direct_facts`. It has not yet run
+  /// on any card. "auto": the variable FERRY_RING_MEMORY if it is set, else "host".
   std::string ring_memory = "auto";
-  /// Devices that ranks of other hosts may reach this rank through, separated by commas: "eth0", "mlx5_0:1,mlx5_1:1";
-  /// "all": every one. With InfiniBand or RoCE name the card's ports, since an interface ("ib0") only carries TCP.
+  /// Devices through which ranks of other hosts may reach this rank, separated by commas: "eth0", "mlx5_0:1,mlx5_1:1";
+  /// "all": every one. For InfiniBand or RoCE name the card's ports, since an interface ("ib0") only carries TCP.
   /// Empty: the variable FERRY_NET_DEVICES, else the active port of an RDMA card that is nearest to the rank's GPU (for
   /// CPU ranks every active port), and the one interface that leads to rank 0. The variable UCX_NET_DEVICES overrides
-  /// all of them. Ranks of one host never use these devices among themselves, but shared memory and the loopback
-  /// interface.
+  /// all of them. Ranks of one host use shared memory and the loopback interface among themselves, never these devices.
   std::string net_devices{};
-  /// Backend "cuda": a file that `ferry tune --out` wrote. Where a call's KernelOptions are 0 its settings take the
-  /// place of the built-in defaults, if it has any for this GPU, number of ranks and size of rows. They change no
-  /// result. Empty: the file that the variable FERRY_TUNING names, if it is set; "builtin": no file. Read by
-  /// Group::create on every backend; a file that is missing or wrong is kInvalidArgument.
+  /// Backend "cuda": a file that `ferry tune --out` wrote. Its settings replace the built-in defaults wherever a call's
+  /// KernelOptions are 0, if it has settings for this GPU, number of ranks and row size. They change no result. Empty:
+  /// the file that the variable FERRY_TUNING names, if it is set; "builtin": no file. Read by Group::create on every
+  /// backend; a missing or malformed file is kInvalidArgument.
   std::string tuning_file{};
-  /// Backend "cuda": symmetric memory that latency mode receives in, taken when the group is created; a multiple of a
-  /// page is used. `latency_bytes_required` says how much calls need; calls that need more are kCapacity. 0: the group
-  /// makes no such calls. Other backends need none, nor do groups of several nodes, which take none.
+  /// Backend "cuda": symmetric memory that receives latency mode's rows, taken when the group is created; a multiple of
+  /// a page is used. `latency_bytes_required` computes the size; calls that need more are kCapacity. 0: the group makes
+  /// no such calls. Other backends and groups of several nodes need none and take none.
   std::size_t latency_bytes = 0;
-  /// Latency mode goes on without ranks that are lost: a call of it that misses a rank masks it (see
-  /// Group::latency_update_mask) instead of breaking the group. All other calls still need every rank. Such a group's
-  /// calls of latency mode take longer: docs/latency.md says why. Ranks of one node, else create is kUnsupported.
+  /// Latency mode continues without lost ranks: a call that waits in vain for a rank masks it (see
+  /// Group::latency_update_mask) instead of breaking the group. All other calls still need every rank. Calls of latency
+  /// mode take longer in such a group; docs/latency.md explains why. Ranks of one node only, else create is
+  /// kUnsupported.
   bool mask_lost_ranks = false;
   /// With `mask_lost_ranks`, the deadline of every wait inside a call of latency mode, in place of `timeout_ns`: a rank
-  /// that is not there by then is masked. One that has died, left or given up is masked as soon as that is noticed, in
-  /// a fraction of a second. A rank that is itself waiting for others gets twice that time, on GPUs four times. It must
-  /// be far longer than ranks come to a call one after the other.
+  /// that has not arrived by then is masked. A rank that has died, left or given up is masked as soon as that is
+  /// noticed, in a fraction of a second. A rank that is itself waiting for others gets twice that time, on GPUs four
+  /// times. Must be far longer than the usual delay between ranks at the start of a call.
   std::int64_t mask_timeout_ns = kDefaultMaskTimeoutNs;
-  /// Asked about ten times a second while the host waits for other ranks in route, dispatch, combine, destroy or a call
-  /// of latency mode, by the thread that makes the call: true ends the wait. That breaks the group as if this rank were
-  /// lost: its call is kPeerLost with this rank as `peer`, and so are those of the others that still need it, or their
-  /// next. Must not throw or call the group, and must answer soon: this rank does nothing for the others meanwhile. For
-  /// programs that answer signals or shut down while others are late; empty: every wait lasts until it is over or its
-  /// deadline. Not asked by latency mode with `mask_lost_ranks` on CPUs, nor by a call that waits for its turn behind
-  /// that of another thread. On GPUs the host waits in route for exact counts; kernels that wait know only deadlines.
+  /// Called about ten times a second while the host waits for other ranks in route, dispatch, combine, destroy or a
+  /// call of latency mode, by the thread that makes the call; true ends the wait. That breaks the group as if this rank
+  /// were lost: its call returns kPeerLost with this rank as `peer`, and so do the calls of other ranks that still need
+  /// it, or their next calls. Must not throw or call the group, and must return soon: this rank does nothing for the
+  /// others meanwhile. For programs that handle signals or shut down while others are late; empty: every wait lasts
+  /// until it succeeds or reaches its deadline. Not called in latency mode with `mask_lost_ranks` on CPUs, nor by a
+  /// call that waits for its turn behind another thread's call. On GPUs it covers the host's wait in route for exact
+  /// counts; waits of kernels have only deadlines.
   std::function<bool()> interrupted{};
 };
 
@@ -115,8 +117,8 @@ struct Topology {
 
 /// Symmetric memory: a block of this rank's arena that peers of its node can reach, so that dispatch into it and
 /// combine out of it need no staging copy. Move-only owner; its destructor frees the memory. It may outlive its Group.
-/// CUDA: it may be dropped while calls of its Group that use it are on their way; its memory is given to others when
-/// those are done. The program's own work with it must be done before, and replays of captured calls.
+/// CUDA: it may be dropped while calls of its Group that use it are in flight; its memory is reused only when those are
+/// done. The program's own work with it, and replays of captured calls, must be done before.
 class FERRY_API Buffer {
  public:
   Buffer() = default;
@@ -136,97 +138,99 @@ class FERRY_API Buffer {
   std::size_t size_bytes_ = 0;
 };
 
-/// Symmetric memory a group holds on this rank, in bytes.
+/// Symmetric memory that a group holds on this rank, in bytes.
 struct MemoryUsage {
   std::size_t control_bytes = 0;  ///< flags, mailboxes, tickets
   std::size_t network_bytes = 0;  ///< rings to other nodes and call headers; 0 with one node
-  /// Copies of rows that peers cannot reach in place, route's tables, and on CUDA GroupOptions::latency_bytes. On CUDA
-  /// copies for which there was no room in what earlier calls of the kind left take an eighth more, as long as there is
-  /// memory.
+  /// Copies of rows that peers cannot reach in place, route's tables, and on CUDA GroupOptions::latency_bytes. On CUDA,
+  /// copies that do not fit in the staging of earlier calls of the kind take an eighth more than they need, as long as
+  /// there is memory.
   std::size_t staging_bytes = 0;
   std::size_t allocated_bytes = 0;  ///< by `allocate`, rounded up to pages
   std::size_t total_bytes() const { return control_bytes + network_bytes + staging_bytes + allocated_bytes; }
 };
 
-/// What a rank has sent to one of its rail peers (the ranks with its index in the other nodes) since its group was
+/// Traffic from a rank to one of its rail peers (the ranks with its index in the other nodes) since its group was
 /// created.
 struct RailUsage {
   int rank = 0;                    ///< the rail peer
   std::uint64_t sent_bytes = 0;    ///< payload, tables and call headers handed to the network
   std::uint64_t num_messages = 0;  ///< puts and notifications
-  std::string route;               ///< path to the peer as the engine names it, e.g. "tcp"
+  std::string route;               ///< path to the peer as named by the engine, e.g. "tcp"
 };
 
 struct NetworkUsage {
   std::string transport;         ///< the engine in use; empty with one node
-  std::vector<RailUsage> rails;  ///< by node, without this rank's own
-  /// Devices that ranks of other hosts may reach this rank through; empty if all its rail peers are on its host.
+  std::vector<RailUsage> rails;  ///< by node, without this rank's own node
+  /// Devices through which ranks of other hosts may reach this rank; empty if all its rail peers are on its host.
   std::string net_devices{};
-  std::string ring_memory{};  ///< where the rings are: "host" or "gpu"; empty with one node
+  std::string ring_memory{};  ///< memory of the rings: "host" or "gpu"; empty with one node
 };
 
-/// The shapes of one rank's use of a group, for `bytes_required`. Each number may be the exact one of a batch, or the
-/// largest of any; what only some groups need is ignored by others.
+/// Shapes of one rank's use of a group, for `bytes_required`. Each number may be exact for one batch, or the largest
+/// over all batches; a group ignores the numbers that it does not need.
 struct MemoryShape {
   std::string backend = "cpu";  ///< a name from `ferry::backends()`
   int num_ranks = 1;
   int ranks_per_node = 0;            ///< 0: all ranks on one host
-  std::int64_t num_experts = 0;      ///< E; with a Placement P
+  std::int64_t num_experts = 0;      ///< E; with a Placement, P
   std::int64_t num_tokens = 0;       ///< T of this rank
   int num_topk = 0;                  ///< K
   std::int64_t num_recv_rows = 0;    ///< `Routing::num_recv_rows()`
   std::int64_t num_used_rows = -1;   ///< `Routing::num_used_rows()`; -1: all of num_recv_rows
   std::int64_t row_bytes = 0;        ///< bytes of one payload row
   std::int64_t scale_row_bytes = 0;  ///< bytes of one row of scales, 0 if none
-  /// Bytes of one row as dispatch quantises it (DispatchOptions::quantize), that is H; 0: it does not. Its input, and
-  /// the rows of combine, then have row_bytes, and scale_row_bytes is that of its output.
+  /// Bytes of one row after quantising by dispatch (DispatchOptions::quantize), that is H; 0: dispatch does not
+  /// quantise. Dispatch's input and combine's rows then have row_bytes, and scale_row_bytes is that of dispatch's
+  /// output.
   std::int64_t quantized_row_bytes = 0;
   Layout layout = Layout::kTokens;
   bool weights = false;  ///< route is given weights, and they are sent (with ids for kTokens) and summed back
-  /// true: x of dispatch and combine's input are in memory from `allocate`, and so is dispatch's output.
-  /// false: other memory. On a CPU group ranks in other processes reach it through staging; this counts as if there
-  /// were some, and rows went to them and came from them.
+  /// true: x of dispatch, dispatch's output and combine's input are in memory from `allocate`.
+  /// false: other memory, which ranks of a CPU group in other processes reach through staging; the result assumes that
+  /// there are such ranks and that rows travel to and from them.
   bool symmetric = true;
 
-  /// LatencyDispatchOptions::max_tokens: the calls are those of latency mode. `weights` then says whether
-  /// latency_dispatch is given any: none are sent or summed back. 0: route, dispatch and combine.
+  /// LatencyDispatchOptions::max_tokens: the calls are those of latency mode. `weights` then means that
+  /// latency_dispatch is given weights, although none are sent or summed back. 0: route, dispatch and combine.
   std::int64_t max_tokens = 0;
 
   // Several nodes:
   std::int64_t num_node_tokens = 0;       ///< this rank's tokens that go to its own node; at most T
-  std::int64_t num_forwarded_tokens = 0;  ///< those of the ranks with its index in other nodes that go to its node
-  std::int64_t num_node_entries = 0;      ///< (token, k) of both whose expert is in its node; at most K times both
+  std::int64_t num_forwarded_tokens = 0;  ///< tokens of the ranks with its index in other nodes that go to its node
+  std::int64_t num_node_entries = 0;      ///< (token, k) of both with an expert in its node; at most K times both
 
   // Backend "cuda":
   std::int64_t num_local_experts = -1;  ///< experts of this rank; -1: E / R, rounded up
-  int num_routings = 1;                 ///< Routings alive at a time
+  int num_routings = 1;                 ///< Routings alive at the same time
   std::size_t latency_bytes = 0;        ///< GroupOptions::latency_bytes
   /// Scales, ids and weights that dispatch writes and combine reads are in memory from `allocate` (not counted).
   bool symmetric_tables = false;
-  std::int64_t num_logical_experts = 0;  ///< with a Placement E, for its tables on the GPU; 0: there is none
-  bool placement_on_device = false;      ///< of that Placement physical_to_logical_view is given
+  std::int64_t num_logical_experts = 0;  ///< E if there is a Placement, for its tables on the GPU; 0: none
+  bool placement_on_device = false;      ///< the Placement's physical_to_logical_view is given
 };
 
-/// A set of ranks that exchange tokens. Create and destroy are collective; so are route, dispatch and combine, called
-/// by every rank in the same order. On a CPU group they block until done. On a CUDA group they put work on the stream
-/// and return; `wait` reports the result.
+/// Set of ranks that exchange tokens. Create and destroy are collective; so are route, dispatch and combine: every rank
+/// calls them in the same order. On a CPU group they block until done. On a CUDA group they put work on the stream and
+/// return; `wait` reports the result.
 ///
 /// Failure: bad arguments on any rank give the same kInvalidArgument or kCapacity on every rank, nothing is sent and
 /// the group stays usable. kTimeout and kPeerLost name the rank, break the group (every later call returns the same),
 /// and leave outputs unspecified; destroy it and create a new one from the surviving ranks. Threads: calls of a Group
-/// run one after the other, whatever threads make them, so that the order in which ranks call is up to the program;
-/// `allocate` and `poll` may come meanwhile, other questions only between calls, and none beside `destroy`. Different
-/// Groups are independent; a process may have any number of them. In a process that was forked off all calls are
-/// kInvalidArgument, accessors say nothing, and a copy of a Group or Buffer that it drops is not missed by anybody.
+/// run one after the other, whichever threads make them, so the program must keep each rank's order of calls;
+/// `allocate` and `poll` may run at the same time as a call, other accessors only between calls, and none during
+/// `destroy`. Different Groups are independent; a process may have any number of them. In a forked process all calls
+/// return kInvalidArgument, accessors return empty values, and dropping a copy of a Group or Buffer has no effect on
+/// other ranks.
 class FERRY_API Group {
  public:
-  /// Collective over the ranks of `bootstrap`, which is only used during this call; one bootstrap may serve many
+  /// Collective over the ranks of `bootstrap`, which is used only during this call; one bootstrap may serve many
   /// groups.
-  /// @errors kInvalidArgument: options out of range, a network device that does not exist (the message lists those that
-  ///         do), or ranks disagree (the message names both values and both ranks)
+  /// @errors kInvalidArgument: options out of range, a network device that does not exist (the message lists those
+  ///         that do), or ranks disagree (the message names both values and both ranks)
   ///         kUnsupported: the backend cannot run here, or not across these hosts; hosts have different numbers of
-  ///         ranks, or ranks that are not consecutive; versions of the network's library differ; ring_memory cannot be
-  ///         had
+  ///         ranks, or ranks that are not consecutive; versions of the network's library differ; ring_memory is not
+  ///         available
   ///         kTimeout, kPeerLost, kTransport: as the bootstrap reports; kSystem: memory or descriptors ran out
   [[nodiscard]] static Result<std::shared_ptr<Group>> create(std::shared_ptr<Bootstrap> bootstrap,
                                                              const GroupOptions& options = {});
@@ -241,61 +245,61 @@ class FERRY_API Group {
   /// Name of the backend in use, e.g. "cpu".
   std::string_view backend() const;
 
-  /// Take `bytes` of symmetric memory, aligned to a page, zeroed. Local: ranks need not agree on sizes or order.
-  /// @errors kCapacity: the arena is full (says how much is free); kSystem: the machine is out of memory
+  /// Allocate `bytes` of symmetric memory, aligned to a page, zeroed. Local: ranks need not agree on sizes or order.
+  /// @errors kCapacity: the arena is full (the message gives the free size); kSystem: the machine is out of memory
   Result<Buffer> allocate(std::size_t bytes);
 
-  /// Symmetric memory in use on this rank now.
+  /// Symmetric memory now in use on this rank.
   MemoryUsage memory_usage() const;
 
-  /// Give back the staging that earlier calls grew to and that no rank can still use; later calls take what they need
-  /// again. Local, between calls: ranks need not agree on when, and no rank is waited for. Left alone are buffers from
-  /// `allocate`, Routings, what the group needs as long as it lives, and the tables of a route since which this rank
-  /// has made no dispatch or combine, as peers may be behind.
+  /// Free staging that earlier calls allocated and that no rank can still use; later calls allocate again as needed.
+  /// Local, between calls: ranks need not agree on when, and the call waits for no rank. It keeps buffers from
+  /// `allocate`, Routings, memory that the group needs for its whole life, and the tables of a route after which this
+  /// rank has made no dispatch or combine, as peers may be behind.
   /// CPU: the pages go back to the system. CUDA: blocks go back to this rank's arena, for `allocate` and later calls,
-  /// as soon as the calls that use them have finished on the GPU; what a captured graph uses stays. The arena keeps its
+  /// as soon as the calls that use them have finished on the GPU; memory of captured graphs stays. The arena keeps its
   /// device memory until the group ends.
-  /// @errors kInvalidArgument: the group was destroyed; on a broken group what broke it. Both: nothing is given back
+  /// @errors kInvalidArgument: the group was destroyed; on a broken group, its error. Both: nothing is freed
   [[nodiscard]] Status trim();
 
-  /// What this rank has sent to other nodes so far, and how. Empty with one node.
+  /// Traffic of this rank to other nodes so far. Empty with one node.
   NetworkUsage network_usage() const;
 
-  /// [R] nanoseconds for which calls of this rank have waited so far without a part of each rank: what a rank costs
-  /// the others shows in their numbers for it. Waits that end within microseconds are not counted. A wait for several
-  /// ranks counts for each that is missing; over several nodes a rank may stand for others, which it waits for itself.
-  /// CUDA: kernels count how long a rank of the node is missing when route, dispatch and combine begin and end, once
-  /// that is over, and of longer waits for rows, for rail peers of other nodes and in latency mode what has gone by at
-  /// each 64th poll (40 us and more). However many threads wait for a rank at once, its time counts once.
-  /// @sync   reads memory of the host; never waits for the GPU
+  /// [R] nanoseconds that calls of this rank have waited so far for each rank: a slow rank shows in the other ranks'
+  /// numbers for it. Waits that end within microseconds are not counted. A wait for several ranks counts for each rank
+  /// that is missing; over several nodes a rank may stand for ranks that it waits for itself.
+  /// CUDA: at the beginning and end of route, dispatch and combine, kernels count how long a rank of the node is
+  /// missing, once that wait is over; longer waits for rows, for rail peers of other nodes and in latency mode are
+  /// counted at every 64th poll (40 us and more). Time in which several threads wait for the same rank counts once.
+  /// @sync   reads host memory; never waits for the GPU
   std::vector<std::int64_t> wait_times_ns() const;
 
   /// Exchange counts and assign every slot.
   /// @shape  topk_idx [T, K] i32|i64, topk_weights [T, K] f32
   /// @sync   CPU: blocks until all ranks have routed. CUDA: blocks until the counts are known, unless rows are bounded
   ///         (max_recv_rows or kSlab; over several nodes tokens too, by max_tokens): then it never blocks and may be
-  ///         captured in a graph; keep the Routing as long as the graph; each replay routes the ids then in the same
-  ///         topk_idx
+  ///         captured in a graph; keep the Routing as long as the graph; each replay routes the ids that are then in
+  ///         the same topk_idx
   /// @errors kInvalidArgument: shape, dtype, pointer, id outside [-1, E), options that differ between ranks
   ///         kCapacity: more rows than max_recv_rows, slab_capacity or 2^31 - 1 (names rank, expert, rows); kTimeout,
   ///         kPeerLost
   /// @param  while_waiting  CUDA: called at most once, on this thread, when the GPU has been given the exchange and
-  ///         the host is about to wait for the counts: time for what needs no counts. It must not throw, and may call
-  ///         nothing of the group but `allocate`. Other calls never wait or never call it. The tables that it returns,
-  ///         of layout kTokens, are written on the stream, as `channel_tables` would; if they are wrong,
+  ///         the host is about to wait for the counts: time for work that needs no counts. It must not throw, and may
+  ///         call no function of the group but `allocate`. A route that never waits never calls it. The tables that it
+  ///         returns, of layout kTokens, are written on the stream, as by `channel_tables`; invalid ones give
   ///         kInvalidArgument, and the Routing is lost
   [[nodiscard]] Result<Routing> route(const RouteInput& in, const RouteOptions& options, Stream stream = {},
                                       const std::function<EarlyTables()>& while_waiting = {});
 
-  /// Copy each token to its final rows on the ranks that own its experts. Outputs are a pure function of inputs.
-  /// The same Routing may be dispatched many times (cached), with any payload.
+  /// Copy each token to its final rows on the ranks that own its experts. Outputs are a pure function of inputs. The
+  /// same Routing may be dispatched many times (cached), with any payload.
   /// @shape  in.x [T, H] -> out.x [rows, H]; see DispatchInput and DispatchOutput
-  /// @post   rows that hold tokens are written; others as DispatchOptions says
+  /// @post   rows that hold tokens are written; other rows according to DispatchOptions
   /// @sync   CPU: blocks until this rank has received everything and its inputs may be reused. CUDA: the same holds
   ///         for later work on the stream; never blocks the host, may be captured in a graph
-  /// @errors kInvalidArgument; kCapacity: no room in an arena to stage what peers cannot reach (both: nothing sent,
-  ///         nothing changed, on every rank); kTimeout, kPeerLost; kSystem: out of memory while staging (breaks the
-  ///         group)
+  /// @errors kInvalidArgument; kCapacity: an arena has no room to stage memory that peers cannot reach (both: nothing
+  ///         sent, nothing changed, on every rank); kTimeout, kPeerLost; kSystem: out of memory while staging (breaks
+  ///         the group)
   [[nodiscard]] Status dispatch(const Routing& routing, const DispatchInput& in, const DispatchOutput& out,
                                 Stream stream = {}, const DispatchOptions& options = {});
 
@@ -307,70 +311,71 @@ class FERRY_API Group {
   [[nodiscard]] Status combine(const Routing& routing, const CombineInput& in, const CombineOutput& out,
                                Stream stream = {}, const CombineOptions& options = {});
 
-  /// Latency mode: route a small batch and dispatch it into a slab, without counts being exchanged beforehand and
-  /// without a wait of the host for them. The results, and the Routing, are those of `route` with layout kSlab and
-  /// `dispatch`, bit for bit.
+  /// Latency mode: route a small batch and dispatch it into a slab, without a prior exchange of counts and without a
+  /// wait of the host for them. The results, and the Routing, are those of `route` with layout kSlab and `dispatch`,
+  /// bit for bit.
   /// @shape  in.x [T, H] -> out.x [L, C, H]; see LatencyDispatchInput and LatencyDispatchOutput
-  /// @post   rows that hold tokens are written, others as LatencyDispatchOptions::zero_padding says. The Routing's
-  ///         views can be taken at once; what they show, its counts and the rows are there when the call is over: when
+  /// @post   rows that hold tokens are written, others according to LatencyDispatchOptions::zero_padding. The Routing's
+  ///         views are available at once; their contents, its counts and the rows are valid when the call is over: when
   ///         it, or with `split` its receive half, returns (CPU) or has run on the stream (CUDA)
-  /// @sync   Every rank makes the send halves of all calls in the same order; receive halves may come in any order,
+  /// @sync   Every rank makes the send halves of all calls in the same order; receive halves may be made in any order,
   ///         with any calls between them. At most kMaxLatencyCallsInFlight dispatches may be split and not received.
   ///         CPU: blocks until done; a send half returns at once, and its inputs are read, and its outputs written,
-  ///         until its receive half or the next call that all ranks make together (of whatever kind) is over.
-  ///         CUDA: never blocks the host; may be captured in a graph, replays of which route anew the ids in the same
-  ///         topk_idx (keep the Routing as long as the graph); inputs may be reused by later work on the stream. A send
-  ///         half waits for no rows of others; between the halves no kernel of the group is resident
+  ///         until its receive half or the next collective call of any kind is over.
+  ///         CUDA: never blocks the host; may be captured in a graph, each replay of which routes the ids that are then
+  ///         in the same topk_idx (keep the Routing as long as the graph); inputs may be reused by later work on the
+  ///         stream. A send half does not wait for other ranks' rows; between the halves no kernel of the group is
+  ///         resident
   /// @errors kInvalidArgument: shape, dtype, pointer, id, options that differ between ranks; too many dispatches in
-  ///         flight, or a slab that another one is still to be received in. kCapacity: more tokens than max_tokens,
-  ///         more rows for an expert than slab_capacity (names rank, expert, rows), latency_bytes too small. Both: on
-  ///         every rank; a peer's are found by the receive half, this rank's by the call itself, which then may wait
-  ///         for the peers. kTimeout, kPeerLost as in other calls. kUnsupported: more experts or tokens than a backend
-  ///         counts
+  ///         flight, or a slab into which another dispatch has yet to be received. kCapacity: more tokens than
+  ///         max_tokens, more rows for an expert than slab_capacity (names rank, expert, rows), too small
+  ///         latency_bytes. Both: on every rank; a peer's are found by the receive half, this rank's by the call
+  ///         itself, which then may wait for the peers. kTimeout, kPeerLost as in other calls. kUnsupported: more
+  ///         experts or tokens than a backend counts
   [[nodiscard]] Result<Routing> latency_dispatch(const LatencyDispatchInput& in, const LatencyDispatchOutput& out,
                                                  const LatencyDispatchOptions& options, Stream stream = {});
 
-  /// Latency mode: return the experts' rows of a Routing of `latency_dispatch`, once that is received, and sum them,
-  /// weighted. May be called many times on one Routing, one after the other.
+  /// Latency mode: return the experts' rows of a received Routing of `latency_dispatch`, and sum them, weighted. May be
+  /// called many times on one Routing, one after the other.
   /// @shape  in.x [L, C, H] -> out.x [T, H]; see LatencyCombineInput and LatencyCombineOutput
   /// @sync   as latency_dispatch; at most kMaxLatencyCallsInFlight combines may be split and not received
-  /// @errors as latency_dispatch; kInvalidArgument also for a Routing of another call, or one that is not received yet
+  /// @errors as latency_dispatch; kInvalidArgument also for a Routing of another call, or one not yet received
   [[nodiscard]] Status latency_combine(const Routing& routing, const LatencyCombineInput& in,
                                        const LatencyCombineOutput& out, Stream stream = {},
                                        const LatencyCombineOptions& options = {});
 
-  /// The receive half of the latest split call on `routing`: its dispatch, or its combine. A call whose Routing is
-  /// dropped before stays in flight; on a CPU group until the next call that all ranks make together.
-  /// @sync   CPU: blocks until that call is done. CUDA: it is done for later work on the stream, which may be another
-  ///         than that of the send half; never blocks the host, may be captured
-  /// @errors kInvalidArgument: nothing is to be received on that Routing (no other rank is involved); what a peer's
-  ///         half of the call shows, see latency_dispatch
+  /// Receive half of the latest split call on `routing`: its dispatch, or its combine. A call whose Routing is dropped
+  /// before stays in flight; on a CPU group until the next collective call.
+  /// @sync   CPU: blocks until that call is done. CUDA: it is done for later work on the stream, which need not be the
+  ///         stream of the send half; never blocks the host, may be captured
+  /// @errors kInvalidArgument: no call on that Routing is waiting to be received (no other rank is involved); errors
+  ///         that a peer's half of the call reveals, see latency_dispatch
   [[nodiscard]] Status latency_receive(const Routing& routing, Stream stream = {});
 
-  /// Latency mode, in groups created with GroupOptions::mask_lost_ranks: mask a rank, or end that. Calls of latency
-  /// mode that miss a rank (mask_timeout_ns) do the same by themselves and return ok. From then on this rank's calls of
+  /// Latency mode, in groups created with GroupOptions::mask_lost_ranks: mask a rank, or unmask it. Calls of latency
+  /// mode that wait for a rank in vain (mask_timeout_ns) also mask it, and return ok. From then on this rank's calls of
   /// latency mode neither wait for a masked rank nor send to it, as if it had no tokens and no experts:
-  ///   - latency_dispatch: it has 0 tokens, so no row, count, range or source is its; picks of its experts take no
+  ///   - latency_dispatch: it has 0 tokens, so no row, count, range or source is its; picks of its experts get no
   ///     slot (-1). If it is lost between the arrival of its tokens and the end of the call, they may still count. With
-  ///     a Placement, tokens of calls that begin when it is masked pick none of its homes, unless an expert has no
-  ///     others: the rule of Placement holds for the homes that are left.
+  ///     a Placement, tokens of calls that begin while it is masked pick none of its homes, unless an expert has no
+  ///     others: the rule of Placement applies to the remaining homes.
   ///   - latency_combine: picks of its experts add nothing, whether it was masked in the dispatch or since. Weights of
   ///     the others are not scaled up.
-  /// Masks are this rank's own: nobody agrees on them. Where ranks differ, each one's results are those of its own
-  /// mask: a rank masks those that mask it when it finds that out, in its next call, and a refusal that depends on who
-  /// takes part (kCapacity) may then reach some ranks only. So where a program masks by hand it does so on all ranks
-  /// between the same two calls.
+  /// Masks belong to this rank: ranks do not agree on them. Where ranks differ, each rank's results follow its own
+  /// mask: a rank masks the ranks that mask it when it learns of that, in its next call, and a refusal that depends on
+  /// the ranks taking part (kCapacity) may then reach some ranks only. So a program that masks by hand does so on all
+  /// ranks between the same two calls.
   ///
-  /// A masked rank may come back if it is still in the group and has made all calls that the others have made, in the
-  /// same order: its own calls return too, with the tokens of the ranks that it does not mask, which may be itself
-  /// only. Unmask on all ranks, the masked one included, between the same two calls, when no call is in flight, with a
-  /// meeting of the program's own before and after (a barrier of its bootstrap, not a call of this group); Routings
-  /// made before are not combined any more. Unmasking a rank that is lost costs the next call another wait for it.
+  /// A masked rank may return if it is still in the group and has made all calls that the others have made, in the same
+  /// order: its own calls return too, with the tokens of the ranks that it does not mask, perhaps itself only. Unmask
+  /// on all ranks, the masked one included, between the same two calls, when no call is in flight, with a barrier of
+  /// the program's own before and after (of its bootstrap, not a call of this group); Routings made before can no
+  /// longer be combined. Unmasking a rank that is lost costs the next call another wait for it.
   /// @param  rank    any but this one
   /// @sync   local. CPU: effective from this rank's next call, counted by send halves: split calls that are in flight
   ///         are made first. CUDA: effective for later work on `stream`; never blocks the host, may be captured
-  /// @errors kInvalidArgument: the group does not mask, or `rank` is this one or none; kCapacity: a CUDA group without
-  ///         latency_bytes; kCuda: the launch failed; in a broken group what broke it
+  /// @errors kInvalidArgument: the group does not mask, or `rank` is this rank or no rank of the group; kCapacity: a
+  ///         CUDA group without latency_bytes; kCuda: the launch failed; in a broken group, its error
   [[nodiscard]] Status latency_update_mask(int rank, bool masked, Stream stream = {});
 
   /// out[r] = 1 if rank r is masked on this rank, else 0.
@@ -382,7 +387,7 @@ class FERRY_API Group {
   /// Unmask all ranks: latency_update_mask(r, false) of each other rank.
   [[nodiscard]] Status latency_clear_mask(Stream stream = {});
 
-  /// Describe a Routing of layout kTokens by channels. Local: no other rank takes part.
+  /// Fill tables of a Routing of layout kTokens by channels. Local: no other rank takes part.
   /// @sync   as dispatch, without its waits for other ranks. Where rows are bounded and the route was refused, every
   ///         entry is 0, or -1 in source_token and send_index
   /// @errors kInvalidArgument: a Routing of another group or layout, num_channels outside [1, kMaxChannels], shape,
@@ -390,15 +395,15 @@ class FERRY_API Group {
   [[nodiscard]] Status channel_tables(const Routing& routing, int num_channels, const ChannelTables& out,
                                       Stream stream = {});
 
-  /// Wait on the host until this rank's work on `stream` is done, and report what went wrong in any call since the last
-  /// `wait`, on any stream. On a CPU group each call reports its own errors and this returns at once. On a CUDA group a
-  /// call returns ok once its own rank's arguments are good; what only the exchange shows (a peer's bad arguments, too
-  /// many rows, a lost peer) is reported here. A lost or late peer is also reported by every later call.
+  /// Wait on the host until this rank's work on `stream` is done, and report errors of any call since the last `wait`,
+  /// on any stream. On a CPU group each call reports its own errors and this returns at once. On a CUDA group a call
+  /// returns ok once its own rank's arguments are good; errors that only the exchange reveals (a peer's bad arguments,
+  /// too many rows, a lost peer) are reported here. A lost or late peer is also reported by every later call.
   /// @sync   CUDA: blocks until the stream is idle; not while it is being captured
   /// @errors those of the calls; kCuda: the stream failed
   [[nodiscard]] Status wait(Stream stream = {});
 
-  /// What `wait` would report for calls that have run so far, without waiting for any: ok may still become an error.
+  /// The report of `wait` for calls that have run so far, without waiting for any: ok may still become an error.
   /// @errors those of the calls
   [[nodiscard]] Status poll();
 
@@ -425,14 +430,14 @@ class FERRY_API Group {
   std::shared_ptr<const void> identity_;  // shared with every Routing of this group, to recognise it
 };
 
-/// Symmetric memory that one rank of a group holds when it has routed (at least twice), dispatched and combined such a
-/// batch: control pages, the network's, staging, and where `symmetric` three payload buffers (x of dispatch, its
-/// output, combine's input), each rounded up to pages. Equals `Group::memory_usage().total_bytes()` then, on a CUDA
-/// group when the stream has been waited for, one placement of experts is used and all batches are alike (an arena of
-/// that size is also enough for batches that are smaller, and for their staging to grow); on a CUDA group of several
-/// nodes with rings in host memory it is at least that, for any routing that hosts make or latency mode does. On a CPU
-/// group calls of latency mode hold what those three do with layout kSlab and without `weights`; on a CUDA group of one
-/// node they hold GroupOptions::latency_bytes, and all hold the tables of their Routings: both are counted.
+/// Symmetric memory that one rank of a group holds after it has routed (at least twice), dispatched and combined such a
+/// batch: control pages, the network's, staging, and with `symmetric` three payload buffers (x of dispatch, its output,
+/// combine's input), each rounded up to pages. Equal to `Group::memory_usage().total_bytes()` at that point; on a CUDA
+/// group provided that the stream has been waited for, one placement of experts is used and all batches are alike (an
+/// arena of that size is also enough for smaller batches, and for the growth of their staging); on a CUDA group of
+/// several nodes with rings in host memory it is an upper bound, for any routing by hosts or latency mode. On a CPU
+/// group calls of latency mode hold as much as those three with layout kSlab and without `weights`; on a CUDA group of
+/// one node they hold GroupOptions::latency_bytes, and all calls hold the tables of their Routings: both are counted.
 /// @errors kInvalidArgument: a negative or absurd number, or numbers that contradict each other
 ///         kUnsupported: this build has no such backend, or it has no groups of that many nodes
 FERRY_API Result<std::size_t> bytes_required(const MemoryShape& shape);

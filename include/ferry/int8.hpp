@@ -15,8 +15,8 @@ inline constexpr float kInt8Max = 127.0F;
 
 /// Quantise rows. Per block amax = max(|x|, 1e-4): stores amax / 127; q = round-to-nearest-even of x * (127 / amax),
 /// clamped to [-127, 127], each operation rounded to f32.
-/// i8 has no NaN and no infinity, so the scale keeps them: a block with a NaN stores the scale NaN (0x7FFFFFFF), else a
-/// block with an infinity stores an infinite one; all its q are 0. Dequantised, the whole block is NaN.
+/// i8 has no NaN and no infinity, so the scale represents them: a block with a NaN stores the scale NaN (0x7FFFFFFF),
+/// else a block with an infinity stores an infinite one; all its q are 0. Dequantised, the whole block is NaN.
 /// @shape  x [T, H] bf16 | f32; q [T, H] kInt8; scales [T, ceil(H/128)] f32, any strides
 /// @sync   as ExecutionOptions::backend says
 /// @errors as quantize_fp8

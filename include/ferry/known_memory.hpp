@@ -5,10 +5,10 @@
 
 namespace ferry {
 
-/// While it lives, calls of this thread on GPUs take it that tensors are in memory of the group's GPU (of groupless
-/// functions: of `device`), instead of asking the driver where each is: some tenths of a microsecond each. For callers
-/// who know it of every tensor, as libraries whose tensors name their device do. Where it is wrong, a kernel fails or
-/// writes elsewhere. Shapes, dtypes and strides are checked as ever. Nests.
+/// During its lifetime, calls of this thread on GPUs assume that tensors are in memory of the group's GPU (functions
+/// without a group: of `device`) instead of asking the driver where each is, which takes some tenths of a microsecond
+/// each. For callers that are certain of it for every tensor, such as libraries whose tensors name their device:
+/// otherwise a kernel fails or writes elsewhere. Shapes, dtypes and strides are still checked. Nests.
 class FERRY_API KnownMemory {
  public:
   KnownMemory();
@@ -16,7 +16,7 @@ class FERRY_API KnownMemory {
   KnownMemory(const KnownMemory&) = delete;
   KnownMemory& operator=(const KnownMemory&) = delete;
 
-  /// Whether this thread has one.
+  /// Whether one is alive on this thread.
   static bool here();
 };
 

@@ -6,7 +6,7 @@
 ///
 /// A dispatch routes and sends in one call, into a slab `[L, C, H]`; a combine returns the weighted sums. Either may be
 /// split: the call itself is then the *send half*, which waits for no rows, and `latency_receive` the *receive half*.
-/// Between them the program may do anything else, with this group too.
+/// Between them the program may do other work, also with this group.
 
 #include <cstddef>
 #include <cstdint>
@@ -22,34 +22,35 @@
 
 namespace ferry {
 
-/// Split dispatches of a group whose receive half may be outstanding at a time, and as many split combines: two
+/// Split dispatches of a group whose receive half may be outstanding at the same time, and as many split combines: two
 /// micro-batches whose exchanges and computations alternate.
 inline constexpr int kMaxLatencyCallsInFlight = 2;
 
-/// What one rank sends.
+/// Inputs of latency_dispatch on one rank.
 struct LatencyDispatchInput {
-  ConstTensorView x{};  ///< [T, H] bf16 where dispatch quantises, otherwise any dtype: rows move as bytes
-  /// [T, S] f32 | i32 | u8, any strides: the scales of rows that are quantised already. Absent: none are sent, or
+  ConstTensorView x{};  ///< [T, H] bf16 if dispatch quantises, otherwise any dtype: rows move as bytes
+  /// [T, S] f32 | i32 | u8, any strides: scales of rows that are already quantised. Absent: none are sent, or
   /// quantising makes them.
   ConstTensorView scales{};
   ConstTensorView topk_idx{};      ///< [T, K] i32 | i64, contiguous: global expert id, -1 = no expert
-  ConstTensorView topk_weights{};  ///< [T, K] f32, contiguous: kept for latency_combine, if that is to be given none
-  /// [1] i32, on this rank alone if need be. Only so many of the T tokens count, from the first on: the others are as
-  /// if all their ids were -1, whatever those are, so nothing is sent for them and latency_combine writes zeros. Below
-  /// 0 is 0, above T is T. On a GPU it is read where the send half runs, so that replays of a graph may have other
-  /// numbers. Absent: all T count.
+  ConstTensorView topk_weights{};  ///< [T, K] f32, contiguous: kept for a latency_combine without weights
+  /// [1] i32, may be given on some ranks only: number of tokens that count, from the first on. The others are treated
+  /// as if all their ids were -1, whatever those are, so nothing is sent for them and latency_combine writes zeros. A
+  /// value below 0 means 0, above T means T. On a GPU it is read when the send half runs, so that replays of a graph
+  /// may use other numbers. Absent: all T count.
   ConstTensorView num_tokens_view{};
 };
 
-/// Where one rank receives.
+/// Outputs of latency_dispatch on one rank.
 struct LatencyDispatchOutput {
-  TensorView x{};  ///< [L, C, H] or [L*C, H]: dtype of the input, or what LatencyDispatchOptions::quantize makes of it
+  TensorView x{};  ///< [L, C, H] or [L*C, H]: dtype of the input, or the quantised dtype
   /// [L, C, S] or [L*C, S], any strides (so row- or column-major for each expert), dtype of the input's; present
   /// exactly if the input's scales are, or if dispatch quantises.
   TensorView scales{};
 };
 
-/// Must be the same on every rank, except `zero_padding`, `split`, `kernel`, `counters` and `wait_times_ns`.
+/// Options of latency_dispatch. The same on every rank, except `zero_padding`, `split`, `kernel`, `counters` and
+/// `wait_times_ns`.
 struct LatencyDispatchOptions {
   std::int64_t num_experts = 0;    ///< E >= 1; need not be a multiple of R
   std::int64_t max_tokens = 0;     ///< M >= 1: the most tokens of any rank in this call
@@ -63,37 +64,38 @@ struct LatencyDispatchOptions {
   /// This call is the send half.
   bool split = false;
   KernelOptions kernel{};
-  /// As RouteOptions has them. Ranks that are masked stay the homes that they are; L counts physical experts. Counters
-  /// are written when the call is over, and count what it counts: nothing that masked ranks send or are sent.
+  /// As in RouteOptions. Masked ranks keep their homes; L counts physical experts. Counters are written when the call
+  /// is over, and leave out everything that masked ranks send or would receive.
   Placement placement{};
   LoadCounters counters{};
-  /// [R] i64, contiguous, of the group's backend; absent: none. What this call has waited for each rank is added, as
-  /// Group::wait_times_ns counts it: of a split call its receive half. On GPUs in stream order, in graphs too, and each
-  /// wait to its end. Until the call is over, what is in there is unspecified. It must live as long as the outputs.
+  /// [R] i64, contiguous, in memory of the group's backend; absent: none. This call's waits for each rank are added,
+  /// counted as by Group::wait_times_ns: for a split call, those of its receive half. On GPUs in stream order, in
+  /// graphs too, and each wait in full. Its contents are unspecified until the call is over. It must live as long as
+  /// the outputs.
   TensorView wait_times_ns{};
 };
 
-/// In which order a combine adds.
+/// Order of additions in a combine.
 enum class CombineOrder : std::int32_t {
   /// As a weighted `Group::combine`: the sum over a token's entries in fp32 by fused multiply-add, in ascending (rank,
   /// row, k), rounded once (over several nodes once per node, and once at the source).
   kExact = 0,
-  /// Each rank adds the rows that it has of a token in the same way and rounds the sum, so that one row per token and
-  /// rank travels; what those rows are added up to, in ascending rank, is rounded again (over several nodes: by each
-  /// node, and then the nodes' sums by the source). All sums in fp32, from +0, rounded to nearest-even.
+  /// Each rank adds its rows of a token in the same way and rounds the sum, so that one row per token and rank travels;
+  /// the sum of those rows, in ascending rank, is rounded again (over several nodes: by each node, and then the nodes'
+  /// sums by the source). All sums in fp32, from +0, rounded to nearest-even.
   kRankSums = 1,
 };
 
-/// What one rank returns to the sources.
+/// Inputs of latency_combine on one rank.
 struct LatencyCombineInput {
   ConstTensorView x{};  ///< [L, C, H] or [L*C, H] bf16 | f32: one output row per received row; other rows are not read
-  /// [T, K] f32, contiguous, of this rank's own tokens. Absent: those given to latency_dispatch. A split call may read
-  /// them until it is received, on GPUs too; there, with kRankSums, its send half also waits for the weights that the
-  /// other ranks give here.
+  /// [T, K] f32, contiguous, for this rank's own tokens. Absent: the weights given to latency_dispatch. A split call
+  /// may read them until it is received, on GPUs too; there, with kRankSums, its send half also waits for the weights
+  /// that the other ranks give here.
   ConstTensorView topk_weights{};
 };
 
-/// Where one rank receives the sums for its own tokens.
+/// Outputs of latency_combine on one rank: the sums for its own tokens.
 struct LatencyCombineOutput {
   TensorView x{};  ///< [T, H], dtype of the input; zero for a token without experts
 };
@@ -102,22 +104,22 @@ struct LatencyCombineOptions {
   CombineOrder order = CombineOrder::kExact;  ///< the same on every rank
   bool split = false;                         ///< this call is the send half
   KernelOptions kernel{};
-  TensorView wait_times_ns{};  ///< as LatencyDispatchOptions has them
+  TensorView wait_times_ns{};  ///< as in LatencyDispatchOptions
 };
 
-/// The largest calls of latency mode that a group is to make.
+/// Bounds on the calls of latency mode that a group will make.
 struct LatencyShape {
   std::string backend = "cpu";          ///< a name from `ferry::backends()`
   int num_ranks = 1;                    ///< R
   std::int64_t max_tokens = 0;          ///< M
   int num_topk = 0;                     ///< K
-  std::int64_t dispatch_row_bytes = 0;  ///< of a row as it travels: x and its scales (as quantised, if it is)
+  std::int64_t dispatch_row_bytes = 0;  ///< bytes of a row on the wire: x and its scales (after quantising, if any)
   std::int64_t combine_row_bytes = 0;
-  /// Of all combines; kRankSums needs fewer rows where K is more than R. kExact serves both.
+  /// Order of all combines; kRankSums needs fewer rows if K is more than R. kExact serves both.
   CombineOrder order = CombineOrder::kExact;
 };
 
-/// What GroupOptions::latency_bytes must be at least for calls of this shape on ranks of one node. 0 for backend "cpu",
+/// Smallest sufficient GroupOptions::latency_bytes for calls of this shape on ranks of one node. 0 for backend "cpu",
 /// whose ranks read each other's memory.
 /// @errors kInvalidArgument: a negative or absurd number; kUnsupported: this build has no such backend
 FERRY_API Result<std::size_t> latency_bytes_required(const LatencyShape& shape);

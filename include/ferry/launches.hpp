@@ -1,7 +1,7 @@
 #ifndef FERRY_LAUNCHES_HPP
 #define FERRY_LAUNCHES_HPP
 
-/// What calls put on GPUs, for programs that measure or share them.
+/// GPU launches of calls, for programs that measure or share the GPUs.
 
 #include <cstddef>
 
@@ -12,16 +12,17 @@ namespace ferry {
 /// One kernel of a call.
 struct KernelLaunch {
   int num_blocks = 0;
-  /// Of those, the ones that only move rows between this rank's own buffers (KernelOptions::num_copy_sms): they take
-  /// rows out of staging (dispatch) or put them there (combine), or copy those that stay on the rank (dispatch without
-  /// staging). 0 in other kernels.
+  /// Subset of num_blocks that only moves rows between this rank's own buffers (KernelOptions::num_copy_sms): out of
+  /// staging (dispatch), into staging (combine), or rows that stay on the rank (dispatch without staging). 0 in other
+  /// kernels.
   int num_copy_blocks = 0;
-  int num_threads = 0;           ///< of a block
-  std::size_t shared_bytes = 0;  ///< of a block, beside what the kernel declares
+  int num_threads = 0;           ///< threads of a block
+  std::size_t shared_bytes = 0;  ///< dynamic shared memory of a block, beside the kernel's static one
 };
 
-/// Called with each launch from now on, by the thread that makes it and before it is made. Captured launches count when
-/// they are captured. It must not make calls of this library. Of all groups of the process; null, the default, ends it.
+/// Calls `observer` with each later launch of all groups of the process, on the launching thread and before the launch.
+/// Captured launches are reported when they are captured. The observer must not call this library. Null, the default,
+/// ends it.
 using LaunchObserver = void (*)(const KernelLaunch&);
 FERRY_API void observe_launches(LaunchObserver observer);
 

@@ -1,8 +1,8 @@
 #ifndef FERRY_PLACEMENT_HPP
 #define FERRY_PLACEMENT_HPP
 
-/// Where experts live when they may have more than one home: P physical experts, each of them a home of one of E
-/// logical experts, on R ranks. Programs choose logical experts; `Group::route` picks one home for each of them.
+/// Placement of experts with more than one home: P physical experts, each a home of one of E logical experts, on R
+/// ranks. Programs choose logical experts; `Group::route` picks one home for each of them.
 
 #include <cstdint>
 #include <vector>
@@ -13,33 +13,34 @@
 
 namespace ferry {
 
-/// How a token picks one of several homes. In both ways the same token picks the same home of an expert in all of its K
-/// entries, and the pick depends on nothing but the placement, the token's rank and its index.
+/// Rule by which a token picks one of several homes. With either rule the same token picks the same home of an expert
+/// in all of its K entries, and the pick depends only on the placement, the token's rank and its index.
 enum class ReplicaChoice : std::int32_t {
-  /// Of the homes on the token's own rank; if there are none, of those on its node; if there are none, of all. Of
-  /// several, in ascending order of physical id, the one at index (token index + rank) modulo their number.
+  /// Among the homes on the token's own rank; if there are none, among those on its node; if there are none, among all.
+  /// Several homes are listed in ascending order of physical id, and the pick is the one at index (token index + rank)
+  /// modulo their number.
   kNearest = 0,
-  /// The same, of all homes, wherever they are.
+  /// The same index, among all homes.
   kRoundRobin = 1,
 };
 
-/// The homes of one layer's experts. The same on every rank, else a call that is given it is kInvalidArgument on all.
-/// May be another one in each call. Ranks keep the latest in a form that calls use, so one that is used again costs no
-/// more than its comparison.
+/// Homes of one layer's experts. The same on every rank, else a call that is given it returns kInvalidArgument on all.
+/// It may differ in each call. Ranks keep the latest ones in a form ready for calls, so a placement that is used again
+/// costs only its comparison.
 struct Placement {
-  /// [P], P >= E: the logical expert whose home each physical expert is, -1: none for now, it gets no rows. Every
-  /// logical expert needs a home.
+  /// [P], P >= E: the logical expert of each physical expert; -1: none, so it gets no rows. Every logical expert needs
+  /// a home.
   std::vector<std::int32_t> physical_to_logical{};
   /// [P]: the rank of each physical expert. Empty = contiguous: rank r has physical experts [r*P/R, (r+1)*P/R) (rounded
-  /// down), so equally many where R divides P. A rank's local experts are its physical ones in ascending order.
+  /// down), so equally many if R divides P. A rank's local experts are its physical ones in ascending order.
   std::vector<std::int32_t> physical_to_rank{};
   ReplicaChoice choice = ReplicaChoice::kNearest;
-  /// CUDA groups only, instead of physical_to_logical: [P] i32 in GPU memory with the same contents, read where the
-  /// call runs on the stream, so that each replay of a captured call may find another placement. Where it names a wrong
-  /// id, lacks an expert or differs between ranks the call ends as any that its ranks disagree about.
+  /// CUDA groups only, instead of physical_to_logical: [P] i32 in GPU memory with the same contents, read when the call
+  /// runs on the stream, so that each replay of a captured call may use another placement. If it contains an invalid
+  /// id, lacks an expert or differs between ranks, the call ends like any call whose ranks disagree.
   ConstTensorView physical_to_logical_view{};
 
-  /// Whether there is one; otherwise each expert has the one home that `expert_to_rank` says.
+  /// Whether there is one; otherwise each expert has the one home given by `expert_to_rank`.
   bool present() const { return !physical_to_logical.empty() || physical_to_logical_view.present(); }
   std::int64_t num_physical_experts() const {
     if (physical_to_logical_view.present()) return physical_to_logical_view.extent(0);
@@ -47,35 +48,35 @@ struct Placement {
   }
 };
 
-/// A rank and what it is near to.
+/// A rank and the size of its node, which decide what is near.
 struct ReplicaPlace {
   int rank = 0;
   int num_ranks = 1;
   int ranks_per_node = 1;
 };
 
-/// Whether calls on `num_ranks` ranks would take this placement of `num_experts` logical experts. Reads host memory
-/// only, so of physical_to_logical_view nothing but the shape.
+/// Whether calls on `num_ranks` ranks accept this placement of `num_experts` logical experts. Reads host memory only,
+/// so it checks nothing but the shape of physical_to_logical_view.
 /// @errors kInvalidArgument: P below E, an entry outside [-1, E), an expert without a home, physical_to_rank of another
 ///         size or with an entry outside [0, R); the message names the first
 FERRY_API Status check_placement(const Placement& placement, std::int64_t num_experts, int num_ranks);
 
-/// What `Group::route` picks, for programs that move tokens by other means: out[t, k] = the physical expert that token
-/// t of `place.rank` picks as a home of topk_idx[t, k], -1 for -1. Host memory; may be in place.
+/// Picks of `Group::route`, for programs that move tokens by other means: out[t, k] = the physical expert that token t
+/// of `place.rank` picks as a home of topk_idx[t, k], -1 for -1. Host memory; may be in place.
 /// @shape  topk_idx [T, K] i32 | i64, out [T, K] of the same type, both contiguous
 /// @errors those of check_placement; kInvalidArgument: shape, dtype, pointer, an id outside [-1, E), a rank outside
 ///         [0, R), physical_to_logical_view is given. Nothing is written
 FERRY_API Status pick_replicas(const ConstTensorView& topk_idx, std::int64_t num_experts, const Placement& placement,
                                const ReplicaPlace& place, const TensorView& out);
 
-/// Counters of a program that calls add to, on the way and without a wait: to each entry as many rows as the call had
-/// for it, once its counts are known to be good; a call that is refused adds nothing. Each is present or absent on this
-/// rank alone, contiguous, i64 | i32 (which wraps), in the memory of the backend. On a CUDA group they are written in
-/// stream order. A token that names an expert twice counts once.
+/// Counters of a program that calls add to, without a wait: each entry grows by the call's rows for it, once the counts
+/// are known to be good; a refused call adds nothing. Each counter is present or absent on this rank alone, contiguous,
+/// i64 | i32 (which wraps), in the memory of the backend. On a CUDA group they are written in stream order. A token
+/// that names an expert twice counts once.
 struct LoadCounters {
-  TensorView logical{};   ///< [E]: of this rank's tokens, those that go to each logical expert
-  TensorView physical{};  ///< [P]: of this rank's tokens, those that go to each physical expert; E without a placement
-  TensorView received{};  ///< [L]: of all ranks' tokens, those that each local expert of this rank receives
+  TensorView logical{};   ///< [E]: this rank's tokens that go to each logical expert
+  TensorView physical{};  ///< [P]: this rank's tokens that go to each physical expert; E without a placement
+  TensorView received{};  ///< [L]: tokens of all ranks that each local expert of this rank receives
 };
 
 }  // namespace ferry

@@ -1,7 +1,8 @@
 #ifndef FERRY_STATUS_HPP
 #define FERRY_STATUS_HPP
 
-/// How calls report failure: `Status` and `Result<T>`. Nothing in Ferry throws unless the caller asks by `.value()`.
+/// Failure reports of calls: `Status` and `Result<T>`. Nothing in Ferry throws unless the caller asks for it by
+/// `.value()`.
 
 #include <cstdint>
 #include <memory>
@@ -15,8 +16,8 @@
 
 namespace ferry {
 
-/// What kind of failure. The numbers are stable: they also cross process and language boundaries.
-/// docs/errors.md lists for each what remains usable afterwards.
+/// Kind of failure. The numbers are stable: they also cross process and language boundaries. docs/errors.md lists what
+/// remains usable after each.
 enum class ErrorCode : std::int32_t {
   kOk = 0,               ///< no failure
   kInvalidArgument = 1,  ///< a shape, dtype, stride, id or pointer is wrong; nothing was sent, nothing was changed
@@ -39,13 +40,14 @@ class [[nodiscard]] Status {
   /// No failure.
   Status() = default;
 
-  /// A failure. `message` says what, where, observed, expected and what to do; `peer` is the rank to blame, -1 if none.
+  /// A failure. `message`: failed operation, place, observed and expected values, remedy; `peer`: the rank at fault, -1
+  /// if none.
   FERRY_API Status(ErrorCode code, std::string message, int peer = -1);
 
   bool ok() const { return detail_ == nullptr; }
   explicit operator bool() const { return ok(); }
   ErrorCode code() const { return detail_ ? detail_->code : ErrorCode::kOk; }
-  /// The rank that was waited for, died or disagreed; -1 where no single rank is to blame.
+  /// The rank that was waited for, died or disagreed; -1 if no single rank is at fault.
   int peer() const { return detail_ ? detail_->peer : -1; }
   /// Empty when ok. Valid as long as this Status (or a copy) lives.
   std::string_view message() const { return detail_ ? std::string_view(detail_->message) : std::string_view(); }
@@ -61,7 +63,7 @@ class [[nodiscard]] Status {
   std::shared_ptr<const Detail> detail_;
 };
 
-/// What `.value()` throws, for callers who prefer exceptions.
+/// Exception thrown by `.value()`, for callers that prefer exceptions.
 class FERRY_API Error : public std::runtime_error {
  public:
   explicit Error(Status status) : std::runtime_error(status.to_string()), status_(std::move(status)) {}
@@ -76,7 +78,7 @@ inline void throw_if_error(Status status) {
   if (!status.ok()) throw Error(std::move(status));
 }
 
-/// A `T`, or the Status that says why there is none.
+/// A `T`, or the Status of the failure.
 template <typename T>
 class [[nodiscard]] Result {
  public:
@@ -88,7 +90,7 @@ class [[nodiscard]] Result {
   /// Ok when there is a value.
   Status status() const { return ok() ? Status() : std::get<1>(content_); }
 
-  /// The value; throws `Error` where there is none.
+  /// The value; throws `Error` if there is none.
   T& value() & {
     require();
     return std::get<0>(content_);
@@ -102,7 +104,7 @@ class [[nodiscard]] Result {
     return std::get<0>(std::move(content_));
   }
 
-  /// The value; undefined where there is none (check `ok()` first).
+  /// The value; undefined if there is none (check `ok()` first).
   T& operator*() & { return *std::get_if<0>(&content_); }
   const T& operator*() const& { return *std::get_if<0>(&content_); }
   T* operator->() { return std::get_if<0>(&content_); }

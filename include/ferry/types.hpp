@@ -1,7 +1,7 @@
 #ifndef FERRY_TYPES_HPP
 #define FERRY_TYPES_HPP
 
-/// Plain values that describe memory: dtypes, tensor views, streams. They own nothing.
+/// Plain values that describe memory without owning it: dtypes, tensor views, streams.
 
 #include <array>
 #include <cstddef>
@@ -108,8 +108,8 @@ struct BasicTensorView {
 using TensorView = BasicTensorView<void*>;
 using ConstTensorView = BasicTensorView<const void*>;
 
-/// Where work is ordered. On a CPU group calls finish before they return and the handle must be null;
-/// on a CUDA group it is a `cudaStream_t`.
+/// Stream that orders work. On a CPU group calls finish before they return and the handle must be null; on a CUDA group
+/// it is a `cudaStream_t`.
 struct Stream {
   void* handle = nullptr;
 };

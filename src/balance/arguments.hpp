@@ -1,7 +1,7 @@
 #ifndef FERRY_BALANCE_ARGUMENTS_HPP
 #define FERRY_BALANCE_ARGUMENTS_HPP
 
-/// Checks of what callers give, and their numbers as flat arrays.
+/// Checks of callers' arguments, and conversion of the arguments to flat arrays.
 
 #include <cstddef>
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace ferry::balancing {
 
-/// What a matrix of physical experts must be.
+/// Requirements on a matrix of physical experts.
 struct PlacementRule {
   std::string_view call;
   std::string_view name;
@@ -21,15 +21,15 @@ struct PlacementRule {
   std::int64_t num_experts = 0;
 };
 
-/// [layers, P], row-major.
+/// Checked placement, [layers, P], row-major.
 Result<std::vector<std::int32_t>> read_placement(const ConstTensorView& view, const PlacementRule& rule);
 
-/// [layers, E], row-major.
+/// Checked loads, [layers, E], row-major.
 Result<std::vector<double>> read_load(const ConstTensorView& load);
 
 Status check_options(const BalanceOptions& options, std::int64_t num_experts);
 
-/// Ranks, nodes and places fit each other.
+/// Checks that numbers of ranks, nodes and places divide each other.
 Status check_ranks(std::string_view call, std::int64_t num_physical, int num_ranks, int num_nodes);
 
 }  // namespace ferry::balancing

@@ -31,7 +31,7 @@ LayerLimits limits_of(const BalanceOptions& options) {
   return limits;
 }
 
-/// Replicas of each expert, and where they are, from physical_to_logical.
+/// Derives the replicas of each expert, and their places, from physical_to_logical.
 void index_replicas(Balance* balance) {
   const auto num_layers = static_cast<std::size_t>(balance->num_layers);
   const auto num_experts = static_cast<std::size_t>(balance->num_experts);

@@ -1,7 +1,7 @@
 #ifndef FERRY_BALANCE_BLOCK_HPP
 #define FERRY_BALANCE_BLOCK_HPP
 
-/// A part of the ranks that is balanced by itself: one node, or all ranks.
+/// Part of the ranks that is balanced by itself: one node, or all ranks.
 
 #include <cstddef>
 #include <cstdint>
@@ -13,18 +13,18 @@ namespace ferry::balancing {
 struct Block {
   std::size_t num_ranks = 1;
   std::size_t places_per_rank = 1;
-  std::vector<double> load;  ///< of each expert
+  std::vector<double> load;  ///< load of each expert
 
   std::size_t num_places() const { return num_ranks * places_per_rank; }
 };
 
-/// [num_ranks * places_per_rank]: the expert in each place; rank r has places r * places_per_rank and on.
+/// [num_ranks * places_per_rank]: the expert in each place; rank r has places from r * places_per_rank on.
 using Placement = std::vector<std::int32_t>;
 
-/// Of each rank.
+/// Load of each rank.
 std::vector<double> rank_loads(const Block& block, const Placement& placement);
 
-/// The highest load of a rank.
+/// Highest load of a rank.
 double highest_load(const Block& block, const Placement& placement);
 
 /// True if two replicas of an expert share a rank.

@@ -8,10 +8,10 @@
 namespace ferry::balancing {
 namespace {
 
-/// Smaller gains, in mean loads, are rounding errors of the sums.
+/// Smallest gain, in mean loads; smaller ones are rounding errors of the sums.
 constexpr double kLeastGain = 1e-9;
 
-/// Replicas of each expert on each rank.
+/// Number of replicas of each expert on each rank.
 class Presence {
  public:
   Presence(const Block& block, const Placement& placement)
@@ -28,10 +28,10 @@ class Presence {
   std::vector<std::int32_t> counts_;
 };
 
-/// What a step would do: place `from` gets the expert of place `other` and, in a swap, the other way round; in a
-/// replacement it gets `expert`.
+/// A candidate step: place `from` gets the expert of place `other` and, in a swap, place `other` gets that of `from`;
+/// in a replacement `from` gets `expert`.
 struct Step {
-  double highest = 0;  ///< of the ranks it touches, afterwards
+  double highest = 0;  ///< highest load afterwards among the ranks that the step changes
   double merit = 0;    ///< 0: no step
   std::size_t from = 0;
   std::size_t other = 0;
@@ -70,7 +70,8 @@ class Search {
       find_replacement();
       if (step_.merit <= 0) break;
       take_step();
-      // Without arrivals to pay for, fewer ranks share the highest load after each step.
+      // If arrivals cost nothing, each step leaves fewer ranks with the highest load, so equal scores count as
+      // progress.
       if (score() < best_score_ || (limits_.previous == nullptr && score() <= best_score_)) {
         best_score_ = score();
         best_ = placement_;
@@ -104,7 +105,7 @@ class Search {
     load_[rank] = sum;
   }
 
-  /// Arrivals that `in` on a rank in place of `out` adds.
+  /// Number of arrivals added by `in` replacing `out` on a rank.
   std::int64_t moves_of(std::size_t rank, std::size_t out, std::size_t in) const {
     if (limits_.previous == nullptr) return 0;
     std::int64_t moves = 0;
@@ -113,7 +114,7 @@ class Search {
     return moves;
   }
 
-  /// Keeps the step if it beats the best one: most gain, per arrival where arrivals count.
+  /// Keeps the step if it beats the best one so far: the largest gain, divided by the step's arrivals if these count.
   void offer(const Step& step, std::int64_t moves) {
     if (static_cast<std::int64_t>(num_moves_) + moves > 0 &&
         static_cast<std::size_t>(static_cast<std::int64_t>(num_moves_) + moves) > limits_.max_moves) {
@@ -124,7 +125,7 @@ class Search {
     const double limit = step_.highest;
     step_ = step;
     step_.merit = merit;
-    // With arrivals to pay for, a step with a higher load may still be the better one.
+    // If arrivals cost, a step with a higher load may still be better.
     if (limits_.previous != nullptr) step_.highest = limit;
   }
 
@@ -175,7 +176,7 @@ class Search {
     };
     double highest = std::max(load_after(busiest_), load_after(rank));
     if (highest >= step_.highest) return;
-    // Ranks that only have `expert` get lighter.
+    // On ranks that have `expert` but not `out` the load only falls.
     for (const std::size_t at : ranks_of_[out]) highest = std::max(highest, load_after(at));
     if (highest >= step_.highest) return;
     offer({.highest = highest, .from = place, .expert = expert}, moves_of(rank, out, expert));
@@ -248,8 +249,8 @@ Placement improve(const Block& block, Placement start, const ExchangeLimits& lim
 Placement kick(const Block& block, Placement placement, std::uint64_t seed) {
   constexpr int kNumSwaps = 4;
   constexpr int kNumReplacements = 2;
-  constexpr int kNumTries = 64;  // of which some bring replicas together
-  std::mt19937_64 random(seed);  // whose numbers the standard fixes
+  constexpr int kNumTries = 64;  // some would bring replicas together and are skipped
+  std::mt19937_64 random(seed);  // the standard defines its numbers
   const auto loads = rank_loads(block, placement);
   const auto busiest = static_cast<std::size_t>(std::max_element(loads.begin(), loads.end()) - loads.begin());
   Presence on(block, placement);

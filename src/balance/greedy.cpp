@@ -21,7 +21,7 @@ std::vector<std::size_t> heaviest_first(const std::vector<double>& weights) {
   return order;
 }
 
-/// Ranks that are being filled with replicas that stay apart.
+/// Ranks to be filled with replicas that stay apart.
 class Filling {
  public:
   explicit Filling(const Block& block)
@@ -31,7 +31,7 @@ class Filling {
         has_(block.num_ranks * block.load.size(), 0),
         placement_(block.num_places(), -1) {}
 
-  /// To the lightest rank with room and without the expert.
+  /// Puts a replica on the lightest rank with room and without the expert.
   void put(std::size_t expert, double share) {
     std::size_t best = block_.num_ranks;
     for (std::size_t rank = 0; rank < block_.num_ranks; ++rank) {
@@ -55,8 +55,8 @@ class Filling {
     shares_[expert] = share;
   }
 
-  /// Every rank with room has the expert already. A full rank without it has more experts than such a rank, so one of
-  /// them can move over.
+  /// Makes room if every rank with room has the expert already. A full rank without it has more experts than such a
+  /// rank, so one of them can move over.
   std::size_t make_room(std::size_t expert) {
     std::size_t open = 0;
     while (used_[open] == block_.places_per_rank) ++open;

@@ -12,24 +12,24 @@
 namespace ferry::balancing {
 namespace {
 
-/// A highest load this close to the bound, relative to it, is not worth further steps: loads are forecasts.
+/// Relative distance from the bound at which further steps are not worth their time: loads are forecasts.
 constexpr double kCloseToBound = 1e-4;
-/// From here on, further starts are not worth their time either.
+/// Relative distance from the bound at which further starts are not worth their time either.
 constexpr double kGoodEnough = 1e-3;
 constexpr std::uint64_t kNumKicks = 16;
-/// Replicas that share a rank are worth it only if the highest load falls by more than this part.
+/// Smallest relative fall of the highest load that justifies replicas that share a rank.
 constexpr double kWorthSharing = 0.01;
-/// Placements whose highest loads differ by less than this, in mean loads, count as equal: the one with fewer arrivals
-/// is taken.
+/// Difference of highest loads, in mean loads, below which placements count as equal: the one with fewer arrivals is
+/// chosen.
 constexpr double kAboutEqual = 1e-3;
 
 /// Experts of one node, or of all nodes, and their places.
 struct Part {
   Block block;
-  std::vector<std::int32_t> experts;  ///< id in the layer of each expert of the block, ascending
+  std::vector<std::int32_t> experts;  ///< layer id of each expert of the block, ascending
 };
 
-/// Which node each group lives on.
+/// Node of each group.
 using NodeOfGroup = std::vector<std::size_t>;
 
 std::vector<Part> split(const LayerShape& shape, const std::vector<double>& load, const NodeOfGroup& nodes) {
@@ -53,7 +53,7 @@ Placement to_layer_ids(const Part& part, const Placement& placement) {
   return experts;
 }
 
-/// -1 for an empty place.
+/// Converts ids of the layer to ids of the block; -1 for an empty place.
 Placement to_block_ids(const Part& part, Placement::const_iterator first) {
   Placement placement;
   for (std::size_t place = 0; place < part.block.num_places(); ++place) {
@@ -65,7 +65,7 @@ Placement to_block_ids(const Part& part, Placement::const_iterator first) {
   return placement;
 }
 
-/// Where a search ended high above the bound: searches from near by, a few places exchanged at random.
+/// Repeats the search from nearby placements, with a few places exchanged at random, if it ended high above the bound.
 Placement search_on(const Block& block, Placement best, const ExchangeLimits& limits) {
   const double good = load_bound(block) * (1 + kGoodEnough);
   double highest = highest_load(block, best);
@@ -79,7 +79,7 @@ Placement search_on(const Block& block, Placement best, const ExchangeLimits& li
   return best;
 }
 
-/// Never worse than the greedy placement, whatever the preference for replicas on ranks of their own.
+/// Places a block, never worse than the greedy placement although replicas on separate ranks are preferred.
 Placement place_block(const Block& block, int max_steps) {
   const Placement greedy = place_greedily(block);
   const double greedy_highest = highest_load(block, greedy);
@@ -116,7 +116,7 @@ std::vector<double> group_loads(const LayerShape& shape, const std::vector<doubl
   return sums;
 }
 
-/// Nodes as the places of groups: pack, then exchange. The better of the two is what is better in the end.
+/// Assigns groups to nodes by packing, and by packing and exchange, and returns the layer with the lower highest load.
 Placement place_anew(const LayerShape& shape, const std::vector<double>& load, int max_steps) {
   if (shape.num_nodes == 1) return place_groups(shape, load, NodeOfGroup(1, 0), max_steps);
   const Block groups{shape.num_nodes, shape.num_groups / shape.num_nodes, group_loads(shape, load)};
@@ -137,7 +137,7 @@ Placement place_anew(const LayerShape& shape, const std::vector<double>& load, i
   return best;
 }
 
-/// Of the greedy algorithm for the whole layer.
+/// Highest load of the greedy algorithm for the whole layer.
 double greedy_highest_load(const LayerShape& shape, const std::vector<double>& load) {
   NodeOfGroup nodes(1, 0);
   if (shape.num_nodes > 1) nodes = pack(group_loads(shape, load), shape.num_nodes, shape.num_groups / shape.num_nodes);
@@ -161,8 +161,8 @@ Placement align(const LayerShape& shape, Placement placement, const Placement& p
   return keep_places(aligned, previous, shape.places_per_rank());
 }
 
-/// Where the groups live in `previous`; nothing if a group lives on two nodes, an expert nowhere, or nodes have
-/// different numbers of groups.
+/// Node of each group in `previous`; nullopt if a group lives on two nodes, an expert nowhere, or nodes have different
+/// numbers of groups.
 std::optional<NodeOfGroup> nodes_of_groups(const LayerShape& shape, const Placement& previous) {
   const std::size_t num_groups = shape.num_nodes == 1 ? 1 : shape.num_groups;
   const std::size_t group_size = shape.num_experts / num_groups;
@@ -185,7 +185,7 @@ std::optional<NodeOfGroup> nodes_of_groups(const LayerShape& shape, const Placem
   return nodes;
 }
 
-/// Each empty place gets the expert with most load per replica that its rank does not have (any, if it has them all).
+/// Gives each empty place the expert with most load per replica that its rank does not have (any, if it has them all).
 Placement fill_empty(const Block& block, Placement placement) {
   std::vector<std::size_t> counts(block.load.size(), 0);
   for (const std::int32_t expert : placement) {
@@ -211,8 +211,8 @@ Placement fill_empty(const Block& block, Placement placement) {
   return placement;
 }
 
-/// From the previous placement, step by step until the highest load is at most `enough`; nothing if it does not
-/// obey the policy.
+/// Improves the previous placement step by step until the highest load is at most `enough`; nullopt if it does not obey
+/// the policy.
 std::optional<Placement> place_nearby(const LayerShape& shape, const std::vector<double>& load,
                                       const Placement& previous, const LayerLimits& limits, double enough) {
   const auto nodes = nodes_of_groups(shape, previous);
@@ -228,7 +228,7 @@ std::optional<Placement> place_nearby(const LayerShape& shape, const std::vector
     starts.push_back(fill_empty(parts[node].block, before.back()));
     highest.push_back(highest_load(parts[node].block, starts.back()));
   }
-  // The busiest node first; what it leaves of the arrivals is for the others.
+  // The busiest node first; the arrivals that it does not use are left for the others.
   std::vector<std::size_t> order(parts.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
   std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return highest[a] > highest[b]; });
@@ -276,7 +276,7 @@ PlacedLayer place_layer(const LayerShape& shape, const std::vector<double>& load
     return describe(shape, load, std::move(placement), previous);
   }
   PlacedLayer anew = describe(shape, load, align(shape, std::move(placement), previous), previous);
-  // Without restraint, nothing may be worse than the greedy placement.
+  // Without restraint, the result must not be worse than the greedy placement.
   const double greedy = limits.restrained() ? anew.highest + anew.mean : greedy_highest_load(shape, load);
   const double enough = std::min(greedy, anew.highest + kAboutEqual * anew.mean);
   auto experts = place_nearby(shape, load, previous, limits, enough);

@@ -1,7 +1,7 @@
 #ifndef FERRY_BALANCE_LAYER_HPP
 #define FERRY_BALANCE_LAYER_HPP
 
-/// One layer: experts to nodes where the policy asks for it, then to places.
+/// Placement of one layer: experts to nodes if the policy requires it, then to places.
 
 #include <cstddef>
 #include <cstdint>
@@ -31,7 +31,7 @@ struct LayerLimits {
 };
 
 struct PlacedLayer {
-  Placement experts;  ///< of each place, ids of the layer
+  Placement experts;  ///< expert in each place, ids of the layer
   double highest = 0;
   double mean = 0;
   std::size_t num_moves = 0;

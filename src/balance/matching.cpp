@@ -6,7 +6,7 @@
 namespace ferry::balancing {
 namespace {
 
-/// Experts that both ranges have, replicas counted.
+/// Number of experts common to both ranges, replicas counted.
 std::int64_t overlap(Placement a, Placement b) {
   std::sort(a.begin(), a.end());
   std::sort(b.begin(), b.end());
@@ -28,8 +28,9 @@ Placement part_of(const Placement& placement, std::size_t part, std::size_t part
   return {first, first + static_cast<std::ptrdiff_t>(part_places)};
 }
 
-/// Assigns one row after another; each may push earlier rows along a path of least loss (Kuhn, "The Hungarian method
-/// for the assignment problem", 1955; as shortest paths with prices that keep every reduced cost at or above zero).
+/// Assigns one row after another; each may displace earlier rows along a path of least loss (Kuhn, "The Hungarian
+/// method for the assignment problem", 1955; as shortest paths with prices that keep every reduced cost at or above
+/// zero).
 class Assignment {
  public:
   Assignment(const std::vector<std::int64_t>& values, std::size_t n)
@@ -37,7 +38,7 @@ class Assignment {
 
   std::vector<std::size_t> solve() {
     for (std::size_t row = 0; row < n_; ++row) {
-      // Prices of a new row: no cost of it is negative.
+      // Price of a new row, such that none of its costs is negative.
       std::int64_t lowest = kFar;
       for (std::size_t column = 0; column < n_; ++column) lowest = std::min(lowest, cost(row, column));
       row_price_[row] = lowest == kFar ? 0 : lowest;
@@ -58,7 +59,7 @@ class Assignment {
 
   void add(std::size_t new_row) {
     std::vector<std::int64_t> distance(n_, kFar);
-    std::vector<std::size_t> reached_from(n_, kNone);  ///< the column before, on the path to each column
+    std::vector<std::size_t> reached_from(n_, kNone);  ///< the column before each column on the path to it
     std::vector<char> done(n_, 0);
     std::size_t row = new_row;
     std::size_t column = kNone;

@@ -13,10 +13,10 @@ namespace ferry {
 namespace {
 
 constexpr std::string_view kCall = "plan_moves";
-/// Of a place that nothing is copied to or from.
+/// Marks a place without a copy to it, or no staging place.
 constexpr std::int32_t kNone = -1;
 
-/// Plans one layer after another; what ranks have given so far carries over.
+/// Plans one layer after another; counts of copies sent by ranks carry over.
 class Planner {
  public:
   Planner(const MovePlanOptions& options, std::size_t num_physical)
@@ -46,7 +46,7 @@ class Planner {
  private:
   std::int32_t rank_of(std::size_t place) const { return static_cast<std::int32_t>(place / places_per_rank_); }
 
-  /// source_[place]: the place to copy from, kNone where nothing arrives.
+  /// Fills source_[place]: the place to copy from, kNone if nothing arrives.
   Status choose_sources() {
     source_.assign(num_physical_, kNone);
     num_readers_.assign(num_physical_, 0);
@@ -70,7 +70,7 @@ class Planner {
     return {};
   }
 
-  /// Nearest first, then what is not overwritten, then who has given least.
+  /// Cost of a source: nearest first, then sources that are not overwritten, then the rank that has sent least.
   std::tuple<int, bool, std::int64_t, std::size_t> source_cost(std::size_t source, std::size_t place) const {
     const int from = rank_of(source);
     const int to = rank_of(place);
@@ -79,8 +79,8 @@ class Planner {
     return {distance, overwritten, given_[static_cast<std::size_t>(from)], source};
   }
 
-  /// A place may be written once all copies from it are done. Every place is read from at most one other, so what is
-  /// left when no place is free of readers are circles; one place of each is staged.
+  /// Orders the copies. A place may be written once all copies from it are done. Every place is copied from at most one
+  /// other, so when every place left has a reader, the places form circles; one place of each circle is staged.
   void order() {
     wave_of_.assign(num_physical_, 0);
     std::vector<std::size_t> ready;
@@ -90,7 +90,7 @@ class Planner {
     finish(ready);
     for (std::size_t place = 0; place < num_physical_; ++place) {
       if (source_[place] == kNone) continue;
-      // Its one reader left, the one before it in the circle, reads the staging place instead.
+      // The remaining reader, the place before it in the circle, reads the staging place instead.
       const auto rank = static_cast<std::size_t>(rank_of(place));
       const std::int32_t staging = staged_[rank]++;
       plan_.num_staging[rank] = std::max(plan_.num_staging[rank], staged_[rank]);
@@ -107,7 +107,7 @@ class Planner {
     }
   }
 
-  /// Copies to places without readers, and then to those that thereby lose their last one.
+  /// Copies to places without readers, then to places that lose their last reader thereby.
   void finish(std::vector<std::size_t> ready) {
     while (!ready.empty()) {
       const std::size_t place = ready.back();
@@ -128,7 +128,7 @@ class Planner {
     }
   }
 
-  /// The layer's copies by wave.
+  /// Appends the layer's copies by wave.
   void append_layer() {
     std::stable_sort(copies_.begin(), copies_.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
     for (std::size_t i = 0; i < copies_.size(); ++i) {

@@ -10,7 +10,7 @@
 namespace ferry::bootstrap {
 namespace {
 
-// The receive buffer grows by this much as data arrives, whatever length a header announces.
+// Growth of the receive buffer as data arrives, whatever length a header announces.
 constexpr std::size_t kReadChunkBytes = std::size_t{64} << 10;
 
 using FrameNumber = std::array<std::byte, sizeof(std::uint64_t)>;

@@ -1,7 +1,7 @@
 #ifndef FERRY_BOOTSTRAP_CHANNEL_HPP
 #define FERRY_BOOTSTRAP_CHANNEL_HPP
 
-/// An authenticated connection that sends and receives frames without blocking.
+/// Authenticated connection that sends and receives frames without blocking.
 
 #include <cstddef>
 #include <cstdint>
@@ -27,10 +27,10 @@ struct Frame {
 };
 
 enum class ReceiveOutcome {
-  kFrame,       ///< received one with a correct digest
+  kFrame,       ///< received a frame with a correct digest
   kWouldBlock,  ///< wait for POLLIN
   kClosed,      ///< the other end closed the connection or died
-  kBroken,      ///< the received bytes are not a frame of the other end: see `error()`
+  kBroken,      ///< the received bytes are no frame of the other end: see `error()`
 };
 
 class Channel {
@@ -43,12 +43,12 @@ class Channel {
   Status queue(FrameType type, std::span<const std::byte> payload);
   std::size_t num_queued_bytes() const { return out_.size() - num_sent_; }
   /// Send as much as the socket accepts now. False once the connection accepts no more data; data that the other end
-  /// sent before can still be received.
+  /// sent earlier can still be received.
   bool flush();
-  /// Shut down sending: the other end receives what was sent, then the end of the stream.
+  /// Shut down sending: the other end receives the data sent so far, then the end of the stream.
   void finish_sending();
 
-  /// The next frame. Call it until kWouldBlock before waiting for POLLIN: the buffer may hold several frames.
+  /// Next frame. Call it until kWouldBlock before waiting for POLLIN: the buffer may hold several frames.
   ReceiveOutcome receive(Frame* frame);
   const Status& error() const { return error_; }
   /// True if data has arrived that `receive` has not returned yet.
@@ -56,7 +56,7 @@ class Channel {
   /// Read and discard all received data. False at the end of the stream.
   bool discard_input();
 
-  /// The events to poll for.
+  /// Events to poll for.
   short poll_events() const { return static_cast<short>(POLLIN | (num_queued_bytes() > 0 && can_send_ ? POLLOUT : 0)); }
 
  private:

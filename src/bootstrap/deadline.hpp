@@ -9,7 +9,7 @@
 
 namespace ferry::bootstrap {
 
-/// The time on the monotonic clock at which a wait ends.
+/// Time on the monotonic clock at which a wait ends.
 class Deadline {
  public:
   using Clock = std::chrono::steady_clock;
@@ -39,7 +39,7 @@ class Deadline {
   Clock::time_point time_;
 };
 
-/// How long a rank waits past its deadline for rank 0 to report which rank was late. Rank 0's report names the right
+/// Time that a rank waits past its deadline for rank 0 to report which rank was late. Rank 0's report names the right
 /// rank and is the same on all ranks. Enough for several round trips on a loaded machine; half the timeout at most, so
 /// that no call takes more than twice its timeout.
 inline constexpr std::int64_t kMaxGraceNs = 2 * kNsPerSecond;

@@ -1,7 +1,7 @@
 #ifndef FERRY_BOOTSTRAP_FRAME_HPP
 #define FERRY_BOOTSTRAP_FRAME_HPP
 
-/// The wire format of the TCP bootstrap: frames, their encoders and their parsers. The parsers accept any bytes and
+/// Wire format of the TCP bootstrap: frames, their encoders and their parsers. The parsers accept any bytes and
 /// allocate nothing until a length has been checked.
 ///
 /// A frame is a header of 12 bytes, then a payload, then, on an authenticated connection, a digest of 32 bytes.
@@ -18,9 +18,9 @@
 /// | hello     | peer | peer's nonce (32), instance (16), rank (u32), num_ranks (u32), version (32), proof (32) | no |
 /// | welcome   | root | none; its digest proves that the root knows the secret                      | yes    |
 /// | start     | root | none; all ranks have arrived                                                | yes    |
-/// | message   | peer | what the rank contributes to an all-gather                                  | yes    |
-/// | part      | root | what one rank contributed; num_ranks of them in rank order are the result   | yes    |
-/// | failure   | both | error code (i32), rank to blame (i32), text; the sender is done             | yes    |
+/// | message   | peer | the rank's contribution to an all-gather                                    | yes    |
+/// | part      | root | one rank's contribution; num_ranks of them in rank order are the result     | yes    |
+/// | failure   | both | error code (i32), rank at fault (i32), text; the last frame of its sender   | yes    |
 /// | give_up   | peer | number of the all-gather (u64, 0 = forming the group) whose deadline passed | yes    |
 ///
 /// The layout of challenge, hello, welcome and failure must never change: two versions of the library need it to report
@@ -83,10 +83,10 @@ struct FrameHeader {
 
 HeaderBytes encode_header(const FrameHeader& header);
 
-/// @errors kTransport: wrong magic, unknown type, or a length that a frame of this type cannot have
+/// @errors kTransport: wrong magic, unknown type, or a length that is invalid for the type
 Result<FrameHeader> parse_header(std::span<const std::byte, kHeaderBytes> bytes);
 
-/// How a peer introduces itself.
+/// Introduction of a peer.
 struct Hello {
   Nonce nonce{};
   Instance instance{};
@@ -96,13 +96,13 @@ struct Hello {
   Digest proof{};
 };
 
-/// The payload without the proof, which is also what the proof covers.
+/// Payload without the proof, which is also the text that the proof covers.
 std::array<std::byte, kHelloUnprovenBytes> encode_hello_unproven(const Hello& hello);
 
 /// @errors kTransport: not kHelloBytes long, or a version that is empty or not printable
 Result<Hello> parse_hello(std::span<const std::byte> payload);
 
-/// The content of a failure frame: a Status whose text is cut to kMaxFailureTextBytes.
+/// Content of a failure frame: a Status whose text is cut to kMaxFailureTextBytes.
 struct Failure {
   ErrorCode code = ErrorCode::kInternal;
   int peer = -1;
@@ -111,7 +111,7 @@ struct Failure {
   Status to_status() const { return Status(code, text, peer); }
 };
 
-/// `status` as the receiver of its failure frame will see it.
+/// `status` as the receiver of its failure frame sees it.
 Status clip_text(const Status& status);
 
 std::vector<std::byte> encode_failure(const Status& status);
@@ -119,7 +119,7 @@ std::vector<std::byte> encode_failure(const Status& status);
 /// @errors kTransport: too short, or an unknown error code
 Result<Failure> parse_failure(std::span<const std::byte> payload);
 
-/// The Status in a failure frame, or the error of parse_failure.
+/// Status in a failure frame, or the error of parse_failure.
 Status status_of_failure(std::span<const std::byte> payload);
 
 std::array<std::byte, kGiveUpBytes> encode_give_up(std::uint64_t gather_idx);

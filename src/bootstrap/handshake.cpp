@@ -10,8 +10,8 @@
 namespace ferry::bootstrap {
 namespace {
 
-// Every digest covers the label of its purpose, so that none can be used for another. All labels have one length, so
-// that no label can continue into the nonce after it.
+// Every digest covers the label of its purpose, so that it cannot be used for another purpose. All labels have one
+// length, so that no label can continue into the nonce after it.
 constexpr std::size_t kLabelBytes = 32;
 using Label = std::array<std::byte, kLabelBytes>;
 

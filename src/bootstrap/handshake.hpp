@@ -10,7 +10,8 @@
 ///    root's next frame, welcome or failure, carries a digest made with its key. The key depends on the peer's nonce,
 ///    so the digest proves that the root knows the secret now.
 ///
-/// The peer proves itself first, so that a connection without the secret gets nothing to test guesses of the secret on.
+/// The peer proves itself first, so that a connection without the secret gets nothing against which it could test
+/// guesses.
 
 #include <array>
 #include <cstddef>
@@ -44,7 +45,7 @@ Result<Nonce> parse_challenge(std::span<const std::byte, kChallengeFrameBytes> f
 /// `hello` with its proof, as a frame. Ignores the proof inside `hello`.
 Result<HelloFrame> make_hello(std::string_view secret, const Nonce& root_nonce, const Hello& hello);
 
-/// The hello in `frame`, if its sender knows the secret.
+/// Hello in `frame`, if its sender has the secret.
 /// @errors kTransport: not a hello, or a wrong proof; kSystem
 Result<Hello> verify_hello(std::string_view secret, const Nonce& root_nonce,
                            std::span<const std::byte, kHelloFrameBytes> frame);
@@ -57,7 +58,7 @@ Status fill_random(std::span<std::byte> out);
 /// @errors kSystem: libcrypto failed (out of memory, or SHA-256 is disabled)
 Result<Digest> hmac_sha256(std::span<const std::byte> key, std::span<const std::byte> data);
 
-/// Takes the same time for any two digests, so that the time reveals nothing about where they differ.
+/// Takes the same time for any two digests, so that the time does not reveal where they differ.
 bool equal_in_constant_time(const Digest& a, const Digest& b);
 
 inline std::span<const std::byte> as_byte_span(std::string_view text) {

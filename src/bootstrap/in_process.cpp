@@ -1,5 +1,5 @@
-/// Ranks that are threads of one process and share one Board: each rank posts its message, the last one completes the
-/// gather.
+/// Bootstrap for ranks that are threads of one process and share one Board: each rank posts its message, and the last
+/// one completes the gather.
 ///
 /// The mutex guards everything in Board; an error is written once and never changes. `result` does not change between
 /// the end of a gather and the time every rank has read it, because the next gather needs every rank.

@@ -21,15 +21,15 @@ constexpr std::string_view kLoopback = "127.0.0.1";
 constexpr int kMaxPort = 65'535;
 constexpr int kFirstUnprivilegedPort = 1024;
 
-/// The names of one launcher's variables. Null: it has no such variable.
+/// Names of one launcher's variables; null if there is none.
 struct Launcher {
   const char* name;
   const char* rank;
   const char* num_ranks;
   const char* num_local_ranks;        ///< ranks on this host: equal to num_ranks means one host
   const char* num_hosts;              ///< 1 means one host
-  bool one_host_by_default;           ///< if neither of the two is set
-  std::array<const char*, 2> job_id;  ///< together they distinguish the jobs of one user
+  bool one_host_by_default;           ///< if neither num_local_ranks nor num_hosts is set
+  std::array<const char*, 2> job_id;  ///< joined, they distinguish the jobs of one user
   const char* host_list;
   const char* launch_address;
 };
@@ -69,8 +69,8 @@ constexpr Launcher kLaunchers[] = {
      .rank = "PMI_RANK",
      .num_ranks = "PMI_SIZE",
      .num_local_ranks = "MPI_LOCALNRANKS",
-     // `srun --mpi=pmi2` sets both PMI's and these. The step is not part of the job id: it differs between ranks if
-     // mpiexec starts some of them itself.
+     // `srun --mpi=pmi2` sets both PMI's and Slurm's variables. The step is not part of the job id: it differs between
+     // ranks if mpiexec starts some of them itself.
      .num_hosts = "SLURM_NNODES",
      .one_host_by_default = true,
      .job_id = {"SLURM_JOB_ID", nullptr},
@@ -99,7 +99,7 @@ class Reader {
 
  private:
   std::optional<std::string> text(const char* name) const;
-  /// Only decimal digits are accepted, and only a value in [min, max].
+  /// Accepts only decimal digits, and only a value in [min, max].
   Status number(const char* name, int min, int max, std::optional<int>* value) const;
   Status required_number(const char* name, const char* own_name, int min, int max, int* value) const;
 
@@ -280,8 +280,8 @@ Status Reader::read_secret(TcpBootstrapOptions* options) const {
                     "secret with `openssl rand -hex 32` and set FERRY_SECRET to it on every rank",
                     options->host));
   }
-  // Any user of this host can compute it. If the launcher gives a job id, it prevents that jobs connect to each other
-  // by mistake, and no more.
+  // Any user of this host can compute this secret. If the launcher gives a job id, it prevents that jobs connect to
+  // each other by mistake, and no more.
   const std::string what = fmt::format("{}|{}|{}|{}", launcher_->name, job_id(), options->port, getuid());
   const Result<Digest> digest = hmac_sha256(as_byte_span("ferry weak secret of a job on one host"), as_byte_span(what));
   if (!digest.ok()) return digest.status();

@@ -21,17 +21,17 @@
 namespace ferry::bootstrap {
 namespace {
 
-// As long as the kernel allows (it clips to net.core.somaxconn), so that unauthenticated connections waiting in the
-// backlog do not push out real peers.
+// Longest backlog that the kernel allows (it clips to net.core.somaxconn), so that unauthenticated connections waiting
+// in the backlog do not push out real peers.
 constexpr int kListenBacklog = 4096;
 
-// A dead machine is detected after 10 + 3 * 5 s. Callers rely on deadlines; this is for groups that are idle.
+// A dead machine is detected after 10 + 3 * 5 s. For idle groups only: calls have deadlines.
 constexpr int kKeepaliveIdleSeconds = 10;
 constexpr int kKeepaliveIntervalSeconds = 5;
 constexpr int kKeepaliveNumProbes = 3;
 
 void set_option(int fd, int level, int option, int value) {
-  // The result is ignored: every option set here is an improvement that the protocol works without.
+  // The result is ignored: the protocol works without every option set here.
   (void)setsockopt(fd, level, option, &value, sizeof value);
 }
 
@@ -65,7 +65,7 @@ bool read_ends(int fd, Address* here, Address* there) {
          getpeername(fd, reinterpret_cast<sockaddr*>(&there->storage), &there->size) == 0;
 }
 
-/// An IPv4 address that a socket for both families shows as an IPv6 one, as IPv4.
+/// As IPv4: an IPv4 address that a socket for both families reports in IPv6 form.
 Address unmapped(const Address& address) {
   const auto& v6 = reinterpret_cast<const sockaddr_in6&>(address.storage);
   if (address.storage.ss_family != AF_INET6 || !IN6_IS_ADDR_V4MAPPED(&v6.sin6_addr)) return address;
@@ -78,14 +78,14 @@ Address unmapped(const Address& address) {
   return result;
 }
 
-/// With the interface where the address needs one: "192.0.2.1", "fe80::1%eth0".
+/// Numeric host, with the interface if the address needs one: "192.0.2.1", "fe80::1%eth0".
 std::string host_of(const Address& address) {
   std::array<char, NI_MAXHOST> text{};
   if (getnameinfo(address.raw(), address.size, text.data(), text.size(), nullptr, 0, NI_NUMERICHOST) != 0) return {};
   return text.data();
 }
 
-/// The listening socket, or errno.
+/// Listening socket, or errno.
 std::pair<UniqueFd, int> try_listen(const Address& address) {
   UniqueFd fd(socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!fd.valid()) return {UniqueFd(), errno};
@@ -175,7 +175,7 @@ Result<UniqueFd> listen_on(const std::string& host, std::uint16_t port) {
     const Address address = is_name && is_loopback(resolved) ? any_interface(resolved) : resolved;
     auto [fd, error] = try_listen(address);
     if (error == 0) return std::move(fd);
-    // Report the first failure: a later one is often only an address family that this machine does not have.
+    // The first failure is reported: a later one is often only an address family that this machine does not have.
     if (last_error == 0) {
       last_error = error;
       tried = to_string(address);

@@ -31,13 +31,13 @@ std::string to_string(const Address& address);
 /// strerror, but thread-safe.
 std::string describe_errno(int error);
 
-/// The addresses of `host`. May block as long as the system's resolver does, unless `host` is numeric.
+/// Addresses of `host`. May block as long as the system's resolver does, unless `host` is numeric.
 /// @errors kInvalidArgument: there is no such host; kTransport: the resolver has no answer now, try again
 Result<std::vector<Address>> resolve(const std::string& host, std::uint16_t port);
 
-/// A socket that listens on `host`. A name other than "localhost" that resolves to a loopback address (Debian's
-/// /etc/hosts does this with the machine's own name) listens on all interfaces, because other machines resolve the name
-/// to another address.
+/// Socket that listens on `host`. A name other than "localhost" that resolves to a loopback address (as Debian's
+/// /etc/hosts does for the machine's own name) listens on all interfaces, because other machines resolve the name to
+/// another address.
 /// @errors kInvalidArgument, kTransport: see resolve; kSystem: the port is taken, or the address is not local
 Result<UniqueFd> listen_on(const std::string& host, std::uint16_t port);
 
@@ -45,11 +45,11 @@ Result<UniqueFd> listen_on(const std::string& host, std::uint16_t port);
 /// @errors kInvalidArgument: `fd` is not a listening stream socket
 Status adopt_listener(int fd);
 
-/// No delay for small frames, and keep-alive probes that detect a dead machine within half a minute.
+/// Disables delays of small frames, and enables keep-alive probes that detect a dead machine within half a minute.
 void tune_connected(int fd);
 
-/// The numeric addresses of a connection's ends, without ports; empty if it has none. IPv4 addresses in IPv6 form are
-/// given as IPv4.
+/// Numeric addresses of a connection's ends, without ports; empty if it has none. IPv4 addresses in IPv6 form are
+/// returned as IPv4.
 struct ConnectionEnds {
   std::string local;
   std::string remote;

@@ -13,21 +13,21 @@ namespace ferry::bootstrap {
 namespace {
 
 // Pending connections beyond one per rank. Even if silent connections hold all of them, a rank that connects has the
-// time that this many more accepts take to send its hello.
+// time of this many further accepts to send its hello.
 constexpr std::size_t kNumSparePending = 128;
 
-// Accepts per call of serve(), so that a flood of connections cannot starve those that were accepted before.
+// Accepts per call of serve(), so that a flood of connections cannot starve those accepted before.
 constexpr int kMaxAcceptsPerCall = 32;
 
-// Out of file descriptors: the listener stays readable, so polling it again at once would spin.
+// Pause after file descriptors ran out: the listener stays readable, so polling it at once would spin.
 constexpr std::int64_t kAcceptPauseNs = 20'000'000;
 
-// A rank has sent its hello long before that. Where descriptors are short, a connection that has not makes room.
+// Age at which a connection without a hello is closed if descriptors are short; a rank sends its hello long before.
 constexpr std::int64_t kHelloPatienceNs = 100'000'000;
 
 bool is_out_of_memory(int error) { return error == ENOBUFS || error == ENOMEM; }
 
-// All other errors concern the new connection and not the listener (accept(2), "Error handling").
+// All other errors concern the new connection, not the listener (accept(2), "Error handling").
 bool is_listener_broken(int error) {
   return error == EBADF || error == EINVAL || error == ENOTSOCK || error == EOPNOTSUPP || error == EFAULT;
 }
@@ -113,7 +113,7 @@ Status TcpAcceptor::accept_some() {
       return {};
     } else if (is_out_of_descriptors(error)) {
       if (pending_.empty()) return out_of_descriptors(error);
-      // Those that wait may be ranks, which become members in a moment.
+      // Younger connections may be ranks, which become members in a moment.
       std::erase_if(pending_, [](const Pending& pending) { return pending.room_maker.expired(); });
       pause();
       return {};
@@ -135,7 +135,7 @@ void TcpAcceptor::pause() {
 }
 
 Status TcpAcceptor::out_of_descriptors(int error) {
-  // With this one, ranks that connect later can be told.
+  // This descriptor lets rank 0 report the error to ranks that connect later.
   spare_.reset();
   const int num_missing = params_.num_ranks - 1 - num_proven_;
   return Status(
@@ -158,8 +158,8 @@ Status TcpAcceptor::send_challenge(UniqueFd fd, const Address& address) {
                   .num_received = 0};
   if (Status status = fill_random(pending.nonce); !status.ok()) return status;
   const ChallengeFrame challenge = make_challenge(pending.nonce);
-  // The send buffer of a new connection has room for these few bytes. If it has not, the connection is closed: that is
-  // not worth the state to try again.
+  // The send buffer of a new connection has room for these few bytes. If not, the connection is closed: a retry is not
+  // worth its state.
   const IoOutcome outcome = write_some(pending.fd.get(), challenge);
   if (outcome.kind == IoOutcome::Kind::kMoved && outcome.num_bytes == challenge.size()) {
     pending_.push_back(std::move(pending));

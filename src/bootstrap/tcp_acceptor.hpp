@@ -3,10 +3,10 @@
 
 /// Rank 0's listening socket: accepts connections and authenticates them.
 ///
-/// What unauthenticated connections can consume is bounded: one small Pending each, at most
-/// `kNumSparePending + num_ranks` of them, for at most `handshake_ns`. When all are in use, the oldest is closed; if
-/// that was a rank, it connects again. Where file descriptors run out, those that have not sent their hello within a
-/// short time make room. Nothing here blocks: the caller polls.
+/// Unauthenticated connections can consume only bounded resources: one small Pending each, at most `kNumSparePending +
+/// num_ranks` of them, for at most `handshake_ns`. When all are in use, the oldest is closed; if that was a rank, it
+/// connects again. When file descriptors run out, connections that have not sent their hello within a short time are
+/// closed. Nothing here blocks: the caller polls.
 
 #include <cstddef>
 #include <cstdint>
@@ -23,7 +23,7 @@
 
 namespace ferry::bootstrap {
 
-/// A connection whose other end knows the secret.
+/// Connection whose other end has the secret.
 struct AuthenticatedPeer {
   Channel channel;
   Hello hello;
@@ -40,26 +40,26 @@ class TcpAcceptor {
   };
   explicit TcpAcceptor(Params params);
 
-  /// Appends what to poll for. Pass the same entries to `serve`, with no other call in between.
+  /// Appends the entries to poll. Pass the same entries to `serve`, with no other call in between.
   void add_poll_entries(std::vector<pollfd>* entries) const;
-  /// When to call `serve` even if no entry is ready; `latest` at the latest.
+  /// Time at which to call `serve` even if no entry is ready, no later than `latest`.
   Deadline next_deadline(Deadline latest) const;
   /// `entries` are those of add_poll_entries after the poll. Appends the peers that completed the handshake.
-  /// @errors kSystem: the listening socket or libcrypto failed, or file descriptors ran out though no unauthenticated
-  ///         connection holds any; the next calls then serve one connection at a time, so that ranks can be told
+  /// @errors kSystem: the listening socket or libcrypto failed, or file descriptors ran out although no unauthenticated
+  ///         connection holds any; later calls then serve one connection at a time, to report the error to ranks
   Status serve(std::span<const pollfd> entries, std::vector<AuthenticatedPeer>* peers);
 
   /// Connections that sent a well-formed hello with a wrong proof: most likely ranks with another secret.
   int num_wrong_proofs() const { return num_wrong_proofs_; }
 
  private:
-  /// A connection before its hello is verified.
+  /// Connection before its hello is verified.
   struct Pending {
     UniqueFd fd;
     Address address;
     Nonce nonce{};
     Deadline deadline;
-    Deadline room_maker;  // from then on it makes room for others where descriptors are short
+    Deadline room_maker;  // from then on it may be closed if descriptors are short
     HelloFrame received{};
     std::size_t num_received = 0;
   };
@@ -80,7 +80,7 @@ class TcpAcceptor {
   Deadline accept_again_;  // after running out of file descriptors
   int num_wrong_proofs_ = 0;
   int num_proven_ = 0;
-  UniqueFd spare_;  // given up to tell the ranks that descriptors ran out
+  UniqueFd spare_;  // freed to report to the ranks that descriptors ran out
 };
 
 }  // namespace ferry::bootstrap

@@ -13,8 +13,8 @@
 namespace ferry::bootstrap {
 namespace {
 
-// How long rank 0 stays to tell ranks that connect late why there is no group. Launchers start the ranks of a job
-// within seconds of each other; a rank that comes later cannot connect and times out.
+// Time for which rank 0 stays to report the error to ranks that connect late. Launchers start the ranks of a job within
+// seconds of each other; a later rank cannot connect and times out.
 constexpr std::int64_t kMaxLatecomerNs = 5 * kNsPerSecond;
 
 class Admission {
@@ -49,10 +49,10 @@ class Admission {
   Deadline deadline_;
   TcpAcceptor acceptor_;
   std::vector<Member> members_;  // [num_ranks]; entry 0 is unused
-  /// Ranks whose hello was verified, and the largest num_ranks among them: those that must receive an error.
+  /// Ranks whose hello was verified and that must receive an error, and the largest num_ranks among them.
   std::set<std::uint32_t> heard_from_;
   std::size_t largest_group_;
-  std::vector<Channel> rejected_;  // disagree with the group, claim a rank that is taken, or came after the error
+  std::vector<Channel> rejected_;  // disagree with the group, claim a rank that is taken, or connected after the error
   Status error_;
 };
 
@@ -78,7 +78,7 @@ Status Admission::missing() const {
   const Status status = missing_ranks("create_tcp_bootstrap", arrived(), options_.timeout_ns);
   if (acceptor_.num_wrong_proofs() == 0) return status;
   return Status(status.code(),
-                fmt::format("{}. {} connections used another secret: give every rank the same one", status.message(),
+                fmt::format("{}. {} connections used another secret: give every rank the same secret", status.message(),
                             acceptor_.num_wrong_proofs()),
                 status.peer());
 }
@@ -122,7 +122,7 @@ Status Admission::poll_once() {
 
 Status Admission::read_from(std::size_t rank) {
   std::optional<Channel>& channel = members_[rank].channel;
-  // A rank that dies before the group is complete may be started again, so its number becomes free.
+  // A rank that dies before the group is complete may be restarted, so its number becomes free.
   if (!channel->flush()) {
     channel.reset();
     return {};
@@ -213,7 +213,7 @@ Result<std::vector<Channel>> Admission::start_all() {
 
 Status Admission::reject_all(const Status& error) {
   error_ = clip_text(error);
-  // Not after a timeout: those that are missing then have had their time.
+  // No wait after a timeout: the missing ranks have had their time.
   const bool wait_for_latecomers = error_.code() == ErrorCode::kInvalidArgument || error_.code() == ErrorCode::kSystem;
   const Deadline members_deadline = Deadline::after(grace_ns(options_.timeout_ns));
   const Deadline latecomers_deadline = Deadline::after(std::min(kMaxLatecomerNs, options_.timeout_ns / 2));

@@ -1,7 +1,7 @@
 #ifndef FERRY_BOOTSTRAP_TCP_ADMISSION_HPP
 #define FERRY_BOOTSTRAP_TCP_ADMISSION_HPP
 
-/// How rank 0 forms the group: which authenticated connection becomes which rank.
+/// Formation of the group by rank 0: the assignment of authenticated connections to ranks.
 
 #include <string>
 #include <vector>
@@ -13,9 +13,9 @@
 
 namespace ferry::bootstrap {
 
-/// Waits for ranks 1 … num_ranks - 1, sends them the start frame, and returns their channels in rank order. If this
-/// fails, all ranks that are connected, and those that still connect within a short grace period, receive the error.
-/// @errors kInvalidArgument: ranks disagree, or two claim one number; kTimeout: names the lowest missing rank
+/// Waits for ranks 1 … num_ranks - 1, sends them the start frame, and returns their channels in rank order. On failure
+/// all connected ranks, and those that connect within a short grace period, receive the error.
+/// @errors kInvalidArgument: ranks disagree, or two processes claim one rank; kTimeout: names the lowest missing rank
 Result<std::vector<Channel>> admit_ranks(const TcpBootstrapOptions& options, UniqueFd listener,
                                          const std::string& version);
 

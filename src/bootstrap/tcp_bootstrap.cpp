@@ -14,7 +14,7 @@ std::string Bootstrap::local_address() const { return {}; }
 namespace bootstrap {
 namespace {
 
-// Rank 0 holds a connection to every rank; groups larger than this need another topology.
+// Rank 0 holds a connection to every rank; larger groups need another topology.
 constexpr int kMaxRanks = 65'536;
 
 // HMAC accepts any key; a longer one is more likely a mistake (a whole file) than a secret.
@@ -59,7 +59,7 @@ Status check(const TcpBootstrapOptions& options) {
   return {};
 }
 
-/// A group of one rank needs no connections.
+/// Group of one rank, which needs no connections.
 class SoloBootstrap final : public Bootstrap {
  public:
   int rank() const override { return 0; }

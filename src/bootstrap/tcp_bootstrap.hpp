@@ -19,7 +19,7 @@ Result<std::shared_ptr<Bootstrap>> create_tcp_bootstrap_as(const TcpBootstrapOpt
 Result<std::shared_ptr<Bootstrap>> create_tcp_root(const TcpBootstrapOptions& options, UniqueFd listener,
                                                    const std::string& version);
 
-/// Another rank: tries to connect to rank 0 until the deadline (rank 0 may not have started yet, or may be busy with
+/// Any other rank: tries to connect to rank 0 until the deadline (rank 0 may not have started yet, or may be busy with
 /// other connections), then waits until rank 0 reports that all ranks have arrived.
 Result<std::shared_ptr<Bootstrap>> create_tcp_peer(const TcpBootstrapOptions& options, const std::string& version);
 

@@ -1,4 +1,4 @@
-/// Ranks other than 0: connect to rank 0, then gather through it.
+/// Ranks other than 0: connection to rank 0, and the gather through it.
 
 #include <fmt/format.h>
 
@@ -24,15 +24,16 @@
 namespace ferry::bootstrap {
 namespace {
 
-// Short at first, because ranks start together; then long enough that a thousand ranks do not load rank 0.
+// Pauses between attempts: short at first, because ranks start together; then long enough that a thousand ranks do not
+// load rank 0.
 constexpr std::int64_t kFirstPauseNs = 5'000'000;
 constexpr std::int64_t kLongestPauseNs = 250'000'000;
 
-/// How far an attempt came. The error message reports the attempt that came furthest, because it is the most specific:
-/// with another secret rank 0 closes the connection after the hello, but the last attempt may only find rank 0 gone.
+/// Progress of an attempt. The error message reports the attempt that got furthest, because it is the most specific:
+/// with a wrong secret rank 0 closes the connection after the hello, but the last attempt may only find rank 0 gone.
 enum class Stage { kConnect, kChallenge, kHello, kAnswer };
 
-/// Why an attempt failed; the next may succeed.
+/// Reason why an attempt failed; the next may succeed.
 struct Retry {
   Stage stage = Stage::kConnect;
   std::string reason;
@@ -40,7 +41,7 @@ struct Retry {
 template <typename T>
 using Attempt = std::variant<T, Retry, Status>;  // a Status ends all attempts
 
-/// What a rank presents to rank 0.
+/// Identity that a rank presents to rank 0.
 struct PeerParams {
   const TcpBootstrapOptions& options;
   const std::string& version;
@@ -267,7 +268,7 @@ Result<std::vector<std::vector<std::byte>>> TcpPeer::all_gather(std::span<const 
   if (!error_.ok()) return error_;
   ++gather_idx_;
   if (Status status = check_all_gather_arguments(rank_, mine.size(), timeout_ns); !status.ok()) {
-    // Rank 0 passes the error on to the others, which would wait for this rank otherwise.
+    // Rank 0 passes the error on to the others, which would otherwise wait for this rank.
     if (channel_->queue(FrameType::kFailure, encode_failure(status)).ok()) (void)channel_->flush();
     return fail(status);
   }

@@ -20,7 +20,7 @@
 namespace ferry::bootstrap {
 namespace {
 
-// Frames are queued up to this size at a time, so that rank 0 holds each message once and not once per rank.
+// Limit of queued bytes per rank, so that rank 0 holds each message once and not once per rank.
 constexpr std::size_t kQueueAheadBytes = std::size_t{256} << 10;
 
 class TcpRoot final : public Bootstrap {
@@ -60,7 +60,7 @@ class TcpRoot final : public Bootstrap {
   Status error_;
 };
 
-/// The address at which a rank on another host came in; else one at which any did.
+/// Address at which a rank on another host connected; if there is none, at which any rank did.
 std::string address_for_others(const std::vector<Channel>& channels) {
   std::string address;
   for (const Channel& channel : channels) {
@@ -104,7 +104,7 @@ Result<std::vector<std::vector<std::byte>>> TcpRoot::all_gather(std::span<const 
   messages.reserve(peers_.size() + 1);
   messages.emplace_back(mine.begin(), mine.end());
   for (Peer& peer : peers_) messages.push_back(std::move(*peer.message));
-  // All ranks have arrived in time, so those that receive the result slowly get a little longer.
+  // All ranks have arrived in time, so ranks that receive the result slowly get a little longer.
   const Deadline send_deadline = deadline.extended_by(grace_ns(timeout_ns));
   if (Status status = distribute(messages, send_deadline, timeout_ns); !status.ok()) return fail(status, timeout_ns);
   return messages;
@@ -146,7 +146,7 @@ Status TcpRoot::read_from(Peer* peer) {
         return {};
       case ReceiveOutcome::kClosed:
         if (peer->given_up) {
-          // It waited until its deadline before this rank made the call, so this rank is to blame.
+          // The peer waited until its deadline before this rank made the call, so this rank is at fault.
           return Status(
               ErrorCode::kTimeout,
               fmt::format("all_gather: rank 0 made the call after rank {} had timed out; call in time on every "
@@ -174,7 +174,7 @@ Status TcpRoot::handle(Peer* peer, Frame frame) {
     return {};
   }
   if (frame.type == FrameType::kGiveUp) {
-    // Ignore one of an earlier all-gather: it crossed the result on its way.
+    // A give-up of an earlier all-gather is ignored: it crossed that result on its way.
     if (parse_give_up(frame.payload) == gather_idx_) peer->given_up = true;
     return {};
   }

@@ -1,4 +1,4 @@
-/// Which expert lives on which rank, and how to get there.
+/// C interface of the placement of experts on ranks, and of moves between placements.
 
 #include "ferry/balance.hpp"
 
@@ -29,7 +29,7 @@ static_assert(FERRY_BALANCE_AUTO == static_cast<int>(BalancePolicy::kAuto));
 static_assert(FERRY_BALANCE_HIERARCHICAL == static_cast<int>(BalancePolicy::kHierarchical));
 static_assert(FERRY_BALANCE_GLOBAL == static_cast<int>(BalancePolicy::kGlobal));
 
-/// Of members of which 0 means the default and -1 none: numbers whose zero is not their default.
+/// For members with a default other than zero, where 0 means the default and -1 means zero.
 template <typename Number>
 Number number_or(Number number, Number otherwise) {
   return number == -1 ? 0 : nonzero_or(number, otherwise);
@@ -101,7 +101,7 @@ Status create_plan(const ferry_tensor* previous, const ferry_tensor* next, const
   return {};
 }
 
-/// An array of a handle; of none where that is null.
+/// Elements of a handle's array and their number; null and 0 for a null handle.
 template <typename Element>
 const Element* elements_of(const std::vector<Element>* elements, std::int64_t* num) {
   if (num != nullptr) *num = elements == nullptr ? 0 : static_cast<std::int64_t>(elements->size());

@@ -1,4 +1,4 @@
-/// How ranks find each other.
+/// C interface of bootstraps, through which ranks find each other.
 
 #include "ferry/bootstrap.hpp"
 
@@ -48,8 +48,8 @@ Status create_tcp(const ferry_tcp_options* given, ferry_bootstrap** handle) {
   ferry_tcp_options read;
   if (Status status = read_struct(kCall, given, read); !status.ok()) return status;
   if (read.port < 0 || read.port > std::numeric_limits<std::uint16_t>::max()) {
-    return Status(ErrorCode::kInvalidArgument, fmt::format("{}: port is {}, expected one from 1 to {}", kCall,
-                                                           read.port, std::numeric_limits<std::uint16_t>::max()));
+    return Status(ErrorCode::kInvalidArgument, fmt::format("{}: port is {}, expected 1 to {}", kCall, read.port,
+                                                           std::numeric_limits<std::uint16_t>::max()));
   }
   TcpBootstrapOptions options;
   options.rank = read.rank;
@@ -77,8 +77,8 @@ Status create_callback(const ferry_callback_options* given, ferry_bootstrap** ha
   if (Status status = read_struct(kCall, given, options); !status.ok()) return status;
   if (options.all_gather == nullptr) return invalid(kCall, "all_gather is null");
   if (options.num_ranks < 1 || options.rank < 0 || options.rank >= options.num_ranks) {
-    return Status(ErrorCode::kInvalidArgument, fmt::format("{}: rank is {} of {}, expected one from 0 to num_ranks - 1",
-                                                           kCall, options.rank, options.num_ranks));
+    return Status(ErrorCode::kInvalidArgument, fmt::format("{}: rank is {} of {}, expected 0 to num_ranks - 1", kCall,
+                                                           options.rank, options.num_ranks));
   }
   auto made = std::make_unique<ferry_bootstrap>();
   made->value = std::make_shared<CallbackBootstrap>(options);

@@ -33,7 +33,7 @@ Status CallbackBootstrap::gather_lengths(std::size_t length, std::vector<std::ui
   lengths.resize(static_cast<std::size_t>(options_.num_ranks));
   Status status = gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(lengths)), timeout_ns);
   if (!status.ok()) return status;
-  // All ranks see the same lengths, so all refuse alike, and before memory is taken.
+  // All ranks see the same lengths, so all refuse alike, before memory is allocated.
   for (std::size_t rank = 0; rank < lengths.size(); ++rank) {
     if (lengths[rank] <= kMaxBootstrapMessageBytes) continue;
     return Status(ErrorCode::kInvalidArgument,

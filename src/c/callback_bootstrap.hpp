@@ -8,11 +8,11 @@
 
 namespace ferry::c {
 
-/// Messages of any length over an all-gather of equally long ones: first their lengths, then all as long as the
+/// Messages of any length over an all-gather of equally long ones: first the lengths, then all messages, padded to the
 /// longest.
 class CallbackBootstrap : public Bootstrap {
  public:
-  /// `options` are checked.
+  /// `options` must have been checked.
   explicit CallbackBootstrap(const ferry_callback_options& options);
 
   int rank() const override { return options_.rank; }
@@ -27,7 +27,7 @@ class CallbackBootstrap : public Bootstrap {
 
   ferry_callback_options options_;
   std::string local_address_;
-  Status failed_;  // what every later call returns
+  Status failed_;  // result of every later call
 };
 
 }  // namespace ferry::c

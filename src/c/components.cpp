@@ -1,4 +1,4 @@
-/// Version, and what this build and machine have.
+/// C interface of the version and of the components of this build and machine.
 
 #include <string>
 #include <vector>
@@ -10,7 +10,7 @@
 #include "ferry/version.hpp"
 
 struct ferry_component_list {               // NOLINT(readability-identifier-naming)
-  std::vector<ferry::TransportInfo> infos;  // the strings that the components point to
+  std::vector<ferry::TransportInfo> infos;  // owns the strings that the components point to
   std::vector<ferry_component> components;
 };
 

@@ -37,14 +37,14 @@ static_assert(FERRY_MAX_TENSOR_DIMS == kMaxTensorDims);
 
 TensorView tensor_view(const ferry_tensor* tensor) {
   TensorView view;
-  if (tensor == nullptr || tensor->num_dims == 0) return view;  // absent, whatever it points to
+  if (tensor == nullptr || tensor->num_dims == 0) return view;  // absent, whatever its pointer is
   view.data = tensor->data;
   view.dtype = static_cast<DType>(tensor->dtype);
   view.num_dims = tensor->num_dims;
   std::ranges::copy(tensor->shape, view.shape.begin());
   std::ranges::copy(tensor->strides, view.strides.begin());
   if (std::ranges::any_of(tensor->strides, [](std::int64_t stride) { return stride != 0; })) return view;
-  // Unsigned: shapes are not checked yet, and may overflow.
+  // Unsigned, because shapes are not checked yet and may overflow.
   std::uint64_t stride = 1;
   for (int dim = std::min(view.num_dims, kMaxTensorDims) - 1; dim >= 0; --dim) {
     view.strides[static_cast<std::size_t>(dim)] = static_cast<std::int64_t>(stride);

@@ -1,8 +1,7 @@
 #ifndef FERRY_C_CONVERT_HPP
 #define FERRY_C_CONVERT_HPP
 
-/// Plain values of the C interface as those of the C++ interface. Numbers that stand for no enumerator pass: the calls
-/// check them.
+/// Conversion of plain values of the C interface to the C++ interface. Unknown enumerators pass: the calls check them.
 
 #include <cstdint>
 #include <string>
@@ -16,10 +15,10 @@
 
 namespace ferry::c {
 
-/// As the backend of a group that cannot be created, since the caller's arguments cannot be read: for the other ranks,
-/// who would wait for this one, to be told of it.
+/// Backend name of a group that is bound to fail because this rank's arguments cannot be read. The rank joins the
+/// creation so that the other ranks learn of the refusal instead of waiting for it.
 inline constexpr const char* kUnreadable = "of arguments that cannot be read";
-/// How long it waits for them to come and hear of it.
+/// Deadline of that creation, for the other ranks to join it.
 inline constexpr std::int64_t kRefusalTimeoutNs = 10'000'000'000;
 
 /// Null: absent.
@@ -38,15 +37,15 @@ Number nonzero_or(Number number, Number otherwise) {
   return number != 0 ? number : otherwise;
 }
 
-/// RouteOptions::expert_to_rank, of E entries or none.
-/// @errors kInvalidArgument: another number of entries
+/// RouteOptions::expert_to_rank: an entry per expert, or none.
+/// @errors kInvalidArgument: wrong number of entries
 Status read_experts(const char* call, const std::int32_t* first, std::int64_t num_entries, std::int64_t num_experts,
                     std::vector<std::int32_t>& expert_to_rank);
 
-/// `backend` stays the caller's string.
+/// `backend` still points to the caller's string.
 ExecutionOptions to_execution(const ferry_execution_options& options);
 
-/// The members that all options of calls have.
+/// Options that all calls have in common.
 template <typename Options>
 KernelOptions kernel_options(const Options& options) {
   return {options.num_sms, options.num_copy_sms, options.chunk_tokens, static_cast<CopyPath>(options.copy_path)};

@@ -1,7 +1,7 @@
-/// Route, dispatch, combine.
+/// C interface of route, dispatch and combine.
 ///
-/// A rank whose structs cannot even be read makes the call all the same, with nothing in it: that is refused on every
-/// rank, so that the others do not wait for this one.
+/// A rank whose structs cannot be read still makes the call, with empty arguments: every rank refuses these, so that no
+/// rank waits for this one.
 
 #include "ferry/exchange.hpp"
 
@@ -21,7 +21,7 @@ namespace {
 constexpr const char* kNoGroup = "the group is null";
 constexpr const char* kNoRouting = "the pointer to the routing is null";
 
-/// What the caller's function asks for.
+/// Tables that the caller's function asks for.
 EarlyTables ask_for_tables(ferry_while_waiting while_waiting, void* user) {
   ferry_early_tables asked{};
   asked.struct_size = sizeof(asked);

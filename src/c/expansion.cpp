@@ -1,4 +1,4 @@
-/// Rows by token turned into rows by expert and back.
+/// C interface of the expansion of rows by token into rows by expert, and of the reduction back.
 
 #include "ferry/expansion.hpp"
 

@@ -1,4 +1,4 @@
-/// Router logits to experts.
+/// C interface of gating: router logits to experts.
 
 #include "ferry/gating.hpp"
 
@@ -74,7 +74,7 @@ Status fill_preset(const char* name, ferry_gating_options* options, std::int64_t
   constexpr const char* kCall = "ferry_gating_preset";
   const GatingPreset* preset = name != nullptr ? find_gating_preset(name) : nullptr;
   if (preset == nullptr) {
-    std::string message = fmt::format("{}: \"{}\" is no preset, expected one of:", kCall, text_or(name, ""));
+    std::string message = fmt::format("{}: \"{}\" is not a preset, expected one of:", kCall, text_or(name, ""));
     for (const GatingPreset& one : gating_presets()) message.append(" ").append(one.name);
     return Status(ErrorCode::kInvalidArgument, std::move(message));
   }

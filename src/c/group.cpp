@@ -1,4 +1,4 @@
-/// Groups and their memory.
+/// C interface of groups and their memory.
 
 #include "ferry/group.hpp"
 
@@ -125,7 +125,7 @@ int32_t ferry_group_rank(const ferry_group* group) { return group == nullptr ? -
 int32_t ferry_group_num_ranks(const ferry_group* group) { return group == nullptr ? 0 : group->value->num_ranks(); }
 
 const char* ferry_group_backend(const ferry_group* group) {
-  return group == nullptr ? "" : group->value->backend().data();  // of a literal
+  return group == nullptr ? "" : group->value->backend().data();  // a literal, so it ends with a zero
 }
 
 ferry_status* ferry_group_memory_usage(const ferry_group* group, ferry_memory_usage* usage) {

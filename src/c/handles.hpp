@@ -1,7 +1,7 @@
 #ifndef FERRY_C_HANDLES_HPP
 #define FERRY_C_HANDLES_HPP
 
-/// What the opaque handles are.
+/// Contents of the opaque handles.
 
 #include <memory>
 
@@ -32,7 +32,7 @@ struct ferry_buffer {
 
 namespace ferry::c {
 
-/// Null stands for an empty Routing, which every call refuses.
+/// A null handle yields an empty Routing, which every call refuses.
 inline Routing routing_of(const ferry_routing* handle) { return handle != nullptr ? handle->value : Routing(); }
 
 }  // namespace ferry::c

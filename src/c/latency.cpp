@@ -1,4 +1,5 @@
-/// Latency mode. As in exchange.cpp, a rank whose structs cannot be read makes the call with nothing in it.
+/// C interface of latency mode. As in exchange.cpp, a rank whose structs cannot be read makes the call with empty
+/// arguments.
 
 #include "ferry/latency.hpp"
 

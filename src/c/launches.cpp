@@ -1,4 +1,4 @@
-/// What calls put on GPUs, and what they need not ask.
+/// C interface of the observation of kernel launches and of scopes of known memory.
 
 #include "ferry/launches.hpp"
 
@@ -25,7 +25,7 @@ void tell(const KernelLaunch& launch) {
   observe(&told);
 }
 
-/// Of this thread: the scope, and how many beginnings are open in it.
+/// Scope of this thread, and the number of open begin calls in it.
 thread_local int num_open = 0;
 thread_local std::optional<KnownMemory> known;
 

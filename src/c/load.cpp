@@ -1,4 +1,4 @@
-/// The load of experts over a window of calls, and what went to other nodes.
+/// C interface of the load of experts over a window of calls, and of the traffic to other nodes.
 
 #include "ferry/load.hpp"
 
@@ -25,7 +25,7 @@ struct ferry_load_summary {
 };
 
 struct ferry_network_usage {
-  ferry::NetworkUsage value;  // the strings that the rails point to
+  ferry::NetworkUsage value;  // owns the strings that the rails point to
   std::vector<ferry_rail_usage> rails;
 };
 
@@ -56,7 +56,7 @@ Status fill_counters(ferry_load_window* window, std::int64_t layer, ferry_load_c
   return write_struct(kCall, known, wanted);
 }
 
-/// A caller's array; null goes with none.
+/// Array of the caller; null is allowed only without entries.
 Status read_array(const char* call, const char* name, const std::int64_t* first, std::int64_t num,
                   std::span<const std::int64_t>& array) {
   if (num < 0 || (first == nullptr && num != 0)) {

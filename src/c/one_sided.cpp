@@ -1,4 +1,4 @@
-/// One-sided calls.
+/// C interface of one-sided calls.
 
 #include "ferry/one_sided.hpp"
 
@@ -34,7 +34,7 @@ static_assert(FERRY_SIGNAL_ADD == static_cast<int>(SignalOp::kAdd));
 constexpr const char* kNoHandle = "the ferry_one_sided is null";
 constexpr const char* kNoResult = "the pointer to the result is null";
 
-/// What `run` of the object returns, as a handle; a null one is refused.
+/// Result of `run` on the handle's object; a null handle is refused.
 template <typename Handle, typename Run>
 ferry_status* call(const char* name, Handle* handle, const Run& run) noexcept {
   return guarded([&]() -> Status {
@@ -82,7 +82,7 @@ Status fill_topology(const OneSided& one_sided, ferry_topology* wanted) {
   return write_struct("ferry_one_sided_topology", known, wanted);
 }
 
-/// Writes the value of a result, if there is one.
+/// Writes the value of a successful result.
 template <typename Value, typename Wanted>
 Status hand_over(Result<Value> result, Wanted* wanted) {
   if (result.ok()) *wanted = static_cast<Wanted>(*result);
@@ -90,7 +90,7 @@ Status hand_over(Result<Value> result, Wanted* wanted) {
 }
 
 Status allocate(OneSided& one_sided, std::uint64_t num_bytes, void** data) {
-  // Refused on every rank, as no rank has so much: they do not wait for this one.
+  // Every rank refuses this size, which no heap has, so that no rank waits for this one.
   if (data == nullptr) {
     (void)one_sided.allocate(SIZE_MAX);
     return invalid("ferry_one_sided_allocate", kNoResult);
@@ -151,7 +151,7 @@ ferry_status* ferry_one_sided_topology(const ferry_one_sided* one_sided, ferry_t
 }
 
 const char* ferry_one_sided_backend(const ferry_one_sided* one_sided) {
-  return one_sided == nullptr ? "" : one_sided->value->backend().data();  // of a literal
+  return one_sided == nullptr ? "" : one_sided->value->backend().data();  // a literal, so it ends with a zero
 }
 
 ferry_status* ferry_one_sided_poll(ferry_one_sided* one_sided) {

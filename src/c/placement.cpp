@@ -28,7 +28,7 @@ Status read_placement(const char* call, const ferry_placement* given, Placement&
   if (Status status = read_struct(call, given, read); !status.ok()) return status;
   const std::int64_t num = read.num_physical_experts;
   const bool arrays = read.physical_to_logical != nullptr || read.physical_to_rank != nullptr;
-  // No more than ids can name: a number that nobody set must not be taken for a length.
+  // Limit the length to the range of ids, so that an uninitialised number is not taken for a length.
   if (arrays != (num != 0) || num < 0 || num > std::numeric_limits<std::int32_t>::max()) {
     return Status(ErrorCode::kInvalidArgument,
                   fmt::format("{}: num_physical_experts of the ferry_placement is {}, expected the length of its "

@@ -6,7 +6,7 @@
 
 namespace ferry::c {
 
-/// Null: none.
+/// A null `given` reads as an empty placement.
 /// @errors kInvalidArgument: arrays and their length contradict each other
 Status read_placement(const char* call, const ferry_placement* given, Placement& placement);
 Status read_counters(const char* call, const ferry_load_counters* given, LoadCounters& counters);

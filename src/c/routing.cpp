@@ -1,4 +1,4 @@
-/// What a routing says.
+/// C interface of the accessors of a routing.
 
 #include "ferry/routing.hpp"
 
@@ -9,7 +9,7 @@
 namespace ferry::c {
 namespace {
 
-/// What is known only after the exchange may be fetched from a GPU now, so any accessor may fail.
+/// Any accessor may fail, because values known only after the exchange may be fetched from a GPU here.
 template <typename Value>
 Value read(const ferry_routing* handle, Value (Routing::*accessor)() const, Value otherwise) {
   if (handle == nullptr) return otherwise;

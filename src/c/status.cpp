@@ -19,13 +19,13 @@ static_assert(FERRY_ERROR_CUDA == static_cast<int>(ErrorCode::kCuda));
 static_assert(FERRY_ERROR_SYSTEM == static_cast<int>(ErrorCode::kSystem));
 static_assert(FERRY_ERROR_INTERNAL == static_cast<int>(ErrorCode::kInternal));
 
-/// Stands for every failure that there is no memory to describe. It is never written and never freed.
+/// Stands for every failure that cannot be described for lack of memory. Never written and never freed.
 ferry_status* no_memory() noexcept {
   static ferry_status status;
   return &status;
 }
 
-/// Throws what is being handled again, to look at it.
+/// Describes the exception that is being handled, by throwing it again.
 Status describe_exception() {
   try {
     throw;
@@ -76,7 +76,7 @@ int32_t ferry_status_peer(const ferry_status* status) { return status == nullptr
 const char* ferry_status_message(const ferry_status* status) {
   if (status == nullptr) return "";
   if (status == no_memory()) return "out of memory";
-  return status->value.message().data();  // of a std::string, so it ends with a zero
+  return status->value.message().data();  // a std::string's, so it ends with a zero
 }
 
 void ferry_status_free(ferry_status* status) {
@@ -84,5 +84,5 @@ void ferry_status_free(ferry_status* status) {
 }
 
 const char* ferry_code_name(int32_t code) {
-  return ferry::to_string(static_cast<ferry::ErrorCode>(code)).data();  // of a literal
+  return ferry::to_string(static_cast<ferry::ErrorCode>(code)).data();  // a literal, so it ends with a zero
 }

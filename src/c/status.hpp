@@ -1,7 +1,7 @@
 #ifndef FERRY_C_STATUS_HPP
 #define FERRY_C_STATUS_HPP
 
-/// Statuses as handles, and the wall that no exception passes.
+/// Statuses as handles, and the barrier that no exception passes.
 
 #include <utility>
 
@@ -14,16 +14,16 @@ struct ferry_status {  // NOLINT(readability-identifier-naming)
 
 namespace ferry::c {
 
-/// Null if ok. Without memory for a status, the one that says so.
+/// Null if ok. If there is no memory for a status, a static one that reports this.
 ferry_status* to_handle(Status status) noexcept;
 
-/// Of the exception that is being handled: it left the library, or a callback of the program.
+/// Handle for the exception that is being handled, which left the library or a callback of the program.
 ferry_status* handle_of_exception() noexcept;
 
 /// kInvalidArgument with the message "<call>: <what>".
 Status invalid(const char* call, const char* what);
 
-/// What `call` returns, or throws, as a handle.
+/// Result of `call`, or the exception that it throws, as a handle.
 template <typename Call>
 ferry_status* guarded(Call&& call) noexcept {
   try {
@@ -33,7 +33,7 @@ ferry_status* guarded(Call&& call) noexcept {
   }
 }
 
-/// What `call` returns, or `otherwise` if it throws: of functions that return no status.
+/// Result of `call`, or `otherwise` if it throws, for functions that return no status.
 template <typename Value, typename Call>
 Value guarded_or(Value otherwise, Call&& call) noexcept {
   try {

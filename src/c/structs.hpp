@@ -1,7 +1,7 @@
 #ifndef FERRY_C_STRUCTS_HPP
 #define FERRY_C_STRUCTS_HPP
 
-/// Structs of programs that were compiled with an older or a newer header than this library.
+/// Structs of programs compiled with an older or a newer header than this library's.
 
 #include <algorithm>
 #include <cstddef>
@@ -16,7 +16,8 @@
 
 namespace ferry::c {
 
-/// Name of a struct, and its size when it was first released. That never changes: programs of then pass it for ever.
+/// Name of a struct, and its size in its first release, which never changes because programs of that time keep passing
+/// it.
 struct StructVersion {
   const char* name = "";
   std::size_t first_bytes = 0;
@@ -105,18 +106,18 @@ inline constexpr StructVersion kVersionOf<ferry_reduce_input>{"ferry_reduce_inpu
 template <>
 inline constexpr StructVersion kVersionOf<ferry_reduce_output>{"ferry_reduce_output", 136};
 
-/// Larger than any struct will be: a struct_size beyond is a number that nobody set.
+/// Larger than any struct will be: a larger struct_size is uninitialised.
 inline constexpr std::size_t kMaxStructBytes = 4096;
 
-/// @errors kInvalidArgument: below the first size, or absurd
+/// @errors kInvalidArgument: below the first size, or above kMaxStructBytes
 Status check_struct_size(const char* call, const StructVersion& version, std::uint64_t given_bytes);
 
-/// Bytes that this library does not know must be zero.
-/// @errors kUnsupported: they are not
+/// Checks that bytes that this library does not know are zero.
+/// @errors kUnsupported: they are not zero
 Status check_unknown(const char* call, const StructVersion& version, std::span<const std::byte> unknown);
 
-/// A struct as this library knows it, from one of the caller's: null, an older and a newer one, too.
-/// @errors kInvalidArgument: struct_size; kUnsupported: it sets what this library does not know
+/// Reads a caller's struct into the one that this library knows; the caller's may be null, older or newer.
+/// @errors kInvalidArgument: struct_size; kUnsupported: it sets a member that this library does not know
 template <typename T>
 Status read_struct(const char* call, const T* given, T& known) {
   static_assert(std::is_trivially_copyable_v<T>);
@@ -133,7 +134,7 @@ Status read_struct(const char* call, const T* given, T& known) {
   return status;
 }
 
-/// Fills a caller's struct as far as both know it; zero past what this library knows.
+/// Fills the members of a caller's struct that both sides know, and zeroes those that this library does not know.
 /// @errors kInvalidArgument: null, struct_size
 template <typename T>
 Status write_struct(const char* call, T known, T* wanted) {

@@ -1,4 +1,4 @@
-/// Tables, quantisation and sizes around the calls.
+/// C interface of tables, quantisation and sizes around the calls.
 
 #include "c/convert.hpp"
 #include "c/handles.hpp"
@@ -48,7 +48,7 @@ Status layout(const ferry_tensor* topk_idx, const ferry_dispatch_layout_options*
   return dispatch_layout(tensor_view(topk_idx), options, output, to_stream(stream));
 }
 
-/// `call` with the caller's options: `run` takes them as an ExecutionOptions.
+/// Runs `run` with the caller's options, converted to ExecutionOptions; `call` names the function in errors.
 template <typename Run>
 ferry_status* run_quantizing(const char* call, const ferry_execution_options* given, const Run& run) noexcept {
   return guarded([&] {

@@ -87,7 +87,7 @@ Status CallSync::connect_rails(const BackendContext& context, const KernelRings*
   if (status.ok()) rails().allow_inline_progress(may_drive);
   Result<std::vector<std::vector<std::byte>>> ready =
       gather_or_fail(*context.bootstrap, status, {}, context.options.timeout_ns);
-  // On failure all ranks leave, and none waits for data from another.
+  // On failure all ranks leave, and no rank waits for data from another.
   if (!ready.ok()) rails().expect_no_answers();
   return ready.status();
 }
@@ -123,7 +123,8 @@ Status CallSync::begin(CallDescriptor descriptor) {
 Status CallSync::agree(std::span<const CallRecord* const> records) {
   Status agreement = check_agreement(records);
   if (agreement.ok()) return agreement;
-  // Of a rank that is late the others have given up the call before: then there is no group that could go on.
+  // The other ranks may have given up the call already because a rank was late: then the group is broken and cannot go
+  // on.
   Status reported = state_.adopt_reported_error();
   return reported.ok() ? agreement : reported;
 }
@@ -135,7 +136,7 @@ Status CallSync::begin_over_nodes(CallDescriptor descriptor) {
                                         static_cast<std::int64_t>(rails().header_stride()));
   {
     const rail::Rails::InlineProgress progress(rails());
-    // The network first: it takes longer.
+    // The network first: its exchange takes longer.
     rails().announce(header);
     peers().open(descriptor);
     if (Status status = await_headers(); !status.ok()) return status;
@@ -161,7 +162,7 @@ Status CallSync::await_headers() {
   }
 }
 
-/// Copies the rail peers' headers to where this node's ranks can read them and no rail peer can change them.
+/// Copies the rail peers' headers to memory that this node's ranks can read and that no rail peer can change.
 void CallSync::publish_headers() {
   std::memcpy(headers_block(peers().call()), rails().headers(peers().call()), headers_block_bytes(topology()));
 }
@@ -180,7 +181,7 @@ Status CallSync::collect_headers() {
     for (int node = 0; node < topology().num_nodes(); ++node) {
       const auto rank = to_size(node * topology().ranks_per_node + topology().rail_of(local));
       if (node == rails().node()) {
-        // From the descriptor, which no rail peer can write.
+        // From the descriptor, which rail peers cannot write.
         records[rank] = &descriptor.record;
         peer_calls_[rank] = {descriptor.max_recv_rows, descriptor.num_entries};
         continue;
@@ -207,7 +208,7 @@ Status CallSync::wait(Phase phase, const std::vector<bool>* awaited) {
     return rank != peers().rank() && !peers().reached(rank, phase);
   };
   Wait wait(state_, waiting_for(phase));
-  // Flags only grow: a rank that was seen need not be polled again.
+  // Flags only grow: a rank seen to have arrived need not be polled again.
   int next = peers().first_rank();
   while (true) {
     wait.begin_poll();
@@ -228,7 +229,7 @@ NetworkUsage CallSync::network_usage() {
   usage.transport = rails().engine_name();
   usage.net_devices = rails().net_devices();
   usage.ring_memory = rails().has_gpu_rings() ? "gpu" : "host";
-  // First: it waits until what was given to the network before is counted.
+  // paths() first: it waits until everything given to the network before is counted.
   const std::vector<net::Path> paths = rails().paths();
   for (int node = 0; node < rails().num_nodes(); ++node) {
     if (node == rails().node()) continue;

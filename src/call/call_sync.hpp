@@ -1,9 +1,9 @@
 #ifndef FERRY_CALL_CALL_SYNC_HPP
 #define FERRY_CALL_CALL_SYNC_HPP
 
-/// How a rank makes collective calls together with all others: agreement at the start, waiting inside, and one error
-/// for all when a rank fails. Over several nodes every rank learns the calls of all others from its rail peers and then
-/// from its node; it communicates only with the ranks of its rail and of its node.
+/// Collective calls of a rank together with all others: agreement at the start, waits inside, and one error for all
+/// when a rank fails. Over several nodes every rank learns the calls of all others from its rail peers and then from
+/// its node; it communicates only with the ranks of its rail and of its node.
 
 #include <cstdint>
 #include <functional>
@@ -17,23 +17,23 @@
 
 namespace ferry::call {
 
-/// The rings of a rank whose kernels use them too; the default is for ranks without kernels.
+/// Rings of a rank whose kernels use them too; ranks without kernels use the default.
 struct KernelRings {
   rail::RingShape shape;
   // See RailsOptions.
   std::span<std::byte> memory{};
   net::RingWords* words = nullptr;
   std::string gpu_pci_address{};
-  /// `memory` is GPU memory for chunks alone (RailsOptions::GpuRings); hosts have rings of their own beside these.
+  /// `memory` is GPU memory for chunks only (RailsOptions::GpuRings); hosts have rings of their own besides.
   bool in_gpu = false;
   std::function<Status()> make_visible{};
-  Status status{};  ///< why there is none; then all ranks fail
+  Status status{};  ///< reason why there are no rings; then creation fails on all ranks
 };
 
 class CallSync {
  public:
-  /// Collective: succeeds on all ranks or fails on all. `kernel_rings`: all ranks have them or none, of one shape; only
-  /// in groups of several nodes.
+  /// Collective: succeeds on all ranks or fails on all. `kernel_rings`: given by all ranks or none, with one shape;
+  /// only in groups of several nodes.
   static Result<std::unique_ptr<CallSync>> create(const BackendContext& context,
                                                   const KernelRings* kernel_rings = nullptr);
   CallSync(const CallSync&) = delete;
@@ -48,20 +48,20 @@ class CallSync {
   /// Only in groups of several nodes.
   rail::Rails& rails() { return state_.rails(); }
   bool has_rails() const { return state_.has_rails(); }
-  /// Bytes of the arena that hold call headers from other nodes: two blocks.
+  /// Bytes of the arena for call headers from other nodes: two blocks.
   std::size_t headers_bytes() const { return headers_bytes(topology()); }
   static std::size_t headers_bytes(const Topology& topology) {
     return topology.num_nodes() > 1 ? 2 * headers_block_bytes(topology) : 0;
   }
-  /// Group::network_usage; waits until what was given to the network before is counted.
+  /// Group::network_usage; waits until everything given to the network before is counted.
   NetworkUsage network_usage();
-  /// What MemoryUsage::network_bytes is in a group of ranks without kernels.
+  /// MemoryUsage::network_bytes of a group of ranks without kernels.
   static std::size_t network_bytes(const Topology& topology);
 
   /// Starts a collective call: sends `descriptor` to all ranks, waits for theirs, and checks that all agree. Afterwards
   /// the descriptors of this node's ranks are valid until the next call.
   Status begin(node::CallDescriptor descriptor);
-  /// What a rank of any node passed to `begin`, as far as a call may depend on it. Only in groups of several nodes.
+  /// Fields of a rank's descriptor that a call on any node may depend on. Only in groups of several nodes.
   struct PeerCall {
     std::int64_t max_recv_rows = 0;
     std::int64_t num_entries = 0;
@@ -69,8 +69,7 @@ class CallSync {
   const PeerCall& call_of(int rank) const { return peer_calls_[static_cast<std::size_t>(rank)]; }
 
   void post(node::Phase phase) { state_.peers().post(phase); }
-  /// Waits until every rank of this node that `awaited` selects (by index in the node; all if null) has reached
-  /// `phase`.
+  /// Waits until every rank of this node that `awaited` selects (by index in the node; null: all) has reached `phase`.
   Status wait(node::Phase phase, const std::vector<bool>* awaited = nullptr);
 
   // See GroupState.
@@ -93,16 +92,16 @@ class CallSync {
   Status await_headers();
   void publish_headers();
   Status collect_headers();
-  /// Whether all ranks made the same call.
+  /// Checks that all ranks made the same call.
   Status agree(std::span<const CallRecord* const> records);
   static std::size_t headers_block_bytes(const Topology& topology) {
     return static_cast<std::size_t>(topology.num_nodes()) * rail::kCallHeaderStride;
   }
-  /// Two blocks alternate by call: slower ranks may still read those of the call before.
+  /// Two blocks alternate by call: slower ranks may still read the headers of the previous call.
   std::byte* headers_block(std::uint64_t call) const { return headers_ + call % 2 * headers_block_bytes(topology()); }
 
   GroupState state_;
-  /// In the arena, where they stay when this rank leaves: ranks of this node may still read the last call's headers.
+  /// In the arena, where it stays when this rank leaves: ranks of this node may still read the last call's headers.
   std::byte* headers_ = nullptr;
   std::vector<rail::CallHeader> received_;  // by rank; scratch of begin
   std::vector<PeerCall> peer_calls_;        // by rank

@@ -27,7 +27,7 @@ class Exchange {
   Exchange(CallSync& sync, std::span<const rail::Flow> flows, std::string_view waiting_for);
 
   void begin_turn() { wait_.begin_poll(); }
-  /// `moved`: something was done in this turn. If not, waits for the network or ends the exchange.
+  /// `moved`: the caller did something in this turn. If not, waits for the network or ends the exchange.
   /// @errors the group is broken
   Status end_turn(bool moved);
   bool finished() const { return finished_; }
@@ -39,8 +39,8 @@ class Exchange {
   bool finished_ = false;
 };
 
-/// Sends `out[node]` to the rail peer in each other node and fills `in[node]` from it. Lengths are multiples of 16, and
-/// both ends know them.
+/// Sends `out[node]` to the rail peer in each other node and fills `in[node]` from it. Lengths are multiples of 16,
+/// known to both ends.
 Status exchange_bytes(CallSync& sync, const std::vector<std::span<const std::byte>>& out,
                       const std::vector<std::span<std::byte>>& in, std::string_view waiting_for);
 

@@ -13,11 +13,11 @@
 namespace ferry::call {
 namespace {
 
-/// How often a rank that always has something to do looks at the clock: reading it takes tens of nanoseconds, a turn
-/// microseconds.
+/// Number of turns between two looks at the clock on a rank that always has work: reading it takes tens of nanoseconds,
+/// a turn microseconds.
 constexpr std::uint64_t kProgressPerClock = 64;
-/// How often a program is asked whether its rank is to wait on: soon for a person who presses Ctrl-C, and next to
-/// nothing for a program that must take a lock to answer.
+/// Interval at which GroupOptions::interrupted is called: short for a person who presses Ctrl-C, and cheap for a
+/// program that must take a lock to answer.
 constexpr std::int64_t kInterruptIntervalNs = 100'000'000;
 constexpr double kNsPerMillisecond = 1e6;
 constexpr std::string_view kLostAdvice = "destroy this group and create a new one from the surviving ranks";
@@ -26,7 +26,7 @@ constexpr std::string_view kTimeoutAdvice =
     "GroupOptions::timeout_ns if it is only slow";
 
 int threads_of_node(const Topology& topology) {
-  const int threads_per_rank = topology.num_nodes() > 1 ? 2 : 1;  // the network's proxy
+  const int threads_per_rank = topology.num_nodes() > 1 ? 2 : 1;  // the second thread is the network's proxy
   return topology.ranks_per_node * threads_per_rank;
 }
 
@@ -55,7 +55,7 @@ GroupState::GroupState(const BackendContext& context, node::Rendezvous rendezvou
 
 GroupState::~GroupState() {
   leave();
-  // In a broken group, peers that still answer do so soon; there is nothing left to finish with the others.
+  // In a broken group, peers that still answer do so soon; with the others nothing remains to be finished.
   if (rails_ != nullptr && !broken_.ok()) rails_->expect_no_answers();
   rails_.reset();
 }
@@ -84,7 +84,7 @@ Status GroupState::adopt_reported_error() {
 
 Status GroupState::confirm_reads() {
   if (!broken_.ok()) return broken_;
-  // The reads happen before that of the peers' errors.
+  // The fence orders the reads of the peers' memory before the read of their errors.
   std::atomic_thread_fence(std::memory_order_acquire);
   const std::optional<ReportedError> reported = peers_.error_in_this_call();
   return reported ? break_group(adopted(*reported)) : Status();
@@ -125,7 +125,7 @@ Status GroupState::ask_for_interrupt(std::int64_t now_ns, std::string_view call)
 
 void GroupState::count_progress() {
   peers_.count_progress();
-  // Node peers see the progress itself. A rank that finds something to do in every turn has to tell its rail peers.
+  // Node peers read the progress word itself. A rank that has work in every turn must notify its rail peers.
   if (rails_ != nullptr && peers_.progress_of(rank()) % kProgressPerClock == 0) beat_if_due(node::monotonic_ns());
 }
 
@@ -188,7 +188,7 @@ void GroupState::report_lost(int suspect, std::string_view what) {
 
 bool GroupState::pass_on_error() {
   if (rails_ == nullptr || !find_reported_error()) return false;
-  report_lost(rank(), {});  // takes over what was reported
+  report_lost(rank(), {});  // adopts the reported error
   return true;
 }
 
@@ -216,7 +216,7 @@ Status GroupState::fail(ErrorCode code, int culprit, std::string_view message) {
 
 Status GroupState::break_group(const Verdict& verdict) {
   const std::lock_guard lock(report_mutex_);
-  // What the peers were told is what this rank says.
+  // Peers and this rank's caller must get the same error.
   const Verdict& told = watched_ ? *watched_ : verdict;
   broken_ = Status(told.record.code, told.message, told.record.culprit);
   if (watched_) return broken_;

@@ -1,9 +1,9 @@
 #ifndef FERRY_CALL_GROUP_STATE_HPP
 #define FERRY_CALL_GROUP_STATE_HPP
 
-/// What a rank knows of its group while it makes calls: the ranks of its node and of its rail, the current call, and
-/// why the group is broken, if it is. What SilenceWatch needs to find the rank to blame passes through here. So does
-/// each error: a verdict of another rank before this rank's own.
+/// State of a rank's group as seen from its calls: the ranks of its node and of its rail, the current call, and the
+/// error that broke the group, if any. It provides the inputs of SilenceWatch, which finds the rank at fault, and
+/// passes on every error, preferring another rank's verdict to this rank's own.
 
 #include <cstdint>
 #include <functional>
@@ -21,7 +21,7 @@
 
 namespace ferry::call {
 
-/// Why a group is broken: as the peers are told, and in words for this rank's caller.
+/// Error that broke a group: as the peers receive it, and in words for this rank's caller.
 struct Verdict {
   ErrorRecord record;
   std::string message;
@@ -46,13 +46,13 @@ class GroupState {
   /// The ranks of this rail. Only in groups of several nodes.
   rail::Rails& rails() { return *rails_; }
   bool has_rails() const { return rails_ != nullptr; }
-  /// Of one wait at a time; kept so that waits allocate nothing.
+  /// Memory of one wait at a time; kept so that waits allocate nothing.
   struct WaitMemory {
     std::vector<int> missing;
     SilenceWatch watch;
   };
   WaitMemory& wait_memory() { return wait_memory_; }
-  /// By rank: how long this one has slept while its part was missing.
+  /// [R]: time that this rank has slept while it missed that rank's part.
   const std::vector<std::int64_t>& wait_times_ns() const { return wait_times_ns_; }
   void count_wait(const std::vector<int>& missing, std::int64_t time_ns) {
     for (const int rank : missing) wait_times_ns_[static_cast<std::size_t>(rank)] += time_ns;
@@ -63,50 +63,50 @@ class GroupState {
   std::string_view operation() const { return operation_; }
   void set_operation(std::string_view operation) { operation_ = operation; }
 
-  /// Why the group is broken; ok while it is not.
+  /// Error that broke the group; ok while it is not broken.
   const Status& broken() const { return broken_; }
   /// Breaks the group. Waiting ranks receive `message` at once (within 20 ms if they drive the network themselves); it
-  /// names `culprit` (-1: none). If another rank has given up already, its error counts, so that all ranks blame the
-  /// same one, unless this rank is the culprit.
+  /// names `culprit` (-1: none). If another rank has given up already, its error is used, so that all ranks blame the
+  /// same rank, unless this rank is the culprit.
   Status fail(ErrorCode code, int culprit, std::string_view message);
-  /// Takes over the error of a rank that gave up, if one did.
+  /// Adopts the error of a rank that gave up, if one did.
   Status adopt_reported_error();
-  /// For the end of a call that read memory of this node's ranks: ok if what was read was still theirs. A rank that
-  /// gave up in this call may free it at any time, and does so only after it has published its error. One that gave up
-  /// in a later call had waited for this rank's reads.
+  /// For the end of a call that read memory of this node's ranks: ok if that memory was still valid when it was read. A
+  /// rank that gave up in this call may free its memory at any time, but only after it has published its error. A rank
+  /// that gave up in a later call had waited for this rank's reads.
   Status confirm_reads();
-  /// Breaks the group because a wait that is not a Wait timed out. Blames the rank that another has blamed already,
-  /// else a rank that is lost, else `suspect`. `what` describes the wait: "dispatch: timed out after 50 ms waiting …".
+  /// Breaks the group because a wait that does not use Wait timed out. Blames the rank that another rank has blamed
+  /// already, else a lost rank, else `suspect`. `what` describes the wait: "dispatch: timed out after 50 ms waiting …".
   Status give_up_on(int suspect, std::string_view what);
-  /// Reports to the peers what give_up_on() would, from a thread other than the one that makes this rank's calls: those
-  /// take it over when they fail themselves. Nothing if this rank has reported an error before. Over several nodes only
-  /// where ranks do not drive the network themselves.
+  /// Reports give_up_on()'s verdict to the peers, from a thread other than the one that makes this rank's calls, which
+  /// adopts the verdict when it fails itself. Does nothing if this rank has reported an error before. Over several
+  /// nodes only if ranks do not drive the network themselves.
   void report_lost(int suspect, std::string_view what);
-  /// Over several nodes: tells this rank's node and rail of an error that one of them has reported, as a rank does that
-  /// waits; for a rank whose own thread makes no call. False if there is none. Any thread.
+  /// Over several nodes: passes an error that a rank of this node or rail has reported to the other ranks of both, as a
+  /// waiting rank does; for a rank whose own thread makes no call. False if there is none. Any thread.
   bool pass_on_error();
   /// Whether another rank of this node or this rail has reported an error, or is lost. Any thread.
   bool someone_gave_up() const;
   bool someone_is_lost() const;
-  /// Posts nothing more; ranks that wait for this one are notified.
+  /// Posts nothing more, and notifies the ranks that wait for this one.
   void leave();
 
-  /// Ok while `rank` can be expected to do its part; otherwise the message says what happened to it: "has died".
+  /// Ok while `rank` can be expected to do its part; otherwise the message is what happened to it: "has died".
   Status check_presence(int rank) const;
-  /// Breaks the group because a missing rank is lost. `presence` comes from check_presence(), `waiting_for` is that of
-  /// the Wait.
+  /// Breaks the group because a missing rank is lost. `presence` is the result of check_presence(), `waiting_for` the
+  /// argument of the Wait.
   Status fail_for_lost(int rank, const Status& presence, std::string_view waiting_for);
   /// Counts work done in a call.
   void count_progress();
-  /// To be called often while this rank waits: shows that to the ranks of its node and of its rail once an interval.
-  /// Returns the time to the next one.
+  /// Beats once per interval, to show the ranks of this node and rail that this rank waits; called often during waits.
+  /// Returns the time until the next beat.
   std::int64_t beat_if_due(std::int64_t now_ns);
-  /// What `rank`, of this node or this rail, has shown last.
+  /// Last sign of `rank`, a rank of this node or rail.
   Sign sign_of(int rank) const;
-  /// To be called when a wait begins: most are over before the program need be asked whether it wants to end them.
+  /// Called when a wait begins. It delays the first call of `interrupted`: most waits end before that.
   void expect_wait(std::int64_t now_ns);
-  /// Breaks the group if the program wants this rank to wait no longer (GroupOptions::interrupted). To be called often
-  /// while the thread that makes this rank's calls waits. `call`: its name where it is none of the node's calls.
+  /// Breaks the group if the program wants this rank to stop waiting (GroupOptions::interrupted). Called often while
+  /// the thread that makes this rank's calls waits. `call`: name of the call if it is not one that the node numbers.
   Status check_interrupt(std::int64_t now_ns, std::string_view call = {}) {
     if (!interrupted_ || now_ns < next_question_ns_) return {};
     return ask_for_interrupt(now_ns, call);
@@ -116,10 +116,10 @@ class GroupState {
 
  private:
   std::string describe_call() const;
-  /// An error of another rank, with a note that says so.
+  /// Another rank's error, with a note that names the reporter.
   Verdict adopted(const ReportedError& reported) const;
   std::optional<ReportedError> find_reported_error() const;
-  /// Whom to blame for a wait that is no Wait. Reads shared words only.
+  /// Verdict on a wait that does not use Wait. Reads shared words only.
   Verdict judge(int suspect, std::string_view what) const;
   Status break_group(const Verdict& verdict);
   Status ask_for_interrupt(std::int64_t now_ns, std::string_view call);
@@ -138,7 +138,7 @@ class GroupState {
   std::int64_t next_beat_ns_ = 0;
   std::mutex report_mutex_;         // between break_group and report_lost
   bool reported_ = false;           // guarded by report_mutex_: the peers have this rank's error
-  std::optional<Verdict> watched_;  // guarded by report_mutex_: what report_lost has reported
+  std::optional<Verdict> watched_;  // guarded by report_mutex_: verdict of report_lost
 };
 
 }  // namespace ferry::call

@@ -27,9 +27,9 @@ class Router {
         shape_(call.shape),
         route_(route) {}
 
-  /// Counts this rank's own tokens; fills the descriptor.
+  /// Counts this rank's own tokens and fills in the descriptor.
   Status prepare(CallDescriptor& descriptor);
-  /// After all descriptors are in.
+  /// Runs the exchanges, after all descriptors have arrived.
   Status run();
 
  private:
@@ -59,7 +59,7 @@ class Router {
   const Topology& topology_;
   const plan::RouteShape& shape_;
   plan::NodeRoute& route_;
-  std::byte* counts_block_ = nullptr;  // by node, in the arena: of this rank and its rail peers
+  std::byte* counts_block_ = nullptr;  // by node, in the arena: counts of this rank and its rail peers
   std::size_t counts_bytes_ = 0;
   std::vector<plan::SourceCounts> sources_;     // by rank
   std::vector<const ForwardTableSize*> sizes_;  // [rank][node]
@@ -168,7 +168,7 @@ Status Router::check_incoming(int node, std::span<const std::byte> bytes) {
       bytes, table_size(rank, my_node()),
       {route_.num_tokens_of_rank[to_size(rank)], static_cast<std::int64_t>(shape_.num_topk), num_rows_of_node()});
   if (!table.ok()) return bad_peer(rank, fmt::format("sent an invalid forward table: {}", table.status().message()));
-  // Local ranks read only the tables that contain rows for them.
+  // Local ranks read only tables that contain rows for them, so the counts are checked here.
   std::vector<std::int64_t> counted;
   for (int local = peers_.first_rank(); local < peers_.end_rank(); ++local) {
     counted.push_back(plan::rows_from_source(shape_, sources_[to_size(rank)], to_size(local)));

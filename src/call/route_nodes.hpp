@@ -1,10 +1,11 @@
 #ifndef FERRY_CALL_ROUTE_NODES_HPP
 #define FERRY_CALL_ROUTE_NODES_HPP
 
-/// Route over several nodes as the hosts make it, in two exchanges, each over the rails first and then inside the
-/// nodes:
-///   1. counts: every rank learns what every rank sends to every rank and expert, which determines its own slots;
-///   2. forward tables: every rank sends its rail peers which of its tokens come to their nodes and where they go.
+/// Route over several nodes by the hosts, in two exchanges, each over the rails first and then inside the nodes:
+///   1. counts: every rank learns the number of rows from every rank to every rank and expert, which determines its
+///      own slots;
+///   2. forward tables: every rank sends its rail peers the list of its tokens that go to their nodes, with their
+///      destinations.
 /// No rank sends to more ranks than there are nodes, and every number crosses the network once per node.
 
 #include <cstdint>
@@ -15,8 +16,8 @@
 
 namespace ferry::call {
 
-/// Memory of this rank's arena in hosts' memory, for the tables that the ranks of its node read. Each function is
-/// called once in a route, in this order. A peer may still read what the route before got; it cannot be two routes
+/// Memory of this rank's arena, in host memory, for the tables that the ranks of its node read. Each function is called
+/// once in a route, in this order. A peer may still read the tables of the previous route; it cannot be two routes
 /// behind.
 class RouteMemory {
  public:
@@ -34,7 +35,7 @@ struct NodesRouteCall {
   std::int64_t max_recv_rows = 0;
 };
 
-/// Collective. Uses the memory of `route` again; an error leaves it without meaning.
+/// Collective. Reuses the memory of `route`; an error leaves its contents unspecified.
 Status route_nodes(CallSync& sync, const NodesRouteCall& call, RouteMemory& memory, plan::NodeRoute& route);
 
 }  // namespace ferry::call

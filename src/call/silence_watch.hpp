@@ -1,22 +1,23 @@
 #ifndef FERRY_CALL_SILENCE_WATCH_HPP
 #define FERRY_CALL_SILENCE_WATCH_HPP
 
-/// Which rank is to blame for a wait that lasts too long.
+/// Verdict on the rank at fault for a wait that lasts too long.
 ///
-/// If a rank stops, those that need it wait for it, others wait for those, and so on. To blame is the rank at the end
-/// of such a chain: the one that is waited for and does not itself wait. No rank sees a whole chain, and none has to:
+/// If a rank stops, the ranks that need it wait for it, others wait for those, and so on. At fault is the rank at the
+/// end of such a chain: others wait for it and it does not wait itself. No rank sees a whole chain, and none has to:
 ///
 ///   - While it waits, a rank beats: every interval_ns() it raises a number that the ranks of its node (in its control
-///     block) and of its rail (as a notification) can see. Others never wait for it directly. It does not beat outside
-///     waits, so it is *silent* when it is stopped, dead, computing or not calling.
-///   - A rank whose deadline has passed blames a rank that it misses and that has been silent for most of the deadline.
-///     It tells the ranks of its node and of its rail, and each rank that takes over the verdict tells its own. A rank
-///     that knows a verdict gives none.
-///   - A rank that misses only ranks that beat is not at the end of a chain. It waits for the verdict of a rank that
-///     is, at most until twice the deadline.
+///     block) and of its rail (as a notification) can see. Ranks outside both never wait for it directly. It does not
+///     beat outside waits, so it is *silent* when it is stopped, dead, computing or not calling.
+///   - A rank whose deadline has passed blames a missing rank that has been silent for most of the deadline. It reports
+///     its verdict to the ranks of its node and of its rail, and each rank that adopts the verdict passes it on in the
+///     same way. A rank that has a verdict makes none.
+///   - A rank for which only beating ranks are missing is not at the end of a chain. It waits for the verdict of a rank
+///     that is, at most until twice the deadline.
 ///
-/// All ranks are silent to a rank that was itself stopped or got no core. So time counts only as it passes between two
-/// calls of due(), and no longer than kLongestStep at once: such a rank sees the others beat before it blames one.
+/// To a rank that was itself stopped or got no core, all ranks seem silent. So time counts only between two calls of
+/// due(), and no more than 1/kLongestStep of the deadline at once: such a rank sees the others beat before it blames
+/// one.
 
 #include <algorithm>
 #include <cstdint>
@@ -25,8 +26,7 @@
 
 namespace ferry::call {
 
-/// What a waiting rank shows to those that may wait for it. Either number only shows that it is not the one seen
-/// before.
+/// Numbers that a waiting rank shows to ranks that may wait for it. Only a change of either number has a meaning.
 struct Sign {
   std::uint64_t beats = 0;
   std::uint64_t progress = 0;  ///< work done inside calls
@@ -35,14 +35,14 @@ struct Sign {
 
 class SilenceWatch {
  public:
-  /// The watch of one rank in a group of `num_ranks`.
+  /// Watch of one rank in a group of `num_ranks`.
   SilenceWatch(int num_ranks, std::int64_t timeout_ns)
       : timeout_ns_(timeout_ns), seen_(static_cast<std::size_t>(num_ranks)) {}
 
-  /// Longest time between two beats of a waiting rank, and between two observations of it.
+  /// Longest time between two beats of a waiting rank, and between two observations of the others.
   std::int64_t interval_ns() const { return timeout_ns_ / kBeatsPerDeadline; }
 
-  /// The deadline starts now: this rank begins to wait, or has done something.
+  /// Starts the deadline: this rank begins to wait, or has made progress.
   void restart(std::int64_t now_ns) {
     ++round_;
     last_ns_ = now_ns;
@@ -51,28 +51,27 @@ class SilenceWatch {
     next_ns_ = interval_ns();
   }
 
-  /// Whether observe() is due. To be called often while the rank waits.
+  /// Whether observe() is due. Called often while the rank waits.
   bool due(std::int64_t now_ns) {
     clock_ns_ += std::min(now_ns - last_ns_, timeout_ns_ / kLongestStep);
     last_ns_ = now_ns;
     return clock_ns_ >= next_ns_;
   }
-  /// From the last due() until the next observation.
+  /// Time from the last due() until the next observation.
   std::int64_t due_in_ns() const { return std::max<std::int64_t>(next_ns_ - clock_ns_, 0); }
 
   struct Verdict {
-    int culprit = -1;       ///< -1: wait on
-    bool is_silent = true;  ///< false: it waits itself, as do all others that are missing
+    int culprit = -1;       ///< -1: continue to wait
+    bool is_silent = true;  ///< false: it waits itself, like all other missing ranks
   };
-  /// Looks at the missing ranks: `sign_of(rank)` is what a rank shows now. A missing rank's progress restarts the
-  /// deadline.
+  /// Observes the missing ranks: `sign_of(rank)` is a rank's sign now. A missing rank's progress restarts the deadline.
   template <typename SignOf>
   Verdict observe(std::span<const int> missing, SignOf&& sign_of) {
     int culprit = -1;
     std::int64_t longest_ns = -1;
     for (const int rank : missing) {
       const std::int64_t silent_ns = silence_of(rank, sign_of(rank));
-      // Several that never showed anything have been silent for the same time: all observers take the lowest.
+      // Ranks that never changed their sign have been silent for equally long: all observers blame the lowest.
       if (silent_ns < longest_ns || (silent_ns == longest_ns && rank > culprit)) continue;
       longest_ns = silent_ns;
       culprit = rank;
@@ -87,7 +86,7 @@ class SilenceWatch {
 
  private:
   struct Seen {
-    std::uint64_t round = 0;  ///< of the watch; what was seen in an earlier one does not count
+    std::uint64_t round = 0;  ///< round of the watch; signs seen in an earlier round do not count
     Sign sign;
     std::int64_t since_ns = 0;
     bool has_changed = false;  ///< in this round
@@ -96,14 +95,15 @@ class SilenceWatch {
     std::int64_t numerator;
     std::int64_t denominator;
   };
-  /// Few enough to cost nothing, enough that a rank must miss a dozen in a row before it counts as silent.
+  /// Few enough to cost nothing, and enough that a rank counts as silent only after a dozen missed beats.
   static constexpr std::int64_t kBeatsPerDeadline = 16;
-  /// Of the deadline. A rank that stopped when its peer began to wait has been silent for 15/16 of it at the deadline,
-  /// as that peer sees it; a waiting rank for 1/16 and as long as it gets no core.
+  /// Part of the deadline after which a rank counts as silent. A rank that stopped when its peer began to wait has been
+  /// silent for 15/16 of the deadline in that peer's view; a waiting rank for 1/16 plus the time in which it gets no
+  /// core.
   static constexpr Fraction kSilence{3, 4};
   /// Deadlines until a rank stops waiting for the verdict of another.
   static constexpr std::int64_t kPatience = 2;
-  /// Part of the deadline. A rank that continues after a stop has a third of one to hear from the others.
+  /// Divisor of the deadline. A rank that continues after a stop has a third of a deadline to notice the others' beats.
   static constexpr std::int64_t kLongestStep = 4;
 
   std::int64_t silence_of(int rank, const Sign& sign) {
@@ -111,7 +111,8 @@ class SilenceWatch {
     if (seen.round != round_) {
       seen = {round_, sign, clock_ns_, false};
     } else if (seen.sign != sign) {
-      // A rank of another node shows its progress together with beats: the first may tell of work before this wait.
+      // A rank of another node shows its progress together with beats: its first change may show work from before this
+      // wait.
       if (seen.has_changed && seen.sign.progress != sign.progress) begin_ns_ = clock_ns_;
       seen = {round_, sign, clock_ns_, true};
     }
@@ -121,8 +122,8 @@ class SilenceWatch {
   std::int64_t timeout_ns_;
   std::vector<Seen> seen_;  // by rank
   std::uint64_t round_ = 0;
-  std::int64_t last_ns_ = 0;   // of the system's clock
-  std::int64_t clock_ns_ = 0;  // this watch's own, as are the next two
+  std::int64_t last_ns_ = 0;   // on the system's clock
+  std::int64_t clock_ns_ = 0;  // on this watch's own clock, as are the next two
   std::int64_t begin_ns_ = 0;
   std::int64_t next_ns_ = 0;
 };

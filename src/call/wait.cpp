@@ -8,17 +8,16 @@
 namespace ferry::call {
 namespace {
 
-/// Polls before a waiting rank sleeps, where every rank has a core. A few microseconds: enough when the peer is nearly
-/// there. Where ranks share cores each poll steals time from the rank being waited for: on 2 cores with 8 ranks the
-/// rings of two nodes carried 9.0 GB/s over shared memory without and 6.2 GB/s with it (benchmarks/rail_stage.cpp).
+/// Polls before a waiting rank sleeps, if every rank has a core. A few microseconds: enough if the peer is nearly done.
+/// If ranks share cores, each poll takes time from the rank being waited for: on 2 cores with 8 ranks the rings of two
+/// nodes carried 9.0 GB/s over shared memory without and 6.2 GB/s with it (benchmarks/rail_stage.cpp).
 constexpr int kNumSpins = 100;
 
-/// How many idle polls in a row may be repeated because the network moved, before the rank reads the clock and checks
-/// its peers.
+/// Consecutive idle polls that network progress may cause before the rank reads the clock and checks its peers.
 constexpr int kNumNetworkTurns = 100;
 
-/// How often a waiting rank checks whether its peers are still alive: a few checks a second per rank cost nothing, and
-/// a dead peer is noticed long before any sensible deadline.
+/// Interval at which a waiting rank checks whether its peers are alive: a few checks a second per rank cost nothing,
+/// and a dead peer is noticed long before any sensible deadline.
 constexpr std::int64_t kPresenceIntervalNs = 20'000'000;
 
 void relax_core() {
@@ -42,7 +41,7 @@ void Wait::progressed() {
   watching_ = false;
 }
 
-/// Whether it is too early to sleep.
+/// Whether to poll again instead of sleeping.
 bool Wait::poll_again() {
   network_moved_ = state_.has_rails() && state_.rails().progress();
   if (state_.spins() && ++num_idle_ <= kNumSpins) {
@@ -73,7 +72,7 @@ Status Wait::sleep_or_fail() {
     const auto verdict = watch_.observe(missing_, [this](int rank) { return state_.sign_of(rank); });
     if (verdict.culprit >= 0) return state_.fail_for_timeout(verdict, missing_.size(), waiting_for_);
   }
-  // What the network moved may be what this rank waits for: poll before sleeping.
+  // Network progress may have brought the awaited data: poll before sleeping.
   if (!network_moved_) {
     sleep(std::min({beat_in_ns, watch_.due_in_ns(), next_check_ns_ - now_ns}));
     state_.count_wait(missing_, node::monotonic_ns() - now_ns);
@@ -95,9 +94,10 @@ Status Wait::check_lost() {
 }
 
 void Wait::sleep(std::int64_t timeout_ns) {
-  // While this thread drives the network only rail peers matter; errors inside the node are found at the next check.
+  // While this thread drives the network it needs to wake only for rail peers; errors inside the node are found at the
+  // next check.
   if (state_.has_rails() && state_.rails().sleep(timeout_ns)) return;
-  // Over several nodes any ring of the doorbell may come from the network.
+  // Over several nodes any ring of the doorbell may be from the network.
   const auto num_rings = !state_.has_rails() ? std::max<std::size_t>(missing_.size(), 1) : std::size_t{1};
   state_.peers().sleep(rings_, static_cast<std::uint32_t>(num_rings), timeout_ns);
 }

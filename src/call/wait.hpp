@@ -11,8 +11,8 @@
 ///       if (Status status = wait.idle([&](std::vector<int>* missing) { …add ranks… }); !status.ok()) return status;
 ///     }
 ///
-/// It polls briefly, then sleeps until a peer rings or the network moves; checks for errors that others reported and
-/// for lost ranks; shows the others that this rank waits; and breaks the group when nothing has moved for the group's
+/// It polls briefly, then sleeps until a peer rings or the network moves; it checks for errors that others reported and
+/// for lost ranks, shows the others that this rank waits, and breaks the group when nothing has moved for the group's
 /// deadline (silence_watch.hpp).
 
 #include <cstdint>
@@ -30,12 +30,12 @@ class Wait {
   Wait(const Wait&) = delete;
   Wait& operator=(const Wait&) = delete;
 
-  /// What changes after this wakes the rank from the sleep in the next idle().
+  /// Begins a poll: every later change wakes the rank from the sleep in the next idle().
   void begin_poll() { rings_ = state_.peers().doorbell(); }
-  /// Something was done since begin_poll(); restarts the deadline.
+  /// Records progress since begin_poll(); restarts the deadline.
   void progressed();
-  /// Nothing could be done since begin_poll(). `list_missing` adds the ranks whose part is missing; it is called only
-  /// if the list is needed.
+  /// Records that nothing could be done since begin_poll(). `list_missing` adds the ranks whose part is missing; it is
+  /// called only if the list is needed.
   /// @errors the group is broken
   template <typename ListMissing>
   Status idle(ListMissing&& list_missing) {
@@ -54,14 +54,14 @@ class Wait {
   GroupState& state_;
   std::string_view waiting_for_;
   SilenceWatch& watch_;
-  /// False: the watch is to be restarted before the next sleep, so that the clock is not read while there is progress.
+  /// False: the watch is restarted before the next sleep, so that the clock is not read while there is progress.
   bool watching_ = false;
   bool has_slept_ = false;
   std::int64_t next_check_ns_ = 0;
   int num_idle_ = 0;
   int num_network_turns_ = 0;
   bool network_moved_ = false;
-  int lost_rank_ = -1;  // seen missing and lost once: polled again before it is blamed
+  int lost_rank_ = -1;  // found missing and lost once: polled again before it is blamed
   std::uint32_t rings_ = 0;
   std::vector<int>& missing_;
 };

@@ -12,7 +12,7 @@
 namespace ferry {
 namespace {
 
-// Where has_placement_digest.
+// Fields of operations with has_placement_digest.
 constexpr std::size_t kNumExpertsField = 1;
 constexpr std::size_t kNumPhysicalField = 2;
 constexpr std::string_view kPhysicalField = "physical experts of the placement (0: none is given)";
@@ -46,13 +46,13 @@ constexpr std::array<std::string_view, 5> kLatencyCombineFields = {
 
 static_assert(kPlacementDigestBytes <= kCallMessageBytes);
 
-/// The record may be in memory that its rank writes.
+/// Digest of a record that may be in memory that its rank writes, so its length is clamped.
 std::span<const char> digest_of(const CallRecord& record) {
   const auto length = static_cast<std::size_t>(std::clamp<std::int32_t>(record.message_bytes, 0, kCallMessageBytes));
   return std::span<const char>(record.message).first(length);
 }
 
-/// A field's value as programs give it.
+/// A field's value as the program wrote it.
 std::string describe_value(std::string_view name, std::int64_t value) {
   constexpr std::array<std::string_view, 3> kLayouts = {"kTokens", "kExperts", "kSlab"};
   constexpr std::array<std::string_view, 5> kModes = {"kNone", "kFp8", "kFp8PowerOfTwo", "kFp8Ue8m0", "kInt8"};
@@ -66,7 +66,7 @@ std::string describe_value(std::string_view name, std::int64_t value) {
   return std::to_string(value);
 }
 
-/// Of placements whose hashes differ.
+/// Text for placements whose hashes differ.
 std::string describe_difference(const CallRecord& first, const CallRecord& other, std::size_t other_rank) {
   const std::int64_t num_physical = first.fields[kNumPhysicalField];
   if (num_physical != 0) {

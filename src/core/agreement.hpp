@@ -24,14 +24,14 @@ enum class Operation : std::int32_t {
 
 std::string_view to_string(Operation operation);
 
-/// Whether the record of such a call, if it passed its own checks, carries a placement digest as its message.
+/// Whether the record of such a call carries a placement digest as its message, provided that its own checks passed.
 constexpr bool has_placement_digest(Operation operation) {
   return operation == Operation::kRoute || operation == Operation::kLatencyDispatch;
 }
 
-/// Most values that ranks compare in one call.
+/// Largest number of values that ranks compare in one call.
 inline constexpr std::size_t kMaxAgreedFields = 14;
-/// Room for the message of a call that failed its own rank's checks; longer ones are cut.
+/// Room for the error message of a call that failed its rank's own checks; longer messages are cut.
 inline constexpr std::size_t kCallMessageBytes = 640;
 
 /// One rank's call, as plain bytes that can be in shared memory.
@@ -41,10 +41,10 @@ struct CallRecord {
   std::int32_t num_fields = 0;
   std::int32_t message_bytes = 0;
   std::array<std::int64_t, kMaxAgreedFields> fields{};  ///< must be equal on all ranks; named by field_names()
-  /// Why the call failed its own checks; otherwise its placement digest, where has_placement_digest(operation).
+  /// Error of the call's own checks; without an error its placement digest, if has_placement_digest(operation).
   std::array<char, kCallMessageBytes> message{};
 
-  /// Copies all but the unused rest of the message, which is most of a record.
+  /// Copies everything but the unused end of the message, which is most of a record.
   void assign(const CallRecord& other);
   /// Describe a call that failed its own checks.
   void set_status(const Status& status);
@@ -53,8 +53,8 @@ struct CallRecord {
 /// Names of CallRecord::fields of an operation, in order.
 std::span<const std::string_view> field_names(Operation operation);
 
-/// Ok when every rank's checks passed and all made the same call; otherwise the lowest rank's error, or the first
-/// difference from the lowest rank, naming both ranks and both values. Of ranks that take no part records are null.
+/// Ok if every rank's checks passed and all made the same call; otherwise the lowest rank's error, or the first
+/// difference from the lowest rank, naming both ranks and both values. Records of ranks that take no part are null.
 Status check_agreement(std::span<const CallRecord* const> records);
 
 }  // namespace ferry

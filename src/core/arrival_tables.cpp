@@ -46,7 +46,7 @@ Status check_arrivals(const Arrivals& in) {
   return status;
 }
 
-/// An output and the input that it needs, of one length.
+/// Checks an output and the input that it needs, of the same length.
 Status check_pair(std::string_view input_name, const ConstTensorView& in, std::string_view output_name,
                   const TensorView& out, int num_dims, DType dtype) {
   if (!out.present()) return {};
@@ -80,7 +80,7 @@ Status check_outputs(const Arrivals& in, const ArrivalTables& out, int num_ranks
   return status;
 }
 
-/// What only rows that are expanded have.
+/// Checks the outputs that exist only for expanded rows.
 Status check_expansion(const Arrivals& in, const ArrivalTables& out, bool expand) {
   if (!expand) {
     if (!out.rows_of_expert.present() && !out.last_equal.present()) return {};
@@ -98,8 +98,7 @@ Status check_expansion(const Arrivals& in, const ArrivalTables& out, bool expand
                      {in.topk_idx.extent(0), in.topk_idx.extent(1)}, {DType::kInt8});
 }
 
-/// So that the sums in expert_ends, and slots, are numbers of 31 bits: all but what rounding adds are rows that there
-/// are.
+/// Ensures that the sums in expert_ends, and slots, fit in 31 bits: everything but the rounding is a row that exists.
 Status check_alignment(std::int64_t alignment, std::int64_t num_experts, std::int64_t num_entries) {
   const std::int64_t most = (kMaxCount - num_entries) / std::max<std::int64_t>(num_experts, 1);
   if (alignment <= most) return {};

@@ -1,8 +1,8 @@
 #ifndef FERRY_CORE_BACKEND_HPP
 #define FERRY_CORE_BACKEND_HPP
 
-/// What a backend provides. Core checks arguments, resolves them to the plain structs below and hands them over; a
-/// backend moves bytes. Every call reaches the backend even when this rank's own checks failed (`call.record.code`),
+/// Interface of a backend. Core checks arguments, resolves them to the plain structs below and hands them over; a
+/// backend moves bytes. Every call reaches the backend even if this rank's own checks failed (`call.record.code`),
 /// because the peers must learn of the failure: the backend passes all records to check_agreement before it moves
 /// anything.
 
@@ -58,15 +58,15 @@ struct Rows {
   std::byte* row(std::int64_t row_idx) const { return data + row_idx * stride_bytes; }
 };
 
-/// Columns of a tensor of scales: S.
+/// S, the number of columns of a tensor of scales.
 inline std::int64_t num_scales(const ConstTensorView& scales) { return scales.extent(scales.num_dims - 1); }
 
-/// Checked arguments of channel_tables. Pointers that are null are not written.
+/// Checked arguments of channel_tables. Tables with null pointers are not written.
 struct ChannelTablesCall {
   const RoutingState* routing = nullptr;
   Stream stream;
   int num_channels = 1;
-  std::int64_t num_rows = 0;                    ///< of source_token
+  std::int64_t num_rows = 0;                    ///< rows of source_token
   std::int32_t* rank_prefix = nullptr;          ///< [R, R]
   std::int32_t* send_channel_prefix = nullptr;  ///< [R, C]
   std::int32_t* recv_channel_prefix = nullptr;  ///< [R, C]
@@ -82,15 +82,16 @@ struct RouteCall {
   ConstTensorView topk_weights;  ///< [T, K] f32 contiguous or absent
   std::int64_t num_tokens = 0;
   int num_topk = 0;
-  /// Of latency mode, [1] i32 or absent: see LatencyDispatchInput.
+  /// Latency mode: [1] i32, see LatencyDispatchInput; absent: all tokens count.
   ConstTensorView num_tokens_view;
-  RouteOptions options;  ///< num_experts is P; without expert_to_rank and the contents of placement
+  RouteOptions options;  ///< num_experts is P; without expert_to_rank and the vectors of placement
   std::shared_ptr<const ExpertPlacement> placement;  ///< null if the call is refused
-  /// See Group::route; null: none. Returns checked tables to write along with the route, without a Routing, or null.
+  /// See Group::route; null: none. Returns checked tables to write along with the route, which has no Routing yet, or
+  /// null.
   const std::function<const ChannelTablesCall*()>* while_waiting = nullptr;
 };
 
-/// Tokens that may have experts, from the first on. Only where the call's memory is on the host.
+/// Number of tokens that may have experts, from the first on. Only if the call's memory is on the host.
 inline std::int64_t num_counted_tokens(const RouteCall& call) {
   if (!call.num_tokens_view.present()) return call.num_tokens;
   return std::clamp<std::int64_t>(*static_cast<const std::int32_t*>(call.num_tokens_view.data), 0, call.num_tokens);
@@ -102,9 +103,9 @@ struct DispatchCall {
   Stream stream;
   std::shared_ptr<const RoutingState> routing;  ///< null if the caller's belongs to another group
   ConstRows x;
-  Quantization quantize = Quantization::kNone;  ///< else x is bf16 and scales are absent (core/quantized_dispatch.hpp)
+  Quantization quantize = Quantization::kNone;  ///< if set, x is bf16 without scales (core/quantized_dispatch.hpp)
   ConstTensorView scales;                       ///< [T, S] any strides, or absent
-  ConstTensorView topk_weights;                 ///< the ones to send, or absent
+  ConstTensorView topk_weights;                 ///< weights to send, or absent
   Rows out_x;
   TensorView out_scales;  ///< [rows, S] any strides, in latency mode also [L, C, S]; or absent
   TensorView out_topk_idx;
@@ -121,7 +122,7 @@ struct CombineCall {
   Stream stream;
   std::shared_ptr<const RoutingState> routing;  ///< null if the caller's belongs to another group
   ConstRows x;
-  ConstTensorView weights;  ///< to be summed back, or absent
+  ConstTensorView weights;  ///< summed back, or absent
   std::array<ConstRows, 2> bias;
   ConstTensorView topk_weights;  ///< present when weighted
   bool weighted = false;
@@ -131,8 +132,8 @@ struct CombineCall {
   KernelOptions kernel;
 };
 
-/// This rank's checked arguments of latency_dispatch: those of a route of layout kSlab and of a dispatch. The records
-/// of the two are not used, and the dispatch has no Routing.
+/// This rank's checked arguments of latency_dispatch: those of a route of layout kSlab and of a dispatch, whose own
+/// records are unused; the dispatch has no Routing.
 struct LatencyDispatchCall {
   CallRecord record;
   Stream stream;
@@ -147,18 +148,18 @@ struct LatencyDispatchCall {
 /// This rank's checked arguments of latency_combine.
 struct LatencyCombineCall {
   CombineCall combine;
-  bool own_weights = false;  ///< combine.topk_weights are this call's, not those of the dispatch
+  bool own_weights = false;  ///< combine.topk_weights belong to this call, not to the dispatch
   bool split = false;
   std::int64_t* wait_times_ns = nullptr;  ///< [R] to add to; null: none
 };
 
-/// The half that is to be received: the phase of `routing` says which. Never null.
+/// The half to receive, given by the phase of `routing`, which is never null.
 struct LatencyReceiveCall {
   std::shared_ptr<const RoutingState> routing;
   Stream stream;
 };
 
-/// Backend::update_mask: all but this one.
+/// Backend::update_mask: every rank but this one.
 inline constexpr int kEveryRank = -1;
 
 class Backend {
@@ -168,11 +169,11 @@ class Backend {
   virtual std::string_view name() const = 0;
   /// Whether `Stream::handle` may be non-null.
   virtual bool takes_streams() const = 0;
-  /// Whether core can read what callers' views point to. If not, the backend checks the ids of route.
+  /// Whether core can read the memory of callers' views. If not, the backend checks the ids of route.
   virtual bool memory_is_on_host() const = 0;
   virtual Result<Buffer> allocate(std::size_t bytes) = 0;
   virtual MemoryUsage memory_usage() const = 0;
-  /// Gives back what Group::trim says, and waits for nobody.
+  /// Implements Group::trim; waits for no rank.
   virtual Status trim() = 0;
   /// Not const: it may have to query the engine.
   virtual NetworkUsage network_usage() { return {}; }
@@ -182,55 +183,55 @@ class Backend {
   virtual Result<std::shared_ptr<RoutingState>> route(const RouteCall& call) = 0;
   virtual Status dispatch(const DispatchCall& call) = 0;
   virtual Status combine(const CombineCall& call) = 0;
-  /// A split call whose record is ok returns before any peer has made it, with what is known by then; what it lacks,
-  /// latency_receive adds. Core keeps track of what is in flight: a call is until it is received, or nobody holds its
-  /// RoutingState any more; so a backend holds it as long as it works for the call.
+  /// A split call whose record is ok returns before any peer has made it, with the results available by then;
+  /// latency_receive adds the others. Core tracks the calls in flight: a call is in flight until it is received or no
+  /// owner of its RoutingState is left, so a backend holds the RoutingState while it works for the call.
   virtual Result<std::shared_ptr<RoutingState>> latency_dispatch(const LatencyDispatchCall& call) = 0;
   virtual Status latency_combine(const LatencyCombineCall& call) = 0;
-  /// `made` becomes true unless the half is still to be received.
+  /// `made` becomes true unless the half remains to be received.
   virtual Status latency_receive(const LatencyReceiveCall& call, bool& made) = 0;
-  /// Local; only of groups with GroupOptions::mask_lost_ranks. `rank` is another, or kEveryRank; `out` is [R].
+  /// Local; only in groups with GroupOptions::mask_lost_ranks. `rank` is another rank, or kEveryRank; `out` is [R].
   virtual Status update_mask(int rank, bool masked, Stream stream) = 0;
   virtual Status query_mask(std::int32_t* out, Stream stream) = 0;
   /// Local.
   virtual Status channel_tables(const ChannelTablesCall& call) = 0;
-  /// Wait for this rank's work on `stream`, and report what went wrong since the last wait.
+  /// Wait for this rank's work on `stream`, and report errors since the last wait.
   virtual Status wait(Stream stream) = 0;
-  /// Report what is known so far to have gone wrong since the last wait.
+  /// Report errors known so far since the last wait.
   virtual Status poll() { return {}; }
-  /// Wait for the peers to get here too, then leave. The destructor leaves without waiting.
+  /// Wait for the peers to call it too, then leave. The destructor leaves without waiting.
   virtual Status destroy() = 0;
 };
 
-/// What a backend is created from. All ranks have agreed on `options` and `topology` already.
+/// Arguments of BackendFactory::create. All ranks have agreed on `options` and `topology` already.
 struct BackendContext {
   Bootstrap* bootstrap = nullptr;
   Topology topology;
   GroupOptions options;
-  std::vector<TuningTable> tuning{};  ///< this rank's
+  std::vector<TuningTable> tuning{};  ///< this rank's tables
 };
 
 /// One entry of the registry.
 struct BackendFactory {
   std::string_view name;
   std::string_view description;
-  /// Ok if the backend can run on this machine, else why not. No side effects.
+  /// Ok if the backend can run on this machine, else the reason why not. No side effects.
   Status (*probe)();
   /// Collective: succeeds on all ranks or fails on all.
   Result<std::unique_ptr<Backend>> (*create)(const BackendContext& context);
-  /// ferry::bytes_required for a shape whose numbers were checked; `topology` is that of its rank 0.
+  /// ferry::bytes_required for a shape whose numbers were checked; `topology` is the view of rank 0.
   Result<std::size_t> (*bytes_required)(const MemoryShape& shape, const Topology& topology);
   /// ferry::latency_bytes_required for a shape whose numbers were checked.
   std::size_t (*latency_bytes_required)(const LatencyShape& shape);
-  /// Counts one rank's tokens, on `device` (-1: the current one) and in stream order where there are such. Needs no
-  /// group.
+  /// Counts one rank's tokens, on `device` (-1: the current one) and in stream order if the backend has devices and
+  /// streams. Needs no group.
   Status (*count_layout)(const plan::TokenLayoutParams& params, int device, Stream stream);
-  /// What arrival_tables writes, in the same way.
+  /// Fills the tables of arrival_tables, in the same way.
   Status (*write_arrivals)(const plan::ArrivalParams& params, int device, Stream stream);
-  /// Rows by token to rows by expert, and the reverse; in the same way.
+  /// Copies rows by token to rows by expert, and sums them back; in the same way.
   Status (*expand_rows)(const plan::ExpandParams& params, int device, Stream stream);
   Status (*reduce_rows)(const plan::ReduceParams& params, int device, Stream stream);
-  /// Quantises rows, and the reverse; in the same way. `operation` is the public call, for messages.
+  /// Quantises rows, and dequantises them; in the same way. `operation` is the public call, for messages.
   Status (*quantize)(std::string_view operation, const numeric::QuantizeParams& params, int device, Stream stream);
   Status (*dequantize)(std::string_view operation, const numeric::QuantizeParams& params, int device, Stream stream);
   /// Chooses experts, in the same way.

@@ -10,7 +10,7 @@
 namespace ferry {
 namespace {
 
-/// Any shape beyond this is a mistake; the bound keeps products inside 64 bits.
+/// Largest plausible extent; the bound keeps products inside 64 bits.
 constexpr std::int64_t kMaxExtent = std::int64_t{1} << 31;
 constexpr std::int64_t kMaxRoutings = std::int64_t{1} << 16;
 
@@ -35,7 +35,7 @@ Status check_extents(std::string_view call, std::span<const Extent> extents) {
 }
 
 Status check_shape(const MemoryShape& shape) {
-  // Of numbers that are not checked yet: their product must not overflow.
+  // Numbers that are not checked yet are clamped: their product must not overflow.
   const auto bounded = [](std::int64_t value) { return std::clamp<std::int64_t>(value, 0, kMaxExtent); };
   const std::int64_t most_entries =
       (bounded(shape.num_node_tokens) + bounded(shape.num_forwarded_tokens)) * std::clamp(shape.num_topk, 0, kMaxTopk);
@@ -96,7 +96,7 @@ Result<std::size_t> latency_bytes_required(const LatencyShape& shape) {
                             {"dispatch_row_bytes", shape.dispatch_row_bytes},
                             {"combine_row_bytes", shape.combine_row_bytes}};
   if (Status status = check_extents(kCall, extents); !status.ok()) return status;
-  // Far above any machine's memory, far below what overflows a backend's arithmetic.
+  // Far above any machine's memory, and far below the overflow of a backend's arithmetic.
   constexpr double kMostBytes = 1e15;
   const auto num_rows = static_cast<double>(shape.num_ranks + shape.num_topk) * static_cast<double>(shape.max_tokens);
   const double num_bytes = num_rows * static_cast<double>(shape.dispatch_row_bytes + shape.combine_row_bytes);

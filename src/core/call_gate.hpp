@@ -1,8 +1,7 @@
 #ifndef FERRY_CORE_CALL_GATE_HPP
 #define FERRY_CORE_CALL_GATE_HPP
 
-/// Lets the calls of a group in one after the other, whatever threads they come from, and only in the process that
-/// created the group.
+/// Serialises the calls of a group, from any threads, and admits them only in the process that created the group.
 
 #include <atomic>
 #include <mutex>
@@ -14,13 +13,13 @@ namespace ferry {
 
 class CallGate {
  public:
-  /// Whether this process has the group as a copy of that of the one that it was forked from.
+  /// Whether this process is a fork of the one that created the group, and has only a copy of it.
   bool is_copy() const { return num_forks() != num_forks_; }
 
  private:
   friend class CallPass;
   std::mutex mutex_;
-  std::atomic<std::thread::id> holder_{};  ///< of mutex_; only compared by a thread with itself, so relaxed
+  std::atomic<std::thread::id> holder_{};  ///< holder of mutex_; a thread compares it only with its own id, so relaxed
   const int num_forks_ = num_forks();
 };
 
@@ -36,7 +35,7 @@ class CallPass {
     gate_->mutex_.unlock();
   }
 
-  /// False: this thread is in a call already.
+  /// False: this thread is already in a call.
   bool wait_for(CallGate& gate) {
     if (is_held_here(gate)) return false;
     gate.mutex_.lock();

@@ -18,7 +18,7 @@ void CallNumbers::settle() {
       num_calls_ -= calls.num_calls;
       calls.make_no_numbers = true;
     }
-    calls.look = {};  // what it looks at is not needed any more
+    calls.look = {};  // memory that `look` holds is not needed any more
     unsettled_.pop_front();
   }
 }

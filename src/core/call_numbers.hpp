@@ -1,10 +1,10 @@
 #ifndef FERRY_CORE_CALL_NUMBERS_HPP
 #define FERRY_CORE_CALL_NUMBERS_HPP
 
-/// How many calls a group's ranks have made together. By that number ranks tell whether their Routings are of the same
-/// route, so all must count alike: calls that were refused too, and those of different kinds. Calls on a Routing whose
-/// route was refused count as well, unless some ranks have known so at once, which then make none: those of the others
-/// are subtracted as soon as they know.
+/// Number of calls that a group's ranks have made together. Ranks compare it to check that their Routings are of the
+/// same route, so all must count alike: refused calls too, and calls of different kinds. Calls on a Routing whose route
+/// was refused count as well, unless some ranks learned of the refusal at once and make no such calls: then the calls
+/// of the other ranks are subtracted as soon as these learn of it.
 
 #include <cstdint>
 #include <deque>
@@ -14,22 +14,22 @@
 
 namespace ferry {
 
-/// Of one group, whose thread makes all calls.
+/// Numbers of one group, whose calls run one at a time.
 class CallNumbers {
  public:
-  /// One more call.
+  /// Counts a call.
   void count() { ++num_calls_; }
-  /// One more on this Routing, which may be null.
+  /// Counts a call on this Routing, which may be null.
   void count_on(const RoutingState* routing);
-  /// Takes into account what is known of earlier routes by now, and lets go of what told so: routes need that memory.
+  /// Applies the known outcomes of earlier routes, and releases the memory that reported them: routes need it.
   void settle();
-  /// The number of the call that was counted last and has made this Routing, settled. Until all is known, the numbers
-  /// of ranks may differ.
+  /// Number of the call that was counted last and made this Routing, after settle(). While outcomes are unknown, the
+  /// numbers of ranks may differ.
   std::int64_t number_of_route(const RoutingState& made);
 
  private:
   std::int64_t num_calls_ = 0;
-  std::deque<std::shared_ptr<UnsettledCalls>> unsettled_;  // in the order of their routes, which run one by one
+  std::deque<std::shared_ptr<UnsettledCalls>> unsettled_;  // in the order of their routes, which run one after another
 };
 
 }  // namespace ferry

@@ -8,14 +8,14 @@
 namespace ferry {
 namespace {
 
-/// Extents and strides beyond this are mistakes; the bound keeps byte arithmetic inside 64 bits.
+/// Extents and strides above this are mistakes; the bound keeps byte arithmetic inside 64 bits.
 constexpr std::int64_t kMaxExtent = std::int64_t{1} << 40;
 /// Largest S: a token's record of scales, ids and weights then has fewer than 2^31 words (plan::TokenRecord).
 constexpr std::int64_t kMaxScales = std::int64_t{1} << 30;
 
 Status invalid_exchange(std::string message) { return Status(ErrorCode::kInvalidArgument, std::move(message)); }
 
-/// A payload view as rows: [num_rows, H], or [L, C, H] with L*C == num_rows, evenly spaced.
+/// Checks a payload view as rows: [num_rows, H], or [L, C, H] with L*C == num_rows, evenly spaced.
 template <typename View, typename RowsOut>
 Status check_rows(std::string_view what, const View& view, std::int64_t num_rows, RowsOut& rows) {
   if (view.num_dims != 2 && view.num_dims != 3) {
@@ -79,7 +79,7 @@ Status check_rows(std::string_view what, const View& view, std::int64_t num_rows
   return {};
 }
 
-/// Scales [num_rows, S], or for a slab [L, C, S] of as many rows; any strides.
+/// Checks scales [num_rows, S], or for a slab [L, C, S] of as many rows; any strides.
 Status check_scales(std::string_view what, const ConstTensorView& view, std::int64_t num_rows,
                     ScaleShapes shapes = ScaleShapes::kRows) {
   const bool slab = shapes == ScaleShapes::kSlabs && view.num_dims == kMaxTensorDims;
@@ -112,7 +112,7 @@ Status check_scales(std::string_view what, const ConstTensorView& view, std::int
   return {};
 }
 
-/// A dispatch that sends its rows as they are.
+/// Checks a dispatch that sends its rows as they are.
 Status check_plain_payload(const RoutingState& routing, const DispatchInput& in, const DispatchOutput& out,
                            ScaleShapes scale_shapes, DispatchCall& call) {
   if (call.x.dtype != call.out_x.dtype || call.x.row_bytes != call.out_x.row_bytes) {
@@ -155,7 +155,7 @@ std::string_view name_of(Quantization mode) {
   return {};
 }
 
-/// A dispatch that quantises its rows.
+/// Checks a dispatch that quantises its rows.
 Status check_quantized_payload(const RoutingState& routing, const DispatchInput& in, const DispatchOutput& out,
                                ScaleShapes scale_shapes, const DispatchCall& call) {
   const std::string_view mode = name_of(call.quantize);
@@ -173,7 +173,7 @@ Status check_quantized_payload(const RoutingState& routing, const DispatchInput&
   }
   if (in.scales.present()) {
     return invalid_exchange(
-        fmt::format("dispatch: input scales are {}, expected absent: they come of quantising (quantize is {})",
+        fmt::format("dispatch: input scales are {}, expected absent: quantising makes them (quantize is {})",
                     describe(in.scales), mode));
   }
   const DType dtype = numeric::quantized_dtype(call.quantize);
@@ -272,7 +272,7 @@ Status check_sums(const RoutingState& routing, const CombineInput& in, const Com
   return {};
 }
 
-/// The weights that a weighted combine multiplies with.
+/// Checks the weights of a weighted combine.
 Status check_combine_weights(const RoutingState& routing, const CombineInput& in, const CombineOptions& options,
                              CombineCall& call) {
   call.weighted = options.weighted;
@@ -311,7 +311,7 @@ Status check_scales_output(std::string_view operation, const ConstTensorView& vi
       fmt::format("{}: output scales {} have strides {}{} and {}: elements overlap{}; give each element memory of its "
                   "own",
                   operation, describe(view), view.num_dims == 2 ? "" : fmt::format("{}, ", view.stride(0)), row_stride,
-                  column_stride, apart ? "" : ", or those of one expert do not end before the next one's begin"));
+                  column_stride, apart ? "" : ", or one expert's reach into the next one's"));
 }
 
 Status check_dispatch(const RoutingState& routing, const DispatchInput& in, const DispatchOutput& out,
@@ -355,7 +355,7 @@ Status check_combine(const RoutingState& routing, const CombineInput& in, const 
   const std::array outputs{Footprint("output x", call.out_x), Footprint("output weights", call.out_weights)};
   const std::array inputs{Footprint("input x", call.x), Footprint("input weights", call.weights),
                           Footprint("input topk_weights", call.topk_weights)};
-  // Each row of the sum is written once all that it consists of has been read.
+  // Each row of the sum is written only after all its inputs have been read, so a bias may share its memory.
   const std::array biases{Footprint("bias[0]", call.bias[0]), Footprint("bias[1]", call.bias[1])};
   return check_overlap("combine", outputs, inputs, biases);
 }

@@ -2,8 +2,8 @@
 
 #include "core/checks.hpp"
 
-/// Latency mode takes what a route of layout kSlab, a dispatch and a weighted combine take, so their checks are used:
-/// only the name of the call in their messages is another.
+/// Checks of latency mode. It takes the arguments of a route of layout kSlab, a dispatch and a weighted combine, so
+/// their checks are reused, with the call's name replaced in their messages.
 
 namespace ferry {
 namespace {
@@ -11,7 +11,7 @@ namespace {
 constexpr std::string_view kDispatch = "latency_dispatch";
 constexpr std::string_view kCombine = "latency_combine";
 
-/// A view of three dimensions is [L, C, …], not just as many rows.
+/// A view of three dimensions must be [L, C, …], not just any with as many rows.
 Status check_slab(std::string_view what, const ConstTensorView& view, std::int64_t num_local_experts,
                   std::int64_t slab_capacity) {
   if (view.num_dims != kMaxTensorDims) return {};
@@ -67,7 +67,7 @@ Status check_latency_dispatch(const LatencyDispatchInput& in, const LatencyDispa
   }
   call.num_local_experts = call.route.placement->num_local_experts;
 
-  RoutingState routing;  // what the dispatch's checks ask for
+  RoutingState routing;  // the fields that the dispatch's checks read
   routing.num_tokens = call.route.num_tokens;
   routing.num_topk = call.route.num_topk;
   routing.layout = Layout::kSlab;
@@ -130,9 +130,10 @@ Status check_wait_times(std::string_view operation, const TensorView& view, int 
 
 Status check_masked_rank(int rank, const Topology& topology) {
   if (rank >= 0 && rank < topology.num_ranks && rank != topology.rank) return {};
-  return Status(ErrorCode::kInvalidArgument,
-                fmt::format("latency_update_mask: rank is {}, expected one of the {} other than this one, which is {}",
-                            rank, topology.num_ranks, topology.rank));
+  return Status(
+      ErrorCode::kInvalidArgument,
+      fmt::format("latency_update_mask: rank is {}, expected one of the {} ranks other than this one, rank {}", rank,
+                  topology.num_ranks, topology.rank));
 }
 
 Status check_mask_view(const TensorView& out, int num_ranks) {

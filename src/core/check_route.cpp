@@ -60,7 +60,7 @@ Status check_options(const RouteOptions& options) {
   return {};
 }
 
-/// Of the first `num_tokens` tokens.
+/// Checks the ids of the first `num_tokens` tokens.
 template <typename Id>
 Status check_ids(const ConstTensorView& topk_idx, std::int64_t num_tokens, std::int64_t num_experts) {
   const auto* ids = static_cast<const Id*>(topk_idx.data);

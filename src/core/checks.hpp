@@ -1,8 +1,8 @@
 #ifndef FERRY_CORE_CHECKS_HPP
 #define FERRY_CORE_CHECKS_HPP
 
-/// Checks of one rank's arguments. Each turns public views into a backend's call, or reports what is wrong: what,
-/// where, observed, expected, what to do. Nothing here communicates with other ranks.
+/// Checks of one rank's arguments. Each turns public views into a backend's call, or returns an error with the
+/// operation, place, observed and expected values and remedy. Nothing here communicates with other ranks.
 
 #include <memory>
 
@@ -13,14 +13,14 @@
 
 namespace ferry {
 
-/// Fills everything but `record`, `stream` and `num_tokens_view`. `ids_on_host`: the ids can be read and are checked
-/// too, of the tokens that count.
+/// Fills everything but `record`, `stream` and `num_tokens_view`. `ids_on_host`: the ids are readable, so those of the
+/// tokens that count are checked too.
 Status check_route(const RouteInput& in, const RouteOptions& options, ExpertPlacements& placements, bool ids_on_host,
                    RouteCall& call);
-/// Shapes of the output scales that a dispatch takes.
+/// Shapes of a dispatch's output scales.
 enum class ScaleShapes {
   kRows,   ///< [rows, S]
-  kSlabs,  ///< also [L, C, S] for as many rows: any strides, but each expert's elements before the next one's
+  kSlabs,  ///< also [L, C, S] for as many rows: any strides, but each expert's elements before those of the next
 };
 Status check_dispatch(const RoutingState& routing, const DispatchInput& in, const DispatchOutput& out,
                       Quantization quantize, DispatchCall& call, ScaleShapes scale_shapes = ScaleShapes::kRows);
@@ -36,14 +36,14 @@ Status check_latency_combine(const RoutingState& routing, const LatencyCombineIn
                              const LatencyCombineOutput& out, const LatencyCombineOptions& options,
                              LatencyCombineCall& call);
 
-/// Of a call of latency mode; fills `times_ns`, with null if the view is absent.
+/// Checks an argument of latency mode; fills `times_ns`, with null if the view is absent.
 Status check_wait_times(std::string_view operation, const TensorView& view, int num_ranks, std::int64_t*& times_ns);
 
 /// Arguments of latency_update_mask and latency_query_mask.
 Status check_masked_rank(int rank, const Topology& topology);
 Status check_mask_view(const TensorView& out, int num_ranks);
 
-/// What tables by channel have the size of.
+/// Sizes of tables by channel.
 struct ChannelTablesShape {
   Layout layout = Layout::kTokens;
   int num_ranks = 1;
@@ -54,20 +54,20 @@ struct ChannelTablesShape {
 Status check_channel_tables(const ChannelTablesShape& shape, int num_channels, const ChannelTables& out,
                             ChannelTablesCall& call);
 
-/// The status, and where its message begins with the name of route, dispatch or combine with `operation` in its place.
+/// The status, with the leading call name of its message (route, dispatch or combine) replaced by `operation`.
 Status as_error_of(std::string_view operation, const Status& status);
 
 /// "[128, 8] i64" for messages.
 std::string describe(const ConstTensorView& view);
 
 /// The backend of this name, for a call that needs no group.
-/// @errors kUnsupported, kInvalidArgument: this build has none, or there is none
+/// @errors kUnsupported, kInvalidArgument: this build has no CUDA backend; there is no such backend
 Result<const BackendFactory*> find_backend(std::string_view operation, std::string_view name);
 
-/// Elements of an output's scales, [rows, S] or [L, C, S], do not share memory.
+/// Checks that elements of an output's scales, [rows, S] or [L, C, S], do not share memory.
 Status check_scales_output(std::string_view operation, const ConstTensorView& view);
 
-/// Pointer, sizes and contiguity of a small table ([T, K] ids, [rows] weights, …) with exactly this shape.
+/// Checks pointer, sizes and contiguity of a small table ([T, K] ids, [rows] weights, …) with exactly this shape.
 Status check_table(std::string_view what, const ConstTensorView& view, std::initializer_list<std::int64_t> shape,
                    std::initializer_list<DType> dtypes);
 

@@ -1,7 +1,7 @@
 #ifndef FERRY_CORE_CHOOSE_HPP
 #define FERRY_CORE_CHOOSE_HPP
 
-/// The choice among what a build has of something: backends, networks.
+/// Choice of one component of a build by its name: a backend, a network.
 
 #include <fmt/format.h>
 
@@ -14,8 +14,8 @@
 
 namespace ferry {
 
-/// The one called `name`, or with "auto" the first that runs here. `option` is how messages name the choice
-/// ("Group::create: backend"). `by_itself(factory)`: whether "auto" may take it.
+/// The factory called `name`, or with "auto" the first that runs here. `option` is the name of the choice in messages
+/// ("Group::create: backend"). `by_itself(factory)`: whether "auto" may choose it.
 template <typename Factory, typename ByItself>
 Result<const Factory*> choose_factory(std::string_view option, std::string_view name,
                                       std::span<const Factory> factories, ByItself by_itself) {
@@ -27,7 +27,7 @@ Result<const Factory*> choose_factory(std::string_view option, std::string_view 
     if (name != factory.name && (name != "auto" || !by_itself(factory))) continue;
     const Status status = factory.probe();
     if (status.ok()) return &factory;
-    if (status.code() == ErrorCode::kSystem) code = ErrorCode::kSystem;  // the machine could, but for the moment
+    if (status.code() == ErrorCode::kSystem) code = ErrorCode::kSystem;  // a temporary shortage
     reasons += fmt::format("; {}: {}", factory.name, status.message());
   }
   if (!reasons.empty()) {

@@ -5,10 +5,10 @@
 
 namespace ferry {
 
-/// Whether this process may run on that many cores.
+/// Whether this process may run on at least `num_threads` cores.
 inline bool cores_suffice_for(int num_threads) {
   cpu_set_t usable;
-  // The call fails if there are more processors than fit the set, which is enough for any node.
+  // The call fails if the machine has more processors than fit in the set, which is enough for any node.
   return sched_getaffinity(0, sizeof usable, &usable) != 0 || CPU_COUNT(&usable) >= num_threads;
 }
 

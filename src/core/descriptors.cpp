@@ -25,7 +25,7 @@ std::string describe_descriptor_limit(int error, std::int64_t num_missing) {
 Result<std::vector<UniqueFd>> reserve_descriptors(std::int64_t count, std::string_view what) {
   std::vector<UniqueFd> reserved;
   while (static_cast<std::int64_t>(reserved.size()) < count) {
-    // All others are copies, which cost the kernel nothing but their numbers.
+    // All but the first are duplicates, which cost the kernel only their numbers.
     UniqueFd fd(reserved.empty() ? eventfd(0, EFD_CLOEXEC) : fcntl(reserved.front().get(), F_DUPFD_CLOEXEC, 0));
     if (!fd.valid()) {
       const int error = errno;

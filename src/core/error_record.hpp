@@ -1,7 +1,7 @@
 #ifndef FERRY_CORE_ERROR_RECORD_HPP
 #define FERRY_CORE_ERROR_RECORD_HPP
 
-/// Why a rank gave up on the group, as plain bytes that can be in shared memory or cross the network.
+/// Reason why a rank gave up the group, as plain bytes that can be in shared memory or cross the network.
 
 #include <array>
 #include <cstddef>
@@ -12,12 +12,12 @@
 
 namespace ferry {
 
-/// Room for the message; longer ones are cut.
+/// Room for the message; longer messages are cut.
 inline constexpr std::size_t kErrorMessageBytes = 512;
 
 struct ErrorRecord {
   ErrorCode code = ErrorCode::kOk;
-  std::int32_t culprit = -1;  ///< rank to blame, -1: none
+  std::int32_t culprit = -1;  ///< rank at fault, -1: none
   std::int32_t message_bytes = 0;
   std::array<char, kErrorMessageBytes> message{};
 };

@@ -23,7 +23,7 @@ bool is_aligned(const void* data) { return reinterpret_cast<std::uintptr_t>(data
 
 bool is_word(const void* data) { return reinterpret_cast<std::uintptr_t>(data) % sizeof(std::uint32_t) == 0; }
 
-/// What both directions have in common.
+/// Arguments common to both directions.
 struct Tables {
   std::string_view operation;
   const ConstTensorView& slots;
@@ -64,7 +64,7 @@ Status check_tables(const Tables& tables, plan::SlotTable& checked) {
                      {slots.extent(0), slots.extent(1)}, {DType::kInt8});
 }
 
-/// Contiguous [rows, H] of multiples of 16 bytes.
+/// Checks contiguous [rows, H] with rows of a multiple of 16 bytes.
 Status check_rows(std::string_view what, const ConstTensorView& x, std::int64_t num_rows, std::int64_t hidden,
                   std::initializer_list<DType> dtypes) {
   Status status = check_table(what, x, {num_rows, hidden}, dtypes);
@@ -90,7 +90,7 @@ Status check_scales(std::string_view what, const ConstTensorView& scales, std::i
                             describe(scales), scales.data, num_rows, num_scales));
 }
 
-/// An output that is there if the input is.
+/// Checks that an output is present exactly if its input is.
 Status check_together(std::string_view operation, std::string_view name, bool has_input, bool has_output) {
   if (has_input == has_output) return {};
   return invalid_expansion(operation, fmt::format("{} {} present and its output {}, expected both or neither", name,
@@ -98,7 +98,7 @@ Status check_together(std::string_view operation, std::string_view name, bool ha
 }
 
 plan::ScaleColumns columns_of(const ConstTensorView& scales) {
-  // Of an input only read.
+  // const_cast: columns of an input are only read.
   return {static_cast<std::uint32_t*>(const_cast<void*>(scales.data)), scales.stride(0), scales.stride(1)};
 }
 
@@ -177,8 +177,9 @@ Status expand_rows(const ExpandInput& in, const ExpansionOptions& options, const
   Status status = check_expansion(in, out, params);
   if (!status.ok()) return status;
   if (options.zero_padding && !out.row_of_slot.present()) {
-    return invalid_expansion("expand_rows",
-                             "zero_padding without output row_of_slot, expected that table to find the rows in");
+    return invalid_expansion(
+        "expand_rows",
+        "zero_padding is set without output row_of_slot, expected that table, which names the rows to clear");
   }
   params.zero_padding = options.zero_padding;
   return (*backend)->expand_rows(params, options.device, stream);

@@ -70,8 +70,9 @@ Status ExpertPlacements::check(std::string_view operation, const PlacementOption
     if (placement.physical_to_rank.empty()) return check_map(operation, options, topology_.num_ranks);
     return Status(
         ErrorCode::kInvalidArgument,
-        fmt::format("{}: placement: physical_to_rank has {} entries and physical_to_logical none, expected as many",
-                    operation, placement.physical_to_rank.size()));
+        fmt::format(
+            "{}: placement: physical_to_rank has {} entries and physical_to_logical none, expected equally many",
+            operation, placement.physical_to_rank.size()));
   }
   if (!options.expert_to_rank.empty()) {
     return Status(ErrorCode::kInvalidArgument,
@@ -107,8 +108,8 @@ void ExpertPlacements::place_physical(const PlacementOptions& options, ExpertPla
 
 Result<std::shared_ptr<const ExpertPlacement>> ExpertPlacements::find(std::string_view operation,
                                                                       const PlacementOptions& options, bool on_host) {
-  // Wrong options are never those of a placement that was right. Layers come in turn, so the next one comes first after
-  // the latest.
+  // Invalid options never match a placement that passed its checks. Layers use their placements in turn, so the search
+  // starts after the latest match.
   for (std::size_t i = 0; i < recent_.size(); ++i) {
     const std::size_t at = (latest_ + i) % recent_.size();
     if (!is_made_of(*recent_[at], options)) continue;

@@ -1,9 +1,9 @@
 #ifndef FERRY_CORE_EXPERT_PLACEMENT_HPP
 #define FERRY_CORE_EXPERT_PLACEMENT_HPP
 
-/// Which rank owns each expert, as calls take it from their options, and what every call needs to know about it.
-/// Programs use one placement for a long time, or one for each layer of a model in turn, so recent ones are kept:
-/// checking and hashing one would be a tenth of a call's time.
+/// Placement of experts on ranks as given in a call's options, with everything derived from it. Programs use one
+/// placement for a long time, or one per layer of a model in turn, so recent ones are kept: checking and hashing one
+/// would take a tenth of a call's time.
 
 #include <cstdint>
 #include <memory>
@@ -22,20 +22,20 @@ namespace ferry {
 /// Bound on E and P: far above any model, low enough that count tables of every rank stay small (4 MiB).
 inline constexpr std::int64_t kMaxPlacedExperts = std::int64_t{1} << 20;
 
-/// What backends place are physical experts. Without a `Placement` those are the experts that the program names; with
-/// one `homes` says which of them a token picks for a logical expert.
+/// Placement of physical experts. Without a `Placement` those are the experts that the program names; with one, `homes`
+/// lists the physical experts from which a token picks for a logical expert.
 struct ExpertPlacement {
   std::vector<std::int32_t> expert_to_rank;  ///< [P]
   std::int64_t num_logical_experts = 0;      ///< E
-  /// [P], -1 or below: none. Empty without a Placement, and where only the GPU knows it.
+  /// [P], -1 or below: none. Empty without a Placement, and if only the GPU has it.
   std::vector<std::int32_t> physical_to_logical{};
-  plan::HomeTable homes{};  ///< of this rank's tokens; likewise
+  plan::HomeTable homes{};  ///< homes for this rank's tokens; empty in the same cases
   ReplicaChoice choice = ReplicaChoice::kNearest;
   bool given = false;                  ///< there is a Placement
-  bool default_ranks = false;          ///< of a map of ranks that was empty
-  bool on_device = false;              ///< whose contents only the GPU knows
-  std::int64_t num_local_experts = 0;  ///< of this rank
-  std::int64_t hash = 0;               ///< equal maps give equal numbers on every rank
+  bool default_ranks = false;          ///< the map of ranks was empty
+  bool on_device = false;              ///< only the GPU has the Placement's contents
+  std::int64_t num_local_experts = 0;  ///< experts of this rank
+  std::int64_t hash = 0;               ///< equal for equal maps, on every rank
   std::vector<char> digest;            ///< see placement_digest.hpp
 
   /// P as ranks compare it: 0 without a Placement.
@@ -44,7 +44,7 @@ struct ExpertPlacement {
   void describe(CallRecord& record) const;
 };
 
-/// What a call's options say about where experts are.
+/// Fields of a call's options that place experts.
 struct PlacementOptions {
   std::int64_t num_experts = 0;  ///< E
   const std::vector<std::int32_t>& expert_to_rank;
@@ -58,8 +58,8 @@ class ExpertPlacements {
  public:
   explicit ExpertPlacements(const Topology& topology) : topology_(topology) {}
 
-  /// `num_experts` is positive and within core's bound. `operation` begins the message of an error. `on_host`: the
-  /// backend reads host memory only.
+  /// Finds a kept placement or makes one. `num_experts` is positive and within core's bound. `operation` begins the
+  /// message of an error. `on_host`: the backend reads host memory only.
   /// @errors kInvalidArgument
   Result<std::shared_ptr<const ExpertPlacement>> find(std::string_view operation, const PlacementOptions& options,
                                                       bool on_host);

@@ -7,12 +7,12 @@
 
 namespace ferry {
 
-/// How often the processes from which this one descends have forked since the library was loaded. Objects that share
-/// memory or connections with other ranks keep what it was when they were made: a process in which it is more has a
-/// copy, by which it must not act as that rank.
+/// Number of forks that lead from the process that loaded the library to this one. Objects that share memory or
+/// connections with other ranks store the number at their creation: a process with a larger number has a copy, and must
+/// not act as that rank.
 int num_forks();
 
-/// What calls on such a copy return.
+/// Result of calls on such a copy.
 Status refuse_copy(std::string_view operation);
 
 }  // namespace ferry

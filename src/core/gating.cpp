@@ -86,14 +86,14 @@ Status check_dtype(const ConstTensorView& view, const MatrixRule& rule, DType dt
   return bad_argument(rule, std::string(to_string(view.dtype)), std::string(to_string(dtype)), "convert it first");
 }
 
-/// [E], contiguous. `rule` names it.
+/// Checks [E], contiguous. `rule` names the argument.
 Status check_per_expert(const ConstTensorView& view, const MatrixRule& rule, std::int64_t num_experts) {
   if (view.num_dims != 1 || view.extent(0) != num_experts)
     return bad_argument(rule, view.present() ? numeric::shape_text(view) : "absent", fmt::format("[{}]", num_experts),
                         "one value per expert");
   if (num_experts > 1 && view.stride(0) != 1)
     return bad_argument(rule, fmt::format("of stride {}", view.stride(0)), "contiguous", "make it contiguous");
-  // Check the pointer as for a matrix of one row.
+  // The pointer is checked like that of a matrix of one row.
   return check_matrix(ConstTensorView(view.data, view.dtype, {1, num_experts}), {rule.call, rule.name, 1, num_experts});
 }
 
@@ -136,7 +136,7 @@ Status validate(const ConstTensorView& logits, const ConstTensorView& bias, cons
 }
 
 constexpr std::string_view kUpdateCall = "update_gating_bias";
-/// Sums of loads stay below it, so that E times a load does not overflow for any E that is in use.
+/// Bound on sums of loads, so that E times a load does not overflow for any E in use.
 constexpr std::int64_t kMaxTotalLoad = std::int64_t{1} << 53;
 
 std::int64_t load_of(const ConstTensorView& load, std::int64_t expert) {
@@ -144,7 +144,7 @@ std::int64_t load_of(const ConstTensorView& load, std::int64_t expert) {
   return static_cast<const std::int64_t*>(load.data)[expert];
 }
 
-/// -1, 0 or 1 as load * num_experts is below, equal to or above `total`, without overflow.
+/// -1, 0 or 1 if load * num_experts is below, equal to or above `total`, without overflow.
 int compare_to_mean(std::int64_t load, std::int64_t num_experts, std::int64_t total) {
   const std::int64_t mean = total / num_experts;
   const std::int64_t rest = total % num_experts;

@@ -27,7 +27,7 @@ Status destroyed(std::string_view operation) {
   return Status(ErrorCode::kInvalidArgument, fmt::format("{}: this group was destroyed; create a new one", operation));
 }
 
-/// Tables that a route is to write along with its own.
+/// Tables that a route writes along with its own.
 struct EarlyCall {
   ChannelTablesCall call;
   Status status;
@@ -54,7 +54,7 @@ Group::Group(Topology topology, std::unique_ptr<Backend> backend, bool masks)
       identity_(std::make_shared<const char>()) {}
 
 Group::~Group() {
-  // What ends it is up to the process that created it.
+  // Only the process that created the backend may end it.
   if (gate_->is_copy()) static_cast<void>(backend_.release());
 }
 
@@ -94,7 +94,8 @@ std::vector<std::int64_t> Group::wait_times_ns() const {
 
 NetworkUsage Group::network_usage() const { return can_be_asked() ? backend_->network_usage() : NetworkUsage(); }
 
-/// Threads that would answer are not in a copy, and locks may be held there for ever.
+/// Accessors return empty values in a forked copy: the threads that would answer are not there, and locks may be held
+/// forever.
 bool Group::can_be_asked() const { return backend_ != nullptr && !gate_->is_copy(); }
 
 Status Group::check_usable(std::string_view operation) const {
@@ -102,16 +103,16 @@ Status Group::check_usable(std::string_view operation) const {
   return backend_ ? Status() : destroyed(operation);
 }
 
-/// The pass is held by a call of this group as long as it runs.
+/// Admits a call of this group; the call holds `pass` while it runs.
 Status Group::enter(std::string_view operation, CallPass& pass) {
   if (gate_->is_copy()) return refuse_copy(operation);
   if (!pass.wait_for(*gate_)) {
     return Status(
         ErrorCode::kInvalidArgument,
         fmt::format(
-            "{}: it was called from within another call of this group, by what that does while it waits (a "
-            "function of the program's, or a signal's handler), where a group takes no calls but allocate; make "
-            "it when the other has returned",
+            "{}: it was called from within another call of this group, by code that runs while that call waits (a "
+            "callback, or a signal's handler) and may call nothing of the group but allocate; make "
+            "the call after the other one has returned",
             operation));
   }
   return backend_ ? Status() : destroyed(operation);
@@ -377,7 +378,7 @@ Status Group::wait(Stream stream) {
 Status Group::poll() {
   if (gate_->is_copy()) return refuse_copy("poll");
   CallPass pass;
-  if (!pass.try_take(*gate_)) return {};  // the call that runs reports what it finds
+  if (!pass.try_take(*gate_)) return {};  // the running call reports its own errors
   if (!backend_) return destroyed("poll");
   return backend_->poll();
 }

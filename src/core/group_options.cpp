@@ -15,11 +15,11 @@
 namespace ferry {
 namespace {
 
-/// Shorter deadlines cannot tell a busy rank from a dead one; longer ones overflow clock arithmetic.
+/// Shorter deadlines cannot distinguish a busy rank from a dead one; longer ones overflow clock arithmetic.
 constexpr std::int64_t kMinTimeoutNs = 1'000'000;
 constexpr std::int64_t kMaxTimeoutNs = 24 * 3600 * kNsPerSecond;
 
-/// Most ranks of a group: a rank is stored in 16 bits next to each slot.
+/// Largest number of ranks of a group: a rank is stored in 16 bits next to each slot.
 constexpr int kMaxRanks = 32767;
 
 constexpr const char* kRingMemoryVariable = "FERRY_RING_MEMORY";
@@ -28,7 +28,7 @@ Status invalid_options(std::string message) {
   return Status(ErrorCode::kInvalidArgument, "Group::create: " + std::move(message));
 }
 
-/// Where rings shall be: GroupOptions::ring_memory, or what stands for its "auto".
+/// Memory of the rings: GroupOptions::ring_memory, or the variable if that is "auto".
 Result<std::string> ring_memory_of(const GroupOptions& options) {
   const char* variable = options.ring_memory == "auto" ? std::getenv(kRingMemoryVariable) : nullptr;
   const bool from_variable = variable != nullptr && *variable != '\0';
@@ -46,7 +46,7 @@ Status check_options(const GroupOptions& options, int rank, int num_ranks) {
   }
   if (options.ranks_per_node != 0 && (options.ranks_per_node < 0 || num_ranks % options.ranks_per_node != 0)) {
     return invalid_options(
-        fmt::format("ranks_per_node is {}, expected 0 (those of each host) or a divisor of the {} ranks",
+        fmt::format("ranks_per_node is {}, expected 0 (the ranks of each host) or a divisor of the {} ranks",
                     options.ranks_per_node, num_ranks));
   }
   if (options.timeout_ns < kMinTimeoutNs || options.timeout_ns > kMaxTimeoutNs) {
@@ -61,7 +61,7 @@ Status check_options(const GroupOptions& options, int rank, int num_ranks) {
   return {};
 }
 
-/// The same on every rank.
+/// Returns the same on every rank.
 Status check_masking(const GroupOptions& options, const Topology& topology) {
   if (!options.mask_lost_ranks || topology.num_nodes() == 1) return {};
   return Status(ErrorCode::kUnsupported,
@@ -70,7 +70,7 @@ Status check_masking(const GroupOptions& options, const Topology& topology) {
                             topology.num_ranks, topology.num_nodes()));
 }
 
-/// What must be equal everywhere, by name. Lines "name=value", so that a message can name the first that differs.
+/// Options that must be equal on all ranks, as lines "name=value", so that a message can name the first difference.
 std::string describe_options(const GroupOptions& options, std::string_view backend, std::string_view ring_memory) {
   return fmt::format(
       "library version={}\nbackend={}\nranks_per_node={}\ntimeout_ns={}\ntransport={}\nlatency_bytes={}\n"
@@ -89,7 +89,7 @@ std::vector<std::string_view> lines_of(std::string_view text) {
   return lines;
 }
 
-/// What a rank announces: the lines above, a zero, and its RankHost.
+/// Message of a rank: the lines above, a zero, and its RankHost.
 std::vector<std::byte> to_message(const std::string& lines, int rank) {
   const RankHost host = RankHost::here(rank);
   const auto text = std::as_bytes(std::span(lines.c_str(), lines.size() + 1));
@@ -137,15 +137,15 @@ Result<std::vector<RankHost>> hosts_of(const std::vector<std::vector<std::byte>>
     if (hosts[rank].rank == static_cast<std::int64_t>(rank)) continue;
     return Status(
         ErrorCode::kTransport,
-        fmt::format("Group::create: the bootstrap's all_gather has the message of rank {} in the place of rank "
-                    "{}'s; it must give every rank the messages of all ranks, in their order",
+        fmt::format("Group::create: the bootstrap's all_gather returned the message of rank {} at the index of rank "
+                    "{}; it must return the messages of all ranks to every rank, in rank order",
                     hosts[rank].rank, rank),
         static_cast<int>(rank));
   }
   return hosts;
 }
 
-/// Precedes each gathered message.
+/// Header of each gathered message.
 struct StatusPrefix {
   ErrorCode code = ErrorCode::kOk;
   std::int32_t peer = -1;
@@ -164,10 +164,11 @@ Result<std::vector<std::vector<std::byte>>> gather_or_fail(Bootstrap& bootstrap,
   Result<std::vector<std::vector<std::byte>>> gathered = bootstrap.all_gather(message, timeout_ns);
   if (!gathered.ok()) return gathered.status();
   if (gathered->size() != static_cast<std::size_t>(bootstrap.num_ranks())) {
-    return Status(ErrorCode::kTransport,
-                  fmt::format("Group::create: the bootstrap's all_gather returned {} messages, expected one of each of "
-                              "the {} ranks",
-                              gathered->size(), bootstrap.num_ranks()));
+    return Status(
+        ErrorCode::kTransport,
+        fmt::format("Group::create: the bootstrap's all_gather returned {} messages, expected one from each of "
+                    "the {} ranks",
+                    gathered->size(), bootstrap.num_ranks()));
   }
   Status first_late;
   for (std::size_t rank = 0; rank < gathered->size(); ++rank) {
@@ -188,7 +189,7 @@ Result<std::vector<std::vector<std::byte>>> gather_or_fail(Bootstrap& bootstrap,
     const bool has_peer = theirs.peer >= 0 && theirs.peer < bootstrap.num_ranks();
     Status failed(has_code ? theirs.code : ErrorCode::kTransport, fmt::format("rank {}: {}", rank, text),
                   has_peer ? theirs.peer : static_cast<int>(rank));
-    // A rank that waited in vain knows less than the one that it waited for.
+    // A rank that waited in vain has less information than the rank that it waited for, whose error is preferred.
     if (failed.code() != ErrorCode::kTimeout && failed.code() != ErrorCode::kPeerLost) return failed;
     if (first_late.ok()) first_late = std::move(failed);
   }

@@ -1,7 +1,8 @@
 #ifndef FERRY_CORE_GROUP_OPTIONS_HPP
 #define FERRY_CORE_GROUP_OPTIONS_HPP
 
-/// The first thing ranks do together: check each other's options and version, and settle on a backend and a topology.
+/// First exchange of a group's ranks: they check each other's options and version, and agree on a backend and a
+/// topology.
 
 #include <cstddef>
 #include <span>
@@ -15,19 +16,19 @@ namespace ferry {
 struct AgreedOptions {
   Topology topology;
   const BackendFactory* factory = nullptr;
-  std::string ring_memory = "auto";  ///< GroupOptions::ring_memory, or the variable in its place
-  std::vector<TuningTable> tuning;   ///< this rank's, which no other needs to know
+  std::string ring_memory = "auto";  ///< GroupOptions::ring_memory, or the variable that replaces it
+  std::vector<TuningTable> tuning;   ///< this rank's tables, which may differ between ranks
 };
 
 /// Collective. Every rank gets the same result: agreed options, or the first disagreement with the same message.
 Result<AgreedOptions> agree_on_options(Bootstrap& bootstrap, const GroupOptions& options);
 
-/// All-gather `mine`, or this rank's failure: when any rank failed, every rank gets the lowest such rank's error.
+/// All-gather `mine`, or this rank's failure: if any rank failed, every rank gets the lowest such rank's error.
 Result<std::vector<std::vector<std::byte>>> gather_or_fail(Bootstrap& bootstrap, const Status& my_status,
                                                            std::span<const std::byte> mine, std::int64_t timeout_ns);
 
-/// For exchanges in which ranks learn of each other's options: peers must hear of this rank's error even if it is its
-/// timeout.
+/// Deadline of exchanges in which ranks compare their options: peers must receive this rank's error even if the error
+/// is its timeout.
 std::int64_t time_to_agree_ns(std::int64_t timeout_ns);
 
 }  // namespace ferry

@@ -21,8 +21,8 @@ HostIdentity this_host() {
   HostIdentity identity;
   identity.boot_id = read_boot_id();
   struct stat info {};
-  // The thread's and not the process's: a thread can leave the network namespace of its process, and its sockets with
-  // it.
+  // The namespace of the thread, not of the process: a thread can leave its process's network namespace, together with
+  // its sockets.
   if (stat("/proc/thread-self/ns/net", &info) == 0) identity.network_namespace = info.st_ino;
   if (stat("/dev/shm", &info) == 0) {
     identity.shm_device = info.st_dev;

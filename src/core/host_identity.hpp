@@ -6,23 +6,23 @@
 
 namespace ferry {
 
-/// Of the running kernel (random(4)): equal only on one machine. All zero where /proc is not mounted.
+/// Boot id of the running kernel (random(4)): equal only on one machine. All zero if /proc is not mounted.
 using BootId = std::array<char, 40>;
 BootId read_boot_id();
 
-/// What the calling thread has of its machine. Containers may share all of it, or only the machine. Plain bytes,
-/// exchanged at creation.
+/// Machine, network and shared memory of the calling thread. Containers may share all of them, or only the machine.
+/// Plain bytes, exchanged at creation.
 struct HostIdentity {
   BootId boot_id{};
   std::uint64_t network_namespace = 0;  ///< inode
-  std::uint64_t shm_device = 0;         ///< of the file system at /dev/shm; 0 if there is none
+  std::uint64_t shm_device = 0;         ///< device of the file system at /dev/shm; 0 if there is none
   std::uint64_t shm_inode = 0;
 
-  /// Both have the same network interfaces, loopback included. False if the machine cannot be identified.
+  /// Whether both have the same network interfaces, loopback included. False if the machine cannot be identified.
   bool same_network(const HostIdentity& other) const {
     return boot_id[0] != 0 && boot_id == other.boot_id && network_namespace == other.network_namespace;
   }
-  /// Both have the same interfaces, and find shared memory under the same names.
+  /// Whether both have the same interfaces, and find shared memory under the same names.
   bool same_host(const HostIdentity& other) const {
     return same_network(other) && shm_device == other.shm_device && shm_inode == other.shm_inode;
   }

@@ -17,7 +17,7 @@ Status too_many_in_flight(std::string_view operation) {
                   operation, kMaxLatencyCallsInFlight, kMaxLatencyCallsInFlight));
 }
 
-/// What the Routing is in, with what its backend has learned meanwhile.
+/// Phase of the Routing, updated by its backend's findings.
 LatencyPhase phase_of(const RoutingState& routing) {
   if (routing.latency_phase == LatencyPhase::kReady && routing.dispatch_failed()) return LatencyPhase::kDispatchFailed;
   return routing.latency_phase;

@@ -15,12 +15,12 @@ namespace {
 
 using nlohmann::json;
 
-/// Far above any model.
+/// Far above any model's number of layers.
 constexpr std::int64_t kMaxLayers = std::int64_t{1} << 16;
 
 Status invalid_load(std::string message) { return Status(ErrorCode::kInvalidArgument, std::move(message)); }
 
-/// What a rank sends ahead of its counts, in parts that fit a message.
+/// Header that a rank sends ahead of its counts, so that these can follow in parts that fit a message.
 using Sizes = std::array<std::int64_t, 4>;
 
 /// [layers, n] as a list for each layer.
@@ -33,7 +33,7 @@ json rows_of(const std::vector<std::int64_t>& values, std::int64_t num_rows) {
   return rows;
 }
 
-/// All ranks' values, one rank after the other. All ranks have as many.
+/// All ranks' values, one rank after the other. All ranks have equally many.
 Result<std::vector<std::int64_t>> gather(Bootstrap& bootstrap, std::span<const std::int64_t> mine,
                                          std::int64_t timeout_ns) {
   constexpr std::size_t kMostValues = kMaxBootstrapMessageBytes / sizeof(std::int64_t);

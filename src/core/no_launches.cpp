@@ -1,4 +1,4 @@
-/// In builds without GPUs.
+/// Launch observation in builds without GPUs: no kernel is ever launched.
 
 #include "ferry/launches.hpp"
 

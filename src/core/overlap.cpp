@@ -9,7 +9,7 @@
 namespace ferry {
 namespace {
 
-/// Strides and extents are checked one by one; their product may be more than 64 bits.
+/// Type for products: strides and extents are checked one by one, and their product may exceed 64 bits.
 __extension__ using Wide = __int128;
 
 /// Evenly spaced pieces of memory.
@@ -24,7 +24,7 @@ std::uintptr_t step(std::uintptr_t begin, std::int64_t count, std::int64_t strid
   return begin + static_cast<std::uintptr_t>(count) * static_cast<std::uintptr_t>(stride_bytes);
 }
 
-/// Both have the same stride, or one has a single piece.
+/// Precondition: both have the same stride, or one has a single piece.
 bool overlap_at_one_stride(const Comb& a, const Comb& b) {
   const Wide stride = std::max<std::int64_t>(a.num_pieces > 1 ? a.stride_bytes : b.stride_bytes, 1);
   // Pieces i of a and j of b meet where low < (i - j) * stride < high.
@@ -118,7 +118,7 @@ Footprint::Footprint(std::string_view name, const void* data, Dimension rows, Di
   }
   begin_ = reinterpret_cast<std::uintptr_t>(data);
   piece_bytes_ = element_bytes;
-  // Elements next to each other make one piece: those of a row, or of a column in a transposed tensor.
+  // Adjacent elements form one piece: those of a row, or of a column in a transposed tensor.
   if (rows.extent == 1 || rows.stride_bytes == element_bytes) std::swap(rows, columns);
   if (columns.stride_bytes == element_bytes) {
     piece_bytes_ *= columns.extent;
@@ -165,7 +165,7 @@ Status check_overlap(std::string_view operation, std::span<const Footprint> outp
   };
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     const Footprint& output = outputs[i];
-    if (output.begin() == output.end()) continue;  // as most are, of tensors that are not used
+    if (output.begin() == output.end()) continue;  // empty, as for most tensors, which are not used
     for (const Footprint& other : outputs.subspan(i + 1)) {
       if (output.overlaps(other)) return refuse(output, other, "");
     }

@@ -1,7 +1,7 @@
 #ifndef FERRY_CORE_OVERLAP_HPP
 #define FERRY_CORE_OVERLAP_HPP
 
-/// Whether tensors of one call share memory. Addresses are only compared, never read, so they may be of a GPU.
+/// Overlap of tensors of one call in memory. Addresses are only compared, never read, so they may belong to a GPU.
 
 #include <cstdint>
 #include <initializer_list>
@@ -13,14 +13,14 @@
 
 namespace ferry {
 
-/// The bytes that a tensor occupies, for comparison with others'.
+/// Bytes that a tensor occupies, for comparison with other tensors.
 class Footprint {
  public:
-  Footprint() = default;  ///< of nothing
+  Footprint() = default;  ///< of no bytes
   Footprint(std::string_view name, const ConstRows& rows);
   Footprint(std::string_view name, const Rows& rows);
-  /// Any strides from 0; nothing if the view is absent. Of three dimensions everything from its first byte to its last,
-  /// unless they can be written as two, or the last two of them have no gaps.
+  /// Any strides from 0; empty if the view is absent. Three dimensions count as everything from the first byte to the
+  /// last, unless they can be written as two, or the last two of them have no gaps.
   template <typename Pointer>
   Footprint(std::string_view name, const BasicTensorView<Pointer>& view) : name_(name) {
     if (view.present()) set(view);  // most are absent
@@ -44,15 +44,15 @@ class Footprint {
   };
   Footprint(std::string_view name, const void* data, Dimension rows, Dimension columns, std::int64_t element_bytes);
   void set(const ConstTensorView& view);
-  /// Of memory without gaps, which most tensors are.
+  /// Shortcut for memory without gaps, which most tensors have.
   bool set_whole(const void* data, std::int64_t num_pieces, std::int64_t piece_bytes);
   bool pieces_overlap(const Footprint& other) const;
 
   std::string_view name_;
   std::uintptr_t begin_ = 0;
   std::uintptr_t end_ = 0;
-  /// Pieces of `piece_bytes_`, evenly spaced in two dimensions; the inner one has more than one piece only where the
-  /// elements of a tensor lie apart in both dimensions.
+  /// Pieces of `piece_bytes_`, evenly spaced in two dimensions; the inner one has more than one piece only if the
+  /// tensor's elements are spaced apart in both dimensions.
   std::int64_t piece_bytes_ = 0;
   Dimension pieces_;
   Dimension inner_;
@@ -60,7 +60,7 @@ class Footprint {
 
 /// No output may share memory with an input or another output. An input in `may_be_output` may be exactly the first
 /// output, row by row.
-/// @errors kInvalidArgument: names both tensors and where they are
+/// @errors kInvalidArgument: names both tensors and their addresses
 Status check_overlap(std::string_view operation, std::span<const Footprint> outputs, std::span<const Footprint> inputs,
                      std::span<const Footprint> may_be_output = {});
 

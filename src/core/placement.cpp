@@ -99,9 +99,9 @@ Status pick_replicas(const ConstTensorView& topk_idx, std::int64_t num_experts, 
                      const ReplicaPlace& place, const TensorView& out) {
   constexpr std::string_view kName = "pick_replicas";
   if (place.num_ranks < 1 || place.rank < 0 || place.rank >= place.num_ranks || place.ranks_per_node < 1) {
-    return invalid_placement(
-        fmt::format("{}: rank {} of {}, {} on a node, expected a rank from 0 to one below their number", kName,
-                    place.rank, place.num_ranks, place.ranks_per_node));
+    return invalid_placement(fmt::format(
+        "{}: rank {} of {} ranks, {} per node, expected a rank below the number of ranks, and 1 or more per node",
+        kName, place.rank, place.num_ranks, place.ranks_per_node));
   }
   if (placement.physical_to_logical_view.present()) {
     return invalid_placement(

@@ -21,7 +21,7 @@ std::uint64_t hash_owners(std::span<const std::int32_t> owners) {
   return hash;
 }
 
-/// Experts of a range; the last range may have fewer.
+/// Number of experts in a range; the last range may have fewer.
 std::int64_t range_size(std::int64_t num_experts) { return (num_experts + kNumDigestRanges - 1) / kNumDigestRanges; }
 
 template <typename T>
@@ -38,7 +38,7 @@ T load(std::span<const char> digest, std::int64_t idx) {
   return value;
 }
 
-/// The first entry that differs; -1 if there is none, or the digests are not of `count` entries.
+/// The first entry that differs; -1 if there is none, or a digest does not have `count` entries.
 template <typename T>
 std::int64_t first_difference(std::span<const char> a, std::span<const char> b, std::int64_t count) {
   const std::size_t bytes = static_cast<std::size_t>(count) * sizeof(T);
@@ -94,9 +94,9 @@ std::string describe_placement_difference(std::span<const char> first, std::span
 
 namespace {
 
-/// What the digest of a `Placement` holds behind its header.
+/// Contents of the digest of a `Placement` behind its header.
 enum class HomesForm : std::int16_t {
-  kLogical = 0,  ///< physical_to_logical; the ranks are the default ones
+  kLogical = 0,  ///< physical_to_logical; the ranks are the default ranks
   kBoth = 1,     ///< physical_to_logical, then physical_to_rank
   kHashes = 2,   ///< a hash of both for each of kNumHomeRanges equal ranges
 };
@@ -110,16 +110,16 @@ constexpr std::int64_t kNumHomeRanges = kHomesBytes / sizeof(std::uint32_t);
 
 std::int64_t home_range_size(std::int64_t num_physical) { return (num_physical + kNumHomeRanges - 1) / kNumHomeRanges; }
 
-/// Of the physical experts from `begin` on.
+/// Hash of `count` physical experts from `begin` on.
 std::uint64_t hash_range(const HomeMaps& maps, std::size_t begin, std::size_t count) {
   const std::size_t from_logical = std::min(begin, maps.physical_to_logical.size());
   const std::size_t num_logical = std::min(count, maps.physical_to_logical.size() - from_logical);
-  // Of both, so that neither can hide the other's difference.
+  // A hash of each map, so that neither can hide a difference in the other.
   return hash_owners(maps.physical_to_logical.subspan(from_logical, num_logical)) * 3 +
          hash_owners(maps.physical_to_rank.subspan(begin, count));
 }
 
-/// A digest, read back. It may be any bytes.
+/// A digest, decoded. It may be any bytes.
 struct Homes {
   HomesHeader header{};
   std::span<const char> content{};
@@ -197,11 +197,12 @@ std::string describe_homes_difference(std::span<const char> first, std::span<con
     const std::int64_t range =
         first_difference<std::uint32_t>(one.content, two.content, (num_physical + size - 1) / size);
     if (range >= 0) {
-      return fmt::format("placement: those of rank 0 and rank {} first differ at a physical expert from {} to {}",
-                         other_rank, range * size, std::min(num_physical, (range + 1) * size) - 1);
+      return fmt::format(
+          "placement: the placements of rank 0 and rank {} first differ at a physical expert from {} to {}", other_rank,
+          range * size, std::min(num_physical, (range + 1) * size) - 1);
     }
   }
-  return fmt::format("placement: rank 0 and rank {} have different ones", other_rank);
+  return fmt::format("placement: rank 0 and rank {} have different placements", other_rank);
 }
 
 }  // namespace ferry

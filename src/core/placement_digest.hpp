@@ -1,9 +1,9 @@
 #ifndef FERRY_CORE_PLACEMENT_DIGEST_HPP
 #define FERRY_CORE_PLACEMENT_DIGEST_HPP
 
-/// Tells where two ranks' `expert_to_rank` differ, from what fits into a call's record. Up to kMaxListedExperts the
-/// digest is the map itself; for more experts it is a hash for each of kNumDigestRanges equal ranges of them. The same
-/// for a `Placement`, which has two maps, and a header that says what follows.
+/// Digest that fits into a call's record and shows where two ranks' `expert_to_rank` differ. Up to kMaxListedExperts
+/// the digest is the map itself; for more experts it is a hash for each of kNumDigestRanges equal ranges of them. For a
+/// `Placement`, which has two maps, a header gives the form of its digest.
 
 #include <array>
 #include <cstddef>
@@ -26,20 +26,20 @@ std::int64_t hash_placement(const std::vector<std::int32_t>& expert_to_rank);
 std::size_t write_placement_digest(const std::vector<std::int32_t>& expert_to_rank,
                                    std::span<char, kPlacementDigestBytes> digest);
 
-/// For a message: "expert_to_rank[17]: rank 0 has 3, rank 2 has 5", or as much of that as the digests of rank 0 and of
-/// another rank say. They may be any bytes.
+/// Text for a message: "expert_to_rank[17]: rank 0 has 3, rank 2 has 5", or as much of it as the digests of rank 0 and
+/// of another rank show. The digests may be any bytes.
 std::string describe_placement_difference(std::span<const char> first, std::span<const char> other,
                                           std::size_t other_rank, std::int64_t num_experts);
 
-/// The maps of a `Placement`.
+/// Maps of a `Placement`.
 struct HomeMaps {
-  std::span<const std::int32_t> physical_to_logical{};  ///< [P]; empty: ranks compare it elsewhere
+  std::span<const std::int32_t> physical_to_logical{};  ///< [P]; empty: it is compared elsewhere
   std::span<const std::int32_t> physical_to_rank{};     ///< [P]
   int num_ranks = 1;
 };
 std::int64_t hash_homes(const HomeMaps& maps);
 std::size_t write_homes_digest(const HomeMaps& maps, std::span<char, kPlacementDigestBytes> digest);
-/// As describe_placement_difference: "physical_to_logical[17]: rank 0 has 3, rank 2 has 5".
+/// Like describe_placement_difference: "physical_to_logical[17]: rank 0 has 3, rank 2 has 5".
 std::string describe_homes_difference(std::span<const char> first, std::span<const char> other, std::size_t other_rank,
                                       std::int64_t num_physical);
 

@@ -11,7 +11,7 @@
 namespace ferry {
 namespace {
 
-/// Field 22 of /proc/self/stat (proc(5)), counted after the parenthesised name, which may hold spaces.
+/// Field 22 of /proc/self/stat (proc(5)), counted after the parenthesised name, which may contain spaces.
 std::uint64_t read_start_time() {
   std::ifstream file("/proc/self/stat");
   const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
@@ -22,7 +22,7 @@ std::uint64_t read_start_time() {
   constexpr int kStartTimeField = 22;
   std::string field;
   for (int i = kFieldAfterName; i <= kStartTimeField; ++i) rest >> field;
-  std::uint64_t ticks = 0;  // numbers are not read by `>>`: see number_in() in net/nearest.cpp
+  std::uint64_t ticks = 0;  // from_chars instead of `>>`: see number_in() in net/nearest.cpp
   std::from_chars(field.data(), field.data() + field.size(), ticks);
   return ticks;
 }

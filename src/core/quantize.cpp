@@ -21,7 +21,7 @@ using numeric::QuantizeParams;
 
 std::string dtype_text(const ConstTensorView& view) { return std::string(to_string(view.dtype)); }
 
-/// The views of either direction; it decides which of `x` and `q` is read and which is written.
+/// Views of either direction, which decides whether `x` or `q` is read and the other one written.
 struct Arguments {
   std::string_view call;
   ConstTensorView x;
@@ -97,7 +97,7 @@ Quantization mode_of(Fp8ScaleFormat format) {
   return format == Fp8ScaleFormat::kPowerOfTwo ? Quantization::kFp8PowerOfTwo : Quantization::kFp8Ue8m0;
 }
 
-/// One struct serves both directions; what is an input there is only read.
+/// One struct serves both directions; in each, its inputs are only read.
 QuantizeParams params_of(const Arguments& args, Quantization mode) {
   return {.mode = mode,
           .num_rows = args.x.extent(0),

@@ -1,8 +1,8 @@
 #ifndef FERRY_CORE_QUANTIZED_DISPATCH_HPP
 #define FERRY_CORE_QUANTIZED_DISPATCH_HPP
 
-/// A dispatch that quantises is two steps: this rank's rows are quantised into staging memory, then an ordinary
-/// dispatch sends what lies there. The backend takes the memory, and quantises where its calls run.
+/// The two steps of a dispatch that quantises: this rank's rows are quantised into staging memory, then an ordinary
+/// dispatch sends them from there. The backend provides the memory, and quantises on the device of its calls.
 
 #include <cstddef>
 

@@ -10,9 +10,9 @@
 namespace ferry {
 namespace {
 
-constexpr const char* kPrefix = "Group::create: ranks_per_node is 0, by which each host's ranks become a node, but ";
+constexpr const char* kPrefix = "Group::create: ranks_per_node is 0, so each host's ranks form a node, but ";
 
-/// One rank more than the last of those that begin at `first` and share its host.
+/// One past the last rank of the run that begins at `first` and shares its host.
 std::size_t end_of_host(std::span<const RankHost> ranks, std::size_t first) {
   std::size_t end = first + 1;
   while (end < ranks.size() && ranks[end].shares_node_with(ranks[first])) ++end;
@@ -28,11 +28,12 @@ Status apart(std::size_t before, std::size_t rank) {
 }
 
 Status uneven(std::size_t num_first, std::size_t first, std::size_t num_ranks) {
-  return Status(ErrorCode::kUnsupported,
-                fmt::format("{}rank 0's host has {} of them and rank {}'s has {}; start as many ranks on each host, or "
-                            "set GroupOptions::ranks_per_node to a number that divides those of all hosts",
-                            kPrefix, num_first, first, num_ranks),
-                static_cast<int>(first));
+  return Status(
+      ErrorCode::kUnsupported,
+      fmt::format("{}rank 0's host has {} of them and rank {}'s has {}; start as many ranks on each host, or "
+                  "set GroupOptions::ranks_per_node to a number that divides the number of ranks of every host",
+                  kPrefix, num_first, first, num_ranks),
+      static_cast<int>(first));
 }
 
 }  // namespace
@@ -44,7 +45,7 @@ Result<int> find_ranks_per_node(std::span<const RankHost> ranks) {
     const auto earlier = ranks.first(first);
     const auto same =
         std::ranges::find_if(earlier, [&](const RankHost& rank) { return rank.shares_node_with(ranks[first]); });
-    // Before uneven numbers, which ranks out of order look like.
+    // Checked before uneven numbers, because ranks out of order also look uneven.
     if (same != earlier.end()) return apart(static_cast<std::size_t>(same - earlier.begin()), first);
     const std::size_t end = end_of_host(ranks, first);
     if (end - first != num_first && first_uneven.ok()) first_uneven = uneven(num_first, first, end - first);
@@ -64,7 +65,7 @@ Status check_users(std::span<const RankHost> ranks, int ranks_per_node) {
   const auto node_size = static_cast<std::size_t>(ranks_per_node);
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
     const std::size_t first = rank / node_size * node_size;
-    // Numbers of different namespaces say nothing; then linking the ranks finds out.
+    // Ids of different namespaces are not comparable; then the linking of ranks detects the problem.
     const bool can_compare = ranks[rank].process.same_host(ranks[first].process) &&
                              ranks[rank].user_namespace == ranks[first].user_namespace;
     if (!can_compare || ranks[rank].user == ranks[first].user) continue;

@@ -5,11 +5,11 @@
 
 namespace ferry {
 
-/// Where a rank of the group runs, as this rank sees it.
+/// Location of a rank of the group, relative to this rank.
 struct RankPlace {
   bool on_this_host = false;     ///< shares memory and the loopback interface with this rank
   bool in_this_network = false;  ///< has the same network interfaces as this rank
-  std::string address{};         ///< at which other hosts reach it, as it says itself; empty if it does not know
+  std::string address{};         ///< address at which other hosts reach it, by its own account; empty if it has none
 };
 
 }  // namespace ferry

@@ -6,7 +6,7 @@ namespace ferry {
 
 namespace {
 
-/// `state`, with what is known only after the exchange filled in.
+/// `state`, completed with the results that are known only after the exchange.
 const RoutingState& settled(const RoutingState& state) {
   state.settle();
   return state;
@@ -70,7 +70,7 @@ std::span<const std::int32_t> Routing::local_expert_ids() const {
 ConstTensorView Routing::slots() const { return state_ ? state_->slots : ConstTensorView(); }
 ConstTensorView Routing::source() const {
   if (!state_) return {};
-  // A slab of latency mode has all its rows from the start: nothing is to be waited for.
+  // A slab of latency mode has all its rows from the start: no wait is needed.
   return state_->source_ranges.present() ? state_->source : settled(*state_).source;
 }
 

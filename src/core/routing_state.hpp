@@ -1,7 +1,7 @@
 #ifndef FERRY_CORE_ROUTING_STATE_HPP
 #define FERRY_CORE_ROUTING_STATE_HPP
 
-/// What a Routing holds. Backends derive from it to own the tables that the views point to.
+/// State of a Routing. Backends derive from it to own the tables that the views point to.
 
 #include <cstdint>
 #include <functional>
@@ -12,28 +12,29 @@
 
 namespace ferry {
 
-/// What a Routing of latency mode waits for, and what may be done with it.
+/// State of a Routing of latency mode, which decides the calls it may be used in.
 enum class LatencyPhase {
-  kNone,            ///< it is not of latency mode
-  kDispatchSent,    ///< its dispatch is to be received
-  kReady,           ///< its rows are there, or will be in stream order
-  kCombineSent,     ///< a combine is to be received
-  kDispatchFailed,  ///< its rows will never be there
+  kNone,            ///< not a Routing of latency mode
+  kDispatchSent,    ///< its dispatch has yet to be received
+  kReady,           ///< its rows are complete, or will be in stream order
+  kCombineSent,     ///< a combine has yet to be received
+  kDispatchFailed,  ///< its rows will never arrive
 };
 
 enum class RouteOutcome {
   kUnknown,
-  kAllMakeCalls,   ///< it took place, or all ranks learn late that it did not
-  kSomeMakeCalls,  ///< it was refused, as hosts of some ranks may have known at once
+  kAllMakeCalls,   ///< the route took place, or all ranks learn late that it did not
+  kSomeMakeCalls,  ///< the route was refused, and hosts of some ranks may have known so at once
 };
 
-/// Calls on a Routing of which the host did not know whether its route took place when it had returned. See
-/// CallNumbers, which alone uses it, in the group's thread.
+/// Calls on a Routing made before the host knows whether its route took place. Used by CallNumbers alone, in the
+/// group's calls.
 struct UnsettledCalls {
-  /// What is known by now. Waits for nothing. Keeps what it looks at, which may outlive the Routing.
+  /// Returns the outcome as known by now, without waiting. Owns the memory that it reads, so it may outlive the
+  /// Routing.
   std::function<RouteOutcome()> look;
   std::int64_t num_calls = 0;
-  bool make_no_numbers = false;  ///< kSomeMakeCalls, which has been taken into account
+  bool make_no_numbers = false;  ///< the outcome is kSomeMakeCalls, which has been applied
 };
 
 struct RoutingState {
@@ -42,23 +43,24 @@ struct RoutingState {
   RoutingState& operator=(const RoutingState&) = delete;
   virtual ~RoutingState() = default;
 
-  /// Called before reading what is known only after the exchange: num_used_rows and everything below it except
-  /// local_expert_ids. A backend that routes without the host fills those in here. May be called from any thread.
+  /// Called before reads of results that are known only after the exchange: num_used_rows and everything below it
+  /// except local_expert_ids. A backend that routes without the host fills those in here. May be called from any
+  /// thread.
   virtual void settle() const {}
-  /// Of latency mode: whether the dispatch is known by now to have been refused, though latency_receive could not tell.
-  /// What it says may change from false to true while others make calls.
+  /// Latency mode: whether the dispatch is known by now to have been refused, although latency_receive could not detect
+  /// it. May change from false to true while other threads make calls.
   virtual bool dispatch_failed() const { return false; }
 
   std::shared_ptr<const void> group_identity;  ///< identity of the group that made the Routing
-  std::int64_t call_number = 0;                ///< of CallNumbers; equal on all ranks once they know what was refused
+  std::int64_t call_number = 0;                ///< CallNumbers' count; equal on all ranks once outcomes are known
   std::shared_ptr<UnsettledCalls> unsettled;   ///< null: the host knows the outcome, or never will (captured)
 
-  /// Written by the group's thread alone.
+  /// Written only inside calls of the group.
   mutable LatencyPhase latency_phase = LatencyPhase::kNone;
 
   std::int64_t num_tokens = 0;
   int num_topk = 0;
-  std::int64_t num_experts = 0;          ///< P: backends know of no others
+  std::int64_t num_experts = 0;          ///< P; backends see only physical experts
   std::int64_t num_logical_experts = 0;  ///< E; core fills it in
   Layout layout = Layout::kTokens;
   std::int64_t num_recv_rows = 0;
@@ -77,7 +79,7 @@ struct RoutingState {
   ConstTensorView expert_rows_view;      ///< [P] i64, absent in latency mode on GPUs
   ConstTensorView slots;                 ///< [T, K] i32
   ConstTensorView source;                ///< [num_used_rows, 2] i32
-  ConstTensorView source_ranges;         ///< [L, R, 2] i32, of latency mode
+  ConstTensorView source_ranges;         ///< [L, R, 2] i32, latency mode only
   ConstTensorView topk_idx;              ///< [T, K] i64
   ConstTensorView topk_weights;          ///< [T, K] f32 or absent
 };

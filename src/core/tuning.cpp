@@ -19,22 +19,23 @@ namespace {
 using nlohmann::json;
 
 constexpr std::int64_t kVersion = 2;
-/// Far beyond what any GPU, group or row has: larger numbers are mistakes.
+/// Far above any GPU, group or row: larger numbers are mistakes.
 constexpr std::int64_t kMaxSms = 4096;
 constexpr std::int64_t kMaxChunkTokens = std::int64_t{1} << 20;
 constexpr std::int64_t kMaxRowBytes = std::int64_t{1} << 30;
 constexpr std::int64_t kMaxTokens = std::int64_t{1} << 31;
 constexpr std::int64_t kMaxNumRanks = 32767;
-/// Of tables, and of entries in a table: every pair is compared. `ferry tune` writes no more, nor longer files.
+/// Largest number of tables, and of entries in a table: every pair is compared. `ferry tune` writes no more, and no
+/// longer files.
 constexpr std::size_t kMaxItems = 1024;
-/// Ten times what the largest useful file has.
+/// Ten times the size of the largest useful file.
 constexpr std::size_t kMaxFileBytes = std::size_t{1} << 20;
 constexpr std::size_t kMaxShownBytes = 60;
-/// By layout.
+/// Names of layouts, by their number.
 constexpr std::array<std::string_view, 3> kLayoutNames = {"tokens", "experts", "slab"};
 constexpr std::string_view kAdvice = "write the file anew with `ferry tune --out`";
 
-/// Reads one file; remembers the first thing that is wrong.
+/// Parser of one file; keeps the first error.
 class Reader {
  public:
   explicit Reader(std::string_view path) : path_(path) {}
@@ -50,12 +51,12 @@ class Reader {
                                                         path_, field, observed, expected, kAdvice));
   }
   static std::string shown(const json& value) {
-    if (value.is_structured()) return std::string("an ") + value.type_name();  // printing it would recurse
+    if (value.is_structured()) return std::string("an ") + value.type_name();  // its text would need recursion
     std::string text = value.dump(-1, ' ', true, json::error_handler_t::replace);
     if (text.size() > kMaxShownBytes) text = text.substr(0, kMaxShownBytes) + "...";
     return text;
   }
-  /// `value`'s member, null where it is missing, which is refused if `needed`.
+  /// `value`'s member; null if it is missing, which is an error if `needed`.
   const json* member(const json& value, const std::string& where, const char* name, bool needed = true);
   bool is_object(const json& value, const std::string& where, std::initializer_list<std::string_view> names);
   const json::array_t* array(const json& value, const std::string& where, const char* name);
@@ -82,7 +83,7 @@ const json* Reader::member(const json& value, const std::string& where, const ch
   return nullptr;
 }
 
-/// With no members but these.
+/// Checks for an object with no members but these.
 bool Reader::is_object(const json& value, const std::string& where, std::initializer_list<std::string_view> names) {
   const std::string field = where.empty() ? "the whole" : where;
   if (!value.is_object()) {
@@ -134,7 +135,7 @@ bool Reader::boolean(const json& value, const std::string& where, const char* na
   return false;
 }
 
-/// For readers of the file.
+/// Checks a time, which is only for people who read the file.
 void Reader::time(const json& value, const std::string& where, const char* name) {
   const json* found = member(value, where, name, false);
   if (found != nullptr && !found->is_number()) refuse(joined(where, name), shown(*found), "a number");
@@ -190,13 +191,13 @@ TuningTable Reader::table(const json& value, const std::string& where) {
     table.entries.push_back(entry((*entries)[i], field));
     for (std::size_t before = 0; before < i && status_.ok(); ++before) {
       if (!serve_one_call(table.entries[before], table.entries[i])) continue;
-      refuse(field, fmt::format("for calls that entries[{}] is for too", before), "one entry for each call");
+      refuse(field, fmt::format("for calls that entries[{}] also serves", before), "one entry for each call");
     }
   }
   return table;
 }
 
-/// From 1.
+/// Line number, from 1.
 std::size_t line_of(std::string_view text, std::size_t position) {
   const std::string_view before = text.substr(0, std::min(position, text.size()));
   return 1 + static_cast<std::size_t>(std::count(before.begin(), before.end(), '\n'));

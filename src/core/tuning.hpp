@@ -1,7 +1,7 @@
 #ifndef FERRY_CORE_TUNING_HPP
 #define FERRY_CORE_TUNING_HPP
 
-/// Kernel settings that were measured on a machine: what `ferry tune` writes, read once by Group::create. JSON:
+/// Kernel settings that `ferry tune` measured on a machine and wrote to a file, read once by Group::create. JSON:
 ///
 ///   {"ferry_tuning": 2,
 ///    "tables": [{"gpu": "NVIDIA H200", "driver": "580.159.04", "num_ranks": 8,
@@ -11,10 +11,10 @@
 ///                             "num_sms": 10, "num_copy_sms": 0, "chunk_tokens": 0,
 ///                             "default_time_us": 871.5, "time_us": 840.2}]}]}
 ///
-/// `driver` and the times are for readers; all else is needed. A table serves groups of its number of ranks on GPUs of
-/// its name, an entry calls of its operation and layout, for so many tokens of this rank, whose rows have so many bytes
-/// and are staged, or not: calls like those that were measured. Version 1 said nothing of layouts and tokens; it is
-/// refused.
+/// `driver` and the times are for people who read the file; all other members are required. A table serves groups of
+/// its number of ranks on GPUs of its name. An entry serves calls of its operation and layout, within its ranges of
+/// this rank's tokens and of row bytes, with rows staged or not as given: calls like the measured ones. Version 1 had
+/// no layouts and tokens, and is refused.
 
 #include <cstdint>
 #include <span>
@@ -29,9 +29,9 @@
 
 namespace ferry {
 
-/// Environment variable that names the file where GroupOptions::tuning_file does not.
+/// Environment variable that names the file if GroupOptions::tuning_file does not.
 inline constexpr const char* kTuningVariable = "FERRY_TUNING";
-/// In place of a file name: none, whatever the variable says.
+/// Value in place of a file name: no file, whatever the variable contains.
 inline constexpr std::string_view kBuiltinTuning = "builtin";
 
 struct TuningEntry {
@@ -39,10 +39,10 @@ struct TuningEntry {
   Layout layout = Layout::kTokens;
   bool staged = false;  ///< peers cannot reach dispatch's output, or combine's input
   std::int64_t min_tokens = 0;
-  std::int64_t max_tokens = 0;  ///< the last that it is for
+  std::int64_t max_tokens = 0;  ///< inclusive
   std::int64_t min_row_bytes = 0;
-  std::int64_t max_row_bytes = 0;  ///< the last that it is for
-  int num_sms = 0;                 ///< these three as in KernelOptions; 0: the default
+  std::int64_t max_row_bytes = 0;  ///< inclusive
+  int num_sms = 0;                 ///< this and the next two as in KernelOptions; 0: the default
   int num_copy_sms = 0;
   int chunk_tokens = 0;
 };
@@ -50,18 +50,18 @@ struct TuningEntry {
 struct TuningTable {
   std::string gpu;
   int num_ranks = 0;
-  std::vector<TuningEntry> entries;  ///< at most one for each call
+  std::vector<TuningEntry> entries;  ///< at most one for any call
 };
 
-/// `path` is for messages.
-/// @errors kInvalidArgument: what is wrong, in which line or field
+/// Parses a file's text; `path` is for messages.
+/// @errors kInvalidArgument: the error, with its line or field
 Result<std::vector<TuningTable>> parse_tuning(std::string_view text, std::string_view path);
 
-/// From the file that `option` (GroupOptions::tuning_file) or the variable names; empty where neither does.
-/// @errors kInvalidArgument: it cannot be read, and those of parse_tuning
+/// Tables of the file that `option` (GroupOptions::tuning_file) or the variable names; empty if neither does.
+/// @errors kInvalidArgument: the file cannot be read; errors of parse_tuning
 Result<std::vector<TuningTable>> load_tuning(const std::string& option);
 
-/// The entries for such a group; none if no table is for it.
+/// Entries of the table for such a group; none if there is no such table.
 std::vector<TuningEntry> tuning_for(std::span<const TuningTable> tables, std::string_view gpu, int num_ranks);
 
 struct TunedCall {
@@ -72,7 +72,8 @@ struct TunedCall {
   bool staged = false;
 };
 
-/// `options` with the entry's numbers where the caller gave none. A caller who gives num_sms divides it as well.
+/// `options` with the entry's numbers where the caller gave none. A caller that gives num_sms also decides
+/// num_copy_sms.
 KernelOptions tuned(const KernelOptions& options, std::span<const TuningEntry> entries, const TunedCall& call);
 
 }  // namespace ferry

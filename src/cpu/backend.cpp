@@ -22,7 +22,7 @@
 namespace ferry::cpu {
 namespace {
 
-/// What a rank opens for itself: arena, listener, and some for the time of creation. Its peers take more.
+/// Descriptors of a rank itself: arena, listener, and some during creation. Its peers need more.
 constexpr int kUsualDescriptors = 4;
 
 Status probe() {
@@ -135,7 +135,7 @@ Result<std::shared_ptr<RoutingState>> CpuBackend::route(const RouteCall& call) t
   return sync_->out_of_memory(Operation::kRoute);
 }
 
-/// Quantises this rank's rows where peers of the node can reach them. What goes wrong is in the record of the result.
+/// Quantises this rank's rows into memory that peers of the node can reach. Failures are in the record of the result.
 DispatchCall CpuBackend::quantize_rows(const DispatchCall& call) {
   const std::size_t bytes = quantized_bytes(call);
   std::byte* staging = nullptr;
@@ -202,7 +202,7 @@ MemoryUsage CpuBackend::memory_usage() const {
 }
 
 Status CpuBackend::trim() {
-  // A peer that has not noticed yet may still be in the call that broke the group.
+  // A peer that has not noticed the failure may still be in the call that broke the group.
   if (!sync_->broken().ok()) return sync_->broken();
   staging_.trim();
   spare_tables_->clear();

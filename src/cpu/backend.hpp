@@ -1,7 +1,7 @@
 #ifndef FERRY_CPU_BACKEND_HPP
 #define FERRY_CPU_BACKEND_HPP
 
-/// The CPU backend: ranks as processes or threads. Ranks of one node copy rows directly into each other's memory
+/// CPU backend: ranks are processes or threads. Ranks of one node copy rows directly into each other's memory
 /// (intranode/). Over several nodes a token crosses the network once per destination node, on the rail of its source,
 /// whose peer there (the forwarder) writes it into its final rows; combine takes the same path back (internode/):
 ///
@@ -22,7 +22,7 @@ class CpuBackend final : public Backend {
  public:
   static Result<std::unique_ptr<Backend>> create(const BackendContext& context);
 
-  /// `board`: of groups that mask ranks, else null.
+  /// `board`: for groups that mask ranks, else null.
   CpuBackend(std::unique_ptr<call::CallSync> sync, std::unique_ptr<MaskBoard> board, std::int64_t mask_timeout_ns);
 
   std::string_view name() const override { return "cpu"; }
@@ -48,7 +48,7 @@ class CpuBackend final : public Backend {
  private:
   DispatchCall quantize_rows(const DispatchCall& call);
   Status send(const DispatchCall& call);
-  // The calls themselves; the public ones make those of latency mode first that are pending.
+  // Implementation of the calls; the public functions first complete pending calls of latency mode.
   Status fill_routing(const RouteCall& call, const std::shared_ptr<CpuRouting>& routing);
   Status make_dispatch(const DispatchCall& call);
   Status make_combine(const CombineCall& call);
@@ -62,7 +62,7 @@ class CpuBackend final : public Backend {
   std::shared_ptr<SpareTables> spare_tables_ = std::make_shared<SpareTables>();
   PendingCalls pending_;
   std::unique_ptr<MaskBoard> mask_board_;
-  std::optional<Survivors> survivors_;  // of groups that mask ranks
+  std::optional<Survivors> survivors_;  // only in groups that mask ranks
 };
 
 /// Entry of the registry.

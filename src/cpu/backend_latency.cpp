@@ -14,7 +14,7 @@
 namespace ferry::cpu {
 namespace {
 
-/// A split call may be made long before its receive half, which is when programs expect its counts.
+/// Defers the counts of a split call, which may be made long before its receive half: programs expect them there.
 void count_dispatch(const LatencyDispatchCall& call, CpuRouting& routing) {
   if (!call.split) {
     add_to_counters(call.route.options.counters, *call.route.placement, routing);
@@ -25,15 +25,16 @@ void count_dispatch(const LatencyDispatchCall& call, CpuRouting& routing) {
 }
 
 void count_received(const std::shared_ptr<const RoutingState>& state) {
-  // Core gives out Routings as const; this belongs to the call, which nobody else looks at.
+  // Core hands Routings out as const; this one belongs to the call, and no other thread reads these members.
   auto& routing = const_cast<CpuRouting&>(static_cast<const CpuRouting&>(*state));
   if (const auto placement = std::exchange(routing.counted_placement, nullptr)) {
     add_to_counters(routing.due_counters, *placement, routing);
   }
 }
 
-/// Adds to a call's times, while it lives, what the rank waits for each other. Needs no memory: what was waited before
-/// is taken away first. Of a call that is refused here nothing: this rank does not make it.
+/// Adds to a call's times how long the rank waited for each other rank during the object's lifetime. Allocates nothing:
+/// the constructor subtracts earlier waits and the destructor adds all of them. A call that this rank refuses adds
+/// nothing, because the rank does not make it.
 class AddedWaitTimes {
  public:
   AddedWaitTimes(const call::CallSync& sync, const CallRecord& record, std::int64_t* times_ns)
@@ -77,7 +78,7 @@ Status CpuBackend::make_latency_dispatch(const LatencyDispatchCall& call, const 
   write_source_ranges(*routing);
   DispatchCall dispatch = call.dispatch;
   dispatch.routing = routing;
-  // Route has compared everything: this record only says that there is room.
+  // Route has compared all arguments: this record only reports whether there is room.
   dispatch.record.operation = call.record.operation;
   status = make_dispatch(dispatch);
   if (status.ok()) count_dispatch(call, *routing);
@@ -98,7 +99,7 @@ Status CpuBackend::make_pending(PendingCalls::Call& call) {
   if (const auto* combine = std::get_if<LatencyCombineCall>(&call.arguments)) {
     return make_latency_combine(*combine);
   }
-  // Core gives out Routings as const, and this one is still being made.
+  // Core hands Routings out as const, and this one is still under construction.
   const auto routing = std::const_pointer_cast<RoutingState>(call.routing);
   return make_latency_dispatch(std::get<LatencyDispatchCall>(call.arguments),
                                std::static_pointer_cast<CpuRouting>(routing));

@@ -15,7 +15,7 @@ namespace {
 
 using node::round_up_to_page;
 
-/// Staging of route on one node: what each rank publishes, in two blocks that alternate.
+/// Staging of route on one node: the tables that each rank publishes, in two blocks that alternate.
 std::size_t tables_bytes(const MemoryShape& shape) {
   const std::size_t num_entries = to_size(shape.num_tokens) * to_size(shape.num_topk);
   return 2 * round_up_to_page(
@@ -23,7 +23,7 @@ std::size_t tables_bytes(const MemoryShape& shape) {
                      .size_bytes);
 }
 
-/// The same over several nodes: counts of the ranks of the rail, and their tables for this node.
+/// Staging of route over several nodes: counts of the ranks of the rail, and their tables for this node.
 std::size_t tables_bytes(const MemoryShape& shape, const Topology& topology) {
   const auto num_nodes = to_size(topology.num_nodes());
   const std::size_t counts = plan::PeerCounts::at(nullptr, topology, shape.num_experts).wire_bytes * num_nodes;
@@ -50,8 +50,8 @@ Result<std::size_t> bytes_required(const MemoryShape& shape, const Topology& top
   const std::size_t records_bytes = to_size(record.size_bytes()) * num_records;
   const std::size_t weights_per_row = shape.layout == Layout::kTokens ? to_size(shape.num_topk) : 1;
   const std::size_t weights_bytes = weights_travel ? num_rows * weights_per_row * sizeof(float) : 0;
-  // On one node the inputs of dispatch and combine are staged, on several the output of dispatch and combine's input.
-  // Quantised rows are where peers reach them.
+  // Staged rows: on one node the inputs of dispatch and combine; on several nodes the output of dispatch and the input
+  // of combine. Quantised rows are already in memory that peers reach.
   const std::size_t num_sent_rows = quantizes ? 0 : num_tokens;
   std::size_t staged_bytes = std::max(several_nodes ? num_used_rows * dispatched_row_bytes : num_sent_rows * row_bytes,
                                       num_used_rows * row_bytes);

@@ -8,7 +8,7 @@
 
 namespace ferry::cpu {
 
-/// BackendFactory::bytes_required.
+/// Implements BackendFactory::bytes_required.
 Result<std::size_t> bytes_required(const MemoryShape& shape, const Topology& topology);
 
 }  // namespace ferry::cpu

@@ -1,9 +1,9 @@
 #ifndef FERRY_CUDA_BACKEND_HPP
 #define FERRY_CUDA_BACKEND_HPP
 
-/// The CUDA backend: ranks with a GPU each (which they may share), whose kernels copy rows straight into each other's
-/// memory, and over several nodes into rings that the network empties. The host launches; kernels find their peers,
-/// agree, move and wait by themselves.
+/// The CUDA backend: each rank has a GPU, which ranks may share. Kernels copy rows straight into other ranks' memory,
+/// and between nodes into rings that the network empties. The host only launches; kernels find their peers, agree, move
+/// rows and wait without it.
 
 #include <cstdint>
 #include <memory>
@@ -26,7 +26,7 @@ class CudaBackend final : public Backend {
  public:
   static Result<std::unique_ptr<Backend>> create(const BackendContext& context);
 
-  /// `nodes_scratch`: in groups of several nodes.
+  /// `nodes_scratch`: not null in groups of several nodes.
   CudaBackend(const BackendContext& context, Parts parts, std::unique_ptr<internode::CallScratch> nodes_scratch);
 
   std::string_view name() const override { return "cuda"; }
@@ -70,16 +70,16 @@ class CudaBackend final : public Backend {
  private:
   bool over_nodes() const { return nodes_scratch_ != nullptr; }
 
-  std::unique_ptr<internode::CallScratch> nodes_scratch_;  // before the context, which waits for its last call
+  std::unique_ptr<internode::CallScratch> nodes_scratch_;  // declared before the context, which waits for its last call
   Context context_;
   RouteHistory history_;
-  LatencyMode latency_;                    // after the two that it uses, like the next
+  LatencyMode latency_;                    // declared after the two members that it uses, like the next
   internode::NodesLatency nodes_latency_;  // in groups of several nodes
   mutable std::mutex shown_mutex_;
-  mutable std::vector<std::int64_t> shown_ns_;  // guarded by shown_mutex_; what wait_times_ns has said
+  mutable std::vector<std::int64_t> shown_ns_;  // guarded by shown_mutex_; values that wait_times_ns has returned
 };
 
-/// Entry of the registry.
+/// Factory of this backend, for the registry.
 BackendFactory backend_factory();
 
 }  // namespace ferry::cuda

@@ -1,7 +1,7 @@
 #ifndef FERRY_NET_BLOB_HPP
 #define FERRY_NET_BLOB_HPP
 
-/// What every engine's blob begins with, and the one parser of blobs. Little-endian, no padding:
+/// Prefix of every engine's blob, and the one parser of blobs. Little-endian, no padding:
 ///
 ///   bytes  field
 ///   4      magic "FNB1"
@@ -31,14 +31,14 @@ Result<Token> make_token();
 /// @errors kInternal: longer than kMaxBlobBytes
 Result<Blob> make_blob(std::string_view engine, const EngineOptions& options, std::span<const std::byte> own_part);
 
-/// Checks that what `peer` published fits this end: same engine, same size of memory, same numbers, and the expected
-/// index. Returns the engine's own part, a view into `blob`.
+/// Checks that the blob of `peer` fits this end: same engine, same memory size, same numbers of peers and channels, and
+/// the expected index. Returns the engine's own part, a view into `blob`.
 /// @errors kTransport, with the peer
 Result<std::span<const std::byte>> parse_blob(std::span<const std::byte> blob, std::string_view engine,
                                               const EngineOptions& options, int peer);
 
-/// Reads values from the front of untrusted bytes. Once something was missing, ok() stays false and everything read is
-/// zero or empty.
+/// Reads values from the front of untrusted bytes. After a read past the end, ok() stays false and every read returns
+/// zero or an empty view.
 class BlobReader {
  public:
   explicit BlobReader(std::span<const std::byte> bytes) : rest_(bytes) {}
@@ -47,7 +47,7 @@ class BlobReader {
   std::uint64_t u64() { return integer(8); }
   std::span<const std::byte> bytes(std::size_t count);
   bool ok() const { return ok_; }
-  /// Whether everything was read and nothing was missing.
+  /// True if all bytes were read and no read went past the end.
   bool finished() const { return ok_ && rest_.empty(); }
   std::span<const std::byte> rest() const { return rest_; }
 

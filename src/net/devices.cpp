@@ -18,9 +18,9 @@
 namespace ferry::net {
 namespace {
 
-/// No host has these addresses (RFC 5737, RFC 3849), so that only the default route leads to them.
-constexpr std::array<const char*, 2> kNobody{"198.51.100.1", "2001:db8::1"};
-/// Connecting a datagram socket only looks up the route; any port will do (discard, RFC 863).
+/// Addresses that no host has (RFC 5737, RFC 3849): only the default route leads to them.
+constexpr std::array<const char*, 2> kUnroutableAddresses{"198.51.100.1", "2001:db8::1"};
+/// Any port will do, because connecting a datagram socket only looks up the route (9: discard, RFC 863).
 constexpr const char* kAnyPort = "9";
 /// Linux (include/rdma/ib_verbs.h): IB_PORT_ACTIVE, as /sys/class/infiniband/*/ports/*/state shows it.
 constexpr std::string_view kActivePort = "4:";
@@ -34,7 +34,7 @@ std::string text_of(const sockaddr* address) {
 
 using AddressList = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
 
-/// Asks no name server; null if the text is not an address.
+/// Queries no name server. Null if the text is not an address.
 AddressList parse(const std::string& address) {
   addrinfo hints{};
   hints.ai_family = AF_UNSPEC;
@@ -51,7 +51,7 @@ std::vector<NetDeviceInfo> interfaces() {
   const std::unique_ptr<ifaddrs, decltype(&freeifaddrs)> owner(first, &freeifaddrs);
   std::vector<NetDeviceInfo> devices;
   for (const ifaddrs* entry = first; entry != nullptr; entry = entry->ifa_next) {
-    // A further IPv4 address may have a label of its own, "eth0:1". The name of an interface has no colon.
+    // An additional IPv4 address may have a label such as "eth0:1". Interface names contain no colon.
     std::string name(entry->ifa_name);
     name.resize(std::min(name.find(':'), name.size()));
     auto device = std::ranges::find(devices, name, &NetDeviceInfo::name);
@@ -141,8 +141,8 @@ std::string source_towards(const std::string& address) {
 }
 
 std::string default_address(std::span<const NetDeviceInfo> devices) {
-  for (const char* nobody : kNobody) {
-    std::string source = source_towards(nobody);
+  for (const char* address : kUnroutableAddresses) {
+    std::string source = source_towards(address);
     if (!source.empty() && !is_loopback_address(source)) return source;
   }
   const auto first = std::ranges::find_if(

@@ -10,7 +10,7 @@
 namespace ferry::net {
 namespace {
 
-/// Of NVIDIA's driver, and its predecessor, which was built separately (GPUDirect RDMA manual).
+/// Kernel module of NVIDIA's driver, and its predecessor, which was built separately (GPUDirect RDMA manual).
 constexpr std::array<const char*, 2> kModules{"nvidia_peermem", "nv_peer_mem"};
 
 }  // namespace

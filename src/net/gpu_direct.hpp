@@ -1,8 +1,8 @@
 #ifndef FERRY_NET_GPU_DIRECT_HPP
 #define FERRY_NET_GPU_DIRECT_HPP
 
-/// What network cards need from a host so that they read and write GPU memory by themselves (GPUDirect). The GPU's own
-/// part is the backend's to tell.
+/// Host requirements for network cards that read and write GPU memory by themselves (GPUDirect). The backend reports
+/// the GPU's own requirements.
 
 #include <filesystem>
 #include <span>
@@ -12,10 +12,10 @@
 
 namespace ferry::net {
 
-/// A card with an active port.
+/// Checks for a card with an active port.
 GpuDirectFact card_fact(std::span<const NetDeviceInfo> devices);
 
-/// The way from a card's driver to GPU memory: a kernel module, or dma-buf where the GPU's driver has it.
+/// Checks for access from a card's driver to GPU memory: a kernel module, or dma-buf if the GPU's driver has it.
 GpuDirectFact driver_fact(bool gpu_has_dma_buf, const std::filesystem::path& modules = "/sys/module");
 
 }  // namespace ferry::net

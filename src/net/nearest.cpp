@@ -13,13 +13,14 @@
 namespace ferry::net {
 namespace {
 
-/// Where a device is: its real path under /sys/devices, which names every bridge on the way to it.
+/// Location of a device: its real path under /sys/devices, which names every bridge above it.
 struct Place {
-  std::vector<std::string> bridges;  ///< from the host bridge on; the last is the device itself
+  std::vector<std::string> bridges;  ///< from the host bridge down; the last entry is the device itself
   int numa_node = -1;                ///< -1: not known
 };
 
-/// -1: none. Not read by `>>`, which asks the locale of the process's C++ library: a Python module brings its own.
+/// -1: no number. `>>` is avoided because it uses the locale of the process's C++ library, and a Python module brings
+/// its own.
 int number_in(const std::filesystem::path& path) {
   std::string text;
   std::ifstream file(path);
@@ -41,7 +42,7 @@ std::optional<Place> place_of(const std::filesystem::path& link, const std::file
   return place;
 }
 
-/// Greater is nearer: bridges in common, then one NUMA node, then nothing.
+/// Greater is nearer: number of common bridges, then the same NUMA node.
 struct Nearness {
   std::ptrdiff_t num_common = 0;
   bool same_numa_node = false;
@@ -50,7 +51,7 @@ struct Nearness {
 
 Nearness nearness(const Place& a, const Place& b) {
   const auto common = std::ranges::mismatch(a.bridges, b.bridges).in1 - a.bridges.begin();
-  // Below one host bridge the node is the same anyway, and the kernel may not know it.
+  // Below one host bridge the node is always the same, and the kernel may not report it.
   return {common, common == 0 && a.numa_node >= 0 && a.numa_node == b.numa_node};
 }
 

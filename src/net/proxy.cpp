@@ -15,21 +15,21 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// An answer that arrives this soon finds the thread awake, if it has a core to itself. Where cores are shared it does
-/// not poll: on 2 cores with 8 ranks the rings of two nodes carried 2.6 GB/s over TCP without and 2.0 GB/s with it
-/// (benchmarks/rail_stage.cpp).
+/// Time that the thread polls before it sleeps: an answer within it costs no wake-up if the thread has its own core. On
+/// shared cores the thread does not poll: on 2 cores with 8 ranks the rings of two nodes carried 2.6 GB/s over TCP
+/// without polling and 2.0 GB/s with it (benchmarks/rail_stage.cpp).
 constexpr std::chrono::microseconds kSpinTime{20};
-/// Sleeping ends at the latest after this, which bounds the cost of a wake-up lost by a network library.
+/// Longest sleep. Bounds the cost of a wake-up lost by a network library.
 constexpr std::int64_t kLongestSleepNs = 1'000'000'000;
-/// Where nothing wakes the thread (an engine without a descriptor, or one that must be polled until something left):
-/// the first sleep and the longest.
+/// First and longest sleep if nothing wakes the thread: an engine without a descriptor, or one that must be polled
+/// until an operation has left.
 constexpr std::int64_t kFirstNapNs = 50'000;
 constexpr std::int64_t kLongestNapNs = 2'000'000;
-/// Chunks of a ring that are handed to the engine before it is polled. Over TCP the engine copies them at once: eight
-/// mebibytes take two milliseconds, in which credits that have come are not seen. What it brings: docs/transport.md.
+/// Bytes of ring chunks handed to the engine between two polls. Over TCP the engine copies them at once: eight
+/// mebibytes take two milliseconds, during which arrived credits are not seen. docs/transport.md has the measured gain.
 constexpr std::size_t kMaxTurnBytes = std::size_t{512} << 10;
 
-/// In the value that carries `filled`: no more chunks follow.
+/// Flag in the value that carries `filled`: no more chunks follow.
 constexpr std::uint64_t kRingClosed = std::uint64_t{1} << 63;
 
 using Word = std::atomic_ref<std::uint64_t>;
@@ -44,7 +44,7 @@ void add(std::atomic<std::uint64_t>* counter, std::uint64_t amount) {
   counter->fetch_add(amount, std::memory_order_relaxed);
 }
 
-/// Raises a word that only this thread writes. False if it is as high already.
+/// Raises a word that only this thread writes. False if it already has this value or a higher one.
 bool raise(Word word, std::uint64_t value) {
   if (value <= word.load(std::memory_order_relaxed)) return false;
   word.store(value, std::memory_order_release);
@@ -228,7 +228,8 @@ void Proxy::on_lost(int peer, const Status& why) {
   changed_ = true;
 }
 
-/// From here to the end of its turn the thread drives the engine, unless the rank's thread does. False: stop.
+/// Begins a turn of the proxy's thread, which drives the engine until the end of the turn unless the rank's thread
+/// does. False: stop.
 bool Proxy::begin_turn(std::vector<Order>* orders) {
   std::unique_lock lock(mutex_);
   turning_ = false;
@@ -258,8 +259,9 @@ void Proxy::run() {
       nap_ns = 0;
     } else if (Clock::now() - last_move >= spin_time_) {
       if (polling_.load(std::memory_order_relaxed)) {
-        // Whoever is to move next may be waiting for this core: with four threads on two busy cores the rings of GPU
-        // ranks took 52 ms with and 150 ms and more without this, over a network that needs 47 (benchmarks/rail_stage).
+        // The thread that moves next may be waiting for this core: with four threads on two busy cores the rings of GPU
+        // ranks took 52 ms with this yield and 150 ms and more without it, over a network that needs 47 ms
+        // (benchmarks/rail_stage).
         std::this_thread::yield();
       } else {
         sleep_until_woken(&nap_ns);
@@ -299,7 +301,7 @@ void Proxy::release() {
     const std::lock_guard lock(mutex_);
     taken_ = false;
   }
-  // Asleep since before acquire(): this thread may have consumed the event it waits for.
+  // The proxy's thread has slept since before acquire(): this thread may have consumed the event that it waits for.
   if (asleep_.exchange(false, std::memory_order_seq_cst)) {
     wake_.signal();
   } else {
@@ -344,8 +346,7 @@ bool Proxy::serve_ring(int peer, std::size_t max_bytes) {
   return serve(peer, kernel_ring(peer), max_bytes) || moved;
 }
 
-/// Sends chunks that have been filled since the last time, at least one and no more than the bytes allow, and the
-/// credits that are due.
+/// Sends newly filled chunks, at least one and no more than `max_bytes` allows, and the credits that are due.
 bool Proxy::serve(int peer, Ring& ring, std::size_t max_bytes) {
   const RingPort& port = ring.port;
   if (port.words == nullptr || loss(peer).gone.load(std::memory_order_relaxed)) return false;
@@ -388,7 +389,7 @@ bool Proxy::has_ring_work() const {
   });
 }
 
-/// How the driver may sleep: whether the engine will wake it, and for how long at most. Null: not at all, poll first.
+/// Plan for the driver's sleep: whether the engine will wake it, and the time limit. Null: do not sleep, poll first.
 std::optional<Proxy::Sleep> Proxy::plan_sleep(std::int64_t* nap_ns, std::int64_t longest_ns) {
   const int engine_fd = engine_->event_fd();
   if (engine_fd >= 0 && engine_->arm()) {
@@ -396,13 +397,13 @@ std::optional<Proxy::Sleep> Proxy::plan_sleep(std::int64_t* nap_ns, std::int64_t
     return Sleep{engine_fd, longest_ns};
   }
   const std::int64_t now_ns = *nap_ns;
-  // Most often something has just arrived.
+  // Usually an operation has just arrived.
   *nap_ns = std::clamp(*nap_ns * 2, kFirstNapNs, kLongestNapNs);
   if (now_ns == 0) return std::nullopt;
   return Sleep{-1, std::min(now_ns, longest_ns)};
 }
 
-/// Sleeps until there is something to send or the engine has something to do.
+/// Sleeps until there are operations to send or the engine has work.
 void Proxy::sleep_until_woken(std::int64_t* nap_ns) {
   const std::optional<Sleep> plan = plan_sleep(nap_ns, kLongestSleepNs);
   if (!plan) return;

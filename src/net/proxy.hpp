@@ -1,13 +1,13 @@
 #ifndef FERRY_NET_PROXY_HPP
 #define FERRY_NET_PROXY_HPP
 
-/// The thread that drives an engine for one rank. The rank hands it puts and notifies through a queue and chunks
-/// through rings, and reads what has arrived from shared words; neither waits for the other. The thread sleeps while
+/// Thread that drives an engine for one rank. The rank hands it puts and notifies through a queue and chunks through
+/// rings, and reads arrivals from shared words; neither thread waits for the other. The proxy's thread sleeps while
 /// there is no work.
 ///
-/// A rank without a core to spare for a second thread acquires the engine while it waits for the network, and releases
-/// it afterwards: a chunk then costs no thread switch. It acquires it between two turns of the proxy's thread, which
-/// never block.
+/// A rank without a spare core for a second thread acquires the engine while it waits for the network and releases it
+/// afterwards, so that a chunk costs no thread switch. It acquires the engine between two turns of the proxy's thread,
+/// which never block.
 ///
 ///   word                 writer   readers   order                            publishes
 ///   received[p][c]       driver   rank      store release / load acquire     the bytes put before that notify
@@ -46,29 +46,29 @@ struct PeerTraffic {
 
 class Proxy {
  public:
-  /// `wake_rank` is called by the proxy's thread after it changed any word that the rank reads. It must not block. A
-  /// rank that drives the engine itself is not woken.
+  /// `wake_rank`: called by the proxy's thread after it changed any word that the rank reads. Must not block. Not
+  /// called while the rank drives the engine itself.
   /// `spins`: the thread polls briefly before it sleeps. For hosts with a core for each thread.
   Proxy(std::unique_ptr<Engine> engine, const EngineOptions& options, std::function<void()> wake_rank,
         bool spins = true);
-  /// Closes the engine: takes at most its deadline.
+  /// Closes the engine, which takes at most the engine's deadline.
   ~Proxy();
   Proxy(const Proxy&) = delete;
   Proxy& operator=(const Proxy&) = delete;
 
-  /// The rings shared with `peer`. Before start(); the words outlive the proxy.
+  /// Attaches the rings shared with `peer`. Call before start(); the words outlive the proxy.
   void attach_ring(int peer, const RingPort& port);
-  /// Rings between kernels beside them, on channels of their own. `make_visible` is called before kernels are told of
-  /// chunks that have arrived: where network cards have written these into GPU memory, kernels may not see them before.
+  /// Attaches the rings between kernels, which use channels of their own. `make_visible` is called before arrived
+  /// chunks are published to kernels: if network cards wrote them into GPU memory, kernels may not see them earlier.
   /// Its error loses the peer. May be null.
   void attach_kernel_ring(int peer, const RingPort& port, std::function<Status()> make_visible);
-  /// Connects and starts the thread. Once.
+  /// Connects and starts the thread. Call once.
   Status start(std::span<const Blob> addresses);
 
-  /// As the engine's, from any one thread at a time.
+  /// Like the engine's functions, from one thread at a time.
   void put(int peer, int channel, std::size_t local_offset, std::size_t remote_offset, std::size_t num_bytes);
   void notify(int peer, int channel, std::uint64_t value);
-  /// Sends what was filled before, then notifies `peer` that no more chunks follow.
+  /// Sends the chunks filled before the call, then notifies `peer` that no more follow.
   void close_ring(int peer);
 
   /// This rank's thread has stored `filled` or `used` of its ring with `peer`.
@@ -87,18 +87,18 @@ class Proxy {
     return received_[static_cast<std::size_t>(peer * num_channels_ + channel)].load(std::memory_order_acquire);
   }
 
-  /// From here to release() the calling thread drives the engine: put(), notify() and post_ring() reach it at once, and
-  /// everything else moves only in progress(). For the thread that puts and notifies; not recursive.
+  /// The calling thread drives the engine until release(): put(), notify() and post_ring() act at once, and all other
+  /// progress happens only in progress(). For the thread that puts and notifies; not recursive.
   void acquire();
   void release();
-  /// Polls the engine. True if anything happened. False, without effect, if this thread does not drive.
+  /// Polls the engine. True if anything happened. False, without effect, if this thread does not drive the engine.
   bool progress();
-  /// Sleeps until progress() has something to do, at most `timeout_ns`. False at once if this thread does not drive.
+  /// Sleeps until progress() has work, at most `timeout_ns`. False at once if this thread does not drive the engine.
   bool sleep(std::int64_t timeout_ns);
 
-  /// From now on the destructor takes no longer than this.
+  /// Limits the time of the destructor.
   void limit_close_time(std::int64_t timeout_ns);
-  /// Ok while the peer is connected as far as the network knows.
+  /// Ok unless the network has reported the peer as lost.
   Status peer_status(int peer) const;
 
   /// Chunks of a ring count once they have been handed to the engine; paths() waits for those filled before it.
@@ -120,19 +120,19 @@ class Proxy {
     std::uint64_t value = 0;
     std::promise<std::vector<Path>>* paths = nullptr;
   };
-  /// A ring and how far the driver has served it.
+  /// A ring and the progress with which the driver has served it.
   struct Ring {
     RingPort port;
     std::uint64_t num_sent = 0;
     std::uint64_t num_credited = 0;
     std::function<Status()> make_visible{};
   };
-  /// Whether the network has lost a peer. `why` is written before `gone` is set, and never again.
+  /// Loss of a peer. `why` is written before `gone` is set, and not afterwards.
   struct Loss {
     std::atomic<bool> gone{false};
     Status why;
   };
-  /// Atomic because any thread may read them.
+  /// Atomic, because any thread may read them.
   struct TrafficCounters {
     std::atomic<std::uint64_t> put_bytes{0};
     std::atomic<std::uint64_t> num_puts{0};
@@ -175,7 +175,7 @@ class Proxy {
   std::vector<std::atomic<std::uint64_t>> received_;
   std::vector<Loss> losses_;
   std::vector<TrafficCounters> traffic_;
-  std::vector<Ring> rings_;  // by peer, and after them those between kernels; without words if there is none
+  std::vector<Ring> rings_;  // by peer, followed by the rings between kernels; words are null if there is no ring
 
   WakeFd wake_;
   std::atomic<bool> asleep_{false};  // the thread is in poll(2), or about to be, and wants a signal
@@ -183,7 +183,7 @@ class Proxy {
   std::mutex mutex_;
   std::vector<Order> orders_;  // guarded by mutex_, as are the next three
   bool stop_ = false;
-  bool taken_ = false;    // the rank's thread drives, or waits for the end of the proxy thread's turn
+  bool taken_ = false;    // the rank's thread drives, or waits for the proxy's thread to end its turn
   bool turning_ = false;  // the proxy's thread drives
   std::condition_variable turn_ended_;
   std::condition_variable released_;

@@ -1,7 +1,7 @@
 #ifndef FERRY_NET_REMOTE_WORDS_HPP
 #define FERRY_NET_REMOTE_WORDS_HPP
 
-/// Words and bytes of memory that other ranks read and write at the same time.
+/// Access to memory that other ranks read and write at the same time.
 
 #include <atomic>
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace ferry::net {
 
-/// One step on a word of 8 bytes at an aligned offset of a peer's memory, as all see it that use atomics on that word.
+/// Atomic step on an aligned word of 8 bytes of a peer's memory, atomic for all ranks that use atomics on that word.
 struct AtomicOp {
   enum class Kind : std::uint32_t {
     kSet = 0,          ///< word = operand
@@ -24,13 +24,13 @@ struct AtomicOp {
   std::uint64_t compare = 0;
 };
 
-/// Whether this can be done to the memory: a known kind, an aligned word inside it.
+/// True if the operation can be applied to the memory: a known kind, and an aligned word inside it.
 inline bool is_sound(const AtomicOp& op, std::span<const std::byte> memory) {
   return op.kind <= AtomicOp::Kind::kCompareSwap && op.offset % sizeof(std::uint64_t) == 0 &&
          memory.size() >= sizeof(std::uint64_t) && op.offset <= memory.size() - sizeof(std::uint64_t);
 }
 
-/// Sequentially consistent. `memory` is aligned to 8 bytes. Returns what the word was before.
+/// Sequentially consistent. `memory` is aligned to 8 bytes. Returns the previous value of the word.
 inline std::uint64_t apply_atomic(std::byte* memory, const AtomicOp& op) {
   const std::atomic_ref<std::uint64_t> word(*reinterpret_cast<std::uint64_t*>(memory + op.offset));
   if (op.kind == AtomicOp::Kind::kSet) return word.exchange(op.operand, std::memory_order_seq_cst);
@@ -40,7 +40,7 @@ inline std::uint64_t apply_atomic(std::byte* memory, const AtomicOp& op) {
   return before;
 }
 
-/// Copies so that 4 or 8 aligned bytes are stored in one piece, and after everything that this thread stored before.
+/// Copies bytes. Stores 4 or 8 aligned bytes in one piece, after all earlier stores of this thread (release).
 inline void store_bytes(std::byte* dest, const std::byte* source, std::size_t num_bytes) {
   const auto is_aligned = [&](std::size_t alignment) {
     return reinterpret_cast<std::uintptr_t>(dest) % alignment == 0;
@@ -58,7 +58,7 @@ inline void store_bytes(std::byte* dest, const std::byte* source, std::size_t nu
   }
 }
 
-/// Copies so that 4 or 8 aligned bytes are loaded in one piece, and before everything that this thread loads after.
+/// Copies bytes. Loads 4 or 8 aligned bytes in one piece, before all later loads of this thread (acquire).
 inline void load_bytes(std::byte* dest, const std::byte* source, std::size_t num_bytes) {
   const auto is_aligned = [&](std::size_t alignment) {
     return reinterpret_cast<std::uintptr_t>(source) % alignment == 0;

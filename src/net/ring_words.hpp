@@ -1,10 +1,10 @@
 #ifndef FERRY_NET_RING_WORDS_HPP
 #define FERRY_NET_RING_WORDS_HPP
 
-/// The words through which the ends of a ring and the proxy between them share their progress. A ring carries chunks
-/// from one rank to a peer; its two ends have memory for the same number of chunks each, and chunk i is stored at index
-/// i modulo that number. Each word counts chunks since creation, has one writer and only grows, so nothing is ever
-/// reset. A producer or consumer may be a thread or a kernel: to the proxy they are the same.
+/// Words through which the ends of a ring and the proxy between them share their progress. A ring carries chunks from
+/// one rank to a peer; both ends have memory for the same number of chunks, and chunk i is stored at index i modulo
+/// that number. Each word counts chunks since creation, has one writer and only grows, so no word is ever reset. A
+/// producer or consumer may be a thread or a kernel; the proxy does not distinguish them.
 ///
 ///   sender's end
 ///   word         writer    reader    order              publishes
@@ -27,11 +27,11 @@
 
 namespace ferry::net {
 
-/// Most chunks of a ring: 50 GB/s with 20 µs of latency keep 1 MB in flight, which is 16 chunks of 64 KiB.
+/// Maximum number of chunks: 50 GB/s with 20 µs of latency keep 1 MB in flight, which is 16 chunks of 64 KiB.
 inline constexpr std::size_t kMaxRingChunks = 64;
 
-/// Two cache lines: neighbouring lines are fetched in pairs (Intel optimisation manual, spatial prefetcher), so that
-/// words of different writers do not share one.
+/// Two cache lines, so that words of different writers do not share a pair: neighbouring lines are fetched in pairs
+/// (Intel optimisation manual, spatial prefetcher).
 inline constexpr std::size_t kRingWordAlignment = 128;
 
 /// Words of the ring to a peer and of the ring from it. Initially zero.
@@ -50,14 +50,14 @@ struct RingWords {
   std::uint64_t closed;
 };
 
-/// A ring and its counterpart in the other direction, as the proxy serves them. Offsets are in the engine's memory,
-/// here and (for `remote`) the peer's.
+/// A ring and its counterpart in the other direction, as the proxy serves them. Offsets refer to the engine's memory:
+/// this end's, or the peer's for `remote_offset`.
 struct RingPort {
   RingWords* words = nullptr;
   std::size_t num_chunks = 0;     ///< at most kMaxRingChunks
   std::size_t chunk_stride = 0;   ///< bytes from one chunk to the next
-  std::size_t send_offset = 0;    ///< this end's chunks to the peer
-  std::size_t remote_offset = 0;  ///< where the peer receives them
+  std::size_t send_offset = 0;    ///< this end's chunks for the peer
+  std::size_t remote_offset = 0;  ///< chunks in the peer's memory
   int chunk_channel = 0;          ///< carries `filled` to the peer's `arrived`
   int credit_channel = 0;         ///< carries `used` to the peer's `credits`
 };

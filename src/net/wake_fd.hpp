@@ -1,7 +1,7 @@
 #ifndef FERRY_NET_WAKE_FD_HPP
 #define FERRY_NET_WAKE_FD_HPP
 
-/// A descriptor with which one thread wakes another from poll(2).
+/// Descriptor with which one thread wakes another from poll(2).
 
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -27,7 +27,7 @@ class WakeFd {
   /// Makes the descriptor readable until the next clear(). Any thread.
   void signal() const {
     const std::uint64_t one = 1;
-    // This can only fail if the counter is full: then it is readable already.
+    // A write fails only if the counter is full, and then the descriptor is readable already.
     [[maybe_unused]] const ssize_t written = write(fd_, &one, sizeof one);
   }
   void clear() const {

@@ -21,14 +21,15 @@ Status system_error(std::string_view what, std::string_view hint) {
   return Status(ErrorCode::kSystem, fmt::format("arena: {} failed: {}; {}", what, std::strerror(errno), hint));
 }
 
-/// What says how large an arena is.
+/// Options that set the size of an arena, for messages.
 constexpr const char* kSizeOptions = "GroupOptions::arena_bytes (of a OneSided: heap_bytes)";
 
-/// Most bytes per fallocate call. On some kernels a signal undoes a whole call, so one must be short enough to finish
-/// between two signals.
+/// Most bytes per fallocate call. On some kernels a signal undoes a whole call, so a call must be short enough to
+/// finish between two signals.
 constexpr std::size_t kTakeStepBytes = std::size_t{16} << 20;
 
-/// Allocate the pages of a range now: turns "out of memory" into an error here instead of a signal at first touch.
+/// Allocates the pages of a range now, which turns "out of memory" into an error here instead of a signal at first
+/// touch.
 bool take_pages(int fd, std::size_t offset, std::size_t bytes) {
   while (bytes > 0) {
     const std::size_t step = std::min(bytes, kTakeStepBytes);
@@ -42,13 +43,13 @@ bool take_pages(int fd, std::size_t offset, std::size_t bytes) {
   return true;
 }
 
-/// Beyond this limit the system ends the process (setrlimit(2), SIGXFSZ).
+/// Checks the limit on file sizes, above which the system ends the process (setrlimit(2), SIGXFSZ).
 Status check_file_limit(std::size_t size_bytes) {
   rlimit limit{};
   if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY || size_bytes <= limit.rlim_cur)
     return {};
   return Status(ErrorCode::kSystem,
-                fmt::format("arena: it is a file in memory of {} bytes, and this process may make files of at most {}; "
+                fmt::format("arena: it is a memory file of {} bytes, but this process may make files of at most {}; "
                             "raise the limit of file sizes (ulimit -f) or lower {}",
                             size_bytes, limit.rlim_cur, kSizeOptions));
 }
@@ -167,7 +168,7 @@ Result<std::byte*> Arena::take(std::size_t bytes) {
 }
 
 void Arena::give(std::byte* data, std::size_t bytes) {
-  if (num_forks() != num_forks_) return;  // the pages are those of the process that this one was forked from
+  if (num_forks() != num_forks_) return;  // the pages belong to the process that this one was forked from
   if (bytes == 0) return;
   // Returns the pages to the system at once; they read as zero for the next owner.
   fallocate(mapping_->fd(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, data - mapping_->base(),

@@ -3,7 +3,7 @@
 
 namespace ferry::node {
 
-/// Between two looks at a word of memory: lets the core's other thread run, and keeps the loop from filling the
+/// Pause between two polls of a word of memory: lets the core's other thread run, and keeps the loop from filling the
 /// pipeline with loads (Intel SDM volume 2, PAUSE: about 140 cycles since Skylake; Arm ARM, YIELD).
 inline void pause_core() {
 #if defined(__x86_64__)

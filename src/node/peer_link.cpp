@@ -21,7 +21,7 @@
 namespace ferry::node {
 namespace {
 
-/// How long an unknown process that connects and sends nothing may hold up the listener.
+/// Time for which an unknown process that connects and sends nothing may hold up the listener.
 constexpr std::int64_t kStrangerPatienceNs = 2 * kNsPerSecond;
 constexpr std::int64_t kNsPerMillisecond = 1'000'000;
 constexpr std::int64_t kNsPerMicrosecond = 1'000;
@@ -39,10 +39,10 @@ Status system_error(std::string_view what) {
                                                          : std::string()));
 }
 
-/// A descriptor that a peer sent was dropped by the kernel.
+/// Error for a peer's descriptor that the kernel dropped.
 Status no_descriptor_left(std::string_view what) {
-  return Status(ErrorCode::kSystem, fmt::format("{}: the descriptor that came with it was lost: {}", what,
-                                                describe_descriptor_limit(EMFILE, 1)));
+  return Status(ErrorCode::kSystem,
+                fmt::format("{}: its descriptor was lost: {}", what, describe_descriptor_limit(EMFILE, 1)));
 }
 
 /// Waits until `fd` is ready; false at the deadline.
@@ -53,7 +53,7 @@ bool wait_ready(int fd, short events, std::int64_t deadline_ns) {
     const int timeout_ms = static_cast<int>(std::clamp<std::int64_t>(left_ns / kNsPerMillisecond + 1, 0, 1000));
     const int ready = poll(&entry, 1, left_ns <= 0 ? 0 : timeout_ms);
     if (ready > 0) return true;
-    if (ready < 0 && errno != EINTR) return true;  // let the call that follows report it
+    if (ready < 0 && errno != EINTR) return true;  // the next call reports the error
     if (left_ns <= 0) return false;
   }
 }
@@ -82,13 +82,13 @@ bool send_packet(int socket, std::span<const std::byte> bytes, int fd, int flags
 }
 
 struct Packet {
-  ssize_t bytes = 0;  // as recvmsg returns it
+  ssize_t bytes = 0;  // result of recvmsg
   bool truncated = false;
-  bool rights_cut = false;  // a descriptor was sent that is not in `fd`
+  bool rights_cut = false;  // a descriptor was sent but is not in `fd`
   UniqueFd fd;
 };
 
-/// Receives one packet, if one is there, and the descriptor that came with it. errno gives the reason when bytes < 0.
+/// Receives one packet, if there is one, with its descriptor. errno gives the reason when bytes < 0.
 Packet receive_packet(int socket, std::span<std::byte> room) {
   Packet packet;
   iovec part{room.data(), room.size()};
@@ -121,10 +121,10 @@ Status send_hello(int socket, const LinkHello& hello, const LinkToken& token) {
   return {};
 }
 
-/// A hello message and the one descriptor that came with it.
+/// A hello message and its descriptor.
 struct ReceivedHello {
   Message message;
-  UniqueFd arena_fd;  // invalid where this process had no room for it
+  UniqueFd arena_fd;  // invalid if this process had no room for it
 };
 
 Result<ReceivedHello> receive_hello(int socket, std::int64_t deadline_ns) {
@@ -199,7 +199,7 @@ Result<std::unique_ptr<PeerLink>> PeerLink::share() const {
 }
 
 void PeerLink::end_sending() const {
-  // Fails only where the peer is gone already.
+  // Fails only if the peer is gone already.
   static_cast<void>(shutdown(socket_.get(), SHUT_WR));
 }
 

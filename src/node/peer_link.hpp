@@ -19,22 +19,22 @@
 
 namespace ferry::node {
 
-/// Proves on a local socket that the caller got this rank's announcement through the (authenticated) bootstrap.
+/// Proof on a local socket that the caller received this rank's announcement through the (authenticated) bootstrap.
 using LinkToken = std::array<std::uint8_t, 16>;
 
 /// Longest message that a link carries.
 inline constexpr std::size_t kMaxLinkMessageBytes = 4096;
 
-/// What PeerLink::receive found.
+/// Result of PeerLink::receive.
 struct ReceivedMessage {
   enum class Kind {
     kNothing,  ///< no message is waiting
     kMessage,
-    kClosed,  ///< the peer closed its end or died, and every message before that has been received
+    kClosed,  ///< the peer closed its end or died, and every earlier message has been received
   };
   Kind kind = Kind::kNothing;
   std::vector<std::byte> bytes;
-  UniqueFd fd;  ///< the descriptor that came with the message, if one did
+  UniqueFd fd;  ///< the descriptor sent with the message, if any
 };
 
 /// A connection to one peer process. Messages arrive whole and in order.
@@ -45,11 +45,11 @@ class PeerLink {
   /// Whether the peer's process has ended, or closed its end or its sending. Never blocks; ignores unread messages.
   bool gone() const;
 
-  /// The same link once more: `gone` works on it when this object no longer exists. While it lives the peer does not
-  /// see that this object was destroyed, so tell it by `end_sending`.
+  /// A second handle of the link: `gone` works on it after this object is destroyed. While it lives the peer does not
+  /// notice that destruction, so call `end_sending` first.
   /// @errors kSystem: no file descriptor is left
   Result<std::unique_ptr<PeerLink>> share() const;
-  /// The peer finds this side gone. Nothing can be sent any more.
+  /// Makes this side gone for the peer. Nothing can be sent afterwards.
   void end_sending() const;
 
   /// Sends 1 to kMaxLinkMessageBytes bytes, and a copy of the descriptor `fd` unless it is -1. Never blocks. Callable
@@ -57,25 +57,25 @@ class PeerLink {
   /// @errors kPeerLost: the peer is gone; kTransport: it left so many messages unread that no more fit; kSystem
   Status send(std::span<const std::byte> message, int fd = -1) const;
   /// The next message, if one is waiting. Never blocks. One thread at a time.
-  /// @errors kTransport: the message is longer than any that `send` sends; kSystem: also where the descriptor that came
-  ///         with it is one too many for this process
+  /// @errors kTransport: the message is longer than any that `send` sends; kSystem: also if this process had no
+  ///         descriptor left for the message's
   Result<ReceivedMessage> receive() const;
-  /// For poll(2), POLLIN: `receive` has something to return. Owned by the link.
+  /// Descriptor for poll(2): POLLIN means that `receive` has something to return. Owned by the link.
   int poll_fd() const { return socket_.get(); }
 
  private:
   UniqueFd socket_;
-  UniqueFd process_;  // pidfd: also true when a forked child of the peer still holds its socket. Invalid on old kernels
+  UniqueFd process_;  // pidfd: ends with the peer even if a forked child still holds its socket. Invalid on old kernels
 };
 
-/// What a rank sends over each new link: its number, the token, and its arena.
+/// First message of a rank on each new link: its number, the token, and its arena.
 struct LinkHello {
   int rank = 0;
   LinkToken token{};
   int arena_fd = -1;
 };
 
-/// The other side of a new link.
+/// Other side of a new link.
 struct LinkedPeer {
   int rank = 0;
   std::unique_ptr<PeerLink> link;
@@ -89,8 +89,8 @@ class LinkListener {
 
   const std::string& name() const { return name_; }
 
-  /// Wait for one peer that knows `hello.token`; unknown processes and processes of other users are dropped.
-  /// @errors kTimeout; kSystem: also where file descriptors ran out
+  /// Wait for one peer that has `hello.token`; unknown processes and processes of other users are dropped.
+  /// @errors kTimeout; kSystem: also if file descriptors ran out
   Result<LinkedPeer> accept_peer(const LinkHello& hello, std::int64_t deadline_ns) const;
 
  private:

@@ -48,7 +48,7 @@ std::byte* Peers::resolve(const Location& location, int rank, const Extent& exte
   if (location.kind != Location::Kind::kArena) return nullptr;
   const ArenaMapping& theirs = *peer(rank).arena;
   const auto size_bytes = static_cast<std::int64_t>(theirs.size_bytes());
-  // Subtractions and a division: none of these can overflow.
+  // Subtractions and a division, none of which can overflow.
   const bool inside = location.value >= 0 && location.value <= size_bytes &&
                       extent.row_bytes <= size_bytes - location.value &&
                       (extent.num_rows <= 1 || location.stride_bytes == 0 ||
@@ -70,7 +70,7 @@ void Peers::post(Phase phase) {
 void Peers::ring(ControlBlock& theirs, bool force) {
   const std::uint32_t rings = theirs.doorbell.fetch_add(1, std::memory_order_seq_cst) + 1;
   const std::uint32_t wake_at = theirs.wake_at.load(std::memory_order_seq_cst);
-  // Ring numbers wrap around; the signed difference orders any two that are closer than 2^31.
+  // Ring numbers wrap around; the signed difference orders any two that differ by less than 2^31.
   if (force || static_cast<std::int32_t>(rings - wake_at) >= 0) futex_wake_all(theirs.doorbell);
 }
 

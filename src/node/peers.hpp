@@ -26,7 +26,7 @@ class Peers {
   Peers& operator=(const Peers&) = delete;
 
   int rank() const { return rank_; }
-  /// Of this node.
+  /// Number of ranks of this node.
   int num_ranks() const { return static_cast<int>(peers_.size()); }
   int first_rank() const { return first_rank_; }
   int end_rank() const { return first_rank_ + num_ranks(); }
@@ -40,7 +40,7 @@ class Peers {
   std::uint64_t call() const { return call_; }
   /// Starts the next call: publishes `descriptor` to the peers.
   void open(const CallDescriptor& descriptor);
-  /// Of the current call, valid once the rank has reached kDescribed.
+  /// Descriptor in the current call, valid once the rank has reached kDescribed.
   const CallDescriptor& descriptor_of(int rank) const { return control(rank).descriptors[call_ % 2]; }
   /// Adds a location to this rank's descriptor; post(kStaged) publishes it.
   void set_staged(const Location& staged) { control(rank_).descriptors[call_ % 2].staged = staged; }
@@ -50,7 +50,7 @@ class Peers {
     return control(rank).flag(phase).load(std::memory_order_acquire) >= call_;
   }
 
-  /// Value of this rank's doorbell. To be read before the flags whose change is to end the next sleep.
+  /// Value of this rank's doorbell. Read it before the flags whose change is to end the next sleep.
   std::uint32_t doorbell() const { return control(rank_).doorbell.load(std::memory_order_seq_cst); }
   /// Sleeps until `num_rings` peers have rung since the doorbell was `rings`, at most `timeout_ns`.
   void sleep(std::uint32_t rings, std::uint32_t num_rings, std::int64_t timeout_ns);
@@ -60,17 +60,18 @@ class Peers {
   /// Shows that this rank waits for others.
   void beat() { control(rank_).beats.fetch_add(1, std::memory_order_relaxed); }
   std::uint64_t beats_of(int rank) const { return control(rank).beats.load(std::memory_order_relaxed); }
-  /// Counts work done inside a call, so that peers can tell a slow rank from a stuck one.
+  /// Counts work done inside a call, so that peers can distinguish a slow rank from a stuck one.
   void count_progress() { control(rank_).progress.fetch_add(1, std::memory_order_relaxed); }
   std::uint64_t progress_of(int rank) const { return control(rank).progress.load(std::memory_order_relaxed); }
 
-  /// Publishes why this rank gives up, and wakes the peers. At most once.
+  /// Publishes the error for which this rank gives up, and wakes the peers. At most once.
   void report_error(const ErrorRecord& record);
-  /// Why a peer gave up, if one did.
+  /// Error of a peer that gave up, if one did.
   std::optional<ReportedError> reported_error() const {
     return error_reported_by(std::numeric_limits<std::uint64_t>::max());
   }
-  /// Why a peer gave up in the current call or before, if one did. One that gave up later had been through this call.
+  /// Error of a peer that gave up in the current call or before, if one did. A peer that gave up later has finished
+  /// this call.
   std::optional<ReportedError> error_in_this_call() const { return error_reported_by(call_); }
   /// Whether any rank has given up, this one included.
   bool anyone_gave_up() const;
@@ -86,13 +87,13 @@ class Peers {
   /// Whether `rank` can reach this location of this rank; equally, whether this rank can reach it as a location of
   /// `rank`.
   bool reachable(const Location& location, int rank) const;
-  /// What this rank is about to touch at a peer's location.
+  /// Part of a peer's location that this rank is about to access.
   struct Extent {
     std::int64_t num_rows = 0;
     std::int64_t row_bytes = 0;
   };
-  /// Pointer to a peer's location, null unless it is reachable, holds `extent`, and is inside the peer's arena.
-  /// Whatever a faulty peer publishes, a pointer from here cannot make this rank touch other memory.
+  /// Pointer to a peer's location; null unless it is reachable, holds `extent`, and is inside the peer's arena.
+  /// Whatever a faulty peer publishes, the result cannot make this rank access other memory.
   std::byte* resolve(const Location& location, int rank, const Extent& extent) const;
 
  private:

@@ -16,7 +16,7 @@
 namespace ferry::node {
 namespace {
 
-/// How peers reach this rank. Plain bytes, exchanged through the bootstrap.
+/// Addresses at which peers reach this rank. Plain bytes, exchanged through the bootstrap.
 struct Announcement {
   ProcessIdentity process;
   HostIdentity host;
@@ -49,7 +49,7 @@ Result<std::vector<Announcement>> exchange(const BackendContext& context, const 
   return announcements;
 }
 
-/// The ranks of one node, by number.
+/// Ranks of one node, by number.
 struct NodeRanks {
   std::size_t first = 0;
   std::size_t count = 0;
@@ -66,7 +66,7 @@ Status check_hosts(const std::vector<Announcement>& announcements, std::size_t r
     const Announcement& theirs = announcements[rank];
     const Announcement& others = announcements[first];
     if (theirs.process.same_host(others.process)) {
-      // Links are found by names that belong to a network namespace.
+      // Names of links belong to a network namespace.
       if (theirs.host.network_namespace == others.host.network_namespace || theirs.process == others.process) continue;
       return Status(ErrorCode::kUnsupported,
                     fmt::format("Group::create: ranks {} and {} belong to one node but run in containers (or network "
@@ -97,7 +97,7 @@ std::vector<RankPlace> places_of(const std::vector<Announcement>& announcements,
 }
 
 Status add_linked(LinkedPeer linked, std::size_t first_rank, std::vector<Peer>& peers) {
-  const std::size_t idx = static_cast<std::size_t>(linked.rank) - first_rank;  // huge if the rank is not in this node
+  const std::size_t idx = static_cast<std::size_t>(linked.rank) - first_rank;  // huge if the rank is not of this node
   if (idx >= peers.size() || peers[idx].arena != nullptr) {
     return Status(
         ErrorCode::kTransport,
@@ -110,18 +110,18 @@ Status add_linked(LinkedPeer linked, std::size_t first_rank, std::vector<Peer>& 
   return {};
 }
 
-/// A timeout with the rank that it waited for.
+/// The timeout, with the missing rank that it waited for.
 Status name_missing(const std::vector<Peer>& peers, std::size_t first_rank, const Status& status) {
   const auto missing = std::ranges::find_if(peers, [](const Peer& peer) { return peer.arena == nullptr; });
   const auto rank = first_rank + static_cast<std::size_t>(missing - peers.begin());
   return Status(status.code(), fmt::format("{}: rank {} is missing", status.message(), rank), static_cast<int>(rank));
 }
 
-/// Descriptors that a link to another process takes: the socket, the peer's process and its arena.
+/// Descriptors of a link to another process: the socket, the peer's process and its arena.
 constexpr std::int64_t kDescriptorsOfLink = 3;
 
-/// Finds out whether all links fit before the first is made: a rank that fails among its links keeps the others
-/// waiting for it until their deadline.
+/// Checks that all links fit before the first is made: a rank that fails between its links keeps the others waiting
+/// until their deadline.
 Result<std::vector<UniqueFd>> reserve_links(const std::vector<Peer>& peers) {
   const auto num_links = std::ranges::count_if(peers, [](const Peer& peer) { return !peer.same_process; });
   return reserve_descriptors(kDescriptorsOfLink * num_links,
@@ -204,7 +204,7 @@ Result<Rendezvous> rendezvous(const BackendContext& context, std::string_view ne
   reserved->clear();
   const LinkHello hello{context.topology.rank, mine.token, (*arena)->mapping()->fd()};
   status = connect_processes(context, *announcements, *listener, hello, result.peers);
-  // When this returns every rank has found the mappings of its node; a failure anywhere fails all ranks.
+  // On return every rank has found the mappings of its node; a failure anywhere fails all ranks.
   Result<std::vector<std::vector<std::byte>>> ready =
       gather_or_fail(*context.bootstrap, status, {}, context.options.timeout_ns);
   if (!ready.ok()) return ready.status();

@@ -1,7 +1,7 @@
 #ifndef FERRY_NODE_RENDEZVOUS_HPP
 #define FERRY_NODE_RENDEZVOUS_HPP
 
-/// Gives every rank the arena of every other rank of its node, at creation of a group.
+/// Exchange of arenas at creation of a group: every rank gets the arena of every other rank of its node.
 
 #include <memory>
 #include <string_view>
@@ -14,7 +14,7 @@
 
 namespace ferry::node {
 
-/// One rank as another sees it; also a rank's view of itself.
+/// One rank as seen by a rank of its node; also a rank's view of itself.
 struct Peer {
   std::shared_ptr<ArenaMapping> arena;
   bool same_process = false;
@@ -23,12 +23,12 @@ struct Peer {
 
 struct Rendezvous {
   std::shared_ptr<Arena> arena;   ///< this rank's own
-  std::vector<Peer> peers;        ///< the ranks of this node in order, this rank included
-  std::vector<RankPlace> places;  ///< of all ranks of the group
+  std::vector<Peer> peers;        ///< ranks of this node in order, this rank included
+  std::vector<RankPlace> places;  ///< places of all ranks of the group
 };
 
 /// Collective over all ranks of all nodes: succeeds on all ranks or fails on all. `network_address` is published to all
-/// as this rank's RankPlace::address; at most 63 characters, longer ones count as not known.
+/// as this rank's RankPlace::address; at most 63 characters, a longer one counts as not known.
 Result<Rendezvous> rendezvous(const BackendContext& context, std::string_view network_address);
 
 }  // namespace ferry::node

@@ -1,8 +1,8 @@
 #ifndef FERRY_NODE_SAME_PROCESS_HPP
 #define FERRY_NODE_SAME_PROCESS_HPP
 
-/// Hands an object from one thread of this process to another while a group forms. A rank that gives up removes its
-/// entry; a later peer then finds nothing instead of a dead object.
+/// Handover of an object from one thread of this process to another while a group forms. A rank that gives up removes
+/// its entry; a later peer then finds nothing instead of a dead object.
 
 #include <memory>
 #include <typeindex>
@@ -13,7 +13,7 @@
 
 namespace ferry::node {
 
-/// Offers are found by type and token: a peer that sends the wrong token cannot pass one object off as another.
+/// Offers are keyed by type and token: a peer that sends a wrong token cannot pass one object off as another.
 void add_offer(std::type_index type, const LinkToken& token, const std::shared_ptr<void>& object);
 void remove_offer(std::type_index type, const LinkToken& token);
 std::shared_ptr<void> find_offer(std::type_index type, const LinkToken& token);
@@ -33,7 +33,7 @@ class Offered {
   LinkToken token_;
 };
 
-/// What another thread offers under `token`; null if it does not, or no longer.
+/// Object that another thread offers under `token`; null if there is none, or no longer.
 template <typename Object>
 std::shared_ptr<Object> find_offered(const LinkToken& token) {
   return std::static_pointer_cast<Object>(find_offer(typeid(Object), token));

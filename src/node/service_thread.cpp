@@ -10,7 +10,7 @@
 namespace ferry::node {
 
 Result<std::thread> start_service_thread(const char* name, std::string_view what, std::function<void()> body) {
-  // The new thread inherits the mask.
+  // The new thread inherits this mask.
   sigset_t every_signal;
   sigset_t former;
   sigfillset(&every_signal);

@@ -9,9 +9,9 @@
 
 namespace ferry::node {
 
-/// Starts a thread of the library's own. It has a name that tools show (at most 15 characters) and takes no signals:
-/// those are for the threads of the program.
-/// @errors kSystem: no thread could be started; `what` says what it was for
+/// Starts a thread of the library's own. It has a name that tools show (at most 15 characters) and takes no signals,
+/// which are left to the program's threads.
+/// @errors kSystem: no thread could be started; `what` names its purpose
 Result<std::thread> start_service_thread(const char* name, std::string_view what, std::function<void()> body);
 
 }  // namespace ferry::node

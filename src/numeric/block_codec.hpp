@@ -1,8 +1,8 @@
 #ifndef FERRY_NUMERIC_BLOCK_CODEC_HPP
 #define FERRY_NUMERIC_BLOCK_CODEC_HPP
 
-/// The arithmetic of quantised blocks, one value or one scale at a time. Host and kernels share it, so that both give
-/// the same bits; both compile it without contracting products and sums, and without flushing subnormals.
+/// Arithmetic of quantised blocks, one value or one scale at a time. Host and kernels share it, so that both give the
+/// same bits; both compile it without contracting products and sums, and without flushing subnormals.
 
 #include <cstdint>
 
@@ -26,9 +26,9 @@ inline constexpr std::uint32_t kFp8Nan = 0x7F;
 inline constexpr int kFp8FractionBits = 3;
 inline constexpr std::uint32_t kFp8Bias = 7;
 inline constexpr float kFp8MinNormal = 0x1p-6F;
-/// Its unit in the last place is 2^-9, the step of E4M3's subnormals: adding it rounds to that step.
+/// The unit in its last place is 2^-9, the step of E4M3's subnormals: adding it rounds to that step.
 inline constexpr float kSubnormalRounder = 0x1p14F;
-/// Its unit in the last place is 1: adding it to a number from 0 to 2^22 rounds that to an integer.
+/// The unit in its last place is 1: adding it to a number from 0 to 2^22 rounds that number to an integer.
 inline constexpr float kIntegerRounder = 0x1p23F;
 inline constexpr std::uint16_t kBfloat16Nan = 0x7FFF;
 
@@ -66,14 +66,14 @@ FERRY_HOST_DEVICE constexpr float decode_e4m3(std::uint32_t code) {
                   (fraction << (kFloatFractionBits - kFp8FractionBits)));
 }
 
-/// The code of `x` in a block with this multiplier; x is given by its bits. The sign is that of x, also where an
-/// infinite block maximum makes the product a NaN of unspecified sign.
+/// Code of `x` in a block with this multiplier; x is given by its bits. The sign is that of x, also if an infinite
+/// block maximum makes the product a NaN of unspecified sign.
 FERRY_HOST_DEVICE constexpr std::uint8_t quantize_e4m3(std::uint32_t x, float multiplier) {
   const std::uint32_t magnitude = bits_of(float_of(x & kFloatMagnitude) * multiplier) & kFloatMagnitude;
   return static_cast<std::uint8_t>(encode_e4m3(magnitude) | ((x & ~kFloatMagnitude) >> 24));
 }
 
-/// The same for i8, where x is finite.
+/// i8 code of `x`, which is finite.
 FERRY_HOST_DEVICE constexpr std::uint8_t quantize_int8(std::uint32_t x, float multiplier) {
   const std::uint32_t magnitude = lesser(bits_of(float_of(x & kFloatMagnitude) * multiplier), bits_of(kInt8Max));
   const std::uint32_t rounded = bits_of(float_of(magnitude) + kIntegerRounder) - bits_of(kIntegerRounder);
@@ -81,19 +81,19 @@ FERRY_HOST_DEVICE constexpr std::uint8_t quantize_int8(std::uint32_t x, float mu
   return static_cast<std::uint8_t>((rounded ^ is_negative) - is_negative);
 }
 
-/// Of the bits of |x|, what a block's maximum takes into account. FP8 ignores NaNs; in i8 they must reach the scale.
+/// Bits of |x| as a block's maximum counts them. FP8 ignores NaNs; in i8 they must reach the scale.
 FERRY_HOST_DEVICE constexpr std::uint32_t amax_candidate(std::uint32_t magnitude, bool is_int8) {
   return is_int8 || magnitude <= kFloatInfinity ? magnitude : 0;
 }
 
 struct BlockScale {
-  float multiplier = 1;       ///< of x, before it is rounded
-  float stored = 1;           ///< in f32 scales
-  std::uint8_t exponent = 0;  ///< in UE8M0 scales
+  float multiplier = 1;       ///< factor of x before rounding
+  float stored = 1;           ///< value of f32 scales
+  std::uint8_t exponent = 0;  ///< value of UE8M0 scales
   bool blank = false;         ///< i8: the scale is not finite, all q are 0
 };
 
-/// Scale of a block. `amax`: the bits of the largest magnitude in it, not below those of kQuantAmaxFloor.
+/// Scale of a block. `amax`: the bits of the block's largest magnitude, not below those of kQuantAmaxFloor.
 FERRY_HOST_DEVICE constexpr BlockScale make_scale(std::uint32_t amax, Quantization mode) {
   BlockScale scale;
   if (mode == Quantization::kInt8) {
@@ -115,14 +115,14 @@ FERRY_HOST_DEVICE constexpr BlockScale make_scale(std::uint32_t amax, Quantizati
   return scale;
 }
 
-/// E8M0 has no zero and no infinity: 0 is 2^-127, a subnormal of f32, and 255 is NaN.
+/// Value of an E8M0 exponent. E8M0 has no zero and no infinity: 0 is 2^-127, a subnormal of f32, and 255 is NaN.
 FERRY_HOST_DEVICE constexpr float float_from_ue8m0(std::uint32_t exponent) {
   if (exponent == 0) return 0x1p-127F;
   if (exponent == kFloatMaxExponent) return float_of(kFloatNan);
   return float_of(exponent << kFloatFractionBits);
 }
 
-/// A NaN of any kind becomes the canonical one.
+/// Bits of a value; any NaN becomes the canonical one.
 FERRY_HOST_DEVICE constexpr std::uint32_t canonical_float(float value) {
   const std::uint32_t bits = bits_of(value);
   return (bits & kFloatMagnitude) > kFloatInfinity ? kFloatNan : bits;

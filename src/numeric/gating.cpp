@@ -9,14 +9,14 @@
 namespace ferry::numeric {
 namespace {
 
-// What a row costs is inlined into one function for each instruction set, which decides how wide its loops are.
+// The work on a row is inlined into one function per instruction set, which determines the width of its loops.
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 /// A selection key and, below it, the complement of the expert's id: unique, and the largest is the expert to choose.
 using Candidate = std::int64_t;
 constexpr Candidate kClosed = std::numeric_limits<Candidate>::min();
-/// The best candidate of each so many is kept, so that a choice looks at E / 16 + 16 of them.
+/// Candidates per block, whose best is kept, so that a choice compares E / 16 + 16 of them.
 constexpr std::size_t kBlock = 16;
 
 [[gnu::always_inline]] inline Candidate make_candidate(std::uint32_t key, std::size_t expert) {
@@ -120,7 +120,7 @@ class Chooser {
     for (std::size_t i = 0; i < num_experts_; ++i) scores[i] = scores[i] / sum;
   }
 
-  /// Of the exponentials of a row, which it leaves in `exponentials`; 1 if all are zero.
+  /// Sum of the exponentials of a row, which are left in `exponentials`; 1 if all are zero.
   [[gnu::always_inline]] inline float sum_of_row(const float* logits, float largest, float* exponentials) {
     for (std::size_t i = 0; i < num_experts_; ++i) exponentials[i] = relative_exponential(logits[i], largest);
     const auto run_length = static_cast<std::size_t>(gating_run_length(params_.num_experts));
@@ -133,7 +133,7 @@ class Chooser {
     return sum == 0 ? 1.0F : sum;
   }
 
-  /// Fills `chosen_`, best first. `only_open`: none of the experts that are full.
+  /// Fills `chosen_`, best first. `only_open`: skips full experts.
   [[gnu::always_inline]] inline void choose(bool only_open) {
     Candidate* const candidates = candidates_.data();
     for (std::size_t i = 0; i < num_experts_; ++i) candidates[i] = make_candidate(keys_[i], i);
@@ -183,7 +183,7 @@ class Chooser {
     }
   }
 
-  /// Keeps to the capacity, and counts what was chosen.
+  /// Enforces the capacity, and counts the chosen experts.
   [[gnu::always_inline]] inline void limit() {
     const auto num_topk = static_cast<std::size_t>(options_.num_topk);
     const auto is_full = [this](std::int32_t expert) {
@@ -202,7 +202,7 @@ class Chooser {
     }
   }
 
-  /// By the logits as they came, without noise.
+  /// Weighs the chosen experts by the original logits, without noise.
   [[gnu::always_inline]] inline void weigh() {
     const auto num_topk = static_cast<std::size_t>(options_.num_topk);
     std::array<float, kGatingRuns> chosen_logits;
@@ -255,7 +255,7 @@ class Chooser {
   std::size_t num_blocks_;
   std::size_t group_size_;
   bool by_logit_;
-  const float* logits_ = nullptr;  ///< of the token
+  const float* logits_ = nullptr;  ///< logits of the current token
   std::vector<float> row_;
   std::vector<float> compared_;
   std::vector<float> scores_;
@@ -264,7 +264,7 @@ class Chooser {
   std::vector<Candidate> block_best_;
   std::vector<Candidate> groups_;
   std::vector<Candidate> order_;
-  std::vector<std::int64_t> counts_;  ///< tokens that each expert has
+  std::vector<std::int64_t> counts_;  ///< tokens that each expert has taken
   std::array<std::int32_t, kGatingRuns> chosen_{};
   std::array<bool, kGatingRuns> kept_{};
   std::array<float, kGatingRuns> weights_{};
@@ -280,7 +280,7 @@ void choose_generic(const GatingParams& params) { Chooser(params).choose_all(); 
 }
 #endif
 
-/// Of gating_variants, the first that this processor has.
+/// First of gating_variants that this processor supports.
 const GatingVariant& best_variant() {
   const std::span<const GatingVariant> variants = gating_variants();
   return *std::find_if(variants.begin(), variants.end(), [](const GatingVariant& one) { return one.available; });

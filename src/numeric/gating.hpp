@@ -1,8 +1,8 @@
 #ifndef FERRY_NUMERIC_GATING_HPP
 #define FERRY_NUMERIC_GATING_HPP
 
-/// Choosing experts with checked arguments: what host and kernels take, the rules they share, and the loops on the
-/// host.
+/// Choice of experts with checked arguments: parameters for host and kernels, the rules that both share, and the loops
+/// on the host.
 
 #include <cstdint>
 #include <span>
@@ -30,7 +30,7 @@ struct GatingParams {
   std::int64_t weights_column_stride = 1;
 };
 
-/// Runs that a sum over a row is made of, and places in a sum over the chosen experts: the lanes of a warp.
+/// Number of partial sums of a row, and of places in a sum over the chosen experts: the lanes of a warp.
 inline constexpr int kGatingRuns = 32;
 
 FERRY_HOST_DEVICE constexpr int gating_run_length(int num_experts) {
@@ -41,31 +41,31 @@ FERRY_HOST_DEVICE constexpr bool is_group_limited(const GatingOptions& options) 
   return options.num_selected_groups < options.num_groups;
 }
 
-/// Experts are compared by logit, plus bias for kSoftmaxOfChosen, and no score is needed to choose.
+/// Whether experts are compared by logit, plus bias for kSoftmaxOfChosen, so that choosing needs no score.
 FERRY_HOST_DEVICE constexpr bool selects_by_logit(const GatingOptions& options, bool has_bias) {
   if (options.score == GatingScore::kSoftmaxOfChosen) return true;
   return !has_bias && !(is_group_limited(options) && options.group_score == GatingGroupScore::kBestTwo);
 }
 
-/// Weights are exponentials relative to the row's largest logit, divided by the sum of those chosen.
+/// Whether weights are exponentials relative to the row's largest logit, divided by the sum of the chosen ones.
 FERRY_HOST_DEVICE constexpr bool sum_of_row_cancels(const GatingOptions& options) {
   return options.score == GatingScore::kSoftmaxOfChosen ||
          (options.score == GatingScore::kSoftmax && options.normalize && options.epsilon == 0);
 }
 
-/// Keys order selection scores, the larger the better: NaN lowest, zeros of both signs alike. kClosedKey is that of
-/// experts which may not be chosen.
+/// Keys order selection scores, the larger the better: NaN lowest, zeros of both signs alike. kClosedKey marks experts
+/// that may not be chosen.
 inline constexpr std::uint32_t kClosedKey = 0;
 inline constexpr std::uint32_t kNanKey = 1;
 
 FERRY_HOST_DEVICE inline bool is_nan(float value) { return (bits_of(value) & kFloatMagnitude) > kFloatInfinity; }
 
-/// The key of a score, given as its bits, that is neither NaN nor a negative zero.
+/// Key of a score, given as its bits, that is neither NaN nor a negative zero.
 FERRY_HOST_DEVICE inline std::uint32_t key_of_bits(std::uint32_t bits) {
   return bits ^ ((0U - (bits >> 31)) | 0x80000000U);
 }
 
-/// The key of a score that is not NaN.
+/// Key of a score that is not NaN.
 FERRY_HOST_DEVICE inline std::uint32_t number_key(float score) {
   return key_of_bits(bits_of(score + 0.0F));  // -0 becomes +0
 }
@@ -75,25 +75,25 @@ FERRY_HOST_DEVICE inline std::uint32_t selection_key(float score) {
   return (kNanKey & nan) | (number_key(score) & ~nan);
 }
 
-/// That of an expert whose own logit may be NaN, which a bias does not change.
+/// Key of an expert whose own logit may be NaN, in which case the bias has no effect.
 FERRY_HOST_DEVICE inline std::uint32_t selection_key(float score, float logit) {
   const std::uint32_t nan = mask_of(is_nan(logit));
   return (kNanKey & nan) | (selection_key(score) & ~nan);
 }
 
-/// The score of a key; -infinity for those that are no number's.
+/// Score of a key; -infinity for keys of no number.
 FERRY_HOST_DEVICE inline float score_of_key(std::uint32_t key) {
   const std::uint32_t bits = (key >> 31) != 0 ? key ^ 0x80000000U : ~key;
   return key <= kNanKey ? float_of(0x80000000U | kFloatInfinity) : float_of(bits);
 }
 
-/// A group's key from those of its best two experts; `second` is kClosedKey in a group of one.
+/// Key of a group from the keys of its best two experts; `second` is kClosedKey in a group of one.
 FERRY_HOST_DEVICE inline std::uint32_t group_key(std::uint32_t best, std::uint32_t second, bool sums, bool has_second) {
   if (!sums || !has_second) return best;
   return selection_key(score_of_key(best) + score_of_key(second));
 }
 
-/// A softmax's exponential of a logit. The largest one's is 1 also where it is infinite.
+/// Exponential of a logit in a softmax; 1 for the largest logit, even if that is infinite.
 FERRY_HOST_DEVICE inline float relative_exponential(float logit, float largest) {
   const std::uint32_t equal = mask_of(logit == largest);
   return float_of((bits_of(1.0F) & equal) | (bits_of(exponential(logit - largest)) & ~equal));
@@ -125,8 +125,8 @@ FERRY_HOST_DEVICE inline PhiloxWords philox(PhiloxWords counter, std::uint64_t k
   return c;
 }
 
-/// Mean 0 and variance 1: the sum of four uniform numbers of 16 bits. Their mean is 65535 / 2 and the variance of each
-/// is (2^32 - 1) / 12, so of all four (2^32 - 1) / 3.
+/// Noise of mean 0 and variance 1: the sum of four uniform numbers of 16 bits. Their mean is 65535 / 2 and the variance
+/// of each is (2^32 - 1) / 12, so that of all four is (2^32 - 1) / 3.
 FERRY_HOST_DEVICE inline float unit_noise(std::uint64_t seed, std::int64_t token, int expert) {
   const auto at = static_cast<std::uint64_t>(token);
   const PhiloxWords drawn = philox(
@@ -140,13 +140,13 @@ FERRY_HOST_DEVICE inline float unit_noise(std::uint64_t seed, std::int64_t token
   return static_cast<float>(static_cast<std::int32_t>(sum) - kMean) * kPerDeviation;
 }
 
-/// What a logit is compared by, before the score is made.
+/// Logit with noise, as compared in the choice, before a score is computed.
 FERRY_HOST_DEVICE inline float noisy(float logit, const GatingOptions& options, std::int64_t token, int expert) {
   const float drawn = unit_noise(options.noise_seed, options.first_token + token, expert);
   return fused_multiply_add(options.noise, drawn, logit);
 }
 
-/// The weight of one of the chosen from its part of `sum`, that of all of them.
+/// Weight of a chosen expert from its part of `sum`, the sum over all chosen experts.
 FERRY_HOST_DEVICE inline float final_weight(float part, float sum, const GatingOptions& options) {
   const bool divides = options.normalize || options.score == GatingScore::kSoftmaxOfChosen;
   const float divisor = divides ? sum + options.epsilon : 1.0F;
@@ -161,7 +161,7 @@ struct GatingVariant {
   void (*choose)(const GatingParams&) = nullptr;
 };
 
-/// All, best first; the last is always available. They give the same bits.
+/// All variants, best first; the last is always available. They give the same bits.
 std::span<const GatingVariant> gating_variants();
 
 void choose_experts(const GatingParams& params);

@@ -6,12 +6,12 @@
 namespace ferry {
 namespace {
 
-/// DeepSeek's and Moonshot's own modelling code adds this to the sum of the chosen scores.
+/// Term that DeepSeek's and Moonshot's own modelling code adds to the sum of the chosen scores.
 /// @source huggingface.co/deepseek-ai/DeepSeek-V3, modeling_deepseek.py, class MoEGate (moonshotai/Kimi-K2-Instruct
 /// runs the same file). DeepSeek's inference/model.py on GitHub adds nothing.
 constexpr float kDeepSeekEpsilon = 1e-20F;
 
-/// Each model's config.json on huggingface.co gives the numbers, the code named by `source` the rule.
+/// Numbers from each model's config.json on huggingface.co, rules from the code named by `source`.
 constexpr std::array<GatingPreset, 5> kPresets = {{
     {.name = "deepseek-v3",
      .num_experts = 256,

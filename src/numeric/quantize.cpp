@@ -21,9 +21,9 @@ constexpr std::array<float, 256> make_decode_table(bool is_int8) {
 constexpr std::array<float, 256> kFp8Table = make_decode_table(false);
 constexpr std::array<float, 256> kInt8Table = make_decode_table(true);
 
-// What a row costs is inlined into one function for each instruction set, which decides how wide its loops are.
+// The work on a row is inlined into one function per instruction set, which determines the width of its loops.
 
-/// A block of x as the bits of f32.
+/// Loads a block of x as the bits of f32.
 [[gnu::always_inline]] inline void load_block(const QuantizeParams& params, std::int64_t row, std::int64_t first,
                                               std::size_t count, BlockBits& block) {
   const std::int64_t offset = row * params.x_stride + first;
@@ -59,7 +59,7 @@ template <bool kIsInt8>
   }
 }
 
-/// The byte of exponent `block` of a row. (Little-endian: the first of four is the low byte.)
+/// Byte of exponent `block` of a row. (Little-endian: the first of four is the low byte.)
 std::byte* exponent_at(const BlockScales& scales, std::int64_t row, std::int64_t block) {
   if (scales.dtype == DType::kUint8) return scales.data + row * scales.row_stride + block * scales.column_stride;
   const std::int64_t word = row * scales.row_stride + block / kPackedScales * scales.column_stride;
@@ -83,7 +83,7 @@ float load_scale(const BlockScales& scales, std::int64_t row, std::int64_t block
   return float_from_ue8m0(std::to_integer<std::uint32_t>(*exponent_at(scales, row, block)));
 }
 
-/// The exponents of a row's last word that belong to no block.
+/// Clears the exponents of a row's last word that belong to no block.
 void clear_spare_exponents(const QuantizeParams& params, std::int64_t row) {
   if (params.scales.dtype != DType::kInt32) return;
   const std::int64_t end = num_scale_columns(params.hidden, DType::kInt32) * kPackedScales;
@@ -125,7 +125,7 @@ template <bool kIsInt8>
 }
 #endif
 
-/// Of quantize_variants, the first that this processor has.
+/// First of quantize_variants that this processor supports.
 const QuantizeVariant& best_variant() {
   const std::span<const QuantizeVariant> variants = quantize_variants();
   return *std::find_if(variants.begin(), variants.end(), [](const QuantizeVariant& one) { return one.available; });

@@ -1,7 +1,7 @@
 #ifndef FERRY_NUMERIC_QUANTIZE_HPP
 #define FERRY_NUMERIC_QUANTIZE_HPP
 
-/// Quantisation of rows with checked arguments: what host and kernels take, and the loops on the host.
+/// Quantisation of rows with checked arguments: parameters for host and kernels, and the loops on the host.
 
 #include <cstddef>
 #include <cstdint>
@@ -21,28 +21,28 @@ struct BlockScales {
   std::int64_t column_stride = 1;
 };
 
-/// One direction or the other; strides in elements, the channels of a row are contiguous.
+/// Arguments of either direction; strides in elements, the channels of a row are contiguous.
 struct QuantizeParams {
-  Quantization mode = Quantization::kFp8;  ///< dequantising: kInt8, or any of FP8
+  Quantization mode = Quantization::kFp8;  ///< dequantising: kInt8, or any FP8 mode
   std::int64_t num_rows = 0;
   std::int64_t hidden = 0;
-  void* x = nullptr;  ///< quantising only reads it
+  void* x = nullptr;  ///< only read when quantising
   DType x_dtype = DType::kBfloat16;
   std::int64_t x_stride = 0;
-  std::uint8_t* q = nullptr;  ///< dequantising only reads it, and the scales
+  std::uint8_t* q = nullptr;  ///< only read when dequantising, like the scales
   std::int64_t q_stride = 0;
   BlockScales scales;
 };
 
-/// Blocks of a row.
+/// Number of blocks of a row.
 FERRY_HOST_DEVICE constexpr std::int64_t num_blocks(std::int64_t hidden) {
   return (hidden + kQuantBlockSize - 1) / kQuantBlockSize;
 }
 
-/// Exponents in an i32.
+/// Number of exponents in an i32.
 inline constexpr std::int64_t kPackedScales = 4;
 
-/// Columns of the scales of a row.
+/// Number of columns of the scales of a row.
 constexpr std::int64_t num_scale_columns(std::int64_t hidden, DType dtype) {
   return dtype == DType::kInt32 ? (num_blocks(hidden) + kPackedScales - 1) / kPackedScales : num_blocks(hidden);
 }
@@ -59,7 +59,7 @@ struct QuantizeVariant {
   void (*to_int8)(const QuantizeParams&) = nullptr;
 };
 
-/// All, best first; the last is always available. They give the same bits.
+/// All variants, best first; the last is always available. They give the same bits.
 std::span<const QuantizeVariant> quantize_variants();
 
 void quantize_rows(const QuantizeParams& params);

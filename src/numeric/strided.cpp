@@ -29,7 +29,7 @@ Status check_matrix(const ConstTensorView& view, const MatrixRule& rule) {
   const std::size_t element_bytes = size_bytes(view.dtype);
   if (element_bytes == 0)
     return bad_argument(rule, fmt::format("of dtype {}", static_cast<int>(view.dtype)), "an enumerator of DType",
-                        "give a dtype that there is");
+                        "pass an enumerator");
   if (view.num_elements() == 0) return {};
   if (view.data == nullptr)
     return bad_argument(rule, "a null pointer", "host memory of shape " + expected_shape, "give a valid pointer");
@@ -44,7 +44,7 @@ Status check_output_matrix(const ConstTensorView& view, const MatrixRule& rule) 
   if (Status status = check_matrix(view, rule); !status.ok()) return status;
   const std::int64_t row_stride = std::abs(view.stride(0));
   const std::int64_t col_stride = std::abs(view.stride(1));
-  // Row-major with gaps or column-major with gaps; other strides without overlap are not supported.
+  // Accepts row-major or column-major strides, with gaps; other strides without overlap are not supported.
   const bool row_major =
       (rule.cols <= 1 || col_stride >= 1) && (rule.rows <= 1 || row_stride > (rule.cols - 1) * col_stride);
   const bool col_major =

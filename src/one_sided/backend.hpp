@@ -1,15 +1,15 @@
 #ifndef FERRY_ONE_SIDED_BACKEND_HPP
 #define FERRY_ONE_SIDED_BACKEND_HPP
 
-/// What a backend of the one-sided layer provides. Core (one_sided.cpp) checks arguments and turns symmetric addresses
-/// into offsets in the heap; a backend moves bytes. Offsets and sizes in the structs below are inside one block of the
-/// heap, words are aligned, ranks and teams exist.
+/// Backend interface of the one-sided layer. Core (one_sided.cpp) checks arguments and converts symmetric addresses to
+/// offsets in the heap; a backend moves bytes. Offsets and sizes in the structs below lie inside one block of the heap,
+/// words are aligned, ranks and teams exist.
 ///
-/// Shared by all backends: the *fabric* (fabric.hpp), which is the host's side of things: topology, links to the
-/// processes of the node, a host heap that they map, the network engine with the thread that drives it (driver.hpp),
-/// barriers and exchanges between hosts, and who is lost. A CPU backend is little more than that. A CUDA backend
-/// creates a fabric too: for its host collectives, and over several nodes for its driver, to which it attaches the
-/// rings that its kernels write (RequestSource), with the fabric's host heap as the memory that the network reaches.
+/// All backends share the *fabric* (fabric.hpp), the host's side: topology, links to the processes of the node, a host
+/// heap that they map, the network engine with the thread that drives it (driver.hpp), barriers and exchanges between
+/// hosts, and the detection of lost ranks. A CPU backend adds little to it. A CUDA backend creates a fabric too: for
+/// its host collectives, and on several nodes for its driver, to which it attaches the rings that its kernels write
+/// (RequestSource); the fabric's host heap is then the memory that the network reaches.
 
 #include <array>
 #include <cstddef>
@@ -26,36 +26,36 @@
 
 namespace ferry::one_sided {
 
-/// What ranks show each other in a collective call of hosts. Plain bytes.
+/// Size of the entry that a rank shows to the others in a collective call of hosts. Plain bytes.
 inline constexpr std::size_t kEntryBytes = 64;
 using Entry = std::array<std::byte, kEntryBytes>;
 
-/// How far a rank is in an exchange: two barriers of the team, between which it shows its entry.
+/// Progress of a rank in an exchange: two barriers of the team, between which it shows its entry.
 enum class ExchangeStep { kNone, kBegun, kMet, kShown };
 
-/// A team as its ranks see it. The words of a team are in one slot of each of its ranks, which each chooses by itself
-/// and uses for no other team ever, so that splits need not agree on a number: those of different teams may overlap,
-/// and one that failed on some ranks takes nothing from later ones.
+/// A team, as its ranks see it. The words of a team are in one slot per rank. Each rank chooses its slot by itself and
+/// never uses it for another team, so splits need not agree on a number: slots of different teams may overlap, and a
+/// split that failed on some ranks uses up no slot of later ones.
 struct TeamState {
-  std::vector<int> ranks{};  ///< of the world, by place
-  std::vector<int> slots{};  ///< theirs, by place: below kMaxTeams
+  std::vector<int> ranks{};  ///< ranks in the world, by place
+  std::vector<int> slots{};  ///< slots of these ranks, by place: below kMaxTeams
   int my_place = 0;
-  const void* owner = nullptr;  ///< the OneSided it belongs to, for checks
+  const void* owner = nullptr;  ///< OneSided to which the team belongs, for checks
 
   int my_slot() const { return slots[static_cast<std::size_t>(my_place)]; }
 
-  /// Barriers of the host that this rank has begun on it. The last may have ended by its deadline: then the next call
-  /// goes on with it, behind the steps in which this rank has told its mate that it has come.
+  /// Number of barriers of the host that this rank has begun on the team. The last one may have ended by its deadline:
+  /// the next call then continues it after the steps in which this rank has already notified its mate.
   mutable std::uint64_t num_barriers = 0;
   mutable std::size_t num_told = 0;
   mutable bool in_barrier = false;
-  mutable std::uint64_t kinds = 0;  ///< of Fabric::Meeting, that ranks have met for as far as this one has heard
-  /// The same of the last exchange, and what this rank shows in it.
+  mutable std::uint64_t kinds = 0;  ///< kinds of the current meeting (Fabric::Meeting) that this rank has heard of
+  /// Same state for the last exchange, and the entry that this rank shows in it.
   mutable ExchangeStep exchange_step = ExchangeStep::kNone;
   mutable Entry shown{};
 };
 
-/// put and get. `offset` is that of the range in the heap of `rank`.
+/// put and get. `offset` is the offset of the range in the heap of `rank`.
 struct PutCall {
   int rank = 0;
   std::size_t offset = 0;
@@ -104,25 +104,25 @@ class Backend {
   virtual ~Backend() = default;
 
   virtual std::string_view name() const = 0;
-  /// Whether `Stream::handle` may be non-null.
+  /// True if `Stream::handle` may be non-null.
   virtual bool takes_streams() const = 0;
 
-  /// This rank's heap: what `allocate` hands out. The same size on every rank.
+  /// This rank's heap, from which `allocate` takes blocks. It has the same size on every rank.
   virtual std::byte* heap() const = 0;
   virtual std::size_t heap_bytes() const = 0;
-  /// The heap of `rank` for loads and stores of this rank; null where it cannot reach it. This rank's own: heap().
+  /// Heap of `rank` for loads and stores of this rank; null if this rank cannot reach it. For this rank: heap().
   virtual std::byte* peer_heap(int rank) const = 0;
-  /// Zeroes a range of this rank's heap. Blocks the host until it is done.
+  /// Zeroes a range of this rank's heap. Blocks the host until the range is zero.
   virtual Status zero(std::size_t offset, std::size_t num_bytes) = 0;
 
   virtual Status put(const PutCall& call) = 0;
   virtual Status get(const GetCall& call) = 0;
-  /// The signal is seen only after the bytes. `put.rank` is `signal.rank`.
+  /// The signal is visible only after the bytes. `put.rank` is `signal.rank`.
   virtual Status put_signal(const PutCall& put, const SignalCall& signal) = 0;
   virtual Status signal(const SignalCall& call) = 0;
-  /// `fetched` is any memory that this rank's processor (CUDA: GPU, in stream order) can write.
+  /// `fetched` is memory that this rank's processor (CUDA: GPU, in stream order) can write.
   virtual Status fetch(const FetchCall& call, std::uint64_t* fetched) = 0;
-  /// The same with the result on the host, which waits for it.
+  /// fetch with the result on the host, which waits for it.
   virtual Result<std::uint64_t> fetch_now(const FetchCall& call) = 0;
   virtual Status wait_until(const WaitCall& call) = 0;
   virtual Result<bool> test(const WaitCall& call) = 0;
@@ -131,14 +131,14 @@ class Backend {
   virtual Status quiet(Stream stream) = 0;
   virtual Status barrier(const TeamState& team, Stream stream) = 0;
 
-  /// Between hosts, once everything that this rank has started on any stream is complete: every rank of the team gives
-  /// an entry and gets all of them, by place. Collective. Blocks the host. Refused where another collective call of
-  /// the team ended by its deadline: see Fabric.
+  /// Exchanges an entry among the hosts of a team, after everything that this rank has started on any stream is
+  /// complete: every rank gets all entries, by place. Collective. Blocks the host. Refused if another collective call
+  /// of the team ended by its deadline: see Fabric.
   virtual Result<std::vector<Entry>> exchange(const TeamState& team, const Entry& mine) = 0;
 
-  /// The last call: quiet, then a meeting of all ranks, then closes what the network reaches. Blocks the host.
+  /// Last call: quiet, then a meeting of all ranks, then closes the memory that the network reaches. Blocks the host.
   virtual Status leave(const TeamState& world) = 0;
-  /// See OneSided::device_world and ::device_team; of backends whose calls are made on streams.
+  /// See OneSided::device_world and ::device_team; for backends with calls on streams.
   virtual Result<device::World> device_world();
   virtual Result<device::TeamView> device_team(const TeamState& team);
 
@@ -146,8 +146,8 @@ class Backend {
   virtual Status poll_errors() { return {}; }
 };
 
-/// What a backend is created from. `base.options` has ranks_per_node, timeout_ns, transport, net_devices and device of
-/// the OneSidedOptions; all ranks have agreed on it and on `heap_bytes`, which is a multiple of a page.
+/// Parameters for the creation of a backend. `base.options` has ranks_per_node, timeout_ns, transport, net_devices and
+/// device of the OneSidedOptions; all ranks have agreed on it and on `heap_bytes`, which is a multiple of a page.
 struct Context {
   BackendContext base;
   std::size_t heap_bytes = 0;
@@ -156,9 +156,9 @@ struct Context {
 /// One entry of the registry.
 struct BackendFactory {
   std::string_view name;
-  /// Ok if the backend can run on this machine, else why not. No side effects.
+  /// Ok if the backend can run on this machine, else the reason. No side effects.
   Status (*probe)();
-  /// Collective: succeeds on all ranks or fails on all. Its heap is zeroed.
+  /// Collective: succeeds on all ranks or fails on all. The new backend's heap is zeroed.
   Result<std::unique_ptr<Backend>> (*create)(const Context& context);
 };
 

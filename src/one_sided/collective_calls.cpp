@@ -1,4 +1,4 @@
-/// The calls that every rank of a team makes together, and in which each sees what the others passed.
+/// Calls that all ranks of a team make together, in which each rank sees the arguments of the others.
 
 #include <fmt/format.h>
 
@@ -31,7 +31,7 @@ std::string_view name_of(Call call) {
   return "another call";
 }
 
-/// What a rank shows the others.
+/// Entry that a rank shows to the others.
 struct Record {
   Call call = Call::kAllocate;
   std::uint64_t value = 0;  ///< kAllocate: bytes; kFree: offset; kSplit: this rank's slot for the new team
@@ -40,7 +40,7 @@ struct Record {
 };
 static_assert(sizeof(Record) <= one_sided::kEntryBytes);
 
-/// Value of a kFree of nothing, and of an address that is no block: no heap has such offsets.
+/// Values of a kFree of a null pointer and of an address that is not a block: no heap has such offsets.
 constexpr std::uint64_t kNothing = ~std::uint64_t{0};
 constexpr std::uint64_t kNoBlock = kNothing - 1;
 
@@ -64,7 +64,7 @@ Result<std::vector<Record>> exchange(const Core& core, const TeamState& team, co
   return records;
 }
 
-/// Ok if all ranks passed the same value; `what` it is.
+/// Ok if all ranks passed the same value; `what` names it in the error.
 Status check_same(const TeamState& team, const std::vector<Record>& records, std::string_view operation,
                   std::string_view what) {
   const auto text = [&](std::uint64_t value) {
@@ -92,7 +92,7 @@ Result<void*> OneSided::allocate(std::size_t bytes) {
   const Result<std::vector<Record>> records = exchange(core, *core.world, {.call = Call::kAllocate, .value = bytes});
   if (!records.ok()) return records.status();
   if (Status same = check_same(*core.world, *records, "allocate", "the number of bytes"); !same.ok()) return same;
-  // Zeroed already: the heap was when it was created, and a block is when it is given back.
+  // The block is zeroed already: the heap at its creation, a block when it is freed.
   const std::optional<std::size_t> offset = core.blocks.take(bytes);
   if (offset) return static_cast<void*>(core.heap + *offset);
   return Status(ErrorCode::kCapacity,
@@ -115,7 +115,8 @@ Status OneSided::free(void* data) {
     return Status(ErrorCode::kInvalidArgument,
                   fmt::format("free: {} is not the address of a block; pass what allocate returned, once", data));
   }
-  // Nobody touches it before the exchange of the call that allocates it again, which this rank joins after this.
+  // No rank touches the block before the exchange of the call that allocates it again, which this rank joins after
+  // this.
   if (Status status = core.backend->zero(offset, num_bytes); !status.ok()) return status;
   core.blocks.give(offset);
   return {};
@@ -134,7 +135,7 @@ Result<Team> OneSided::split(const Team& parent, int colour, int key) {
     const std::uint64_t slot = (*records)[place].value;
     if (slot <= kMaxTeams) continue;
     return Status(ErrorCode::kTransport,
-                  fmt::format("split: rank {} says that its next team is number {}, expected at most {}; run the same "
+                  fmt::format("split: rank {} published slot {} for its next team, expected at most {}; run the same "
                               "build on every rank",
                               all.ranks[place], slot, kMaxTeams),
                   all.ranks[place]);
@@ -142,10 +143,10 @@ Result<Team> OneSided::split(const Team& parent, int colour, int key) {
   const auto full = std::ranges::find(*records, std::uint64_t{kMaxTeams}, &Record::value);
   if (full != records->end()) {
     const int rank = all.ranks[static_cast<std::size_t>(full - records->begin())];
-    return Status(ErrorCode::kCapacity,
-                  fmt::format("split: rank {} has no room for one more than {} teams; keep teams and use them again",
-                              rank, kMaxTeams),
-                  rank);
+    return Status(
+        ErrorCode::kCapacity,
+        fmt::format("split: rank {} has used all slots for its {} teams; keep teams and reuse them", rank, kMaxTeams),
+        rank);
   }
   if (colour < 0) return Team();
   core.use_slot(all);

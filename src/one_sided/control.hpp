@@ -1,7 +1,7 @@
 #ifndef FERRY_ONE_SIDED_CONTROL_HPP
 #define FERRY_ONE_SIDED_CONTROL_HPP
 
-/// The control area of a rank's memory: see fabric.hpp for who writes and reads it.
+/// Control area of a rank's memory; fabric.hpp lists its writers and readers.
 
 #include <array>
 #include <atomic>
@@ -13,20 +13,20 @@
 
 namespace ferry::one_sided {
 
-/// Steps of a barrier of as many ranks as a group can have (32767).
+/// Number of steps of a barrier of as many ranks as a group can have (32767).
 inline constexpr std::size_t kMaxSteps = 15;
 
-/// Teams have words of their own, and the ranks that join the network, before there are teams.
+/// Each team has its own words; so does the joining of the network, before there are teams.
 inline constexpr int kJoiningTeam = kMaxTeams;
 inline constexpr auto kNumTeams = static_cast<std::size_t>(kMaxTeams) + 1;
 
-/// A rank may be one meeting ahead of a mate that has not yet looked at all words of the one before.
+/// A rank may be one meeting ahead of a mate that has not yet read all words of the previous one.
 inline constexpr std::size_t kMeetingsAtOnce = 2;
 
-/// For peers to hear that this rank leaves, over any working network, where they may not answer.
+/// Time for peers to hear, over any working network, that this rank leaves, even if they may not answer.
 inline constexpr std::int64_t kLastWordsNs = 1'000'000'000;
 
-/// No word in particular.
+/// Stands for any word of the memory.
 inline constexpr std::size_t kAnyWord = ~std::size_t{0};
 
 struct Control {

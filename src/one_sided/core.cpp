@@ -44,11 +44,11 @@ Core::Core(const Topology& topology_in, std::unique_ptr<Backend> backend_in, std
       backend(std::move(backend_in)),
       heap(backend->heap()),
       blocks(backend->heap_bytes()) {
-  std::vector<int> everybody;
+  std::vector<int> all_ranks;
   std::vector<int> neighbours;
   std::vector<int> rail_peers;
   for (int rank = 0; rank < topology.num_ranks; ++rank) {
-    everybody.push_back(rank);
+    all_ranks.push_back(rank);
     if (topology.node_of(rank) == topology.node_of(topology.rank)) neighbours.push_back(rank);
     if (topology.rail_of(rank) == topology.rail_of(topology.rank)) rail_peers.push_back(rank);
   }
@@ -56,7 +56,7 @@ Core::Core(const Topology& topology_in, std::unique_ptr<Backend> backend_in, std
     std::vector<int> slots(ranks.size(), next_slot++);
     return make_team(std::move(ranks), std::move(slots));
   };
-  world = add(std::move(everybody));
+  world = add(std::move(all_ranks));
   node = add(std::move(neighbours));
   rail = add(std::move(rail_peers));
   reserved_slots.fill(kNoSlot);
@@ -79,7 +79,7 @@ int Core::reserve_slot(const TeamState& parent) {
 
 Result<std::size_t> Core::find(std::string_view operation, std::string_view what, const void* data,
                                std::size_t num_bytes) const {
-  // As numbers: the address may be anything.
+  // Compare as integers: the address may be anything.
   const std::size_t offset = reinterpret_cast<std::uintptr_t>(data) - reinterpret_cast<std::uintptr_t>(heap);
   if (data != nullptr && blocks.contains(offset, num_bytes)) return offset;
   if (data != nullptr && blocks.contains(offset, 0)) {
@@ -126,7 +126,7 @@ Status Core::check_rank(std::string_view operation, int rank) const {
 
 Status Core::check_team(std::string_view operation, const TeamState* team) const {
   if (team != nullptr && team->owner == this) return {};
-  return Status(ErrorCode::kInvalidArgument, fmt::format("{}: the team {}; pass one of this OneSided's", operation,
+  return Status(ErrorCode::kInvalidArgument, fmt::format("{}: the team {}; pass a team of this OneSided", operation,
                                                          team == nullptr ? "is invalid (split gave this rank none)"
                                                                          : "belongs to another OneSided"));
 }

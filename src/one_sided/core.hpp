@@ -1,8 +1,8 @@
 #ifndef FERRY_ONE_SIDED_CORE_HPP
 #define FERRY_ONE_SIDED_CORE_HPP
 
-/// What a OneSided consists of besides its backend: which blocks of the heap are taken, and its teams. The heap is
-/// shared out by the same steps on every rank, so a block has the same offset everywhere.
+/// State of a OneSided besides its backend: the taken blocks of the heap, and its teams. Every rank allocates in the
+/// same steps, so a block has the same offset on all ranks.
 
 #include <array>
 #include <atomic>
@@ -20,19 +20,19 @@
 
 namespace ferry::one_sided {
 
-/// Which parts of the heap belong to blocks. Changed by collective calls; read at any time by any thread.
+/// Ranges of the heap that blocks occupy. Changed by collective calls; any thread may read at any time.
 class Blocks {
  public:
   explicit Blocks(std::size_t heap_bytes);
 
-  /// Offset of a new block; nothing where no free range is as large.
+  /// Offset of a new block; null if no free range is large enough.
   std::optional<std::size_t> take(std::size_t num_bytes);
-  /// Bytes of the block at `offset`, rounded up to pages; 0 if none begins there.
+  /// Bytes of the block at `offset`, rounded up to pages; 0 if no block begins there.
   std::size_t size_of(std::size_t offset) const;
   void give(std::size_t offset);
   std::size_t largest_free_bytes() const { return heap_.largest_free_bytes(); }
 
-  /// Whether [offset, + num_bytes) is inside one block.
+  /// True if [offset, + num_bytes) is inside one block.
   bool contains(std::size_t offset, std::size_t num_bytes) const {
     if (offset >= heap_bytes_) return false;
     const std::size_t end = block_end_[offset / node::kPageBytes].load(std::memory_order_relaxed);
@@ -44,14 +44,14 @@ class Blocks {
 
   std::size_t heap_bytes_;
   node::PageHeap heap_;
-  std::map<std::size_t, std::size_t> taken_;         // offset -> bytes asked for
-  std::vector<std::atomic<std::size_t>> block_end_;  // by page: where the block ends that it belongs to; 0: to none
+  std::map<std::size_t, std::size_t> taken_;         // offset -> requested bytes
+  std::vector<std::atomic<std::size_t>> block_end_;  // by page: end of the block that contains it; 0: no block
 };
 
 struct Core {
   Core(const Topology& topology_in, std::unique_ptr<Backend> backend_in, std::int64_t timeout_ns_in);
 
-  /// Offset of a range of symmetric memory that the caller gave, or what is wrong with it.
+  /// Offset of a range of symmetric memory that the caller passed, or an error that describes the fault.
   Result<std::size_t> find(std::string_view operation, std::string_view what, const void* data,
                            std::size_t num_bytes) const;
   Result<std::size_t> find_word(std::string_view operation, const std::uint64_t* word) const;
@@ -59,9 +59,9 @@ struct Core {
   Status check_rank(std::string_view operation, int rank) const;
   Status check_team(std::string_view operation, const TeamState* team) const;
   std::shared_ptr<const TeamState> make_team(std::vector<int> ranks, std::vector<int> slots) const;
-  /// The slot that this rank shows in a split of the team: the same until that is over, kMaxTeams where none is left.
+  /// Slot that this rank shows in a split of the team: the same until the split is over; kMaxTeams if none is left.
   int reserve_slot(const TeamState& parent);
-  /// The split has made a team of it.
+  /// The split has made a team in the slot.
   void use_slot(const TeamState& parent) { reserved_slots[static_cast<std::size_t>(parent.my_slot())] = kNoSlot; }
 
   const Topology topology;
@@ -74,7 +74,7 @@ struct Core {
   std::shared_ptr<const TeamState> rail;
   static constexpr int kNoSlot = -1;
   int next_slot = 0;
-  std::array<int, kMaxTeams> reserved_slots;  // by slot of the team that is split
+  std::array<int, kMaxTeams> reserved_slots;  // by slot of the team that is being split
   std::atomic<bool> destroyed{false};
   const int num_forks = ferry::num_forks();
 };

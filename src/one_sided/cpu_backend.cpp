@@ -12,8 +12,8 @@
 namespace ferry::one_sided {
 namespace {
 
-/// A blocking put of at most so many bytes to another node copies them and returns; a longer one waits until they have
-/// arrived, which takes longer than the copy only for short ones.
+/// A blocking put of at most this many bytes to another node copies them and returns; a longer one waits for their
+/// arrival. Waiting takes longer than copying only for short puts.
 constexpr std::size_t kMaxCopiedBytes = std::size_t{64} << 10;
 
 net::AtomicOp to_atomic(const SignalCall& call) {
@@ -29,7 +29,7 @@ net::AtomicOp to_atomic(const FetchCall& call) {
           .compare = call.expected};
 }
 
-/// The end of one operation that its caller waits for. Told nothing any more when it is gone.
+/// End of one operation that its caller waits for. Receives no callback after its destruction.
 class Answer final : public Completion {
  public:
   Answer(Driver& driver, std::uint64_t num_parts) : driver_(driver), num_missing_(num_parts) {}
@@ -106,7 +106,7 @@ Status CpuBackend::await(const Answer& answer, int rank, std::string_view operat
   return Status(why.ok() ? ErrorCode::kPeerLost : why.code(), fmt::format("{}: {}", operation, why.message()), rank);
 }
 
-/// To a rank of another node.
+/// Sends a put to a rank of another node.
 Status CpuBackend::send_put(Request request, const PutCall& call, std::string_view operation) {
   request.peer = call.rank;
   request.offset = fabric_->engine_offset(call.offset);
@@ -202,7 +202,7 @@ Status CpuBackend::wait_until(const WaitCall& call) {
                               return fmt::format("the word at offset {} of its heap, which is {}, to compare with {}",
                                                  call.offset, load(word), call.value);
                             },
-                        .ranks = fabric_->everybody(),
+                        .ranks = fabric_->all_ranks(),
                         .timeout_ns = call.timeout_ns,
                         .word = fabric_->engine_offset(call.offset)},
                        done);
@@ -216,10 +216,10 @@ Result<bool> CpuBackend::test(const WaitCall& call) {
 
 Status CpuBackend::fence(int rank, Stream /*stream*/) {
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  for (const int peer : fabric_->everybody()) {
+  for (const int peer : fabric_->all_ranks()) {
     if ((rank != kEveryRank && rank != peer) || fabric_->in_node(peer)) continue;
     const Status status = fabric_->issue({.kind = Request::Kind::kFence, .peer = peer}, "fence");
-    // Of all ranks: those that are lost need no order.
+    // With kEveryRank, lost ranks need no order.
     if (!status.ok() && rank != kEveryRank) return status;
   }
   return {};

@@ -5,7 +5,7 @@
 
 namespace ferry::one_sided {
 
-/// Ranks on processors: the fabric's host heap. Calls act at once.
+/// Backend of ranks on processors, with the fabric's host heap. Calls take effect at once.
 BackendFactory cpu_backend_factory();
 
 }  // namespace ferry::one_sided

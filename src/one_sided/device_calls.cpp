@@ -1,4 +1,4 @@
-/// What kernels get from a OneSided.
+/// Parts of a OneSided that kernels use.
 
 #include <fmt/format.h>
 

@@ -16,37 +16,39 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// Channels of the engine. An atomic waits for the puts before it on its channel; those that need not have their own.
+/// Channels of the engine. An atomic waits for earlier puts on its channel; atomics that need not wait have a channel
+/// of their own.
 enum Channel : int { kPuts = 0, kAtomics = 1 };
 
-/// Operations to a peer between flushes, and bytes of their sources that the driver holds copies of: with more, a flush
-/// begins by itself; with twice as many under way nothing is issued. Bounds what engines hold and put in order.
+/// Limits between two flushes of a peer, for operations and for source bytes that the driver has copied: beyond them a
+/// flush begins by itself; at twice these amounts under way, nothing is issued. They bound the state that engines hold
+/// and order.
 constexpr std::uint64_t kFlushAfter = 4096;
 constexpr std::size_t kFlushAfterBytes = std::size_t{4} << 20;
 
-/// Copies of small sources are kept in blocks of this size, once there is more than one of them.
+/// Size of the blocks that hold copies of small sources, once there is more than one copy.
 constexpr std::size_t kCopyBlockBytes = std::size_t{4} << 10;
 
-/// Longest get given to the engine at once: an engine that answers gets by messages queues all of one.
+/// Longest get passed to the engine at once: an engine that answers gets by messages queues a whole get.
 constexpr std::size_t kMaxGetBytes = std::size_t{1} << 20;
 
-/// Requests of a source that are issued in one turn, so that the engine is polled in between.
+/// Requests of a source issued in one turn; the engine is polled between turns.
 constexpr int kMaxRequestsPerTurn = 256;
-/// Rounds of polling after a caller has issued something: enough to get it on its way.
+/// Rounds of polling after a caller has issued an operation: enough to send it off.
 constexpr int kIssueRounds = 4;
 
-/// A request that comes this soon after the last event finds the thread awake: longer than a peer takes over TCP to get
-/// an answer and ask again.
+/// Time that the thread polls before it sleeps: longer than a peer needs over TCP to get an answer and send its next
+/// request.
 constexpr std::chrono::microseconds kSpinTime{20};
-/// Sleeping ends at the latest after this, which bounds the cost of a wake-up lost by a network library.
+/// Longest sleep. Bounds the cost of a wake-up lost by a network library.
 constexpr std::int64_t kLongestSleepNs = 100'000'000;
-/// Where nothing wakes the thread: the first sleep and the longest.
+/// First and longest sleep if nothing wakes the thread.
 constexpr std::int64_t kFirstNapNs = 50'000;
 constexpr std::int64_t kLongestNapNs = 2'000'000;
-/// While a caller drives the engine: the thread looks whether it still does. Bounds how long peers wait for this rank
-/// after its caller has stopped; a wake-up per call would cost every call more than that.
+///  Interval at which the thread checks whether a caller still drives the engine. Bounds how long peers wait for this
+///  rank after its caller has stopped; a wake-up per call would cost every call more than that.
 constexpr std::int64_t kRestNs = 100'000;
-/// It does so as well for a while after that: most often the caller comes back.
+/// The thread keeps checking for this long after the last caller: usually a caller returns.
 constexpr std::int64_t kRecentNs = 200'000;
 
 std::int64_t now_ns() {
@@ -125,7 +127,7 @@ void Driver::begin_flush(int peer, Completion* completion) {
   engine_->flush(peer, add_ticket({.peer = peer, .completion = completion, .flush = ++to.flush_begun}));
 }
 
-/// Small sources share a block, so that few of them need memory from the system.
+/// Small sources share a block, so that few copies need memory from the system.
 std::span<const std::byte> Driver::copy(Peer& to, std::span<const std::byte> source) {
   const std::uint64_t flush = to.flush_begun + 1;
   const auto has_room = [&](const Copies& copies) {
@@ -143,14 +145,14 @@ std::span<const std::byte> Driver::copy(Peer& to, std::span<const std::byte> sou
   return std::span(bytes).subspan(begin);
 }
 
-/// A source tells of its losses itself, by its completions.
+/// Losses of a source's requests are reported only through their completions.
 void Driver::issue(const Request& request, Asker asker) {
   Peer& to = at(request.peer);
   const bool by_call = asker == Asker::kCall;
   if (losses_[static_cast<std::size_t>(request.peer)].gone.load(std::memory_order_relaxed)) {
-    if (request.kind == Request::Kind::kFence) return;  // it loses nothing that has not been told
+    if (request.kind == Request::Kind::kFence) return;  // a fence loses no operation that was not reported already
     to.has_failed |= by_call;
-    // As often as its end would be told.
+    // One report per part, like the end of the operation.
     for (std::uint64_t part = 0; request.completion != nullptr && part < num_parts(request); ++part) {
       request.completion->lost(request.peer);
     }
@@ -167,7 +169,7 @@ void Driver::issue(const Request& request, Asker asker) {
     case Request::Kind::kGet: {
       for (std::size_t done = 0; done < request.num_bytes; done += kMaxGetBytes) {
         const std::span into(request.local + done, std::min(kMaxGetBytes, request.num_bytes - done));
-        // Answers come in any order, so each piece is counted; the completion is for the whole.
+        // Answers arrive in any order, so each piece is counted; the completion is for the whole get.
         if (by_call) ++to.num_pending_gets;
         engine_->get(request.peer, into, request.offset + done,
                      add_ticket({.peer = request.peer, .completion = request.completion, .pending_get = by_call}));
@@ -213,11 +215,11 @@ bool Driver::try_issue(const Request& request) {
   return true;
 }
 
-/// After a caller has issued or waited: gets things on their way, and has the thread do what cannot be done now.
+/// Called after a caller has issued or waited: moves its operations and leaves remaining work to the thread.
 void Driver::settle() {
   const Moved moved = turn(kIssueRounds);
-  const bool nobody_drives = num_drivers_.load(std::memory_order_relaxed) == 0;
-  if ((moved.last && nobody_drives) || (moved.any && armed_.load(std::memory_order_seq_cst))) wake();
+  const bool is_idle = num_drivers_.load(std::memory_order_relaxed) == 0;
+  if ((moved.last && is_idle) || (moved.any && armed_.load(std::memory_order_seq_cst))) wake();
 }
 
 void Driver::forget(const Completion* completion) {
@@ -366,7 +368,7 @@ void Driver::begin_wait() { num_drivers_.fetch_add(1, std::memory_order_relaxed)
 void Driver::end_wait() {
   num_drivers_.fetch_sub(1, std::memory_order_relaxed);
   last_drive_ns_.store(now_ns(), std::memory_order_relaxed);
-  // Most often all has been sent, and the caller is in a hurry. What comes meanwhile the thread finds after its rest.
+  // Usually everything has been sent and the caller is in a hurry. The thread finds later events after its rest.
   if (armed_.load(std::memory_order_seq_cst) || has_unsent()) settle();
 }
 
@@ -380,7 +382,7 @@ bool Driver::has_unsent() {
 
 void Driver::hand_over() {
   last_drive_ns_.store(0, std::memory_order_relaxed);
-  // Else the engine wakes it.
+  // If armed, the engine wakes it.
   if (!armed_.load(std::memory_order_seq_cst)) wake();
 }
 
@@ -423,8 +425,8 @@ bool Driver::must_poll_sources() {
   return std::ranges::any_of(sources_, [](const RequestSource* source) { return source->needs_polling(); });
 }
 
-/// Takes the lock only where it has something to do: a caller that drives holds it nearly all the time, and would have
-/// to wake this thread each time it lets go.
+/// Takes the lock only if there is work: a caller that drives holds it nearly all the time and would have to wake this
+/// thread after each release.
 void Driver::run() {
   Clock::time_point last_move = Clock::now();
   while (true) {
@@ -447,14 +449,14 @@ void Driver::run() {
   }
 }
 
-/// Sleeps until the engine has something to do, or somebody has something for it.
+/// Sleeps until the engine has work or another thread wakes this one.
 void Driver::sleep_until_woken() {
   int engine_fd = -1;
   std::int64_t timeout_ns = kLongestSleepNs;
   {
     const std::lock_guard lock(mutex_);
     if (stop_.load(std::memory_order_relaxed)) return;
-    // Who takes events from the engine after this finds it set, and wakes this thread.
+    // A thread that takes events from the engine after this sees the flag and wakes this thread.
     asleep_.store(true, std::memory_order_seq_cst);
     if (engine_->event_fd() >= 0 && engine_->arm()) {
       engine_fd = engine_->event_fd();
@@ -462,7 +464,7 @@ void Driver::sleep_until_woken() {
       nap_ns_ = 0;
     } else {
       timeout_ns = nap_ns_;
-      // Most often something has just arrived.
+      // Usually an operation has just arrived.
       nap_ns_ = std::clamp(nap_ns_ * 2, kFirstNapNs, kLongestNapNs);
     }
   }

@@ -1,22 +1,22 @@
 #ifndef FERRY_ONE_SIDED_DRIVER_HPP
 #define FERRY_ONE_SIDED_DRIVER_HPP
 
-/// Gives the one-sided operations of one rank to a network engine, and keeps the engine moving so that the operations
-/// of others on this rank's memory move too. A thread does that while nobody else does; a rank that issues or waits
-/// drives the engine itself, under the same lock, so that a call costs no switch of threads.
+/// Passes the one-sided operations of one rank to a network engine, and drives the engine so that operations of other
+/// ranks on this rank's memory make progress too. A thread drives it while no caller does; a rank that issues or waits
+/// drives the engine itself, under the same lock, so that a call costs no thread switch.
 ///
-/// Operations to one peer are issued in order, but the engine orders only an atomic behind the puts before it on its
-/// channel. `fence` starts a flush; until that has completed nothing more is issued to the peer. `quiet` is a flush of
-/// every peer used since its last, and the answers of all gets.
+/// Operations to one peer are issued in order, but the engine orders only an atomic after the earlier puts on its
+/// channel. `fence` starts a flush; nothing more is issued to the peer until it has completed. `quiet` is a flush of
+/// every peer used since its last flush, and waits for the answers of all gets.
 ///
-/// Requests come from threads of the rank, by the calls, or from a RequestSource: a ring that kernels write. Its
-/// requests are issued by whoever drives, those to one peer in its order.
+/// Requests are submitted by threads of the rank through the calls, or by kernels through a ring (RequestSource). The
+/// thread that drives issues a source's requests, those to one peer in the source's order.
 ///
 ///   word            writer        readers  order                   publishes
 ///   the engine      lock holder   same     the lock                everything but the two below
 ///   asleep          the thread    callers  seq_cst                 nothing; a caller that left work behind wakes it
-///   armed           the thread    callers  seq_cst                 nothing; who takes events from an engine that is to
-///                                                                  wake the thread wakes it instead
+///   armed           the thread    callers  seq_cst                 nothing; a caller that takes events from the engine
+///                                                                  wakes the thread in the engine's place
 ///   num_drivers     callers       thread   relaxed                 nothing; the thread leaves polling to them
 ///   num_sources     lock holder   thread   relaxed                 nothing; the thread then looks under the lock
 ///   stop            destructor    thread   relaxed                 nothing; set under the lock, then wakes the thread
@@ -39,127 +39,129 @@
 
 namespace ferry::one_sided {
 
-/// Told of the end of an operation, by whoever drives the engine and under its lock: must be short, must not wait, and
-/// must not call the driver.
+/// Receives the end of an operation from the thread that drives the engine, under its lock: must be short, must not
+/// wait, and must not call the driver.
 class Completion {
  public:
   virtual ~Completion() = default;
-  /// `value`: of an atomic, what the word was before; otherwise 0.
+  /// `value`: previous value of the word, for an atomic; otherwise 0.
   virtual void done(std::uint64_t value) = 0;
   /// The peer was lost before the operation was complete.
   virtual void lost(int peer) = 0;
 };
 
-/// One operation on the memory of `peer` (a rank). Offsets are those of the engine's memory: see Fabric::engine_offset.
+/// One operation on the memory of `peer` (a rank). Offsets refer to the engine's memory: see Fabric::engine_offset.
 struct Request {
   enum class Kind : std::uint32_t {
     kPut = 0,
     kGet = 1,
     kAtomic = 2,     ///< on `offset`: see net::AtomicOp; without `completion` nothing is fetched
     kPutSignal = 3,  ///< the put, then the atomic of `op` on `op.offset`, seen after the bytes
-    kFence = 4,      ///< earlier requests to `peer` before later ones
-    kFlush = 5,      ///< completes when all earlier requests to `peer` have
+    kFence = 4,      ///< orders earlier requests to `peer` before later ones
+    kFlush = 5,      ///< completes when all earlier requests to `peer` have completed
   };
   Kind kind = Kind::kPut;
   int peer = 0;
   std::size_t offset = 0;
   std::byte* local = nullptr;  ///< put: the source, which is only read; get: the destination
   std::size_t num_bytes = 0;
-  /// kPut, kPutSignal: the driver copies the source first, so that it may be reused when the request was issued.
+  /// kPut, kPutSignal: the driver copies the source, which may be reused once the request is issued.
   bool copy_source = false;
   net::AtomicOp op{};
-  /// kAtomic: flush_all() waits for it. False for words by which ranks only tell each other how far they are.
+  /// kAtomic: flush_all() waits for it. False for words with which ranks only report their progress.
   bool counts = true;
   Completion* completion = nullptr;  ///< kGet, kAtomic, kFlush; may be null. Outlives the request
 };
 
-/// Whether requests to a peer can be issued now.
+/// True if requests to a peer can be issued now.
 using CanIssue = std::function<bool(int peer)>;
 
-/// Where a driver gets requests from besides its calls: a ring written by kernels. Called under the engine's lock.
+/// Source of requests other than the driver's calls: a ring written by kernels. Called under the engine's lock.
 class RequestSource {
  public:
   virtual ~RequestSource() = default;
-  /// The next request to a peer that `can_issue` lets pass, in the order of each peer's. Null: none now.
+  /// Next request to a peer for which `can_issue` is true, in order for each peer. Null: there is none now.
   virtual const Request* front(const CanIssue& can_issue) = 0;
-  /// The request that `front` returned last was issued.
+  /// The request returned by the last `front` was issued.
   virtual void taken() = 0;
-  /// Whether the driver's thread must not sleep, since nobody would wake it for the next request.
+  /// True if the driver's thread must not sleep, because the next request will not wake it.
   virtual bool needs_polling() const = 0;
 };
 
 class Driver {
  public:
-  /// Of the engine that it drives.
+  /// Channels of the engine that it drives.
   static constexpr int kNumChannels = 2;
 
   /// `changed`: called, without the lock, after peers have changed this rank's memory or an operation has completed.
   Driver(std::unique_ptr<net::Engine> engine, const net::EngineOptions& options, std::function<void()> changed);
-  /// Closes the engine: takes at most its deadline.
+  /// Closes the engine, which takes at most the engine's deadline.
   ~Driver();
   Driver(const Driver&) = delete;
   Driver& operator=(const Driver&) = delete;
 
-  /// Applies atomics to memory that the processor cannot change in one step itself. Before start(); see EngineEvents.
+  /// Sets the function that applies atomics to memory that the processor cannot change atomically. Call before start();
+  /// see EngineEvents.
   void apply_atomics_by(std::function<std::uint64_t(const net::AtomicOp&)> apply) { apply_ = std::move(apply); }
-  /// Connects and starts the thread. Once.
+  /// Connects and starts the thread. Call once.
   Status start(std::span<const net::Blob> addresses);
 
-  /// From any thread. Issues the request, or returns false where it cannot be issued now: a fence to that peer, or too
-  /// many operations, are still under way. Then progress() until it can. To a lost peer: `completion` is told so.
+  /// Any thread. Issues the request; returns false if that is not possible now, because of a fence to the peer or too
+  /// many operations under way: then call progress() until it is. For a lost peer, `completion` receives the loss.
   bool try_issue(const Request& request);
-  /// How often the completion of such a request is told: once for each part that a long get is cut into, else once.
+  /// Number of callbacks that the completion of such a request receives: one per part of a long get, otherwise one.
   static std::uint64_t num_parts(const Request& request);
-  /// Tells `completion` nothing any more, and leaves the destination of its gets alone (not where a network card
-  /// writes there by itself).
+  /// `completion` receives no callback afterwards, and the destinations of its gets are not written (except by a
+  /// network card that writes by itself).
   void forget(const Completion* completion);
-  /// Begins a flush of every peer that has operations of calls under way, those of sources are their own concern;
-  /// `completion` is told once for each. Returns how many there are.
+  /// Begins a flush of every peer that has operations of calls under way, not for those of sources; `completion`
+  /// receives one callback per flush. Returns the number of flushes.
   int flush_all(Completion* completion);
-  /// A rank with operations without a `completion` under way that were asked for by `get_nbi`; -1: there is none.
+  /// A rank with a get of `get_nbi` (without a `completion`) under way; -1: there is none.
   int find_pending_get() const;
-  /// A rank whose answer to `completion` is missing, or else to a get; -1: there is none.
+  /// A rank that has not answered `completion`, or else a get; -1: there is none.
   int find_late(const Completion* completion) const;
-  /// A rank that was lost with operations of calls which nobody has been told of, and `peer` if that is not -1; -1:
-  /// there is none. The caller tells of it.
+  /// Takes an unreported loss of `peer`, or with -1 of any rank, that was lost with operations of calls under way.
+  /// Returns the rank, whose loss the caller must report; -1: there is none.
   int take_failure(int peer);
 
-  /// Lets the network move. True if anything happened.
+  /// Drives the network. True if anything happened.
   bool progress();
-  /// From here to end_wait() or hand_over() this thread calls progress() all the time, and the driver's thread rests.
+  /// Until end_wait() or hand_over() this thread calls progress() continuously, and the driver's thread rests.
   void begin_wait();
   void end_wait();
-  /// This thread is going to sleep until `changed` wakes it: the driver's thread takes over.
+  /// This thread is about to sleep until `changed` wakes it: the driver's thread takes over.
   void hand_over();
 
-  /// The source outlives the driver, or detach(). From any thread.
+  /// The source must outlive the driver, or its detach(). Any thread.
   void attach(RequestSource* source);
   void detach(RequestSource* source);
-  /// A source that does not need polling has new requests.
+  /// Wakes the driver for new requests of a source that does not need polling.
   void wake();
 
-  /// Ok while the peer is connected as far as the network knows.
+  /// Ok unless the network has reported the peer as lost.
   Status peer_status(int peer) const;
   std::vector<net::Path> paths();
-  /// From now on the destructor takes no longer than this.
+  /// Limits the time of the destructor.
   void limit_close_time(std::int64_t timeout_ns);
 
  private:
-  /// Sources of one or more puts, until that flush is done.
+  /// Sources of one or more puts, kept until that flush has completed.
   struct Copies {
     std::uint64_t flush = 0;
     std::vector<std::byte> bytes;  // never grows beyond its capacity: engines read it
   };
-  /// What is under way to a peer. Flushes are numbered; all that was issued before one is complete when it is.
+  /// Operations under way to a peer. Flushes are numbered; everything issued before a flush is complete when the flush
+  /// is.
   struct Peer {
     std::uint64_t num_issued = 0;      // puts and atomics since the last flush began
-    std::uint64_t num_since_full = 0;  // the same since the last flush completed
+    std::uint64_t num_since_full = 0;  // puts and atomics since the last flush completed
     std::uint64_t flush_begun = 0;
     std::uint64_t flush_done = 0;
-    std::uint64_t fence = 0;             // nothing is issued before this flush is done
-    std::uint64_t calls_end = 0;         // what calls have issued is complete with this flush
-    std::uint64_t num_pending_gets = 0;  // of calls
-    bool has_failed = false;  // it was lost with operations of calls under way, which no quiet has reported yet
+    std::uint64_t fence = 0;             // nothing is issued before this flush has completed
+    std::uint64_t calls_end = 0;         // this flush completes everything that calls have issued
+    std::uint64_t num_pending_gets = 0;  // gets of calls
+    bool has_failed = false;             // lost with operations of calls under way; no quiet has reported it yet
     std::deque<Copies> copies;
     std::size_t copied_bytes = 0;
     std::size_t copied_since_flush = 0;
@@ -168,10 +170,10 @@ class Driver {
   struct Ticket {
     int peer = 0;
     Completion* completion = nullptr;
-    std::uint64_t flush = 0;   // of a flush: its number
-    bool pending_get = false;  // of a get that find_pending_get() finds
+    std::uint64_t flush = 0;   // for a flush: its number
+    bool pending_get = false;  // a get that find_pending_get() finds
   };
-  /// Whether a peer is lost. `why` is written before `gone` is set, and never again.
+  /// Loss of a peer. `why` is written before `gone` is set, and not afterwards.
   struct Loss {
     std::atomic<bool> gone{false};
     Status why;
@@ -189,10 +191,10 @@ class Driver {
   bool serve_sources();
   bool must_poll_sources();
   bool has_unsent();
-  /// What came of letting the engine move.
+  /// Result of driving the engine.
   struct Moved {
     bool any = false;
-    bool last = false;  // in the last round: there may be more
+    bool last = false;  // in the last round: there may be more to do
   };
   Moved turn(int max_rounds);
   void settle();
@@ -206,7 +208,7 @@ class Driver {
   std::function<std::uint64_t(const net::AtomicOp&)> apply_;
   std::vector<Loss> losses_;
 
-  mutable std::mutex mutex_;  // the engine, and the next eight
+  mutable std::mutex mutex_;  // guards the engine and the next eight
   std::vector<Peer> peers_;
   std::unordered_map<std::uint64_t, Ticket> tickets_;
   std::uint64_t last_ticket_ = net::kNoTicket;
@@ -221,7 +223,7 @@ class Driver {
   std::atomic<int> num_drivers_{0};
   std::atomic<std::int64_t> last_drive_ns_{0};
   std::atomic<bool> asleep_{false};
-  std::atomic<bool> armed_{false};  // it sleeps until the engine wakes it
+  std::atomic<bool> armed_{false};  // the thread sleeps until the engine wakes it
   net::WakeFd wake_;
   std::thread thread_;
 };

@@ -18,20 +18,21 @@
 namespace ferry::one_sided {
 namespace {
 
-/// Where each rank has a core: longer than another needs to wake and answer, so that two that answer each other do not
-/// both go to sleep every time once one has. (With 20 µs they did, on 2 cores of a busy host: a message took 24 µs
-/// instead of 0.1.)
+/// Spin time if each rank has a core: longer than another rank needs to wake and answer, so that two ranks that answer
+/// each other do not both go to sleep every time after one has slept. (With 20 µs they did, on 2 cores of a busy host:
+/// a message took 24 µs instead of 0.1.)
 constexpr std::int64_t kSpinNs = 100'000;
-/// Of that, alone. Then others may have the core between looks: a rank that is to answer may be waiting for it, where
-/// other programs keep the cores busy.
+/// Part of the spin time without yields. Afterwards other threads may have the core between polls: where other programs
+/// keep the cores busy, the rank that must answer may be waiting for it.
 constexpr std::int64_t kSoloSpinNs = 20'000;
-/// Where they share cores a waiting thread first lets others run, for about as long as a few of them need to get to
-/// their next signal.
+/// Yields before a waiting thread sleeps if ranks share cores: about as long as a few of them need to reach their next
+/// signal.
 constexpr int kYields = 8;
-/// Plain stores and puts inside a node wake nobody, so sleepers look at the word again: the first and the longest nap.
+/// First and longest nap of a sleeper, which polls its word between naps: plain stores and puts inside a node wake no
+/// thread.
 constexpr std::int64_t kFirstNapNs = 50'000;
 constexpr std::int64_t kLongestNapNs = 1'000'000;
-/// How often a waiting thread asks the system whether others are still there.
+/// Interval at which a waiting thread asks the system whether the others are still present.
 constexpr std::int64_t kPresenceIntervalNs = 4'000'000;
 
 }  // namespace
@@ -60,7 +61,7 @@ Fabric::Fabric(const BackendContext& context, std::size_t heap_bytes, node::Rend
       spins_(std::thread::hardware_concurrency() >=
              static_cast<unsigned>(std::ranges::count_if(rendezvous.places, &RankPlace::on_this_host))),
       peers_(topology_.rank, topology_.node_of(topology_.rank) * topology_.ranks_per_node, std::move(rendezvous)) {
-  for (int rank = 0; rank < topology_.num_ranks; ++rank) everybody_.push_back(rank);
+  for (int rank = 0; rank < topology_.num_ranks; ++rank) all_ranks_.push_back(rank);
 }
 
 Fabric::~Fabric() { abandon(); }
@@ -104,13 +105,13 @@ Result<std::unique_ptr<Fabric>> Fabric::create(const BackendContext& context, st
                            rank, theirs, fabric->arena_offset_ + memory_bytes),
                rank);
   }
-  // Nobody writes to a control area before its rank has made it.
+  // No rank writes to a control area before its owner has created it.
   status = fabric->join_network(context, places, status);
   if (!status.ok()) return status;
   return fabric;
 }
 
-/// Every rank is an end, those of this node too, which are never used: an end's index is its rank.
+/// Every rank is an end, so that an end's index is its rank; the ends of this node's ranks are never used.
 Status Fabric::join_network(const BackendContext& context, const std::vector<RankPlace>& places,
                             const Status& my_status) {
   if (topology_.num_nodes() == 1) return gather_or_fail(*context.bootstrap, my_status, {}, timeout_ns_).status();
@@ -121,7 +122,7 @@ Status Fabric::join_network(const BackendContext& context, const std::vector<Ran
   params.engine.num_channels = Driver::kNumChannels;
   params.engine.memory = {memory_, memory_ == nullptr ? 0 : memory_bytes};
   params.engine.timeout_ns = timeout_ns_;
-  params.engine.ranks = everybody_;
+  params.engine.ranks = all_ranks_;
   params.places = places;
   Result<rail::Network> network = rail::open_network(context, params, my_status);
   if (!network.ok()) return network.status();
@@ -134,9 +135,9 @@ Status Fabric::join_network(const BackendContext& context, const std::vector<Ran
                     status.peer());
   }
   if (Status all = gather_or_fail(*context.bootstrap, status, {}, timeout_ns_).status(); !all.ok()) return all;
-  // Connections are made when something is sent: now, so that a rank which cannot be reached is found here.
+  // Engines connect when something is sent. Meet now, so that an unreachable rank is found here.
   const TeamState joining{
-      .ranks = everybody_, .slots = std::vector(everybody_.size(), kJoiningTeam), .my_place = topology_.rank};
+      .ranks = all_ranks_, .slots = std::vector(all_ranks_.size(), kJoiningTeam), .my_place = topology_.rank};
   if (status = barrier(joining, "OneSided::create"); !status.ok()) return status;
   return quiet("OneSided::create");
 }
@@ -159,7 +160,7 @@ Control& Fabric::control(int rank) const { return *reinterpret_cast<Control*>(me
 
 void Fabric::ring(int rank, std::size_t offset) const {
   Control& theirs = control(rank);
-  // Both sequentially consistent, and so is the change of the word before: either this rank sees the sleeper, or the
+  // Both are sequentially consistent, like the earlier change of the word: either this rank sees the sleeper, or the
   // sleeper sees the word.
   const std::uint32_t num_sleepers = theirs.num_sleepers.load(std::memory_order_seq_cst);
   if (num_sleepers == 0) return;
@@ -169,7 +170,7 @@ void Fabric::ring(int rank, std::size_t offset) const {
   node::futex_wake_all(theirs.doorbell);
 }
 
-/// One that has died before those that have left, which may have done so because of it.
+/// Reports a rank that has died before ranks that have left, which may have left because of it.
 Status Fabric::presence(std::span<const int> ranks, const std::function<bool(int)>& may_have_left) const {
   Status left;
   for (const int rank : ranks) {
@@ -205,7 +206,7 @@ Status Fabric::issue(const Request& request, std::string_view operation) {
               [&] { return driver_->try_issue(request); });
 }
 
-/// True if rung, or `done` already.
+/// True if `done` held before the sleep.
 bool Fabric::sleep_until_rung(const Wait& wait, const std::function<bool()>& done, std::int64_t timeout_ns) const {
   Control& mine = control(topology_.rank);
   const bool alone = mine.num_sleepers.fetch_add(1, std::memory_order_seq_cst) == 0;
@@ -229,7 +230,7 @@ Status Fabric::wait(const Wait& wait, const std::function<bool()>& done) {
     {
       Driving driving(driver_.get());
       std::int64_t spin_start_ns = now_ns;
-      // The network may always have something to do, for others.
+      // The loop is bounded: the network may always have work for other ranks.
       do {
         const bool moved = driving.progress();
         if (done()) return {};
@@ -262,7 +263,7 @@ Status Fabric::wait(const Wait& wait, const std::function<bool()>& done) {
     looked_ns = now_ns;
     const Status presence = this->presence(wait.ranks, wait.may_have_left);
     if (presence.ok()) continue;
-    // What it did before it was lost is here by now.
+    // Operations that the rank completed before its loss are visible now.
     if (driver_ != nullptr) driver_->progress();
     if (done()) return {};
     return Status(presence.code(),
@@ -271,15 +272,15 @@ Status Fabric::wait(const Wait& wait, const std::function<bool()>& done) {
   }
   return Status(
       ErrorCode::kTimeout,
-      fmt::format("{}: timed out after {} ms waiting for {}; raise the deadline, or look at why the others do "
-                  "not come",
+      fmt::format("{}: timed out after {} ms waiting for {}; raise the deadline, or find out why other ranks do "
+                  "not respond",
                   wait.operation, wait.timeout_ns / 1'000'000, wait.what()),
       wait.culprit);
 }
 
 namespace {
 
-/// Answers of several peers.
+/// Counts the answers of several peers.
 class Answers final : public Completion {
  public:
   void done(std::uint64_t /*value*/) override { num_missing_.fetch_sub(1, std::memory_order_release); }
@@ -304,24 +305,26 @@ Status Fabric::quiet(std::string_view operation) {
   Answers answers;
   answers.expect(driver_->flush_all(&answers));
   int late = -1;
-  // Of a lost peer the driver ends the waiting; a rank with nothing to answer may be lost.
+  // The driver ends the wait for a lost peer, so no rank is watched: one without answers due may be lost.
   Status status = wait({.operation = operation,
                         .what =
                             [this, &late, &answers] {
                               late = driver_->find_late(&answers);
-                              return late < 0 ? std::string("what this rank sent to be complete")
-                                              : fmt::format("the answer of rank {} to what this rank sent", late);
+                              return late < 0 ? std::string("this rank's operations to complete")
+                                              : fmt::format("rank {} to complete this rank's operations", late);
                             },
                         .timeout_ns = timeout_ns_},
                        [&] { return answers.complete() && driver_->find_pending_get() < 0; });
   if (!answers.complete()) driver_->forget(&answers);
-  // What this call tells no later one is to tell again; gets have no answer to it of their own.
+  // Take the failure that this call reports, so that no later call reports it again; gets have no answer of their own
+  // in it.
   const int failed = driver_->take_failure(answers.lost_peer());
   const std::array<int, 1> lost{answers.lost_peer() < 0 ? failed : answers.lost_peer()};
   if (lost[0] < 0) return status.ok() ? status : Status(status.code(), std::string(status.message()), late);
   const Status why = presence(lost);
   return Status(why.ok() ? ErrorCode::kPeerLost : why.code(),
-                fmt::format("{}: {}; what this rank had sent it may or may not have arrived", operation, why.message()),
+                fmt::format("{}: {}; operations of this rank on its memory may or may not have arrived", operation,
+                            why.message()),
                 lost[0]);
 }
 

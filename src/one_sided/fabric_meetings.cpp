@@ -1,4 +1,4 @@
-/// How hosts of a team meet: barriers, exchanges, and the end.
+/// Meetings of a team's hosts: barriers, exchanges, and the last meeting.
 
 #include <fmt/format.h>
 
@@ -12,11 +12,11 @@
 namespace ferry::one_sided {
 namespace {
 
-/// Calls that are exchanges.
+/// Calls that make exchanges.
 constexpr std::string_view kCollectives = "allocate, free or split";
 
-/// Of a word of `arrived`: the meetings that the mate says it and those it has heard of have come to, a bit for each
-/// kind, and above them the number of the meeting.
+/// Layout of a word of `arrived`: lowest, one bit for each kind of meeting that the mate, and the ranks that it has
+/// heard from, have reached; above them the number of the meeting.
 constexpr int kKindBits = 8;
 constexpr std::uint64_t kKinds = (std::uint64_t{1} << kKindBits) - 1;
 
@@ -31,7 +31,7 @@ std::size_t Fabric::arrived_offset(int slot, std::uint64_t number, std::size_t s
 }
 
 Entry* Fabric::entries(int rank, int slot) const {
-  const std::size_t first = static_cast<std::size_t>(slot) * everybody_.size();
+  const std::size_t first = static_cast<std::size_t>(slot) * all_ranks_.size();
   return reinterpret_cast<Entry*>(memory_of(rank) + sizeof(Control)) + first;
 }
 
@@ -62,7 +62,7 @@ Status Fabric::wait_for_mates(const TeamState& team, std::string_view operation,
   const auto place_after = [&](int steps) {
     return static_cast<std::size_t>(((team.my_place + steps) % num_mates + num_mates) % num_mates);
   };
-  // A mate that met all that it waited for is through, and may be gone while this rank still waits for another.
+  // A mate that has all its words of this meeting is through, and may be gone while this rank still waits for another.
   const auto is_through = [&](int rank) {
     const auto& theirs = words_at(static_cast<std::size_t>(std::ranges::find(team.ranks, rank) - team.ranks.begin()));
     std::size_t step = 0;
@@ -89,14 +89,14 @@ Status Fabric::wait_for_mates(const TeamState& team, std::string_view operation,
                      .may_have_left = [&](int rank) { return rank != awaited && is_through(rank); }},
                     [&] { return number_in(&words[step]) >= number || (last && load(finished) != 0); });
     }
-    // A rank that has seen all others arrive may have left meanwhile; it said so first.
+    // A rank that has seen all others arrive may have left meanwhile; it set `finished` before.
     if (!status.ok() && !(last && load(finished) != 0)) return status;
-    // A rank that leaves may be through without this word, which then says what the meeting before last was for.
+    // This word may be missing if a rank left; it then holds the kinds of the meeting before last.
     const std::uint64_t word = load(&words[step]);
     if (word >> kKindBits >= number) team.kinds |= word & kKinds;
   }
   team.in_barrier = false;
-  // All ranks have heard of the same kinds.
+  // All ranks have the same set of kinds here.
   if (last || (team.kinds & (team.kinds - 1)) == 0) return {};
   return Status(ErrorCode::kInvalidArgument,
                 fmt::format("{}: ranks disagree: some call barrier, others {}; make collective calls in the same order "
@@ -104,15 +104,16 @@ Status Fabric::wait_for_mates(const TeamState& team, std::string_view operation,
                             operation, kCollectives));
 }
 
-/// A call of the team that would leave its mates in the one before.
+/// Refuses a call that would leave the team's mates waiting in the previous one.
 Status Fabric::refuse(const TeamState& team, std::string_view operation, std::string_view earlier) const {
   if (const Status lost = presence(team.ranks); !lost.ok()) {
     return Status(lost.code(), fmt::format("{}: {}", operation, lost.message()), lost.peer());
   }
-  return Status(ErrorCode::kInvalidArgument,
-                fmt::format("{}: this rank's last {} of the team ended by its deadline and is not over, and the other "
-                            "ranks may count on it; make that call again with equal arguments first, or destroy",
-                            operation, earlier));
+  return Status(
+      ErrorCode::kInvalidArgument,
+      fmt::format("{}: this rank's last {} of the team ended by its deadline and is unfinished, and other "
+                  "ranks may wait for it; repeat that call with equal arguments first, or destroy this OneSided",
+                  operation, earlier));
 }
 
 Status Fabric::barrier(const TeamState& team, std::string_view operation) {
@@ -120,7 +121,7 @@ Status Fabric::barrier(const TeamState& team, std::string_view operation) {
   return wait_for_mates(team, operation, Meeting::kBarrier);
 }
 
-/// Puts the entry into the memory of all ranks of the team.
+/// Writes the entry into the memory of all ranks of the team.
 Status Fabric::show(const TeamState& team, const Entry& mine, std::string_view operation) {
   const auto my_idx = static_cast<std::size_t>(topology_.rank);
   for (std::size_t place = 0; place < team.ranks.size(); ++place) {
@@ -154,14 +155,14 @@ Result<std::vector<Entry>> Fabric::exchange(const TeamState& team, const Entry& 
   if (step < ExchangeStep::kMet) {
     team.shown = mine;
     step = ExchangeStep::kBegun;
-    // Before it nobody of the team still reads the last entries, after the second all of the new ones are there.
+    // Until this barrier, ranks of the team may read the last entries; after the second barrier all new ones are there.
     Status status = wait_for_mates(team, operation, Meeting::kExchange);
-    if (!status.ok() && !team.in_barrier) step = ExchangeStep::kNone;  // over: others made another call
+    if (!status.ok() && !team.in_barrier) step = ExchangeStep::kNone;  // over: other ranks made another call
     if (!status.ok()) return status;
     step = ExchangeStep::kMet;
   }
   if (step == ExchangeStep::kMet) {
-    // Done again where it failed: nobody reads the entry before this rank comes to the second barrier.
+    // Repeated after a failure: no rank reads the entry before this rank enters the second barrier.
     if (Status status = show(team, mine, operation); !status.ok()) return status;
     step = ExchangeStep::kShown;
   }
@@ -174,12 +175,12 @@ Result<std::vector<Entry>> Fabric::exchange(const TeamState& team, const Entry& 
 }
 
 Status Fabric::leave(const TeamState& world, std::string_view operation) {
-  // A call that ended by its deadline comes first: mates for which it is over now go on, and come to their last later.
+  // Finish a call that ended by its deadline first: mates then complete it and reach their last meeting later.
   Status status;
   if (world.exchange_step != ExchangeStep::kNone) {
     const Entry mine = world.shown;
     status = exchange(world, mine, operation).status();
-    // Others made another call: it is over, and nothing was taken.
+    // Other ranks made another call: the exchange is over and has no result.
     const bool is_over = world.exchange_step == ExchangeStep::kNone && !world.in_barrier;
     if (is_over && status.code() == ErrorCode::kInvalidArgument) status = {};
   } else if (world.in_barrier) {
@@ -191,7 +192,7 @@ Status Fabric::leave(const TeamState& world, std::string_view operation) {
   if (status.ok()) {
     for (const int rank : world.ranks) {
       if (rank == topology_.rank) continue;
-      // A rank that is gone has been told by another.
+      // A failure is harmless: another rank has set the word of a rank that is gone.
       (void)set(rank, offsetof(Control, finished), 1, operation);
     }
   }

@@ -1,8 +1,8 @@
 #ifndef FERRY_ONE_SIDED_HELD_REQUESTS_HPP
 #define FERRY_ONE_SIDED_HELD_REQUESTS_HPP
 
-/// Requests that have left a ring for ranks which take none at the moment, so that those behind them for other ranks go
-/// on. Each rank's stay in their order. One thread at a time.
+/// Requests that have left a ring for ranks that accept none at the moment, so that later requests for other ranks
+/// proceed. The requests of each rank keep their order. One thread at a time.
 
 #include <cstddef>
 #include <deque>
@@ -12,9 +12,8 @@
 
 namespace ferry::one_sided {
 
-/// What is kept for one rank, in bytes. As much as a driver copies between two flushes of a peer: a rank that falls
-/// behind for a moment holds up nobody, and one that is gone for long costs no more than one that the network is slow
-/// with.
+/// Limit of held bytes for one rank, as many as a driver copies between two flushes of a peer: a rank that falls behind
+/// for a moment delays no other rank, and one that is gone for long costs no more than one with a slow network.
 inline constexpr std::size_t kMaxHeldBytes = std::size_t{4} << 20;
 
 class HeldRequests {
@@ -24,14 +23,15 @@ class HeldRequests {
   HeldRequests(const HeldRequests&) = delete;
   HeldRequests& operator=(const HeldRequests&) = delete;
 
-  /// Whether a later request for the peer must be held too.
+  /// True if a later request for the peer must be held too.
   bool has(int peer) const { return !queues_[static_cast<std::size_t>(peer)].requests.empty(); }
-  /// Holds it behind those of its peer, with a copy of its source where the driver is to copy that. False, and nothing
-  /// has changed: there is no room.
+  /// Holds a request behind earlier ones for its peer, with a copy of its source if the driver would copy it. False,
+  /// without effect, if there is no room.
   bool hold(const Request& request);
-  /// The first request of a peer that `can_issue` lets pass, peers in turn; null: there is none. Until `drop_front`.
+  /// First request of a peer for which `can_issue` is true, serving peers in turn; null: there is none. Valid until
+  /// `drop_front`.
   const Request* find(const CanIssue& can_issue);
-  /// The first request of the peer was issued.
+  /// Removes the first request of the peer, which was issued.
   void drop_front(int peer);
 
  private:
@@ -47,7 +47,7 @@ class HeldRequests {
   Queue& queue(int peer) { return queues_[static_cast<std::size_t>(peer)]; }
 
   std::vector<Queue> queues_;  // by peer
-  std::vector<int> peers_;     // those that have requests, next first
+  std::vector<int> peers_;     // peers that have requests, the next one first
   const std::size_t max_bytes_of_peer_;
 };
 

@@ -10,14 +10,14 @@
 
 namespace ferry::one_sided {
 
-/// Fills in which ranks are near, and where. `peer_heaps`: of this node's ranks, by index in the node; `world` has the
-/// first of them, its own heap and gpu_words.
+/// Sets the near ranks and their addresses. `peer_heaps`: heaps of this node's ranks, by index in the node; `world`
+/// already has the first of these ranks, its own heap and gpu_words.
 inline void set_near_ranks(device::World& world, std::span<std::byte* const> peer_heaps) {
   world.num_near = static_cast<int>(std::min<std::size_t>(peer_heaps.size(), device::kNumNearRanks));
   world.num_near_words = world.gpu_words ? world.num_near : 0;
   for (int i = 0; i < world.num_near; ++i) {
     const auto place = static_cast<std::size_t>(world.first_in_node + i) % device::kNumNearRanks;
-    // As numbers: they are pieces of memory of their own.
+    // Subtract as integers: they are separate allocations.
     world.near_shifts[place] =
         static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(peer_heaps[static_cast<std::size_t>(i)]) -
                                   reinterpret_cast<std::uintptr_t>(world.heap));

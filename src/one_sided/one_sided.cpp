@@ -11,7 +11,7 @@ namespace {
 
 using one_sided::Core;
 
-/// The status, with this call's name in place of the one that shares its checks.
+/// Status with this call's name in place of the name of the call with which it shares its checks.
 Status as_create(const Status& status) {
   constexpr std::string_view kTheirs = "Group::create";
   std::string message(status.message());
@@ -20,7 +20,7 @@ Status as_create(const Status& status) {
   return Status(status.code(), message.replace(at, kTheirs.size(), "OneSided::create"), status.peer());
 }
 
-/// Half of the address space that most processors have for a process.
+/// Half of the address space that most processors give a process.
 constexpr std::size_t kMaxHeapBytes = std::size_t{1} << 46;
 
 Result<std::size_t> agree_on_heap(Bootstrap& bootstrap, const OneSidedOptions& options, const Status& my_status) {
@@ -61,7 +61,7 @@ int Team::world_rank(int team_rank) const {
 OneSided::OneSided(std::unique_ptr<Core> core) : core_(std::move(core)) {}
 
 OneSided::~OneSided() {
-  // What ends it is up to the process that created it.
+  // Release the core in a forked process: only the process that created it may end it.
   if (core_->num_forks != num_forks()) static_cast<void>(core_.release());
 }
 
@@ -75,7 +75,7 @@ Result<std::shared_ptr<OneSided>> OneSided::create(std::shared_ptr<Bootstrap> bo
   const Result<const one_sided::BackendFactory*> factory =
       choose_factory("OneSided::create: backend", options.backend, one_sided::backend_factories());
   GroupOptions base;
-  // A rank without a backend still takes part in the first exchange, in which all learn of it.
+  // A rank without a backend still takes part in the first exchange, in which all ranks learn of its error.
   base.backend = factory.ok() ? std::string((*factory)->name) : "cpu";
   base.ranks_per_node = options.ranks_per_node;
   base.timeout_ns = options.timeout_ns;
@@ -110,8 +110,8 @@ Team OneSided::rail() const { return Team(core_->rail); }
 
 Status OneSided::size_overflow(std::string_view operation, std::size_t count, std::size_t element_bytes) {
   return Status(ErrorCode::kInvalidArgument,
-                fmt::format("{}: {} elements of {} bytes are more bytes than a number holds; check the count",
-                            operation, count, element_bytes));
+                fmt::format("{}: {} elements of {} bytes overflow the number of bytes; check the count", operation,
+                            count, element_bytes));
 }
 
 void* OneSided::peer_pointer(int rank, const void* data) const {
@@ -124,7 +124,7 @@ void* OneSided::peer_pointer(int rank, const void* data) const {
 
 namespace {
 
-/// What most calls check.
+/// Checks common to most calls.
 Status check_call(const Core& core, std::string_view operation, int rank, Stream stream) {
   if (Status status = core.check_usable(operation, stream); !status.ok()) return status;
   return core.check_rank(operation, rank);
@@ -203,7 +203,7 @@ Result<one_sided::WaitCall> check_wait(const Core& core, std::string_view operat
   const Result<std::size_t> offset = core.find_word(operation, word);
   if (!offset.ok()) return offset.status();
   if (comparison < Comparison::kEqual || comparison > Comparison::kLessEqual) {
-    return Status(ErrorCode::kInvalidArgument, fmt::format("{}: the comparison is {}, expected one of Comparison's",
+    return Status(ErrorCode::kInvalidArgument, fmt::format("{}: the comparison is {}, expected a value of Comparison",
                                                            operation, static_cast<std::int32_t>(comparison)));
   }
   return one_sided::WaitCall{*offset, comparison, value, core.timeout_ns, stream};

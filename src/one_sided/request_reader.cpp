@@ -15,7 +15,7 @@ using device::Request;
 using device::RequestOp;
 using Word = std::atomic_ref<std::uint64_t>;
 
-/// Polls between two looks at the clock while a part of a request is there.
+/// Polls between two reads of the clock while only a part of a request has arrived.
 constexpr unsigned kLooksPerClock = 256;
 constexpr std::uint64_t kWordBytes = sizeof(std::uint64_t);
 
@@ -54,7 +54,7 @@ const Request* RequestReader::front() {
   bool all = true;
   bool any = false;
   for (std::uint32_t i = 0; i < kRequestWords; ++i) {
-    words[i] = Word(slot[i]).load(std::memory_order_acquire);  // of what the request names
+    words[i] = Word(slot[i]).load(std::memory_order_acquire);  // acquires the memory that the request names
     const bool here = (words[i] & kLapBit) == lap;
     all = all && here;
     any = any || here;
@@ -83,14 +83,14 @@ void RequestReader::pop() {
   Word(ring_.counts->consumed).store(++num_taken_, std::memory_order_release);
 }
 
-/// Nothing can be taken now. A request of which a part is there, or which a later one has overtaken, must be whole
-/// before the deadline.
+/// Watches the writer when no request can be taken. A request that has arrived in part, or that a later one has
+/// overtaken, must be complete before the deadline.
 void RequestReader::watch_writer(bool any_word) {
   if (!any_word) {
     const std::uint64_t next = num_taken_ + 1;
     const std::uint64_t word =
         Word(ring_.words[next % ring_.num_slots * kRequestWords]).load(std::memory_order_relaxed);
-    // In a ring that is full of what was taken, the next slot may still hold an older lap's.
+    // If all requests in a full ring were taken, the next slot may still hold one of an older lap.
     any_word = (word & kLapBit) == device::lap_bit(next, ring_.num_slots);
   }
   if (!any_word) {
@@ -121,7 +121,7 @@ Status RequestReader::check(const Request& request) const {
   if (request.op == RequestOp::kFence && request.peer == device::kEveryPeer) return {};
   if (request.peer >= num_peers) return bad("the rank", request.peer, num_peers);
   if (moves_bytes(request.op)) {
-    // Symmetric memory, of which all ranks have as much, or staging: they are apart.
+    // Local bytes are in symmetric memory, which has the same size on all ranks, or in staging; never in both.
     const bool is_staged = request.local_offset >= limits_.remote_bytes;
     const std::uint64_t local_end = is_staged ? limits_.local_bytes : limits_.remote_bytes;
     if (!is_inside(request.local_offset, request.num_bytes, local_end)) {

@@ -1,8 +1,8 @@
 #ifndef FERRY_ONE_SIDED_REQUEST_READER_HPP
 #define FERRY_ONE_SIDED_REQUEST_READER_HPP
 
-/// The host's end of a ring of requests (ferry/device/request.hpp): takes them in the order of their tickets and checks
-/// every one, because whatever writes the ring is not trusted to be right. Nothing here waits. One thread at a time.
+/// Host end of a ring of requests (ferry/device/request.hpp): takes them in ticket order and checks each, because the
+/// writer of the ring is not trusted. Nothing here waits. One thread at a time.
 
 #include <cstdint>
 
@@ -11,15 +11,15 @@
 
 namespace ferry::one_sided {
 
-/// What a request may name.
+/// Bounds of the values in a request.
 struct RequestLimits {
   int num_peers = 1;
-  std::uint64_t local_bytes = 0;   ///< symmetric memory, and staging behind it
+  std::uint64_t local_bytes = 0;   ///< symmetric memory, followed by staging
   std::uint64_t remote_bytes = 0;  ///< symmetric memory of any peer
-  std::int64_t timeout_ns = 0;     ///< for the rest of a request of which a part is there
+  std::int64_t timeout_ns = 0;     ///< for the missing part of a request that has arrived in part
 };
 
-/// The memory of a ring as the host sees it.
+/// Memory of a ring, as the host sees it.
 struct RequestRingMemory {
   std::uint64_t* words = nullptr;  ///< [num_slots][kRequestWords]
   std::uint64_t num_slots = 0;     ///< a power of two, at least 2
@@ -33,29 +33,29 @@ class RequestReader {
   RequestReader(const RequestReader&) = delete;
   RequestReader& operator=(const RequestReader&) = delete;
 
-  /// The next request, good and whole, until `pop`; null if there is none now, or never again.
+  /// Next complete and valid request, until `pop`; null if there is none now, or the reader has failed.
   const device::Request* front();
-  /// What the front request names has been read: its slot may be written again.
+  /// The memory that the front request names has been read: its slot may be written again.
   void pop();
-  /// Requests taken so far.
+  /// Number of requests taken so far.
   std::uint64_t num_taken() const { return num_taken_; }
 
-  /// Requests below `end` are complete at their targets, and have been answered.
+  /// Publishes that requests below `end` are complete at their targets and have been answered.
   void complete(std::uint64_t end);
   /// Answers the request that asked for `reply`.
   void answer(std::uint32_t reply, std::uint64_t value);
-  /// A request will not be completed, because its peer is lost; nor will `reply` come. `staging_in_use`: its staging
-  /// memory may still be written.
+  /// Publishes that a request will not complete, or that `reply` will not be answered, because its peer is lost.
+  /// `staging_in_use`: its staging memory may still be written.
   void lose();
   void lose_reply(std::uint32_t reply, bool staging_in_use);
 
-  /// Whether a writer has gone without the request that it took a ticket for.
+  /// True if a writer gave up after it took a ticket for a request.
   bool is_broken() const;
 
-  /// Why no request is taken any more; ok while they are. kInvalidArgument: one names what it must not; kTimeout: a
-  /// writer has ended in the middle of one.
+  /// Reason for which no more requests are taken; ok while they are. kInvalidArgument: a request has values out of
+  /// bounds; kTimeout: a writer ended in the middle of a request.
   const Status& status() const { return status_; }
-  /// Ends it: writers that wait end too.
+  /// Ends the reader, and the waits of writers.
   void fail(const Status& why);
 
  private:

@@ -15,11 +15,11 @@ namespace {
 using device::RequestOp;
 using Word = std::atomic_ref<std::uint64_t>;
 
-/// Requests that are done, or held, one after the other without the network. Meanwhile nobody else drives that.
+/// Limit of requests completed or held in a row without the network, during which no thread can drive it.
 constexpr int kMaxServedAtOnce = 256;
 constexpr std::int64_t kNsPerMs = 1'000'000;
 
-/// At most eight, the first one lowest.
+/// Value of at most eight bytes, the first one lowest.
 std::uint64_t value_of(std::span<const std::byte> bytes) {
   std::uint64_t value = 0;
   if (!bytes.empty()) std::memcpy(&value, bytes.data(), bytes.size());
@@ -30,12 +30,12 @@ Word word_at(std::byte* heap, std::uint64_t offset) { return Word(*reinterpret_c
 
 }  // namespace
 
-/// An answer that the network owes.
+/// Answer that the network has still to deliver.
 class RingSource::Pending final : public Completion {
  public:
   explicit Pending(RingSource& source) : source_(source) {}
 
-  /// Told the end of `num_parts`.
+  /// Expects `num_parts` callbacks.
   void begin(Epoch& epoch, std::uint64_t num_parts, const device::Request* request) {
     epoch_ = &epoch;
     num_parts_ = num_parts;
@@ -55,7 +55,7 @@ class RingSource::Pending final : public Completion {
   }
   void lost(int peer) override {
     if (!std::exchange(lost_, true)) {
-      // Of a peer that was lost before, the driver tells while it issues.
+      // If the peer was lost before, the driver reports it while it issues the request.
       const bool was_issued = source_.offered_ == nullptr || source_.offered_->completion != this;
       if (has_reply_) source_.reader_.lose_reply(reply_, is_staged_get_ && was_issued);
       source_.reader_.lose();
@@ -71,7 +71,7 @@ class RingSource::Pending final : public Completion {
   bool has_reply_ = false;
   bool lost_ = false;
   bool is_staged_get_ = false;
-  std::span<const std::byte> answered_;  // those of a get that its reply carries
+  std::span<const std::byte> answered_;  // bytes of a get that its reply carries
   std::uint32_t reply_ = 0;
 };
 
@@ -96,18 +96,19 @@ void RingSource::note_failure() {
   if (status_.ok()) status_ = reader_.status();
 }
 
-/// A call that found the ring full until its deadline leaves a hole in it, where requests behind would wait for ever.
+/// Fails the ring if a call found it full until its deadline: the call left a hole, at which later requests would wait
+/// forever.
 void RingSource::watch_writers() {
   if (!reader_.status().ok() || !reader_.is_broken()) return;
   const int peer = has_out_ ? out_.peer : -1;
   const std::string cause =
       peer < 0 ? std::string("the network has not taken its requests")
-               : fmt::format("what was asked of rank {} could not go on its way and held up all behind it", peer);
+               : fmt::format("a request to rank {} could not be issued and blocked all later requests", peer);
   reader_.fail(
       Status(ErrorCode::kTimeout,
-             fmt::format("one-sided requests: a call of a kernel found the ring full, and left its place in it "
-                         "after at most {} ms: {}; no request is taken any more. See why that rank does not "
-                         "answer, destroy this OneSided and create it again",
+             fmt::format("one-sided requests: a kernel's call found the ring full and gave up its slot "
+                         "after at most {} ms: {}; no more requests are taken; find out why that rank does not "
+                         "answer, then destroy this OneSided and create a new one",
                          options_.limits.timeout_ns / kNsPerMs, cause),
              peer));
   note_failure();
@@ -120,13 +121,13 @@ const Request* RingSource::front(const CanIssue& can_issue) {
       ring_is_next_ = !from_ring;
       return offered_;
     }
-    if (num_served_ >= kMaxServedAtOnce) break;  // as if there were no more: the next turn goes on with them
+    if (num_served_ >= kMaxServedAtOnce) break;  // as if the ring were empty: the next turn continues
   }
   num_served_ = 0;
   return nullptr;
 }
 
-/// The next request of the ring that can be issued now. Those that cannot are held where there is room.
+/// Next request of the ring that can be issued now. Holds those that cannot be issued, if there is room.
 const Request* RingSource::next_of_ring(const CanIssue& can_issue) {
   while (has_out_ || read_next()) {
     if (!held_.has(out_.peer) && can_issue(out_.peer)) return &out_;
@@ -140,7 +141,8 @@ const Request* RingSource::next_of_ring(const CanIssue& can_issue) {
   return nullptr;
 }
 
-/// Makes `out_` of the ring's next request for the network, and does those before it. False: there is none now.
+/// Converts the ring's next request for the network to `out_` and completes the local ones before it. False: there is
+/// none now.
 bool RingSource::read_next() {
   for (; expanded_.empty(); ++num_served_) {
     if (num_served_ >= kMaxServedAtOnce) return false;
@@ -153,7 +155,7 @@ bool RingSource::read_next() {
     if (request->op == RequestOp::kQuiet || request->op == RequestOp::kFence) {
       expand(*request);
     } else if (request->op == RequestOp::kGet && request->num_bytes == 0) {
-      if (request->wants_reply) reader_.answer(request->reply, 0);  // the network has no part of it to complete
+      if (request->wants_reply) reader_.answer(request->reply, 0);  // no part of it uses the network
       finish_front();
     } else if (is_local(*request)) {
       apply(*request);
@@ -178,7 +180,7 @@ void RingSource::taken() {
   }
 }
 
-/// It was issued, or is held.
+/// The request in `out_` was issued or is held.
 void RingSource::finish_out() {
   has_out_ = false;
   if (!expanded_.empty()) {
@@ -195,7 +197,7 @@ void RingSource::finish_front() {
 
 bool RingSource::is_local(const device::Request& request) const { return options_.peer_heaps[request.peer] != nullptr; }
 
-/// Where local bytes are: symmetric memory, then staging.
+/// Address of local bytes: symmetric memory, then staging.
 std::byte* RingSource::local_memory(std::uint64_t offset) const {
   const std::uint64_t heap_bytes = options_.limits.remote_bytes;
   return offset < heap_bytes ? options_.heap + offset : options_.staging + (offset - heap_bytes);
@@ -205,13 +207,13 @@ bool RingSource::is_staged(const device::Request& request) const {
   return request.local_offset >= options_.limits.remote_bytes;
 }
 
-/// See device::kAnsweredBytes. None: the reply does not carry them.
+/// Bytes that the reply carries, see device::kAnsweredBytes. Empty: the reply carries none.
 std::span<const std::byte> RingSource::answered_bytes(const device::Request& request) const {
   if (!is_staged(request) || request.num_bytes > device::kAnsweredBytes) return {};
   return {local_memory(request.local_offset), request.num_bytes};
 }
 
-/// A request for a rank of this node, whose memory the kernel or this processor reaches by itself.
+/// Applies a request for a rank of this node, whose memory the kernel or this processor reaches directly.
 void RingSource::apply(const device::Request& request) {
   std::byte* const heap = options_.peer_heaps[request.peer];
   std::uint64_t got = 0;
@@ -285,7 +287,7 @@ void RingSource::set_atomic(const device::Request& request, std::size_t offset) 
   }
 }
 
-/// A request for a rank of another node, as the driver knows it.
+/// Converts a request for a rank of another node to the driver's form.
 void RingSource::translate(const device::Request& request) {
   out_ = Request();
   out_.peer = static_cast<int>(request.peer);
@@ -299,13 +301,13 @@ void RingSource::translate(const device::Request& request) {
     case RequestOp::kPutSignalAdd:
       out_.kind = device::has_signal(request.op) ? Request::Kind::kPutSignal : Request::Kind::kPut;
       out_.local = local_memory(request.local_offset);
-      // The slot, and the staging memory with it, is free as soon as the request is taken.
+      // The slot and its staging memory are free as soon as the request is taken.
       out_.copy_source = is_staged(request);
       set_atomic(request, request.signal_offset);
       break;
     case RequestOp::kSignalSet:
     case RequestOp::kSignalAdd:
-      // Of no bytes: what is seen after them is seen after all that was put before.
+      // A put without bytes: the signal is seen after all earlier puts.
       out_.kind = Request::Kind::kPutSignal;
       out_.num_bytes = 0;
       set_atomic(request, request.remote_offset);
@@ -332,12 +334,12 @@ void RingSource::translate(const device::Request& request) {
   }
 }
 
-/// kQuiet and kFence: one request for each peer that it is about.
+/// Expands kQuiet and kFence to one request per affected peer.
 void RingSource::expand(const device::Request& request) {
   const bool is_quiet = request.op == RequestOp::kQuiet;
   const bool every = is_quiet || request.peer == device::kEveryPeer;
   for (std::size_t peer = 0; peer < used_.size(); ++peer) {
-    // What a quiet is still completing a fence must stay behind.
+    // A fence must stay behind operations that a quiet is still completing.
     if (!(is_quiet ? unquiet_ : used_)[peer] || (!every && peer != request.peer)) continue;
     Request one;
     one.kind = is_quiet ? Request::Kind::kFlush : Request::Kind::kFence;

@@ -1,15 +1,15 @@
 #ifndef FERRY_ONE_SIDED_RING_SOURCE_HPP
 #define FERRY_ONE_SIDED_RING_SOURCE_HPP
 
-/// Requests of kernels as the driver of the network takes them: reads the ring, does by itself what concerns ranks of
-/// this node, and counts what is complete.
+/// Converts requests of kernels for the network's driver: reads the ring, completes requests for ranks of this node by
+/// itself, and counts completions.
 ///
-/// A kernel that waits for completion asks for kQuiet. The requests between two of those are an epoch: it is complete
-/// when every peer that they went to has flushed and every answer is there, and epochs are published in order.
+/// A kernel that waits for completion sends kQuiet. The requests between two kQuiets are an epoch: it is complete when
+/// every peer that they went to has flushed and every answer has arrived; epochs are published in order.
 ///
-/// Requests for a rank that takes none at the moment leave the ring too and are held, as they are for the driver, so
-/// that those for others go on. Only what is asked of one rank has an order, and that is kept. What a kQuiet waits for
-/// is counted when requests leave the ring, and its flush of a rank is held behind them.
+/// Requests for a rank that accepts none at the moment also leave the ring and are held in the driver's form, so that
+/// requests for other ranks proceed. Only requests to the same rank are ordered, and they keep their order. Requests
+/// that a kQuiet waits for are counted when they leave the ring, and its flush of a rank is held behind them.
 
 #include <atomic>
 #include <cstddef>
@@ -33,18 +33,18 @@ class RingSource final : public RequestSource {
     RequestRingMemory ring;
     RequestLimits limits;
     std::byte* heap = nullptr;     ///< this rank's symmetric memory, limits.remote_bytes of it
-    std::byte* staging = nullptr;  ///< limits.local_bytes less the heap
-    /// By rank: its symmetric memory if it is in this node, else null.
+    std::byte* staging = nullptr;  ///< limits.local_bytes minus the heap
+    /// Symmetric memory by rank; null for ranks of other nodes.
     std::vector<std::byte*> peer_heaps{};
-    /// Where symmetric memory begins in the memory of the network.
+    /// Offset of symmetric memory in the network's memory.
     std::size_t heap_offset = 0;
-    /// Driver::num_parts, of what takes the requests.
+    /// Driver::num_parts of the driver that takes the requests.
     std::uint64_t (*num_parts)(const Request& request) = nullptr;
-    /// A peer is lost, and requests with it. Must not wait.
+    /// Reports that a peer is lost with requests. Must not wait.
     std::function<void(int peer)> lost{};
-    /// Words of a rank of this node have changed. Must not wait.
+    /// Reports that words of a rank of this node have changed. Must not wait.
     std::function<void(int rank)> changed{};
-    /// Held for one rank. With more the ring waits for it.
+    /// Limit of held bytes for one rank. Beyond it the ring waits for that rank.
     std::size_t max_held_bytes = kMaxHeldBytes;
   };
 
@@ -57,19 +57,19 @@ class RingSource final : public RequestSource {
   void taken() override;
   bool needs_polling() const override { return polling_.load(std::memory_order_relaxed); }
 
-  /// Whether kernels may write requests now and then. Any thread.
+  /// Sets whether kernels may write requests now. Any thread.
   void keep_polling(bool polling) { polling_.store(polling, std::memory_order_relaxed); }
-  /// Requests taken so far. Any thread.
+  /// Number of requests taken so far. Any thread.
   std::uint64_t num_taken() const { return num_taken_.load(std::memory_order_relaxed); }
-  /// Whether a request waits to be taken. Any thread.
+  /// True if a request waits to be taken. Any thread.
   bool has_news() const;
-  /// Why the ring has failed; ok while it has not. Any thread.
+  /// Reason for the ring's failure; ok if it has not failed. Any thread.
   Status status() const;
 
  private:
   struct Epoch {
     std::uint64_t end = 0;  ///< ticket after the kQuiet that closed it
-    int num_open = 0;       ///< flushes and answers that are still to come
+    int num_open = 0;       ///< flushes and answers that are still outstanding
     bool closed = false;
   };
   class Pending;
@@ -96,16 +96,16 @@ class RingSource final : public RequestSource {
 
   Options options_;
   RequestReader reader_;
-  Request out_;  // what is next of the ring, as the driver knows it, if has_out_
+  Request out_;  // next request of the ring, in the driver's form, if has_out_
   bool has_out_ = false;
   HeldRequests held_;
-  const Request* offered_ = nullptr;  // what front() returned, until taken()
-  bool ring_is_next_ = true;          // it and what is held are served in turn
-  int num_served_ = 0;                // requests of the ring that were not offered, in this turn
+  const Request* offered_ = nullptr;  // result of the last front(), until taken()
+  bool ring_is_next_ = true;          // the ring and the held requests are served in turn
+  int num_served_ = 0;                // requests of the ring in this turn that were not offered
   std::uint64_t value_ = 0;           // source of a put of 8 bytes
-  std::vector<Request> expanded_;     // what one kQuiet or kFence is for the network, last first
-  std::vector<bool> used_;            // by peer: ever
-  std::vector<bool> unquiet_;         // by peer: since the last kQuiet
+  std::vector<Request> expanded_;     // requests for the network of one kQuiet or kFence, last first
+  std::vector<bool> used_;            // by peer: used at any time
+  std::vector<bool> unquiet_;         // by peer: used since the last kQuiet
   std::deque<Epoch> epochs_;          // the last one is open
   std::vector<std::unique_ptr<Pending>> all_pending_;
   std::vector<Pending*> free_pending_;

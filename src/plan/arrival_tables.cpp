@@ -8,7 +8,7 @@
 namespace ferry::plan {
 namespace {
 
-/// Slots by expert, then by row, and where each expert's end.
+/// Writes slots by expert, then by row, and the end of each expert's slots.
 void write_slots(const ArrivalParams& params) {
   std::vector<std::int32_t> next(to_size(params.num_experts));
   std::int32_t start = 0;

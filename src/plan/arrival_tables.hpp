@@ -1,8 +1,8 @@
 #ifndef FERRY_PLAN_ARRIVAL_TABLES_HPP
 #define FERRY_PLAN_ARRIVAL_TABLES_HPP
 
-/// What a dispatch by token brought, row by row: the checked arguments of arrival_tables, what a thread writes for one
-/// row, and the loop on the host.
+/// Rows received by a dispatch by token: the checked arguments of arrival_tables, the tables of one row as one thread
+/// writes them, and the loop on the host.
 
 #include <cstdint>
 
@@ -10,7 +10,7 @@
 
 namespace ferry::plan {
 
-/// Outputs that are null are not written; what only they need may be null too.
+/// Null outputs are not written; inputs that only those need may be null too.
 struct ArrivalParams {
   const std::int32_t* source = nullptr;  ///< [N, 2]
   const void* ids = nullptr;             ///< [N, K]
@@ -22,7 +22,7 @@ struct ArrivalParams {
   const std::int32_t* rows_per_expert = nullptr;
   std::int64_t num_experts = 0;  ///< L
   std::int64_t expert_alignment = 1;
-  bool expand = false;  ///< then rows_per_expert is there
+  bool expand = false;  ///< needs rows_per_expert
   const std::int64_t* sent_ids = nullptr;
   std::int64_t num_sent_ids = 0;  ///< T * K
 
@@ -33,7 +33,7 @@ struct ArrivalParams {
   std::int32_t* rows_of_expert = nullptr;  ///< [L]
   std::int8_t* last_equal = nullptr;       ///< [N, K]
 
-  /// R for a row without a token, and for what a dispatch that failed has left there.
+  /// R for a row without a token, and for a value left there by a failed dispatch.
   FERRY_HOST_DEVICE int source_rank(std::int64_t row) const {
     const std::int32_t rank = source[2 * row];
     return rank >= 0 && rank < num_ranks ? rank : num_ranks;
@@ -45,7 +45,7 @@ struct ArrivalParams {
     const std::int32_t token = source[2 * row + 1];
     return source_rank(row) == num_ranks || token < 0 || token >= max_tokens;
   }
-  /// The last choice of a row with a token that has the same expert as choice k, -1 where that is not here.
+  /// Last choice, in a row with a token, that has the same expert as choice k; -1 if that expert is not here.
   FERRY_HOST_DEVICE int last_choice(std::int64_t row, int k) const {
     const std::int64_t expert = id(row * num_topk + k);
     if (expert < 0 || expert >= num_experts) return -1;
@@ -59,7 +59,7 @@ struct ArrivalParams {
   }
 };
 
-/// All of a row but its slots, which are left out with `expand`.
+/// Writes a row of origin except its slots, which `expand` adds separately.
 FERRY_HOST_DEVICE inline void write_origin(const ArrivalParams& params, std::int64_t row) {
   const int num_topk = params.num_topk;
   const bool spare = params.is_spare(row);
@@ -83,7 +83,7 @@ FERRY_HOST_DEVICE inline void write_last_equal(const ArrivalParams& params, std:
   }
 }
 
-/// The rows through each rank whose last row this is, and those through the ranks before the first row's.
+/// Writes the row count through each rank that ends with this row; row 0 also writes those of the ranks before its own.
 FERRY_HOST_DEVICE inline void write_rank_end(const ArrivalParams& params, std::int64_t row) {
   const int rank = params.source_rank(row);
   const int next = row + 1 < params.num_rows ? params.source_rank(row + 1) : params.num_ranks;

@@ -1,8 +1,8 @@
 #ifndef FERRY_PLAN_CARVER_HPP
 #define FERRY_PLAN_CARVER_HPP
 
-/// Computes sizes and pointers with the same code: a layout takes its parts from a Carver in order. With a null base
-/// that yields the byte count, with a real base the pointers.
+/// Layouts whose sizes and pointers are computed by the same code: a layout takes its parts from a Carver in order.
+/// With a null base this yields the byte count, with a real base the pointers.
 
 #include <cstddef>
 #include <cstdint>
@@ -11,14 +11,14 @@
 
 namespace ferry::plan {
 
-/// Parts start at multiples of this: a cache line, so that parts of different writers never share one.
+/// Alignment of parts: a cache line, so that parts of different writers never share one.
 inline constexpr std::size_t kPartAlignment = 64;
 
 class Carver {
  public:
   FERRY_HOST_DEVICE constexpr explicit Carver(std::byte* base) : base_(base) {}
 
-  /// The next `count` elements.
+  /// Takes the next `count` elements.
   template <typename T>
   FERRY_HOST_DEVICE constexpr T* take(std::size_t count) {
     std::byte* const part = base_ == nullptr ? nullptr : base_ + used_bytes_;

@@ -1,7 +1,7 @@
 #ifndef FERRY_PLAN_COUNT_COLUMNS_HPP
 #define FERRY_PLAN_COUNT_COLUMNS_HPP
 
-/// How a GPU lays out what route counts, and how the threads of a block add it up.
+/// Layout of route's counts on a GPU, and the division of their sums among the threads of a block.
 
 #include <cstdint>
 
@@ -25,8 +25,8 @@ struct CountColumns {
   FERRY_HOST_DEVICE constexpr int num_quads() const { return size / kQuad; }
 };
 
-/// How threads share the sums over many rows of counts: item `part * num_quads + quad` adds up one quad of one part of
-/// the rows. As many parts as there are threads for, so that few loads wait for each other.
+/// Division of the sums over many rows of counts among threads: item `part * num_quads + quad` sums one quad of one
+/// part of the rows. There are as many parts as the threads allow, so that few loads wait for each other.
 struct SumShares {
   int num_quads = 0;
   int num_parts = 1;
@@ -48,12 +48,12 @@ struct SumShares {
   }
 };
 
-/// Whether no token comes to `row` of a receiver: it is beyond its group's rows. `row_offsets` [groups + 1] ascend from
-/// 0; `group_rows` [groups] are the rows in use.
+/// Whether `row` of a receiver gets no token, because it is beyond its group's rows. `row_offsets` [groups + 1] ascend
+/// from 0; `group_rows` [groups] are the rows in use.
 FERRY_HOST_DEVICE constexpr bool is_gap(const std::int32_t* row_offsets, const std::int32_t* group_rows, int num_groups,
                                         std::int32_t row) {
-  // The last group that begins at or before the row: the one that has it, since groups before it that begin there too
-  // are empty.
+  // Finds the last group that begins at or before the row. It contains the row, since earlier groups that begin at the
+  // same row are empty.
   int low = 0;
   int high = num_groups + 1;
   while (high - low > 1) {

@@ -1,8 +1,8 @@
 #ifndef FERRY_PLAN_EXPANSION_HPP
 #define FERRY_PLAN_EXPANSION_HPP
 
-/// Rows by token and rows by expert: the checked arguments of expand_rows and reduce_rows, and what host and kernels
-/// compute alike.
+/// Rows by token and rows by expert: the checked arguments of expand_rows and reduce_rows, and the computations shared
+/// by host and kernels.
 
 #include <cstddef>
 #include <cstdint>
@@ -11,21 +11,21 @@
 
 namespace ferry::plan {
 
-/// Where the copies of each row lie.
+/// Slots of the copies of each row.
 struct SlotTable {
   const std::int32_t* slots = nullptr;      ///< [N, K]
-  const std::int8_t* last_equal = nullptr;  ///< [N, K]; null: each choice is its own
-  std::int64_t stride = 0;                  ///< of a row of slots
+  const std::int8_t* last_equal = nullptr;  ///< [N, K]; null: all choices of a row have different experts
+  std::int64_t stride = 0;                  ///< stride of a row of slots
   std::int64_t num_rows = 0;                ///< N
   std::int64_t num_slots = 0;               ///< P
   int num_topk = 1;
 
-  /// -1 where there is none.
+  /// Slot of a choice; -1 if it has none.
   FERRY_HOST_DEVICE std::int32_t slot(std::int64_t row, int k) const {
     const std::int32_t slot = slots[row * stride + k];
     return slot >= 0 && slot < num_slots ? slot : -1;
   }
-  /// The choice whose slot choice `k` has; -1 where it has no expert here.
+  /// The choice whose slot choice `k` uses; -1 if its expert is not here.
   FERRY_HOST_DEVICE int owner(std::int64_t row, int k) const {
     if (last_equal == nullptr) return k;
     const int last = last_equal[row * num_topk + k];
@@ -44,7 +44,7 @@ struct ScaleColumns {
   }
 };
 
-/// What is null is not there.
+/// Null tables are absent.
 struct ExpandParams {
   SlotTable table;
   bool zero_padding = false;
@@ -58,7 +58,7 @@ struct ExpandParams {
   float* out_weights = nullptr;
   std::int32_t* row_of_slot = nullptr;
 
-  /// What slot k of a row weighs.
+  /// Weight of slot k of a row.
   FERRY_HOST_DEVICE float slot_weight(std::int64_t row, int k) const {
     float sum = 0;
     for (int choice = 0; choice <= k; ++choice) {
@@ -78,7 +78,7 @@ struct ReduceParams {
   const float* weights = nullptr;
   float* out_weights = nullptr;
 
-  /// What choice k of a row weighs.
+  /// Weight of choice k of a row.
   FERRY_HOST_DEVICE float choice_weight(std::int64_t row, int k) const {
     const int owner = table.owner(row, k);
     const std::int32_t slot = owner < 0 ? -1 : table.slot(row, owner);

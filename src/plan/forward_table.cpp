@@ -11,7 +11,7 @@
 namespace ferry::plan {
 namespace {
 
-/// The size of an encoded table is a multiple of this, as that of rows is.
+/// Alignment of an encoded table's size, like that of rows.
 constexpr std::size_t kAlignmentBytes = 16;
 
 /// Offsets of the parts of an encoded table, which follow each other without gaps.
@@ -94,7 +94,7 @@ std::size_t ForwardTableSize::wire_bytes() const {
 }
 
 std::size_t forward_tables_bytes(std::size_t num_tables, const ForwardTableSum& sum) {
-  // Two numbers an item and one more a table, then destinations, then padding.
+  // Two numbers per item and one more per table, then destinations, then padding.
   return to_size(sum.num_items) * 2 * sizeof(std::int32_t) + to_size(sum.num_destinations) * sizeof(Destination) +
          num_tables * (sizeof(std::int32_t) + kAlignmentBytes - 1);
 }

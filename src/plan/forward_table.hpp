@@ -1,9 +1,9 @@
 #ifndef FERRY_PLAN_FORWARD_TABLE_HPP
 #define FERRY_PLAN_FORWARD_TABLE_HPP
 
-/// Which tokens of one source rank go to one node, and which rows they take there. At route the source makes a table
-/// for every node and sends it to its rail peer there; both keep it in their Routing. Dispatch and combine then send
-/// only payload: item i of a table is the i-th row sent in either direction.
+/// Forward table: the tokens of one source rank that go to one node, and their rows there. At route the source makes a
+/// table for every node and sends it to its rail peer there; both keep it in their Routing. Dispatch and combine then
+/// send only payload: item i of a table is the i-th row sent in either direction.
 ///
 ///     tokens             num_items x i32               source tokens, ascending
 ///     first_destination  (num_items + 1) x i32         item i has destinations [first_destination[i],
@@ -22,7 +22,7 @@
 
 namespace ferry::plan {
 
-/// Known to every rank before the table itself.
+/// Size of a table, known to every rank before the table itself.
 struct ForwardTableSize {
   std::int32_t num_items = 0;
   std::int32_t num_destinations = 0;
@@ -37,8 +37,8 @@ struct ForwardTableSum {
   std::int64_t num_destinations = 0;
 };
 
-/// Room for the encoded tables of `num_tables` sources next to each other, whose sizes are `sum` together. A little
-/// more than they take, as how much each is padded depends on its own size.
+/// Room for the encoded tables of `num_tables` sources next to each other, with sizes that add up to `sum`. Slightly
+/// more than they take, since the padding of each depends on its own size.
 std::size_t forward_tables_bytes(std::size_t num_tables, const ForwardTableSum& sum);
 
 struct ForwardTable {
@@ -62,30 +62,30 @@ struct ForwardTable {
 void count_forward_tables(const RouteShape& shape, const Topology& topology, std::span<const std::int64_t> ids,
                           ForwardTableSize* sizes);
 
-/// The tables of one rank's tokens, by node.
+/// Tables of one rank's tokens, by node.
 std::vector<ForwardTable> build_forward_tables(const TokenPlan& tokens, const Topology& topology);
 
 /// Writes size().wire_bytes() bytes.
 void encode(const ForwardTable& table, std::byte* to);
 
-/// Bounds of what a table may contain.
+/// Bounds on the contents of a table.
 struct ForwardTableLimits {
-  std::int64_t num_tokens = 0;             ///< of the source
+  std::int64_t num_tokens = 0;             ///< tokens of the source
   std::int64_t num_topk = 0;               ///< K
   std::span<const std::int64_t> num_rows;  ///< used rows of each rank of the node
 };
 
-/// Accepts any bytes, `size.wire_bytes()` of them. A table that it returns is within the limits, so code that follows
-/// it stays in bounds.
-/// @errors kTransport; the message completes "rank 3 sent an invalid forward table: …", in the functions below "rank 3
-/// …"
+/// Accepts any bytes, `size.wire_bytes()` of them. A returned table is within the limits, so code that uses it stays in
+/// bounds.
+/// @errors kTransport; the message completes "rank 3 sent an invalid forward table: …", in the functions below
+///         "rank 3 …"
 Result<ForwardTable> parse_forward_table(std::span<const std::byte> bytes, const ForwardTableSize& size,
                                          const ForwardTableLimits& limits);
 
-/// Checks that the table gives each rank of the node, by its index there, as many rows as were counted.
+/// Checks that the table's number of rows for each rank of the node, by its index there, equals `num_rows`.
 Status check_num_rows(const ForwardTable& table, std::span<const std::int64_t> num_rows);
 
-/// Rows of one rank of the node, and which items fill them.
+/// Rows of one rank of the node, and the items that fill them.
 struct RowSources {
   /// [rows, 2] source rank, known from the counts, and source token, -1 until a table names it; both -1 in rows without
   /// a token.
@@ -93,8 +93,8 @@ struct RowSources {
   std::span<std::int32_t> item_of_row;  ///< [rows]
 };
 
-/// Enters the rows that a rank's table gives to `local_rank`. The table was checked against limits within which those
-/// rows exist. Afterwards all `num_rows` rows of that source have a token, and no other row was touched.
+/// Enters the rows that a source's table gives to `local_rank`. The table was checked against limits within which those
+/// rows exist. On success all `num_rows` rows of that source have a token, and no other row was changed.
 Status enter_table(const ForwardTable& table, int source_rank, int local_rank, std::int64_t num_rows,
                    const RowSources& rows);
 

@@ -1,7 +1,7 @@
 #ifndef FERRY_PLAN_NODE_ROUTE_HPP
 #define FERRY_PLAN_NODE_ROUTE_HPP
 
-/// What a rank of a group of several nodes knows after a route.
+/// Result of a route for a rank of a group of several nodes.
 
 #include <cstdint>
 #include <vector>
@@ -12,18 +12,18 @@
 namespace ferry::plan {
 
 struct NodeRoute {
-  TokenPlan tokens;                              ///< where this rank's entries go
-  ExpertGroups groups;                           ///< of all experts
-  std::vector<std::int32_t> own_expert_counts;   ///< [E] of this rank's tokens
+  TokenPlan tokens;                              ///< destinations of this rank's entries
+  ExpertGroups groups;                           ///< groups of all experts
+  std::vector<std::int32_t> own_expert_counts;   ///< [E] counts of this rank's tokens
   std::vector<std::int64_t> num_rows_on_rank;    ///< [R] used rows of each rank
   std::vector<std::int64_t> num_tokens_of_rank;  ///< [R] T of each rank
   std::vector<std::int64_t> num_rows_from_rank;  ///< [R]
-  std::vector<std::int32_t> rank_counts;         ///< [R, R] tokens that each rank sends to each
+  std::vector<std::int32_t> rank_counts;         ///< [R, R] tokens from each rank to each rank
   std::int64_t num_used_rows = 0;
   std::vector<std::int32_t> source_table;  ///< [num_used_rows, 2] source rank and token, -1 in rows without a token
-  /// By node: this rank's tokens that go there. Those of its own node move without the network.
+  /// By node: this rank's tokens that go there. Those for its own node do not use the network.
   std::vector<ForwardTable> outgoing;
-  /// By node: tokens of the rail peer there that come to this node, for this rank to forward. Empty for its own node.
+  /// By node: tokens of the rail peer there that this rank forwards in its own node. Empty for its own node.
   std::vector<ForwardTable> incoming;
   /// [R] items that each rank sends to this node (its own ranks: through memory).
   std::vector<std::int32_t> num_items_from_rank;
@@ -32,7 +32,7 @@ struct NodeRoute {
 };
 
 /// Plans `my_rank`'s tokens and rows from the counts of all ranks, up to rank_counts and source_table, which has no
-/// tokens yet. Uses the memory of `route` again.
+/// tokens yet. Reuses the memory of `route`.
 inline void plan_rows(const RouteShape& shape, AllCounts sources, std::size_t my_rank,
                       std::span<const std::int64_t> ids, NodeRoute& route) {
   route.tokens = place_tokens(shape, sources, route.groups, my_rank, ids, std::move(route.tokens));

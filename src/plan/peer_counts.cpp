@@ -10,7 +10,7 @@
 namespace ferry::plan {
 namespace {
 
-/// Each at most T, and all together at most T * K.
+/// Whether each count is at most T, and their sum at most T * K.
 bool fits(std::span<const std::int32_t> counts, std::int64_t num_tokens, std::int64_t num_entries) {
   std::int64_t sum = 0;
   for (const std::int32_t count : counts) {

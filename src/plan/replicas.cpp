@@ -8,7 +8,7 @@
 namespace ferry::plan {
 namespace {
 
-/// How far a home is from the rank whose tokens choose.
+/// Distance of a home from the rank whose tokens choose.
 enum Distance : std::uint8_t { kSameRank = 0, kSameNode = 1, kElsewhere = 2 };
 
 }  // namespace

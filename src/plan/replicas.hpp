@@ -1,8 +1,8 @@
 #ifndef FERRY_PLAN_REPLICAS_HPP
 #define FERRY_PLAN_REPLICAS_HPP
 
-/// Which home of an expert a token picks. Both hosts and GPUs look it up in a table that a rank makes of a placement:
-/// for each logical expert the homes that its tokens choose from.
+/// Choice of an expert's home for a token. Hosts and GPUs look it up in a table that a rank derives from a placement:
+/// for each logical expert, the homes from which its tokens choose.
 
 #include <cstdint>
 #include <span>
@@ -12,21 +12,21 @@
 
 namespace ferry::plan {
 
-/// Which of a logical expert's homes a rank's tokens choose from: `count` entries of the list of homes.
+/// Homes of a logical expert from which a rank's tokens choose: `count` entries of the list of homes.
 struct HomeRange {
   std::uint32_t first;
   std::uint32_t count;
 };
 static_assert(sizeof(HomeRange) == 8, "one 8-byte load");
 
-/// Index of the home that a token picks of `count`. Neither the entry's position in the token nor its weight plays a
-/// part, so that a token that names an expert twice goes to one home. The rank does, so that ranks that have one token
-/// each, as in decoding, do not all pick the first.
+/// Index of a token's pick among `count` homes. It does not depend on the entry's position in the token, nor on its
+/// weight, so that a token that names an expert twice goes to one home. It depends on the rank, so that ranks with one
+/// token each, as in decoding, do not all pick the first home.
 FERRY_HOST_DEVICE constexpr std::uint32_t pick_of(std::uint32_t count, std::int64_t token, int rank) {
   return (static_cast<std::uint32_t>(token) + static_cast<std::uint32_t>(rank)) % count;
 }
 
-/// What a rank's tokens choose from. Every logical expert has at least one home there.
+/// Homes from which a rank's tokens choose. Every logical expert has at least one.
 struct HomeTable {
   std::vector<HomeRange> ranges{};  ///< [E]
   std::vector<std::int32_t> homes{};
@@ -42,16 +42,16 @@ struct HomeTableParams {
   std::span<const std::int32_t> physical_to_logical{};  ///< [P], -1: none
   std::span<const std::int32_t> physical_to_rank{};     ///< [P]
   std::int64_t num_logical = 0;                         ///< E
-  int rank = 0;                                         ///< whose tokens
+  int rank = 0;                                         ///< rank whose tokens choose
   int ranks_per_node = 1;
-  bool nearest = true;  ///< else all homes are alike
+  bool nearest = true;  ///< else all homes count as equally near
 };
-/// Every logical expert has a home.
+/// Lists the homes. Every logical expert must have one.
 HomeTable list_homes(const HomeTableParams& params);
 
-/// What is left of a table of a group of one node when the homes on some ranks cannot be used. On one node a table has
-/// homes of this rank or all there are, so those that are left are the nearest that are left. An expert that would have
-/// none keeps all. `is_lost`: of each rank; never this one.
+/// Remainder of a table of a group of one node when the homes on some ranks cannot be used. On one node a table lists
+/// either the homes of this rank or all homes, so the remainder is the nearest of the remaining homes. An expert that
+/// would lose all homes keeps them. `is_lost`: by rank; never this rank.
 HomeTable without_lost_homes(const HomeTable& table, std::span<const std::int32_t> physical_to_rank,
                              const std::vector<bool>& is_lost);
 

@@ -13,12 +13,12 @@
 namespace ferry::plan {
 namespace {
 
-/// Remembers the last token that visited each run, which needs no clearing between tokens. first_visit returns a
-/// number, because expert choices are random and a branch on them would be mispredicted every other time.
+/// Last token that visited each run, which needs no clearing between tokens. first_visit returns a number, because
+/// expert choices are random and a branch on them would be mispredicted every other time.
 class LastToken {
  public:
   explicit LastToken(std::size_t num_runs) : last_(num_runs, -1) {}
-  /// 1 the first time `token` visits `run`, then 0; tokens come in ascending order.
+  /// 1 the first time `token` visits `run`, then 0; tokens must ascend.
   unsigned first_visit(std::size_t run, std::int32_t token) {
     const unsigned first = last_[run] != token ? 1U : 0U;
     last_[run] = token;
@@ -29,13 +29,14 @@ class LastToken {
   std::vector<std::int32_t> last_;
 };
 
-/// Bits of a key that hold the index in [K].
+/// Number of bits of a key for the index in [K].
 constexpr int kTopkBits = 5;
 static_assert(kMaxTopk <= 1 << kTopkBits);
 
-/// Destinations of some tokens as they are found, with keys that sort as (rank, row, topk) does.
+/// Destinations of some tokens in the order of their discovery, with keys that sort like (rank, row, topk).
 struct FoundDestinations {
-  /// Tokens that are found before any is sorted: their stores are over by then, and the next tokens' loads under way.
+  /// Number of tokens collected before any is sorted: by then their stores are done, and the next tokens' loads under
+  /// way.
   static constexpr std::size_t kTokens = 32;
   struct Token {
     std::array<std::int32_t, kMaxTopk> keys;
@@ -58,7 +59,7 @@ void write_sorted(const FoundDestinations::Token& token, Destination* out) {
   for (std::size_t i = 0; i < token.count; ++i) out[positions[i]] = token.destinations[i];
 }
 
-/// By expert, and last for no expert: which run its entries belong to; `no_run` for none.
+/// Run of each expert's entries; the last element, for entries without an expert, is the number of runs.
 std::vector<std::int32_t> runs_of_experts(const RouteShape& shape) {
   std::vector<std::int32_t> runs(shape.num_experts + 1);
   if (shape.by_rank()) {
@@ -70,8 +71,8 @@ std::vector<std::int32_t> runs_of_experts(const RouteShape& shape) {
   return runs;
 }
 
-/// By expert: a number by which its entries sort as they do by (rank, row). Groups of one rank follow each other in
-/// ascending expert order.
+/// Sort number of each expert: entries sort by it as by (rank, row). Groups of one rank follow each other in ascending
+/// expert order.
 std::vector<std::int32_t> row_order(const RouteShape& shape) {
   std::vector<std::int32_t> order(shape.expert_to_rank.begin(),
                                   shape.expert_to_rank.begin() + static_cast<std::ptrdiff_t>(shape.num_experts));
@@ -83,9 +84,9 @@ std::vector<std::int32_t> row_order(const RouteShape& shape) {
   return order;
 }
 
-/// How far a source has come with a run.
+/// Progress of a source in a run.
 struct RunPosition {
-  std::int32_t last_token;  ///< that has a row there
+  std::int32_t last_token;  ///< last token that has a row there
   std::int32_t next_row;
 };
 
@@ -109,7 +110,7 @@ std::vector<std::int64_t> first_rows(const RouteShape& shape, AllCounts sources,
 
 void count_tokens(const RouteShape& shape, std::span<const std::int64_t> ids, std::int32_t* rank_counts_out,
                   std::int32_t* expert_counts_out) {
-  // An entry without an expert is counted for an extra rank and an extra expert that are dropped below.
+  // An entry without an expert is counted for an extra rank and an extra expert, which are dropped below.
   std::vector<std::int32_t> owners(shape.num_experts + 1, static_cast<std::int32_t>(shape.num_ranks));
   std::copy_n(shape.expert_to_rank.begin(), shape.num_experts, owners.begin());
   std::vector<std::int32_t> rank_counts(shape.num_ranks + 1, 0);
@@ -133,11 +134,11 @@ void list_run_tokens(const RouteShape& shape, std::span<const std::int64_t> ids_
                      std::int32_t* tokens) {
   const std::int32_t num_tokens = count_of_tokens(shape, ids_in);
   const std::vector<std::int32_t> run_table = runs_of_experts(shape);
-  // Tokens without an expert come last, in entries that no run needs.
+  // Tokens without an expert are listed last, in entries that no run needs.
   std::vector<std::int64_t> next_table(shape.num_runs() + 1, 0);
   std::partial_sum(counts, counts + shape.num_runs(), next_table.begin() + 1, std::plus<std::int64_t>());
   LastToken visited(shape.num_runs() + 1);
-  // Plain pointers and locals: the compiler cannot know that the stores below do not modify the vectors themselves.
+  // Plain pointers and locals: the compiler cannot prove that the stores below do not modify the vectors themselves.
   const std::int64_t* ids = ids_in.data();
   const std::int32_t* const runs = run_table.data();
   std::int64_t* const next = next_table.data();
@@ -147,7 +148,7 @@ void list_run_tokens(const RouteShape& shape, std::span<const std::int64_t> ids_
     for (std::size_t topk = 0; topk < num_topk; ++topk) {
       const auto run = static_cast<std::size_t>(runs[ids[topk] < 0 ? num_experts : to_size(ids[topk])]);
       const auto first = static_cast<std::int64_t>(visited.first_visit(run, token));
-      tokens[next[run] + first - 1] = token;  // not the first: once more where it is
+      tokens[next[run] + first - 1] = token;  // on repeated visits it rewrites the same entry
       next[run] += first;
     }
   }
@@ -250,7 +251,7 @@ TokenPlan place_tokens(const RouteShape& shape, AllCounts sources, const ExpertG
   plan.first_destination.resize(num_tokens + 1);
   plan.first_destination[0] = 0;
   plan.destinations.resize(ids_in.size());
-  // Plain pointers, for the same reason as above.
+  // Plain pointers, for the same reason as in list_run_tokens.
   const std::int64_t* ids = ids_in.data();
   const std::int32_t* const owners = shape.expert_to_rank.data();
   const std::int32_t* const order = order_table.data();

@@ -1,10 +1,10 @@
 #ifndef FERRY_PLAN_ROUTE_PLAN_HPP
 #define FERRY_PLAN_ROUTE_PLAN_HPP
 
-/// The arithmetic of route: counts from expert ids, and rows from the counts of all ranks. Pure functions over flat
-/// arrays; exchanging the counts is the caller's task.
+/// Arithmetic of route: counts from expert ids, and rows from the counts of all ranks. Pure functions over flat arrays;
+/// exchanging the counts is the caller's task.
 ///
-/// Rows of a destination come in *runs*: one per (source, destination) in layout kTokens, one per (source, expert) in
+/// The rows of a destination form *runs*: one per (source, destination) in layout kTokens, one per (source, expert) in
 /// the layouts grouped by expert. A run's rows are consecutive and in the order of the source's tokens, so a row is the
 /// run's first row (a prefix sum over the sources before it) plus the token's position in the run.
 
@@ -19,7 +19,7 @@
 
 namespace ferry::plan {
 
-/// The options of a route on which rows depend; equal on all ranks.
+/// Options of a route that determine its rows; equal on all ranks.
 struct RouteShape {
   Layout layout = Layout::kTokens;
   std::size_t num_ranks = 1;
@@ -37,7 +37,7 @@ struct RouteShape {
   std::size_t rank_of_run(std::size_t run) const { return by_rank() ? run : owner(run); }
 };
 
-/// What every rank must know about one source rank.
+/// Counts of one source rank that every rank needs.
 struct SourceCounts {
   const std::int32_t* rank_counts = nullptr;    ///< [R] its tokens for each rank
   const std::int32_t* expert_counts = nullptr;  ///< [E] its distinct (token, expert) pairs for each expert
@@ -47,7 +47,7 @@ struct SourceCounts {
   const std::int32_t* of_runs(const RouteShape& shape) const { return shape.by_rank() ? rank_counts : expert_counts; }
 };
 
-/// By rank.
+/// Counts of all ranks, by rank.
 using AllCounts = std::span<const SourceCounts>;
 
 /// Counts one rank's tokens. `ids` [T, K], -1 for no expert; writes `rank_counts` [R] and `expert_counts` [E].
@@ -62,7 +62,7 @@ void list_run_tokens(const RouteShape& shape, std::span<const std::int64_t> ids,
 /// Whether no count is negative and their sum is at most the source's number of entries.
 bool counts_fit(const RouteShape& shape, const SourceCounts& source);
 
-/// Rows of each expert, and where they begin on its owner. Groups of one owner follow each other in ascending expert
+/// Number of rows of each expert, and the first on its owner. Groups of one owner follow each other in ascending expert
 /// order.
 struct ExpertGroups {
   std::vector<std::int64_t> num_rows;    ///< [E] without gaps
@@ -72,26 +72,26 @@ ExpertGroups group_experts(const RouteShape& shape, AllCounts sources);
 
 /// Used rows of `rank`: its tokens, or its experts' groups with the gaps between them.
 std::int64_t rows_on_rank(const RouteShape& shape, AllCounts sources, const ExpertGroups& groups, std::size_t rank);
-/// Rows of `rank` that come from one source.
+/// Rows of `rank` from one source.
 std::int64_t rows_from_source(const RouteShape& shape, const SourceCounts& source, std::size_t rank);
 
-/// kCapacity, because `rank` would receive more rows than its row_limit (slots.hpp).
+/// kCapacity: `rank` would receive more rows than its row_limit (slots.hpp).
 Status too_many_rows(std::int64_t rank, std::int64_t num_rows, std::int64_t max_recv_rows);
-/// kCapacity, because an expert of `rank` would receive more rows than its part of the slab has.
+/// kCapacity: an expert of `rank` would receive more rows than its part of the slab has.
 Status full_slab(std::int64_t rank, std::int64_t expert, std::int64_t num_rows, std::int64_t slab_capacity);
 
 /// Checks that every rank has room for its rows. Gives the same result on all ranks.
 /// @errors kCapacity, naming the rank and the option to raise
 Status check_capacity(const RouteShape& shape, AllCounts sources, const ExpertGroups& groups);
 
-/// Where the entries of one rank's tokens go.
+/// Destinations of the entries of one rank's tokens.
 struct TokenPlan {
-  std::vector<std::int32_t> slots;              ///< [T, K] row on the owner, -1 where there is no expert
-  std::vector<Destination> destinations;        ///< of all tokens in order
+  std::vector<std::int32_t> slots;              ///< [T, K] row on the owner; -1 if there is no expert
+  std::vector<Destination> destinations;        ///< destinations of all tokens, in order
   std::vector<std::int32_t> first_destination;  ///< [T + 1]
   std::vector<std::int64_t> num_rows_to_rank;   ///< [R]
 };
-/// `plan`: one that is no longer needed, whose memory is used again.
+/// Places one rank's tokens. `plan`: a plan no longer needed, whose memory is reused.
 TokenPlan place_tokens(const RouteShape& shape, AllCounts sources, const ExpertGroups& groups, std::size_t my_rank,
                        std::span<const std::int64_t> ids, TokenPlan plan = {});
 

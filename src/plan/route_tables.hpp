@@ -1,7 +1,7 @@
 #ifndef FERRY_PLAN_ROUTE_TABLES_HPP
 #define FERRY_PLAN_ROUTE_TABLES_HPP
 
-/// What a source publishes at route, for every rank to read.
+/// Tables that a source publishes at route, for every rank to read.
 
 #include <cstddef>
 #include <cstdint>
@@ -14,7 +14,7 @@ struct RouteTables {
   struct Shape {
     std::size_t num_ranks = 0;
     std::size_t num_experts = 0;
-    std::size_t num_entries = 0;  ///< most (token, destination) pairs: T * K
+    std::size_t num_entries = 0;  ///< bound on (token, destination) pairs: T * K
   };
 
   std::int32_t* rank_counts = nullptr;    ///< [R] tokens for each destination rank

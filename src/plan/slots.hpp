@@ -1,7 +1,7 @@
 #ifndef FERRY_PLAN_SLOTS_HPP
 #define FERRY_PLAN_SLOTS_HPP
 
-/// Slot arithmetic: which rank owns an expert, and how the groups of experts are laid out in a receiver's rows.
+/// Slot arithmetic: the owner of an expert, and the layout of the groups of experts in a receiver's rows.
 ///
 /// A source publishes two count vectors at route: `rank_counts[R]`, its tokens that go to each rank, and
 /// `expert_counts[E]`, its distinct (token, expert) pairs. The row of a token is the first row of its (source,
@@ -31,18 +31,18 @@ FERRY_HOST_DEVICE constexpr std::int64_t slab_first_row(std::int64_t local_exper
   return local_expert * capacity;
 }
 
-/// Most rows that a rank can take: its `max_recv_rows`, or where that is 0 as many as the i32 tables can count. Until a
-/// route has been checked against it, rows are summed in 64 bits.
+/// Limit on the rows of a rank: its `max_recv_rows`, or, if that is 0, the largest count of the i32 tables. Rows are
+/// summed in 64 bits until the route has been checked against it.
 FERRY_HOST_DEVICE constexpr std::int64_t row_limit(std::int64_t max_recv_rows) {
   return max_recv_rows > 0 ? max_recv_rows : INT32_MAX;
 }
 
-/// Rows that a group of `num_rows` takes when the next group must start at a multiple of `alignment`.
+/// Rows taken by a group of `num_rows` if the next group must start at a multiple of `alignment`.
 FERRY_HOST_DEVICE constexpr std::int64_t aligned_group_rows(std::int64_t num_rows, std::int64_t alignment) {
   return round_up(num_rows, alignment);
 }
 
-/// Tokens of a channel: all channels of a rank but the last few have as many.
+/// Tokens per channel; only the last channels of a rank may have fewer.
 FERRY_HOST_DEVICE constexpr std::int64_t tokens_per_channel(std::int64_t num_tokens, std::int64_t num_channels) {
   return (num_tokens + num_channels - 1) / num_channels;
 }

@@ -6,7 +6,7 @@
 
 namespace ferry {
 
-/// A count or index, never negative, in the type that the standard containers use.
+/// Converts a count or index, never negative, to the type of the standard containers.
 constexpr std::size_t to_size(std::int64_t value) { return static_cast<std::size_t>(value); }
 
 }  // namespace ferry

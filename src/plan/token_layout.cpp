@@ -37,7 +37,7 @@ class Counter {
     if (counts != nullptr) std::fill_n(counts, num_counts, T{0});
   }
 
-  /// Counts a token once for each rank and node, however many of its entries lead there.
+  /// Counts a token once for each rank and node, however many of its entries go there.
   static void count_once(std::int64_t token, std::int64_t* last, std::int32_t* count) {
     if (*last == token) return;
     *last = token;
@@ -61,7 +61,7 @@ class Counter {
   }
 
   const TokenLayoutParams& params_;
-  std::vector<std::int64_t> last_of_rank_;  // the last token that was counted for each
+  std::vector<std::int64_t> last_of_rank_;  // last token counted for each rank
   std::vector<std::int64_t> last_of_node_;
 };
 

@@ -7,7 +7,7 @@
 
 namespace ferry::plan {
 
-/// Pointers that are null are not written.
+/// Null outputs are not written.
 struct TokenLayoutParams {
   const void* ids = nullptr;  ///< [T, K]
   bool wide_ids = false;      ///< i64, else i32

@@ -1,7 +1,7 @@
 #ifndef FERRY_PLAN_TOKEN_RECORD_HPP
 #define FERRY_PLAN_TOKEN_RECORD_HPP
 
-/// What is sent with a token's payload: scales, expert ids, weights, and, where a token may take several rows of one
+/// Data sent with a token's payload: scales, expert ids, weights, and, if a token may take several rows of one
 /// receiver, those rows. One record of fixed size per token, the same for all ranks of a call, in words of 4 bytes:
 ///
 ///     word 0         scales   S elements of the caller's scale type, padded to a word
@@ -10,7 +10,7 @@
 ///     rows_word      rows     K x i32 row on the receiver, -1 where the expert is on another rank
 ///     end_word       padding to 16 bytes
 ///
-/// Parts that a call does not need take no words. Whether ids are global or local to the receiver is up to the backend.
+/// Parts that a call does not need take no words. Each backend decides whether ids are global or local to the receiver.
 
 #include <cstddef>
 #include <cstdint>
@@ -30,7 +30,7 @@ struct TokenRecord {
   bool has_rows = false;
 
   struct Parts {
-    std::int64_t scale_bytes = 0;  ///< of a token; at most 4 GiB
+    std::int64_t scale_bytes = 0;  ///< scales of a token; at most 4 GiB
     int num_topk = 0;
     bool ids = false;
     bool weights = false;

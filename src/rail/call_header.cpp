@@ -19,7 +19,7 @@ bool is_known(ErrorCode code) { return code >= ErrorCode::kOk && code <= ErrorCo
 
 bool is_known(Operation operation) { return operation >= Operation::kRoute && operation <= Operation::kDestroy; }
 
-/// Messages are shown in logs and terminals, and become Python strings, which must be valid UTF-8.
+/// Messages appear in logs and terminals and become Python strings, which must be valid UTF-8.
 void make_plain(std::span<char> text) {
   std::replace_if(
       text.begin(), text.end(), [](char letter) { return letter < ' ' || letter > '~'; }, '?');
@@ -28,7 +28,7 @@ void make_plain(std::span<char> text) {
 }  // namespace
 
 Status parse_call_header(std::span<const std::byte, sizeof(CallHeader)> bytes, std::uint64_t call, CallHeader* header) {
-  // Everything but the message, which few headers fill.
+  // Copy everything except the message, which few headers contain.
   const auto copy_numbers = [](std::byte* to, const std::byte* from) {
     std::memcpy(to, from, kMessageBegin);
     std::memcpy(to + kMessageEnd, from + kMessageEnd, sizeof(CallHeader) - kMessageEnd);

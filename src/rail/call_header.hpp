@@ -1,8 +1,8 @@
 #ifndef FERRY_RAIL_CALL_HEADER_HPP
 #define FERRY_RAIL_CALL_HEADER_HPP
 
-/// What ranks send their rail peers in addition to payload: which call they make, and why they gave up. The peer's
-/// bytes are not trusted and may change at any moment, so readers copy them once, here, and check the copy.
+/// Messages between rail peers other than payload: the call that a rank makes, and the reason why it gave up. The
+/// peer's bytes are not trusted and may change at any moment, so readers copy them once, here, and check the copy.
 
 #include <cstddef>
 #include <cstdint>
@@ -16,7 +16,7 @@
 
 namespace ferry::rail {
 
-/// One rank's call.
+/// Description of one rank's call.
 struct CallHeader {
   std::uint64_t call = 0;
   CallRecord record;
@@ -24,19 +24,18 @@ struct CallHeader {
   std::int64_t num_entries = 0;    ///< route: T * K
 };
 static_assert(std::is_trivially_copyable_v<CallHeader>, "peers read its bytes");
-/// Headers of several ranks in one array are this far apart.
+/// Distance of the headers of several ranks in one array.
 inline constexpr std::size_t kCallHeaderStride =
     (sizeof(CallHeader) + plan::kPartAlignment - 1) / plan::kPartAlignment * plan::kPartAlignment;
 
-/// Accepts any bytes, even if they change meanwhile. A header that it returns is of call number `call`, its enumerators
-/// exist, its numbers of rows and entries fit the i32 tables of route, and its message, if the call failed, is plain
-/// text within its bounds. `*header` is unchanged if the bytes are refused, and so is its message beyond the new one's
-/// end.
+/// Accepts any bytes, even if they change meanwhile. A returned header has call number `call`, existing enumerators,
+/// numbers of rows and entries that fit the i32 tables of route, and, if the call failed, a message that is plain text
+/// within its bounds. `*header` is unchanged if the bytes are refused; so is its message beyond the end of the new one.
 /// @errors kTransport; the message completes "rank 3 …"
 Status parse_call_header(std::span<const std::byte, sizeof(CallHeader)> bytes, std::uint64_t call, CallHeader* header);
 
-/// The record with a failure's code, a culprit that is one of `num_ranks` or -1, and a message that is plain text
-/// within its bounds, whatever the bytes are: the sender has given up in any case.
+/// Sanitised record: a failure's code, a culprit among `num_ranks` or -1, and a message of plain text within its
+/// bounds, for any bytes, because the sender has given up in any case.
 ErrorRecord usable_error_record(std::span<const std::byte, sizeof(ErrorRecord)> bytes, int num_ranks);
 
 }  // namespace ferry::rail

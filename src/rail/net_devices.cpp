@@ -14,7 +14,7 @@ namespace {
 
 bool is_of_network(const std::string& address) { return !address.empty() && !net::is_loopback_address(address); }
 
-/// An unset variable and an empty one are the same.
+/// Treats an unset variable like an empty one.
 std::string variable(const char* name) {
   const char* value = *name == '\0' ? nullptr : std::getenv(name);
   return value == nullptr ? std::string() : std::string(value);
@@ -29,7 +29,7 @@ Result<NetDeviceChoice> take_named(const std::string& list, std::string_view sou
   return NetDeviceChoice{std::move(*names), std::string(source)};
 }
 
-/// The interface with the first of these addresses that one has, and why that one.
+/// Searches for the interface that has the first matching address, and the reason for the choice.
 class Search {
  public:
   explicit Search(std::span<const NetDeviceInfo> devices) : devices_(devices) {}
@@ -60,9 +60,9 @@ NetDeviceChoice interface_towards_rank_0(const NetDeviceRequest& request, std::s
   return search.found();
 }
 
-/// What an engine offers on a card's port is no socket; without the ports a group would not use the card. A rank with a
-/// GPU takes one port: of those equally near the one with its own number, so that the ranks of a node share them out,
-/// and rail peers, which have the same number, take the same port where their hosts are alike.
+/// Adds ports of network cards: an engine opens no socket on them, and without them a group would not use the card. A
+/// rank with a GPU takes one port: among equally near ones the one at its own number, so that the ranks of a node use
+/// different ports, and rail peers, which have the same number, use the same port if their hosts are alike.
 void add_ports(const NetDeviceRequest& request, std::span<const NetDeviceInfo> devices, NetDeviceChoice* choice) {
   const std::vector<std::string> nearest = net::nearest_ports(request.gpu_pci_address, devices, request.sys);
   if (!nearest.empty()) {

@@ -1,8 +1,8 @@
 #ifndef FERRY_RAIL_NET_DEVICES_HPP
 #define FERRY_RAIL_NET_DEVICES_HPP
 
-/// Which network devices ranks of other hosts may reach this rank through. As few as possible: an engine listens on
-/// each of them, and its protocol does not authenticate.
+/// Choice of the network devices through which ranks of other hosts may reach this rank. As few as possible: an engine
+/// listens on each of them, and its protocol does not authenticate.
 
 #include <filesystem>
 #include <span>
@@ -16,7 +16,7 @@
 
 namespace ferry::rail {
 
-/// The variable that names the devices where GroupOptions does not.
+/// Variable that names the devices if GroupOptions does not.
 inline constexpr const char* kNetDevicesVariable = "FERRY_NET_DEVICES";
 
 struct NetDeviceRequest {
@@ -24,12 +24,12 @@ struct NetDeviceRequest {
   const char* engine_variable = "";     ///< net::EngineFactory::devices_variable
   std::string bootstrap_address{};      ///< Bootstrap::local_address
   std::span<const RankPlace> places{};  ///< of all ranks
-  std::string gpu_pci_address{};        ///< of the rank's GPU; empty: it has none, or its place is not known
+  std::string gpu_pci_address{};        ///< of the rank's GPU; empty: no GPU, or unknown location
   int rail = 0;                         ///< this rank's number in its node
   std::filesystem::path sys{"/sys"};
 };
 
-/// The address that this rank publishes as its RankPlace::address.
+/// Address that this rank publishes as its RankPlace::address.
 std::string address_to_publish(const Bootstrap& bootstrap);
 
 /// @errors kInvalidArgument: a named device does not exist or cannot be used

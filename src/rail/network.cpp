@@ -13,10 +13,10 @@
 namespace ferry::rail {
 namespace {
 
-/// The loopback network does not leave the process: only on request.
+/// The loopback network does not leave the process, so it is used only on request.
 bool leaves_the_process(const net::EngineFactory& factory) { return factory.name != "loopback"; }
 
-/// Of a rank: its own, the one that drives the engine, and a receiver.
+/// Threads of a rank: its own, the one that drives the engine, and a receiver.
 constexpr int kThreadsWithReceiver = 3;
 
 bool has_cores_for_receivers(std::span<const RankPlace> places) {
@@ -24,7 +24,7 @@ bool has_cores_for_receivers(std::span<const RankPlace> places) {
   return cores_suffice_for(static_cast<int>(num_threads));
 }
 
-/// What a rank tells the others of its engine: the version, a zero, and how to reach it.
+/// Message of a rank about its engine: the version, a zero, and the address.
 std::vector<std::byte> to_message(std::string_view version, const net::Blob& address) {
   const auto text = std::as_bytes(std::span(version));
   std::vector<std::byte> message(text.begin(), text.end());
@@ -43,20 +43,20 @@ net::Blob address_in(std::span<const std::byte> message) {
   return {message.begin() + static_cast<std::ptrdiff_t>(begin), message.end()};
 }
 
-/// The same on every rank.
+/// Checks that the version is the same on every rank.
 Status check_versions(const std::vector<std::vector<std::byte>>& messages) {
   std::vector<std::string_view> versions;
   for (const std::vector<std::byte>& message : messages) versions.push_back(version_in(message));
   return check_engine_versions(versions);
 }
 
-/// Adds the name of the call, which an engine does not know.
+/// Prefixes the name of the call, which an engine does not know.
 Status while_creating(const Status& status) {
   if (status.ok()) return status;
   return Status(status.code(), fmt::format("Group::create: {}", status.message()), status.peer());
 }
 
-/// Also tells the engine which peers are on this host, where it needs none.
+/// Chooses the devices, and sets in the engine's options which peers are on this host and need no device.
 Status choose_devices(const BackendContext& context, const NetworkParams& params, const net::EngineFactory& factory,
                       Network* network) {
   net::EngineOptions* engine_options = &network->options;
@@ -73,7 +73,7 @@ Status choose_devices(const BackendContext& context, const NetworkParams& params
                                  .places = params.places,
                                  .gpu_pci_address = params.gpu_pci_address,
                                  .rail = context.topology.rail_of(context.topology.rank)};
-  // Also where no device is needed: a wrong name is an error everywhere.
+  // Choose even if no device is needed: a wrong name is an error everywhere.
   Result<NetDeviceChoice> chosen = choose_net_devices(request, ferry::net_devices());
   if (!leaves_this_host && chosen.status().code() != ErrorCode::kInvalidArgument) {
     network->devices.reason = "to ranks of this host only";

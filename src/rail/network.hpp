@@ -1,7 +1,7 @@
 #ifndef FERRY_RAIL_NETWORK_HPP
 #define FERRY_RAIL_NETWORK_HPP
 
-/// Opens a network engine for this rank and learns how its peers are reached.
+/// Opens a network engine for this rank and exchanges addresses with its peers.
 
 #include <memory>
 #include <span>
@@ -24,22 +24,22 @@ struct Network {
   std::unique_ptr<net::Engine> engine{};
   std::vector<net::Blob> addresses{};  ///< by peer
 
-  /// For errors: the engine, its devices and what decided about them.
+  /// Description for errors: the engine, its devices, and the reason for their choice.
   std::string describe() const;
 };
 
 struct NetworkParams {
-  /// `ranks` names the rank of every peer; what concerns hosts and devices is filled in.
+  /// `ranks` names the rank of every peer; open_network() sets the members about hosts and devices.
   net::EngineOptions engine{};
   std::span<const RankPlace> places{};  ///< of all ranks
-  /// Of the rank's GPU, for the network card next to it; empty: it has none.
+  /// PCI address of the rank's GPU, for the choice of a near network card; empty: no GPU.
   std::string gpu_pci_address{};
 };
 
 /// Collective over all ranks: succeeds on all or fails on all, with `my_status` if that is an error.
 Result<Network> open_network(const BackendContext& context, const NetworkParams& params, const Status& my_status);
 
-/// `versions`: Engine::version of each rank's.
+/// `versions`: Engine::version of each rank.
 /// @errors kUnsupported: they differ
 Status check_engine_versions(std::span<const std::string_view> versions);
 

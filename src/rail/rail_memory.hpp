@@ -1,17 +1,17 @@
 #ifndef FERRY_RAIL_RAIL_MEMORY_HPP
 #define FERRY_RAIL_RAIL_MEMORY_HPP
 
-/// The memory of a rank that its rail peers (the ranks with its index in the other nodes) put into, and that it puts
-/// from. All ranks of a group use the same layout, so offsets are valid on both ends.
+/// Memory of a rank that its rail peers (the ranks with its index in the other nodes) put into, and that it puts from.
+/// All ranks of a group use the same layout, so offsets are valid on both ends.
 ///
-///     headers in     2 x M records   what each rail peer calls; calls alternate
-///     headers out    2 records       what this rank calls
-///     errors in      M records       why a rail peer gave up on the group
+///     headers in     2 x M records   call of each rail peer; consecutive calls alternate
+///     headers out    2 records       call of this rank
+///     errors in      M records       reason for which a rail peer gave up on the group
 ///     error out      1 record
 ///     chunks in      M rings         received payload, by sending node
 ///     chunks out     M rings         the same on the sender's side: a chunk stays until the receiver has used it
 ///
-/// Chunks are large with few nodes, and shrink with more so that all rings together stay within a budget.
+/// Chunks are large on few nodes, and shrink on more so that all rings together stay within a budget.
 
 #include <cstddef>
 #include <cstdint>
@@ -22,55 +22,56 @@
 
 namespace ferry::rail {
 
-/// Chunks of a ring, and their size including the chunk's header.
+/// Number of chunks of a ring, and their size including the chunk's header.
 struct RingShape {
   std::size_t num_chunks = 0;   ///< at most net::kMaxRingChunks
   std::size_t chunk_bytes = 0;  ///< a multiple of plan::kPartAlignment
 };
 
-/// Most memory of all rings of a CPU rank (up to about a thousand nodes; then every ring has its smallest size).
+/// Memory budget for all rings of a CPU rank (up to about a thousand nodes; beyond that every ring has its smallest
+/// size).
 inline constexpr std::size_t kRingBudgetBytes = std::size_t{64} << 20;
-/// For CPUs: one being filled, one being used, two in transit.
+/// For CPUs: one chunk being filled, one being used, two in transit.
 inline constexpr std::size_t kNumChunks = 4;
-/// Long enough that a put's fixed costs vanish, short enough that both ends of a ring fit a core's second-level cache.
-/// Through UCX's shared memory, 8 ranks on 2 cores, the rings carried 1.12 to 1.39 of what ucx_perftest did with this
-/// size and 0.85 to 0.95 with twice it (benchmarks/nodes.py, three runs of each in turn); over TCP whole calls took as
-/// long with either.
+/// Long enough to amortise a put's fixed costs, short enough that both ends of a ring fit a core's second-level cache.
+/// Through UCX's shared memory, 8 ranks on 2 cores, the rings carried 1.12 to 1.39 times the rate of ucx_perftest with
+/// this size and 0.85 to 0.95 times with twice it (benchmarks/nodes.py, three runs of each in turn); over TCP whole
+/// calls took equally long with both.
 inline constexpr std::size_t kMaxChunkBytes = std::size_t{128} << 10;
 inline constexpr std::size_t kMinChunkBytes = std::size_t{8} << 10;
 
 /// Precedes each chunk. The receiver checks every field.
 struct ChunkHeader {
-  std::uint64_t chunk_idx = 0;     ///< of the ring, from 0, never repeated
-  std::uint64_t exchange_idx = 0;  ///< which exchange of the pair of ranks, from 1
+  std::uint64_t chunk_idx = 0;     ///< number of the chunk in the ring, from 0, never repeated
+  std::uint64_t exchange_idx = 0;  ///< number of the exchange between the two ranks, from 1
   std::uint32_t num_items = 0;
   std::uint32_t item_bytes = 0;
 };
 inline constexpr std::size_t kChunkHeaderBytes = 64;
 static_assert(sizeof(ChunkHeader) <= kChunkHeaderBytes);
 
-/// For kernels: 1 MB and more is in flight on the way to a peer (50 GB/s for 20 us), and as much is being written.
+/// For kernels: 1 MB or more is in flight to a peer (50 GB/s for 20 us), and as much is being written.
 inline constexpr std::size_t kNumKernelChunks = 16;
-/// With four blocks at each, an H200 fills a ring in host memory and empties another at 16.5 GB/s each way with chunks
-/// of 128 KiB, at 25.2 with 256 and at 26.5 with 512; with one block, as towards many peers, at 7.2, 9.9 and 12.0
+/// With four blocks at each end, an H200 fills a ring in host memory and empties another at 16.5 GB/s each way with
+/// chunks of 128 KiB, 25.2 with 256 KiB and 26.5 with 512 KiB; with one block, as for many peers, at 7.2, 9.9 and 12.0
 /// (benchmarks/gpu_rings).
 inline constexpr std::size_t kMaxKernelChunkBytes = std::size_t{512} << 10;
-/// Chunks have that size up to nine nodes.
+/// Chunks have the maximum size on up to nine nodes.
 inline constexpr std::size_t kKernelRingBudgetBytes = std::size_t{128} << 20;
 
-/// As many chunks as an exchange has at least, if they can have that size: both ends and the network then work at once,
-/// and several blocks of a kernel at each end.
+/// Minimum number of chunks in an exchange, if it is large enough: both ends and the network then work at once, and
+/// several blocks of a kernel at each end.
 inline constexpr std::size_t kLeastExchangeChunks = 16;
 
-/// What a chunk of an exchange takes at most, its header included, in a ring with chunks of `chunk_bytes`: rings of
-/// GPU ranks have larger chunks than short exchanges should use.
+/// Maximum bytes of a chunk in an exchange, including its header, in a ring with chunks of `chunk_bytes`: rings of GPU
+/// ranks have larger chunks than short exchanges should use.
 FERRY_HOST_DEVICE constexpr std::size_t exchange_chunk_bytes(std::size_t chunk_bytes, std::size_t exchange_bytes) {
   const std::size_t share = exchange_bytes / kLeastExchangeChunks / plan::kPartAlignment * plan::kPartAlignment;
   const std::size_t wanted = share > kMaxChunkBytes ? share : kMaxChunkBytes;
   return wanted < chunk_bytes ? wanted : chunk_bytes;
 }
 
-/// `num_chunks` as large as keeps all rings of a rank within `budget_bytes`, from kMinChunkBytes to `most_bytes`.
+/// Chunk size between kMinChunkBytes and `most_bytes` that keeps all rings of a rank within `budget_bytes`.
 constexpr RingShape ring_shape_within(std::size_t budget_bytes, std::size_t num_nodes, std::size_t num_chunks,
                                       std::size_t most_bytes) {
   const std::size_t num_rings = num_nodes > 1 ? 2 * (num_nodes - 1) : 1;
@@ -82,7 +83,7 @@ constexpr RingShape ring_shape_within(std::size_t budget_bytes, std::size_t num_
 constexpr RingShape default_ring_shape(std::size_t num_nodes) {
   return ring_shape_within(kRingBudgetBytes, num_nodes, kNumChunks, kMaxChunkBytes);
 }
-/// Rings of GPU ranks, at whose ends are kernels.
+/// Rings of GPU ranks, whose ends are kernels.
 constexpr RingShape kernel_ring_shape(std::size_t num_nodes) {
   return ring_shape_within(kKernelRingBudgetBytes, num_nodes, kNumKernelChunks, kMaxKernelChunkBytes);
 }
@@ -99,7 +100,7 @@ class RailMemory {
     RingShape ring;
   };
 
-  /// Pointers into `base`; with a null base only sizes and offsets.
+  /// Pointers into `base`; with a null base only sizes and offsets are valid.
   RailMemory(std::byte* base, const Shape& shape) : base_(base), num_nodes_(shape.num_nodes), ring_(shape.ring) {
     plan::Carver carver(nullptr);
     const auto part = [&carver](std::size_t bytes) {
@@ -125,7 +126,8 @@ class RailMemory {
   std::size_t rings_bytes() const { return 2 * (num_nodes_ - 1) * ring_bytes(); }
   std::byte* at(std::size_t offset) const { return base_ + offset; }
 
-  /// Where `from`'s header of a call of this parity is on a receiver; all of a parity are next to each other, by node.
+  /// Offset of the header of `from` on a receiver, for calls of this parity; headers of one parity are adjacent, by
+  /// node.
   std::size_t header_in(std::size_t parity, std::size_t from) const {
     return headers_in_ + (parity * num_nodes_ + from) * header_stride_;
   }
@@ -136,7 +138,7 @@ class RailMemory {
 
   std::size_t chunks_in() const { return chunks_in_; }
   std::size_t chunks_out() const { return chunks_out_; }
-  /// The ring from `from` on the receiver `to`, and the ring to `to` on the sender `from`.
+  /// Offset of the ring from `from` on the receiver `to`, and of the ring to `to` on the sender `from`.
   std::size_t ring_in(std::size_t from, std::size_t to) const { return chunks_in_ + ring_idx(from, to) * ring_bytes(); }
   std::size_t ring_out(std::size_t from, std::size_t to) const {
     return chunks_out_ + ring_idx(to, from) * ring_bytes();
@@ -146,7 +148,7 @@ class RailMemory {
   static constexpr std::size_t round_up(std::size_t bytes) {
     return (bytes + plan::kPartAlignment - 1) / plan::kPartAlignment * plan::kPartAlignment;
   }
-  /// Number of the ring with `other` on `owner`, which skips the owner itself.
+  /// Index of the ring with `other` on `owner`; the owner itself has none.
   static std::size_t ring_idx(std::size_t other, std::size_t owner) { return other < owner ? other : other - 1; }
 
   std::byte* base_;

@@ -24,15 +24,15 @@ enum Channel : int {
   kNumChannels
 };
 
-/// In values of kCall and kError: the sender has left.
+/// Flag in values of kCall and kError: the sender has left.
 constexpr std::uint64_t kLeft = std::uint64_t{1} << 63;
 
-/// In values of kBeats, below the beats: progress. So many beats take longer than any group lives, and progress is only
-/// compared with what it was a moment before.
+/// Bits of progress in values of kBeats, below the beats. A group never lives long enough for the beats to overflow,
+/// and progress is only compared with its value a moment before.
 constexpr int kProgressBits = 24;
 constexpr std::uint64_t kProgressMask = (std::uint64_t{1} << kProgressBits) - 1;
 
-/// Enough to report to peers why the group is broken, over any working network: a hundred round trips around the world
+/// Time to report to peers, over any working network, why the group is broken: a hundred round trips around the world
 /// and some lost packets.
 constexpr std::int64_t kLastWordsNs = 1'000'000'000;
 
@@ -199,7 +199,7 @@ std::optional<ReportedError> Rails::reported_error() const {
 
 Status Rails::presence(int rank) const {
   const int node = topology_.node_of(rank);
-  // All channels: everything put before on any of them has then arrived, in particular the reason for leaving.
+  // Check all channels: then everything put before on any of them has arrived, in particular the reason for leaving.
   const bool closed = std::atomic_ref(words_[to_size(node)].closed).load(std::memory_order_acquire) != 0;
   if (closed && (proxy_->received(node, kCall) & proxy_->received(node, kError) & kLeft) != 0) {
     return Status(ErrorCode::kPeerLost, "has destroyed its group", rank);

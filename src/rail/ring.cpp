@@ -17,7 +17,7 @@ void Ring::begin(const Flow& flow) {
   flow_ = flow;
   ++exchange_idx_;
   num_committed_ = 0;
-  // Kernels may have used the rings in between.
+  // Kernels may have used the rings since the last exchange.
   num_filled_ = Word(parts_.words->filled).load(std::memory_order_relaxed);
   num_used_ = Word(parts_.words->used).load(std::memory_order_relaxed);
   reader_ = ChunkReader({exchange_idx_, flow.num_in, flow.in_item_bytes});
@@ -26,7 +26,7 @@ void Ring::begin(const Flow& flow) {
 Ring::Batch Ring::reserve() const {
   const std::int64_t left = flow_.num_out - num_committed_;
   if (left == 0) return {};
-  // A false credit from the peer only corrupts what that peer receives.
+  // A false credit from the peer only corrupts the data that the peer receives.
   const std::uint64_t credits = Word(parts_.words->credits).load(std::memory_order_acquire);
   if (static_cast<std::int64_t>(credits + parts_.shape.num_chunks - num_filled_) <= 0) return {};
   const auto most = std::max<std::int64_t>(static_cast<std::int64_t>(exchange_capacity() / flow_.out_item_bytes), 1);

@@ -10,7 +10,7 @@ namespace {
 
 GpuDirectFact engine_fact(const std::string& transport) {
   for (const net::EngineFactory& factory : net::engine_factories()) {
-    // As "auto" takes the best, which is the first.
+    // "auto" uses the best engine, which is the first.
     if (transport != "auto" && transport != factory.name) continue;
     if (factory.gpu_memory != nullptr) return factory.gpu_memory();
     return {"network library", false, fmt::format("transport \"{}\" copies by processors", factory.name),

@@ -1,7 +1,7 @@
 #ifndef FERRY_RAIL_RING_MEMORY_HPP
 #define FERRY_RAIL_RING_MEMORY_HPP
 
-/// Where the chunks of rings between nodes are: pinned host memory, or GPU memory that network cards reach.
+/// Location of the chunks of rings between nodes: pinned host memory, or GPU memory that network cards reach.
 
 #include <string>
 #include <string_view>
@@ -12,17 +12,17 @@
 
 namespace ferry::rail {
 
-/// What a GPU and its driver say of themselves.
+/// GPUDirect facts that a GPU and its driver report.
 struct GpuPart {
   GpuDirectFact registration;
   bool has_dma_buf = false;
 };
 
-/// All that rings in GPU memory need. `transport`: GroupOptions::transport.
+/// All requirements of rings in GPU memory. `transport`: GroupOptions::transport.
 std::vector<GpuDirectFact> gpu_direct_facts(const GpuPart& gpu, const std::string& transport);
 
-/// Whether rings can be where GroupOptions::ring_memory wants them.
-/// @errors kUnsupported: "gpu", and something is missing: says all that is, and what to do
+/// Checks that rings can be in the memory that `wanted` (GroupOptions::ring_memory) names.
+/// @errors kUnsupported: `wanted` is "gpu" and a requirement is missing: names all that are missing, and the remedies
 Status check_ring_memory(std::string_view wanted, const std::vector<GpuDirectFact>& facts);
 
 }  // namespace ferry::rail

@@ -1,5 +1,5 @@
 #!/usr/bin/env -S python3 -B
-"""benchmarks/many_gpus.sh, with programs that measure nothing in place of those that need GPUs."""
+"""Tests benchmarks/many_gpus.sh with stubs in place of the programs that need GPUs."""
 
 import json
 import os
@@ -11,7 +11,7 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
-# Notes its arguments, and writes a result for each number of tokens.
+# Logs its arguments, and writes a result for each number of tokens.
 BENCH = """#!/bin/bash
 if [[ $1 == --version ]]; then exit; fi
 echo "$*" >>"$STUB_LOG"
@@ -33,11 +33,11 @@ for one in ${tokens//,/ }; do
 done
 echo '{"op": "last", "tokens": 0, "time_us_p50": 1.0, "graph_time_us_p50": 2.0, "ratio_to_limit": 0.5}]}' >>"$file"
 """
-# Has no tests.
+# Stands for a suite without tests.
 SUITE = """#!/bin/bash
 echo "suite $*" >>"$STUB_LOG"
 """
-# Only the packages' own benchmark is replaced.
+# Replaces only the benchmark of the Python packages.
 PYTHON = """#!/bin/bash
 if [[ $1 != -m ]]; then exec {python} "$@"; fi
 echo "python $*" >>"$STUB_LOG"

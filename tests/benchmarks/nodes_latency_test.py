@@ -1,5 +1,5 @@
 #!/usr/bin/env -S python3 -B
-"""benchmarks/nodes.py --latency: what it makes of measurements, and that it measures. FERRY_BUILD: the build folder."""
+"""Tests benchmarks/nodes.py --latency: its summary of measurements, and a real run. FERRY_BUILD: the build folder."""
 
 import json
 import os

@@ -1,5 +1,5 @@
 #!/usr/bin/env -S python3 -B
-"""benchmarks/one_sided.py: what it makes of measurements, with a reference and without. FERRY_BUILD: the build."""
+"""Tests benchmarks/one_sided.py: its summaries, with a reference and without one. FERRY_BUILD: the build folder."""
 
 import json
 import os
@@ -16,7 +16,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from one_sided import summarise  # noqa: E402
 
-# Answers as ucx_perftest does: a server that listens for one client, and a client that prints one line of figures.
+# Answers as ucx_perftest does: the server listens for one client, and the client prints one line of figures.
 FAKE_PERFTEST = """#!/usr/bin/env python3
 import socket, sys
 arguments = sys.argv[1:]

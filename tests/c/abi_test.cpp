@@ -1,5 +1,5 @@
-// Sizes and offsets that compiled programs rely on. Offsets never change and never go; a new member at the end of a
-// struct adds one and changes the size of its struct.
+// Sizes and offsets that compiled programs rely on. Offsets never change or disappear; a new member at the end of a
+// struct adds an offset and changes the size of its struct.
 #include <gtest/gtest.h>
 
 #include <cstddef>
@@ -16,7 +16,7 @@ struct Place {
   std::size_t expected;
 };
 
-// Those of 64-bit machines.
+// Values on 64-bit machines.
 constexpr Place kPlaces[] = {
     {"ferry_tensor", sizeof(ferry_tensor), 64},
     {"ferry_tensor.data", offsetof(ferry_tensor, data), 0},

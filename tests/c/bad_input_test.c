@@ -1,4 +1,4 @@
-// Wrong input gives a status, on every rank the same code, and leaves the group usable; never a crash.
+// Wrong input gives a status, with the same code on every rank, and leaves the group usable; it never crashes.
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -37,7 +37,7 @@ static void check_null(void) {
   expect_error(ferry_latency_bytes_required(NULL, NULL), FERRY_ERROR_INVALID_ARGUMENT, -1, "null");
   expect_error(ferry_dispatch_layout(NULL, NULL, NULL, NULL), FERRY_ERROR_INVALID_ARGUMENT, -1, "dispatch_layout");
   expect_error(ferry_quantize_fp8(NULL, NULL, NULL, 0, NULL, NULL), FERRY_ERROR_INVALID_ARGUMENT, -1, "quantize_fp8");
-  expect(bootstrap == NULL && routing == NULL, "what failed wrote nothing");
+  expect(bootstrap == NULL && routing == NULL, "failed calls write nothing");
 
   expect(ferry_group_rank(NULL) == -1 && ferry_group_num_ranks(NULL) == 0, "the rank of no group");
   expect(ferry_buffer_data(NULL) == NULL && ferry_buffer_num_bytes(NULL) == 0, "no buffer");
@@ -59,7 +59,7 @@ static void check_struct_sizes(void) {
   shape.row_bytes = 16;
   expect_error(ferry_bytes_required(&shape, &num_bytes), FERRY_ERROR_INVALID_ARGUMENT, -1,
                "struct_size of the ferry_memory_shape is 0");
-  shape.struct_size = offsetof(ferry_memory_shape, num_logical_experts) - 1;  // less than the first release had
+  shape.struct_size = offsetof(ferry_memory_shape, num_logical_experts) - 1;  // smaller than in the first release
   expect_error(ferry_bytes_required(&shape, &num_bytes), FERRY_ERROR_INVALID_ARGUMENT, -1, "struct_size");
   shape.struct_size = UINT64_MAX;
   expect_error(ferry_bytes_required(&shape, &num_bytes), FERRY_ERROR_INVALID_ARGUMENT, -1, "struct_size");
@@ -98,7 +98,7 @@ static void check_components(void) {
   expect(strcmp(ferry_code_name(99), "unknown") == 0, "the name of no code");
 }
 
-/// Every call below is wrong on rank 1 alone, and refused on both ranks with the same code, blaming rank 1.
+/// Makes calls that are wrong on rank 1 alone: both ranks refuse with the same code and blame rank 1.
 static void check_refusals(ferry_group* group) {
   enum { TOKENS = 2, TOPK = 1, HIDDEN = 8 };
   int64_t topk_idx[TOKENS] = {0, 1};
@@ -142,7 +142,7 @@ static void check_refusals(ferry_group* group) {
   placement.num_physical_experts = wrong ? 3 : 0;
   options.placement = &placement;
   expect_code(ferry_route(group, &choice, &options, NULL, &routing), FERRY_ERROR_INVALID_ARGUMENT, "a placement");
-  // A program that was compiled before placements were there: what lies behind its struct is not looked at.
+  // Struct size of a program compiled before placements existed: memory behind its struct is not read.
   options.struct_size = offsetof(ferry_route_options, placement);
   expect(routing == NULL, "no routing from refused calls");
   expect_ok(ferry_route(group, &choice, &options, NULL, &routing), "ferry_route after refused ones");
@@ -188,7 +188,7 @@ static void check_destroyed(ferry_group* group) {
   expect(usage.total_bytes == 0 && ferry_group_num_ranks(group) == 2, "a destroyed group holds nothing");
 }
 
-/// Arguments that cannot be read on rank 1: the others need not wait for it.
+/// Arguments that cannot be read on rank 1: the other rank need not wait for it.
 static void check_refused_creation(ferry_bootstrap* bootstrap, ferry_group_options options) {
   const int wrong = ferry_bootstrap_rank(bootstrap) == 1;
   ferry_one_sided_options heap = {0};
@@ -233,7 +233,7 @@ static int32_t refuse(void* user, const void* mine, uint64_t num_bytes, void* al
   return *(int32_t*)user;
 }
 
-/// What a callback returns becomes the status of whoever needed it, and stays it.
+/// An error returned by a callback becomes the status of the calls that needed it, and of all later ones.
 static void check_failing_callback(int32_t returned, int32_t code) {
   ferry_callback_options options = {0};
   ferry_bootstrap* bootstrap = NULL;

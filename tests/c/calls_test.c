@@ -1,4 +1,4 @@
-// The calls around the layer: quantisation, tables, masks, bounded rows.
+// Calls besides those of a layer: quantisation, tables, masks, bounded rows.
 #include <stdio.h>
 #include <string.h>
 
@@ -102,7 +102,7 @@ static void check_gating(void) {
   expect_error(ferry_gating_preset("none such", NULL, NULL, NULL), FERRY_ERROR_INVALID_ARGUMENT, -1, "mixtral");
 }
 
-/// Four experts, one of them with most of the load, on six places of two ranks.
+/// Balances four experts, one with most of the load, on six places of two ranks.
 static void check_balance(void) {
   enum { PLACES = 6, RANKS = 2 };
   int32_t load[EXPERTS] = {10, 80, 10, 20};
@@ -142,7 +142,7 @@ static void check_balance(void) {
   expect(ferry_move_plan_wave_begin(plan, &num_waves)[num_waves - 1] == num, "waves");
   while (num-- > 0) {
     expect(copies[num].to_staging || ((const int32_t*)after_view.data)[copies[num].to] == copies[num].expert,
-           "a copy brings what the placement says");
+           "a copy brings the expert that the placement names");
   }
   ferry_move_plan_free(plan);
   ferry_balance_free(balance);
@@ -184,7 +184,7 @@ static void check_calls(ferry_group* group) {
   expect(ferry_routing_num_recv_rows(routing) == ROOM && ferry_routing_num_used_rows(routing) == 2, "bounded rows");
   expect(ferry_routing_num_tokens(routing) == TOKENS && ferry_routing_num_topk(routing) == TOPK &&
              ferry_routing_num_experts(routing) == EXPERTS && ferry_routing_layout(routing) == FERRY_LAYOUT_TOKENS,
-         "what was routed");
+         "sizes and layout of the routing");
   ferry_routing_topk_weights(routing, &view);
   expect(view.num_dims == 2 && view.shape[0] == TOKENS && view.strides[0] == TOPK && view.dtype == FERRY_FLOAT32 &&
              memcmp(view.data, topk_weights, sizeof(topk_weights)) == 0,
@@ -256,7 +256,7 @@ int main(void) {
   shape.max_tokens = shape.num_topk = 1;
   shape.dispatch_row_bytes = shape.combine_row_bytes = HIDDEN;
   expect_ok(ferry_latency_bytes_required(&shape, &num_bytes), "ferry_latency_bytes_required");
-  expect(num_bytes == 0, "CPU ranks need no memory to receive in");
+  expect(num_bytes == 0, "CPU ranks need no landing memory");
   printf("calls_test: ok\n");
   return 0;
 }

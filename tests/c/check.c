@@ -55,7 +55,7 @@ void* memory(size_t num_bytes) {
   return block;
 }
 
-/// A listening socket on a free port of this machine.
+/// Opens a listening socket on a free port of this machine.
 static int listen_anywhere(int32_t num_ranks, int32_t* port) {
   struct sockaddr_in address;
   socklen_t length = sizeof(address);

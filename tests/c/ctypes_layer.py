@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""A Mixture-of-Experts layer in Python that knows nothing of Ferry but the shared library: ctypes_layer.py libferry.so
+"""A Mixture-of-Experts layer in Python that uses only Ferry's shared library: ctypes_layer.py libferry.so
 
-Two ranks are threads; ctypes lets go of the interpreter while they wait for each other. Every number is small, so that
-sums are exact.
+Two ranks are threads; ctypes releases the interpreter lock while they wait for each other. Every number is small, so
+that sums are exact.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Tensor(ctypes.Structure):
 
 
 class Versioned(ctypes.Structure):
-    """Sets struct_size; all else is zero unless given."""
+    """Sets struct_size; all other members are zero unless given."""
 
     def __init__(self, **values: object) -> None:
         super().__init__(struct_size=sizeof(self), **values)

@@ -1,4 +1,4 @@
-// Rows by token turned into rows by expert and back, and what calls on GPUs may be told, where there is none.
+// Rows by token expanded to rows by expert and reduced back, and options for GPUs given to a CPU group.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,7 +24,7 @@ static void not_launched(const ferry_kernel_launch* launch) {
   expect(0, "a kernel on the CPU");
 }
 
-/// Tokens 0 and 2, each for two experts of this rank.
+/// Dispatches tokens 0 and 2, each to two experts of this rank.
 static ferry_routing* dispatch(ferry_group* group, const ferry_tensor* rows, const ferry_tensor* ids,
                                const ferry_tensor* weights) {
   static int32_t topk_idx[TOKENS * TOPK] = {0, 1, -1, -1, 3, 2};
@@ -94,7 +94,7 @@ static void check_rows(const uint16_t* places, const float* weights, const int32
     for (i = 0; i < HIDDEN; ++i) expect(places[place * HIDDEN + i] == expected, "the row at each place");
   }
   expect(memcmp(row_of, kRowOf, sizeof(kRowOf)) == 0, "the row of each place");
-  expect(memcmp(weights, kWeights, sizeof(kWeights)) == 0, "what each place weighs");
+  expect(memcmp(weights, kWeights, sizeof(kWeights)) == 0, "the weight of each place");
 }
 
 static void check_expansion(ferry_group* group) {
@@ -152,7 +152,7 @@ static void check_expansion(ferry_group* group) {
   }
   expect(memcmp(back, weights, sizeof(back)) == 0, "weights there and back");
 
-  // Absent is what has no dimensions, wherever it points to.
+  // A view without dimensions is absent, whatever its data pointer.
   out.row_of_slot.num_dims = out.weights.num_dims = spread.weights.num_dims = 0;
   options.zero_padding = 0;
   memset(row_of, 0x55, sizeof(row_of));
@@ -170,7 +170,7 @@ static void check_expansion(ferry_group* group) {
   out.struct_size = 0;
   expect_error(ferry_expand_rows(&spread, NULL, &out, NULL), FERRY_ERROR_INVALID_ARGUMENT, -1, "ferry_expand_output");
   gathered.x.dtype = FERRY_INT32;
-  expect_code(ferry_reduce_rows(&gathered, NULL, &sums, NULL), FERRY_ERROR_INVALID_ARGUMENT, "a dtype it does not sum");
+  expect_code(ferry_reduce_rows(&gathered, NULL, &sums, NULL), FERRY_ERROR_INVALID_ARGUMENT, "an unsupported dtype");
   ferry_routing_free(routing);
   free(rows);
   free(places);

@@ -19,7 +19,7 @@ layer make_layer(ferry_group* group) {
   made.out = memory((size_t)(made.num_tokens * LAYER_HIDDEN) * sizeof(float));
   for (i = 0; i < made.num_tokens * LAYER_HIDDEN; ++i) made.x[i] = (float)((7 * i + 3 * rank) % 17 - 8);
   for (i = 0; i < made.num_tokens * LAYER_TOPK; ++i) {
-    // Experts of a token differ; every eleventh entry has none.
+    // Experts of a token differ; every eleventh entry has no expert.
     int64_t token = i / LAYER_TOPK;
     made.topk_idx[i] = i % 11 == 10 ? -1 : (3 * token + 2 * (i % LAYER_TOPK) + rank) % made.num_experts;
     made.topk_weights[i] = (float)(i % 5) / 4.0F;
@@ -60,7 +60,7 @@ static ferry_route_input choice_of(const layer* made) {
   return choice;
 }
 
-/// Every expert has a home of its own, and every other one a second.
+/// Gives every expert one home, and every other expert a second.
 static int32_t* make_homes(const layer* made, ferry_placement* placement) {
   int32_t* logical = memory((size_t)(2 * made->num_experts) * sizeof(int32_t));
   int32_t expert_id;
@@ -166,14 +166,14 @@ void run_tokens_layout(layer* made) {
   float* rows;
   int64_t num_rows, row, k, h;
 
-  // Experts dealt out in turn, for once.
+  // Deals the experts out to the ranks in turn.
   for (k = 0; k < made->num_experts; ++k) owners[k] = (int32_t)(k % ferry_group_num_ranks(made->group));
   options.struct_size = sizeof(options);
   options.num_experts = made->num_experts;
   options.expert_to_rank = owners;
   options.num_expert_to_rank = made->num_experts;
   expect_ok(ferry_route(made->group, &choice, &options, NULL, &routing), "ferry_route");
-  free(owners);  // nothing of the options is kept
+  free(owners);  // the routing keeps no pointer into the options
   num_rows = ferry_routing_num_recv_rows(routing);
   rows = memory((size_t)(num_rows * LAYER_HIDDEN) * sizeof(float));
   recv_idx = memory((size_t)(num_rows * LAYER_TOPK) * sizeof(int32_t));
@@ -216,7 +216,7 @@ void run_tokens_layout(layer* made) {
 void run_latency_mode(layer* made, int32_t split) {
   const int64_t max_tokens = 5 + 3 * (ferry_group_num_ranks(made->group) - 1);
   const int64_t capacity = max_tokens * ferry_group_num_ranks(made->group);
-  const int64_t most_local = 3;  // of 2 R + 1 experts
+  const int64_t most_local = 3;  // upper bound of local experts, of 2 R + 1
   ferry_latency_dispatch_input send = {0};
   ferry_latency_dispatch_output receive = {0};
   ferry_latency_dispatch_options options = {0};
@@ -231,7 +231,7 @@ void run_latency_mode(layer* made, int32_t split) {
   int32_t rank = ferry_group_rank(made->group);
   int32_t num_ranks = ferry_group_num_ranks(made->group);
   const size_t times_bytes = (size_t)num_ranks * sizeof(int64_t);
-  int64_t* waited_ns = memory(times_bytes);  // by these calls
+  int64_t* waited_ns = memory(times_bytes);  // waits of these calls alone
   int64_t* before_ns = memory(times_bytes);
   int64_t* after_ns = memory(times_bytes);
 
@@ -271,7 +271,7 @@ void run_latency_mode(layer* made, int32_t split) {
   if (split) expect_ok(ferry_latency_receive(made->group, routing, NULL), "ferry_latency_receive of the combine");
   expect_dense(made, split ? "latency mode, split" : "latency mode");
   expect_ok(ferry_group_wait_times_ns(made->group, after_ns, num_ranks), "ferry_group_wait_times_ns");
-  for (i = 0; i < num_ranks; ++i) expect(waited_ns[i] == after_ns[i] - before_ns[i], "what the calls have waited");
+  for (i = 0; i < num_ranks; ++i) expect(waited_ns[i] == after_ns[i] - before_ns[i], "the wait times of the calls");
   free(waited_ns);
   free(before_ns);
   free(after_ns);

@@ -3,11 +3,11 @@
 
 #include "c/check.h"
 
-/// One rank's part of a Mixture-of-Experts layer, whose numbers are exact in f32: x are small integers, weights
+/// One rank's part of a Mixture-of-Experts layer whose numbers are exact in f32: x are small integers, weights
 /// multiples of a quarter, and expert e multiplies by e + 1.
 typedef struct layer {
   ferry_group* group;
-  int64_t num_tokens;   ///< T, another on every rank
+  int64_t num_tokens;   ///< T, different on every rank
   int64_t num_experts;  ///< E, not a multiple of the number of ranks
   float* x;             ///< [T, H]
   int64_t* topk_idx;    ///< [T, K], with -1
@@ -19,10 +19,10 @@ enum { LAYER_HIDDEN = 32, LAYER_TOPK = 3 };
 
 layer make_layer(ferry_group* group);
 void free_layer(layer* made);
-/// All rows of `out` are what all experts computed here would give; clears them.
+/// Compares all rows of `out` with all experts computed on this rank, then clears `out`.
 void expect_dense(layer* made, const char* what);
 
-/// The whole layer by each way; every one checks its result.
+/// Each runs the whole layer in one layout or mode and checks its result.
 void run_experts_layout(layer* made, int replicas);
 void run_tokens_layout(layer* made);
 void run_latency_mode(layer* made, int32_t split);

@@ -10,7 +10,7 @@ enum { NUM_RANKS = 4 };
 
 static int32_t ranks_per_node = NUM_RANKS;
 
-/// Over several nodes there is a rail to each other node, and the layer's rows went there.
+/// Expects a rail to each other node, used by the layer's rows.
 static void check_network(const ferry_group* group) {
   ferry_network_usage* usage = NULL;
   int64_t rail;
@@ -21,7 +21,7 @@ static void check_network(const ferry_group* group) {
   for (rail = 0; rail < num_rails; ++rail) {
     const ferry_rail_usage* one = ferry_network_usage_rail(usage, rail);
     expect(one->struct_size == sizeof(*one) && one->sent_bytes > 0 && one->num_messages > 0 && one->route != NULL,
-           "what went over a rail");
+           "the usage of a rail");
     expect(one->rank != ferry_group_rank(group) && (one->rank - ferry_group_rank(group)) % ranks_per_node == 0,
            "the rail peer");
   }
@@ -68,7 +68,7 @@ static void run_group(ferry_bootstrap* bootstrap) {
   ferry_group_free(group);
 }
 
-/// Symmetric memory is what ferry_bytes_required says it will be.
+/// Expects symmetric memory to match ferry_bytes_required.
 static void check_memory(ferry_bootstrap* bootstrap) {
   enum { TOKENS = 8, ROW_BYTES = LAYER_HIDDEN * sizeof(float) };
   ferry_group_options options = {0};
@@ -98,7 +98,7 @@ static void check_memory(ferry_bootstrap* bootstrap) {
                                                                 usage.staging_bytes + usage.allocated_bytes,
          "the memory after allocate");
   ferry_group_free(group);
-  *(char*)ferry_buffer_data(buffer) = 1;  // outlives the group
+  *(char*)ferry_buffer_data(buffer) = 1;  // the buffer outlives the group
   ferry_buffer_free(buffer);
 }
 
@@ -128,7 +128,7 @@ static void run_threads(ferry_bootstrap** bootstraps) {
   for (rank = 0; rank < NUM_RANKS; ++rank) expect(pthread_join(threads[rank], NULL) == 0, "pthread_join");
 }
 
-/// An all-gather of the program's own, over threads.
+/// All-gather of the test program itself, over threads.
 static struct {
   pthread_barrier_t barrier;
   const void* mine[NUM_RANKS];

@@ -1,4 +1,4 @@
-// Load over a window of calls: what ranks count, and its sum over them.
+// Load over a window of calls: counts of the ranks, and their sums.
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,7 +7,7 @@
 
 enum { NUM_RANKS = 2, LAYERS = 2, EXPERTS = 3, PHYSICAL = 4, TOKENS = 3 };
 
-/// Two routes of a layer in which the first expert has two homes.
+/// Makes two routes of a layer in which the first expert has two homes.
 static void route(ferry_group* group, ferry_load_window* window, int64_t layer) {
   static const int32_t kHomes[PHYSICAL] = {0, 1, 2, 0};
   int64_t topk_idx[TOKENS] = {0, 0, 2};
@@ -41,7 +41,7 @@ static void expect_counts(const int64_t* counts, int64_t num, const int64_t* exp
 }
 
 static void check_summary(const ferry_load_summary* load) {
-  // Rank 0 picks the home on its own rank for its two tokens, rank 1 that on its own for the one that it has.
+  // Rank 0 picks the home on its own rank for its two tokens, and rank 1 its own for its one token.
   static const int64_t kLogical[LAYERS * EXPERTS] = {0, 0, 0, 6, 0, 2};
   static const int64_t kPhysical[LAYERS * PHYSICAL] = {0, 0, 0, 0, 4, 0, 2, 2};
   const int64_t* waits;
@@ -67,7 +67,7 @@ static void check_wrong(ferry_bootstrap* bootstrap, ferry_load_window* window) {
   expect_error(ferry_load_window_counters(window, -1, &counters), FERRY_ERROR_INVALID_ARGUMENT, -1, "layer is -1");
   expect_error(ferry_load_window_counters(window, 0, NULL), FERRY_ERROR_INVALID_ARGUMENT, -1, "null");
   expect_error(ferry_load_window_counters(NULL, 0, &counters), FERRY_ERROR_INVALID_ARGUMENT, -1, "null");
-  expect(counters.logical.num_dims == 0, "what failed wrote nothing");
+  expect(counters.logical.num_dims == 0, "failed calls write nothing");
   expect_error(ferry_load_window_add(window, counts, 1, NULL, 0), FERRY_ERROR_INVALID_ARGUMENT, -1, "1 entries");
   expect_error(ferry_load_window_add(window, NULL, 6, NULL, 0), FERRY_ERROR_INVALID_ARGUMENT, -1, "logical is null");
   expect_error(ferry_load_window_add(window, counts, 6, counts, -1), FERRY_ERROR_INVALID_ARGUMENT, -1, "negative");
@@ -76,15 +76,15 @@ static void check_wrong(ferry_bootstrap* bootstrap, ferry_load_window* window) {
   expect_error(ferry_load_window_sum(window, NULL, NULL, 0, 0, &load), FERRY_ERROR_INVALID_ARGUMENT, -1, "bootstrap");
   expect_error(ferry_load_window_sum(NULL, bootstrap, NULL, 0, 0, &load), FERRY_ERROR_INVALID_ARGUMENT, -1, "window");
   expect_error(ferry_load_window_sum(window, bootstrap, NULL, 0, 0, NULL), FERRY_ERROR_INVALID_ARGUMENT, -1, "null");
-  // On every rank alike: this one is seen when the ranks have met.
+  // The same on every rank: this error is found after the ranks have met.
   expect_error(ferry_load_window_sum(window, bootstrap, counts, 1, 0, &load), FERRY_ERROR_INVALID_ARGUMENT, -1,
                "has 1 entries, expected one for each of 2 ranks");
-  expect(none == NULL && load == NULL, "what failed wrote nothing");
+  expect(none == NULL && load == NULL, "failed calls write nothing");
   ferry_load_window_free(NULL);
   ferry_load_summary_free(NULL);
   expect(ferry_load_window_logical(NULL, NULL) == NULL && ferry_load_summary_physical(NULL, NULL) == NULL &&
              *ferry_load_summary_json(NULL) == 0,
-         "arrays of none");
+         "arrays of no window or summary");
 }
 
 static void check_network(const ferry_group* group) {
@@ -97,7 +97,7 @@ static void check_network(const ferry_group* group) {
   ferry_network_usage_free(NULL);
   expect_error(ferry_group_network_usage(NULL, &usage), FERRY_ERROR_INVALID_ARGUMENT, -1, "group is null");
   expect_error(ferry_group_network_usage(group, NULL), FERRY_ERROR_INVALID_ARGUMENT, -1, "null");
-  expect(ferry_network_usage_num_rails(NULL) == 0 && *ferry_network_usage_net_devices(NULL) == 0, "of none");
+  expect(ferry_network_usage_num_rails(NULL) == 0 && *ferry_network_usage_net_devices(NULL) == 0, "no network usage");
 }
 
 static void* run_rank(void* given) {
@@ -123,9 +123,9 @@ static void* run_rank(void* given) {
 
   expect_ok(ferry_load_window_reset(window), "ferry_load_window_reset");
   expect_ok(ferry_load_window_add(window, counts, LAYERS * EXPERTS, NULL, 0), "ferry_load_window_add");
-  expect(ferry_load_window_logical(window, &num)[5] == 6 && num == LAYERS * EXPERTS, "what was added");
+  expect(ferry_load_window_logical(window, &num)[5] == 6 && num == LAYERS * EXPERTS, "the counts that were added");
   expect(ferry_load_window_physical(window, &num)[4] == 0 && num == LAYERS * PHYSICAL, "a new window");
-  check_summary(load);  // is its own
+  check_summary(load);  // keeps its own counts after the reset
   ferry_load_window_free(window);
   ferry_load_summary_free(load);
   expect_ok(ferry_group_destroy(group), "ferry_group_destroy");

@@ -1,4 +1,5 @@
-// A rank process dies between two calls, or its program ends its wait: the others get the typed error that names it.
+// A rank process dies between two calls, or its program ends its wait: the other ranks get the typed error that names
+// it.
 #include <signal.h>
 #include <stdio.h>
 #include <unistd.h>
@@ -30,7 +31,7 @@ static ferry_status* route(ferry_group* group) {
   options.struct_size = sizeof(options);
   options.num_experts = NUM_RANKS;
   status = ferry_route(group, &choice, &options, NULL, &routing);
-  expect((routing == NULL) == (status != NULL), "a routing where the call succeeded, and only there");
+  expect((routing == NULL) == (status != NULL), "a routing if and only if the call succeeded");
   ferry_routing_free(routing);
   return status;
 }
@@ -55,7 +56,7 @@ static int run_rank(ferry_bootstrap* bootstrap) {
 
 static int32_t wants_end(void* user) { return *(const int32_t*)user; }
 
-// The last rank comes when all others have been told.
+// The last rank makes its call after all others have their errors.
 static int run_interrupted_rank(ferry_bootstrap* bootstrap) {
   int32_t ends = 0;
   int32_t all[NUM_RANKS];
@@ -66,7 +67,7 @@ static int run_interrupted_rank(ferry_bootstrap* bootstrap) {
   ends = 1;
   if (rank == LATE_RANK) expect_ok(ferry_bootstrap_all_gather(bootstrap, &rank, sizeof(rank), all, 0), "meet");
   status = route(group);
-  // The others may have done all that it needs of them.
+  // The others may have done their parts of the call already.
   if (status == NULL && rank == LATE_RANK) status = route(group);
   expect_error(status, FERRY_ERROR_PEER_LOST, INTERRUPTED_RANK, "waits no longer");
   if (rank != LATE_RANK) expect_ok(ferry_bootstrap_all_gather(bootstrap, &rank, sizeof(rank), all, 0), "meet");

@@ -38,7 +38,7 @@ static void check_ring(ferry_one_sided* shm, int32_t rank, int64_t* row, uint64_
   expect(holds == 1, "the word of the ring");
 
   expect_ok(ferry_get(shm, next, back, row, sizeof(back), NULL), "ferry_get");
-  expect(back[0] == 1000 * next + NUM_RANKS - 1, "what is in the memory of the next rank");
+  expect(back[0] == 1000 * next + NUM_RANKS - 1, "the row in the memory of the next rank");
   expect_ok(ferry_barrier(shm, NULL, NULL), "ferry_barrier");
   mine[0] = -rank;
   expect_ok(ferry_put_nbi(shm, next, row, mine, sizeof(mine[0]), NULL), "ferry_put_nbi");
@@ -46,20 +46,20 @@ static void check_ring(ferry_one_sided* shm, int32_t rank, int64_t* row, uint64_
   expect_ok(ferry_signal(shm, next, &words[0], 77, FERRY_SIGNAL_SET, NULL), "ferry_signal");
   expect_ok(ferry_quiet(shm, NULL), "ferry_quiet");
   expect_ok(ferry_wait_until(shm, &words[0], FERRY_EQUAL, 77, 0, NULL), "ferry_wait_until");
-  expect(row[0] == -((rank + NUM_RANKS - 1) % NUM_RANKS), "what a fence puts in front of a signal");
+  expect(row[0] == -((rank + NUM_RANKS - 1) % NUM_RANKS), "the put that a fence orders before a signal");
 }
 
 static void check_counters(ferry_one_sided* shm, uint64_t* words) {
   uint64_t before = 99;
   int i;
   for (i = 0; i < NUM_VALUES; ++i) expect_ok(ferry_fetch_add(shm, 0, &words[1], 2, &before, NULL), "ferry_fetch_add");
-  expect(before < 2 * NUM_RANKS * NUM_VALUES, "what fetch_add fetched");
+  expect(before < 2 * NUM_RANKS * NUM_VALUES, "the value that fetch_add fetched");
   expect_ok(ferry_barrier(shm, NULL, NULL), "ferry_barrier");
   expect_ok(ferry_fetch_add_on_host(shm, 0, &words[1], 0, &before), "ferry_fetch_add_on_host");
   expect(before == 2 * NUM_RANKS * NUM_VALUES, "the sum of all ranks");
   expect_ok(ferry_barrier(shm, NULL, NULL), "ferry_barrier");
   expect_ok(ferry_compare_swap(shm, 0, &words[1], 5, 6, &before, NULL), "ferry_compare_swap");
-  expect(before == 2 * NUM_RANKS * NUM_VALUES, "what an unequal compare_swap fetched");
+  expect(before == 2 * NUM_RANKS * NUM_VALUES, "the value that an unequal compare_swap fetched");
 }
 
 static void check_teams(ferry_one_sided* shm, int32_t rank) {
@@ -67,7 +67,7 @@ static void check_teams(ferry_one_sided* shm, int32_t rank) {
   ferry_team* part = NULL;
   expect_ok(ferry_team_get(shm, FERRY_TEAM_WORLD, &world), "ferry_team_get");
   expect(ferry_team_num_ranks(world) == NUM_RANKS && ferry_team_rank(world) == rank, "the team of all ranks");
-  // Ranks 0 and 2 in reverse order; rank 1 in none.
+  // A team of ranks 0 and 2 in reverse order; rank 1 is in no team.
   expect_ok(ferry_team_split(shm, world, rank == 1 ? -1 : 4, -rank, &part), "ferry_team_split");
   if (rank == 1) {
     expect(part == NULL, "no team");

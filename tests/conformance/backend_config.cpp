@@ -6,9 +6,9 @@
 namespace ferry::test {
 namespace {
 
-/// A rank that waits longer than this on these small inputs has lost its peer. Long for a machine that runs other work.
+/// A rank that waits longer than this on these small inputs has lost its peer. Long enough for a busy machine.
 constexpr std::int64_t kTimeoutNs = 40 * kNsPerSecond;
-/// As long as a whole test run: processes that share one GPU take turns thousands of times.
+/// Deadline of a whole test run: processes that share one GPU take turns thousands of times.
 constexpr std::chrono::seconds kGpuDeadline{300};
 /// Ample for these inputs, and small enough that sixteen ranks fit any address space limit.
 constexpr std::size_t kArenaBytes = std::size_t{1} << 30;
@@ -54,7 +54,7 @@ void Conformance::run_with_group(int num_ranks, const GroupBody& body) const {
   run_on_ranks(num_ranks, [&](RankContext& context) {
     auto group = Group::create(context.bootstrap(), group_options(context));
     if (!context.expect_ok(group.status(), "Group::create")) return;
-    context.expect((*group)->backend() == GetParam().backend, "the group runs on another backend than asked for");
+    context.expect((*group)->backend() == GetParam().backend, "the group runs on another backend than requested");
     body(context, **group);
     context.expect_ok((*group)->destroy(), "destroy");
   });

@@ -1,8 +1,8 @@
 #ifndef FERRY_TESTS_BACKEND_CONFIG_HPP
 #define FERRY_TESTS_BACKEND_CONFIG_HPP
 
-/// What the conformance suite runs on. A new backend is one more line in cpu_configs.cpp, or in gpu_configs.cpp if it
-/// needs hardware that not every machine has.
+/// Configurations of the conformance suite. A new backend is one more line in cpu_configs.cpp, or in gpu_configs.cpp if
+/// it needs hardware that not every machine has.
 
 #include <gtest/gtest.h>
 
@@ -25,12 +25,12 @@ struct BackendConfig {
   bool several_nodes = false;      ///< where the number of ranks allows it
 };
 
-/// How GoogleTest prints the parameter of a failed test.
+/// Prints the parameter of a failed test for GoogleTest.
 void PrintTo(const BackendConfig& config, std::ostream* out);
 
-/// The configurations that this test program is about.
+/// Configurations of this test program.
 std::vector<BackendConfig> backend_configs();
-/// Of them, those that have masks of lost ranks and bytes_required.
+/// Configurations that have masks of lost ranks and bytes_required.
 std::vector<BackendConfig> whole_configs();
 
 /// Names the instantiations of every suite.
@@ -42,9 +42,9 @@ using GroupBody = std::function<void(RankContext&, Group&)>;
 class Conformance : public ::testing::TestWithParam<BackendConfig> {
  protected:
   GroupOptions group_options(const RankContext& context) const;
-  /// Ranks per node in a group of `num_ranks`: all, or so few that there are at least two nodes.
+  /// Ranks per node in a group of `num_ranks`: all, or the most that give at least two nodes.
   int ranks_per_node(int num_ranks) const;
-  /// The oracle's results of the case with its ranks spread over nodes in that way.
+  /// Oracle's results of the case, with its ranks spread over nodes by ranks_per_node().
   PreparedCase prepare(ExchangeCase spec) const;
   bool on_gpus() const { return std::string_view(GetParam().backend) == "cuda"; }
   /// Runs `body` on every rank.

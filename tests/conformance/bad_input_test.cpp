@@ -70,7 +70,7 @@ void assign(TensorView& to, const ConstTensorView& from) {
   to.strides = from.strides;
 }
 
-/// The view mistakes applied to one view of a call.
+/// Applies the view mistakes to one view of a call.
 template <typename... Arguments, typename Select>
 void add_view_mistakes(std::vector<Mistake<Arguments...>>& mistakes, const std::string& name, Select select) {
   for (const Mistake<ConstTensorView>& mistake : view_mistakes()) {
@@ -377,7 +377,7 @@ TEST_P(BadInputConformance, WrongRoutingStreamOrCall) {
   });
 }
 
-/// A call of one rank alone: it is refused at once, and the others know nothing of it.
+/// A call of one rank alone: it is refused at once, without the other ranks.
 TEST_P(BadInputConformance, ChannelTables) {
   const PreparedCase tokens = good_case(Layout::kTokens);
   const PreparedCase experts = good_case(Layout::kExperts);
@@ -425,13 +425,13 @@ TEST_P(BadInputConformance, IsReportedOnce) {
   });
 }
 
-/// Ranks that learn late that a route was refused have used it by then, and the one that refused it has not.
+/// The rank that refused a route does not use it; ranks that learn of the refusal late have already used it.
 TEST_P(BadInputConformance, OthersUseARoutingThatOneRankCouldNotMake) {
   ExchangeCase spec = good_case(Layout::kTokens).spec;
   spec.world.spare_recv_rows = 1;
   const PreparedCase good = prepare(spec);
   run_with_group(kNumRanks, [&](RankContext& context, Group& group) {
-    Routing kept;  // one is dropped before the next route, one lives on
+    Routing kept;  // dropped before the next route after one round, kept after another
     for (int round = 0; round < 3; ++round) {
       check_case(context, group, good);
       const RouteArguments arguments(context, group, good);
@@ -444,7 +444,7 @@ TEST_P(BadInputConformance, OthersUseARoutingThatOneRankCouldNotMake) {
       const DispatchInput rows = dispatch.in;
       Status status = routing.status();
       if (status.ok() && round == 2 && context.rank() == 0) {
-        // Nobody waits for its part in that one either.
+        // No rank waits for this rank's part in the refused dispatch either.
         dispatch.in.x.data = nullptr;
         context.expect_code(group.dispatch(*routing, dispatch.in, dispatch.out, stream, dispatch.options),
                             ErrorCode::kInvalidArgument, "no rows");

@@ -20,8 +20,8 @@ class CapacityConformance : public Conformance {
     return one;
   }
 
-  /// If route returns before the counts are known, there is a Routing nevertheless. Whatever is done with it, no rank
-  /// writes anything, and all of them report the error again.
+  /// If route returns before the counts are known, a Routing exists nevertheless. No call on it may write anything, and
+  /// each must report the error again on all ranks.
   static void expect_refused_use(RankContext& context, Group& group, const Routing& routing) {
     const TensorImage recv(payload_rows(DType::kBfloat16, routing.num_recv_rows(), 32, 0));
     const TensorImage own(payload_rows(DType::kBfloat16, routing.num_tokens(), 32, 0));
@@ -37,7 +37,7 @@ class CapacityConformance : public Conformance {
     if (routing.layout() == Layout::kTokens) expect_cleared_ids(context, group, routing, own_tensor.view());
   }
 
-  /// As many a program wants it that goes on to index with the ids before it hears of the error.
+  /// Checks clear_if_refused, for programs that index with the ids before they learn of the error.
   static void expect_cleared_ids(RankContext& context, Group& group, const Routing& routing, const TensorView& x) {
     const std::int64_t num_rows = routing.num_recv_rows();
     const TensorImage rows(payload_rows(DType::kBfloat16, num_rows, 32, 0));
@@ -63,7 +63,7 @@ class CapacityConformance : public Conformance {
     source_tensor.expect_equal(context, minus_ones(source), "sources after a refused dispatch that clears them");
   }
 
-  /// `full` just fits; `short_by_one` has one row too few on some rank. All ranks must refuse that one and continue.
+  /// `full` just fits; `short_by_one` has one row too few on some rank. All ranks must refuse the latter and continue.
   void expect_refusal(const PreparedCase& full, const PreparedCase& short_by_one) const {
     ASSERT_EQ(oracle::route(short_by_one.world).status().code(), ErrorCode::kCapacity);
     run_with_group(full.world.num_ranks, [&](RankContext& context, Group& group) {
@@ -94,7 +94,7 @@ TEST_P(CapacityConformance, BoundedRowsExactAndOneShortOnOneRank) {
   for (Layout layout : {Layout::kTokens, Layout::kExperts}) {
     const PreparedCase full = prepare(full_case(layout, RoutingPattern::kRandom));
     for (std::size_t rank = 0; rank < 3; ++rank) {
-      ASSERT_GE(full.world.max_recv_rows[rank], 2) << "0 would mean: known on the host";
+      ASSERT_GE(full.world.max_recv_rows[rank], 2) << "0 would mean that the host knows the rows";
       PreparedCase short_by_one = full;
       short_by_one.world.max_recv_rows[rank] -= 1;
       expect_refusal(full, short_by_one);
@@ -102,15 +102,15 @@ TEST_P(CapacityConformance, BoundedRowsExactAndOneShortOnOneRank) {
   }
 }
 
-/// Groups that are aligned so widely that their rows are more than an i32 counts: 2^31 on each rank, then 2^32, whose
-/// low 32 bits are 0. Whether outputs are sized after route or before, every rank says so in the same words.
+/// Alignment so large that the rows exceed an i32: 2^31 on each rank, then 2^32, whose low 32 bits are 0. Every rank
+/// reports the same message, whether outputs are sized before or after route.
 TEST_P(CapacityConformance, MoreRowsThanCanBeCounted) {
   constexpr int kNumRanks = 3;
   constexpr std::int64_t kAlignment = std::int64_t{1} << 30;
   for (const std::int64_t experts_per_rank : {2, 4}) {
     ExchangeCase spec = full_case(Layout::kExperts, RoutingPattern::kRandom);
     spec.world.num_experts = static_cast<int>(experts_per_rank * kNumRanks);
-    spec.world.max_tokens = 64;  // for tokens at every expert
+    spec.world.max_tokens = 64;  // gives every expert tokens
     spec.world.spare_recv_rows = -1;
     const PreparedCase fits = prepare(spec);
     PreparedCase exact = fits;
@@ -154,7 +154,7 @@ TEST_P(CapacityConformance, SomeRanksBoundTheirRowsAndOthersDoNot) {
   run_with_group(3, [&](RankContext& context, Group& group) { check_case(context, group, mixed); });
 }
 
-/// Rows are bounded on all ranks, and tokens: then groups of several nodes need not wait for the host either.
+/// With bounds on rows and tokens of all ranks, groups of several nodes need not wait for the host.
 TEST_P(CapacityConformance, TokensAreBoundedToo) {
   for (const Layout layout : {Layout::kTokens, Layout::kExperts, Layout::kSlab}) {
     const PreparedCase one = prepare(full_case(layout, RoutingPattern::kRandom));

@@ -12,7 +12,7 @@ constexpr std::array<Layout, 3> kLayouts = {Layout::kTokens, Layout::kExperts, L
 
 class CombineConformance : public Conformance {
  protected:
-  /// The combines on every layout and kind of memory, with rows that hold no token.
+  /// Runs the combines on every layout and kind of memory, with some rows that hold no token.
   void run_combines(int num_ranks, const std::vector<CombineSpec>& combines,
                     RoutingPattern pattern = RoutingPattern::kRandom) const {
     std::vector<ExchangeCase> cases;
@@ -69,7 +69,7 @@ TEST_P(CombineConformance, DuplicateExperts) {
   run_combines(3, every_combine(DType::kFloat32, Values::kRandom), RoutingPattern::kDuplicates);
 }
 
-/// The most rows that a token can have, and the most entries that share one; both with all biases.
+/// Most rows that a token can have, and most entries that share one row; both with all biases.
 TEST_P(CombineConformance, AsManyEntriesAsATokenCanHave) {
   std::vector<CombineSpec> combines;
   for (const DType dtype : {DType::kBfloat16, DType::kFloat32}) {
@@ -155,14 +155,14 @@ TEST_P(CombineConformance, ReturnsEachTokenTimesItsRows) {
               num_rows += 1;
         for (std::int64_t h = 0; h < kHidden; ++h) {
           const auto at = static_cast<std::size_t>(token * kHidden + h);
-          if (!context.expect(out[at] == num_rows * x[at], "a token did not come back times its rows")) return;
+          if (!context.expect(out[at] == num_rows * x[at], "the sum is not the token times its number of rows")) return;
         }
       }
     });
   }
 }
 
-/// The rows of a tensor without what lies between them.
+/// Rows of a tensor without the gaps between them.
 Bytes rows_of(bool on_device, const ConstTensorView& view) {
   Bytes rows;
   const auto element_bytes = static_cast<std::int64_t>(size_bytes(view.dtype));
@@ -179,7 +179,7 @@ TEST_P(CombineConformance, TheSumMayReplaceABias) {
   ExchangeCase spec;
   spec.name = "sum in place of a bias";
   spec.world = {.num_ranks = kNumRanks, .num_topk = 4, .num_experts = 8, .max_tokens = 40};
-  // Few rows and many, narrow rows and wide ones: kernels read them in different steps.
+  // Few and many rows, narrow and wide rows: kernels read them in different steps.
   spec.combines = {{.hidden = 16, .num_biases = 2},
                    {.hidden = 4096, .weighted = true, .num_biases = 2},
                    {.dtype = DType::kFloat32, .hidden = 2056, .num_biases = 1}};
@@ -200,7 +200,7 @@ TEST_P(CombineConformance, TheSumMayReplaceABias) {
         status = group.combine(routing, in_place.in, in_place.out, stream, in_place.options);
         if (!context.expect_ok(finish(group, status), "in place")) return;
         context.expect(rows_of(uses_device(group), in_place.out.x) == rows_of(uses_device(group), apart.out.x),
-                       fmt::format("combine {}: the sum in place of bias {} is another", i, bias));
+                       fmt::format("combine {}: the sum in place of bias {} differs", i, bias));
       }
     }
   });

@@ -10,7 +10,7 @@ constexpr std::array<Layout, 3> kLayouts = {Layout::kTokens, Layout::kExperts, L
 
 class DispatchConformance : public Conformance {
  protected:
-  /// A case in `layout` with gaps between rows that hold tokens and rows past them.
+  /// Case in `layout` with gaps between rows that hold tokens and unused rows behind them.
   static ExchangeCase ragged_case(Layout layout, int num_ranks, MemoryKind memory) {
     ExchangeCase one;
     one.name =
@@ -24,7 +24,7 @@ class DispatchConformance : public Conformance {
     return one;
   }
 
-  /// `adapt` fills in the dispatches of a case in every layout and kind of memory.
+  /// One case for every layout and kind of memory; `adapt` fills in its dispatches.
   template <typename Adapt>
   static std::vector<ExchangeCase> every_case(int num_ranks, Adapt adapt) {
     std::vector<ExchangeCase> cases;
@@ -119,7 +119,7 @@ TEST_P(DispatchConformance, SlabsAsThreeDimensions) {
 }
 
 TEST_P(DispatchConformance, OneRoutingManyTimes) {
-  // Cached dispatches: other payloads, dtypes and weights, and the first one's shapes again at the end.
+  // Cached dispatches with other payloads, dtypes and weights; the last has the first one's shapes again.
   run_cases(4, every_case(4, [](ExchangeCase& one) {
               one.dispatches = {{.hidden = 8},
                                 {.dtype = DType::kFloat32, .hidden = 100, .own_weights = true},

@@ -4,8 +4,8 @@
 namespace ferry::test {
 namespace {
 
-/// Worlds, shapes, strides, memory and options drawn together. A failure names the world's seed; the case is found
-/// again by running this test, whose seeds are fixed.
+/// Worlds, shapes, strides, memory and options drawn together. A failure names the world's seed; the seeds are fixed,
+/// so running this test again reproduces the case.
 class FuzzConformance : public Conformance {
  protected:
   void run_random_cases(int num_ranks, int num_cases) const {

@@ -8,8 +8,8 @@
 
 #include "conformance/latency_conformance.hpp"
 
-/// Arguments of latency mode that one rank gets wrong, or that ranks do not agree on: every rank is told the same,
-/// whether its call is split or not, nothing is written, and the group goes on.
+/// Arguments of latency mode that one rank gets wrong, or that ranks disagree on: every rank gets the same error,
+/// whether its call is split or not, nothing is written, and the group stays usable.
 
 namespace ferry::test {
 namespace {
@@ -59,7 +59,7 @@ void add_wait_times_mistakes(std::vector<Mistake>& mistakes) {
   add("strided", [](std::byte* at) { return TensorView(at, DType::kInt64, {kNumRanks}, {2}); });
 }
 
-/// Of the call's own arguments; what ranks disagree on is apart.
+/// Mistakes in the call's own arguments, without those that ranks disagree on.
 std::vector<DispatchMistake> dispatch_mistakes() {
   using Tensors = LatencyDispatchTensors;
   std::vector<DispatchMistake> all = {
@@ -91,7 +91,7 @@ std::vector<DispatchMistake> dispatch_mistakes() {
          t.out.scales = TensorView(t.out.scales.data, DType::kFloat32, {t.out.x.extent(0) / capacity, capacity, 3},
                                    {3 * capacity - 1, 3, 1});
        }},
-      // As many rows, but kernels would look for a row where there is none.
+      // The same number of rows, but kernels would address rows that do not exist.
       {"output scales of C experts with L rows",
        [](Tensors& t) {
          const std::int64_t capacity = t.options.slab_capacity;
@@ -159,7 +159,7 @@ std::vector<CombineMistake> combine_mistakes() {
   return all;
 }
 
-/// What ranks must agree on: how rank 1 differs, and the words of the message.
+/// An option that ranks must agree on: the text of the message, and the change made on rank 1.
 struct Disagreement {
   std::string_view words;
   std::function<void(LatencyDispatchTensors&)> differ;
@@ -178,7 +178,7 @@ class LatencyBadInput : public LatencyConformance {
     return prepare_latency(spec);
   }
 
-  /// Which ranks split their calls: none, all, or all but the bad one, or that alone.
+  /// Ranks that split their calls: none, all, all but the bad one, or the bad one alone.
   static bool splits(std::size_t mode, bool bad) { return mode % 4 == 1 || mode % 4 == (bad ? 3 : 2); }
 };
 
@@ -251,11 +251,11 @@ TEST_P(LatencyBadInput, Combine) {
 TEST_P(LatencyBadInput, DispatchesThatRanksDoNotAgreeOn) {
   using Tensors = LatencyDispatchTensors;
   const PreparedCase good = good_case();
-  // Or a group of GPUs would have no room for rank 1's call, whatever the others ask for.
+  // Gives a group of GPUs room for rank 1's call; it would be refused for lack of room otherwise.
   ExchangeCase roomy = good.spec;
   roomy.spare_max_tokens = 36;
   prepare_latency(roomy);
-  // The slab of another capacity needs other memory; any that is large enough will do.
+  // A slab of another capacity fits into any memory that is large enough.
   const std::vector<Disagreement> disagreements = {
       {"num_experts: rank 0 has 6, rank 1 has 7",
        [](Tensors& t) {
@@ -386,7 +386,7 @@ TEST_P(LatencyBadInput, MoreTokensThanMaxTokens) {
   });
 }
 
-/// One row too few for one expert. The message tells the first rank, expert and number of rows that do not fit.
+/// One row too few for one expert. The message names the first rank, expert and number of rows that do not fit.
 TEST_P(LatencyBadInput, ASlabThatIsTooSmall) {
   for (const RoutingPattern pattern : {RoutingPattern::kRandom, RoutingPattern::kOneHot, RoutingPattern::kDuplicates}) {
     ExchangeCase spec = good_case().spec;

@@ -8,7 +8,7 @@
 namespace ferry::test {
 namespace {
 
-/// For all ranks to be refused.
+/// Deadline for all ranks to be refused.
 constexpr std::int64_t kMeetTimeoutNs = 40 * kNsPerSecond;
 
 }  // namespace
@@ -60,7 +60,7 @@ void expect_same_refusal(RankContext& context, const Status& status, ErrorCode c
   };
   for (std::size_t rank = 0; rank < texts->size(); ++rank) {
     context.expect((*texts)[rank] == texts->front(),
-                   fmt::format("{}: rank 0 was told \"{}\", rank {} \"{}\"", what, as_text(texts->front()), rank,
+                   fmt::format("{}: rank 0 got \"{}\", rank {} \"{}\"", what, as_text(texts->front()), rank,
                                as_text((*texts)[rank])));
   }
 }

@@ -14,24 +14,23 @@ namespace ferry::test {
 /// Base of the suites of latency mode.
 class LatencyConformance : public Conformance {
  protected:
-  /// The oracle's results; the groups that this test creates have room for calls of these shapes.
+  /// Oracle's results; groups that this test creates have room for calls of these shapes.
   std::vector<PreparedCase> prepare_latency(const std::vector<ExchangeCase>& cases);
   PreparedCase prepare_latency(const ExchangeCase& one);
   /// Checks the cases one after the other on one group: every case whole, and again in halves.
   void run_latency_cases(int num_ranks, const std::vector<ExchangeCase>& cases, const KernelOptions& kernel = {});
 };
 
-/// One call, or both its halves: how it ends.
+/// Makes one call, or both its halves, and returns its final status.
 Status call_dispatch(Group& group, const LatencyDispatchTensors& tensors);
 Status call_combine(Group& group, const Routing& routing, const LatencyCombineTensors& tensors);
 
-/// All ranks were refused, in the same words: those of a call of latency mode, which contain `words`.
+/// Expects a refusal on all ranks with the same message, which names a call of latency mode and contains `words`.
 void expect_same_refusal(RankContext& context, const Status& status, ErrorCode code, const std::string& what,
                          std::string_view words);
 
-/// Every rank's own arguments were refused, each in the words of `words_of(rank)`. Ranks whose hosts compare calls
-/// before they are made are all told what the first of them did wrong; a CUDA group tells each at once of its own
-/// mistake.
+/// Refusals of every rank's own arguments, each with the text `words_of(rank)`. If hosts compare calls before making
+/// them, all ranks get the first rank's mistake; in a CUDA group each rank gets its own mistake at once.
 struct OwnRefusals {
   ErrorCode code = ErrorCode::kInvalidArgument;
   std::string what;
@@ -39,8 +38,8 @@ struct OwnRefusals {
 };
 void expect_own_refusals(RankContext& context, const Group& group, const Status& status, const OwnRefusals& refusals);
 
-/// A small case whose experts the ranks do not divide, with rows that hold no token: one dispatch, one combine in each
-/// order.
+/// Small case whose experts do not divide evenly among the ranks, with rows that hold no token: one dispatch, one
+/// combine in each order.
 ExchangeCase small_latency_case(int num_ranks, std::uint64_t seed = 1);
 
 }  // namespace ferry::test

@@ -6,19 +6,19 @@
 #include "conformance/latency_conformance.hpp"
 #include "support/device_memory.hpp"
 
-/// Latency mode without lost ranks: results are the oracle's for the ranks that are left, to the bit.
+/// Latency mode without lost ranks: results are bit for bit the oracle's for the remaining ranks.
 
 namespace ferry::test {
 namespace {
 
 constexpr int kNumRanks = 4;
 constexpr int kVictim = 2;
-/// For all ranks to reach a point of a test.
+/// Deadline for all ranks to reach a point of a test.
 constexpr std::int64_t kMeetTimeoutNs = 60 * kNsPerSecond;
-/// After which a rank that lives is masked: longer than a rank computes between two calls on a busy machine.
+/// Deadline after which a live rank is masked: longer than a rank computes between two calls on a busy machine.
 constexpr std::int64_t kMaskTimeoutNs = 4 * kNsPerSecond;
 
-/// Waits until every rank is here, without the group.
+/// Waits, without the group, until every rank has arrived.
 bool meet(RankContext& context) {
   return context.expect_ok(context.bootstrap()->all_gather({}, kMeetTimeoutNs).status(), "meet");
 }
@@ -33,7 +33,7 @@ std::vector<int> all_but(int rank) {
 
 class LatencyMask : public LatencyConformance {
  protected:
-  /// A case for each set of masked ranks, with rows of all kinds: in order, from the same seed.
+  /// One case for each set of masked ranks, in their order and from one seed, with rows of all kinds.
   std::vector<PreparedCase> cases(const std::vector<std::vector<int>>& masked) {
     std::vector<ExchangeCase> specs;
     for (const std::vector<int>& ranks : masked) {
@@ -56,10 +56,11 @@ class LatencyMask : public LatencyConformance {
     return options;
   }
 
-  /// Those of one node; others say that they do not.
+  /// Groups of one node can mask ranks; creation of others is refused.
   bool masks_ranks() const { return ranks_per_node(kNumRanks) == kNumRanks; }
 
-  /// Runs `body` on every rank with a group that masks ranks. It is not destroyed together: some ranks are lost.
+  /// Runs `body` on every rank with a group that masks ranks. The group is not destroyed together, as some ranks are
+  /// lost.
   void run_masking(const GroupBody& body) const {
     run_on_ranks(kNumRanks, [&](RankContext& context) {
       auto group = Group::create(context.bootstrap(), masking_options(context));
@@ -70,7 +71,7 @@ class LatencyMask : public LatencyConformance {
       }
       if (!context.expect_ok(group.status(), "Group::create")) return;
       body(context, **group);
-      // Ranks that are done leave the group, which others would find.
+      // A finished rank leaves the group, which the others would notice.
       meet(context);
     });
   }
@@ -102,7 +103,7 @@ class LatencyMask : public LatencyConformance {
   }
 };
 
-/// It lives, and makes no calls any more.
+/// The rank stays alive but makes no more calls.
 TEST_P(LatencyMask, ARankThatStopsCalling) {
   const std::vector<PreparedCase> prepared = cases({{}, {kVictim}});
   run_masking([&](RankContext& context, Group& group) {
@@ -119,11 +120,11 @@ TEST_P(LatencyMask, ARankThatStopsCalling) {
   });
 }
 
-/// Between the halves of a call: the survivors that have sent theirs return from receiving it, without its tokens.
+/// The ranks leave between the halves of a call: survivors that have sent their halves receive without the lost tokens.
 TEST_P(LatencyMask, TwoRanksThatLeaveBetweenCalls) {
   const std::vector<PreparedCase> prepared = cases({{}, {0, kVictim}});
   run_on_ranks(kNumRanks, [&](RankContext& context) {
-    if (!masks_ranks()) return;  // see run_masking
+    if (!masks_ranks()) return;  // refused, as run_masking checks
     auto group = Group::create(context.bootstrap(), masking_options(context));
     if (!context.expect_ok(group.status(), "Group::create")) return;
     check(context, **group, prepared[0]);
@@ -143,8 +144,7 @@ TEST_P(LatencyMask, TwoRanksThatLeaveBetweenCalls) {
   });
 }
 
-/// All others mask a rank that lives. It makes the same calls, which return with its own tokens alone; then it comes
-/// back.
+/// All others mask a live rank. It makes the same calls, which return with its own tokens alone, and is unmasked later.
 TEST_P(LatencyMask, ARankMaskedByHandThatComesBack) {
   const std::vector<PreparedCase> prepared = cases({{}, {kVictim}, all_but(kVictim)});
   run_masking([&](RankContext& context, Group& group) {
@@ -169,7 +169,7 @@ TEST_P(LatencyMask, ARankMaskedByHandThatComesBack) {
   });
 }
 
-/// What a masked rank was a home of is picked elsewhere, where there is another home; the others add nothing.
+/// Picks of an expert with a home on a masked rank move to another home if there is one; otherwise they add nothing.
 TEST_P(LatencyMask, TokensPickTheHomesThatAreLeft) {
   for (const ReplicaChoice choice : {ReplicaChoice::kNearest, ReplicaChoice::kRoundRobin}) {
     std::vector<ExchangeCase> specs;
@@ -183,7 +183,7 @@ TEST_P(LatencyMask, TokensPickTheHomesThatAreLeft) {
       spec.world.num_replicas = 12;
       spec.world.replica_choice = choice;
       spec.world.custom_placement = choice == ReplicaChoice::kNearest;
-      spec.world.spare_slab_rows = kNumRanks * spec.world.max_tokens;  // more tokens come to the homes that are left
+      spec.world.spare_slab_rows = kNumRanks * spec.world.max_tokens;  // more tokens go to the remaining homes
       spec.table_on_device = choice == ReplicaChoice::kRoundRobin;
       spec.masked = masked;
       specs.push_back(spec);
@@ -223,9 +223,9 @@ TEST_P(LatencyMask, ARankMaskedBetweenDispatchAndCombine) {
   });
 }
 
-/// The masks of ranks differ: each pair that one of the two masks does without the other.
+/// Ranks mask different peers: in each pair of which one rank masks the other, both continue without each other.
 TEST_P(LatencyMask, RanksThatMaskDifferentOnes) {
-  // Rank 0 masks 1; rank 2 masks 3. What is left: 0 with 2 and 3, 1 with 2 and 3, and so on.
+  // Rank 0 masks 1 and rank 2 masks 3, so ranks 0 and 1 exchange only with 2 and 3.
   const std::vector<PreparedCase> prepared = cases({{}, {1}, {0}, {3}, {2}});
   constexpr std::array<int, kNumRanks> kPartner = {1, 0, 3, 2};
   run_masking([&](RankContext& context, Group& group) {
@@ -233,7 +233,7 @@ TEST_P(LatencyMask, RanksThatMaskDifferentOnes) {
     const int partner = kPartner[static_cast<std::size_t>(context.rank())];
     if (context.rank() % 2 == 0) mask(context, group, {partner});
     if (!meet(context)) return;
-    // Of the combine: what comes back depends on where the others have put the rows. See tests/fault.
+    // Combine is left out, as its results depend on the rows' places at the others; tests/fault covers it.
     for (const std::size_t dispatch_idx : {std::size_t{0}, std::size_t{1}}) {
       LatencyExchange exchange(context, group, prepared[1 + static_cast<std::size_t>(context.rank())], dispatch_idx);
       if (!exchange.dispatch()) return;
@@ -242,7 +242,7 @@ TEST_P(LatencyMask, RanksThatMaskDifferentOnes) {
   });
 }
 
-/// What all survivors refuse is refused in the same words, and they go on.
+/// A call that all survivors refuse gives the same error on each, and the group stays usable.
 TEST_P(LatencyMask, RefusedCallsOfSurvivors) {
   const std::vector<PreparedCase> prepared = cases({{kVictim}});
   run_masking([&](RankContext& context, Group& group) {
@@ -269,7 +269,7 @@ TEST_P(LatencyMask, WrongArguments) {
       context.expect(status.message().find(words) != std::string_view::npos, status.to_string());
     };
     const Stream stream = stream_of(group);
-    refused(group.latency_update_mask(context.rank(), true, stream), "expected one of the 4 other than this one");
+    refused(group.latency_update_mask(context.rank(), true, stream), "expected one of the 4 ranks other than this one");
     refused(group.latency_update_mask(kNumRanks, true, stream), "latency_update_mask: rank is 4");
     refused(group.latency_update_mask(-1, false, stream), "latency_update_mask: rank is -1");
     refused(group.latency_query_mask({}, stream), "latency_query_mask: out is absent");

@@ -41,7 +41,7 @@ TEST_P(LatencyNodes, WholeAndInHalvesAndInRandomSequences) {
 
 class LatencyLongRows : public testing::TestWithParam<NodeShape> {};
 
-/// Longer than a chunk of any ring, so that rows are sent in slices, which forwarders sum.
+/// Rows longer than a chunk of any ring are sent in slices, which forwarders sum.
 TEST_P(LatencyLongRows, AreSummedInSlices) {
   ExchangeCase spec;
   spec.name = "long rows";
@@ -59,7 +59,7 @@ TEST_P(LatencyLongRows, AreSummedInSlices) {
 
 class LatencyOverFaults : public testing::TestWithParam<NodeShape> {};
 
-/// A network that is as late and out of order as engine.hpp allows.
+/// Uses a network with the latest and least ordered delivery that engine.hpp allows.
 TEST_P(LatencyOverFaults, NoOrderButTheOneRule) {
   const std::vector<PreparedCase> cases = random_latency_cases(GetParam(), 4, 720);
   net::LoopbackFaults faults;

@@ -8,7 +8,7 @@
 #include "support/latency_sequence.hpp"
 #include "support/sanitizers.hpp"
 
-/// Long random sequences of whole and split calls, each rank receiving when it likes.
+/// Long random sequences of whole and split calls, which each rank receives at times of its own.
 
 namespace ferry::test {
 namespace {
@@ -47,11 +47,11 @@ TEST_P(LatencySequences, Random) {
   }
 }
 
-/// Ranks that arrive late change nothing, and the group holds no more memory at the end than after warming up.
+/// Late ranks change no result, and the group holds no more memory at the end than after warming up.
 TEST_P(LatencySequences, ThousandsOfCallsOfLateRanksInFlatMemory) {
   constexpr int kNumRanks = 4;
   constexpr int kNumSamples = 5;
-  // Over sockets, and where processes take turns on one GPU, a call takes many times as long.
+  // Calls take many times as long over sockets, or if processes take turns on one GPU.
   const bool slow =
       std::string_view(GetParam().transport) == "ucx" || (on_gpus() && GetParam().kind == RankKind::kProcesses);
   const int num_calls = kSanitized || slow ? 2000 : 10000;
@@ -62,13 +62,14 @@ TEST_P(LatencySequences, ThousandsOfCallsOfLateRanksInFlatMemory) {
     std::mt19937_64 stalls(static_cast<std::uint64_t>(context.rank()));
     LatencySequence sequence(context, group, cases, {}, 82);
     GrowthWatch growth(context, group, GetParam().kind);
-    // Every case alone in both ways: route's tables alternate between two blocks, and each must have held the largest.
+    // Runs every case twice: route's tables alternate between two blocks, and each block must have held the largest
+    // tables.
     for (const PreparedCase& one : cases) {
       for (int repeat = 0; repeat < 2; ++repeat) check_latency_case(context, group, one, Halves::kTogether);
     }
     for (int sample = 0; sample < kNumSamples && context.failures().empty(); ++sample) {
       while (sequence.num_calls() < (sample + 1) * num_calls / kNumSamples) {
-        // Nothing depends on how long it is: it only changes which rank waits for which.
+        // The length of the stall affects only which rank waits for which.
         if (stalls() % kCallsPerStall == 0) {
           std::this_thread::sleep_for(std::chrono::microseconds(stalls() % kLongestStallUs));
         }

@@ -12,10 +12,10 @@
 namespace ferry::test {
 namespace {
 
-/// For all ranks to reach a point of a test.
+/// Deadline for all ranks to reach a point of a test.
 constexpr std::int64_t kMeetTimeoutNs = 40 * kNsPerSecond;
 
-/// Waits until every rank is here, without the group.
+/// Waits, without the group, until every rank has arrived.
 bool meet(RankContext& context) {
   return context.expect_ok(context.bootstrap()->all_gather({}, kMeetTimeoutNs).status(), "meet");
 }
@@ -24,7 +24,7 @@ class LatencySplit : public LatencyConformance {
  protected:
   using Step = bool (LatencyExchange::*)();
 
-  /// Two micro-batches with Routings of their own, of other shapes each.
+  /// Two micro-batches of different shapes, each with its own Routing.
   std::vector<PreparedCase> two_batches(int num_ranks) {
     ExchangeCase first = small_latency_case(num_ranks, 51);
     ExchangeCase second = small_latency_case(num_ranks, 52);
@@ -38,14 +38,14 @@ class LatencySplit : public LatencyConformance {
   }
 };
 
-/// What a rank does with two micro-batches, one letter a step: A and B send or, between brackets, receive theirs. First
-/// the dispatches, then the combines.
+/// Steps of a rank with two micro-batches, one letter each: A and B send their batch or, in brackets, receive it. The
+/// dispatches come before the combines.
 constexpr std::array<std::string_view, 6> kInterleavings = {
     "AB(B)(A)AB(A)(B)", "AB(A)(B)AB(B)(A)", "A(A)B(B)A(A)B(B)",
     "AB(A)(B)A(A)B(B)", "A(A)B(B)AB(B)(A)", "AB(B)(A)AB(B)(A)",
 };
 
-/// False after an error, which is reported.
+/// Follows the steps. Returns false after an error, which is reported.
 bool follow(std::string_view steps, LatencyExchange& a, LatencyExchange& b) {
   std::array<bool, 2> dispatched = {false, false};
   bool receives = false;
@@ -68,11 +68,11 @@ bool follow(std::string_view steps, LatencyExchange& a, LatencyExchange& b) {
   return true;
 }
 
-/// By itself, so that a receive half that did nothing is told apart from a wrong exchange.
+/// Tests the receive half alone, to tell a receive half that does nothing from a wrong exchange.
 TEST_P(LatencySplit, TheReceiveHalfBringsTheRows) {
   constexpr int kNumRanks = 2;
   const std::vector<PreparedCase> batches = two_batches(kNumRanks);
-  // Outlives the group: what is not received now may be written when that ends.
+  // Outlives the group, which may write rows not received yet when it ends.
   std::array<std::optional<LatencyExchange>, kNumRanks> exchanges;
   run_with_group(kNumRanks, [&](RankContext& context, Group& group) {
     auto& exchange = exchanges[static_cast<std::size_t>(context.rank())];
@@ -94,7 +94,7 @@ TEST_P(LatencySplit, InterleavingsOfTwoMicroBatches) {
   }
 }
 
-/// The send halves are in one order on all ranks (the receive halves need not be): A, B, A, B.
+/// Send halves have one order on all ranks: A, B, A, B. Receive halves may differ.
 TEST_P(LatencySplit, AnotherInterleavingOnEveryRank) {
   for (const int num_ranks : {2, 4}) {
     const std::vector<PreparedCase> batches = two_batches(num_ranks);
@@ -109,15 +109,15 @@ TEST_P(LatencySplit, AnotherInterleavingOnEveryRank) {
   }
 }
 
-/// Each rank makes its calls only when those of the rank before it have returned: whoever waited in a send half for
-/// another rank would wait for ever.
+/// Each rank makes its calls only after those of the rank before it have returned: a send half that waited for another
+/// rank would never return.
 TEST_P(LatencySplit, ASendHalfReturnsBeforeAnyPeerHasMadeTheCall) {
   constexpr int kNumRanks = 3;
   const std::vector<PreparedCase> batches = two_batches(kNumRanks);
   run_with_group(kNumRanks, [&](RankContext& context, Group& group) {
     const auto one_after_another = [&](const std::function<bool()>& send) {
       for (int turn = 0; turn < kNumRanks; ++turn) {
-        // A rank that failed still meets the others, so that they do not wait for it in vain.
+        // A rank that failed still meets the others, so that they do not wait in vain.
         if (turn == context.rank()) context.expect(send(), "a send half failed");
         if (!meet(context)) return false;
       }
@@ -132,8 +132,8 @@ TEST_P(LatencySplit, ASendHalfReturnsBeforeAnyPeerHasMadeTheCall) {
   });
 }
 
-/// Calls of every kind may be made while others are in flight. On the first rank halves are far apart, on the others
-/// each call is received at once.
+/// Calls of every kind may be made while others are in flight. On the first rank halves are far apart; the other ranks
+/// receive each call at once.
 TEST_P(LatencySplit, OtherCallsBetweenTheHalves) {
   constexpr int kNumRanks = 3;
   const std::vector<PreparedCase> batches = two_batches(kNumRanks);
@@ -189,8 +189,8 @@ TEST_P(LatencySplit, DispatchesAndCombinesInFlightTogether) {
   });
 }
 
-/// A program that gives up between the halves, for example because of an exception, drops the Routing.
-TEST_P(LatencySplit, ARoutingThatIsDroppedBeforeItIsReceivedHarmsNobody) {
+/// A program that stops between the halves, for example because of an exception, drops the Routing.
+TEST_P(LatencySplit, ARoutingDroppedBeforeItIsReceivedHarmsNoRank) {
   constexpr int kNumRanks = 3;
   const std::vector<PreparedCase> batches = two_batches(kNumRanks);
   run_with_group(kNumRanks, [&](RankContext& context, Group& group) {
@@ -200,7 +200,7 @@ TEST_P(LatencySplit, ARoutingThatIsDroppedBeforeItIsReceivedHarmsNobody) {
       return context.expect_ok(sent.status(), "a dispatch whose Routing is dropped");
     };
     {
-      // By one rank, while the others receive theirs.
+      // One rank drops its Routing while the others receive theirs.
       LatencyDispatchTensors tensors(context, group, batches[0], 0);
       LatencyExchange exchange(context, group, batches[0]);
       const bool drops = context.rank() == 1;
@@ -208,11 +208,11 @@ TEST_P(LatencySplit, ARoutingThatIsDroppedBeforeItIsReceivedHarmsNobody) {
       check_latency_case(context, group, batches[1], Halves::kTogether);
     }
     if (on_gpus()) {
-      // It stays in flight, and leaves room for one more.
+      // The dropped call stays in flight, which leaves room for one more.
       check_latency_case(context, group, batches[1], Halves::kSplit);
       return;
     }
-    // More often than calls may be in flight.
+    // More calls than may be in flight.
     for (int round = 0; round < kMaxLatencyCallsInFlight + 2; ++round) {
       LatencyDispatchTensors tensors(context, group, batches[0], 0);
       if (!drop_one(tensors)) return;
@@ -225,14 +225,14 @@ TEST_P(LatencySplit, ARoutingThatIsDroppedBeforeItIsReceivedHarmsNobody) {
     for (int round = 0; round < kMaxLatencyCallsInFlight + 2; ++round) {
       LatencyExchange c(context, group, batches[0]);
       if (!c.dispatch() || !c.send_combine(0)) return;
-      // Its tensors live as long as the call may read and write them.
+      // The tensors live as long as the call may access them.
       if (!a.combine(1)) return;
     }
     if (b.combine(1) && a.send_combine(0) && b.send_combine(0) && b.receive()) a.receive();
   });
 }
 
-/// Groups end as they do otherwise, whatever is in flight, and no rank waits for those calls.
+/// A group ends normally with calls in flight, and no rank waits for those calls.
 TEST_P(LatencySplit, AGroupEndsWithCallsInFlight) {
   constexpr int kNumRanks = 3;
   const std::vector<PreparedCase> batches = two_batches(kNumRanks);
@@ -243,12 +243,12 @@ TEST_P(LatencySplit, AGroupEndsWithCallsInFlight) {
       LatencyExchange a(context, **group, batches[0]);
       LatencyExchange b(context, **group, batches[1]);
       if (!a.dispatch() || !a.send_combine(0) || !b.send_dispatch()) return;
-      // Others learn that a rank left without destroy in calls that they make; here is none.
+      // Other ranks would notice a rank that left without destroy only in their next call; none follows here.
       if (destroys) {
         context.expect_ok((*group)->destroy(), "destroy");
         context.expect_code((*group)->latency_receive(b.routing()), ErrorCode::kInvalidArgument, "after destroy");
       }
-      // The tensors, then the group; Routings may outlive both.
+      // The tensors end first, then the group; Routings may outlive both.
       const Routing kept = b.routing();
       group->reset();
       context.expect(kept.num_topk() == batches[1].world.num_topk, "the Routing outlives its group");

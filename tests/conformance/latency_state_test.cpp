@@ -17,7 +17,7 @@ class LatencyState : public LatencyConformance {
  protected:
   PreparedCase good_case() { return prepare_latency(small_latency_case(kNumRanks)); }
 
-  /// Only this rank is involved, so others may do anything meanwhile.
+  /// Expects a refusal that involves only this rank: the others may make any calls meanwhile.
   static void expect_refused_alone(RankContext& context, const Status& status, std::string_view words) {
     const std::string expected = fmt::format("kInvalidArgument: {}", words);
     context.expect(status.to_string().find(expected) != std::string::npos,
@@ -72,7 +72,7 @@ TEST_P(LatencyState, ReceivingWhatWasNotSent) {
   });
 }
 
-/// One rank's Routing is not ready: all are refused, and go on.
+/// One rank's Routing is not ready: all ranks are refused, and continue.
 TEST_P(LatencyState, CombiningOnTheWrongRouting) {
   const PreparedCase good = good_case();
   run_on_ranks(kNumRanks, [&](RankContext& context) {
@@ -108,7 +108,7 @@ TEST_P(LatencyState, CombiningOnTheWrongRouting) {
   });
 }
 
-/// Until it is received nothing else can be done with it either.
+/// Other calls on a Routing are refused until its dispatch is received.
 TEST_P(LatencyState, OtherCallsOnARoutingThatIsNotReceived) {
   ExchangeCase spec = small_latency_case(kNumRanks);
   const PreparedCase good = prepare_latency(spec);
@@ -142,7 +142,7 @@ TEST_P(LatencyState, TooManyInFlight) {
     LatencyExchange c(context, group, good);
     const bool bad = context.rank() == 1;
     if (!a.send_dispatch() || !b.send_dispatch()) return;
-    // The others received theirs, and may send one more.
+    // The other ranks received theirs, and may send one more.
     if (!bad && !a.receive()) return;
     {
       LatencyDispatchTensors third(context, group, good, 0);
@@ -152,7 +152,7 @@ TEST_P(LatencyState, TooManyInFlight) {
                           "call latency_receive on their Routings first");
       third.expect_untouched(context, "a third dispatch: ");
     }
-    // One that is not split may be made.
+    // A call that is not split is allowed.
     if (!c.dispatch() || (bad && !a.receive()) || !b.receive()) return;
 
     if (!a.send_combine(0) || !b.send_combine(1) || (!bad && !b.receive())) return;
@@ -206,7 +206,7 @@ TEST_P(LatencyState, ASlabThatIsInFlight) {
       refused("scales", "x", out);
       if (!context.expect_ok(finish(group, group.latency_receive(*routing, stream_of(group))), "receive")) return;
       first.expect_received(context, "the slab that was in flight: ");
-      // Now it may be used again.
+      // The slab may be used again.
       second.options.split = split;
       second.out = first.out;
       context.expect_ok(call_dispatch(group, second), "into the same slab");
@@ -215,7 +215,7 @@ TEST_P(LatencyState, ASlabThatIsInFlight) {
   });
 }
 
-/// A peer refused its part of a split dispatch: the Routing that the others got is of no use.
+/// A peer refused its part of a split dispatch: the Routing of the other ranks is unusable.
 TEST_P(LatencyState, ARoutingWhoseDispatchFailed) {
   ExchangeCase spec = small_latency_case(kNumRanks);
   spec.world.counts = TokenCounts::kEven;
@@ -228,7 +228,7 @@ TEST_P(LatencyState, ARoutingWhoseDispatchFailed) {
     const Stream stream = stream_of(group);
     Routing failed;
     if (sent.ok()) failed = *sent;
-    context.expect(failed.present() != bad, "this rank's mistakes are found by the send half, a peer's are not");
+    context.expect(failed.present() != bad, "the send half finds this rank's mistakes, not a peer's");
     const Status status = failed.present() ? group.latency_receive(failed, stream) : sent.status();
     expect_same_refusal(context, finish(group, status), ErrorCode::kInvalidArgument, "no x",
                         "rank 1: latency_dispatch");
@@ -252,10 +252,10 @@ TEST_P(LatencyState, ARoutingWhoseDispatchFailed) {
   });
 }
 
-/// What rank 1 does while the others call latency_dispatch.
+/// Call that rank 1 makes while the others call latency_dispatch.
 enum class OtherCall { kCombine, kSplitCombine, kRoute };
 
-/// How the round of calls ends here. The others' call is split too where rank 1's is.
+/// Makes the calls and returns this rank's status. The others' call is split if rank 1's is.
 Status make_different_calls(RankContext& context, Group& group, const LatencyExchange& done, OtherCall other) {
   const PreparedCase& prepared = done.prepared();
   const RouteArguments route(context, group, prepared);
@@ -281,8 +281,8 @@ constexpr std::array<OtherCall, 3> kOtherCalls = {OtherCall::kCombine, OtherCall
 
 std::string_view name_of(OtherCall call) { return call == OtherCall::kRoute ? "route" : "latency_combine"; }
 
-/// Kernels of different kinds of calls of one node wait for each other until the deadline, as for a rank that does not
-/// come; the hosts' records then show what was called.
+/// Kernels of different kinds of calls on one node wait for each other until the deadline, as for an absent rank; the
+/// hosts' records then show which calls were made.
 void expect_late(RankContext& context, const Status& status, OtherCall other) {
   context.expect_code(status, ErrorCode::kTimeout, "different calls");
   const std::string text = status.to_string();
@@ -291,11 +291,12 @@ void expect_late(RankContext& context, const Status& status, OtherCall other) {
   context.expect(text.find(dispatched) != std::string::npos && text.find(called) != std::string::npos, text);
 }
 
-/// Ranks that make different calls are told so. Where all compare their calls first, the next ones are in step again.
+/// Ranks that make different calls get an error that shows both. If all compare their calls first, the next calls match
+/// again.
 TEST_P(LatencyState, DifferentCalls) {
   const PreparedCase good = good_case();
   if (on_gpus() && !GetParam().several_nodes) {
-    // Only that late: each of these groups waits for it.
+    // Such groups find the mistake only after this deadline.
     constexpr std::int64_t kTimeoutNs = 3 * kNsPerSecond;
     for (const OtherCall other : kOtherCalls) {
       run_on_ranks(kNumRanks, [&](RankContext& context) {
@@ -306,7 +307,7 @@ TEST_P(LatencyState, DifferentCalls) {
         LatencyExchange a(context, **group, good);
         if (!a.dispatch()) return;
         expect_late(context, make_different_calls(context, **group, a, other), other);
-        context.expect_ok(context.bootstrap()->all_gather({}, 10 * kTimeoutNs).status(), "all know");
+        context.expect_ok(context.bootstrap()->all_gather({}, 10 * kTimeoutNs).status(), "meet after the error");
       });
     }
     return;

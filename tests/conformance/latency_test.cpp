@@ -6,7 +6,7 @@
 #include "conformance/latency_conformance.hpp"
 #include "support/device_memory.hpp"
 
-/// Calls of latency mode, one at a time: every byte of rows, scales, padding, Routing and sums is the oracle's.
+/// Calls of latency mode, one at a time: every byte of rows, scales, padding, Routing and sums equals the oracle's.
 
 namespace ferry::test {
 namespace {
@@ -27,7 +27,7 @@ constexpr std::array<ScaleStrides, 6> kScaleStrides = {ScaleStrides::kDense,    
 
 class LatencyExchanges : public LatencyConformance {
  protected:
-  /// A small case in every kind of memory and view of the slab.
+  /// Small case in every kind of memory and view of the slab.
   template <typename Adapt>
   static std::vector<ExchangeCase> every_memory(int num_ranks, Adapt adapt) {
     std::vector<ExchangeCase> cases;
@@ -170,7 +170,7 @@ TEST_P(LatencyExchanges, OnlyTheFirstTokensCount) {
   }
 }
 
-/// A count below 0 is 0, and one above T is T: then the ids are those of a case without a count.
+/// A count below 0 means 0, and one above T means T: the ids are those of a case without a count.
 TEST_P(LatencyExchanges, ACountOutOfRangeIsTheNearestInRange) {
   constexpr int kNumRanks = 3;
   ExchangeCase spec = small_latency_case(kNumRanks);
@@ -219,7 +219,7 @@ TEST_P(LatencyExchanges, AsManyEntriesAsATokenCanHave) {
   }
 }
 
-/// R * M rows for each expert are always enough: all tokens go to one.
+/// R * M rows for each expert are always enough, even if all tokens go to one.
 TEST_P(LatencyExchanges, ASlabThatOneExpertFills) {
   constexpr int kNumRanks = 4;
   ExchangeCase one = small_latency_case(kNumRanks);
@@ -245,7 +245,7 @@ TEST_P(LatencyExchanges, AModelsRow) {
 }
 
 TEST_P(LatencyExchanges, SixteenRanks) {
-  // Each uses two streams there that wait for others, and the threads of a process have 32 connections to a GPU.
+  // Each rank uses two streams that wait for others, and the threads of a process have 32 connections to a GPU.
   constexpr int kMostOnOneGpu = 10;
   if (on_gpus() && GetParam().several_nodes && 16 > kMostOnOneGpu * num_devices()) {
     GTEST_SKIP() << "16 rank threads over nodes need two GPUs, this machine has " << num_devices();
@@ -256,7 +256,7 @@ TEST_P(LatencyExchanges, SixteenRanks) {
   run_latency_cases(16, {one});
 }
 
-/// A CUDA group has other tables for those: it says so, and goes on.
+/// A CUDA group has no tables for throughput calls on this Routing: it refuses them, and stays usable.
 void expect_no_other_calls(RankContext& context, Group& group, const LatencyExchange& exchange) {
   DispatchTensors dispatch(context, group, exchange.prepared(), 1);
   CombineTensors combine(context, group, exchange.prepared(), 2);
@@ -273,10 +273,10 @@ void expect_no_other_calls(RankContext& context, Group& group, const LatencyExch
   combine.expect_untouched(context, "a refused combine: ");
 }
 
-/// Where backends can, the Routing is one of `route` in all that it can be used for.
+/// Backends that support it accept the Routing in all calls that accept one made by `route`.
 TEST_P(LatencyExchanges, OtherCallsTakeTheRouting) {
   ExchangeCase spec = small_latency_case(4);
-  // Throughput calls with shapes of their own.
+  // Throughput calls have shapes of their own.
   spec.dispatches.push_back({.dtype = DType::kFloat32, .hidden = 100, .own_weights = true});
   spec.combines.push_back({.dtype = DType::kFloat32, .hidden = 40, .num_biases = 2, .return_weights = true});
   const PreparedCase prepared = prepare_latency(spec);

@@ -9,7 +9,7 @@
 
 #include "conformance/latency_conformance.hpp"
 
-/// What calls of latency mode have waited for each rank is added to numbers that the program gives them.
+/// Wait times of latency mode calls, by rank, which calls add to sums that the program passes in.
 
 namespace ferry::test {
 namespace {
@@ -18,21 +18,21 @@ constexpr int kNumRanks = 4;
 constexpr int kLate = 2;
 constexpr int kBad = 3;
 constexpr std::chrono::milliseconds kDelay{5};
-/// Kernels that an emulator runs take a tenth of a second.
+/// Emulated kernels take a tenth of a second.
 constexpr std::chrono::milliseconds kDelayOnGpus{300};
-/// In one of so many calls others have come before the late rank, however busy the machine is.
+/// In one of this many calls other ranks arrive before the late rank, however busy the machine is.
 constexpr int kMostRounds = 200;
 constexpr std::int64_t kMeetTimeoutNs = 60 * kNsPerSecond;
 constexpr std::int64_t kBefore = 1000;
 
-/// [R] i64, as a program has them.
+/// [R] i64, as a program passes them.
 class WaitSums {
  public:
   explicit WaitSums(const Group& group)
       : on_device_(uses_device(group)), memory_(on_device_, std::vector<std::int64_t>(kNumRanks, kBefore)) {}
 
   TensorView view() { return {memory_.data(), DType::kInt64, {kNumRanks}}; }
-  /// What was added.
+  /// Time added since construction.
   std::vector<std::int64_t> added() {
     const Bytes bytes = read_memory(on_device_, memory_.data(), kNumRanks * sizeof(std::int64_t));
     std::vector<std::int64_t> sums(kNumRanks);
@@ -52,7 +52,7 @@ std::vector<std::int64_t> difference(const std::vector<std::int64_t>& after, con
   return grown;
 }
 
-/// Whether any rank says so. Ranks meet here.
+/// Returns true if `says` is true on any rank. All ranks meet here.
 bool any_rank(RankContext& context, bool says) {
   const std::byte mine{static_cast<std::uint8_t>(says ? 1 : 0)};
   const auto all = context.bootstrap()->all_gather({&mine, 1}, kMeetTimeoutNs);
@@ -69,7 +69,7 @@ class LatencyWaitTimes : public LatencyConformance {
     alignas(64) static std::byte memory[1 << 16];
     return memory;
   }
-  /// Ranks that a rank itself waits for: of its node and its rail.
+  /// Ranks that wait for each other directly: those of one node or one rail.
   static bool are_neighbours(const Group& group, int rank, int other) {
     const int size = group.topology().ranks_per_node;
     return rank != other && (rank / size == other / size || rank % size == other % size);
@@ -79,7 +79,8 @@ class LatencyWaitTimes : public LatencyConformance {
     if (context.rank() == kLate) std::this_thread::sleep_for(on_gpus() ? kDelayOnGpus : kDelay);
   }
 
-  /// What one call has added. Hosts that move rows count each wait once, for the group and for the call.
+  /// Checks the times that one call added. Hosts that move rows count each wait once, for the group and for the call.
+  /// Returns true if a neighbour's late arrival shows.
   static bool expect_added(RankContext& context, const Group& group, WaitSums& sums,
                            const std::vector<std::int64_t>& group_waits, const std::string& what) {
     const std::vector<std::int64_t> added = sums.added();
@@ -94,7 +95,7 @@ class LatencyWaitTimes : public LatencyConformance {
   }
 };
 
-/// Whole calls, and halves, whose receive half alone counts.
+/// Tests whole calls, and split calls, in which only the receive half counts.
 TEST_P(LatencyWaitTimes, ARankThatComesLateShows) {
   const PreparedCase prepared = prepare_latency(small_latency_case(kNumRanks));
   run_with_group(kNumRanks, [&](RankContext& context, Group& group) {
@@ -133,13 +134,13 @@ TEST_P(LatencyWaitTimes, ARankThatComesLateShows) {
             combine_shows;
         if (any_rank(context, dispatch_shows) && any_rank(context, combine_shows)) break;
       }
-      context.expect(any_rank(context, dispatch_shows), "nobody has waited in a dispatch");
-      context.expect(any_rank(context, combine_shows), "nobody has waited in a combine");
+      context.expect(any_rank(context, dispatch_shows), "no rank has waited in a dispatch");
+      context.expect(any_rank(context, combine_shows), "no rank has waited in a combine");
     }
   });
 }
 
-/// Two calls in flight add to the same numbers, received in another order than they were sent.
+/// Two calls in flight add to the same sums and are received in another order than they were sent.
 TEST_P(LatencyWaitTimes, CallsInFlightAddToTheSameNumbers) {
   const PreparedCase prepared = prepare_latency(small_latency_case(kNumRanks));
   run_with_group(kNumRanks, [&](RankContext& context, Group& group) {
@@ -160,7 +161,8 @@ TEST_P(LatencyWaitTimes, CallsInFlightAddToTheSameNumbers) {
   });
 }
 
-/// A rank whose own call is refused has made none, whatever it waits until the others know.
+/// A refused call adds nothing on the rank whose arguments were wrong, however long it waits until the others learn of
+/// the refusal.
 TEST_P(LatencyWaitTimes, ARefusedCallAddsNothing) {
   const PreparedCase prepared = prepare_latency(small_latency_case(kNumRanks));
   run_with_group(kNumRanks, [&](RankContext& context, Group& group) {
@@ -182,7 +184,7 @@ TEST_P(LatencyWaitTimes, ARefusedCallAddsNothing) {
         context.expect(at_once == none, fmt::format("{}: at once {}", what, fmt::join(at_once, ", ")));
         context.expect(sums.added() == none, fmt::format("{}: then {}", what, fmt::join(sums.added(), ", ")));
       };
-      // So that the group has waited before.
+      // Lets the group wait before.
       any_rank(context, false);
       come_late(context);
       LatencyExchange exchange(context, group, prepared);
@@ -196,7 +198,7 @@ TEST_P(LatencyWaitTimes, ARefusedCallAddsNothing) {
         WaitSums sums(group);
         tensors.options.wait_times_ns = sums.view();
         tensors.options.split = split;
-        // What is checked last: where GPUs' memory is, and whether a slab is still in use.
+        // Mistakes that are checked last: place of GPU memory, and use of a slab that is in flight.
         if (bad && uses_device(group)) tensors.out.x.data = host_memory();
         if (bad && !uses_device(group)) tensors.out = in_flight.out;
         any_rank(context, false);

@@ -70,7 +70,7 @@ TEST_P(LifetimeConformance, GroupsComeAndGo) {
   });
 }
 
-// Freeing a group's memory on one rank must not keep the others' calls in another group from starting.
+// Freeing a group's memory on one rank must not block the other ranks' calls in another group.
 TEST_P(LifetimeConformance, GroupsEndWhileAnotherWorks) {
   const std::vector<PreparedCase> cases = random_cases(3, 6, 24);
   run_with_group(3, [&](RankContext& context, Group& stays) {
@@ -114,7 +114,7 @@ TEST_P(LifetimeConformance, RoutingAndBufferOutliveTheirGroup) {
   });
 }
 
-/// The deadline of the group's waits is not what ends this test.
+/// The test ends by the interruption, not by the deadline of the group's waits.
 TEST_P(LifetimeConformance, AProgramEndsItsWaitForALateRank) {
   const int num_ranks = 3;
   const int interrupted = 1;
@@ -139,7 +139,7 @@ TEST_P(LifetimeConformance, AProgramEndsItsWaitForALateRank) {
       return (*group)->route(arguments.input(), arguments.options(), stream_of(**group)).status();
     };
     Status status = route();
-    // The others may have done all that it needed of them: its next call gets the error.
+    // The other ranks may have done their parts of the late rank's call: its next call gets the error.
     if (status.ok() && context.rank() == late) status = route();
     context.expect_code(status, ErrorCode::kPeerLost, "route");
     context.expect(status.peer() == interrupted, fmt::format("blamed rank {}", status.peer()));
@@ -163,7 +163,7 @@ TEST_P(LifetimeConformance, MemoryIsZeroedAlignedAndReused) {
   });
 }
 
-/// The flags and staging of a call must not affect the next one, however the shapes change.
+/// Flags and staging of a call must not affect the next call, however the shapes change.
 TEST_P(LifetimeConformance, ManyCallsBackToBack) {
   const std::vector<PreparedCase> cases = random_cases(4, 12, 24);
   run_with_group(4, [&](RankContext& context, Group& group) {

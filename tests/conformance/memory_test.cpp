@@ -6,7 +6,7 @@
 #include "support/exchange_check.hpp"
 #include "support/latency_check.hpp"
 
-/// What a group holds: as much as bytes_required says, and no more than it needs after trim.
+/// Memory of a group: the size that bytes_required returns, and no more than necessary after trim.
 
 namespace ferry::test {
 namespace {
@@ -19,13 +19,14 @@ std::size_t round_up_to_page(std::int64_t bytes) {
 
 class MemoryConformance : public Conformance {
  protected:
-  /// A world with one dispatch and one combine of equal rows. Weights travel both ways, or neither weights nor ids do.
+  /// A world with one dispatch and one combine of equal rows. Either weights travel both ways, or neither weights nor
+  /// ids travel.
   ExchangeCase draw_batch(std::mt19937_64& random, int num_ranks) const {
     ExchangeCase spec;
     spec.world = draw_world_spec(random, num_ranks);
-    spec.world.max_tokens *= 8;  // several pages of everything
+    spec.world.max_tokens *= 8;  // several pages of each tensor
     spec.name = fmt::format("random world {}", spec.world.seed);
-    // Over several nodes hosts route these, and they do not read GPUs' memory.
+    // Over several nodes hosts route these worlds, and hosts do not read GPUs' memory.
     spec.table_on_device = spec.world.seed % 2 == 0 && ranks_per_node(num_ranks) == num_ranks;
     spec.memory = random() % 2 == 0 ? MemoryKind::kSymmetric : MemoryKind::kPlain;
     const auto hidden = static_cast<std::int64_t>(8 * (1 + random() % 40));
@@ -40,7 +41,7 @@ class MemoryConformance : public Conformance {
     return spec;
   }
 
-  /// `routing` is that of the case on this rank.
+  /// `routing`: the case's Routing on this rank.
   MemoryShape shape_of(const RankContext& context, const PreparedCase& prepared, const Routing& routing) const {
     const ExchangeCase& spec = prepared.spec;
     MemoryShape shape;
@@ -91,8 +92,8 @@ class MemoryConformance : public Conformance {
     }
   }
 
-  /// Whether rows of this rank go to other ranks, and rows of others come here: what staging on one CPU node depends
-  /// on.
+  /// Returns true if this rank sends rows to other ranks and receives rows from them: staging on one CPU node depends
+  /// on it.
   bool has_traffic(const RankContext& context, const Routing& routing) const {
     if (on_gpus() || ranks_per_node(context.num_ranks()) != context.num_ranks()) return true;
     bool sends = false;
@@ -136,7 +137,7 @@ class MemoryConformance : public Conformance {
                        const MemoryShape& shape) const {
     const Result<std::size_t> required = bytes_required(shape);
     if (!context.expect_ok(required.status(), "bytes_required")) return;
-    // The tensors of the calls are freed already.
+    // Tensors of the calls are already freed.
     std::size_t expected = *required + latency_bytes_;
     if (shape.symmetric) {
       const std::int64_t received_row_bytes =
@@ -225,7 +226,7 @@ TEST_P(MemoryConformance, TrimGivesStagingBackAndLaterCallsTakeItAgain) {
                    fmt::format("staging is {} bytes after trim, {} before, {} at first", trimmed.staging_bytes,
                                grown.staging_bytes, at_first));
     context.expect(trimmed.control_bytes == grown.control_bytes && trimmed.network_bytes == grown.network_bytes,
-                   "trim changed what the group needs");
+                   "trim changed control or network memory");
     context.expect_ok(group.trim(), "trim again");
     check_case(context, group, large);
     check_case(context, group, large);
@@ -242,7 +243,7 @@ TEST_P(MemoryConformance, TrimOfADestroyedGroupIsAnError) {
   });
 }
 
-// Ranks trim whenever they like, also right after a route that others have not finished.
+// Ranks may trim at any time, also right after a route that other ranks have not finished.
 TEST_P(MemoryConformance, EveryRankTrimsAtItsOwnMoments) {
   constexpr int kNumRanks = 4;
   constexpr int kNumRounds = 60;
@@ -267,7 +268,7 @@ TEST_P(MemoryConformance, EveryRankTrimsAtItsOwnMoments) {
       check_combine(context, group, routing, one, 0);
       perhaps_trim();
       if (round <= num_cases || round % num_cases != 1) continue;
-      // Always the same case, and every one has been seen: nothing is left but what each of these rounds leaves.
+      // These rounds repeat one case after all cases have run: they all hold the same memory after trim.
       context.expect_ok(group.trim(), "trim");
       const std::size_t held = group.memory_usage().total_bytes();
       if (at_first == 0) at_first = held;

@@ -7,7 +7,7 @@
 namespace ferry::test {
 namespace {
 
-/// For a rank's process, before it creates its group.
+/// Called in a rank's process before it creates its group.
 void take_shared_memory_only() {
   setenv("UCX_TLS", "posix,sysv,self", 1);
   setenv("UCX_POSIX_ERROR_HANDLING", "y", 1);
@@ -59,7 +59,7 @@ void run_on_nodes(const NodeShape& shape, const std::function<void(RankContext&,
     if (!context.expect_ok(group.status(), "Group::create")) return;
     for (const RailUsage& rail : (*group)->network_usage().rails) {
       context.expect(!shape.over_shared_memory || rail.route.find("memory") != std::string::npos,
-                     "the way is shared memory, not " + rail.route);
+                     "the route is expected over shared memory, got " + rail.route);
     }
     body(context, **group);
     context.expect_ok((*group)->destroy(), "destroy");

@@ -1,7 +1,7 @@
 #ifndef FERRY_TESTS_NODE_SHAPE_HPP
 #define FERRY_TESTS_NODE_SHAPE_HPP
 
-/// Groups of several nodes on CPU ranks: how many of how many ranks, over which engine.
+/// Groups of several nodes on CPU ranks: number of nodes, ranks per node, and engine.
 
 #include <gtest/gtest.h>
 
@@ -23,23 +23,23 @@ struct NodeShape {
   bool over_shared_memory = false;  ///< for UCX, which uses it only if configured to
 
   int num_ranks() const { return num_nodes * ranks_per_node; }
-  /// Processes share nothing but the network; the loopback engine has threads only.
+  /// Processes share only the network; the loopback engine works only between threads.
   RankKind kind() const {
     return std::string_view(transport) == "loopback" ? RankKind::kThreads : RankKind::kProcesses;
   }
   GroupOptions options() const;
 };
 
-/// One rank per node, one node, and everything in between, over each engine.
+/// Shapes from one rank per node to a single node, over each engine.
 std::vector<NodeShape> node_shapes();
 
-/// How GoogleTest prints the parameter of a failed test.
+/// Prints the parameter of a failed test for GoogleTest.
 void PrintTo(const NodeShape& shape, std::ostream* out);
 
 /// Names the instantiations of every suite.
 std::string shape_name(const testing::TestParamInfo<NodeShape>& info);
 
-/// The oracle's results of the case on these nodes.
+/// Oracle's results of the case on these nodes.
 PreparedCase prepare_on(const NodeShape& shape, ExchangeCase spec);
 
 /// Runs `body` on every rank with a new group, then destroys the group.

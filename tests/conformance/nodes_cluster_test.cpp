@@ -7,7 +7,7 @@
 #include "support/exchange_check.hpp"
 #include "support/latency_check.hpp"
 
-/// As many ranks as a cluster of eight hosts with eight GPUs has, with the experts of a large model.
+/// Rank count of a cluster of eight hosts with eight GPUs each, and the experts of a large model.
 
 namespace ferry::test {
 namespace {
@@ -30,7 +30,7 @@ TEST(Cluster, EachLayoutIsTheOracles) {
     spec.combines = {{.hidden = 256, .weighted = true, .num_biases = 1, .return_weights = layout == Layout::kTokens}};
     cases.push_back(prepare_on(kCluster, spec));
   }
-  // The load that real routings have, and ranks without tokens.
+  // Skewed load, as in real routings, and ranks without tokens.
   ExchangeCase uneven = model_on_cluster("uneven", Layout::kTokens);
   uneven.world.pattern = RoutingPattern::kZipf;
   uneven.world.counts = TokenCounts::kSomeZero;

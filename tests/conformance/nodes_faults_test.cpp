@@ -8,8 +8,8 @@
 #include "support/loopback_faults.hpp"
 #include "support/sanitizers.hpp"
 
-/// Groups of several nodes against the oracle over a network that is as late and out of order as engine.hpp allows:
-/// this must not affect results.
+/// Groups of several nodes against the oracle, over a network with the latest and least ordered delivery that
+/// engine.hpp allows; it must not affect results.
 
 namespace ferry::test {
 namespace {
@@ -17,7 +17,7 @@ namespace {
 using net::LoopbackFaults;
 
 constexpr int kNumRandomCases = kSanitized ? 8 : 20;
-/// Fewest operations that a fault must have affected for a run to be meaningful; actual runs have many times as many.
+/// Fewest operations that a fault must affect for a run to be meaningful; actual runs have many times as many.
 constexpr std::uint64_t kEnough = 50;
 
 class NodesWithFaults : public testing::TestWithParam<NodeShape> {
@@ -29,7 +29,7 @@ class NodesWithFaults : public testing::TestWithParam<NodeShape> {
     return cases;
   }
 
-  /// Enough rows for many chunks, so that values of every channel follow each other without waiting for an answer.
+  /// Enough rows for many chunks, so that each channel sends values in sequence without waiting for an answer.
   static PreparedCase many_chunks() {
     ExchangeCase spec;
     spec.name = "many chunks";
@@ -40,7 +40,7 @@ class NodesWithFaults : public testing::TestWithParam<NodeShape> {
   }
 };
 
-/// Data of each node are late by a delay of its own, different for every case.
+/// Draws the delay of each node's traffic to this node anew for every case.
 void draw_delays(LoopbackFaults& faults, const Topology& topology, std::mt19937_64& random) {
   constexpr std::array<int, 5> kPolls = {0, 1, 4, 12, 25};
   for (int from = 0; from < topology.num_nodes(); ++from) {

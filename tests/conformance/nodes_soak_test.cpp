@@ -11,8 +11,8 @@
 #include "support/growth_watch.hpp"
 #include "support/sanitizers.hpp"
 
-/// Thousands of calls on one group of several nodes, with ranks that arrive late: every result is the oracle's, and the
-/// group holds no more memory at the end than after warming up.
+/// Thousands of calls on one group of several nodes, with ranks that arrive late: every result equals the oracle's, and
+/// the group holds no more memory at the end than after warming up.
 
 namespace ferry::test {
 namespace {
@@ -20,10 +20,10 @@ namespace {
 constexpr int kNumCalls = kSanitized ? 3000 : 10000;
 /// Later measurements are compared with the first.
 constexpr int kCallsBetweenSamples = kSanitized ? 1000 : 2000;
-/// Odd: route's tables alternate between two blocks, and each must have been used by each case when the group is warm.
+/// Odd, as route's tables alternate between two blocks: when the group is warm, each case has used both blocks.
 constexpr int kNumCases = 41;
 constexpr std::size_t kNumKept = 4;
-/// One call in this many is late on a rank, by less than this many microseconds.
+/// One call in this many is delayed on a rank, by less than kLongestStallUs microseconds.
 constexpr std::uint64_t kCallsPerStall = 50;
 constexpr std::uint64_t kLongestStallUs = 3000;
 
@@ -69,7 +69,7 @@ class Soak {
     return true;
   }
 
-  /// All ranks draw the same. A Routing is reused many times, between those of other routes.
+  /// Draws the next call, the same on all ranks. A Routing is reused many times, interleaved with other routes.
   bool next_call() {
     Kept& kept = kept_[plan_() % kept_.size()];
     const std::uint64_t drawn = plan_();
@@ -94,7 +94,7 @@ class Soak {
     return note_call();
   }
 
-  /// Nothing depends on how long it is: it only changes which rank waits for which.
+  /// The length of the stall affects only which rank waits for which.
   void stall() {
     if (stalls_() % kCallsPerStall != 0) return;
     std::this_thread::sleep_for(std::chrono::microseconds(stalls_() % kLongestStallUs));
@@ -110,7 +110,7 @@ class Soak {
   bool take_stock() {
     kept_ = {};
     const bool met = growth_.take_stock(call_);
-    // Reported once; the calls continue, so that the other ranks report nothing.
+    // Growth is reported once; the calls continue, so that the other ranks report nothing.
     num_growths_ = context_.failures().size();
     return met;
   }

@@ -9,7 +9,7 @@
 #include "support/exchange_check.hpp"
 
 /// Groups of several nodes against the oracle, in every shape that a group can have: one rank per node, one node, and
-/// everything in between, over each engine.
+/// all shapes between, over each engine.
 
 namespace ferry::test {
 namespace {
@@ -31,7 +31,7 @@ TEST_P(Nodes, RandomExchangesAreTheOracles) {
 
 class LargeExchange : public Nodes {};
 
-/// Longer than a chunk of any ring, so that rows are sent in slices, together with weights and scales.
+/// Rows longer than a chunk of any ring are sent in slices, together with weights and scales.
 TEST_P(LargeExchange, RowsLongerThanAChunk) {
   ExchangeCase spec;
   spec.name = "long rows";
@@ -61,7 +61,7 @@ TEST_P(LargeExchange, ManyTimesWhatTheRingsHold) {
   run([&](RankContext& context, Group& group) { check_case(context, group, prepared); });
 }
 
-/// Node-limited routing: tokens name experts of one node only, and nodes that get none of a rank's tokens get nothing.
+/// Node-limited routing: tokens name experts of one node only, and other nodes receive nothing.
 TEST_P(Nodes, WhatCrossesIsOneRecordPerTokenAndNode) {
   constexpr std::int64_t kTokens = 300;
   constexpr std::int64_t kHidden = 2048;
@@ -91,15 +91,15 @@ TEST_P(Nodes, WhatCrossesIsOneRecordPerTokenAndNode) {
       const auto sent = static_cast<double>(after.rails[i].sent_bytes - before.rails[i].sent_bytes);
       const bool goes_there = group.topology().node_of(after.rails[i].rank) == target;
       const double payload = goes_there ? static_cast<double>(kTokens * kHidden * 2) : 0.0;
-      // The call header, and a header per chunk.
+      // Tolerance for the call header and a header per chunk.
       context.expect(sent >= payload && sent <= payload * 1.01 + 2048,
                      fmt::format("{} bytes to rank {}, expected about {}", sent, after.rails[i].rank, payload));
     }
   });
 }
 
-/// Ranks that do not have a core each drive the network themselves if it is memory (not over TCP); this test does so on
-/// every machine.
+/// Ranks without a core each drive the network themselves if it is memory (not over TCP). The test forces this on every
+/// machine.
 class NodesOnOneCore : public Nodes {
  protected:
   void SetUp() override {

@@ -5,7 +5,7 @@
 #include "conformance/backend_config.hpp"
 #include "support/exchange_check.hpp"
 
-/// Rows that dispatch quantises on their way.
+/// Rows that dispatch quantises on the way.
 
 namespace ferry::test {
 namespace {
@@ -22,7 +22,7 @@ constexpr std::array<Mode, 5> kModes = {
 
 class QuantizeConformance : public Conformance {
  protected:
-  /// A case in every layout and kind of memory, with rows that hold no token; `adapt` fills in its dispatches.
+  /// One case for every layout and kind of memory, with rows that hold no token; `adapt` fills in its dispatches.
   template <typename Adapt>
   static std::vector<ExchangeCase> every_case(int num_ranks, Adapt adapt) {
     std::vector<ExchangeCase> cases;
@@ -75,7 +75,7 @@ TEST_P(QuantizeConformance, RowsOfEveryLength) {
 }
 
 TEST_P(QuantizeConformance, OneRoutingManyTimesAndNotAlwaysQuantised) {
-  // Cached dispatches: the quantised rows' memory grows, is used again, and rests while rows travel as they are.
+  // Cached dispatches: memory for quantised rows grows, is reused, and stays idle while rows travel unquantised.
   run_cases(4, every_case(4, [](ExchangeCase& one) {
               one.dispatches = {{.hidden = 128, .quantize = Quantization::kInt8},
                                 {.hidden = 512, .quantize = Quantization::kFp8, .own_weights = true},

@@ -4,7 +4,7 @@
 #include "support/exchange_check.hpp"
 #include "support/load_check.hpp"
 
-/// Experts with several homes: what every token picks, and everything that follows from it, is the oracle's.
+/// Experts with several homes: the home that every token picks, and all results that follow, equal the oracle's.
 
 namespace ferry::test {
 namespace {
@@ -39,11 +39,11 @@ TEST_P(Replicas, EveryLayoutChoiceAndPattern) {
           one.world.pattern = pattern;
           one.world.seed += cases.size();
           one.world.custom_placement = cases.size() % 2 == 1;
-          one.world.max_tokens = cases.size() % 4 == 1 ? 150 : 12;  // CPU ranks pick in another way for many
+          one.world.max_tokens = cases.size() % 4 == 1 ? 150 : 12;  // CPU ranks pick in another way for many tokens
           one.world.spare_recv_rows = cases.size() % 3 == 0 ? 4 : -1;
           one.id_dtype = cases.size() % 4 < 2 ? DType::kInt64 : DType::kInt32;
           one.memory = static_cast<MemoryKind>(cases.size() % 3);
-          // Over several nodes hosts route where tokens are not bounded, and they do not read GPUs' memory.
+          // Over several nodes, hosts route if tokens are not bounded, and hosts do not read GPUs' memory.
           one.table_on_device = cases.size() % 5 < 2 && ranks_per_node(num_ranks) == num_ranks;
           cases.push_back(one);
         }
@@ -54,7 +54,7 @@ TEST_P(Replicas, EveryLayoutChoiceAndPattern) {
 }
 
 TEST_P(Replicas, MoreHostedThanInUse) {
-  // Sixteen, of which nine are homes: others in each call of one group.
+  // Sixteen physical experts, of which nine are homes, different ones in each call of one group.
   std::vector<ExchangeCase> cases;
   for (const Layout layout : {Layout::kTokens, Layout::kExperts, Layout::kSlab, Layout::kTokens}) {
     ExchangeCase one = replicas_case(2, layout, ReplicaChoice::kNearest);
@@ -103,7 +103,7 @@ TEST_P(Replicas, LatencyModeAddsToCounters) {
   ExchangeCase one = small_latency_case(kNumRanks, 7);
   one.world.num_replicas = 4;
   std::vector<ExchangeCase> specs;
-  for (std::uint64_t seed = 56; seed < 64; ++seed) {  // all of them and in every dtype
+  for (std::uint64_t seed = 56; seed < 64; ++seed) {  // all counters, in every dtype
     one.world.seed = seed;
     specs.push_back(one);
   }
@@ -194,7 +194,7 @@ TEST_P(Replicas, BadOnesAreRefusedAlikeOnEveryRank) {
         const Bytes before = read_memory(uses_device(group), memory.data(), 64);
         if (context.rank() == bad_rank) {
           mistake.spoil(options);
-          // Their size follows from the placement, and those of a good rank are right for its own.
+          // Counter sizes follow from the placement, and a good rank's counters fit its own placement.
           if (mistake.words.starts_with("physical experts")) options.counters = {};
         }
         const Status status = finish(group, group.route(arguments.input(), options, stream_of(group)).status());

@@ -7,7 +7,7 @@ namespace {
 
 class RouteConformance : public Conformance {
  protected:
-  /// Routes without later calls, in every layout.
+  /// Adds routes without later calls, in every layout.
   static void add_layouts(std::vector<ExchangeCase>& cases, std::string name, WorldSpec world) {
     for (Layout layout : {Layout::kTokens, Layout::kExperts, Layout::kSlab}) {
       world.layout = layout;

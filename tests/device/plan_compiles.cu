@@ -1,4 +1,4 @@
-// Uses every function of src/plan in a kernel.
+// Uses the functions of src/plan that kernels share with the host, in a kernel.
 #include <cstddef>
 #include <cstdint>
 
@@ -34,5 +34,5 @@ __global__ void use_plan(const __grid_constant__ Params params) {
 
 }  // namespace
 
-// Named so that the kernel is not dropped as unused.
+// Keeps the kernel from being dropped as unused.
 void launch_use_plan(const Params& params) { use_plan<<<1, 32>>>(params); }

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """Checks docs/walks.md against the code: check_walks.py [root of the source tree]
 
-A walk is a heading with numbered steps. A step names a file, the function that is entered there (or "called → entered",
-where an inline function is between), and in brackets the headers by which the file before it knows that function:
+A walk is a heading with numbered steps. A step names a file, the function entered there (or "called → entered" with an
+inline function in between), and in brackets the headers through which the file before it sees that function:
 
     4. `src/cpu/row_copy.cpp` `copy_row` (`src/cpu/row_copy.hpp`): what happens there
 
 For each step: the files exist; the file before it calls the function; a header declares it; this file defines the
-function that is entered; each of (file before it, headers…, this file) includes its neighbour or is included by it,
-also by way of other headers. Prints "page:line: what is wrong" for each breach and exits 1 if there is one.
+function entered; of each two neighbours in (file before it, headers…, this file) one includes the other, directly or
+through other headers. Prints "page:line: problem" for each breach and exits 1 if there is one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NETWORK_FOLDER = "src/net/"
 STEP = re.compile(
     r"^(?P<number>\d+)\. `(?P<file>[^`]+)` `(?P<called>\w+)`(?: → `(?P<entered>\w+)`)? \((?P<headers>[^)]+)\):"
 )
-# What follows the parentheses of a definition.
+# Text between the parentheses of a definition and its body.
 BODY = re.compile(r"\s*(?:const\b|noexcept\b|override\b|try\b|\s)*\{")
 INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
@@ -58,7 +58,7 @@ class Walk:
 
 
 def parse(text: str) -> list[Walk]:
-    """The headings that have steps. A numbered item of another form is a walk of its own, whose step has no file."""
+    """Headings that have steps. A numbered item of another form becomes a walk of its own, whose step has no file."""
     walks: list[Walk] = []
     lines = text.splitlines()
     for idx, line in enumerate(lines):
@@ -82,7 +82,7 @@ def parse(text: str) -> list[Walk]:
 
 
 class Tree:
-    """The source files below `root`, by path relative to it. One for the whole run, so its caches may keep it."""
+    """Source files below `root`, by path relative to it. The only tree of a run, so its caches may keep it alive."""
 
     def __init__(self, root: pathlib.Path) -> None:
         self.root = root
@@ -96,7 +96,7 @@ class Tree:
 
     @functools.cache  # noqa: B019
     def uses(self, path: str, function: str) -> tuple[bool, bool]:
-        """Whether `path` defines the function, and whether it calls or declares it."""
+        """Returns whether `path` defines the function, and whether it calls or declares it."""
         code = self.code(path)
         defines = calls = False
         for found in re.finditer(rf"\b{function}\(", code):
@@ -118,7 +118,7 @@ class Tree:
 
     @functools.cache  # noqa: B019
     def includes(self, path: str) -> frozenset[str]:
-        """All files of the tree that `path` includes, itself too."""
+        """All files of the tree that `path` includes, directly or not, and `path` itself."""
         seen: set[str] = set()
         left = [path]
         while left:
@@ -136,7 +136,7 @@ class Tree:
 
 def check_step(tree: Tree, before: Step | None, step: Step) -> list[str]:
     if not step.file:
-        return ["is no step: expected `file` `function` (`header`, …): text"]
+        return ["is not a step: expected `file` `function` (`header`, …): text"]
     missing = [path for path in (step.file, *step.headers) if not tree.exists(path)]
     if missing:
         return [f"{path} does not exist" for path in missing]
@@ -145,7 +145,7 @@ def check_step(tree: Tree, before: Step | None, step: Step) -> list[str]:
     breaches = []
     if before is not None and not tree.calls(before.file, step.called):
         breaches.append(f"{before.file} does not call {step.called}")
-    # An inline function is declared by its definition; that of the last step may be in a header itself.
+    # The definition of an inline function declares it; the last step's function may be defined in a header itself.
     if not any(True in tree.uses(path, step.called) for path in (*step.headers, step.file)):
         breaches.append(f"no header in brackets declares {step.called}")
     if not tree.defines(step.file, step.entered):
@@ -184,7 +184,7 @@ def main() -> int:
         print(breach)
     if breaches:
         return 1
-    print("the walks are as the code is")
+    print("the walks match the code")
     return 0
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env -S python3 -B
-"""check_walks.py accepts a good page and finds each kind of breach, with the line of the page."""
+"""check_walks.py accepts a good page and reports each kind of breach with the line of the page."""
 
 import contextlib
 import pathlib
@@ -87,7 +87,7 @@ class CheckWalks(unittest.TestCase):
         self.expect(STORE, STORE.replace("3.", "4."), "is number 4, expected 3", 8)
 
     def test_item_of_another_form(self) -> None:
-        what = "is no step: expected `file` `function` (`header`, …): text"
+        what = "is not a step: expected `file` `function` (`header`, …): text"
         self.expect(STORE, "3. Then it is stored.", what, 8)
 
     def test_too_many_files(self) -> None:

@@ -14,7 +14,7 @@ namespace {
 constexpr int kNumRanks = 2;
 constexpr std::int64_t kNumTopk = 2;
 
-/// The results of one rank: its received rows and its slots, as the document writes them.
+/// Results of one rank, in the notation of the document: its received rows and its slots.
 struct Seen {
   std::string rows;
   std::vector<std::int32_t> slots;

@@ -1,4 +1,4 @@
-/// The `ferry` command over emulated GPUs: that what it runs ends and is right. No timing is judged.
+/// The `ferry` command over emulated GPUs: its runs must end with correct results. Timings are not checked.
 
 #include <gtest/gtest.h>
 
@@ -10,7 +10,8 @@
 namespace ferry::testing {
 namespace {
 
-/// The arguments, how the ranks run, and a deadline within which a rank that stands still is told.
+/// Runs the command with the arguments, the way in which ranks run, and a deadline after which a stalled rank is
+/// reported.
 CommandEnd run_on_gpus(std::vector<std::string> arguments, const std::vector<std::string>& how) {
   arguments.insert(arguments.end(), {"--backend", "cuda", "--timeout", "20"});
   arguments.insert(arguments.end(), how.begin(), how.end());
@@ -38,8 +39,8 @@ TEST_P(EmulatedCommand, PairsOverNodesAreMeasured) {
   EXPECT_TRUE(contains(end.standard_output, "pair")) << end.standard_output;
 }
 
-/// Rank threads used to stand still here: CUDA loads a kernel when it is first launched and may wait for the GPU to be
-/// idle, on which the kernel of the other rank waited for the one that was being loaded.
+/// Regression test for a deadlock of rank threads: CUDA loads a kernel at its first launch and may wait for the GPU to
+/// be idle, while the kernel of the other rank waited for the kernel being loaded.
 TEST_P(EmulatedCommand, OneSidedCallsOfKernelsAreMeasured) {
   for (const char* op : {"put", "fadd"}) {
     const CommandEnd end = run_on_gpus({"bench", "--op", op, "--iterations", "1", "--warmup", "1"}, nodes(2));

@@ -1,4 +1,4 @@
-/// Devices, kernels' attributes and errors of the CUDA runtime.
+/// Devices, attributes of kernels, and errors of the CUDA runtime.
 
 #include <cuda_runtime_api.h>
 
@@ -20,7 +20,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kLoadingTime{2};
 
-/// Kernels that were launched or asked about.
+/// Kernels that were launched or queried.
 struct LoadedKernels {
   std::mutex mutex;
   std::set<const void*> kernels;  ///< guarded by `mutex`
@@ -40,8 +40,8 @@ bool loads_eagerly() {
   return eagerly;
 }
 
-/// Loading may wait for all that the GPU has to do, so that here it does, what other threads queue meanwhile included
-/// (CUDA C++ Programming Guide, "Lazy Loading").
+/// Loading may wait for all work of the GPU. The emulation always waits, also for work that other threads queue
+/// meanwhile (CUDA C++ Programming Guide, "Lazy Loading").
 void load(const void* kernel, bool by_launch) {
   LoadedKernels& loaded = loaded_kernels();
   {

@@ -21,7 +21,7 @@ namespace {
 
 constexpr std::size_t kGranularity = std::size_t{2} << 20;
 
-/// Memory that mappings share. As handle.
+/// Memory that mappings share. Its address is the handle.
 struct Physical {
   int fd = -1;
 };
@@ -88,7 +88,7 @@ CUresult identify(CUcontext context, unsigned long long* id) {
   return CUDA_SUCCESS;
 }
 
-/// These are the runtime's, whose errors have the same numbers.
+/// The runtime's functions, whose errors have the same numbers.
 CUresult record_event(CUevent event, CUstream stream) { return static_cast<CUresult>(cudaEventRecord(event, stream)); }
 CUresult identify_stream(CUstream stream, unsigned long long* id) {
   return static_cast<CUresult>(cudaStreamGetId(stream, id));
@@ -116,7 +116,7 @@ CUresult query_stream(CUstream stream) {
   return machine().is_over(machine().mark(of.queue)) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
-/// A CUmemorytype; 0 for memory that CUDA does not know.
+/// Returns a CUmemorytype; 0 for memory that CUDA did not allocate.
 unsigned type_of(const std::optional<Range>& range) {
   if (!range) return 0;
   return range->kind == MemoryKind::kDevice ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST;
@@ -190,7 +190,7 @@ CUresult release(CUmemGenericAllocationHandle handle) {
   delete memory;
   return CUDA_SUCCESS;
 }
-/// Without access, as the driver does.
+/// Maps without access, as the driver does.
 CUresult map(CUdeviceptr address, std::size_t num_bytes, std::size_t offset, CUmemGenericAllocationHandle handle,
              unsigned long long /*flags*/) {
   void* const data = mmap(at(address), num_bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, physical_of(handle)->fd,

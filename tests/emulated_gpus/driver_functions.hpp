@@ -7,7 +7,7 @@
 
 namespace ferry::emulated {
 
-/// The driver's function of that name; null: there is none.
+/// The driver's function of that name; null if there is none.
 void* driver_function(std::string_view name);
 
 cudaUUID_t uuid_of(int device);

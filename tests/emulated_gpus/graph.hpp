@@ -1,7 +1,7 @@
 #ifndef FERRY_TESTS_EMULATED_GPUS_GRAPH_HPP
 #define FERRY_TESTS_EMULATED_GPUS_GRAPH_HPP
 
-/// Work recorded from streams, to be queued again and again.
+/// Work recorded from streams, for repeated replay.
 
 #include <cuda_runtime_api.h>
 
@@ -13,7 +13,7 @@
 
 namespace ferry::emulated {
 
-/// One piece of work of a stream: a grid, a call on the host, or a wait for another piece.
+/// One piece of a stream's work: a grid, a call on the host, or a wait for another piece.
 struct Work {
   enum class Kind { kCall, kGrid, kHostFunction };
   Kind kind = Kind::kCall;
@@ -23,13 +23,13 @@ struct Work {
 
 struct Event;
 
-/// What streams do while they are captured.
+/// Work recorded from streams while they are captured.
 struct Capture {
   struct Op {
     Work work;
     int branch = 0;
     int awaited = -1;                ///< op that this one waits for
-    const Event* outside = nullptr;  ///< event that it waits for, as of each replay
+    const Event* outside = nullptr;  ///< event that it waits for, in its state at each replay
   };
   std::mutex mutex;
   std::vector<Op> ops;
@@ -39,10 +39,10 @@ struct Capture {
 
 struct Stream;
 
-/// Queues all of it behind what is queued on the stream.
+/// Queues the whole graph after the work queued on the stream.
 void replay(const Capture& graph, Stream& stream);
 
-/// Whether the calling thread may make a call that cannot be captured. If not, the captures that forbid it are spoilt.
+/// Whether the calling thread may make a call that cannot be captured. If not, invalidates the captures that forbid it.
 bool may_call_uncaptured();
 
 }  // namespace ferry::emulated

@@ -20,7 +20,7 @@ struct Host {
   Stream legacy_stream;
 };
 
-/// Ends the process: what goes wrong inside a kernel is no error that CUDA would report.
+/// Ends the process on an error inside a kernel, because CUDA would report no such error.
 [[noreturn]] void run_kernels(emulator::Machine& machine) {
   const std::string error = machine.run_live();
   std::fprintf(stderr, "emulated GPU: %s\n", error.c_str());
@@ -139,7 +139,7 @@ cudaError_t& last_error() {
 
 }  // namespace ferry::emulated
 
-/// What the emulated kernels' sources launch with.
+/// Launch function that the emulated kernels' sources call.
 void ferry::emulator::launch_grid(cudaStream_t stream, const GridShape& shape, std::function<void()> body) {
   emulated::submit(emulated::stream_of(stream), {emulated::Work::Kind::kGrid, std::move(body), shape});
 }

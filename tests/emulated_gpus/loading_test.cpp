@@ -1,5 +1,5 @@
-/// CUDA may load a kernel when it is first launched, and wait for an idle GPU then: where ranks share one, for kernels
-/// that wait for this rank. So groups load all kernels that their calls launch when they are made.
+/// Groups must load all kernels of their calls when they are created. CUDA may load a kernel at its first launch and
+/// then wait for an idle GPU; if ranks share one, it would wait for kernels that wait for this rank.
 
 #include <gtest/gtest.h>
 
@@ -38,7 +38,7 @@ TEST_P(GroupsLoadKernels, ThatTheirCallsLaunch) {
     const int num_before = emulated::num_kernels_loaded_by_launches();
     for (const PreparedCase& one : cases) check_case(context, **group, one);
     check_latency_case(context, **group, decode.front(), Halves::kTogether);
-    // Over nodes both are the same kernels.
+    // Over nodes both use the same kernels.
     if (ranks_per_node == kNumRanks) check_latency_case(context, **group, decode.front(), Halves::kSplit);
     meet(context);
     context.expect(emulated::num_kernels_loaded_by_launches() == num_before, "calls loaded kernels");

@@ -23,7 +23,7 @@ struct Ranges {
   std::map<std::uintptr_t, Range> by_begin;  ///< guarded by `mutex`
 };
 
-/// Never destroyed: memory may be given back while the process's own statics are gone.
+/// Never destroyed: memory may be freed after the process's statics are destroyed.
 Ranges& ranges() {
   static auto* const all = new Ranges;
   return *all;
@@ -43,7 +43,7 @@ cudaError_t take(void** data, std::size_t num_bytes, MemoryKind kind) {
   return cudaSuccess;
 }
 
-/// As CUDA does, after all that the GPU has to do.
+/// Frees memory, as CUDA does, after all work of the GPU.
 cudaError_t give(void* data) {
   if (data == nullptr) return cudaSuccess;
   if (!may_call_uncaptured()) return cudaErrorStreamCaptureUnsupported;
@@ -55,7 +55,7 @@ cudaError_t give(void* data) {
   return cudaSuccess;
 }
 
-/// What of an address the host may not have locked: copies of it are made by the driver before the call returns.
+/// Whether an address may be pageable host memory: the driver copies such memory before the call returns.
 bool is_pageable(const void* address) { return !range_around(address); }
 
 cudaError_t copy_on(Stream& stream, void* to, const void* from, std::size_t num_bytes) {
@@ -71,7 +71,7 @@ cudaError_t copy_on(Stream& stream, void* to, const void* from, std::size_t num_
   return cudaSuccess;
 }
 
-/// What cudaIpcMemHandle_t holds.
+/// Contents of a cudaIpcMemHandle_t.
 struct IpcHandle {
   int pid;
   int fd;
@@ -139,7 +139,7 @@ cudaError_t cudaHostRegister(void* data, std::size_t num_bytes, unsigned /*flags
   add_range({reinterpret_cast<std::uintptr_t>(data), num_bytes, MemoryKind::kPinned, current_device(), -1});
   return cudaSuccess;
 }
-/// As CUDA does, after all that the GPU has to do.
+/// Waits for all work of the GPU first, as CUDA does.
 cudaError_t cudaHostUnregister(void* data) {
   finish_all_streams();
   return result(remove_range(data) ? cudaSuccess : cudaErrorHostMemoryNotRegistered);
@@ -185,7 +185,7 @@ cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t* handle, void* data) {
 cudaError_t cudaIpcOpenMemHandle(void** data, cudaIpcMemHandle_t handle, unsigned /*flags*/) {
   IpcHandle wanted{};
   std::memcpy(&wanted, &handle, sizeof(wanted));
-  if (wanted.pid == getpid()) return result(cudaErrorDeviceUninitialized);  // as CUDA has it
+  if (wanted.pid == getpid()) return result(cudaErrorDeviceUninitialized);  // same error as CUDA's
   const std::string path = "/proc/" + std::to_string(wanted.pid) + "/fd/" + std::to_string(wanted.fd);
   const int fd = open(path.c_str(), O_RDWR | O_CLOEXEC);
   *data = fd < 0 ? nullptr : map_file(fd, wanted.num_bytes);

@@ -10,7 +10,7 @@
 namespace ferry::emulated {
 namespace {
 
-/// Captures that this thread has begun in a mode that forbids it calls outside them.
+/// Capture that this thread has begun in a mode that forbids calls outside captures.
 thread_local std::shared_ptr<Capture> strict_capture;
 thread_local cudaStreamCaptureMode mode_of_thread = cudaStreamCaptureModeGlobal;
 
@@ -19,7 +19,7 @@ Event& event_of(cudaEvent_t handle) { return *reinterpret_cast<Event*>(handle); 
 /// The graph behind cudaGraph_t and cudaGraphExec_t.
 using GraphHandle = std::shared_ptr<Capture>;
 
-/// A place in the capture that other branches can wait for.
+/// Records a place in the capture for which other branches can wait.
 int record(Stream& stream) {
   const std::lock_guard lock(stream.capture->mutex);
   stream.capture->ops.push_back({{}, stream.branch, -1, nullptr});
@@ -150,7 +150,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
     at.op_idx = record(of);
     return cudaSuccess;
   }
-  // A piece of work of its own: what comes behind cannot begin beside what is before.
+  // Queued as a piece of work of its own, so that later work cannot begin beside earlier work.
   at.reached_ns = std::make_shared<std::atomic<std::uint64_t>>();
   machine().enqueue(of.queue, [reached_ns = at.reached_ns] { *reached_ns = ferry::emulator::now_ns(); });
   at.mark = machine().mark(of.queue);

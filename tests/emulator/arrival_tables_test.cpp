@@ -1,4 +1,4 @@
-/// The kernel of arrival_tables, on cases like those of the host.
+/// Tests of the arrival_tables kernel, on cases like those of the host.
 
 #include "cuda/intranode/arrival_tables.hpp"
 

@@ -1,4 +1,4 @@
-/// The kernel of tables by channel, on a routing small enough to be read.
+/// Tests of the kernel for tables by channel, on a routing small enough to read.
 
 #include "cuda/intranode/channel_tables.hpp"
 
@@ -19,7 +19,7 @@ using ::testing::ElementsAre;
 
 constexpr std::int32_t kUntouched = -7;
 
-/// Rank 0 of 2, whose tokens 0 and 2 go to itself and 1 to the other, which sends it one token.
+/// Rank 0 of 2: its tokens 0 and 2 go to rank 0 and token 1 to rank 1, which sends it one token.
 struct SmallRouting {
   cuda::RouteSummary summary{};
   std::array<cuda::Destination, 3> destinations{};
@@ -47,7 +47,7 @@ struct SmallRouting {
     }
   }
 
-  /// Not early: without source offsets, which routes over several nodes do not have.
+  /// Without source offsets the kernel is not early; routes over several nodes have none.
   void make_tables(std::int64_t* source_offsets = nullptr) {
     cuda::ChannelTablesParams params;
     params.out.num_channels = 2;

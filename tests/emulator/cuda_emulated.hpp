@@ -1,8 +1,8 @@
 #ifndef FERRY_TESTS_EMULATOR_CUDA_EMULATED_HPP
 #define FERRY_TESTS_EMULATOR_CUDA_EMULATED_HPP
 
-/// Included ahead of everything in a kernel's source that is compiled as C++: the words of CUDA that such sources use.
-/// `__shared__` is not among them: kernels take all shared memory from cuda/sync/shared_memory.cuh.
+/// CUDA's keywords and functions for kernels compiled as C++. Included before all other code of a kernel's source.
+/// `__shared__` is missing: kernels get all shared memory from cuda/sync/shared_memory.cuh.
 
 #include <cuda_runtime_api.h>
 #include <vector_functions.h>
@@ -63,7 +63,7 @@ T from_word(std::uint64_t word) {
   return value;
 }
 
-/// What lane `lane` gave.
+/// Value of lane `lane`.
 template <typename T>
 T shuffle(const char* operation, unsigned mask, T value, int lane) {
   return from_word<T>(meet_lanes(operation, mask, to_word(value))[lane & 31]);
@@ -71,7 +71,7 @@ T shuffle(const char* operation, unsigned mask, T value, int lane) {
 
 inline int own_lane() { return static_cast<int>(place().thread.x % 32); }
 
-/// `fold(result, value of a lane)` over the lanes of `mask`.
+/// Applies `fold(result, value of a lane)` over the lanes of `mask`.
 template <typename T, typename Fold>
 T reduce(const char* operation, unsigned mask, T value, T result, Fold fold) {
   const std::uint64_t* lanes = meet_lanes(operation, mask, to_word(value));
@@ -173,7 +173,7 @@ void __stcg(T* address, T value) {
 
 namespace ferry::emulator {
 
-/// Stores `change(what is there)`, and returns what was there.
+/// Replaces a value by `change(value)`, and returns the old value.
 template <typename T, typename Change>
 T exchange_atomically(T* address, Change change) {
   about_to_store();
@@ -220,7 +220,7 @@ T atomicCAS_system(T* address, U expected, V value) {
   return atomicCAS(address, expected, value);
 }
 
-// Kernels by their names, as the runtime's header has them for nvcc.
+// Overloads for kernels, as in the runtime's header for nvcc.
 template <typename Params>
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, void (*kernel)(Params)) {
   return cudaFuncGetAttributes(attributes, reinterpret_cast<const void*>(kernel));

@@ -15,7 +15,7 @@ namespace ferry::emulator {
 namespace {
 
 constexpr std::uint64_t kClockStepNs = 10'000'000'000;
-/// Steps of the clock, more than any deadline, in which nothing moves.
+/// Steps of the clock without progress after which the run fails; longer than any deadline.
 constexpr int kMaxClockSteps = 40;
 
 struct Work {
@@ -23,22 +23,22 @@ struct Work {
   std::function<void()> call;
   Kind kind = Kind::kCall;
   GridShape shape;
-  Mark awaited;  ///< of another stream, before this may begin
+  Mark awaited;  ///< mark of another stream that must be reached before this work begins
 };
 
 struct Stream {
   std::deque<Work> queue;
-  std::deque<std::unique_ptr<Grid>> running;  ///< those that have ended stay until those before have
+  std::deque<std::unique_ptr<Grid>> running;  ///< grids that have ended stay until the earlier ones have ended
   std::shared_ptr<Progress> progress = std::make_shared<Progress>();
   bool is_closed = false;
-  bool is_beside = false;  ///< a call on the host is being made
+  bool is_beside = false;  ///< a call on the host is in progress
 
   unsigned num_alive() const {
     unsigned alive = 0;
     for (const std::unique_ptr<Grid>& grid : running) alive += grid->num_alive;
     return alive;
   }
-  /// Whether the next work may begin. At most two grids run at a time.
+  /// Whether the next work may begin. At most two grids of a stream run at a time.
   bool can_begin() const {
     if (is_beside || queue.empty() || !queue.front().awaited.is_over()) return false;
     if (running.empty()) return true;
@@ -54,7 +54,7 @@ struct Machine::State {
   Fibers fibers;
   std::list<Stream> streams;  ///< guarded by `mutex`, with their queues and progress
   std::mutex mutex;
-  std::condition_variable changed;  ///< work was queued, or is done
+  std::condition_variable changed;  ///< work was queued or completed
   bool is_live = false;
   std::uint64_t clock_ns = kClockStepNs;
 
@@ -92,7 +92,7 @@ struct Machine::State {
     }).detach();
   }
 
-  /// Begins what streams have next; whether any had something, or has.
+  /// Begins the next work of each stream; returns whether any stream had or has work.
   bool serve_streams() {
     std::unique_lock lock(mutex);
     bool busy = false;
@@ -145,12 +145,12 @@ struct Machine::State {
     return "threads only poll";
   }
 
-  /// Turns, until streams have to be served.
+  /// Runs turns until streams have to be served.
   void run_fibers() {
     const unsigned num_blocks = fibers.num_blocks();
     fibers.take_turns();
     if (!fibers.can_go_on() && fibers.error().empty() && fibers.num_blocks() == num_blocks && num_blocks != 0) {
-      fibers.set_error("no thread can go on: " + describe_waiting());
+      fibers.set_error("no thread can continue: " + describe_waiting());
     }
   }
 
@@ -163,7 +163,7 @@ struct Machine::State {
       if (std::exchange(num_moves, fibers.num_moves()) != num_moves) clock_steps = 0;
       fibers.forget_still_turns();
       clock_ns += kClockStepNs;
-      if (++clock_steps > kMaxClockSteps) fibers.set_error("nothing moves any more: " + describe_waiting());
+      if (++clock_steps > kMaxClockSteps) fibers.set_error("no progress: " + describe_waiting());
     }
     return fibers.error();
   }
@@ -178,7 +178,7 @@ struct Machine::State {
         continue;
       }
       run_fibers();
-      if (fibers.only_poll()) std::this_thread::yield();  // what is polled for may be a host thread's to do
+      if (fibers.only_poll()) std::this_thread::yield();  // the polled value may depend on a host thread
     }
     return fibers.error();
   }

@@ -1,4 +1,4 @@
-/// The emulator itself: grids that wait for each other, and errors that it must find.
+/// Tests of the emulator: grids that wait for each other, and errors that it must find.
 
 #include "emulator/emulator.hpp"
 
@@ -81,7 +81,7 @@ TEST(Emulator, FindsLanesThatPart) {
   Machine machine(2);
   machine.launch(machine.add_stream(), {1, 32, 0},
                  [] { meet_lanes(place().thread.x == 5 ? "left" : "right", kAllLanes, 0); });
-  EXPECT_NE(machine.run().find("lanes of a warp part"), std::string::npos);
+  EXPECT_NE(machine.run().find("lanes of a warp diverge"), std::string::npos);
 }
 
 TEST(Emulator, FindsLanesThatNeverCome) {
@@ -89,7 +89,7 @@ TEST(Emulator, FindsLanesThatNeverCome) {
   machine.launch(machine.add_stream(), {1, 32, 0}, [] {
     if (place().thread.x != 5) meet_lanes("all", kAllLanes, 0);
   });
-  EXPECT_NE(machine.run().find("no thread can go on"), std::string::npos);
+  EXPECT_NE(machine.run().find("no thread can continue"), std::string::npos);
 }
 
 TEST(Emulator, FindsWaitsThatNothingEnds) {

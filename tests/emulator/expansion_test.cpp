@@ -1,4 +1,5 @@
-/// The kernels of expand_rows and reduce_rows, and of the tables before them, on cases like those of the host.
+/// Tests of the kernels of expand_rows and reduce_rows, and of the tables that they use, on cases like those of the
+/// host.
 
 #include "cuda/intranode/expansion.hpp"
 
@@ -78,7 +79,7 @@ void check_expanded(const test::ExpansionCase& one, const test::ExpansionTables&
                             .row_of_slot = made.row_of_slot.data()};
   run(seed, [&](cudaStream_t stream) { return cuda::launch_expand(params, kNumSms, stream); });
   EXPECT_EQ(made, expected) << one.name();
-  // Nothing but the rows that are named, which only have to be copied again.
+  // Copies only the named rows: nothing else may change.
   made.x.assign(made.x.size(), 0);
   params.zero_padding = false;
   params.weights = nullptr;
@@ -109,7 +110,7 @@ void check_reduced(const test::ExpansionCase& one, const test::ExpansionTables& 
 TEST(EmulatedExpansion, GivesTheBitsOfTheHost) {
   std::mt19937_64 random(5);
   for (int i = 0; i < 30; ++i) {
-    // Now and then more rows than a block looks at together.
+    // Some cases have more rows than a block looks at in one pass.
     const test::ExpansionCase one = test::draw_expansion_case(random, i % 15 == 0 ? 3000 : 100, i % 7 == 0 ? 40 : 6);
     const test::ExpansionTables tables = one.tables();
     check_tables(one, tables, i);

@@ -8,10 +8,10 @@ namespace ferry::emulator {
 namespace {
 
 constexpr std::size_t kStackBytes = std::size_t{64} << 10;
-/// Stacks begin at so many different places, or all would lie in the same few sets of the processor's caches.
+/// Number of different offsets at which stacks begin; with a single one all stacks would use the same few cache sets.
 constexpr std::size_t kStackColours = 32;
 constexpr std::size_t kStackStepBytes = 448;
-/// Kernels find this in shared memory that nobody has written, and it must still follow what they have asked for.
+/// Initial content of shared memory. After the requested bytes it must stay unchanged.
 constexpr std::byte kPoison{0xA5};
 constexpr std::size_t kGuardBytes = 128;
 constexpr std::size_t kSharedAlignment = 128;
@@ -54,7 +54,7 @@ unsigned Fibers::draw_pace() {
   return kPaces[random_() % std::size(kPaces)];
 }
 
-/// The lane after the one that had the last turn, if it has something to do.
+/// The lane after the one that had the last turn, if it is ready.
 Thread* Fibers::next_of_warp() const {
   if (current_ == nullptr) return nullptr;
   const unsigned lane = (current_->place.thread.x + 1) % kWarpLanes;
@@ -62,7 +62,7 @@ Thread* Fibers::next_of_warp() const {
   return next != nullptr && next->list == &ready_ ? next : nullptr;
 }
 
-/// A thread for the next turn.
+/// Draws a thread for the next turn.
 Thread& Fibers::draw() {
   constexpr unsigned kPollingPace = 8;
   if (hurries_) {
@@ -114,7 +114,7 @@ void Fibers::resume(Thread& thread) {
   setcontext(&context);
 }
 
-/// Back to the scheduler; returns with this thread's next turn.
+/// Returns to the scheduler; continues with this thread's next turn.
 void Fibers::give_turn() {
   if (_setjmp(current_->where) == 0) _longjmp(scheduler_, 1);
 }
@@ -157,7 +157,7 @@ void Fibers::enter_thread() {
 void Fibers::end_thread() {
   Block& block = *current_->block;
   put(*current_, nullptr);
-  stacks_.push_back(std::move(current_->stack));  // this thread stands on it, but runs no more
+  stacks_.push_back(std::move(current_->stack));  // this thread still uses the stack, but does not run again
   current_->waits_in = nullptr;
   --block.num_alive;
   moved();
@@ -183,7 +183,7 @@ void Fibers::release(Block& block, const Thread* last) {
   }
 }
 
-// In this file, as the memory is: what fills it.
+// In this file because the memory and its fill byte are here.
 std::byte* static_shared(const void* type, std::size_t num_bytes) {
   std::vector<std::byte>& object = fibers().current().block->statics[type];
   if (object.empty()) object.assign(num_bytes, kPoison);

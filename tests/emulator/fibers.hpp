@@ -1,7 +1,7 @@
 #ifndef FERRY_TESTS_EMULATOR_FIBERS_HPP
 #define FERRY_TESTS_EMULATOR_FIBERS_HPP
 
-/// The threads of the grids that have begun: who is next, who waits for whom.
+/// Threads of the grids that have begun: whose turn is next, and which threads wait for which.
 
 #include <csetjmp>
 #include <cstddef>
@@ -19,7 +19,7 @@
 namespace ferry::emulator {
 
 inline constexpr int kWarpLanes = 32;
-/// What threads wait in that wait for their block.
+/// Name of the operation in which threads wait for their block.
 inline constexpr const char* kMeetsBlock = "__syncthreads";
 
 struct Grid;
@@ -33,14 +33,14 @@ struct Thread {
   std::unique_ptr<std::byte[]> stack;
   std::jmp_buf where{};
   bool started = false;
-  std::vector<Thread*>* list = nullptr;  ///< of those that can go on, while it is one
+  std::vector<Thread*>* list = nullptr;  ///< list of ready threads that holds this one, if any
   std::size_t list_idx = 0;
   const char* waits_in = nullptr;
   std::uint64_t lanes[kWarpLanes] = {};
   BlockVote vote;
 };
 
-/// Lanes of a warp that are coming together.
+/// Lanes of a warp that are meeting.
 struct Meeting {
   std::uint32_t mask = 0;
   std::uint32_t arrived = 0;
@@ -51,7 +51,7 @@ struct Meeting {
 struct Warp {
   Thread* threads[kWarpLanes] = {};
   std::vector<Meeting> meetings;
-  bool polled = false;  ///< since lanes met last
+  bool polled = false;  ///< a lane has polled since the last meeting
 };
 
 struct Block {
@@ -68,7 +68,7 @@ struct Block {
 };
 
 struct Grid {
-  const Grid* before = nullptr;  ///< on its stream, where this one began beside it
+  const Grid* before = nullptr;  ///< the previous grid of the stream, if this one began beside it
   GridShape shape;
   std::function<void()> body;
   std::deque<Block> blocks;
@@ -76,31 +76,31 @@ struct Grid {
   unsigned pace = 1;
 };
 
-/// All threads run on the one that calls take_turns.
+/// Scheduler of fibers. All threads run on the host thread that calls take_turns.
 class Fibers {
  public:
   explicit Fibers(std::uint64_t seed);
 
-  /// From now on threads of a warp go on one after the other and all grids at one pace: faster, and other orders come
-  /// from the host's threads.
+  /// Makes threads of a warp take turns in lane order, and all grids run at the same speed. This is faster; the threads
+  /// of the host still vary the order.
   void hurry() { hurries_ = true; }
 
-  /// Its threads have turns from now on.
+  /// Adds the grid: its threads get turns from now on.
   void begin(Grid& grid);
 
-  /// Some turns. Fewer if nobody can have one.
+  /// Takes some turns, fewer if no thread can have one.
   void take_turns();
 
   bool can_go_on() const { return !ready_.empty() || !polling_.empty(); }
   bool only_poll() const { return ready_.empty(); }
-  /// Turns since anything moved, if all only poll, for each of them.
+  /// Whether all threads only poll and each has polled long enough without progress.
   bool stand_still() const { return ready_.empty() && still_turns_ >= kStillTurns * polling_.size(); }
   /// Blocks that have begun and not ended.
   unsigned num_blocks() const { return num_blocks_; }
   const std::string& error() const { return error_; }
   void set_error(std::string text) { error_ = std::move(text); }
 
-  /// Something has changed that others may look at.
+  /// Records a change that other threads may see.
   void moved() {
     still_turns_ = 0;
     num_moves_++;
@@ -109,23 +109,23 @@ class Fibers {
   void forget_still_turns() { still_turns_ = 0; }
 
   void let_looks_take(std::uint64_t look_ns) { look_ns_ = look_ns; }
-  /// What they have taken.
+  /// Time that polls have taken.
   std::uint64_t looked_ns() const { return looked_ns_; }
 
-  // For the thread that has the turn.
+  // For the thread whose turn it is.
 
   Thread& current() { return *current_; }
-  /// Others have theirs, as one that can only look again.
+  /// Gives turns to other threads, because this one can only poll.
   void poll();
   void maybe_give_turn();
   void wait_in(const char* what);
   void set_ready(Thread& thread);
-  /// Lets the threads go that have met, but `last`, which does not wait.
+  /// Releases the threads that have met, except `last`, which does not wait.
   void release(Block& block, const Thread* last);
   [[noreturn]] void fail(std::string text);
 
  private:
-  /// Turns of each thread, where all only poll and nothing moves, before the clock goes on. Kernels look at the clock
+  /// Turns of each thread, when all only poll and nothing changes, before the clock advances. Kernels read the clock
   /// every 64 polls.
   static constexpr std::uint64_t kStillTurns = 300;
 
@@ -140,8 +140,8 @@ class Fibers {
   [[noreturn]] void end_thread();
 
   std::minstd_rand random_;
-  std::vector<Thread*> ready_;    ///< have something to do
-  std::vector<Thread*> polling_;  ///< can only look again
+  std::vector<Thread*> ready_;    ///< ready to run
+  std::vector<Thread*> polling_;  ///< can only poll
   std::vector<std::unique_ptr<std::byte[]>> stacks_;
   Thread* current_ = nullptr;
   std::jmp_buf scheduler_{};
@@ -155,7 +155,7 @@ class Fibers {
   bool hurries_ = false;
 };
 
-/// Those of the machine that there is.
+/// Fibers of the only machine.
 Fibers& fibers();
 
 }  // namespace ferry::emulator

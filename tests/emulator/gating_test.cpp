@@ -1,4 +1,4 @@
-/// The kernels that choose experts give what the documentation defines, bit by bit.
+/// Tests that the gating kernels give the documented results, bit by bit.
 
 #include <gtest/gtest.h>
 
@@ -30,7 +30,7 @@ test::GatingResult run_emulated(const test::GatingCase& one) {
                            .bias = one.bias.empty() ? nullptr : one.bias.data(),
                            .ids = one.wide_ids ? static_cast<void*>(wide.data()) : narrow.data(),
                            .wide_ids = one.wide_ids,
-                           .ids_row_stride = 1,  // column after column
+                           .ids_row_stride = 1,  // column-major
                            .ids_column_stride = one.num_tokens,
                            .weights = weights.data(),
                            .weights_row_stride = one.options.num_topk},

@@ -1,4 +1,4 @@
-/// What kernels ask of the thread, the warp and the block that they run in.
+/// Functions that kernels call on their thread, warp and block.
 
 #include <cstring>
 
@@ -28,8 +28,8 @@ const std::uint64_t* meet_lanes(const char* operation, std::uint32_t mask, std::
   if (idx == warp.meetings.size()) warp.meetings.push_back({mask, 0, operation, {}});
   Meeting& meeting = warp.meetings[idx];
   if (meeting.mask != mask || std::strcmp(meeting.operation, operation) != 0 || (mask >> lane & 1U) == 0) {
-    fibers().fail("lanes of a warp part: thread " + std::to_string(thread.place.thread.x) + " of block " +
-                  std::to_string(thread.place.block.x) + " comes to " + operation + ", others are in " +
+    fibers().fail("lanes of a warp diverge: thread " + std::to_string(thread.place.thread.x) + " of block " +
+                  std::to_string(thread.place.block.x) + " reaches " + operation + ", others are in " +
                   meeting.operation);
   }
   meeting.arrived |= 1U << lane;
@@ -44,7 +44,7 @@ const std::uint64_t* meet_lanes(const char* operation, std::uint32_t mask, std::
     if (warp.threads[i] != &thread) fibers().set_ready(*warp.threads[i]);
   }
   warp.meetings.erase(warp.meetings.begin() + static_cast<std::ptrdiff_t>(idx));
-  if (!warp.polled) fibers().moved();  // lanes that poll together move nothing
+  if (!warp.polled) fibers().moved();  // lanes that only poll together make no progress
   warp.polled = false;
   return thread.lanes;
 }

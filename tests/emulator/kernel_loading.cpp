@@ -1,4 +1,4 @@
-/// What loading kernels asks of the CUDA runtime, where that is not there.
+/// Functions of the CUDA runtime that the loading of kernels calls, for builds without the runtime.
 
 #include <cuda_runtime_api.h>
 

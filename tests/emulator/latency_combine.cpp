@@ -11,7 +11,7 @@ namespace {
 
 std::size_t to_size(std::int64_t value) { return static_cast<std::size_t>(value); }
 
-/// Random rows; one element in 64 is any bits: NaNs, infinities, subnormals.
+/// Random rows; one element in 64 has random bits: NaNs, infinities, subnormals.
 oracle::Bytes random_rows(std::int64_t num_elements, bool float32, std::mt19937_64& random) {
   constexpr std::uint64_t kOneIn = 64;
   oracle::Bytes rows(to_size(num_elements * (float32 ? 4 : 2)));
@@ -148,7 +148,7 @@ std::string LatencyCombine::compare(int rank) const {
       if (row[i] != DeviceMemory::kPattern) return text("a write between rows", token, i);
     }
   }
-  return out.is_guarded() ? "" : text("a write behind the rows", routing_.num_tokens(rank), 0);
+  return out.is_guarded() ? "" : text("a write after the rows", routing_.num_tokens(rank), 0);
 }
 
 bool LatencyCombine::is_untouched(int rank) const {

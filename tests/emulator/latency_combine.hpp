@@ -12,24 +12,24 @@ struct LatencyCombineSpec {
   std::int64_t hidden = 16;
   bool float32 = false;
   CombineOrder order = CombineOrder::kExact;
-  bool own_weights = false;    ///< given to the combine
+  bool own_weights = false;    ///< passed to the combine
   std::int64_t gap_bytes = 0;  ///< between rows, inputs and outputs
-  int num_blocks = 2;          ///< of a rank's halves, and one more of every other's
+  int num_blocks = 2;          ///< of one rank's halves; every second rank has one more
   std::uint64_t agreement = 77;
   std::uint64_t seed = 1;
-  std::vector<int> masked = {};  ///< since the dispatch
-  bool words = true;             ///< sums of few tokens travel as words
+  std::vector<int> masked = {};  ///< ranks masked since the dispatch
+  bool words = true;             ///< sums of few tokens are sent as words
 };
 
-/// One combine on all ranks, and what the oracle says of it.
+/// One combine on all ranks, and its expected results from the oracle.
 class LatencyCombine {
  public:
   LatencyCombine(LatencyRanks& ranks, const LatencyRouting& routing, const LatencyCombineSpec& spec);
 
-  /// Queue a half on the rank's stream.
+  /// Queue one half on the rank's stream.
   void send(int rank);
   void receive(int rank);
-  /// Queues the call, in one kernel.
+  /// Queues the call in one kernel.
   void run_whole(int rank);
   /// Queues the call: on some ranks in one kernel, on others as its halves.
   void run(int rank) {
@@ -37,15 +37,15 @@ class LatencyCombine {
     send(rank);
     receive(rank);
   }
-  /// In place of the call.
+  /// Queues a refusal in place of the call.
   void refuse(int rank);
-  /// `other_agreement`: as a rank that passes something else.
+  /// `other_agreement`: agreement of a rank that passes different arguments.
   void send_other(int rank, std::uint64_t other_agreement);
   void receive_other(int rank, std::uint64_t other_agreement);
 
-  /// What is wrong with what the rank has received; "" if nothing is.
+  /// Describes the first error in the rank's received data; "" if there is none.
   std::string compare(int rank) const;
-  /// Whether nothing was written.
+  /// Whether no byte was written.
   bool is_untouched(int rank) const;
 
  private:

@@ -1,4 +1,4 @@
-/// Combine of latency mode on emulated GPUs gives the oracle's bits, whatever the order in which blocks and ranks come.
+/// Combine of latency mode on emulated GPUs must give the oracle's bits in every order of blocks and ranks.
 
 #include "emulator/latency_combine.hpp"
 
@@ -36,7 +36,7 @@ TEST(EmulatedLatencyCombine, ManyCallsGiveTheBitsOfTheOracle) {
   std::mt19937_64 random(14);
   for (int i = 0; i < kWorlds; ++i) {
     const test::WorldSpec world = draw_latency_world(random);
-    // Also where half of the calls' number begins anew.
+    // Includes calls across the wrap of the lower half of the call number.
     LatencyRanks ranks({.num_ranks = world.num_ranks,
                         .latency_bytes = kLatencyBytes,
                         .seed = random(),
@@ -107,7 +107,7 @@ TEST(EmulatedLatencyCombine, DisagreementsAreSeenByAllAndTheNextCallIsGood) {
       LatencyCombineSpec spec{.order = order, .own_weights = own_weights};
       LatencyCombine refused(ranks, routing, spec);
       LatencyCombine good(ranks, routing, spec);
-      // Rank 1 sends sums of other weights: no words of its own for the others' sums, and rows where they send words.
+      // Rank 1 sends sums with other weights: it sends no words for the others' sums, and rows where they send words.
       spec.own_weights = false;
       spec.words = false;
       LatencyCombine other(ranks, routing, spec);
@@ -136,7 +136,7 @@ TEST(EmulatedLatencyCombine, DisagreementsAreSeenByAllAndTheNextCallIsGood) {
   }
 }
 
-/// The set is not granted again as long as a rank that makes another call may store rows into it.
+/// A set must not be granted again while a rank that makes another call may still store rows into it.
 TEST(EmulatedLatencyCombine, ASmallCallWaitsForTheRowsOfAnotherCall) {
   LatencyRanks ranks({.num_ranks = 2, .latency_bytes = kLatencyBytes, .seed = 9});
   const LatencyRouting routing(ranks, test::make_world({.num_ranks = 2, .max_tokens = 3, .layout = Layout::kSlab}), 3);
@@ -144,7 +144,7 @@ TEST(EmulatedLatencyCombine, ASmallCallWaitsForTheRowsOfAnotherCall) {
   LatencyCombine call(ranks, routing, {.order = CombineOrder::kRankSums});
   cuda::LatencyHeader header;
   header.agreement = 5;
-  header.blocks_or_homes = 2;  // none of which says that it is done
+  header.blocks_or_homes = 2;  // no block reports that it is done
   ranks.put_header(0, LatencyKind::kCombine, 1, 1, 0, header);
   call.run_whole(0);
   ASSERT_EQ(ranks.machine().run(), "");
@@ -155,7 +155,7 @@ TEST(EmulatedLatencyCombine, ASmallCallWaitsForTheRowsOfAnotherCall) {
   EXPECT_TRUE(call.is_untouched(0));
 }
 
-/// Rows are loaded before a call's turn, which is what finds that the group is broken.
+/// Rows are loaded before a call's turn, which is where the call finds that the group is broken.
 TEST(EmulatedLatencyCombine, BehindACallInWhichTheGroupBrokeTablesMayHoldAnything) {
   constexpr int kNumRanks = 2;
   constexpr int kMaxTokens = 3;
@@ -168,7 +168,7 @@ TEST(EmulatedLatencyCombine, BehindACallInWhichTheGroupBrokeTablesMayHoldAnythin
     routing.fill(0);
     LatencyCombine lost(ranks, routing, {.order = order});
     LatencyCombine next(ranks, routing, {.order = order});
-    lost.run_whole(0);  // rank 1 never comes
+    lost.run_whole(0);  // rank 1 never arrives
     ASSERT_EQ(ranks.machine().run(), "");
     ASSERT_EQ(ranks.report(0).lost.state, 1U);
     const cuda::LatencyTables& tables = routing.tables(0);
@@ -189,7 +189,7 @@ TEST(EmulatedLatencyCombine, LostRankIsReportedByEachHalf) {
     LatencyCombineSpec spec;
     if (waits_for_weights) spec = {.order = CombineOrder::kRankSums, .own_weights = true};
     LatencyCombine call(ranks, routing, spec);
-    // Rank 1 never comes. Only sums of its weights keep the send half waiting.
+    // Rank 1 never arrives. The send half waits only for sums with rank 1's weights.
     call.send(0);
     ASSERT_EQ(ranks.machine().run(), "");
     EXPECT_EQ(ranks.report(0).lost.state, waits_for_weights ? 1U : 0U);

@@ -40,7 +40,7 @@ LatencyDispatch::LatencyDispatch(LatencyRanks& ranks, const LatencyRouting& rout
     out_scales_.emplace_back(to_size(routing.num_rows(rank) * row().num_scales * row().scale_bytes));
     const auto& tokens = routing.given().ranks[static_cast<std::size_t>(rank)].topk_idx;
     ids_.emplace_back(tokens.begin(), tokens.end());
-    // Nobody looks at those of tokens that do not count.
+    // Ids of tokens that do not count are never read.
     constexpr std::int64_t kNoExpertAtAll = 1 << 20;
     std::fill(ids_.back().begin() + routing.num_counted(rank) * routing.world().num_topk, ids_.back().end(),
               kNoExpertAtAll);
@@ -91,7 +91,7 @@ cuda::PlacementTables LatencyDispatch::placement(int rank) const {
   return tables;
 }
 
-/// The ids name other experts from now on, whose homes are those that they named.
+/// Makes the ids name other experts, whose homes are the experts that the ids named before.
 void LatencyDispatch::list_homes() {
   const oracle::World& given = routing_.given();
   const Placement& placement = given.options.placement;
@@ -190,7 +190,7 @@ void LatencyDispatch::receive_other(int rank, std::uint64_t agreement) {
 
 cuda::LatencyDispatchParams LatencyDispatch::whole_params(int rank) {
   cuda::LatencyDispatchParams params{send_params(rank, spec_.agreement), receive_params(rank, spec_.agreement)};
-  // Every other rank has blocks that send, and others that receive.
+  // Every second rank has separate blocks that send and that receive.
   if (rank % 2 == 0) {
     params.receive.first_receiver = params.send.call.num_blocks;
     params.send.call.num_blocks += spec_.num_receivers + spec_.num_gap_blocks;
@@ -225,7 +225,7 @@ std::string LatencyDispatch::compare(int rank) const {
     for (std::int64_t i = 0; i < out_stride(); ++i) {
       std::byte byte = DeviceMemory::kPattern;
       if (written && i < shape.x_bytes) byte = holds ? expected.x[to_size(row * shape.x_bytes + i)] : std::byte{0};
-      if (x[i] != byte) return text("another byte of x", row, i);
+      if (x[i] != byte) return text("wrong byte of x", row, i);
     }
     for (std::int64_t column = 0; column < shape.num_scales; ++column) {
       const std::int64_t index =
@@ -233,15 +233,15 @@ std::string LatencyDispatch::compare(int rank) const {
       for (std::int64_t i = 0; i < shape.scale_bytes; ++i) {
         const std::int64_t from = (row * shape.num_scales + column) * shape.scale_bytes + i;
         const std::byte byte = holds ? expected.scales[to_size(from)] : written ? std::byte{0} : DeviceMemory::kPattern;
-        if (to.data[index * shape.scale_bytes + i] != byte) return text("another byte of a scale", row, column);
+        if (to.data[index * shape.scale_bytes + i] != byte) return text("wrong byte of a scale", row, column);
       }
     }
   }
   for (std::size_t local = 0; spec_.placed && local < counters_[at].size(); ++local) {
     const std::int64_t rows = routing_.routings()[at].num_rows_per_local_expert[local];
-    if (counters_[at][local] != rows) return text("another count of an expert", rows, counters_[at][local]);
+    if (counters_[at][local] != rows) return text("wrong count of an expert", rows, counters_[at][local]);
   }
-  if (!out_x_[at].is_guarded() || !out_scales_[at].is_guarded()) return text("a write behind the rows", 0, 0);
+  if (!out_x_[at].is_guarded() || !out_scales_[at].is_guarded()) return text("a write after the rows", 0, 0);
   return routing_.compare(rank);
 }
 

@@ -1,5 +1,5 @@
-/// Dispatch of latency mode on emulated GPUs gives the oracle's bytes and Routings, whatever the order in which blocks
-/// and ranks come.
+/// Dispatch of latency mode on emulated GPUs must give the oracle's bytes and Routings in every order of blocks and
+/// ranks.
 
 #include "emulator/latency_dispatch.hpp"
 
@@ -54,7 +54,7 @@ TEST(EmulatedLatencyDispatch, ManyCallsGiveTheBytesOfTheOracle) {
   for (int i = 0; i < kWorlds; ++i) {
     test::WorldSpec world = draw_latency_world(random);
     world.weights = random() % 2 == 0;
-    // Also where half of the calls' number begins anew.
+    // Includes calls across the wrap of the lower half of the call number.
     LatencyRanks ranks({.num_ranks = world.num_ranks,
                         .latency_bytes = kLatencyBytes,
                         .seed = random(),
@@ -80,7 +80,8 @@ TEST(EmulatedLatencyDispatch, ManyCallsGiveTheBytesOfTheOracle) {
   }
 }
 
-/// Calls of few tokens have a kernel of their own, which gives what the others give, also to peers that make halves.
+/// Calls of few tokens have a separate kernel, which must give the same results as the others, also to peers that run
+/// halves.
 TEST(EmulatedLatencyDispatch, SmallCallsGiveTheBytesOfTheOracle) {
   constexpr int kWorlds = 6;
   constexpr std::size_t kCalls = 3;
@@ -127,7 +128,7 @@ TEST(EmulatedLatencyDispatch, SmallCallsGiveTheBytesOfTheOracle) {
   }
 }
 
-/// Each rank receives in an order of its own, and makes whole calls while others are in flight.
+/// Each rank receives in its own order, and makes whole calls while others are in flight.
 TEST(EmulatedLatencyDispatch, CallsInFlightAreReceivedInAnyOrder) {
   constexpr int kWorlds = 4;
   constexpr std::size_t kRounds = 2;
@@ -178,14 +179,14 @@ class EmulatedLatencyFaults : public ::testing::Test {
   static oracle::World world() {
     return test::make_world({.num_ranks = kNumRanks, .max_tokens = 5, .layout = Layout::kSlab});
   }
-  /// Runs what is queued, a good call last.
+  /// Runs the queued calls, followed by a valid one.
   void run_to(LatencyDispatch& good) {
     for (int rank = 0; rank < kNumRanks; ++rank) {
       good.run(rank);
     }
     ASSERT_EQ(ranks_.machine().run(), "");
   }
-  /// `refuser`: the rank whose host has refused the call, and so has nothing to be told; -1: none.
+  /// `refuser`: rank whose host has refused the call, and so gets no report; -1: none.
   void expect_fault(Fault fault, const LatencyDispatch& refused, const LatencyDispatch& good, int refuser = -1) {
     for (int rank = 0; rank < kNumRanks; ++rank) {
       const cuda::FaultReport& report = ranks_.report(rank).fault;
@@ -250,7 +251,7 @@ TEST_F(EmulatedLatencyFaults, AnIdThatIsNoExpertIsSeenByAll) {
   }
 }
 
-/// In the kernel for few tokens, with peers that make halves.
+/// The kernel for few tokens, with peers that run halves.
 TEST_F(EmulatedLatencyFaults, SmallCallsAreRefusedAsOthersAre) {
   enum class Cause { kHostRefuses, kOtherCall, kBadId };
   const oracle::World roomy = test::make_world(
@@ -336,7 +337,7 @@ TEST_F(EmulatedLatencyFaults, AReceiveWithoutItsSendIsReported) {
 TEST_F(EmulatedLatencyFaults, ALostRankIsReportedByTheReceiveHalf) {
   LatencyDispatch call(ranks_, routing_, {});
   for (int rank = 0; rank < kNumRanks; ++rank) {
-    if (rank == 2) continue;  // never comes
+    if (rank == 2) continue;  // never arrives
     call.run(rank);
   }
   ASSERT_EQ(ranks_.machine().run(), "");
@@ -347,7 +348,7 @@ TEST_F(EmulatedLatencyFaults, ALostRankIsReportedByTheReceiveHalf) {
   }
 }
 
-/// Rank 2 has sent as many calls as it may have in flight, and receives none: there is no room at it for one more.
+/// Rank 2 has sent as many calls as may be in flight and receives none, so it has no room for another one.
 TEST_F(EmulatedLatencyFaults, ARankThatReceivesNothingIsReportedByTheSendHalf) {
   constexpr std::size_t kCalls = kMaxLatencyCallsInFlight + 2;
   std::vector<std::unique_ptr<LatencyRouting>> routings;
@@ -382,7 +383,7 @@ TEST_F(EmulatedLatencyFaults, KernelsBehindTheOneInWhichTheGroupBrokeSendNothing
   next.run_whole(0);
   ASSERT_EQ(ranks_.machine().run(), "");
   EXPECT_EQ(ranks_.report(0).lost.state, 1U);
-  // What the peers find of the call in which it broke is still that call's, should they come to it.
+  // The peers must still find this call's data for the call in which it broke, if they reach that call.
   const cuda::LatencyLayout& layout = ranks_.layout();
   for (int rank = 1; rank < kNumRanks; ++rank) {
     const cuda::LatencyWindow window = cuda::LatencyWindow::at(ranks_.params(0).peer_bases[rank], layout);

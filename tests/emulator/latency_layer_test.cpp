@@ -1,4 +1,4 @@
-/// Dispatches and the combines that follow them, of two micro-batches in flight, on emulated GPUs.
+/// Dispatches and their combines, with two micro-batches in flight, on emulated GPUs.
 
 #include <gtest/gtest.h>
 
@@ -29,7 +29,7 @@ struct Layer {
   LatencyCombine combine;
 };
 
-/// No rank reported an error, and all that ranks were to receive or to sum is there.
+/// Expects that no rank reported an error, and that all ranks have received and summed their data.
 void expect_all_right(LatencyRanks& ranks, const std::vector<std::unique_ptr<Layer>>& layers) {
   for (int rank = 0; rank < ranks.num_ranks(); ++rank) {
     EXPECT_EQ(ranks.report(rank).lost.state, 0U);
@@ -86,7 +86,7 @@ TEST(EmulatedLatencyLayer, TwoMicroBatchesInFlight) {
   }
 }
 
-/// As graphs do that are replayed with other numbers of tokens.
+/// Emulates graphs that are replayed with other numbers of tokens.
 TEST(EmulatedLatencyLayer, TokensBeyondTheCountHaveNoExperts) {
   constexpr int kWorlds = 6;
   constexpr int kCalls = 3;
@@ -159,7 +159,7 @@ TEST(EmulatedLatencyLayer, CombineOfARefusedDispatchIsRefusedWhoeverKnows) {
   refused.dispatch.set_capacity(1);
   for (int rank = 0; rank < kNumRanks; ++rank) {
     refused.dispatch.run(rank);
-    // Rank 0's host has seen why; the others' kernels find out.
+    // Rank 0's host knows the reason; the others' kernels find it.
     if (rank == 0) {
       refused.combine.refuse(rank);
     } else {
@@ -178,7 +178,8 @@ TEST(EmulatedLatencyLayer, CombineOfARefusedDispatchIsRefusedWhoeverKnows) {
   }
 }
 
-/// Sums of a program that has asked: all of a wait, also of one that ends before its thread looks at the clock.
+/// Wait times that a program requested: they include the whole wait, also one that ends before its thread reads the
+/// clock.
 TEST(EmulatedLatencyLayer, WhatACallWaitsForIsAddedToItsEnd) {
   constexpr int kNumRanks = 3;
   constexpr int kLate = 1;
@@ -229,11 +230,11 @@ TEST(EmulatedLatencyLayer, WhatACallWaitsForIsAddedToItsEnd) {
   }
 }
 
-/// Also of one that is over after a few looks, of which kernels take some before they wait.
+/// Includes a wait that ends after a few polls, some of which kernels make before they wait.
 TEST(EmulatedLatencyLayer, WhatACallWaitsForIsAddedHoweverShortItIs) {
   constexpr int kNumRanks = 2;
   constexpr int kLate = 1;
-  // Less than the looks of all threads take, 1 ns each.
+  // Less time than the polls of all threads take, at 1 ns each.
   constexpr std::int64_t kLateNs = 8000;
   std::mt19937_64 random(37);
   for (const bool halves : {false, true}) {
@@ -258,18 +259,18 @@ TEST(EmulatedLatencyLayer, WhatACallWaitsForIsAddedHoweverShortItIs) {
       EXPECT_EQ(dispatch.compare(rank), "");
       EXPECT_EQ(ranks.wait_time_ns(rank, rank), 0);
     }
-    // The others' kernels may take a while to begin, and the late rank's to send.
+    // The others' kernels may begin late, and the late rank's may send late.
     EXPECT_GE(ranks.wait_time_ns(1 - kLate, kLate), kLateNs / 2) << (halves ? "halves" : "whole");
     EXPECT_LE(ranks.wait_time_ns(1 - kLate, kLate), 2 * kLateNs) << (halves ? "halves" : "whole");
   }
 }
 
-/// However many threads wait: time counts once.
+/// Time counts once, however many threads wait.
 TEST(EmulatedLatencyLayer, ARankThatIsLateShowsInTheWaitsOfTheOthers) {
   constexpr int kNumRanks = 3;
   constexpr int kLate = 1;
   constexpr int kCalls = 2;
-  // Two steps of the machine's clock: threads look at it in between.
+  // Two steps of the machine's clock, between which threads read it.
   constexpr std::uint64_t kLateNs = 20'000'000'000;
   std::mt19937_64 random(35);
   LatencyRanks ranks({.num_ranks = kNumRanks, .latency_bytes = kLatencyBytes, .seed = random()});

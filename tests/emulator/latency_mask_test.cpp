@@ -1,5 +1,5 @@
-/// Emulated GPUs go on without ranks that are lost, whenever they are, with the oracle's results for those that are
-/// left.
+/// Emulated GPUs must continue without lost ranks, whenever these are lost, with the oracle's results for the remaining
+/// ranks.
 
 #include <gtest/gtest.h>
 
@@ -19,7 +19,7 @@ using cuda::LatencyKind;
 constexpr std::int64_t kLatencyBytes = std::int64_t{24} << 20;
 constexpr int kNumRanks = 4;
 constexpr int kVictim = 2;
-/// Several steps of the machine's clock, so that ranks can show in between that they wait.
+/// Several steps of the machine's clock, between which ranks can show that they are waiting.
 constexpr std::uint64_t kMaskTimeoutNs = 2 * LatencyRanks::kTimeoutNs;
 
 std::vector<int> all_but(int rank) {
@@ -136,7 +136,7 @@ TEST_F(EmulatedLatencyMask, ARankThatMakesNoMoreCalls) {
   }
 }
 
-/// No deadline ends here: what the host knows does.
+/// No deadline expires here: the host knows that the rank is lost.
 TEST_F(EmulatedLatencyMask, ARankThatTheHostHasSeenDie) {
   const auto ranks = make_ranks(std::uint64_t{1} << 55);
   const auto layer = make_layer(*ranks, {kVictim});
@@ -151,7 +151,7 @@ TEST_F(EmulatedLatencyMask, ARankThatTheHostHasSeenDie) {
   }
 }
 
-/// Of what it sent in its last call only the header arrives.
+/// Only the header of the victim's last call arrives.
 TEST_F(EmulatedLatencyMask, ARankThatDiesWhileItSends) {
   for (int round = 0; round < 2; ++round) {
     const auto ranks = make_ranks();
@@ -178,7 +178,7 @@ TEST_F(EmulatedLatencyMask, ARankThatDoesNotCombine) {
   for (int round = 0; round < 2; ++round) {
     const auto ranks = make_ranks();
     LatencyCombineSpec combine = Layer::draw_combine(random_, {kVictim});
-    if (round == 0) {  // for the victim's weights, before others send sums
+    if (round == 0) {  // the others wait for the victim's weights before they send sums
       combine.order = CombineOrder::kRankSums;
       combine.own_weights = true;
     }
@@ -201,7 +201,7 @@ TEST_F(EmulatedLatencyMask, ARankThatDoesNotCombine) {
   }
 }
 
-/// It lives, finds that all mask it, makes the same calls with its own tokens alone, and comes back.
+/// A live victim finds that all ranks mask it, makes the same calls with its own tokens alone, and returns.
 TEST_F(EmulatedLatencyMask, ARankMaskedByHandThatComesBack) {
   const auto ranks = make_ranks(std::uint64_t{1} << 55);
   for (int round = 0; round < 2; ++round) {
@@ -235,8 +235,8 @@ TEST_F(EmulatedLatencyMask, ARankMaskedByHandThatComesBack) {
   }
 }
 
-/// Each pair that one of the two masks does without the other. Rows of a token lie on each rank where that has put
-/// them.
+/// Two ranks continue without each other if either masks the other. A token's rows are on each rank at the positions
+/// that this rank chose.
 TEST_F(EmulatedLatencyMask, RanksThatMaskDifferentOnes) {
   for (int round = 0; round < 2; ++round) {
     const auto ranks = make_ranks();
@@ -253,15 +253,14 @@ TEST_F(EmulatedLatencyMask, RanksThatMaskDifferentOnes) {
     ASSERT_EQ(ranks->machine().run(), "") << "round " << round;
     for (int rank = 0; rank < kNumRanks; ++rank) {
       expect_no_report(*ranks, rank);
-      // What comes back are rows that each rank's own program has made of its slab: only that something does is
-      // checked.
+      // Returned rows were made by each rank's program from its own slab, so only their arrival is checked.
       EXPECT_EQ(layers[static_cast<std::size_t>(rank)]->dispatch.compare(rank), "") << "round " << round;
       EXPECT_EQ(masks_of(*ranks, rank), mask_of({rank ^ 1}));
     }
   }
 }
 
-/// What a masked rank was a home of is picked elsewhere, where there is another home.
+/// Tokens pick other homes in place of those on a masked rank, if the expert has another home.
 TEST_F(EmulatedLatencyMask, TokensPickTheHomesThatAreLeft) {
   for (const ReplicaChoice choice : {ReplicaChoice::kNearest, ReplicaChoice::kRoundRobin}) {
     const auto ranks = make_ranks();
@@ -312,7 +311,7 @@ TEST_F(EmulatedLatencyMask, RefusedCallsOfSurvivors) {
     const cuda::FaultReport& fault = ranks->report(rank).fault;
     EXPECT_EQ(ranks->report(rank).lost.state, 0U);
     good->expect_right(rank);
-    if (rank == 3) continue;  // its program knows already
+    if (rank == 3) continue;  // its program already knows
     EXPECT_EQ(fault.fault, static_cast<std::int32_t>(cuda::Fault::kDisagreement));
     EXPECT_EQ(fault.record_numbers[kVictim], cuda::kMaskedRecord);
     EXPECT_EQ(fault.record_numbers[3], 103);
@@ -320,8 +319,8 @@ TEST_F(EmulatedLatencyMask, RefusedCallsOfSurvivors) {
   }
 }
 
-/// What it still sends to the sets that it was granted arrives when those are used for calls without it. Its own
-/// memory, which may go away, is left alone.
+/// Words that a masked rank still sends to its granted sets arrive while calls without it use these sets. The masked
+/// rank's own memory, which may be freed, must not be used.
 TEST_F(EmulatedLatencyMask, LateWordsOfAMaskedRank) {
   const auto ranks = make_ranks();
   std::vector<std::unique_ptr<Layer>> layers;
@@ -350,8 +349,8 @@ TEST_F(EmulatedLatencyMask, LateWordsOfAMaskedRank) {
   EXPECT_TRUE(std::equal(before.begin(), before.end(), arena.data()));
 }
 
-/// One rank waits for weights of the victim, which the others mask by hand, until its deadline; they wait for it, and
-/// see that it waits itself.
+/// One rank waits, until its deadline, for weights of the victim, which the others mask by hand. The others wait for
+/// that rank and see that it is itself waiting.
 TEST_F(EmulatedLatencyMask, ARankThatWaitsIsNotMaskedForThat) {
   const auto ranks = make_ranks();
   LatencyCombineSpec combine = Layer::draw_combine(random_, {kVictim});
@@ -374,10 +373,10 @@ TEST_F(EmulatedLatencyMask, ARankThatWaitsIsNotMaskedForThat) {
   }
 }
 
-/// That it is waited for, not masked.
+/// A late rank is awaited, not masked.
 TEST_F(EmulatedLatencyMask, ARankThatIsLateShowsInTheWaitsOfTheOthers) {
   constexpr int kLate = 1;
-  // Two steps of the machine's clock: threads look at it in between.
+  // Two steps of the machine's clock, between which threads read it.
   constexpr std::uint64_t kLateNs = 20'000'000'000;
   const auto ranks = make_ranks();
   const auto layer = make_layer(*ranks, {});

@@ -44,7 +44,7 @@ LatencyRanks::LatencyRanks(const Options& options)
 
 void LatencyRanks::age_words(int rank) {
   if (options_.calls_before == 0) return;
-  // Sets have been received in and their words been cleared, so none is of a call that is long past.
+  // The sets have been used and their words cleared, so no word is from a call long ago.
   const auto age = [](std::byte* begin, std::int64_t bytes, std::uint64_t number) {
     auto* words = reinterpret_cast<std::uint64_t*>(begin);
     std::fill_n(words, bytes / cuda::LatencyLayout::kWordBytes, number << 32);

@@ -1,7 +1,8 @@
 #ifndef FERRY_TESTS_EMULATOR_LATENCY_RANKS_HPP
 #define FERRY_TESTS_EMULATOR_LATENCY_RANKS_HPP
 
-/// Ranks that make calls of latency mode on emulated GPUs: what the host's side of the library gives to the kernels.
+/// Ranks that make calls of latency mode on emulated GPUs: the parameters that the library's host side gives to
+/// kernels.
 
 #include <cuda_runtime_api.h>
 
@@ -17,7 +18,7 @@
 
 namespace ferry::emulator {
 
-/// Memory aligned as GPU memory is, with a guard behind it. Filled with a pattern.
+/// Memory with the alignment of GPU memory and a guard after it. Filled with a pattern.
 class DeviceMemory {
  public:
   static constexpr std::size_t kAlignment = 4096;
@@ -31,7 +32,7 @@ class DeviceMemory {
   T* as() const {
     return reinterpret_cast<T*>(data_);
   }
-  /// Whether nothing was written behind it.
+  /// Whether the guard is unchanged.
   bool is_guarded() const;
 
  private:
@@ -47,10 +48,11 @@ class LatencyRanks {
     int num_ranks = 1;
     std::int64_t latency_bytes = 0;
     std::uint64_t seed = 1;
-    std::uint64_t calls_before = 0;     ///< number of calls of either kind that were made before the first
-    std::uint64_t words_ahead = 0;      ///< words of sets are what calls this much later wrote, 2^32 calls ago
-    std::uint64_t mask_timeout_ns = 0;  ///< not 0: ranks that are lost are masked
-    bool counts_waits = false;          ///< programs ask what calls wait for
+    std::uint64_t calls_before = 0;     ///< number of calls of either kind before the first
+    std::uint64_t words_ahead = 0;      ///< words of sets hold the values that calls this much later wrote 2^32 calls
+                                        ///< ago
+    std::uint64_t mask_timeout_ns = 0;  ///< if not 0, lost ranks are masked
+    bool counts_waits = false;          ///< programs request wait times
   };
   static constexpr std::uint64_t kTimeoutNs = 30'000'000'000;
 
@@ -63,7 +65,7 @@ class LatencyRanks {
   cuda::RankParams params(int rank);
   const DeviceMemory& arena(int rank) const { return arenas_[static_cast<std::size_t>(rank)]; }
   bool counts_waits() const { return options_.counts_waits; }
-  /// Adds to the rank's sums by other rank what `launch` waits for.
+  /// Adds the wait times of `launch` to the rank's sums for the other ranks.
   template <typename Launch>
   void time(int rank, Launch launch) {
     cuda::launch_timed(wait_times_params(rank), stream(rank), [&launch] {
@@ -76,18 +78,18 @@ class LatencyRanks {
   }
   bool masks() const { return options_.mask_timeout_ns != 0; }
   cuda::MaskParams mask(int rank) const;
-  /// Queue, on the rank's stream: mask other ranks, or not any more. `out` [R] becomes who is masked.
+  /// Queue on the rank's stream: mask or unmask other ranks; write the mask to `out` [R].
   void update_mask(int rank, const std::vector<int>& others, bool masked);
   void query_mask(int rank, std::int32_t* out);
-  /// Queues, on the rank's stream, what lasts so long by the machine's clock, which goes on while nothing else moves.
+  /// Queues on the rank's stream a delay by the machine's clock, which advances while nothing else makes progress.
   void delay(int rank, std::uint64_t time_ns);
   /// Queues a refusal.
   void refuse(const cuda::LatencyRefusalParams& params);
-  /// As if `source` had sent `rank` this header, and nothing else, of call `number` in `set`.
+  /// Emulates that `source` has sent `rank` only this header, for call `number` in `set`.
   void put_header(int rank, cuda::LatencyKind kind, int source, std::uint64_t number, int set,
                   const cuda::LatencyHeader& header);
   cuda::DeviceReport& report(int rank) { return reports_[static_cast<std::size_t>(rank)]; }
-  /// Calls that the rank has sent.
+  /// Number of calls that the rank has sent.
   std::uint64_t num_sent(int rank, cuda::LatencyKind kind);
 
  private:

@@ -167,7 +167,7 @@ void LatencyRouting::fill(int rank) const {
 std::string LatencyRouting::compare(int rank) const {
   const cuda::LatencyTables::Shape shape = shape_of(rank);
   const cuda::LatencyTables& own = tables(rank);
-  // What must not be written is what it was.
+  // Memory that must not be written keeps its pattern.
   const DeviceMemory memory(memory_[static_cast<std::size_t>(rank)].size());
   const cuda::LatencyTables expected = cuda::LatencyTables::at(memory.data(), shape);
   *expected.summary = {};
@@ -204,7 +204,7 @@ std::string LatencyRouting::compare(int rank) const {
       }
     }
   }
-  return memory_[static_cast<std::size_t>(rank)].is_guarded() ? "" : "behind the tables";
+  return memory_[static_cast<std::size_t>(rank)].is_guarded() ? "" : "a write after the tables";
 }
 
 }  // namespace ferry::emulator

@@ -1,7 +1,7 @@
 #ifndef FERRY_TESTS_EMULATOR_LATENCY_ROUTING_HPP
 #define FERRY_TESTS_EMULATOR_LATENCY_ROUTING_HPP
 
-/// The tables of a Routing of latency mode on all ranks, and what the oracle says must be in them.
+/// Tables of a Routing of latency mode on all ranks, and their expected contents from the oracle.
 
 #include <algorithm>
 #include <cstdint>
@@ -14,36 +14,36 @@
 
 namespace ferry::emulator {
 
-/// A small world of layout kSlab, with weights.
+/// Draws a small world of layout kSlab, with weights.
 test::WorldSpec draw_latency_world(std::mt19937_64& random);
 
 /// A world of layout kSlab that all ranks route, and the tables of each.
 class LatencyRouting {
  public:
-  /// `counts`: what each rank's num_tokens_view says, perhaps out of range; empty: no rank has one. Tokens that do not
-  /// count lose their experts in the world. `masked`: by the ranks that are checked.
+  /// `counts`: value of each rank's num_tokens_view, perhaps out of range; empty: no rank has one. Tokens that do not
+  /// count lose their experts in the world. `masked`: ranks masked by the checked ranks.
   LatencyRouting(LatencyRanks& ranks, oracle::World world, std::int64_t max_tokens,
                  std::vector<std::int32_t> counts = {}, std::vector<int> masked = {});
 
-  /// What the ranks give to dispatch.
+  /// World that the ranks pass to dispatch.
   const oracle::World& given() const { return given_; }
-  /// That, after the tokens have picked their homes.
+  /// The given world after the tokens have picked their homes.
   const oracle::World& world() const { return world_; }
-  /// What is left of it without the masked ranks.
+  /// The world without the masked ranks.
   const oracle::World& left() const { return left_; }
   const std::vector<oracle::RankRouting>& routings() const { return routings_; }
   const std::vector<std::int32_t>& owners() const { return owners_; }
   std::int64_t max_tokens() const { return max_tokens_; }
   std::int64_t num_tokens(int rank) const { return world_.ranks[static_cast<std::size_t>(rank)].num_tokens; }
-  /// Null where the rank gives none.
+  /// Count of the rank; null if it has none.
   const std::int32_t* count(int rank) const {
     return counts_.empty() ? nullptr : &counts_[static_cast<std::size_t>(rank)];
   }
-  /// Tokens that count.
+  /// Number of tokens that count.
   std::int64_t num_counted(int rank) const {
     return count(rank) == nullptr ? num_tokens(rank) : std::clamp<std::int64_t>(*count(rank), 0, num_tokens(rank));
   }
-  /// Of those, tokens that the ranks that are checked hear of.
+  /// Number of these tokens that the checked ranks receive.
   std::int64_t num_received(int rank) const { return is_masked(rank) ? 0 : num_counted(rank); }
   std::int64_t num_local_experts(int rank) const {
     return static_cast<std::int64_t>(routings_[static_cast<std::size_t>(rank)].local_expert_ids.size());
@@ -53,14 +53,14 @@ class LatencyRouting {
   bool has_weights() const { return has_weights_; }
 
   const cuda::LatencyTables& tables(int rank) const { return tables_[static_cast<std::size_t>(rank)]; }
-  /// What all calls on this Routing have alike. `num_blocks` and `agreement` are the caller's.
+  /// Parameters common to all calls on this Routing. The caller sets `num_blocks` and `agreement`.
   cuda::LatencyParams params(LatencyRanks& ranks, int rank) const;
 
-  /// Ranks that a later call masks: of its own tokens a rank then marks their entries.
+  /// Sets the ranks that a later call masks: each rank then marks its own tokens' entries for them.
   void mask_later(std::vector<int> ranks) { masked_later_ = std::move(ranks); }
-  /// Writes what dispatch would.
+  /// Writes the same tables as dispatch.
   void fill(int rank) const;
-  /// The first of the tables in which what dispatch has written is not what it must be; "" if all are.
+  /// Name of the first table whose contents differ from the expected ones; "" if all are right.
   std::string compare(int rank) const;
 
  private:
@@ -68,10 +68,10 @@ class LatencyRouting {
   void fill_tokens(int rank, const cuda::LatencyTables& tables) const;
   void fill_rows(int rank, const cuda::LatencyTables& tables) const;
   void fill_items(int rank, const cuda::LatencyTables& tables) const;
-  /// An expert's index among those of its rank.
+  /// Index of an expert among those of its rank.
   std::int32_t local_index(std::int64_t expert) const;
 
-  /// The world as the ranks' counts make it.
+  /// The world with the ranks' counts applied.
   oracle::World counted(oracle::World world) const;
 
   bool is_masked(int rank) const;

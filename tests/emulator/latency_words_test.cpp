@@ -21,7 +21,7 @@ constexpr int kSender = 1;
 constexpr std::uint64_t kNumber = 7;
 constexpr std::uint32_t kData = 5;
 
-/// Most of the times it ends between two looks at the clock.
+/// Usually the wait ends between two reads of the clock.
 TEST(EmulatedLatencyWords, AWaitIsCountedToItsEndWhereTheProgramAsks) {
   for (std::uint64_t seed = 1; seed <= kNumSeeds; ++seed) {
     for (const bool asks : {false, true}) {
@@ -52,9 +52,9 @@ TEST(EmulatedLatencyWords, AWaitIsCountedToItsEndWhereTheProgramAsks) {
   }
 }
 
-/// A few looks are taken at them before anybody waits.
+/// Threads poll the words a few times before they begin to wait.
 TEST(EmulatedLatencyWords, AWaitForARowOfWordsIsCountedHoweverShortItIs) {
-  // Of a warp, before the words come; each takes 1 ns.
+  // Polls of a warp before the words arrive; each poll takes 1 ns.
   constexpr std::uint64_t kLooksNs = 2000;
   constexpr std::size_t kRowBytes = cuda::kWordStepBytes;
   constexpr std::uint32_t kTwoOnes = 0x3F803F80;  // bf16

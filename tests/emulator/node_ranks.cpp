@@ -64,11 +64,11 @@ std::byte* NodeRanks::allocate(int rank, std::size_t bytes) {
   own.used_bytes = (own.used_bytes + kAlignment - 1) / kAlignment * kAlignment;
   std::byte* const data = own.arena.data() + own.used_bytes;
   own.used_bytes += bytes;
-  if (own.used_bytes > own.arena.size()) std::abort();  // the test asks for a larger arena
+  if (own.used_bytes > own.arena.size()) std::abort();  // the test needs a larger arena
   return data;
 }
 
-/// Moves the next chunk of the ring from `rank` to its rail peer, and what that has used the other way.
+/// Moves the next chunk of the ring from `rank` to its rail peer, and the peer's progress in the other direction.
 bool NodeRanks::move_chunk(int rank, int to_node) {
   const int my_node = node_of(rank);
   const int peer = to_node * options_.ranks_per_node + rank % options_.ranks_per_node;

@@ -1,8 +1,8 @@
 #ifndef FERRY_TESTS_EMULATOR_NODE_RANKS_HPP
 #define FERRY_TESTS_EMULATOR_NODE_RANKS_HPP
 
-/// Ranks of several nodes on emulated GPUs: what the host's side of the library gives to the kernels, and a network
-/// that takes its time.
+/// Ranks of several nodes on emulated GPUs: the parameters that the library's host side gives to kernels, and a slow
+/// network.
 
 #include <cuda_runtime_api.h>
 
@@ -28,7 +28,7 @@ class NodeRanks {
     std::size_t num_chunks = 2;
     std::size_t chunk_bytes = 1024;
     std::size_t arena_bytes = std::size_t{1} << 20;
-    int moves_one_in = 2;  ///< of the network's turns, those in which it moves anything
+    int moves_one_in = 2;  ///< the network moves data in one of this many turns
   };
   static constexpr std::uint64_t kTimeoutNs = 30'000'000'000;
 
@@ -43,17 +43,17 @@ class NodeRanks {
   cuda::DeviceReport& report(int rank) { return one(rank).report; }
   /// [ranks of the node, nodes]
   std::vector<cuda::FoundRecord>& found(int rank) { return one(rank).found; }
-  /// Of the rank's arena, filled with a pattern; for as long as there are ranks.
+  /// Allocates from the rank's arena, filled with a pattern; valid as long as the ranks.
   std::byte* allocate(int rank, std::size_t bytes);
-  /// What is queued next on the rank's stream waits so long.
+  /// Delays the work queued next on the rank's stream.
   void delay(int rank, std::uint64_t time_ns);
-  /// From now on the network takes nothing that the rank sends.
+  /// Makes the network take no more data from the rank.
   void cut(int rank) { one(rank).is_cut = true; }
-  /// The same after so many chunks.
+  /// Cuts the rank off after this many chunks.
   void cut_after(int rank, int num_chunks) { one(rank).chunks_left = num_chunks; }
-  /// Runs everything that is queued, and the network as long as that takes.
+  /// Runs all queued work, and the network as long as needed.
   std::string run();
-  /// Whether all chunks that were sent have been used.
+  /// Whether all sent chunks have been used.
   bool is_drained() const;
 
  private:
@@ -69,7 +69,7 @@ class NodeRanks {
     DeviceMemory chunks_out;
     std::vector<std::uint64_t> num_sent;  // by node
     bool is_cut = false;
-    int chunks_left = -1;  // negative: no end
+    int chunks_left = -1;  // negative: no limit
   };
   Rank& one(int rank) { return *ranks_[static_cast<std::size_t>(rank)]; }
   int node_of(int rank) const { return rank / options_.ranks_per_node; }

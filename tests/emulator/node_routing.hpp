@@ -1,7 +1,7 @@
 #ifndef FERRY_TESTS_EMULATOR_NODE_ROUTING_HPP
 #define FERRY_TESTS_EMULATOR_NODE_ROUTING_HPP
 
-/// A route over several nodes: planned as the hosts plan it, but without a network, and judged by the oracle's.
+/// A route over several nodes, planned as the hosts plan it but without a network, and checked against the oracle's.
 
 #include <cstdint>
 #include <string>

@@ -1,5 +1,5 @@
-/// Routes over several nodes by emulated GPUs, which no host waits for, and the calls of latency mode that are made of
-/// them: the oracle's tables and bits, also where recorded calls are replayed with other ids.
+/// Routes over several nodes by emulated GPUs, for which no host waits, and calls of latency mode built on them. They
+/// must give the oracle's tables and bits, also when recorded calls are replayed with other ids.
 
 #include <gtest/gtest.h>
 
@@ -36,12 +36,12 @@ test::WorldSpec test_world(const Case& one) {
 
 constexpr std::int64_t kRowBytes = 48;
 constexpr std::int64_t kScales = 3;
-/// What counters hold before.
+/// Initial value of counters.
 constexpr std::int64_t kCounted = 1000;
-/// Tokens that the calls allow for and no rank has.
+/// Tokens for which the calls have room but which no rank has.
 constexpr std::int64_t kSpareTokens = 2;
 
-/// A dispatch of latency mode and a combine, of one batch.
+/// A dispatch of latency mode and a combine, for one batch.
 class Layer {
  public:
   explicit Layer(const Case& spec)
@@ -66,7 +66,7 @@ class Layer {
   int num_ranks() const { return ranks_.num_ranks(); }
   NodeRanks& ranks() { return ranks_; }
 
-  /// Another batch of the same shapes.
+  /// Draws another batch of the same shapes.
   void draw(const test::WorldSpec& spec) {
     given_ = test::make_world(spec);
     world_ = oracle::physical_world(given_);
@@ -75,12 +75,12 @@ class Layer {
     if (routed.ok()) routings_ = *routed;
   }
   void spoil_id(int rank, std::size_t entry, std::int64_t id) { given_.ranks[to_size(rank)].topk_idx[entry] = id; }
-  /// In a rank's own copy of the placement.
+  /// Changes a home in a rank's own copy of the placement.
   void spoil_home(int rank, std::size_t physical, std::int32_t logical) {
     own_[to_size(rank)].physical_to_logical[physical] = logical;
   }
 
-  /// Exchanges two homes of a rank's own copy that are of different experts.
+  /// Exchanges two homes of different experts in a rank's own copy.
   void swap_homes(int rank) {
     std::int32_t* const homes = own_[to_size(rank)].physical_to_logical;
     const std::int64_t num_physical = world_.options.num_experts;
@@ -88,7 +88,7 @@ class Layer {
               *std::find_if(homes, homes + num_physical, [first = homes[0]](auto id) { return id != first; }));
   }
 
-  /// Puts the batch where the calls find it.
+  /// Writes the batch to the memory that the calls read.
   void fill() {
     inputs_ = {};
     inputs_.row_bytes = to_size(kRowBytes);
@@ -104,7 +104,7 @@ class Layer {
       std::ranges::copy(given_.options.placement.physical_to_logical, own.physical_to_logical);
       std::fill_n(own.counter, given_.options.num_experts, kCounted);
       *own.num_tokens = static_cast<std::int32_t>(test::num_counted_tokens(tokens, world_.num_topk));
-      // Behind those anything.
+      // Entries after the counted tokens may hold anything.
       std::fill(own.ids + *own.num_tokens * world_.num_topk, own.ids + tokens.topk_idx.size(), 1 << 20);
       std::ranges::copy(tokens.topk_weights, own.weights);
       fill_rows(inputs_.x.emplace_back(to_size(tokens.num_tokens * kRowBytes)), own.x);
@@ -150,7 +150,7 @@ class Layer {
     }
   }
 
-  /// Whether the calls have moved nothing.
+  /// Whether the calls have moved no data.
   bool is_untouched() const {
     const auto is_pattern = [](std::byte byte) { return byte == DeviceMemory::kPattern; };
     return std::ranges::all_of(
@@ -163,7 +163,7 @@ class Layer {
     std::int64_t num_local = 0;
     std::int64_t* ids = nullptr;
     std::int32_t* physical_to_logical = nullptr;
-    std::int64_t* counter = nullptr;  ///< of logical experts
+    std::int64_t* counter = nullptr;  ///< for logical experts
     float* weights = nullptr;
     std::int32_t* num_tokens = nullptr;
     std::byte* x = nullptr;
@@ -180,7 +180,7 @@ class Layer {
 
   bool is_slab() const { return world_.options.layout == Layout::kSlab; }
 
-  /// Numbers of the order of 1 as bf16.
+  /// Fills rows with random bf16 values of magnitude about 1.
   void fill_rows(oracle::Bytes& bytes, std::byte* to) {
     std::normal_distribution<float> normal;
     for (std::size_t i = 0; i + 1 < bytes.size(); i += 2) {
@@ -257,7 +257,7 @@ class Layer {
     rows.x = own.x;
     rows.x_stride = rows.row_bytes = rows.out.x_stride = kRowBytes;
     rows.scales = {own.scales, kScales, 4, kScales, 1};
-    // Column by column, in slabs with a gap between them.
+    // Column-major scales, in slabs with a gap between them.
     const std::int64_t slab_scales = capacity * kScales + 5;
     own.out_scales.num_scales = kScales;
     own.out_scales.element_bytes = 4;
@@ -289,7 +289,7 @@ class Layer {
     own.combine = combine_steps(place, identity(rank, 81), routed, sums, sums_staging, blocks);
   }
 
-  /// A placement that only the GPU knows, if there is one.
+  /// Prepares a placement that only the GPU knows, if there is one.
   void prepare_homes(int rank, int ranks_per_node) {
     Own& own = own_[to_size(rank)];
     const Placement& placement = given_.options.placement;
@@ -324,7 +324,7 @@ class Layer {
     EXPECT_EQ(tables.summary->num_used_rows, expected.num_used_rows);
     EXPECT_TRUE(equal(expected.slots, tables.slots));
     EXPECT_TRUE(equal(expected.num_rows_per_local_expert, tables.rows_per_expert));
-    EXPECT_TRUE(equal(expected.expert_row_offsets, tables.row_offsets));  // none in kTokens
+    EXPECT_TRUE(equal(expected.expert_row_offsets, tables.row_offsets));  // no offsets in kTokens
     EXPECT_TRUE(equal(expected.source, reinterpret_cast<const oracle::Source*>(tables.source)));
     EXPECT_TRUE(equal(world_.ranks[to_size(rank)].topk_idx, tables.ids));
     for (int source = 0; source < num_ranks(); ++source) {
@@ -343,7 +343,7 @@ class Layer {
   NodeRanks ranks_;
   std::mt19937_64 random_;
   oracle::World given_;
-  oracle::World world_;  ///< after the tokens have picked their homes
+  oracle::World world_;  ///< world after the tokens have picked their homes
   std::vector<oracle::RankRouting> routings_;
   std::vector<std::int32_t> owners_, local_expert_, by_owner_, first_of_rank_;
   std::vector<Own> own_;
@@ -372,7 +372,7 @@ std::vector<Case> cases() {
   all[2].world.pattern = test::RoutingPattern::kDuplicates;
   all[2].world.custom_placement = true;
   all[3].world.num_topk = 9;
-  // With several homes of each expert, near and far.
+  // Several homes of each expert, near and far.
   all[0].world.num_replicas = 7;
   all[1].world.num_replicas = 3;
   all[1].world.replica_choice = ReplicaChoice::kRoundRobin;
@@ -404,7 +404,7 @@ TEST(NodesRouteReplayed, RoutesAnewWhatLiesInTheSameMemory) {
   Case one{.world = slab_world(11)};
   one.world.counts = test::TokenCounts::kEven;
   one.world.fixed_rows = 4 * one.world.max_tokens;
-  one.world.num_replicas = 5;  // the placement is in the same memory too
+  one.world.num_replicas = 5;  // the placement changes too, in the same memory
   Layer layer(one);
   for (int replay = 0; replay < 3; ++replay) {
     SCOPED_TRACE(replay);
@@ -460,7 +460,7 @@ TEST(NodesRouteRefused, APlacementInMemoryThatIsAnotherOnOneRank) {
   expect_refused(layer, cuda::Fault::kOtherHomes, 1);
 }
 
-/// Every rank finds that by itself, names the same, and moves nothing in the combine on that Routing either.
+/// Every rank finds the fault by itself, names the same cause, and moves no data in the combine on that Routing either.
 TEST(NodesRouteRefused, ABadIdAndAFullSlab) {
   Case one{.world = slab_world(21)};
   one.world.counts = test::TokenCounts::kEven;
@@ -473,7 +473,7 @@ TEST(NodesRouteRefused, ABadIdAndAFullSlab) {
   };
   layer.spoil_id(2, 5, 77);
   expect_refused(cuda::Fault::kBadId, 2);
-  // One expert gets all tokens, and has room for fewer.
+  // One expert gets all tokens but has room for fewer.
   for (int rank = 0; rank < layer.num_ranks(); ++rank) {
     for (std::size_t entry = 0; entry < 24; entry += 4) layer.spoil_id(rank, entry, 9);
   }

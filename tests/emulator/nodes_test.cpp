@@ -1,4 +1,4 @@
-/// Dispatch and combine over several nodes by emulated GPUs, with a slow network between them: the oracle's bits.
+/// Dispatch and combine over several nodes by emulated GPUs, with a slow network: they must give the oracle's bits.
 
 #include <gtest/gtest.h>
 
@@ -59,7 +59,7 @@ oracle::Bytes random_bytes(std::int64_t num_bytes, std::mt19937_64& random) {
   return bytes;
 }
 
-/// Finite numbers of either type, of the order of 1.
+/// Random finite numbers of either type, of magnitude about 1.
 oracle::Bytes random_rows(std::int64_t num_elements, bool float32, std::mt19937_64& random) {
   oracle::Bytes rows(to_size(num_elements * (float32 ? 4 : 2)));
   std::normal_distribution<float> normal;
@@ -100,7 +100,7 @@ class Group {
     oracle::DispatchInputs inputs;
     std::vector<cuda::DispatchTensors> tensors;
   };
-  /// Queues a dispatch; `other`: this rank makes another call, -1: none.
+  /// Queues a dispatch; `other`: rank that makes a different call; -1: none.
   Dispatched dispatch(int other = -1) {
     Dispatched call;
     call.inputs.row_bytes = to_size(spec_.hidden * 2);
@@ -116,7 +116,7 @@ class Group {
       const int num_scales = static_cast<int>(spec_.scale_bytes) / element;
       if (num_scales > 0) {
         tensors.scales = {copy_in(rank, call.inputs.scales[to_size(rank)]), num_scales, element, num_scales, 1};
-        // Of the output, column by column.
+        // Scales of the output are column-major.
         tensors.out.scales = {ranks_.allocate(rank, to_size(num_rows * spec_.scale_bytes)), num_scales, element, 1,
                               num_rows};
       }
@@ -183,7 +183,7 @@ class Group {
       tensors.out_weights = reinterpret_cast<float*>(ranks_.allocate(rank, to_size(num_tokens * spec_.num_topk * 4)));
       const cuda::RoutedTokens routed = routing_.routed(rank);
       auto blocks = cuda::StepBlocks::of(spec_.num_nodes, 2 * spec_.num_nodes + 3 * rank);
-      // As each rank's GPU can, and where it captures it does not.
+      // As if each rank's GPU supported overlap, except when it captures.
       blocks.overlaps = spec_.seed % 4 != 0 && (to_size(rank) + spec_.seed) % 3 != 0;
       const cuda::NodePlace place = ranks_.place(rank);
       const std::size_t staging_bytes = cuda::CombineStaging::at(nullptr, place, routed, tensors, blocks).size_bytes;
@@ -212,11 +212,11 @@ class Group {
     }
   }
 
-  /// Queues all calls so far once more, as graphs that are replayed launch them: with the same parameters.
+  /// Queues all calls so far again with the same parameters, as replayed graphs launch them.
   void replay() const {
     for (const std::function<void()>& launch : recorded_) launch();
   }
-  /// Other inputs in the same memory.
+  /// Writes other inputs to the same memory.
   void refill(Dispatched& call) {
     draw(call.inputs);
     for (int rank = 0; rank < ranks_.num_ranks(); ++rank) {
@@ -344,7 +344,7 @@ std::vector<Spec> specs() {
           {.ranks_per_node = 3, .layout = Layout::kSlab, .scale_bytes = 7, .slab_capacity = 64, .seed = 4},
           // Items longer than a chunk.
           {.ranks_per_node = 2, .num_tokens = 4, .hidden = 1000, .num_biases = 1, .seed = 5},
-          // Several pieces of an item in a chunk, several chunks in hand.
+          // Several pieces of an item in a chunk, several chunks in progress.
           {.num_tokens = 12, .hidden = 1800, .num_chunks = 5, .chunk_bytes = 8192, .seed = 8},
           {.layout = Layout::kExperts, .hidden = 8, .scale_bytes = 0, .num_chunks = 4, .seed = 6},
           // Long enough that chunks are larger than those of short exchanges, and smaller than the ring's.
@@ -372,7 +372,7 @@ TEST_P(Nodes, CallsGiveTheOraclesBits) {
   EXPECT_TRUE(group.ranks().is_drained());
 }
 
-/// What counts calls lies in memory: the rings and the ranks go on where the replay before has left them.
+/// Call counters are in memory: rings and ranks continue where the previous replay left them.
 TEST(NodesReplayed, RecordedCallsBringWhatLiesInTheSameMemory) {
   Group group({.ranks_per_node = 2, .weighted = true, .num_biases = 1, .seed = 8});
   Group::Dispatched dispatch = group.dispatch();
@@ -402,7 +402,7 @@ TEST(NodesRefused, ByOneRankMovesNothingAnywhere) {
       EXPECT_EQ(fault.state, rank == other ? 0U : 1U) << rank;
       fault.state = 0;
     }
-    // Ranks of other nodes have its record from its rail peer, and no other.
+    // Ranks of other nodes have its record, and no other, from its rail peer.
     for (int rank = 0; rank < 4; ++rank) {
       if (rank / 2 == other / 2) continue;
       for (int local = 0; local < 2; ++local) {
@@ -424,8 +424,8 @@ TEST(NodesLost, KernelsOfAllRanksEndWhenALinkIsCut) {
   group.combine();
   group.ranks().cut(1);
   ASSERT_EQ(group.ranks().run(), "");
-  // The link is cut in one direction: rank 3 misses rank 1's call, rank 2 rank 3's entry; rank 1 has the calls of all
-  // and misses the tokens of rank 3, and rank 0 waits for those among them that are its own.
+  // The link is cut in one direction. Rank 3 does not receive rank 1's call, nor rank 2 rank 3's entry. Rank 1 has the
+  // calls of all ranks but not the tokens of rank 3, and rank 0 waits for its own among those.
   constexpr std::array<cuda::Awaited, 4> kAwaited = {cuda::Awaited::kRows, cuda::Awaited::kRailItems,
                                                      cuda::Awaited::kEntry, cuda::Awaited::kRailCall};
   for (int rank = 0; rank < 4; ++rank) {
@@ -436,7 +436,7 @@ TEST(NodesLost, KernelsOfAllRanksEndWhenALinkIsCut) {
   EXPECT_EQ(group.ranks().report(3).lost.peer, 0);
 }
 
-/// The clock stands still but for the delay, two of its steps: kernels look at it in between.
+/// The clock stands still except for the delay, two of its steps, between which kernels read it.
 TEST(NodesLate, ARankShowsInTheWaitsOfItsNodeAndItsRail) {
   constexpr std::uint64_t kLateNs = 20'000'000'000;
   for (const int late : {0, 3}) {
@@ -468,13 +468,13 @@ TEST(NodesLate, ARankShowsInTheWaitsOfItsNodeAndItsRail) {
 }
 
 TEST(NodesOverlap, RowsAreTakenWhileOthersAreOnTheirWay) {
-  // Two tokens a chunk. A rank alone in its node takes its rows afterwards.
+  // Two tokens per chunk. A rank alone in its node takes its rows afterwards.
   Group group({.ranks_per_node = 2, .num_experts = 4, .hidden = 200});
   const Group::Dispatched call = group.dispatch();
   constexpr int kCallAndFirstTokens = 2;
   group.ranks().cut_after(0, kCallAndFirstTokens);
   ASSERT_EQ(group.ranks().run(), "");
-  // Rows come by source.
+  // Rows arrive by source.
   EXPECT_TRUE(group.has_row(call, 2, 0));
   EXPECT_FALSE(group.has_row(call, 2, 2));
   EXPECT_EQ(group.ranks().report(2).lost.awaited, static_cast<std::int32_t>(cuda::Awaited::kRailItems));

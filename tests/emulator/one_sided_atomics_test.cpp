@@ -40,7 +40,7 @@ TEST_P(OneSidedAtomics, ManyThreadsCountAndLockThroughARingThatIsAlwaysFull) {
           before.push_back(fetched.value);
           num_errors += device::signal(world, world.num_ranks - 1, ranks.word(rank, 2), 1, SignalOp::kAdd) != Code::kOk;
         }
-        // One of all threads finds 0.
+        // Exactly one of all threads finds 0.
         const device::Fetched swapped = device::compare_swap(world, 1, ranks.word(rank, 3), 0, 7);
         num_errors += swapped.code != Code::kOk || (swapped.value != 0 && swapped.value != 7);
         num_swapped += swapped.value == 0;
@@ -59,7 +59,7 @@ TEST_P(OneSidedAtomics, ManyThreadsCountAndLockThroughARingThatIsAlwaysFull) {
   }
 }
 
-/// Blocks of all ranks reserve room for their threads, one member's place for each: nobody has another's.
+/// Blocks of all ranks reserve room for their threads, one place per thread: no two threads may get the same place.
 template <Scope kScope>
 void check_rooms(const OneSidedRanks::Options& options, unsigned num_threads) {
   constexpr int kNumRounds = 3;
@@ -75,7 +75,7 @@ void check_rooms(const OneSidedRanks::Options& options, unsigned num_threads) {
         num_errors += room.code != Code::kOk;
         places.push_back(room.value + device::Members<kScope>::idx());
       }
-      // Whoever sees 0 is all of one scope.
+      // All threads that see 0 belong to one scope.
       const device::Fetched first = device::compare_swap<kScope>(world, 1, ranks.word(rank, 3), 0, 7);
       num_errors += first.code != Code::kOk || (first.value != 0 && first.value != 7);
       if (first.value == 0) device::signal(world, 0, ranks.word(rank, 2), 1, SignalOp::kAdd);

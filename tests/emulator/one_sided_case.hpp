@@ -1,7 +1,7 @@
 #ifndef FERRY_TESTS_EMULATOR_ONE_SIDED_CASE_HPP
 #define FERRY_TESTS_EMULATOR_ONE_SIDED_CASE_HPP
 
-/// What tests of one-sided calls share: shapes of groups, places in a heap, bytes to send.
+/// Parts shared by tests of one-sided calls: shapes of groups, places in a heap, bytes to send.
 
 #include <gtest/gtest.h>
 
@@ -17,7 +17,7 @@ inline constexpr int kSignal = 0;  // words of a heap
 inline constexpr int kCounter = 1;
 inline constexpr std::size_t kRowOffset = 256;
 
-/// What rank `rank` sends in round `round`, byte `i`.
+/// Byte `i` that rank `rank` sends in round `round`.
 inline std::byte pattern(int rank, int round, std::size_t i) {
   return static_cast<std::byte>((static_cast<std::size_t>(rank) * 31 + static_cast<std::size_t>(round) * 7 + i) % 251);
 }
@@ -27,7 +27,7 @@ struct Nodes {
   int ranks_per_node;
 };
 
-/// Base of the suites: each test runs on one node, on two of one rank, and on two of two.
+/// Base of the suites: each test runs on one node, on two nodes of one rank, and on two nodes of two.
 class OnNodes : public testing::TestWithParam<Nodes> {
  protected:
   static OneSidedRanks::Options options(std::uint64_t seed) {

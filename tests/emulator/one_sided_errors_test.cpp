@@ -1,4 +1,4 @@
-/// One-sided calls of kernels that are wrong, that nobody answers, or whose peers are lost.
+/// One-sided calls of kernels that are invalid, that no rank answers, or whose peers are lost.
 
 #include "ferry/device/one_sided.cuh"
 
@@ -39,7 +39,7 @@ TEST_P(OneSidedErrors, BadArgumentsAreRefusedAndRecorded) {
     codes.push_back(device::get(world, 1, &value, past, 1));
     codes.push_back(device::put_value(world, 1, past, 1));
     codes.push_back(device::get_value(world, -1, ranks.word(0, kSignal)).code);
-    // Misaligned, here and on the last rank, which may be of another node.
+    // Misaligned addresses on this rank and on the last one, which may be in another node.
     auto* const half = reinterpret_cast<std::uint32_t*>(world.heap + 2);
     for (const int rank : {0, world.num_ranks - 1}) {
       codes.push_back(device::put_value(world, rank, odd, 1));
@@ -66,7 +66,7 @@ TEST_P(OneSidedErrors, BadArgumentsAreRefusedAndRecorded) {
   EXPECT_EQ(ranks.errors(0).rank, ranks.num_ranks()) << "the first error stays until the host has read it";
 }
 
-TEST_P(OneSidedErrors, AWaitThatNobodyAnswersEndsByItsDeadline) {
+TEST_P(OneSidedErrors, AWaitWithoutAnAnswerEndsByItsDeadline) {
   OneSidedRanks ranks(options(1));
   std::vector<Code> codes;
   ranks.launch(0, {1, 64, 0}, [&] {
@@ -93,7 +93,7 @@ TEST_P(OneSidedErrors, TheLongestDeadlineIsNotOver) {
   });
   ranks.launch(1, {1, 1, 0}, [&] {
     const World world = ranks.world(1);
-    // Waits for a while, much longer than the first looks of the other.
+    // Waits much longer than the first polls of the other rank.
     device::wait_until(world, ranks.word(1, kSignal), Comparison::kEqual, 1, 1'000'000);
     device::signal(world, 0, ranks.word(1, kSignal), 1, SignalOp::kSet);
   });
@@ -110,7 +110,7 @@ TEST_P(OneSidedErrors, ARankThatNeverComesEndsTheBarrierOfTheOthers) {
   EXPECT_EQ(ranks.errors(0).call, static_cast<int>(device::Call::kBarrier));
 }
 
-/// More calls than there are places for their answers, each of which must come.
+/// Makes more calls than there are places for their answers; each answer must arrive.
 void count(const World& world, int rank, std::uint64_t* word, std::uint64_t first, std::vector<Code>& codes) {
   for (std::uint64_t i = 0; i < 2 * device::kNumReplies; ++i) {
     const device::Fetched fetched = device::fetch_add(world, rank, word, 1);
@@ -134,10 +134,10 @@ TEST(OneSidedNodes, ALostPeerEndsWhatWaitsForIt) {
         codes.push_back(device::fetch_add(world, 2, ranks.word(0, 4), 1).code);
       }
       device::quiet(world);
-      // The others are still there.
+      // The other ranks are not lost.
       device::put(world, 1, ranks.word(0, 4), &one, sizeof(one));
       codes.push_back(device::quiet(world));
-      // Also with the places where the lost answers were to come.
+      // Reuses also the places reserved for the lost answers.
       count(world, 1, ranks.word(0, kCounter), 0, others);
     });
     ASSERT_EQ(ranks.run(), "");
@@ -178,7 +178,7 @@ TEST(OneSidedNodes, WhatAPeerDoesNotAnswerEndsByItsDeadlineAndTheRestGoesOn) {
     note(device::quiet<Scope::kBlock>(world));
     if (device::is_leader<Scope::kBlock>()) count(world, 1, ranks.word(0, kCounter), 0, others);
   });
-  // As many as there are places for answers, and more.
+  // As many calls as there are places for answers, and more.
   ranks.launch(0, {1, device::kNumReplies, 0}, [&] {
     for (int i = 0; i < 2; ++i) {
       num_in_vain += device::fetch_add(ranks.world(0), 2, ranks.word(0, 5), 1).code == Code::kTimeout;
@@ -186,7 +186,7 @@ TEST(OneSidedNodes, WhatAPeerDoesNotAnswerEndsByItsDeadlineAndTheRestGoesOn) {
   });
   ASSERT_EQ(ranks.run(), "");
   EXPECT_EQ(late, std::vector<Code>(5, Code::kTimeout));
-  EXPECT_EQ(others, std::vector<Code>(others.size(), Code::kOk)) << "between others nothing has changed";
+  EXPECT_EQ(others, std::vector<Code>(others.size(), Code::kOk)) << "calls between other ranks are unaffected";
   EXPECT_EQ(num_in_vain, 2 * device::kNumReplies);
   EXPECT_EQ(got, before);
   EXPECT_EQ(ranks.errors(0).call, static_cast<int>(device::Call::kGet));
@@ -199,12 +199,12 @@ TEST(OneSidedNodes, WhatAPeerDoesNotAnswerEndsByItsDeadlineAndTheRestGoesOn) {
     count(world, 2, ranks.word(0, kCounter), 1, again);
   });
   ASSERT_EQ(ranks.run(), "");
-  EXPECT_EQ(again, std::vector<Code>(again.size(), Code::kOk)) << "late answers, and then as before";
+  EXPECT_EQ(again, std::vector<Code>(again.size(), Code::kOk)) << "calls after the late answers";
   EXPECT_EQ(*ranks.word(2, 4), 1U);
-  EXPECT_EQ(got, before) << "late answers are nobody's";
+  EXPECT_EQ(got, before) << "late answers must change no result";
 }
 
-/// The network may still write what it was asked for when the rank was lost.
+/// The network may still write data that was requested before the rank was lost.
 TEST(OneSidedNodes, WhereALostGetWasToComeNothingElseComes) {
   constexpr std::size_t kNumBytes = 24;
   constexpr std::uint64_t kNumGets = 2 * device::kNumReplies;
@@ -229,7 +229,7 @@ TEST(OneSidedNodes, WhereALostGetWasToComeNothingElseComes) {
     }
   });
   ranks.launch(1, {1, 1, 0}, [&] {
-    // The get is under way.
+    // Waits until the get is in progress.
     while (ranks.source(0).num_taken() == 0) {
       device::wait_until(ranks.world(1), ranks.word(1, kSignal), Comparison::kEqual, 1, 1000);
     }
@@ -244,7 +244,7 @@ TEST(OneSidedNodes, WhereALostGetWasToComeNothingElseComes) {
     const std::byte* const first = staging + place * world.ring.slot_bytes;
     num_untouched += std::all_of(first, first + kNumBytes, [](std::byte b) { return b == std::byte{0xEE}; });
   }
-  EXPECT_EQ(num_untouched, 1U) << "the place of the lost get, and that alone";
+  EXPECT_EQ(num_untouched, 1U) << "only the place of the lost get";
 }
 
 TEST(OneSidedNodes, AWaitEndsWhenTheHostFindsARankLost) {
@@ -258,7 +258,7 @@ TEST(OneSidedNodes, AWaitEndsWhenTheHostFindsARankLost) {
 }
 
 TEST(OneSidedNodes, ARankThatDoesNotAnswerHoldsUpNoOther) {
-  constexpr std::uint64_t kRounds = 40;  // of more requests than the ring has room for
+  constexpr std::uint64_t kRounds = 40;  // rounds with more requests than the ring has room for
   constexpr std::size_t kNumBytes = 30;
   OneSidedRanks ranks({.num_ranks = 4, .ranks_per_node = 2});
   ranks.stall(2, true);
@@ -275,7 +275,7 @@ TEST(OneSidedNodes, ARankThatDoesNotAnswerHoldsUpNoOther) {
                                            ranks.word(0, kSignal), round, SignalOp::kSet));
         codes.push_back(device::fence(world, rank));
       }
-      // This node's own words are the proxy's too.
+      // The proxy also changes words of this node.
       codes.push_back(device::signal(world, 1, ranks.word(0, kSignal), 1, SignalOp::kAdd));
       const device::Fetched fetched = device::fetch_add(world, 3, ranks.word(0, kCounter), 1);
       codes.push_back(fetched.code);
@@ -291,20 +291,20 @@ TEST(OneSidedNodes, ARankThatDoesNotAnswerHoldsUpNoOther) {
   EXPECT_EQ(codes, std::vector<Code>(codes.size(), Code::kOk));
   EXPECT_EQ(num_missing, 0U);
   EXPECT_EQ(*ranks.word(1, kSignal), kRounds);
-  EXPECT_EQ(late, Code::kTimeout) << "quiet is for all ranks";
+  EXPECT_EQ(late, Code::kTimeout) << "quiet waits for all ranks";
   EXPECT_EQ(*ranks.word(2, kSignal), 0U);
   ranks.stall(2, false);
   ranks.launch(0, {1, 1, 0}, [&] { late = device::quiet(ranks.world(0)); });
   ASSERT_EQ(ranks.run(), "");
   EXPECT_EQ(late, Code::kOk);
   for (const int rank : {2, 3}) {
-    EXPECT_EQ(*ranks.word(rank, kSignal), kRounds) << "the last signal is behind the others";
+    EXPECT_EQ(*ranks.word(rank, kSignal), kRounds) << "the last signal follows the others";
     const std::vector<std::byte> last(kNumBytes, pattern(rank, kRounds, 0));
     EXPECT_TRUE(std::equal(last.begin(), last.end(), ranks.heap(rank) + kRowOffset)) << "and the last put";
   }
 }
 
-/// Where there is no more room for what one rank does not take, it holds up requests to the others.
+/// If there is no more room for one rank's requests, that rank blocks requests to the others.
 TEST(OneSidedNodes, ARingThatACallHasLeftFullIsOverAndTheHostIsToldWhy) {
   OneSidedRanks ranks({.num_ranks = 3, .ranks_per_node = 1, .max_held_bytes = 0});
   ranks.stall(2, true);
@@ -319,12 +319,12 @@ TEST(OneSidedNodes, ARingThatACallHasLeftFullIsOverAndTheHostIsToldWhy) {
     const World world = ranks.world(0);
     taken.push_back(device::put_value(world, 2, ranks.word(0, 4), 1));
     taken.push_back(device::fence(world, 2));
-    // Behind the fence, which waits until the put has arrived.
+    // Follows the fence, which waits until the put has arrived.
     taken.push_back(device::put_value(world, 2, ranks.word(0, 4), 2));
     for (std::uint64_t i = 1; i < world.ring.num_slots; ++i) {
       taken.push_back(device::put_value(world, 1, ranks.word(0, 4), i));
     }
-    EXPECT_TRUE(ranks.source(0).status().ok()) << "a full ring is nothing bad";
+    EXPECT_TRUE(ranks.source(0).status().ok()) << "a full ring is no error";
     behind.push_back(device::put_value(world, 1, ranks.word(0, 5), 1));
     use();
   });
@@ -335,7 +335,7 @@ TEST(OneSidedNodes, ARingThatACallHasLeftFullIsOverAndTheHostIsToldWhy) {
   EXPECT_EQ(why.code(), ErrorCode::kTimeout);
   EXPECT_EQ(why.peer(), 2);
   EXPECT_NE(why.message().find("rank 2"), std::string::npos) << why.message();
-  // For good.
+  // The failure is permanent.
   ranks.stall(2, false);
   ranks.launch(0, {1, 1, 0}, use);
   ASSERT_EQ(ranks.run(), "");
@@ -344,7 +344,7 @@ TEST(OneSidedNodes, ARingThatACallHasLeftFullIsOverAndTheHostIsToldWhy) {
   EXPECT_EQ(*ranks.word(1, 5), 0U);
 }
 
-/// Calls of rank 0 while rank 2 does not answer, which it does after many looks. There is no deadline.
+/// Codes of rank 0's calls while rank 2 does not answer, which it does only after many polls. There is no deadline.
 std::vector<Code> codes_of(std::uint64_t stop, const std::function<void(const World&, std::vector<Code>&)>& calls) {
   OneSidedRanks ranks({.num_ranks = 3, .ranks_per_node = 1, .max_held_bytes = 0});
   ranks.errors(0).stop = stop;
@@ -355,7 +355,7 @@ std::vector<Code> codes_of(std::uint64_t stop, const std::function<void(const Wo
   world.stored = &world;
   ranks.launch(0, {1, 1, 0}, [&] { calls(world, codes); });
   ranks.launch(1, {1, 1, 0}, [&] {
-    constexpr int kManyLooks = 10'000;  // a wait looks at the host's word every 256
+    constexpr int kManyLooks = 10'000;  // a wait polls the host's word every 256 polls
     for (int look = 0; look < kManyLooks; ++look) device::test(ranks.word(1, kSignal), Comparison::kEqual, 1);
     ranks.stall(2, false);
   });
@@ -393,7 +393,7 @@ TEST(OneSidedNodes, ARequestThatIsCutShortEndsWithTheReadersError) {
   std::vector<Code> codes;
   ranks.launch(0, {1, 1, 0}, [&] {
     const World world = ranks.world(0);
-    // What device code must never do.
+    // A request that device code must never make.
     device::Request bad;
     bad.op = device::RequestOp::kPut;
     bad.peer = 1;

@@ -13,11 +13,11 @@ namespace {
 using one_sided::Request;
 using Kind = one_sided::Request::Kind;
 
-/// Whether `later` must wait for `earlier`, to the same peer, as the engine's interface says.
+/// Whether `later` must wait for `earlier` to the same peer, as the engine's interface requires.
 bool must_wait(const Request& later, const Request& earlier) {
   if (later.peer != earlier.peer) return false;
   if (later.kind == Kind::kFlush) return earlier.kind != Kind::kGet && earlier.kind != Kind::kFlush;
-  // Only that of a put is behind puts.
+  // Only the signal of a put follows puts.
   return later.kind == Kind::kPutSignal && earlier.kind == Kind::kPut;
 }
 
@@ -122,7 +122,7 @@ bool OneSidedRanks::can_issue(Rank& from, int peer) {
   return !from.fenced.contains(peer);
 }
 
-/// The next request of the ring goes on its way.
+/// Takes the next request of the ring into the network.
 bool OneSidedRanks::take(Rank& from) {
   const Request* const next = from.source->front([&from](int peer) { return can_issue(from, peer); });
   if (next == nullptr) return false;
@@ -141,14 +141,14 @@ bool OneSidedRanks::take(Rank& from) {
   if (next->kind == Kind::kPutSignal) {
     operation.request.kind = Kind::kPut;
     from.under_way.push_back(operation);
-    operation.request.kind = Kind::kPutSignal;  // what is left of it
+    operation.request.kind = Kind::kPutSignal;  // the remaining part
   }
   from.under_way.push_back(std::move(operation));
   from.source->taken();
   return true;
 }
 
-/// Some operation that may arrive does.
+/// Completes some operation that may arrive.
 bool OneSidedRanks::move(Rank& from) {
   std::deque<Operation>& operations = from.under_way;
   if (operations.empty()) return false;

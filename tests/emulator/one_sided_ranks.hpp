@@ -1,8 +1,7 @@
 #ifndef FERRY_TESTS_EMULATOR_ONE_SIDED_RANKS_HPP
 #define FERRY_TESTS_EMULATOR_ONE_SIDED_RANKS_HPP
 
-/// Ranks with symmetric memory on emulated GPUs, and a network between their nodes that keeps no order but the one that
-/// it has promised.
+/// Ranks with symmetric memory on emulated GPUs, and a network between their nodes that keeps only the promised order.
 
 #include <cstddef>
 #include <cstdint>
@@ -38,7 +37,7 @@ class OneSidedRanks {
 
   int num_ranks() const { return options_.num_ranks; }
   device::World world(int rank);
-  /// Of all ranks. Its words are the last of the heap, on each rank others.
+  /// Team of all ranks. Its words are the last of the heap, at different places on each rank.
   device::TeamView team(int rank);
   std::byte* heap(int rank) { return one(rank).heap.data(); }
   /// Word `idx` of the rank's heap.
@@ -49,20 +48,20 @@ class OneSidedRanks {
   cudaStream_t stream(int rank) const { return streams_[static_cast<std::size_t>(rank)]; }
   /// Queues a kernel of this rank.
   void launch(int rank, const GridShape& shape, std::function<void()> kernel);
-  /// The network has lost this rank; hosts notice that as `told`.
+  /// Makes the network lose this rank; hosts learn of it if `told`.
   void lose(int rank, bool told) {
     one(rank).is_lost = true;
     tells_losses_ = told;
   }
-  /// Nothing of what is sent to this rank arrives, until it is over.
+  /// Makes no data sent to this rank arrive until the stall is over.
   void stall(int rank, bool stalled) { one(rank).is_stalled = stalled; }
-  /// Runs everything that is queued, and the network as long as that takes.
+  /// Runs all queued work, and the network as long as needed.
   std::string run();
 
  private:
   struct Operation {
     one_sided::Request request;
-    std::vector<std::byte> bytes;  ///< of a put whose source was copied
+    std::vector<std::byte> bytes;  ///< bytes of a put whose source was copied
   };
   struct Rank {
     std::vector<std::byte> heap;
@@ -78,7 +77,7 @@ class OneSidedRanks {
     std::uint64_t epoch = 0;
     std::unique_ptr<one_sided::RingSource> source;
     std::deque<Operation> under_way;
-    std::set<int> fenced;  ///< peers to which nothing goes before what is under way has arrived
+    std::set<int> fenced;  ///< peers to which no request is sent before the operations in progress have arrived
     bool is_lost = false;
     bool is_stalled = false;
   };

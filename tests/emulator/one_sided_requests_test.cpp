@@ -1,4 +1,4 @@
-/// What one-sided calls ask of the network: requests of kernels, and kernels that are the host's calls.
+/// Network requests of one-sided calls: those of kernels, and those of kernels that implement host calls.
 
 #include "ferry/device/one_sided.cuh"
 
@@ -23,7 +23,7 @@ INSTANTIATE_TEST_SUITE_P(Shapes, OneSidedHostCalls, all_shapes(), shape_name);
 TEST_P(OneSidedHostCalls, CallsOfTheHostAreKernels) {
   OneSidedRanks::Options options = this->options(1);
   options.heap_bytes = std::uint64_t{256} << 10;
-  constexpr std::uint64_t kNumBytes = 70'000;  // more than one block's
+  constexpr std::uint64_t kNumBytes = 70'000;  // more than one block's share
   OneSidedRanks ranks(options);
   const auto num_ranks = static_cast<std::size_t>(ranks.num_ranks());
   std::vector<std::vector<std::byte>> mine(num_ranks, std::vector<std::byte>(kNumBytes));
@@ -54,7 +54,7 @@ TEST_P(OneSidedHostCalls, CallsOfTheHostAreKernels) {
     word.call = cuda::WordCall::kQuiet;
     cuda::launch_word_call(word, stream);
     copy.own = got[me].data();
-    cuda::launch_get(copy, stream);  // this rank's own bytes, back from the next
+    cuda::launch_get(copy, stream);  // this rank's own bytes, returned by the next rank
     word.call = cuda::WordCall::kFetchAdd;
     word.rank = 0;
     word.word = ranks.word(rank, kCounter);
@@ -71,7 +71,7 @@ TEST_P(OneSidedHostCalls, CallsOfTheHostAreKernels) {
 TEST_P(OneSidedHostCalls, AHostsPutAndSignalFromSymmetricMemoryAreOneRequest) {
   OneSidedRanks::Options options = this->options(1);
   options.heap_bytes = std::uint64_t{512} << 10;
-  constexpr std::uint64_t kNumBytes = 170'000;  // more than one block's
+  constexpr std::uint64_t kNumBytes = 170'000;  // more than one block's share
   constexpr std::uint64_t kSourceOffset = std::uint64_t{256} << 10;
   OneSidedRanks ranks(options);
   const int last = ranks.num_ranks() - 1;
@@ -98,7 +98,7 @@ TEST_P(OneSidedHostCalls, AHostsPutAndSignalFromSymmetricMemoryAreOneRequest) {
     EXPECT_EQ(*ranks.word(last, kSignal), 3U);
     EXPECT_EQ(ranks.source(0).num_taken(), 1U);
   }
-  // What must be staged, and what ends outside of symmetric memory, is for many blocks.
+  // Copies that must be staged, or that end outside of symmetric memory, use many blocks.
   copy.later = false;
   EXPECT_EQ(cuda::share_copy(copy, 8), 3U);
   copy.later = true;
@@ -113,14 +113,14 @@ TEST(OneSidedNodes, AHostsFetchThatFailsLeavesItsResultAlone) {
   word.world = ranks.world(0);
   word.word = ranks.word(0, kCounter);
   word.value = 1;
-  // Answers are where later ones are to come.
+  // Fills with answers the places where later answers will arrive.
   ranks.launch(0, {1, 1, 0}, [&] {
     for (std::uint32_t i = 0; i < device::kNumReplies; ++i) device::fetch_add(word.world, 1, word.word, 1);
   });
   ASSERT_EQ(ranks.run(), "");
   ASSERT_EQ(*ranks.word(1, kCounter), device::kNumReplies);
   ranks.stall(1, true);
-  // Late, and refused.
+  // Late calls and refused calls.
   for (const int rank : {1, 2}) {
     for (const cuda::WordCall call : {cuda::WordCall::kFetchAdd, cuda::WordCall::kCompareSwap}) {
       std::uint64_t fetched = kSentinel;
@@ -135,7 +135,7 @@ TEST(OneSidedNodes, AHostsFetchThatFailsLeavesItsResultAlone) {
   EXPECT_EQ(ranks.errors(0).code, static_cast<int>(Code::kTimeout));
 }
 
-/// Requests that one put_signal takes which rank 0 makes to the last rank, of another node.
+/// Number of requests of one put_signal from rank 0 to the last rank, in another node.
 template <Scope kScope>
 std::uint64_t requests_of_put_signal(const OneSidedRanks::Options& options, unsigned num_threads, std::size_t num_bytes,
                                      bool nbi) {
@@ -159,24 +159,24 @@ std::uint64_t requests_of_put_signal(const OneSidedRanks::Options& options, unsi
   EXPECT_EQ(ranks.run(), "");
   EXPECT_EQ(num_errors, 0);
   EXPECT_TRUE(complete) << "after quiet, of " << num_bytes << " bytes";
-  EXPECT_EQ(ranks.source(0).num_taken(), num_requests + 1) << "and the quiet";
+  EXPECT_EQ(ranks.source(0).num_taken(), num_requests + 1) << "plus the quiet";
   return num_requests;
 }
 
 TEST(OneSidedNodes, APutAndItsSignalAreOneRequest) {
   const OneSidedRanks::Options options{.num_ranks = 4, .ranks_per_node = 2, .seed = 3};
   const std::uint64_t slot = options.slot_bytes;
-  // A word, less than one, and all that a slot has room for; by the members of each scope.
+  // A word, less than a word, and as much as a slot holds, by the members of each scope.
   for (const std::size_t num_bytes : {std::size_t{8}, std::size_t{3}, std::size_t{slot - 1}, std::size_t{slot}}) {
     EXPECT_EQ(requests_of_put_signal<Scope::kThread>(options, 1, num_bytes, false), 1U) << num_bytes;
     EXPECT_EQ(requests_of_put_signal<Scope::kWarp>(options, 32, num_bytes, false), 1U) << num_bytes;
     EXPECT_EQ(requests_of_put_signal<Scope::kBlock>(options, 96, num_bytes, false), 1U) << num_bytes;
   }
-  // From symmetric memory without a copy: of any size.
+  // From symmetric memory without a copy: any size takes one request.
   EXPECT_EQ(requests_of_put_signal<Scope::kThread>(options, 1, 5 * slot + 3, true), 1U);
   EXPECT_EQ(requests_of_put_signal<Scope::kWarp>(options, 32, 5 * slot + 3, true), 1U);
   EXPECT_EQ(requests_of_put_signal<Scope::kBlock>(options, 96, 5 * slot + 3, true), 1U);
-  // In chunks: the last has the signal, if it is behind the others. Warps of a block ask in no order.
+  // In chunks: the last one carries the signal if it follows the others. Warps of a block issue requests in any order.
   EXPECT_EQ(requests_of_put_signal<Scope::kThread>(options, 1, 5 * slot + 3, false), 6U);
   EXPECT_EQ(requests_of_put_signal<Scope::kWarp>(options, 32, 5 * slot, false), 5U);
   EXPECT_EQ(requests_of_put_signal<Scope::kBlock>(options, 32, 5 * slot, false), 5U);

@@ -1,4 +1,4 @@
-/// One-sided calls of kernels, in a node and over a network that mixes up all it may.
+/// One-sided calls of kernels, in a node and over a network that reorders everything it may.
 
 #include "ferry/device/one_sided.cuh"
 
@@ -20,7 +20,7 @@ constexpr std::uint64_t kNumSeeds = 6;
 class OneSidedKernels : public OnNodes {};
 INSTANTIATE_TEST_SUITE_P(Shapes, OneSidedKernels, all_shapes(), shape_name);
 
-/// A row for the next rank in each round, which uses it before the next round.
+/// Each rank sends a row to the next rank in each round; the receiver uses it before the next round.
 template <Scope kScope>
 void hand_on(const World& world, std::byte* row, const std::byte* mine, std::size_t num_bytes, std::uint64_t* signal,
              bool nbi, std::vector<Code>& codes, std::byte* got) {
@@ -36,8 +36,8 @@ void hand_on(const World& world, std::byte* row, const std::byte* mine, std::siz
 
 template <Scope kScope>
 void check_hand_on(const OneSidedRanks::Options& options, unsigned num_threads) {
-  // Sizes around those of units and of staging slots, and offsets that are not aligned.
-  // The last: a chunk for each warp of a block, whichever is first.
+  // Sizes around those of units and of staging slots, with unaligned offsets. The last shape has one chunk per warp of
+  // a block, in any order.
   const std::vector<std::pair<std::size_t, std::size_t>> shapes = {{8, 0},   {1, 3},   {64, 0}, {65, 1},
                                                                    {400, 8}, {333, 4}, {192, 0}};
   for (std::size_t i = 0; i < shapes.size(); ++i) {
@@ -76,7 +76,7 @@ TEST_P(OneSidedKernels, WhoSeesTheSignalSeesTheBytes) {
   }
 }
 
-/// Many writers of one ring, each with a row and a word of its own at the last rank, which answers every row.
+/// Many writers of one ring, each with its own row and word at the last rank, which answers every row.
 TEST_P(OneSidedKernels, RowsOfManyWritersAreThereWithTheirSignalsThroughARingThatIsAlwaysFull) {
   constexpr unsigned kNumWriters = 24;
   constexpr int kNumRounds = 5;
@@ -91,7 +91,7 @@ TEST_P(OneSidedKernels, RowsOfManyWritersAreThereWithTheirSignalsThroughARingTha
     int num_errors = 0;
     int num_torn = 0;
     std::vector<std::vector<std::byte>> rows(kNumWriters, std::vector<std::byte>(kRowBytes));
-    // Sizes of every way that bytes travel: in the request, in staging memory, in chunks.
+    // One size for each path of the bytes: in the request, in staging memory, in chunks.
     const auto bytes_of = [](unsigned writer, int round) {
       constexpr std::size_t kSizes[] = {8, kRowBytes, 5};
       return kSizes[(writer + static_cast<unsigned>(round)) % 3];
@@ -106,7 +106,7 @@ TEST_P(OneSidedKernels, RowsOfManyWritersAreThereWithTheirSignalsThroughARingTha
                                          bytes_of(writer, round), ranks.word(0, kWords + static_cast<int>(writer)),
                                          adds ? 1 : static_cast<std::uint64_t>(round),
                                          adds ? SignalOp::kAdd : SignalOp::kSet) != Code::kOk;
-        std::fill(rows[writer].begin(), rows[writer].end(), std::byte{0xEE});  // it may be reused
+        std::fill(rows[writer].begin(), rows[writer].end(), std::byte{0xEE});  // the source may be reused
         const std::uint64_t* const answer = ranks.word(0, kWords + static_cast<int>(kNumWriters + writer));
         num_errors +=
             device::wait_until(world, answer, Comparison::kEqual, static_cast<std::uint64_t>(round)) != Code::kOk;
@@ -202,7 +202,7 @@ TEST_P(OneSidedKernels, AfterABarrierEverythingIsThereAndGetsFindIt) {
           for (std::size_t b = thread; b < kNumBytes; b += 64) row[b] = pattern(rank, round, b);
           if (device::barrier<Scope::kBlock>(world, ranks.team(rank)) != Code::kOk) ++wrong;
           const int peer = (rank + 1 + round) % world.num_ranks;
-          // Into memory of its own, and into symmetric memory, at once and later.
+          // Into the kernel's own memory, and into symmetric memory, blocking and nonblocking.
           wrong += device::get<Scope::kBlock>(world, peer, landing[me].data(), row, kNumBytes) != Code::kOk;
           wrong += device::get_nbi<Scope::kBlock>(world, peer, symmetric, row, kNumBytes) != Code::kOk;
           wrong += device::get<Scope::kBlock>(world, peer, symmetric + 512, row, kNumBytes) != Code::kOk;
@@ -221,7 +221,7 @@ TEST_P(OneSidedKernels, AfterABarrierEverythingIsThereAndGetsFindIt) {
   }
 }
 
-/// Gets of a few bytes, of which answers carry those of at most eight, from and to any address.
+/// Gets of a few bytes, from and to any address; answers carry the bytes of gets of at most eight.
 template <Scope kScope>
 void check_short_gets(const OneSidedRanks::Options& options, unsigned num_threads) {
   constexpr std::size_t kMostBytes = 17;
@@ -259,7 +259,7 @@ TEST_P(OneSidedKernels, ShortGetsBringTheirBytesAndNoOthers) {
   check_short_gets<Scope::kBlock>(options(3), 64);
 }
 
-/// Ranks 0 and 1 each put their own word at the last rank, quiet, and get the other's.
+/// Ranks 0 and 1 each put a word at the last rank, call quiet, and get the other's word.
 template <Scope kScope>
 void check_store_buffering(const OneSidedRanks::Options& options, unsigned num_threads) {
   constexpr int kNumRounds = 8;
@@ -299,7 +299,7 @@ TEST_P(OneSidedKernels, QuietForbidsStoreBuffering) {
   }
 }
 
-/// Word 4 of the last rank as it finds it once its word 5 has changed. `send`, in threads of rank 0, puts to both.
+/// Value of word 4 of the last rank once its word 5 has changed. `send`, in threads of rank 0, puts to both.
 template <typename Send>
 std::uint64_t first_word_behind_second(OneSidedRanks& ranks, unsigned num_threads, Send send) {
   const int last = ranks.num_ranks() - 1;
@@ -332,11 +332,11 @@ TEST_P(OneSidedKernels, AFenceOrdersAndWithoutItNothingDoes) {
       overtaken = overtaken || first == 0;
     }
   }
-  // Or else this test shows nothing.
+  // Otherwise this test would show nothing.
   EXPECT_EQ(overtaken, over_network());
 }
 
-/// A quiet of one thread is under way, for what another has put and now orders by a fence.
+/// A quiet of one thread is in progress for data that another thread has put and now orders by a fence.
 TEST_P(OneSidedKernels, AFenceOrdersWhatAnothersQuietHasNotCompletedYet) {
   const std::uint64_t one = 1;
   for (std::uint64_t seed = 1; seed <= 4 * kNumSeeds; ++seed) {
@@ -355,7 +355,7 @@ TEST_P(OneSidedKernels, AFenceOrdersWhatAnothersQuietHasNotCompletedYet) {
   }
 }
 
-/// Of nodes that are larger than a World has room for, the second of which begins in the middle of that.
+/// Nodes with more ranks than a World has room for; the second node begins in the middle of the World's ranks.
 TEST(OneSidedNode, RanksThatAreNotNearAreReached) {
   constexpr int kPerNode = device::kNumNearRanks + 2;
   for (const int num_nodes : {1, 2}) {

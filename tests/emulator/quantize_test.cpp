@@ -1,4 +1,4 @@
-/// The kernel that quantises gives the same bits as the host.
+/// Tests that the quantising kernel gives the same bits as the host.
 
 #include "cuda/numeric/quantize.hpp"
 

@@ -15,7 +15,7 @@ T* take(NodeRanks& ranks, int rank, std::int64_t count) {
   return reinterpret_cast<T*>(ranks.allocate(rank, to_size(count + 1) * sizeof(T)));
 }
 
-/// Fills the tables of one rank's tokens, one token after the other.
+/// Fills the tables of one rank's tokens, token by token.
 class Filler {
  public:
   Filler(const RoutedTokens& routed, int rank, const RankTables& tables)
@@ -34,7 +34,7 @@ class Filler {
     }
   }
 
-  /// Returns the rows that go to each rank.
+  /// Returns the number of rows for each rank.
   std::vector<std::int32_t> fill() {
     for (std::int64_t token = 0; token < tables_.num_tokens; ++token) {
       if (token % RankTables::kTokensPerBlock == 0) copy_sent(token / RankTables::kTokensPerBlock);
@@ -98,7 +98,7 @@ class Filler {
   const RankTables& tables_;
   std::vector<std::int32_t> owners_;
   std::vector<std::int32_t> local_experts_;  // by expert
-  std::vector<std::int32_t> sent_;           // to each rank
+  std::vector<std::int32_t> sent_;           // for each rank
 };
 
 oracle::World draw_world(const RoutedSpec& spec) {
@@ -131,7 +131,7 @@ RoutedTokens route_tokens(NodeRanks& ranks, const RoutedSpec& spec) {
   RoutedTokens routed;
   routed.world = draw_world(spec);
   routed.routings = oracle::route(routed.world).value();
-  std::vector<std::int32_t> sent_before(to_size(spec.num_ranks));  // of ranks before this one, to each
+  std::vector<std::int32_t> sent_before(to_size(spec.num_ranks));  // rows of the ranks before this one, for each rank
   for (int rank = 0; rank < spec.num_ranks; ++rank) {
     const oracle::RankRouting& routing = routed.routings[to_size(rank)];
     const oracle::RankTokens& tokens = routed.world.ranks[to_size(rank)];

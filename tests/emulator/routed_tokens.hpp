@@ -1,8 +1,8 @@
 #ifndef FERRY_TESTS_EMULATOR_ROUTED_TOKENS_HPP
 #define FERRY_TESTS_EMULATOR_ROUTED_TOKENS_HPP
 
-/// Tokens of emulated GPU ranks of one node, what the oracle routes of them, and the tables that a route leaves in
-/// device memory, for the kernels that move rows.
+/// Tokens of emulated GPU ranks of one node, the oracle's routing of them, and the tables that a route leaves in device
+/// memory, for the kernels that move rows.
 
 #include <cstdint>
 #include <vector>
@@ -16,13 +16,13 @@ namespace ferry::emulator {
 struct RoutedSpec {
   int num_ranks = 2;
   Layout layout = Layout::kTokens;
-  std::int64_t num_tokens = 9;  ///< about: ranks have different numbers of tokens, one of three none
+  std::int64_t num_tokens = 9;  ///< approximate: ranks have different numbers of tokens, and one of three has none
   int num_topk = 3;
   std::int64_t num_experts = 8;
   std::uint64_t seed = 1;
 };
 
-/// Of one rank, in its memory; what is not said here is as in cuda::RoutingTables.
+/// Tables of one rank, in its memory; fields without a comment are as in cuda::RoutingTables.
 struct RankTables {
   static constexpr int kTokensPerBlock = 4;
 
@@ -45,8 +45,8 @@ struct RoutedTokens {
   std::vector<RankTables> tables;
 };
 
-/// Fills in the ranks of a world whose shape is known: different numbers of tokens, one of three has none. Ids repeat,
-/// and some are missing.
+/// Draws the ranks' tokens in a world whose shape is set: different numbers of tokens, none on one of three ranks. Some
+/// ids repeat, and some are missing.
 void draw_tokens(oracle::World& world, std::int64_t num_tokens, std::uint64_t seed);
 
 RoutedTokens route_tokens(NodeRanks& ranks, const RoutedSpec& spec);

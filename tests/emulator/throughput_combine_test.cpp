@@ -1,5 +1,5 @@
-/// Combine inside a node by emulated GPUs: the oracle's bits, whatever the order in which warps claim tokens, rows land
-/// and staged rows are reported.
+/// Combine inside a node by emulated GPUs must give the oracle's bits in every order in which warps claim tokens, rows
+/// land and staged rows are reported.
 
 #include <gtest/gtest.h>
 
@@ -46,7 +46,7 @@ std::ostream& operator<<(std::ostream& out, const Spec& spec) {
              << spec.num_biases << ", staged " << spec.staged << ", bulk " << spec.bulk << ", seed " << spec.seed;
 }
 
-/// A group, what it has routed, and its calls.
+/// A group, its routing, and its calls.
 class Combining {
  public:
   explicit Combining(const Spec& spec)
@@ -62,7 +62,7 @@ class Combining {
                                     .seed = spec.seed + 2});
   }
 
-  /// Queues a call with new inputs. `refusing`: this rank refuses it; -1: none does.
+  /// Queues a call with new inputs. `refusing`: rank that refuses the call; -1: none.
   void combine(int refusing = -1) {
     draw();
     calls_.resize(to_size(spec_.num_ranks));
@@ -90,7 +90,7 @@ class Combining {
       params.out_stride = row_bytes() + 16;
       params.out_x = ranks_.allocate(rank, to_size(num_tokens(rank) * params.out_stride) + 16);
       params.bulk = spec_.bulk;
-      // Ranks may take different numbers of blocks.
+      // Ranks may use different numbers of blocks.
       params.num_sum_blocks = spec_.num_sum_blocks + rank;
       params.entry.rows_stride = row_bytes();
       params.entry.rows_offset = params.x - base(rank);
@@ -144,7 +144,7 @@ class Combining {
         ASSERT_EQ(std::memcmp(call.out_weights, one.weights.data(), one.weights.size() * sizeof(float)), 0)
             << "weights of rank " << rank << "; " << spec_;
       }
-      EXPECT_EQ(call.ranks.control.local->num_items_claimed, 0U) << "as the next call needs it";
+      EXPECT_EQ(call.ranks.control.local->num_items_claimed, 0U) << "must be 0 for the next call";
     }
   }
 
@@ -214,7 +214,7 @@ class Combining {
   std::vector<cuda::CombineParams> calls_;
 };
 
-/// Two calls, one after the other: what the first leaves behind is what the second finds.
+/// Checks two calls in a row: the second starts from the state that the first leaves.
 void expect_sums(const Spec& spec) {
   Combining group(spec);
   for (int call = 0; call < 2; ++call) {
@@ -225,8 +225,8 @@ void expect_sums(const Spec& spec) {
 }
 
 TEST(ThroughputCombine, RowsInPartsAndWhole) {
-  // A set holds 4 KiB of two rows: shorter rows, several sets, and parts of rows. One block has 12 warps, so that with
-  // 120 tokens the first are whole, and the last in parts.
+  // A set holds 4 KiB of two rows: shorter rows, several sets, and parts of rows. One block has 12 warps, so with 120
+  // tokens the first are summed whole, and the last in parts.
   for (const std::int64_t hidden : {8, 2048, 2056, 5000}) expect_sums({.hidden = hidden});
   expect_sums({.num_tokens = 120, .num_topk = 2, .hidden = 40});
   expect_sums({.num_tokens = 120, .num_topk = 1, .hidden = 4104, .seed = 2});
@@ -273,8 +273,8 @@ TEST(ThroughputCombine, StagedRows) {
 }
 
 TEST(ThroughputCombine, StagedRowsOfSeveralPieces) {
-  // Peers that are told of rows too early sum them before they are there. A piece is 4 KiB at the most; with 40 blocks
-  // a lane looks at the words of two.
+  // Peers that learn of rows too early would sum them before they are staged. A piece has at most 4 KiB; with 40 blocks
+  // each lane polls the words of two.
   for (const std::int64_t hidden : {8, 2056, 7168}) {
     for (const int num_stage_blocks : {1, 3, 40}) {
       expect_sums({.num_tokens = hidden == 8 ? 400 : 280'000 / hidden,

@@ -1,4 +1,4 @@
-/// Dispatch inside a node by emulated GPUs: the oracle's bytes, whatever the order in which rows land, chunks are
+/// Dispatch inside a node by emulated GPUs must give the oracle's bytes in every order in which rows land, chunks are
 /// reported and arrivals are noticed.
 
 #include <gtest/gtest.h>
@@ -34,8 +34,8 @@ struct Spec {
   int scale_bytes = 4;
   bool ids = true;
   bool weights = true;
-  unsigned plain_rows = kNone;    ///< ranks, as bits, whose rows peers cannot reach
-  unsigned plain_tables = kNone;  ///< whose scales, ids and weights they cannot reach
+  unsigned plain_rows = kNone;    ///< bit mask of ranks whose rows peers cannot reach
+  unsigned plain_tables = kNone;  ///< bit mask of ranks whose scales, ids and weights peers cannot reach
   bool gaps = false;              ///< between rows
   bool bulk = true;
   int num_send_blocks = 2;
@@ -52,7 +52,7 @@ std::ostream& operator<<(std::ostream& out, const Spec& spec) {
              << spec.plain_tables << ", bulk " << spec.bulk << ", seed " << spec.seed;
 }
 
-/// A group, what it has routed, and its calls.
+/// A group, its routing, and its calls.
 class Dispatching {
  public:
   explicit Dispatching(const Spec& spec)
@@ -74,7 +74,7 @@ class Dispatching {
                                        .weights = spec.weights,
                                        .rows = !by_token()})) {}
 
-  /// Queues a call with new inputs. `refusing`: this rank refuses it; -1: none does.
+  /// Queues a call with new inputs. `refusing`: rank that refuses the call; -1: none.
   void dispatch(int refusing = -1) {
     inputs_ = {};
     inputs_.row_bytes = to_size(spec_.row_bytes);
@@ -104,7 +104,7 @@ class Dispatching {
     }
   }
 
-  /// Makes rank 0 expect one row more of the last rank than that sends.
+  /// Makes rank 0 expect one more row from the last rank than that rank sends.
   void expect_too_many() { ++routed_.tables[0].source_base[spec_.num_ranks]; }
 
   void run_and_expect_lost_rows() {
@@ -177,7 +177,7 @@ class Dispatching {
     params.one_row_per_token = by_token();
     set_outputs(params, rank);
     params.bulk = spec_.bulk;
-    // Ranks may take different numbers of blocks.
+    // Ranks may use different numbers of blocks.
     params.num_send_blocks = spec_.num_send_blocks + rank;
     params.num_own_blocks = spec_.num_own_blocks;
     params.few_run_warps = spec_.few_run_warps;
@@ -197,7 +197,7 @@ class Dispatching {
     params.entry.rows_offset = params.out.x - base;
     params.entry.rows_stride = params.out.x_stride;
     if (spec_.num_scales > 0) {
-      // Columns side by side only where peers do not write them.
+      // Column-major only where peers do not write the scales.
       params.out.scales = {.data = take(rank, rows * scale_row_bytes()),
                            .num_scales = spec_.num_scales,
                            .element_bytes = spec_.scale_bytes,
@@ -276,7 +276,7 @@ class Dispatching {
   std::vector<cuda::DispatchParams> calls_;
 };
 
-/// Two calls, one after the other: what the first leaves behind is what the second finds.
+/// Checks two calls in a row: the second starts from the state that the first leaves.
 void expect_rows(const Spec& spec) {
   Dispatching group(spec);
   for (int call = 0; call < 2; ++call) {
@@ -289,7 +289,7 @@ void expect_rows(const Spec& spec) {
 constexpr Layout kLayouts[] = {Layout::kTokens, Layout::kExperts};
 
 TEST(ThroughputDispatch, RowsOfAllLengths) {
-  // A stage holds 8 KiB: several rows, one, and pieces of one.
+  // A stage holds 8 KiB: several rows, one row, or a piece of one.
   for (const unsigned plain : {kNone, kAll}) {
     for (const std::int64_t row_bytes : {16, 2048, 4096, 8192, 8208, 20000}) {
       expect_rows({.num_tokens = 20, .row_bytes = row_bytes, .plain_rows = plain, .plain_tables = plain});
@@ -315,7 +315,7 @@ TEST(ThroughputDispatch, ManyChunksArePassedOnWhileOthersCome) {
 }
 
 TEST(ThroughputDispatch, ScalesIdsAndWeightsInRecordsAndOut) {
-  // Records of a unit land in 512 bytes, or are too long for that.
+  // A unit's records land in 512 bytes, or are too long for that.
   for (const unsigned plain : {kNone, kAll}) {
     for (const int num_scales : {0, 3, 56, 140}) {
       for (const int scale_bytes : {1, 4}) {
@@ -336,7 +336,7 @@ TEST(ThroughputDispatch, ScalesIdsAndWeightsInRecordsAndOut) {
 }
 
 TEST(ThroughputDispatch, FewWarpsWithLongStages) {
-  // Stages of 16 KiB: two rows of 7168 bytes with the scales of both, three of 4112, one, and pieces of one.
+  // Stages of 16 KiB: two rows of 7168 bytes with the scales of both, three of 4112, one row, or a piece of one.
   for (const unsigned plain : {kNone, kAll, 2U}) {
     for (const std::int64_t row_bytes : {2048, 4112, 7168, 8192, 16400}) {
       expect_rows({.num_ranks = 3,
@@ -412,7 +412,7 @@ void refuse_in_turn(const Spec& spec) {
   }
 }
 
-/// Of long rows warps have begun with pieces that bring no tables.
+/// With long rows, warps have begun with pieces that carry no tables.
 TEST(ThroughputDispatch, ARefusedCallMovesNothing) {
   for (const std::int64_t row_bytes : {48, 20000}) {
     for (const unsigned plain : {kNone, kAll}) {

@@ -1,4 +1,4 @@
-/// The kernel of dispatch_layout, on cases like those of the host.
+/// Tests of the dispatch_layout kernel, on cases like those of the host.
 
 #include "cuda/intranode/token_layout.hpp"
 
@@ -35,7 +35,7 @@ test::LayoutCounts count(const test::LayoutCase& one, const cuda::LayoutBlocks& 
   return counts;
 }
 
-/// `max_ranks`: a warp votes on 32 of them at a time.
+/// `max_ranks`: a warp votes on 32 ranks at a time.
 void count_random_cases(int max_ranks) {
   std::mt19937_64 random(9);
   for (int i = 0; i < 25; ++i) {
@@ -56,7 +56,7 @@ TEST(EmulatedTokenLayout, BlocksShareTheTokens) {
   }
 }
 
-/// So few tokens that blocks may have counted them before the kernel ahead has cleared.
+/// So few tokens that blocks may finish counting before the previous kernel has cleared the counts.
 TEST(EmulatedTokenLayout, BlocksBeginWhileTheirCountsAreCleared) {
   std::mt19937_64 random(11);
   for (int i = 0; i < 40; ++i) {

@@ -44,7 +44,7 @@ class LostRank : public testing::TestWithParam<Fault> {
         }
         const Status first = (*bootstrap)->all_gather(bytes_of("x"), gather_timeout_ns).status();
         const Status second = (*bootstrap)->all_gather(bytes_of("x"), gather_timeout_ns).status();
-        if (first.to_string() != second.to_string()) return Status(ErrorCode::kInternal, "the error did not stay");
+        if (first.to_string() != second.to_string()) return Status(ErrorCode::kInternal, "the errors differ");
         return first;
       }));
     }
@@ -85,7 +85,7 @@ TEST(ForkedRanks, FormAGroupAndGather) {
       const auto gathered = (*bootstrap)->all_gather(bytes_of(std::to_string(rank)), kLongNs);
       if (!gathered.ok()) return gathered.status();
       const Messages expected = {bytes_of("0"), bytes_of("1"), bytes_of("2"), bytes_of("3")};
-      return *gathered == expected ? Status() : Status(ErrorCode::kInternal, "not the messages that were sent");
+      return *gathered == expected ? Status() : Status(ErrorCode::kInternal, "the messages differ from those sent");
     }));
   }
   close(meeting.listen_fd);

@@ -29,7 +29,7 @@ Status meet(const TcpBootstrapOptions& options) {
   if (!gathered.ok()) return gathered.status();
   for (int rank = 0; rank < options.num_ranks; ++rank) {
     if (text_of((*gathered)[static_cast<std::size_t>(rank)]) != std::to_string(rank)) {
-      return Status(ErrorCode::kInternal, "a rank's message is not what it sent");
+      return Status(ErrorCode::kInternal, "a gathered message differs from the one its rank sent");
     }
   }
   return {};
@@ -49,7 +49,7 @@ class Stranger : public testing::TestWithParam<StrangerKind> {};
 
 TEST_P(Stranger, DoesNotPreventTheGroupFromForming) {
   const Meeting meeting = Meeting::prepare();
-  // All of them wait in the backlog before rank 0 starts, and stay connected until the group has formed.
+  // All strangers wait in the backlog before rank 0 starts, and stay connected until the group has formed.
   std::vector<UniqueFd> strangers;
   for (int i = 0; i < 10; ++i) {
     strangers.push_back(connect_stranger(meeting.port));
@@ -59,7 +59,7 @@ TEST_P(Stranger, DoesNotPreventTheGroupFromForming) {
   const auto statuses =
       run_threads(kNumRanks, [&](int rank) { return meet(meeting.options(rank, kNumRanks, kTimeoutNs)); });
   for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
-  // Rank 0 is gone and has closed the connections of all strangers.
+  // Rank 0 has left and closed the connections of all strangers.
   for (const UniqueFd& stranger : strangers) await_close(stranger);
 }
 
@@ -90,7 +90,7 @@ TEST(Strangers, GarbageAndWrongProofsAreRejectedWhileTheGroupForms) {
   const Meeting meeting = Meeting::prepare();
   const auto statuses = run_threads(kNumRanks, [&](int thread) {
     if (thread < kNumRanks - 1) return meet(meeting.options(thread, kNumRanks, kTimeoutNs));
-    // The last rank connects only after these were rejected, so rank 0 does not need it to reject them.
+    // The last rank connects only after both strangers were rejected, so rank 0 rejects them without it.
     const UniqueFd garbage = connect_stranger(meeting.port);
     send_text(garbage, "SSH-2.0-x\r\n\r\n");
     await_close(garbage);

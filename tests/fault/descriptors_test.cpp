@@ -1,5 +1,5 @@
-/// Groups of ranks that may open only a few file descriptors: all ranks learn at once which one has too few, or the
-/// group forms. Never does a rank wait for its deadline.
+/// Groups of ranks that may open only a few file descriptors: either the group forms, or all ranks learn at once which
+/// rank has too few. No rank waits for its deadline.
 
 #include <gtest/gtest.h>
 
@@ -15,11 +15,11 @@
 namespace ferry::test {
 namespace {
 
-/// So long that a test whose ranks wait for it runs into its own limit.
+/// Long enough that a rank waiting for it would exceed the test's own time limit.
 constexpr std::int64_t kTimeoutNs = 600 * kNsPerSecond;
 constexpr int kNumRanks = 4;
 
-/// Runs `body(rank)` in a process each; what they returned, by rank.
+/// Runs `body(rank)` in one process for each rank; returns the statuses by rank.
 std::vector<Status> run_processes(const Meeting& meeting, const std::function<Status(int)>& body) {
   std::vector<std::unique_ptr<ForkedRank>> ranks;
   for (int rank = 0; rank < kNumRanks; ++rank) {
@@ -46,7 +46,7 @@ void expect_out_of_descriptors(const std::vector<Status>& statuses, int peer, in
 }
 
 TEST(FewDescriptors, OfRankZeroAreReportedToAllRanksThatConnect) {
-  // One for the listening socket's spare, and one for each connection.
+  // One descriptor for the listening socket's spare, and one for each connection.
   for (int num_left = 1; num_left < kNumRanks; ++num_left) {
     const Meeting meeting = Meeting::prepare();
     const auto statuses = run_processes(meeting, [&](int rank) {
@@ -69,7 +69,7 @@ TEST(FewDescriptors, OfAnotherRankAreReportedByThatRankAtOnce) {
   meeting.close_listener();
 }
 
-/// How a group of four processes forms where one of them has `num_left` descriptors left.
+/// Statuses of four processes that form a group while one of them has `num_left` descriptors left.
 std::vector<Status> create_groups(int poor_rank, int num_left, int ranks_per_node) {
   const Meeting meeting = Meeting::prepare();
   return run_processes(meeting, [&](int rank) {
@@ -90,7 +90,7 @@ TEST(FewDescriptors, OfOneRankFailTheGroupOnAllRanksOrLetItForm) {
   for (int poor_rank : {0, 2, kNumRanks - 1}) {
     bool formed = false;
     int num_left = 0;
-    // An arena, a listener, and three for each of the other ranks; the rest is room for change.
+    // An arena, a listener and three descriptors for each other rank are needed; the bound leaves room for change.
     for (; num_left < 24 && !formed; ++num_left) {
       const auto statuses = create_groups(poor_rank, num_left, kNumRanks);
       formed = statuses[0].ok();

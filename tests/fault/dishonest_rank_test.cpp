@@ -38,7 +38,7 @@ class Liar {
  public:
   explicit Liar(call::CallSync& sync) : sync_(sync), rails_(sync.rails()) {}
 
-  /// A header like rank 0's, which has to arrive first.
+  /// Returns a header like rank 0's, after rank 0's header has arrived.
   CallHeader like_rank_0() {
     while (!rails_.has_header(0, 1)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     CallHeader header;
@@ -46,8 +46,8 @@ class Liar {
     return header;
   }
   void announce(const CallHeader& header) { rails_.announce(header); }
-  /// Route, in which it sends a chunk of the exchange after the one that rank 0 expects, and reads nothing: it would
-  /// find a chunk that it does not expect either, and its blame could be the first.
+  /// Sends a chunk of the exchange after the one that rank 0 expects. Reads nothing, as this rank would find an
+  /// unexpected chunk as well and might be the first to report it.
   Status route_an_exchange_ahead() {
     if (Status status = begin_route(); !status.ok()) return status;
     rail::Ring& ring = rails_.ring(0);
@@ -60,7 +60,7 @@ class Liar {
     while (!rails_.reported_error()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
 
-  /// Route with two tokens for rank 0, for which it finally sends `table`.
+  /// Routes two tokens to rank 0, with `table` as their forward table.
   Status route(std::int32_t num_rows, const ForwardTable& table) {
     if (Status status = begin_route(); !status.ok()) return status;
     std::vector<std::byte> counts(PeerCounts::at(nullptr, sync_.topology(), kNumExperts).wire_bytes);
@@ -119,7 +119,7 @@ void expect_refusal(std::string_view expected, const std::function<void(Liar&)>&
   });
 }
 
-/// Rows 2 and 3 of rank 0 belong to rank 1; rows 0 and 1 to its own tokens.
+/// Table in which rows 2 and 3 of rank 0 belong to rank 1; rows 0 and 1 belong to rank 0's own tokens.
 ForwardTable table_of_rows(const std::vector<std::int32_t>& rows) {
   ForwardTable table;
   for (const std::int32_t row : rows) {

@@ -1,12 +1,12 @@
-/// One rank of a group that exchanges small batches until a call fails, then leaves the group and, if asked to, goes on
-/// in a new one. stop_rounds.py starts it, stops or kills it, and reads what it prints: one event a line, its fields
-/// separated by tabs (Event below says which).
+/// One rank of a group that exchanges small batches until a call fails, then leaves the group and, if told to,
+/// continues in a new one. stop_rounds.py starts it, stops or kills it, and reads its events: one a line, fields
+/// separated by tabs (print_event below lists them).
 ///
 ///   exchange_rank RANK NUM_RANKS RANKS_PER_NODE DEADLINE_MS FIRST_FD SECOND_FD
 ///
-/// The descriptors are listening sockets that all ranks inherit: rank 0 of the first group and rank 0 of the second
-/// take them for their bootstraps. FERRY_SECRET: the secret of both. From its standard input it reads what to do next:
-/// "regroup RANK NUM_RANKS RANKS_PER_NODE" or "exit" (also the end of the input).
+/// FIRST_FD and SECOND_FD are listening sockets that all ranks inherit: rank 0 of the first group and rank 0 of the
+/// second use them for their bootstraps. FERRY_SECRET: the secret of both. Standard input gives the next step: "regroup
+/// RANK NUM_RANKS RANKS_PER_NODE" or "exit" (also the end of the input).
 
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -32,7 +32,7 @@ namespace {
 
 /// Long enough for a machine that runs several groups at once.
 constexpr std::int64_t kBootstrapTimeoutNs = 60 * kNsPerSecond;
-/// After these, the second group is taken to work.
+/// Rounds after which the second group counts as working.
 constexpr int kNumRegroupedRounds = 3;
 
 struct Place {
@@ -43,7 +43,7 @@ struct Place {
 
 std::int64_t now_ns() { return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1); }
 
-/// Name, time in nanoseconds of the monotonic clock, error code, blamed rank, message.
+/// Prints name, time in nanoseconds of the monotonic clock, error code, blamed rank and message.
 void print_event(const char* name, const Status& status = {}) {
   fmt::print("{}\t{}\t{}\t{}\t{}\n", name, now_ns(), to_string(status.code()), status.peer(), status.message());
   std::fflush(stdout);
@@ -75,7 +75,7 @@ Result<std::shared_ptr<Group>> form_group(const Place& place, int listen_fd, std
                        {.backend = "cpu", .ranks_per_node = place.ranks_per_node, .timeout_ns = deadline_ns});
 }
 
-/// Exchanges in a group until a call fails or `num_rounds` are over, then leaves. Says so when the first is over.
+/// Exchanges until a call fails or `num_rounds` are over, then leaves. Prints `first_event` after the first round.
 void exchange(std::shared_ptr<Group> group, int num_rounds, const char* first_event) {
   Status status;
   for (int round = 0; status.ok() && round < num_rounds; ++round) {

@@ -1,5 +1,5 @@
 /// A rank that fails in latency mode, before, between or inside the halves of a call: every other rank gets an error
-/// that names it within bounded time, and can continue without it.
+/// that names it within bounded time, and can continue without the failed rank.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -35,7 +35,7 @@ class LatencyLostRank : public testing::TestWithParam<Scenario> {
  protected:
   bool symmetric() const { return GetParam().moment != Moment::kWhileReceiving; }
 
-  /// Returns only where the victim is to go on.
+  /// Returns unless the victim fails at this moment.
   void suffer(Moment moment, Operation operation) const {
     if (moment != GetParam().moment || operation != GetParam().operation) return;
     if (GetParam().fate == Fate::kKilled) kill(getpid(), SIGKILL);
@@ -43,14 +43,14 @@ class LatencyLostRank : public testing::TestWithParam<Scenario> {
     _exit(0);
   }
 
-  /// The memory to read from in `operation`, if the victim is to fail there.
+  /// Returns trap memory if the victim is to fail while reading in `operation`, else `memory`.
   const void* trap_or(const void* memory, Operation operation, std::size_t bytes) const {
     if (GetParam().moment != Moment::kWhileReceiving || operation != GetParam().operation) return memory;
     return make_trap_memory(bytes, GetParam().fate, run_.words(), run_.num_survivors());
   }
 
   void run_victim(RankContext& context, Group& group) const {
-    // One more in flight, which is received first.
+    // A second dispatch in flight, which is received first.
     SmallLatencyExchange before(group, symmetric());
     SmallLatencyExchange exchange(group, symmetric());
     exchange.x = trap_or(exchange.x, Operation::kLatencyDispatch,
@@ -71,7 +71,7 @@ class LatencyLostRank : public testing::TestWithParam<Scenario> {
   void run_survivor(RankContext& context, std::shared_ptr<Group> group) const {
     SmallLatencyExchange before(*group, symmetric());
     SmallLatencyExchange exchange(*group, symmetric());
-    // What waits for no peer cannot know of the victim yet, or already does.
+    // A step that waits for no peer may or may not have noticed the loss yet.
     const auto sent = [&](const Status& status, const char* what) {
       if (!status.ok()) run_.expect_named(context, status, what);
       return status;
@@ -84,15 +84,15 @@ class LatencyLostRank : public testing::TestWithParam<Scenario> {
       run_.expect_named(context, first, "a call that the victim has sent, and never received");
       status = first;
     } else if (run_.several_nodes() && !first.ok()) {
-      // The victim had all it needed, but a rank of another node may still have been receiving from it.
-      status = sent(first, "the dispatch before, of which the victim has received its part");
+      // The victim had received all it needed, but a rank of another node may still have been receiving from it.
+      status = sent(first, "the dispatch before, which the victim has received");
     } else {
       context.expect_ok(first, "the dispatch that all ranks received");
     }
     if (status.ok()) status = exchange.receive();
     if (status.ok()) status = sent(exchange.send_combine(), "the send half of the combine");
     if (status.ok()) status = exchange.receive();
-    // A rank of another node may have received all it needs before the victim failed: its next call gets the error.
+    // A rank of another node may have received all it needs before the victim failed: its next call returns the error.
     if (status.ok() && run_.several_nodes()) {
       status = before.send_combine();
       if (status.ok()) status = before.receive();

@@ -1,5 +1,5 @@
-/// Groups that mask lost ranks: a process that dies at any point of a call of latency mode is masked by the others,
-/// whose calls return ok and whose later results are those of the ranks that are left.
+/// Groups that mask lost ranks: the others mask a process that dies at any point of a latency mode call. Their calls
+/// return ok, and their later results are those of the remaining ranks.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -34,7 +34,7 @@ std::string name_of(const testing::TestParamInfo<Scenario>& info) { return info.
 
 class LatencyMaskedRank : public testing::TestWithParam<Scenario> {
  protected:
-  /// Returns only where the victim is to go on.
+  /// Returns unless the victim fails at this moment.
   void suffer(Moment moment, Operation operation) const {
     if (moment != GetParam().moment || operation != GetParam().operation) return;
     if (GetParam().fate == Fate::kKilled) kill(getpid(), SIGKILL);
@@ -42,7 +42,7 @@ class LatencyMaskedRank : public testing::TestWithParam<Scenario> {
     _exit(0);
   }
 
-  /// The memory to read from in `operation`, if the victim is to fail there.
+  /// Returns trap memory if the victim is to fail while reading in `operation`, else `memory`.
   const void* trap_or(const void* memory, Operation operation, std::size_t bytes) const {
     if (GetParam().moment != Moment::kWhileReceiving || operation != GetParam().operation) return memory;
     return make_trap_memory(bytes, GetParam().fate, words_, kNumRanks - 1);
@@ -66,7 +66,7 @@ class LatencyMaskedRank : public testing::TestWithParam<Scenario> {
 
   static void run_survivor(RankContext& context, Group& group) {
     SmallLatencyExchange exchange(group, false);
-    // What is lost with the victim depends on where it was lost; that the calls return does not.
+    // The rows lost with the victim depend on the moment it fails; the calls return ok in all cases.
     context.expect_ok(exchange.send_dispatch(), "the send half of the dispatch");
     context.expect_ok(exchange.receive(), "the receive half of the dispatch");
     context.expect_ok(exchange.send_combine(), "the send half of the combine");
@@ -97,7 +97,7 @@ TEST_P(LatencyMaskedRank, TheOthersGoOnInTheSameGroup) {
         } else {
           run_survivor(context, **group);
           report_survivor_done(words_);
-          // Not before the others: a rank that has left is masked too.
+          // Leaves after all survivors are done: a rank that has left is masked too.
           wait_for_survivors(words_, kNumRanks - 1);
         }
       });
@@ -106,7 +106,8 @@ TEST_P(LatencyMaskedRank, TheOthersGoOnInTheSameGroup) {
   EXPECT_EQ(failures, expected);
 }
 
-/// Rank 0 masks 1, rank 2 masks 3, and these find that out: rows lie elsewhere on each rank than others would put them.
+/// Rank 0 masks 1, rank 2 masks 3, and ranks 1 and 3 find out: each rank's rows lie elsewhere than its peers would put
+/// them.
 TEST(LatencyMasks, MayDiffer) {
   constexpr int kNumThreads = 4;
   run_ranks({.num_ranks = kNumThreads}, [](RankContext& context) {

@@ -47,7 +47,7 @@ void LostRankRun::expect_interrupted(RankContext& context, const Status& status,
   const std::int64_t waited_ns = node::monotonic_ns() - begin_ns;
   expect_named(context, status, "the interrupted call");
   const bool names_call = status.message().find(to_string(spec_.operation)) != std::string_view::npos;
-  // Ranks that notice it in a later call report the call of the rank that noticed it first.
+  // Ranks that notice the loss in a later call report the call of the rank that noticed it first.
   const bool noticed_later =
       several_nodes() && (spec_.operation == Operation::kCombine || spec_.operation == Operation::kLatencyCombine);
   context.expect(names_call || noticed_later, fmt::format("names the call: {}", status.to_string()));
@@ -57,13 +57,13 @@ void LostRankRun::expect_interrupted(RankContext& context, const Status& status,
 void LostRankRun::go_on_without_it(RankContext& context, std::shared_ptr<Group> group, const Status& later,
                                    const std::function<Status(Group&)>& exchange) const {
   expect_named(context, later, "a later call");
-  context.expect_code(group->destroy(), expected_code(), "destroy tells, and leaves");
+  context.expect_code(group->destroy(), expected_code(), "destroy returns the error and leaves");
   group.reset();
 
   const int new_rank = context.rank() < kVictim ? context.rank() : context.rank() - 1;
   auto bootstrap = create_tcp_bootstrap(meeting_.options(new_rank, context.num_ranks() - 1));
   if (!context.expect_ok(bootstrap.status(), "the survivors' bootstrap")) return;
-  // One is missing, so nodes of equal size have one rank each.
+  // One rank is missing, so only nodes of one rank each have equal sizes.
   Result<std::shared_ptr<Group>> second =
       Group::create(*bootstrap, {.backend = "cpu", .ranks_per_node = several_nodes() ? 1 : 0});
   if (!context.expect_ok(second.status(), "the survivors' group")) return;

@@ -1,7 +1,7 @@
 #ifndef FERRY_TESTS_LOST_RANK_HPP
 #define FERRY_TESTS_LOST_RANK_HPP
 
-/// Runs tests in which one rank process fails: what the others must be told, and what they can still do.
+/// Runner for tests in which one rank process fails: errors the other ranks get, and use of a group without it.
 
 #include <cstdint>
 #include <functional>
@@ -21,27 +21,27 @@ class LostRankRun {
 
   struct Spec {
     Fate fate = Fate::kKilled;
-    Operation operation = Operation::kRoute;  ///< in which the victim fails
+    Operation operation = Operation::kRoute;  ///< call in which the victim fails
     int num_ranks = 5;
     int ranks_per_node = 0;  ///< 0: all
   };
-  /// Before the ranks are forked.
+  /// Construct before the ranks are forked.
   explicit LostRankRun(const Spec& spec) : spec_(spec) {}
 
   SharedWords* words() const { return words_; }
   unsigned num_survivors() const { return static_cast<unsigned>(spec_.num_ranks - 1); }
   bool several_nodes() const { return spec_.ranks_per_node != 0; }
 
-  /// Every rank has a new group. `victim` does not come back where the fate takes the rank away.
+  /// Runs each rank in a new group. `victim` does not return if its fate ends the process.
   void run(const std::function<void(RankContext&, Group&)>& victim,
            const std::function<void(RankContext&, std::shared_ptr<Group>)>& survivor) const;
 
-  /// The status is the error of this loss, and names the rank.
+  /// Expects the error of this loss, with the rank named.
   void expect_named(RankContext& context, const Status& status, const char* what) const;
-  /// The same of the interrupted call, made at `begin_ns`: it names the call too, and took no longer than it may.
+  /// Expects the error of the interrupted call, made at `begin_ns`: it also names the call, and was returned in time.
   void expect_interrupted(RankContext& context, const Status& status, std::int64_t begin_ns) const;
-  /// `later` is that of another call after it. Ends the group; then the survivors form one without the victim, in which
-  /// `exchange` works.
+  /// Checks `later`, the status of a call after the loss, and ends the group; then the survivors form a new group
+  /// without the victim and run `exchange` in it.
   void go_on_without_it(RankContext& context, std::shared_ptr<Group> group, const Status& later,
                         const std::function<Status(Group&)>& exchange) const;
 
@@ -50,7 +50,7 @@ class LostRankRun {
 
   Spec spec_;
   SharedWords* words_ = make_shared_words();
-  Meeting meeting_ = Meeting::prepare();  // of the survivors' new group
+  Meeting meeting_ = Meeting::prepare();  // for the survivors' new group
 };
 
 }  // namespace ferry::test

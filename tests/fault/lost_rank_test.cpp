@@ -1,5 +1,5 @@
 /// A rank that fails inside route, dispatch or combine: every other rank gets an error that names it within bounded
-/// time, and can continue without it.
+/// time, and can continue without the failed rank.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -51,7 +51,7 @@ class LostRank : public testing::TestWithParam<Scenario> {
     status = exchange.route();
     if (status.ok()) status = exchange.dispatch();
     if (status.ok()) status = exchange.combine();
-    // A rank of another node may have received all it needs before the victim failed: its next call gets the error.
+    // A rank of another node may have received all it needs before the victim failed: its next call returns the error.
     const bool reported_later = status.ok() && GetParam().ranks_per_node != 0;
     if (reported_later) status = exchange.route();
     run_.expect_interrupted(context, status, begin_ns);
@@ -120,7 +120,7 @@ TEST(LeavingRank, WhatItPublishedInItsLastRouteStaysForSlowerPeers) {
       if (!context.expect_ok(group.status(), "create")) return;
       const RouteInput in{ConstTensorView(ids.data(), DType::kInt64, {kTokens, 1}), {}};
       Result<Routing> routing = (*group)->route(in, {.num_experts = 4});
-      group->reset();  // at once, while others may still read what this rank published
+      group->reset();  // at once, while other ranks may still read the data this rank published
       if (!context.expect_ok(routing.status(), "route")) return;
       context.expect(routing->num_recv_rows() == kTokens, fmt::format("{} rows", routing->num_recv_rows()));
       const auto* source = static_cast<const std::int32_t*>(routing->source().data);

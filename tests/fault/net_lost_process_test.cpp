@@ -20,7 +20,7 @@ constexpr int kVictim = 2;
 constexpr std::int64_t kLongNs = 60 * kNsPerSecond;
 constexpr std::size_t kBytes = 100'000;
 
-/// Which transports UCX may choose from.
+/// Transports that UCX may choose from.
 struct Transports {
   const char* name;
   const char* tls;
@@ -57,7 +57,7 @@ Status run_rank(int rank, const Meeting& meeting, const ForkedRank::Checkpoint& 
   if (!gathered.ok()) return gathered.status();
   std::binary_semaphore rung{0};
   net::Proxy proxy(std::move(*engine), options, [&rung] {
-    rung.try_acquire();  // at most one is kept
+    rung.try_acquire();  // at most one wake-up is kept
     rung.release();
   });
   if (Status status = proxy.start(*gathered); !status.ok()) return status;
@@ -68,7 +68,7 @@ Status run_rank(int rank, const Meeting& meeting, const ForkedRank::Checkpoint& 
   }
   for (int peer = 0; peer < kNumRanks; ++peer) {
     if (peer != rank && !wait_for(&rung, [&] { return proxy.received(peer, 0) == 1; })) {
-      return failed(fmt::format("nothing came from rank {}", peer), proxy.peer_status(peer));
+      return failed(fmt::format("nothing arrived from rank {}", peer), proxy.peer_status(peer));
     }
   }
   if (const Status status = (*bootstrap)->all_gather({}, kLongNs).status(); !status.ok()) return status;
@@ -98,7 +98,7 @@ TEST_P(NetLostProcess, IsReportedToTheOthersWhichContinue) {
     ranks.push_back(std::make_unique<ForkedRank>([&, rank](const ForkedRank::Checkpoint& checkpoint) {
       if (rank != 0) close(meeting.listen_fd);
       if (GetParam().tls != nullptr) setenv("UCX_TLS", GetParam().tls, 1);
-      // As docs/transport.md describes for the use of shared memory.
+      // Settings for shared memory from docs/transport.md.
       setenv("UCX_POSIX_ERROR_HANDLING", "y", 1);
       setenv("UCX_SYSV_ERROR_HANDLING", "y", 1);
       return run_rank(rank, meeting, checkpoint);
@@ -106,7 +106,7 @@ TEST_P(NetLostProcess, IsReportedToTheOthersWhichContinue) {
   }
   close(meeting.listen_fd);
   ranks[kVictim]->await_checkpoint();
-  // Kills and reaps it: a process that is not reaped still exists for UCX where it asks the system (shared memory).
+  // Kills and reaps the process: with shared memory UCX asks the system, for which an unreaped process still exists.
   ranks[kVictim] = nullptr;
   for (int rank = 0; rank < kNumRanks; ++rank) {
     if (rank == kVictim) continue;

@@ -1,4 +1,4 @@
-/// What a rank's watch tells its kernels and its peers, with a test in the place of the kernels: no GPU is needed.
+/// Signals of a rank's watch to its kernels and its peers. The test stands in for the kernels, so no GPU is needed.
 
 #include "cuda/context/peer_watch.hpp"
 
@@ -24,7 +24,7 @@ namespace {
 constexpr int kNumRanks = 4;
 constexpr int kVictim = 2;
 constexpr unsigned kNumSurvivors = kNumRanks - 1;
-/// Of the group. A watch never waits for it.
+/// Deadline of the group, which no watch waits for.
 constexpr std::int64_t kFarDeadlineNs = 600 * kNsPerSecond;
 constexpr std::int64_t kSoonNs = kNsPerSecond;
 
@@ -53,13 +53,13 @@ class WatchedRank {
   const cuda::CallLog& calls() const { return *calls_; }
   const Topology& topology() const { return sync_->topology(); }
 
-  /// As the wait of a kernel does when it ends.
+  /// Writes the report that a kernel's wait writes when it ends.
   void end_wait(bool stopped) {
     report_->lost.peer = kVictim;
     report_->lost.stopped = stopped ? 1 : 0;
     __atomic_store_n(&report_->lost.state, 1, __ATOMIC_RELEASE);
   }
-  /// What this rank's next call returns then.
+  /// Status that this rank's next call returns after the report.
   Status next_call() {
     return sync_->give_up_on(report_->lost.peer,
                              cuda::describe_lost(report_->lost, sync_->topology(), kFarDeadlineNs, &*calls_));
@@ -67,7 +67,7 @@ class WatchedRank {
 
   bool is_stopped() const { return __atomic_load_n(&report_->stop.requested, __ATOMIC_ACQUIRE) != 0; }
   bool is_told_lost(int rank) const { return __atomic_load_n(&report_->lost_ranks.lost[rank], __ATOMIC_ACQUIRE) != 0; }
-  /// Returns whether the kernels were stopped soon.
+  /// Returns true if the kernels are stopped within kSoonNs.
   bool await_stop() const {
     return await([this] { return is_stopped(); });
   }
@@ -94,7 +94,7 @@ class WatchedRank {
 void expect_loss(RankContext& context, const Status& status, std::string_view loss) {
   context.expect_code(status, ErrorCode::kPeerLost, "the call");
   context.expect(status.peer() == kVictim, status.to_string());
-  // What may follow is who saw it first.
+  // The rank that saw the loss first may follow.
   context.expect(
       status.message().starts_with(fmt::format("a call on the GPU was stopped while it waited for other ranks; rank {} "
                                                "{}; destroy this group and create a new one from the surviving ranks",
@@ -138,7 +138,7 @@ TEST_P(PeerWatchOfRanks, ARankThatLeavesStopsTheKernelsOfAllOthers) {
   });
 }
 
-/// Rank 0 makes no call after its kernel has timed out: its watch tells the others.
+/// Rank 0 makes no call after its kernel has timed out: its watch reports the loss to the others.
 TEST_P(PeerWatchOfRanks, ADeadlineOfOneRankStopsTheKernelsOfAllWhoSayTheSame) {
   SharedWords* const words = make_shared_words();
   run_ranks({.kind = GetParam(), .num_ranks = kNumRanks}, [words](RankContext& context) {
@@ -167,7 +167,7 @@ TEST_P(PeerWatchOfRanks, ADeadlineOfOneRankStopsTheKernelsOfAllWhoSayTheSame) {
     context.expect(status.message().find(note) != std::string_view::npos, status.to_string());
     context.expect(context.rank() != 0 || !status.message().ends_with(')'), status.to_string());
     report_survivor_done(words);
-    wait_for_survivors(words, 2 * kNumRanks - 1);  // nobody leaves while others still look
+    wait_for_survivors(words, 2 * kNumRanks - 1);  // no rank leaves while others still look
   });
 }
 
@@ -187,7 +187,7 @@ TEST_P(PeerWatchOfRanks, AnErrorOfOneRanksOwnStopsItsKernelsAndThoseOfTheOthers)
 INSTANTIATE_TEST_SUITE_P(Ranks, PeerWatchOfRanks, testing::Values(RankKind::kThreads, RankKind::kProcesses),
                          [](const auto& test) { return test.param == RankKind::kThreads ? "threads" : "processes"; });
 
-/// A rank that is masked has made no call that the others' could be compared with.
+/// Calls of a masked rank are not compared with the calls of the other ranks.
 TEST(FaultText, OfARefusedCallIsFoundWithoutMaskedRanks) {
   run_ranks({.kind = RankKind::kThreads, .num_ranks = kNumRanks}, [](RankContext& context) {
     const WatchedRank rank(context);
@@ -205,7 +205,7 @@ TEST(FaultText, OfARefusedCallIsFoundWithoutMaskedRanks) {
   });
 }
 
-/// A combine on a Routing whose dispatch another rank refused has no more of it than that.
+/// A combine on a Routing whose dispatch another rank refused reports only that refusal.
 TEST(FaultText, OfALaterCallOnARefusedRoutingSaysWhereTheReasonWasTold) {
   run_ranks({.kind = RankKind::kThreads, .num_ranks = 2}, [](RankContext& context) {
     const WatchedRank rank(context);
@@ -224,7 +224,7 @@ TEST(FaultText, OfALaterCallOnARefusedRoutingSaysWhereTheReasonWasTold) {
   });
 }
 
-/// One rank dies, and in a call of the others one gives up: both take no part in calls that mask lost ranks.
+/// One rank dies, and another reports an error: calls that mask lost ranks exclude both.
 TEST(PeerWatch, KernelsThatMaskLostRanksAreToldWhich) {
   constexpr int kGivesUp = 3;
   SharedWords* const words = make_shared_words();
@@ -240,8 +240,8 @@ TEST(PeerWatch, KernelsThatMaskLostRanksAreToldWhich) {
         } else {
           context.expect(
               WatchedRank::await([&rank] { return rank.is_told_lost(kVictim) && rank.is_told_lost(kGivesUp); }),
-              "the kernels were not told");
-          context.expect(!rank.is_told_lost(0) && !rank.is_told_lost(1), "a rank is lost that lives");
+              "the kernels did not learn of the lost ranks");
+          context.expect(!rank.is_told_lost(0) && !rank.is_told_lost(1), "a live rank is reported lost");
         }
         report_survivor_done(words);
         wait_for_survivors(words, kNumSurvivors);
@@ -249,7 +249,7 @@ TEST(PeerWatch, KernelsThatMaskLostRanksAreToldWhich) {
   EXPECT_EQ(failures, std::vector<std::string>{fmt::format("rank {}: died of signal 9", kVictim)});
 }
 
-/// Over two nodes: rank 1 exchanges nothing with rank 2, rank 3 nothing with rank 0.
+/// Two nodes: rank 1 exchanges nothing with rank 2, rank 3 nothing with rank 0.
 TEST(PeerWatchOverNodes, ARankThatLeavesStopsTheKernelsOfAllOthers) {
   SharedWords* const words = make_shared_words();
   run_ranks({.kind = RankKind::kThreads, .num_ranks = kNumRanks}, [words](RankContext& context) {
@@ -284,7 +284,7 @@ TEST(PeerWatchOverNodes, AnErrorOfOneRankReachesRanksWhoseNeighboursMakeNoCall) 
   });
 }
 
-/// Two threads of a rank find an error at once: the rank tells one of them, to its caller and to its peers.
+/// Two threads of a rank find an error at once: the rank reports the same error to its caller and to its peers.
 TEST(PeerWatch, TheRanksOwnCallTakesOverWhatItsWatchHasReported) {
   run_ranks({.kind = RankKind::kThreads, .num_ranks = 2}, [](RankContext& context) {
     WatchedRank rank(context);

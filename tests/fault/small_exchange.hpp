@@ -1,8 +1,8 @@
 #ifndef FERRY_TESTS_SMALL_EXCHANGE_HPP
 #define FERRY_TESTS_SMALL_EXCHANGE_HPP
 
-/// One small batch with a predictable result: a combine of what was dispatched multiplies each token by the
-/// number of ranks it went to.
+/// One small batch with a predictable result: a combine of the dispatched rows multiplies each token by the number of
+/// ranks that received it.
 
 #include <cstdint>
 #include <vector>
@@ -13,7 +13,7 @@
 namespace ferry::test {
 
 /// Deadline of calls in tests in which a rank fails: as short as a busy machine allows, since such a test waits for it.
-/// A sanitizer's build is several times as slow, and so are the signs of life that ranks give each other.
+/// A sanitizer's build is several times as slow, and so are the ranks' signs of life.
 inline constexpr std::int64_t kFaultTimeoutNs = (kSanitized ? 6 : 2) * kNsPerSecond;
 
 class SmallExchange {
@@ -29,7 +29,7 @@ class SmallExchange {
   Status route();
   Status dispatch();
   Status combine();
-  /// All three, then compare.
+  /// Runs all three steps, then compares the result.
   Status run_and_verify();
 
   // A test may replace these before a step.

@@ -15,7 +15,7 @@ float value_of(const Group& group, std::int64_t at) { return static_cast<float>(
 SmallLatencyExchange::SmallLatencyExchange(Group& group, bool symmetric)
     : group_(group),
       symmetric_(symmetric),
-      // Two on every rank, so that half of a slab belongs to each.
+      // Two experts on every rank, so that each has half of a slab.
       num_experts_(2 * group.num_ranks()),
       capacity_(group.num_ranks() * kNumTokens),
       num_rows_(2 * capacity_),

@@ -1,8 +1,8 @@
 #ifndef FERRY_TESTS_SMALL_LATENCY_EXCHANGE_HPP
 #define FERRY_TESTS_SMALL_LATENCY_EXCHANGE_HPP
 
-/// One small batch of latency mode with a predictable result: each token's weights are ones, so that a combine of what
-/// was dispatched multiplies it by K.
+/// One small batch of latency mode with a predictable result: all weights are one, so a combine of the dispatched rows
+/// multiplies each token by K.
 
 #include <cstdint>
 #include <vector>
@@ -18,19 +18,19 @@ class SmallLatencyExchange {
   static constexpr std::int64_t kNumTopk = 4;
   static constexpr std::int64_t kRowBytes = kHidden * 2;
 
-  /// In plain memory, or in memory from Group::allocate.
+  /// `symmetric`: memory from Group::allocate, else plain memory.
   SmallLatencyExchange(Group& group, bool symmetric);
 
   Status send_dispatch();
   Status send_combine();
-  /// Of what was sent last.
+  /// Receives the rows of the last send.
   Status receive() { return group_.latency_receive(routing_); }
-  /// Everything, then compare. `masked`: a rank that this one masks, -1: none.
+  /// Runs all steps, then compares the result. `masked`: a rank that this rank masks, -1: none.
   Status run_and_verify(int masked = -1);
-  /// Bytes of a tensor of all received rows.
+  /// Size of a tensor of all received rows.
   std::size_t slab_bytes() const { return static_cast<std::size_t>(num_rows_ * kRowBytes); }
 
-  /// A test may replace the memory of these before a step: tokens, and the experts' rows.
+  /// Tokens and experts' rows; a test may replace their memory before a step.
   const void* x;
   const void* y;
 

@@ -33,14 +33,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SHARED_MEMORY = Path("/dev/shm")
-# What a round may take beside the deadlines of the group: starting, forming groups, a busy machine.
+# Time that a round may take besides the group's deadlines: starting, forming groups, a busy machine.
 START_LIMIT_S = 60
 END_LIMIT_S = 30
 MAX_ATTEMPTS = 3
-# A rank that waits for another that waits may need more than one deadline.
+# Several deadlines may pass for a rank that waits for another waiting rank.
 NUM_DEADLINES = 8
-# When a rank that is continued at a random moment is, in deadlines: after the survivors have given up (some wait for
-# one and a half) or while they leave.
+# Time, in deadlines, at which a rank is continued at random: after the survivors have given up (some wait for one and a
+# half) or while they leave.
 EARLIEST_CONTINUED = 1.6
 LATEST_CONTINUED = 3.0
 EXIT_FAILED = 1
@@ -72,19 +72,19 @@ class RankProcess:
         self._events.put(None)
 
     def next_event(self, until):
-        """None: it has ended, or the time is over."""
+        """Next event, or None if the process has ended or the time is over."""
         try:
             return self._events.get(timeout=max(0.0, until - time.monotonic()))
         except queue.Empty:
             return None
 
     def order(self, text):
-        with contextlib.suppress(BrokenPipeError):  # its end is seen from its exit code
+        with contextlib.suppress(BrokenPipeError):  # the exit code shows that the process has ended
             self.process.stdin.write(text + "\n")
             self.process.stdin.flush()
 
     def end(self, limit_s):
-        """The exit code (negative: the signal); None if it had to be killed."""
+        """Exit code (negative: the signal), or None if the process had to be killed."""
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.close()
         try:
@@ -117,7 +117,7 @@ def listening_socket():
 
 
 def play_round(settings, shape, seed):
-    """As try_round, again where the group was not there before its deadline: a machine may be too busy."""
+    """Runs try_round again, up to MAX_ATTEMPTS, if the group did not form in time: the machine may be too busy."""
     for attempt in range(MAX_ATTEMPTS):
         seen = try_round(settings, shape, seed)
         seen["attempts"] = attempt + 1
@@ -127,7 +127,7 @@ def play_round(settings, shape, seed):
 
 
 def try_round(settings, shape, seed):
-    """One group, one stopped or killed rank. Returns what was seen; "problems" is empty where all went well."""
+    """Runs one group with one stopped or killed rank. Returns its outcome; "problems" is empty if all went well."""
     chance = random.Random(f"{shape}-{seed}")
     num_nodes, ranks_per_node = shape
     num_ranks = num_nodes * ranks_per_node
@@ -155,7 +155,7 @@ def try_round(settings, shape, seed):
             expected = -signal.SIGKILL if settings.fault == "kill" and rank == victim else 0
             if code is None:
                 seen["problems"].append({"kind": "hung", "rank": rank})
-            elif code != expected and (code < 0 or not seen["problems"]):  # without a group ranks exit with 1
+            elif code != expected and (code < 0 or not seen["problems"]):  # ranks without a group exit with 1
                 kind = "aborted" if code < 0 else "failed"
                 errors = process.standard_error()[-4000:]
                 seen["problems"].append({"kind": kind, "rank": rank, "exit_code": code, "stderr": errors})
@@ -210,7 +210,7 @@ def run_group(settings, chance, ranks, victim, continued, deadline_s, seen):
 
 
 def regroup(ranks, survivors, until, problems):
-    """The survivors form a group with a node for each of them, exchange in it, and leave it."""
+    """Lets the survivors form a group with one rank per node, exchange in it, and leave it."""
     for new_rank, rank in enumerate(survivors):
         ranks[rank].order(f"regroup {new_rank} {len(survivors)} 1")
     until += START_LIMIT_S
@@ -227,7 +227,7 @@ def shared_memory_files():
 
 
 def left_behind(before):
-    """Files that are new in /dev/shm and that no process has mapped."""
+    """Files that are new in /dev/shm and mapped by no process."""
     left = []
     for name in sorted(shared_memory_files() - before):
         used = any(f"{SHARED_MEMORY}/{name}" in text for text in all_mappings())
@@ -241,11 +241,11 @@ def all_mappings():
         try:
             yield maps.read_text()
         except OSError:
-            continue  # it has ended
+            continue  # the process has ended
 
 
 def summarise_calls(rounds):
-    """By the call in which survivors were: how many errors, and the longest time to one."""
+    """Number of errors and longest time to one, by the call that survivors were in."""
     calls = {}
     for seen in rounds:
         for event in seen["survivors"].values():
@@ -269,7 +269,7 @@ def summarise(shape, rounds, victim_of):
             wrong.append(seen)
         if len(blamed) > 1:
             differing.append(seen)
-    # The ranks compare what they receive; what differs is reported as kInternal.
+    # Ranks compare the rows they receive, and report a difference as kInternal.
     ends = [
         [*seen["survivors"].values(), *([seen["victim_error"]] if "victim_error" in seen else [])] for seen in rounds
     ]
@@ -342,7 +342,7 @@ def parse_arguments():
     parser.add_argument("--shape", action="append", type=parse_shape, help="NODESxRANKS_PER_NODE; may be repeated")
     parser.add_argument("--rounds", type=int, default=20, help="for each shape")
     parser.add_argument("--deadline-ms", type=int, default=1000, help="GroupOptions::timeout_ns")
-    parser.add_argument("--longest-run-ms", type=int, default=200, help="the fault comes at a random moment up to this")
+    parser.add_argument("--longest-run-ms", type=int, default=200, help="the fault occurs at a random time up to this")
     parser.add_argument("--fault", choices=["stop", "kill"], default="stop")
     parser.add_argument("--continued", nargs="+", choices=["early", "late", "random"], help="all unless given")
     parser.add_argument("--no-regroup", dest="regroup", action="store_false", help="survivors form no new group")

@@ -1,5 +1,5 @@
-/// A rank is stopped (SIGSTOP) and continued later, or makes its call too late: all others name it, and none of them
-/// names a rank that only waited for it; it gets that error too, and never data that are no longer there.
+/// A rank is stopped (SIGSTOP) and continued later, or makes its call too late: all others name it, and no rank names
+/// one that only waited. The stopped rank gets that error too, and no data that have been freed.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -31,7 +31,7 @@ std::string name_of(const testing::TestParamInfo<Shape>& info) {
   return fmt::format("Rank{}Of{}x{}", info.param.victim, info.param.num_nodes, info.param.ranks_per_node);
 }
 
-/// Shared by the rank processes of a test.
+/// State shared by the rank processes of a test.
 struct Stage {
   std::atomic<pid_t> victim{0};
   std::atomic<std::int64_t> stopped_ns{0};
@@ -46,8 +46,8 @@ Stage* make_stage() {
 class StoppedRank : public testing::TestWithParam<Shape> {
  protected:
   int victim() const { return GetParam().victim; }
-  /// The victim's peer in the next node: what it sends to the victim in vain is all that ranks of its own node need.
-  /// They get a call further, and there wait for ranks that wait for the victim.
+  /// The victim's peer in the next node. Ranks of its own node get all they need and advance one call further, where
+  /// they wait for ranks that wait for the victim.
   int late_rank() const {
     const int step = GetParam().num_nodes > 1 ? GetParam().ranks_per_node : 1;
     return (victim() + step) % GetParam().num_ranks();
@@ -59,11 +59,11 @@ class StoppedRank : public testing::TestWithParam<Shape> {
     context.expect(status.peer() == victim(), fmt::format("blamed rank {}: {}", status.peer(), status.to_string()));
     const bool is_meant = status.message().find("gave up on this rank") != std::string_view::npos;
     context.expect(is_meant == (context.rank() == victim()),
-                   fmt::format("tells the rank that is meant, and no other: {}", status.to_string()));
+                   fmt::format("only the victim is told that others gave up on it: {}", status.to_string()));
   }
 
-  /// Continues the victim once all others have their errors, and waits until it has its own. All keep their groups
-  /// until then: what the network library does with lost connections is not the matter here.
+  /// Continues the victim once all others have their errors, and waits until it has its own. All ranks keep their
+  /// groups until then: this test does not cover the network library's handling of lost connections.
   void let_victim_go_on(const RankContext& context) const {
     report_survivor_done(words_);
     const int first = victim() == 0 ? 1 : 0;
@@ -97,7 +97,7 @@ Status agree(call::CallSync& sync) {
 
 using StoppedWhileItWaits = StoppedRank;
 
-/// The hardest place: as far as the words of the victim tell, it waits, as do all others but one.
+/// The hardest case: the victim's words show that it waits, like those of all others but one.
 TEST_P(StoppedWhileItWaits, IsNamedByAllOthers) {
   run_ranks({RankKind::kProcesses, GetParam().num_ranks()}, [this](RankContext& context) {
     Result<std::unique_ptr<call::CallSync>> sync = connect(context, GetParam());
@@ -110,7 +110,7 @@ TEST_P(StoppedWhileItWaits, IsNamedByAllOthers) {
       stage_->stopped_ns = node::monotonic_ns();
       kill(stage_->victim.load(), SIGSTOP);
     }
-    // What the victim published before may still be enough for the others to agree on this call.
+    // Data that the victim published before it was stopped may still let the others agree on this call.
     Status status;
     while (status.ok()) status = agree(**sync);
     expect_victim_named(context, status);
@@ -129,7 +129,7 @@ INSTANTIATE_TEST_SUITE_P(Shapes, StoppedWhileItWaits,
                                          Shape{4, 2, 5}),
                          name_of);
 
-/// Without that the others would blame a rank that only waits.
+/// Without these signs of life the others would blame a rank that only waits.
 TEST(WaitingRank, ShowsThatToItsNodeAndItsRail) {
   const Shape shape{2, 2, 3};
   run_ranks({RankKind::kThreads, shape.num_ranks()}, [&shape](RankContext& context) {
@@ -145,14 +145,14 @@ TEST(WaitingRank, ShowsThatToItsNodeAndItsRail) {
         context.expect((*sync)->state().sign_of(other).beats >= before.beats + 2, fmt::format("rank {} beats", other));
       }
     }
-    context.expect_ok(agree(**sync), "the call that one joins late");
+    context.expect_ok(agree(**sync), "the call that one rank joins late");
   });
 }
 
 using StoppedInCombine = StoppedRank;
 
-/// It is stopped while it sums rows of other ranks, which free them after they gave up. All others have done their
-/// parts by then, so nothing keeps it from the end of the call.
+/// The victim is stopped while it sums rows of other ranks, which free those rows after they gave up. All others have
+/// done their parts by then, so nothing keeps the victim from finishing the call.
 TEST_P(StoppedInCombine, GetsTheErrorAndNoSumOfFreedRows) {
   run_ranks({RankKind::kProcesses, GetParam().num_ranks()}, [this](RankContext& context) {
     GroupOptions options{.backend = "cpu", .ranks_per_node = GetParam().ranks_per_node};
@@ -172,7 +172,7 @@ TEST_P(StoppedInCombine, GetsTheErrorAndNoSumOfFreedRows) {
                                         DType::kBfloat16, {SmallExchange::kNumTokens, SmallExchange::kHidden});
       }
       status = exchange.combine();
-      // A rank of another node may have received all it needs: its next call gets the error.
+      // A rank of another node may have received all it needs: its next call returns the error.
       if (status.ok() && context.rank() != victim()) status = exchange.route();
     }
     expect_victim_named(context, status);
@@ -188,7 +188,7 @@ INSTANTIATE_TEST_SUITE_P(Shapes, StoppedInCombine, testing::Values(Shape{1, 3, 1
 
 using AbsentRank = StoppedRank;
 
-/// Over a network that only threads share, so that sanitizers see the way of the verdict.
+/// Uses a network shared by threads only, so that sanitizers see how the verdict travels.
 TEST_P(AbsentRank, IsNamedByAllOthersAndByItself) {
   std::latch others_done(num_survivors());
   run_ranks({RankKind::kThreads, GetParam().num_ranks()}, [&](RankContext& context) {
@@ -216,7 +216,7 @@ INSTANTIATE_TEST_SUITE_P(Shapes, AbsentRank,
 
 using LateRank = StoppedRank;
 
-/// It is not told that it only made another call than the others, which leave a group usable.
+/// The late rank gets the timeout, not the error for differing calls, which leaves a group usable.
 TEST_P(LateRank, ThatMakesAnotherCallGetsTheErrorOfTheOthers) {
   std::latch others_done(num_survivors());
   std::latch all_done(GetParam().num_ranks());

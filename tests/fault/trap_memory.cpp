@@ -21,7 +21,7 @@ struct Trap {
   std::byte* memory = nullptr;
   std::size_t size_bytes = 0;
 };
-Trap trap;  // state of this process's signal handler, which can only use globals
+Trap trap;  // state of the signal handler, which can use only globals
 
 void on_fault(int) {
   if (trap.fate == Fate::kKilled) kill(getpid(), SIGKILL);

@@ -1,5 +1,5 @@
-/// The receiver of frames over a socket. The input is a script: what a sender that knows the key sends, honest or not,
-/// and how it is modified on the way. The target computes by itself which frames must arrive and when.
+/// Receiver of frames over a socket. The input is a script: frames from a sender that knows the key, honest or not, and
+/// their modifications on the way. The target computes by itself which frames must arrive and when.
 
 #include <sys/socket.h>
 
@@ -20,17 +20,17 @@ using namespace bootstrap;
 using Bytes = std::vector<std::byte>;
 
 constexpr std::size_t kMaxEvents = 16;
-// A frame may be longer than one read of the receiver, and a script has up to two of those; more would only be slow.
+// A frame may be longer than one read of the receiver, and a script has up to two such frames; more would only be slow.
 constexpr std::size_t kMaxLongPayloadBytes = 80'000;
 constexpr std::size_t kEnoughBytes = 100'000;
 constexpr std::size_t kMaxChunks = 32;
 
-// The receiver's buffer may hold twice the bytes that have arrived plus one read (64 KiB), whatever length a header
-// announces.
+// The receiver's buffer may hold at most twice the bytes that have arrived plus one read (64 KiB), for any length that
+// a header announces.
 constexpr std::size_t kReadBytes = std::size_t{64} << 10;
 std::size_t allowed_bytes(std::size_t num_arrived) { return 2 * (num_arrived + kReadBytes); }
 
-/// Every input has its own keys. With constant keys the fuzzer would learn digests by watching their comparison, and
+/// Derives keys from the input. With constant keys the fuzzer would learn digests by watching their comparison, and
 /// could forge frames without the key.
 ChannelKeys keys_of_sender(std::span<const std::byte> input) {
   return {.send = hmac_sha256({}, input).value(), .receive = {}};
@@ -44,7 +44,7 @@ std::pair<UniqueFd, UniqueFd> connected_pair() {
 
 void append(Bytes* bytes, std::span<const std::byte> more) { bytes->insert(bytes->end(), more.begin(), more.end()); }
 
-/// A frame in the format of frame.hpp, with any header.
+/// Returns a frame in the format of frame.hpp, with any header.
 Bytes signed_frame(const HeaderBytes& header, std::span<const std::byte> payload, std::uint64_t number,
                    const Digest& key) {
   Bytes bytes(header.begin(), header.end());
@@ -56,17 +56,17 @@ Bytes signed_frame(const HeaderBytes& header, std::span<const std::byte> payload
   return bytes;
 }
 
-/// The frames that were sent, and the bytes that arrive.
+/// Frames that were sent, and the bytes that arrive.
 struct Script {
   std::vector<Frame> frames;
-  std::vector<std::size_t> ends;  ///< of each frame in `honest`
+  std::vector<std::size_t> ends;  ///< end of each frame in `honest`
   Bytes honest;
   Bytes wire;
 
   std::size_t num_frames_in(std::size_t num_bytes) const {
     return static_cast<std::size_t>(std::upper_bound(ends.begin(), ends.end(), num_bytes) - ends.begin());
   }
-  /// The number of frames at the start that arrive as they were sent.
+  /// Number of frames at the start that arrive unmodified.
   std::size_t num_unmodified() const {
     std::size_t start = 0;
     for (std::size_t i = 0; i < ends.size(); ++i) {
@@ -143,22 +143,22 @@ class ScriptReader {
     }
   }
 
-  /// A frame sent by a channel, as ranks do.
+  /// Sends a frame through a channel, as ranks do.
   void send(FrameType type, std::span<const std::byte> payload) {
     const HeaderBytes header = encode_header({type, static_cast<std::uint32_t>(payload.size())});
     Bytes bytes = sent_by_channel(type, payload);
     require(same_bytes(bytes, signed_frame(header, payload, num_sent_, key_)),
-            "a channel sends what frame.hpp describes");
+            "a channel sends frames in the format of frame.hpp");
     note_sent(header, payload, std::move(bytes));
   }
 
-  /// A frame with any header from a sender that has the key. It uses up a frame number like an honest one.
+  /// Adds a frame with any header from a sender that has the key. It uses up a frame number like an honest one.
   void forge(const HeaderBytes& header, std::span<const std::byte> payload) {
     (void)sent_by_channel(FrameType::kStart, {});
     note_sent(header, payload, signed_frame(header, payload, num_sent_, key_));
   }
 
-  /// From the first invalid frame on, no frame may arrive.
+  /// Notes a frame that was sent. From the first invalid frame on, no frame may arrive.
   void note_sent(const HeaderBytes& header, std::span<const std::byte> payload, Bytes bytes) {
     ++num_sent_;
     const Result<FrameHeader> parsed = parse_header(header);
@@ -175,7 +175,7 @@ class ScriptReader {
     require(sender_.queue(type, payload).ok(), "a frame can be queued");
     Bytes bytes;
     while (sender_.num_queued_bytes() > 0) {
-      require(sender_.flush(), "the other end accepts what is sent");
+      require(sender_.flush(), "the other end accepts the bytes");
       for (;;) {
         const std::size_t num_bytes = read_some(outlet_.get(), scratch_).num_bytes;
         if (num_bytes == 0) break;
@@ -236,10 +236,10 @@ class Receiver {
     return outcome;
   }
 
-  /// Where the next frame begins.
+  /// Position in `wire` at which the next frame begins.
   std::size_t num_consumed() const { return num_taken_ == 0 ? 0 : script_.ends[num_taken_ - 1]; }
 
-  /// The outcome that the bytes that have arrived must have.
+  /// Outcome that the receiver must report for the bytes that have arrived.
   ReceiveOutcome expected() const {
     const std::span<const std::byte> waiting = std::span(script_.wire).first(num_arrived_).subspan(num_consumed());
     if (waiting.size() < kHeaderBytes) return ReceiveOutcome::kWouldBlock;
@@ -250,7 +250,7 @@ class Receiver {
     return num_taken_ < num_correct ? ReceiveOutcome::kFrame : ReceiveOutcome::kBroken;
   }
 
-  /// False once the channel is broken or closed.
+  /// Returns false once the channel is broken or closed.
   bool take_frames() {
     for (;;) {
       const ReceiveOutcome outcome = receive();

@@ -1,4 +1,4 @@
-/// The parsers of the bootstrap's frames, each on the whole input.
+/// Parsers of the bootstrap's frames, each on the whole input.
 
 #include <algorithm>
 
@@ -10,7 +10,7 @@ namespace {
 
 using namespace bootstrap;
 
-// Enough for an error message with three numbers, and less than a length in the input could ask for.
+// Enough for an error message with three numbers, and less than a length in the input could request.
 constexpr std::size_t kMessageRoomBytes = 512;
 
 void fuzz_header(std::span<const std::byte> input) {
@@ -39,7 +39,7 @@ void fuzz_hello(std::span<const std::byte> input) {
   require(input.size() == kHelloBytes, "a hello has a fixed length");
   require(same_bytes(encode_hello_unproven(*hello), input.first(kHelloUnprovenBytes)),
           "a hello has exactly one encoding");
-  require(same_bytes(hello->proof, input.subspan(kHelloUnprovenBytes)), "the proof follows the rest of the hello");
+  require(same_bytes(hello->proof, input.subspan(kHelloUnprovenBytes)), "the proof is the end of the hello");
   require(!hello->version.empty() && hello->version.size() <= kVersionBytes, "a version is not empty and not too long");
   require(std::all_of(hello->version.begin(), hello->version.end(), [](char c) { return c >= ' ' && c <= '~'; }),
           "a version is printable");
@@ -62,9 +62,9 @@ void fuzz_failure(std::span<const std::byte> input) {
 
   const Status clipped = clip_text(status);
   const Result<Failure> received = parse_failure(encoded);
-  require(received.ok(), "what was encoded can be parsed");
+  require(received.ok(), "an encoded failure can be parsed");
   require(received->code == clipped.code() && received->peer == clipped.peer() && received->text == clipped.message(),
-          "the receiver reads what clip_text returns");
+          "the receiver reads the clipped text");
 }
 
 void fuzz_give_up(std::span<const std::byte> input) {

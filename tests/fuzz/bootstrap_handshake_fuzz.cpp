@@ -1,5 +1,5 @@
-/// Challenge and hello: once the input as it is, as sent by an attacker, and once made by a peer that knows the secret
-/// and modified on the way.
+/// Challenge and hello: once with the input as sent by an attacker, and once with a hello that a peer with the secret
+/// made and that was modified on the way.
 
 #include <algorithm>
 
@@ -24,7 +24,7 @@ void fuzz_challenge(std::span<const std::byte, kChallengeFrameBytes> frame) {
   require(same_bytes(make_challenge(*nonce), frame), "a challenge has exactly one encoding");
 }
 
-/// A hello verifies if and only if it is what a peer that knows the secret would have sent.
+/// A hello verifies if and only if a peer that knows the secret would have sent it.
 void fuzz_hello(std::string_view secret, const Nonce& nonce, std::span<const std::byte, kHelloFrameBytes> frame) {
   const AllocationWatch watch;
   const Result<Hello> verified = verify_hello(secret, nonce, frame);
@@ -50,7 +50,7 @@ bool is_printable(std::string_view version) {
   return !version.empty() && std::all_of(version.begin(), version.end(), [](char c) { return c >= ' ' && c <= '~'; });
 }
 
-/// Flips bits of `bytes` at positions that the input chooses. False if the bytes are the same afterwards.
+/// Flips bits of `bytes` at positions that the input chooses. Returns false if the bytes are unchanged afterwards.
 bool change(InputReader* reader, std::span<std::byte> bytes) {
   const std::vector<std::byte> before(bytes.begin(), bytes.end());
   const std::size_t num_changes = 1 + reader->take<std::uint8_t>() % kMaxChanges;
@@ -85,7 +85,7 @@ void fuzz_proven_hello(InputReader reader) {
   if (verified.ok()) {
     require(verified->nonce == hello.nonce && verified->instance == hello.instance && verified->rank == hello.rank &&
                 verified->num_ranks == hello.num_ranks && verified->version == read_version,
-            "the root reads what the peer sent");
+            "the root reads the values that the peer sent");
   }
 
   const SessionKeys keys = derive_session_keys(secret, nonce, hello).value();
@@ -100,7 +100,7 @@ void fuzz_proven_hello(InputReader reader) {
     require(!verify_hello(secret, other_nonce, *made).ok(), "an answer to another challenge never verifies");
     require_other_keys(keys, derive_session_keys(secret, other_nonce, hello).value());
   }
-  // The lengths are equal: HMAC pads short keys with zeros, so that "s" and "s\0" are the same key.
+  // Equal lengths: HMAC pads short keys with zeros, so that "s" and "s\0" are the same key.
   std::string other_secret = secret;
   if (!secret.empty() && change(&reader, std::as_writable_bytes(std::span(other_secret)))) {
     require(!verify_hello(other_secret, nonce, *made).ok(), "a hello proven by another secret never verifies");

@@ -1,7 +1,7 @@
-/// Call headers and error records from rail peers (rail/call_header.hpp): what is accepted must be valid for everything
-/// that follows, which is agreement, route's counting, and readable messages.
+/// Call headers and error records from rail peers (rail/call_header.hpp): an accepted header must be valid for all its
+/// later uses: agreement, route's counting, and readable messages.
 ///
-/// Input: number of the call (u8), ranks (u8), then bytes: of the ranks' headers, and of an error record.
+/// Input: number of the call (u8), number of ranks (u8), then the bytes of the ranks' headers and of an error record.
 
 #include <algorithm>
 #include <array>
@@ -27,7 +27,7 @@ bool is_plain(std::span<const char> text) {
   return std::all_of(text.begin(), text.end(), [](char letter) { return letter >= ' ' && letter <= '~'; });
 }
 
-/// The header as a rank would have written it, from scratch.
+/// Rebuilds the header from its fields, as a rank would have written it.
 CallHeader say_again(const CallHeader& header) {
   CallHeader again;
   again.call = header.call;
@@ -57,7 +57,7 @@ bool accepts(std::span<const std::byte, sizeof(CallHeader)> bytes, std::uint64_t
     return false;
   }
   const CallRecord& record = header->record;
-  require(header->call == call, "a header is of this call");
+  require(header->call == call, "a header belongs to this call");
   require(to_string(record.operation) != "unknown call", "an operation has a name");
   require(to_string(record.code) != "unknown", "an error code has a name");
   constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
@@ -67,7 +67,7 @@ bool accepts(std::span<const std::byte, sizeof(CallHeader)> bytes, std::uint64_t
           "a message is inside its bounds");
   const bool failed = record.code != ErrorCode::kOk;
   require(failed || has_placement_digest(record.operation) || record.message_bytes == 0,
-          "of calls that succeeded only those with a placement have something to say");
+          "only successful calls with a placement carry a text");
   const auto text = std::span(record.message).first(static_cast<std::size_t>(record.message_bytes));
   require(!failed || is_plain(text), "a message is printable");
 
@@ -76,7 +76,7 @@ bool accepts(std::span<const std::byte, sizeof(CallHeader)> bytes, std::uint64_t
   require(raw.record.code == record.code && raw.record.operation == record.operation &&
               raw.record.fields == record.fields && raw.max_recv_rows == header->max_recv_rows &&
               raw.num_entries == header->num_entries,
-          "what is accepted is what was said");
+          "an accepted header keeps the sent fields");
   for (std::size_t i = 0; i < text.size(); ++i) {
     const char letter = raw.record.message[i];
     require(text[i] == (!failed || is_plain(std::span(&letter, 1)) ? letter : '?'),
@@ -86,8 +86,8 @@ bool accepts(std::span<const std::byte, sizeof(CallHeader)> bytes, std::uint64_t
   CallHeader second;
   const auto again_bytes = std::as_bytes(std::span(&again, 1));
   require(rail::parse_call_header(again_bytes.first<sizeof(CallHeader)>(), call, &second).ok(),
-          "what is accepted can be said again");
-  require(same_bytes(std::as_bytes(std::span(&second, 1)), again_bytes), "a header that was parsed has one spelling");
+          "an accepted header can be encoded again");
+  require(same_bytes(std::as_bytes(std::span(&second, 1)), again_bytes), "a parsed header has one encoding");
   return true;
 }
 
@@ -103,10 +103,10 @@ void check_agreed(std::span<const CallHeader> headers) {
            !std::equal(record->fields.begin(), record->fields.begin() + static_cast<std::ptrdiff_t>(count),
                        records[0]->fields.begin());
   });
-  require(agreed.ok() == (failed == records.end() && differs == records.end()), "ranks agree that do the same");
+  require(agreed.ok() == (failed == records.end() && differs == records.end()), "ranks with equal calls agree");
   if (agreed.ok()) return;
   const auto culprit = failed != records.end() ? failed : differs;
-  require(agreed.peer() == culprit - records.begin(), "the first that differs is named");
+  require(agreed.peer() == culprit - records.begin(), "the first rank that differs is named");
   require(agreed.code() == (failed != records.end() ? (*failed)->code : ErrorCode::kInvalidArgument),
           "a rank's own error comes first");
   require(is_plain(agreed.message()), "the message of a disagreement is printable");
@@ -140,7 +140,7 @@ void fuzz_one(std::span<const std::byte> input) {
   const std::size_t num_ranks = 1 + reader.take<std::uint8_t>() % kMaxRanks;
   std::vector<CallHeader> headers;
   for (std::size_t rank = 0; rank < num_ranks; ++rank) {
-    // On the heap, so that the sanitizer sees a step beyond the end.
+    // On the heap, so that the sanitizer detects an access beyond the end.
     const auto bytes =
         std::make_unique<std::array<std::byte, sizeof(CallHeader)>>(reader.take_array<sizeof(CallHeader)>());
     CallHeader header;

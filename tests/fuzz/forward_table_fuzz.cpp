@@ -1,5 +1,5 @@
-/// Forward tables (plan/forward_table.hpp) come from other nodes and determine where this one writes: what is accepted
-/// is within the limits, and means the same when it is sent on.
+/// Forward tables (plan/forward_table.hpp) from other nodes, which determine the rows that this node writes: an
+/// accepted table is within the limits, and keeps its meaning when it is sent on.
 ///
 /// Input: items (u8), destinations (u8), tokens (u8), K (u8), then rows of each of three ranks (3 x u8), then the
 /// table.
@@ -26,12 +26,12 @@ void check_accepted(const ForwardTable& table, const plan::ForwardTableLimits& l
     require(token > previous_token && token < limits.num_tokens, "tokens ascend and exist");
     previous_token = token;
     const std::span<const Destination> destinations = table.destinations_of(item);
-    require(!destinations.empty(), "an item goes somewhere");
+    require(!destinations.empty(), "an item has a destination");
     num_destinations += destinations.size();
     const Destination* previous = nullptr;
     for (const Destination& destination : destinations) {
       const auto rank = static_cast<std::size_t>(destination.rank);
-      require(destination.rank >= 0 && rank < limits.num_rows.size(), "a destination's rank is of the node");
+      require(destination.rank >= 0 && rank < limits.num_rows.size(), "a destination's rank belongs to the node");
       require(destination.row >= 0 && destination.row < limits.num_rows[rank], "a destination's row exists");
       require(destination.topk < limits.num_topk, "a destination's entry exists");
       const bool same_row =
@@ -57,7 +57,7 @@ void fuzz_one(std::span<const std::byte> input) {
   for (std::int64_t& rows : num_rows) rows = reader.take<std::uint8_t>();
   const plan::ForwardTableLimits limits{num_tokens, num_topk, num_rows};
 
-  // Any length is refused but the right one, which the rest is cut or filled to.
+  // Any other length than the right one is refused; the remaining input is then cut or filled to that length.
   const std::span<const std::byte> given = reader.take_at_most(input.size());
   std::vector<std::byte> bytes(given.begin(), given.end());
   const std::size_t wire_bytes = size.wire_bytes();
@@ -77,10 +77,10 @@ void fuzz_one(std::span<const std::byte> input) {
   plan::encode(*table, again.data());
   const Result<ForwardTable> second = plan::parse_forward_table(again, size, limits);
   require(second.ok() && second->tokens == table->tokens && second->first_destination == table->first_destination,
-          "what is encoded means the same");
+          "an encoded table keeps its meaning");
   std::vector<std::byte> third(wire_bytes);
   plan::encode(*second, third.data());
-  require(same_bytes(again, third), "a table that was parsed has one spelling");
+  require(same_bytes(again, third), "a parsed table has one encoding");
 }
 
 }  // namespace ferry::test

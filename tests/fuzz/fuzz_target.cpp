@@ -9,13 +9,13 @@
 
 namespace {
 
-// Atomic: libFuzzer has a thread of its own.
+// Atomic, as libFuzzer has a thread of its own.
 std::atomic<std::size_t> largest_allocation_bytes = 0;
 
 }  // namespace
 
-// All but the aligned ones and those of arrays. The sanitizers have their own versions of each, and memory must be
-// freed by the allocator it came from.
+// Replaces all but the aligned and the array forms. The sanitizers have their own versions of each, and memory must be
+// freed by the allocator that it came from.
 void* operator new(std::size_t num_bytes, const std::nothrow_t&) noexcept {
   if (num_bytes > largest_allocation_bytes.load(std::memory_order_relaxed)) {
     largest_allocation_bytes.store(num_bytes, std::memory_order_relaxed);
@@ -37,7 +37,7 @@ namespace ferry::test {
 
 void require(bool holds, std::string_view what) {
   if (holds) return;
-  std::fprintf(stderr, "fuzz target: does not hold: %.*s\n", static_cast<int>(what.size()), what.data());
+  std::fprintf(stderr, "fuzz target: check failed: %.*s\n", static_cast<int>(what.size()), what.data());
   std::abort();
 }
 

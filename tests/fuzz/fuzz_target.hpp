@@ -1,7 +1,7 @@
 #ifndef FERRY_TESTS_FUZZ_FUZZ_TARGET_HPP
 #define FERRY_TESTS_FUZZ_FUZZ_TARGET_HPP
 
-/// A fuzz target: one function that takes any bytes, and helpers with which it checks a parser.
+/// Interface of a fuzz target: one function that takes any bytes, and helpers to check a parser.
 
 #include <cstddef>
 #include <span>
@@ -11,25 +11,25 @@
 
 namespace ferry::test {
 
-/// Each target defines it. Returns if every check holds, else ends the process.
+/// Defined by each target. Returns if every check holds, else ends the process.
 void fuzz_one(std::span<const std::byte> input);
 
 /// Ends the process unless `holds`, so that libFuzzer keeps the input and a replay names it.
 void require(bool holds, std::string_view what);
 
-/// A refusal must have the code that the parser documents, and a message.
+/// Requires a refusal with the code that the parser documents, and a message.
 void require_refusal(const Status& status, ErrorCode code);
 
-/// Faster than comparing byte by byte, since libFuzzer instruments each comparison.
+/// Compares with memcmp: libFuzzer instruments each comparison of a byte-by-byte loop.
 bool same_bytes(std::span<const std::byte> a, std::span<const std::byte> b);
 
-/// Watches what this program allocates while it lives; one at a time. Covers operator new without alignment and what
-/// builds on it, which is where vectors and strings get their memory.
+/// Watches this program's allocations while it lives; one watch at a time. Covers operator new without alignment and
+/// the forms built on it, which allocate the memory of vectors and strings.
 class AllocationWatch {
  public:
   AllocationWatch();
 
-  /// Largest allocation since the watch began: shows when a false length was trusted, even if the memory was freed
+  /// Largest allocation since the watch began: reveals that a false length was trusted, even if the memory was freed
   /// again.
   std::size_t largest_bytes() const;
 };

@@ -13,7 +13,7 @@
 
 namespace ferry::test {
 
-/// Reads from the front. Past the end of the input it reads zeros, so that any input is complete.
+/// Reads from the front. Reads zeros past the end of the input, so that any input is complete.
 class InputReader {
  public:
   explicit InputReader(std::span<const std::byte> input) : rest_(input) {}
@@ -34,7 +34,7 @@ class InputReader {
     return bytes;
   }
 
-  /// Little-endian on every machine, so that a corpus means the same on all of them.
+  /// Little-endian on every machine, so that a corpus has the same meaning on all of them.
   template <std::unsigned_integral Integer>
   Integer take() {
     const auto bytes = take_array<sizeof(Integer)>();

@@ -1,4 +1,4 @@
-/// The variables that launchers set. The input is lines of NAME=value, as env prints them.
+/// Variables that launchers set. The input is lines of NAME=value, as env prints them.
 
 #include <algorithm>
 #include <map>
@@ -43,7 +43,7 @@ bool same_options(const TcpBootstrapOptions& a, const TcpBootstrapOptions& b) {
          a.secret == b.secret && a.timeout_ns == b.timeout_ns && a.listen_fd == b.listen_fd;
 }
 
-/// True for every loopback address, and for little else.
+/// True for every loopback address, and for few other hosts.
 bool may_be_loopback(std::string_view host) {
   const bool like_ipv6 = host.ends_with('1') && host.find_first_not_of("0:.1") == std::string_view::npos;
   return host == "localhost" || host.starts_with("127.") || like_ipv6;
@@ -64,7 +64,7 @@ void fuzz_options(const Environment& environment) {
   const bool derived = !options->secret.empty() && (given == environment.end() || given->second.empty());
   require(!derived || may_be_loopback(options->host), "a derived secret is used only on a loopback host");
 
-  // Options that were read from a launcher's variables can be set by hand, and override them.
+  // Options read from a launcher's variables can also be set by hand, and then override the launcher's.
   Environment by_hand = {{"FERRY_RANK", std::to_string(options->rank)},
                          {"FERRY_NUM_RANKS", std::to_string(options->num_ranks)},
                          {"FERRY_HOST", options->host},

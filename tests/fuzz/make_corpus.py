@@ -1,7 +1,7 @@
-"""Writes the seeds of the binary formats: python3 tests/fuzz/make_corpus.py
+"""Writes seeds of the binary formats: python3 tests/fuzz/make_corpus.py
 
-It shares no code with the library, so that a seed which the library accepts shows that both implement the same format.
-Inputs found by fuzzing are next to the seeds under other names; this script does not touch them. The seeds of
+The script shares no code with the library: a seed that the library accepts shows that both implement the same format.
+Inputs found by fuzzing are next to the seeds under other names, and this script does not touch them. The seeds of
 launcher_environment are text, written by hand.
 """
 
@@ -70,7 +70,7 @@ def handshake_seeds() -> dict[str, bytes]:
     }
 
 
-# The events of bootstrap_channel_fuzz.cpp.
+# Events of bootstrap_channel_fuzz.cpp.
 FRAME, LONG_FRAME, FORGED_HEADER, REPEAT, STRANGE_BYTES, DROP, SWAP = range(7)
 
 
@@ -85,7 +85,7 @@ def channel_seeds() -> dict[str, bytes]:
     one, two, three = (frame_event(MESSAGE, text) for text in (b"one", b"", b"three"))
     long = struct.pack("<BHB", LONG_FRAME, 35000, 7)
     change_byte_3 = struct.pack("<HBH", 3, 128, 0)
-    # The fate of the connection is read after sixteen events: these fill up and change nothing.
+    # The end of the connection is read after sixteen events; this event has no effect and fills the sixteen.
     rest = bytes([STRANGE_BYTES, 0])
     return {
         "frames_at_once": story(one, two, three, chunk=0xFFFF),
@@ -169,7 +169,7 @@ def error_record(code: int, culprit: int, text: bytes, text_bytes: int | None = 
 
 def call_header_seeds() -> dict[str, bytes]:
     def story(*headers: bytes, end: bytes = b"") -> bytes:
-        # Past the end of an input there are zeros.
+        # A reader returns zeros past the end of an input.
         return (bytes([7, len(headers) - 1]) + b"".join(headers) + end).rstrip(b"\0")
 
     def placed(owners: tuple[int, ...], placement: int, **more: int) -> bytes:
@@ -239,7 +239,7 @@ def call_header_seeds() -> dict[str, bytes]:
     }
 
 
-# The headers of rail_chunk_fuzz.cpp, and what may be changed in one.
+# Kinds of headers in rail_chunk_fuzz.cpp, and the fields that a changed one may differ in.
 GOOD, CHANGED, ANY = range(3)
 CHUNK_IDX, EXCHANGE_IDX, NUM_ITEMS, ITEM_BYTES = range(4)
 
@@ -280,7 +280,7 @@ def rail_chunk_seeds() -> dict[str, bytes]:
     }
 
 
-# The layouts and changes of route_tables_fuzz.cpp.
+# Layouts and changes of route_tables_fuzz.cpp.
 TOKENS, EXPERTS, SLAB = range(3)
 RANK_COUNT, EXPERT_COUNT, TABLE_ITEMS, TABLE_DESTINATIONS, ENTRIES, TABLE_WORD = range(6)
 
@@ -290,7 +290,7 @@ def route_tables_seeds() -> dict[str, bytes]:
 
     def story(layout: int, *changes: tuple[int, int, int, int], space: int = 15) -> bytes:
         shape = bytes([1, 1, 1, 5, layout, space, 0])
-        # The experts of each token, plus one.
+        # Experts of each token, plus one.
         ranks = [[(4, 1), (3, 4)], [(4, 4)], [(0, 0), (1, 2), (4, 3)], [(3, 0)]]
         tokens = b"".join(bytes([len(rank)]) + b"".join(map(bytes, rank)) for rank in ranks)
         edits = b"".join(struct.pack("<BBBi", *change) for change in changes)

@@ -1,7 +1,7 @@
-/// What an end of the network publishes (net/blob.hpp), and how an engine parses its own part of it.
+/// Blobs that network ends publish (net/blob.hpp), and an engine's parsing of its own part.
 ///
 /// Input: self, peers, channels, peer (4 x u8), bytes of memory (u16), a change (u16 position, u8 bits), then bytes
-/// that serve three times: as a blob, as the contents after a valid checksum, and as an engine's own part.
+/// that are used three times: as a blob, as the contents after a valid checksum, and as an engine's own part.
 
 #include <array>
 #include <vector>
@@ -22,7 +22,7 @@ constexpr std::size_t kMessageRoomBytes = 512;
 
 std::array<std::byte, 0x10000> memory;
 
-/// Written independently of the parser, which must accept what other code computed.
+/// Independent of the parser, which must accept checksums computed by other code.
 std::vector<std::byte> with_good_checksum(std::span<const std::byte> body) {
   std::uint64_t hash = 14695981039346656037ULL;
   for (const std::byte byte : body) {
@@ -36,10 +36,10 @@ std::vector<std::byte> with_good_checksum(std::span<const std::byte> body) {
   return blob;
 }
 
-/// In memory of its own, so that the sanitizer sees a step beyond the end.
+/// Copy in memory of its own, so that the sanitizer detects an access beyond the end.
 std::vector<std::byte> copy_of(std::span<const std::byte> bytes) { return {bytes.begin(), bytes.end()}; }
 
-/// As an engine reads its part: numbers and ranges whose length is a number before them.
+/// Reads an engine's part as the engine does: numbers, and ranges preceded by their lengths.
 void fuzz_own_part(std::span<const std::byte> own_part) {
   BlobReader reader(own_part);
   BlobWriter writer;
@@ -53,19 +53,19 @@ void fuzz_own_part(std::span<const std::byte> own_part) {
     const bool readable = reader.ok();
     const std::size_t before = reader.rest().size();
     const std::span<const std::byte> taken = reader.bytes(announced);
-    require(reader.ok() == (readable && announced <= before), "what was announced is there or refused");
+    require(reader.ok() == (readable && announced <= before), "an announced range exists or is refused");
     require(taken.size() == (reader.ok() ? announced : 0), "a range is whole or empty");
     require(taken.empty() ||
                 (taken.data() >= own_part.data() && taken.data() + taken.size() <= own_part.data() + own_part.size()),
-            "a range is inside what was read");
+            "a range is inside the engine's part");
     writer.u32(announced);
     writer.bytes(taken);
   }
   if (reader.finished()) {
-    require(same_bytes(writer.blob(), own_part), "what was read to its end has one spelling");
+    require(same_bytes(writer.blob(), own_part), "a part read to its end has one encoding");
   }
   if (!reader.ok()) {
-    require(reader.u64() == 0 && reader.bytes(0).empty() && !reader.ok(), "what was missing once stays missing");
+    require(reader.u64() == 0 && reader.bytes(0).empty() && !reader.ok(), "a reader that ran out stays not ok");
   }
 }
 
@@ -83,7 +83,7 @@ void fuzz_blob(std::span<const std::byte> blob, EngineOptions options, int peer)
           "the own part is the end of the blob");
   options.self = peer;
   const Result<Blob> again = make_blob(kEngine, options, *own_part);
-  require(again.ok() && same_bytes(*again, blob), "a blob that fits has one spelling");
+  require(again.ok() && same_bytes(*again, blob), "an accepted blob has one encoding");
   fuzz_own_part(*own_part);
 }
 
@@ -114,9 +114,9 @@ void fuzz_one(std::span<const std::byte> input) {
     return;
   }
   const Result<std::span<const std::byte>> read = parse_blob(*published, kEngine, options, peer);
-  require(read.ok() && same_bytes(*read, bytes), "what one end publishes the other reads");
+  require(read.ok() && same_bytes(*read, bytes), "each end reads the blob that the other publishes");
   require(!parse_blob(*published, "loopback", options, peer).ok(), "an engine does not read another's blob");
-  // Every step of the checksum maps different states to different states: one changed byte cannot be missed.
+  // Every step of the checksum maps different states to different states: one changed byte is always detected.
   (*published)[position % published->size()] ^= bits;
   require(parse_blob(*published, kEngine, options, peer).ok() == (bits == std::byte{0}), "a changed blob never parses");
 }

@@ -1,9 +1,9 @@
-/// What one peer sends to the UCX engine (net/ucx/inbound.hpp): forged, changed, repeated, reordered, out of bounds.
+/// Messages from one peer to the UCX engine (net/ucx/inbound.hpp): forged, changed, repeated, reordered, out of bounds.
 ///
 /// Input: bytes of memory (u8), then messages to the end of the input, each with a mode (u8, modulo 3):
 ///   0  a header of any bytes, and a payload (u8 length)
-///   1  a header that the peer sealed: kind, sender, channel, sequence (4 x u8), value (u16), ticket (u8, also what is
-///      to be compared), operand (u8), announced payload (u8), payload (u8 length)
+///   1  a header that the peer sealed: kind, sender, channel, sequence (4 x u8), value (u16), ticket (u8, also the
+///      operand of a comparison), operand (u8), announced payload (u8), payload (u8 length)
 ///   2  as 1, with one byte changed (u8 position, u8 bits)
 /// Values with the highest bit set count from the end of the address space.
 
@@ -28,11 +28,11 @@ constexpr std::uint32_t kNumChannels = 3;
 constexpr SealKey kKey{std::byte{7}};
 constexpr int kNumModes = 3;
 constexpr std::size_t kMaxMemory = 255;
-/// The one get that this end has asked for, and its length.
+/// The one get that this end has requested, and its length.
 constexpr std::uint64_t kTicket = 5;
 constexpr std::size_t kGetBytes = 20;
 
-/// What must hold, written independently of the receiver.
+/// Expected state, computed independently of the receiver.
 class Model {
  public:
   explicit Model(std::size_t memory_bytes) : memory(memory_bytes) {}
@@ -41,8 +41,8 @@ class Model {
   std::vector<std::byte> memory;
   std::vector<std::byte> got = std::vector<std::byte>(kGetBytes);
   std::set<std::uint64_t> arrived;
-  std::vector<Message> notes;          // all that arrived but puts and bytes that were asked for
-  std::set<std::uint64_t> last_parts;  // answers with the end of those bytes
+  std::vector<Message> notes;          // all arrived messages except puts and requested bytes
+  std::set<std::uint64_t> last_parts;  // answers with the last part of those bytes
 
   bool accepts(const Message& message, std::span<const std::byte> payload) {
     if (broken || message.sender != kSender || arrived.contains(message.sequence) ||
@@ -113,10 +113,10 @@ class Model {
     return missing;
   }
 
-  /// Until their end has come, and all before it.
+  /// Returns true until the last part and all messages before it have arrived.
   bool expects_bytes() const { return last_parts.empty() || *last_parts.begin() >= first_missing(); }
 
-  /// Those before which nothing is missing, in order.
+  /// Sequence numbers of messages with none missing before them, in order.
   std::vector<std::uint64_t> due() const {
     const std::uint64_t missing = first_missing();
     std::vector<std::uint64_t> sequences;
@@ -176,18 +176,18 @@ void fuzz_one(std::span<const std::byte> input) {
       genuine = bits == std::byte{0};
     }
     const std::span<const std::byte> taken = reader.take_at_most(reader.take<std::uint8_t>());
-    const std::vector<std::byte> payload(taken.begin(), taken.end());  // the sanitizer sees a step beyond its end
+    const std::vector<std::byte> payload(taken.begin(), taken.end());  // the sanitizer detects an access beyond its end
     const std::optional<Message> message = parse_message(header);
-    require(!genuine || message.has_value(), "a peer's message has the form of one");
+    require(!genuine || message.has_value(), "a peer's message can be parsed");
     if (!message) continue;
     const bool expected = genuine && model.accepts(*message, payload);
     const Way way = message->sequence % 2 == 0 ? Way::kWorker : Way::kReceiver;
-    require(inbound.accept(*message, payload, way) == expected, "only what the peer made, and that once");
+    require(inbound.accept(*message, payload, way) == expected, "only the peer's own messages are accepted, each once");
     require(inbound.broken() == model.broken, "only the peer itself can end the connection");
     require(same_bytes(memory, model.memory), "only payloads inside the memory are written");
-    require(same_bytes(got, model.got), "only bytes that were asked for are written where they were to go");
+    require(same_bytes(got, model.got), "only requested bytes are written to the get's destination");
     for (const Message& due : inbound.take_due()) handed_on.push_back(due.sequence);
-    require(handed_on == model.due(), "messages count in order, once all before them have arrived");
+    require(handed_on == model.due(), "messages are delivered in order, after all earlier ones");
   }
   for (std::size_t length = 0; length < sizeof(Message); ++length) {
     require(!parse_message(input.first(std::min(length, input.size()))), "a header has one length");

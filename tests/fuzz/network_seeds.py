@@ -1,4 +1,4 @@
-"""The seeds of what networks carry: addresses, published memory, messages. For make_corpus.py."""
+"""Seeds of data that networks carry: addresses, published memory, messages. For make_corpus.py."""
 
 import struct
 
@@ -11,7 +11,7 @@ def fnv(data: bytes) -> int:
 
 
 def net_blob(body: bytes, *, memory: int = 4096, peer: int = 2) -> bytes:
-    """End 1 of 3, with 5 channels, reads what `peer` published; no byte is changed."""
+    """End 1 of 3, with 5 channels, reads a blob that `peer` published; no byte is changed."""
     return struct.pack("<BBBBHHB", 1, 2, 5, peer, memory, 0, 0) + body
 
 

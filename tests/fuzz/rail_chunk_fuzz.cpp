@@ -1,9 +1,8 @@
-/// Chunks from a rail peer (rail/chunk_reader.hpp), as a sequence of exchanges: a receiver takes exactly the items
-/// that both ends agreed on, in order, whatever the peer writes into the chunks before and after.
+/// Chunks from a rail peer (rail/chunk_reader.hpp), as a sequence of exchanges: a receiver takes exactly the items that
+/// both ends agreed on, in order, whatever the peer writes into earlier and later chunks.
 ///
 /// Input: room of a chunk in units of 16 bytes (u8), then exchanges: items (u8), units of an item (u8), then chunks:
-/// what their header is (u8: as it should be, with a field changed, any bytes) with what that takes, then how they are
-/// used.
+/// kind of the header (u8: correct, with a field changed, any bytes) with its data, then the way the chunk is used.
 
 #include <algorithm>
 #include <array>
@@ -35,7 +34,7 @@ constexpr std::uint8_t kNumHeaders = 3;
 
 struct Story {
   InputReader reader;
-  std::size_t room_bytes;  // of a chunk, without its header
+  std::size_t room_bytes;  // room of a chunk, without its header
   std::uint64_t chunk_idx = 0;
 };
 
@@ -47,7 +46,7 @@ struct Progress {
   std::int64_t left() const { return agreed.num_items - num_used; }
 };
 
-/// What all exchanges carry, one item after the other; no two units are equal.
+/// Contents of all exchanges, one item after the other; no two units are equal.
 std::span<const std::byte> stream() {
   static const std::vector<std::byte> bytes = [] {
     std::vector<std::byte> all((kMaxItems + kMaxUnits) * kMaxUnits * kAlignmentBytes);
@@ -84,7 +83,7 @@ ChunkHeader draw_header(Story& story, const Progress& progress) {
   return header;
 }
 
-/// What the receiver may take, in numbers that cannot overflow.
+/// Returns true if the receiver may take the chunk, computed in numbers that cannot overflow.
 bool is_agreed(const ChunkHeader& header, const Story& story, const Progress& progress) {
   __extension__ using Wide = unsigned __int128;
   return header.chunk_idx == story.chunk_idx && header.exchange_idx == progress.agreed.exchange_idx &&
@@ -99,13 +98,13 @@ void require_items(std::span<const std::byte> items, const std::vector<std::byte
       "items are inside their chunk");
   const std::size_t item_bytes = progress.agreed.item_bytes;
   require(items.size() % item_bytes == 0, "items are whole");
-  require(static_cast<std::int64_t>(items.size() / item_bytes) <= progress.left(), "no more comes than was agreed on");
-  require(same_bytes(items, stream().subspan(progress.used_bytes(), items.size())), "items come in order");
+  require(static_cast<std::int64_t>(items.size() / item_bytes) <= progress.left(), "no more items than agreed on");
+  require(same_bytes(items, stream().subspan(progress.used_bytes(), items.size())), "items are in order");
 }
 
 void use_chunk(Story& story, ChunkReader& in, std::vector<std::byte>& chunk, Progress& progress) {
   const std::size_t item_bytes = progress.agreed.item_bytes;
-  // The peer can still write there.
+  // The peer can still write into the chunk.
   const auto scribble = story.reader.take_array<sizeof(ChunkHeader)>();
   std::copy(scribble.begin(), scribble.end(), chunk.begin());
   bool used_up = false;
@@ -124,7 +123,7 @@ void use_chunk(Story& story, ChunkReader& in, std::vector<std::byte>& chunk, Pro
   ++story.chunk_idx;
 }
 
-/// False: the peer sent only chunks that were refused.
+/// Returns false if the peer sent only chunks that were refused.
 bool run_exchange(Story& story, std::uint64_t exchange_idx) {
   Progress progress;
   const std::size_t max_units = story.room_bytes / kAlignmentBytes;
@@ -132,7 +131,7 @@ bool run_exchange(Story& story, std::uint64_t exchange_idx) {
                      .num_items = story.reader.take<std::uint8_t>() % (kMaxItems + 1),
                      .item_bytes = kAlignmentBytes * (1 + story.reader.take<std::uint8_t>() % max_units)};
   ChunkReader in(progress.agreed);
-  require(!in.is_open() && in.front().empty(), "nothing has come before the first chunk");
+  require(!in.is_open() && in.front().empty(), "there are no items before the first chunk");
   int num_refusals = 0;
   while (!in.all_used() && num_refusals < kMaxRefusals) {
     const ChunkHeader header = draw_header(story, progress);

@@ -1,5 +1,5 @@
-/// main() of a target without libFuzzer: runs it over files, so that every compiler and every sanitizer checks what
-/// fuzzing has found. Usage: <target>_fuzz FILE|FOLDER…
+/// main() of a target without libFuzzer: runs it over files, so that every compiler and every sanitizer checks the
+/// inputs that fuzzing found. Usage: <target>_fuzz FILE|FOLDER…
 
 #include <algorithm>
 #include <cstdio>

@@ -1,9 +1,9 @@
-/// Counts and forward tables, as route over several nodes gets them from all ranks (plan/peer_counts.hpp,
-/// plan/forward_table.hpp and plan/route_plan.hpp): what is accepted names one token for every row that holds one,
+/// Counts and forward tables, as route over several nodes receives them from all ranks (plan/peer_counts.hpp,
+/// plan/forward_table.hpp and plan/route_plan.hpp): accepted tables name one token for every row that holds one,
 /// whatever else was changed, and unchanged tables are accepted.
 ///
-/// Input: shape of the group and of the call (7 x u8), tokens of each rank (u8) with their experts (u8 each), then how
-/// many changes there are (u8) and what they are.
+/// Input: shape of the group and of the call (7 x u8), tokens of each rank (u8) with their experts (u8 each), then the
+/// number of changes (u8) and the changes.
 
 #include <algorithm>
 #include <array>
@@ -34,9 +34,9 @@ constexpr int kMaxTokens = 3;
 constexpr int kMaxChanges = 4;
 constexpr int kMaxRuns = std::max(kNumNodes * kMaxRanksPerNode, kMaxExperts);
 
-/// What one rank reports about its tokens.
+/// Counts and table that one rank reports about its tokens.
 struct Source {
-  std::vector<std::vector<int>> tokens;  // experts of each
+  std::vector<std::vector<int>> tokens;  // experts of each token
   std::int64_t num_entries = 0;
   std::int64_t max_recv_rows = 0;
   std::vector<std::int32_t> rank_counts;
@@ -49,7 +49,7 @@ struct World {
   Topology topology;
   RouteCall call;
   std::vector<std::int32_t> expert_to_rank;  ///< [E]
-  int node = 0;                              // whose ranks read the tables
+  int node = 0;                              // node whose ranks read the tables
   std::vector<Source> sources;
 
   int first_rank() const { return node * topology.ranks_per_node; }
@@ -86,7 +86,7 @@ World draw_world(InputReader& reader) {
   return world;
 }
 
-/// Correct counts, computed from the definition and not with the library's code.
+/// Computes correct counts from the definition, without the library's code.
 void count(World& world) {
   for (Source& source : world.sources) {
     source.num_entries = static_cast<std::int64_t>(source.tokens.size()) * world.call.num_topk;
@@ -166,7 +166,7 @@ void make_tables(World& world) {
   }
 }
 
-/// Changes what a rank reports. False if nothing changed.
+/// Changes the report of one rank. Returns false if the report is unchanged.
 bool change(InputReader& reader, World& world) {
   Source& source = world.sources[reader.take<std::uint8_t>() % world.sources.size()];
   const std::uint8_t what = reader.take<std::uint8_t>() % 8;
@@ -201,7 +201,8 @@ bool change(InputReader& reader, World& world) {
   }
 }
 
-/// One rank of the node reads everything, as route does. False: it was refused, or is too much for a test.
+/// Reads all reports on one rank of the node, as route does. Returns false if they were refused, or are too large for a
+/// test.
 bool read(World& world, int local_rank) {
   const int me = world.first_rank() + local_rank;
   const RouteCall& call = world.call;
@@ -227,14 +228,14 @@ bool read(World& world, int local_rank) {
     if (!status.ok()) return refuse(status);
     counts.push_back(
         {source.rank_counts.data(), source.expert_counts.data(), source.num_entries, source.max_recv_rows});
-    require(plan::counts_fit(shape, counts.back()), "what is possible does not exceed a rank's entries");
+    require(plan::counts_fit(shape, counts.back()), "possible counts do not exceed a rank's entries");
   }
   const plan::ExpertGroups groups = plan::group_experts(shape, counts);
   if (Status status = plan::check_capacity(shape, counts, groups); !status.ok()) {
     require_refusal(status, ErrorCode::kCapacity);
     return false;
   }
-  // Anything larger would only test memory.
+  // Larger tables would only test memory.
   constexpr std::int64_t kManyRows = 1 << 8;
   std::vector<std::int64_t> num_rows;
   for (int other = 0; other < topology.ranks_per_node; ++other) {
@@ -264,7 +265,7 @@ bool read(World& world, int local_rank) {
     const std::int64_t num_tokens = source.num_entries / call.num_topk;
     Result<ForwardTable> table = plan::parse_forward_table(bytes, size, {num_tokens, call.num_topk, num_rows});
     if (!table.ok()) return refuse(table.status());
-    // As in route: rail peers check what comes from other nodes, for all ranks of the node.
+    // As in route: rail peers check tables from other nodes for all ranks of the node.
     const bool from_other_node = topology.node_of(static_cast<int>(rank)) != world.node;
     if (from_other_node) {
       std::vector<std::int64_t> counted;
@@ -282,7 +283,7 @@ bool read(World& world, int local_rank) {
     for (const Destination& destination : table->destinations) {
       if (destination.rank == local_rank && destination.first != 0 && (from_other_node || expected > 0)) {
         require(source_table[to_size(destination.row) * 2] == static_cast<std::int32_t>(rank),
-                "a rank gives none but its own rows");
+                "a rank assigns only its own rows");
         require(!given[to_size(destination.row)], "no row is given twice");
         given[to_size(destination.row)] = true;
       }

@@ -1,5 +1,5 @@
-/// Files of kernel settings. What is accepted serves each call at most once, with settings that a call may have; what
-/// is refused says where the fault is.
+/// Files of kernel settings. An accepted file serves each call at most once, with settings that a call may have; a
+/// refusal names the place of the fault.
 
 #include <limits>
 
@@ -30,9 +30,9 @@ void check_call(const TuningTable& table, const TunedCall& call) {
   const TuningEntry& expected = only == nullptr ? none : *only;
   require(all.num_sms == expected.num_sms && all.num_copy_sms == expected.num_copy_sms &&
               all.chunk_tokens == expected.chunk_tokens,
-          "a call without settings of its own takes those of its entry");
+          "a call without own settings takes its entry's");
   const KernelOptions own = tuned({.num_sms = 3, .num_copy_sms = 2, .chunk_tokens = 1}, table.entries, call);
-  require(own.num_sms == 3 && own.num_copy_sms == 2 && own.chunk_tokens == 1, "a call's own settings count");
+  require(own.num_sms == 3 && own.num_copy_sms == 2 && own.chunk_tokens == 1, "a call's own settings take precedence");
 }
 
 void check_table(const TuningTable& table, const std::vector<TuningTable>& all) {
@@ -57,7 +57,7 @@ void fuzz_one(std::span<const std::byte> input) {
   const AllocationWatch watch;
   const Result<std::vector<TuningTable>> tables = parse_tuning(text, "FILE");
   require(watch.largest_bytes() <= kSmallAllocation + kBytesPerInputByte * input.size(),
-          "memory is allocated only for what has arrived");
+          "memory is allocated only in proportion to the input");
   if (!tables.ok()) {
     require_refusal(tables.status(), ErrorCode::kInvalidArgument);
     const std::string_view message = tables.status().message();

@@ -1,4 +1,4 @@
-/// The kernel of arrival_tables, on the cases that tests/unit/arrival_tables_test.cpp gives the host.
+/// Tests of the arrival_tables kernel, on the host's cases in tests/unit/arrival_tables_test.cpp.
 
 #include "ferry/arrival_tables.hpp"
 

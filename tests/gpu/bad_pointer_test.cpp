@@ -1,4 +1,4 @@
-/// Pointers that a rank's GPU cannot use: refused by the rank's own call, and every peer hears of it.
+/// Pointers that a rank's GPU cannot use: the rank's own call refuses them, and every peer learns of the refusal.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -21,7 +21,7 @@ class BadPointer : public testing::TestWithParam<RankKind> {
     return prepare(one);
   }
 
-  /// The bad rank learns from the call, the others when they wait.
+  /// The bad rank gets the error from the call, the others when they wait.
   static void expect_refusal(RankContext& context, Group& group, const Status& status, int bad_rank,
                              const std::string& what) {
     if (context.rank() == bad_rank) context.expect_code(status, ErrorCode::kInvalidArgument, what + ", at once");
@@ -31,7 +31,7 @@ class BadPointer : public testing::TestWithParam<RankKind> {
                    fmt::format("{}: does not name rank {}: {}", what, bad_rank, told.message()));
   }
 
-  /// Each tensor of each call in turn lies where `wrong` points on one rank.
+  /// Puts each tensor of each call in turn at `wrong`, on one rank.
   static void check_refusals(RankContext& context, Group& group, const PreparedCase& good, void* wrong,
                              const std::string& kind) {
     const Routing routing = check_route(context, group, good);
@@ -97,7 +97,8 @@ TEST_P(BadPointer, MemoryOfAnotherGpuIsRefused) {
   });
 }
 
-/// Nobody waits between the refused call and the good one behind it: the good one does its work, the wait tells.
+/// No rank waits between the refused call and the valid one after it. The valid call completes, and the wait reports
+/// the refusal.
 TEST_P(BadPointer, DoesNotHarmTheNextCallOnTheStream) {
   const PreparedCase good = good_case();
   run_gpu_group(GetParam(), kNumRanks, [&](RankContext& context, Group& group) {
@@ -110,7 +111,7 @@ TEST_P(BadPointer, DoesNotHarmTheNextCallOnTheStream) {
     const DispatchTensors next(context, group, good, 0);
     if (bad) refused.in.x.data = host;
     const Status status = group.dispatch(routing, refused.in, refused.out, stream, refused.options);
-    context.expect(status.ok() != bad, "what the call itself says: " + status.to_string());
+    context.expect(status.ok() != bad, "status of the call: " + status.to_string());
     context.expect_ok(group.dispatch(routing, next.in, next.out, stream, next.options), "the next call");
     const Status told = group.wait(stream);
     if (!bad) context.expect_code(told, ErrorCode::kInvalidArgument, "wait");

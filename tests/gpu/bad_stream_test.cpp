@@ -1,4 +1,5 @@
-/// Streams that a rank cannot use: refused by the rank's own call, told to every peer at once, and the group goes on.
+/// Streams that a rank cannot use: the rank's own call refuses them, every peer learns of it at once, and the group
+/// remains usable.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -24,7 +25,7 @@ PreparedCase good_case() {
 
 class BadStream : public testing::TestWithParam<RankKind> {
  protected:
-  /// Every call in turn on `wrong`, on one rank.
+  /// Makes every call in turn on stream `wrong`, on one rank.
   static void check_refusals(RankContext& context, Group& group, const PreparedCase& good, Stream wrong) {
     const Routing routing = check_route(context, group, good);
     if (!routing.present()) return;
@@ -65,7 +66,7 @@ TEST_P(BadStream, OfAnotherGpuIsRefused) {
   });
 }
 
-/// CUDA refuses work on the default stream while a stream that it waits for is captured.
+/// CUDA refuses work on the default stream while a stream for which it waits is captured.
 TEST_P(BadStream, TheDefaultOneDuringACaptureIsRefused) {
   const PreparedCase good = good_case();
   run_gpu_group(GetParam(), kNumRanks, [&](RankContext& context, Group& group) {
@@ -80,7 +81,7 @@ TEST_P(BadStream, TheDefaultOneDuringACaptureIsRefused) {
   });
 }
 
-/// What cannot become part of a graph breaks nothing: nobody waits for it.
+/// A call that cannot become part of a graph does no harm: no rank waits for it.
 TEST_P(BadStream, WhoseCaptureIsInvalidBreaksNothing) {
   const PreparedCase good = good_case();
   run_gpu_group(GetParam(), kNumRanks, [&](RankContext& context, Group& group) {

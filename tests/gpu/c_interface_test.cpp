@@ -1,5 +1,5 @@
-/// The C interface on GPUs: streams, bounded rows, errors told by wait, latency mode. What calls compute is tested
-/// through the C++ interface, which is below.
+/// The C interface on GPUs: streams, bounded rows, errors reported by wait, latency mode. Results of calls are tested
+/// through the C++ interface, on which it is built.
 
 #include <gtest/gtest.h>
 
@@ -19,7 +19,7 @@ constexpr std::int64_t kNumTokens = 6;  // T
 constexpr std::int64_t kHidden = 32;    // H
 constexpr std::int64_t kNumTopk = 2;    // K
 constexpr int kNumRanks = 2;
-constexpr std::int64_t kNumExperts = 4;                     // E, two of each rank
+constexpr std::int64_t kNumExperts = 4;                     // E, two per rank
 constexpr std::int64_t kCapacity = kNumRanks * kNumTokens;  // C
 constexpr std::int64_t kNumRows = kNumExperts / kNumRanks * kCapacity;
 
@@ -39,8 +39,8 @@ ferry_tensor matrix(void* data, std::int32_t dtype, std::int64_t rows, std::int6
   return view;
 }
 
-/// One rank's tokens; experts return what they get, so that an unweighted sum is K times the token, and a weighted one
-/// with weights of a half the token itself.
+/// One rank's tokens. Experts return their input, so an unweighted sum is K times the token, and a weighted sum with
+/// weights of one half is the token itself.
 struct Batch {
   explicit Batch(int rank) : x(tokens(rank)) {}
   static std::vector<float> tokens(int rank) {
@@ -131,7 +131,7 @@ void run_latency(RankContext& context, ferry_group* group, Batch& batch, void* s
   ferry_routing_free(routing);
 }
 
-/// What route is to write while it ends, and how often it asked.
+/// Memory that route writes while it ends, and the number of times it requested it.
 struct Early {
   OnDevice<std::int32_t> rank_prefix{std::vector<std::int32_t>(kNumRanks * kNumRanks, -7)};
   OnDevice<std::int32_t> source_token{std::vector<std::int32_t>(kNumRanks * kNumTokens, -7)};
@@ -171,7 +171,7 @@ ferry_status* route(ferry_group* group, Batch& batch, std::int64_t max_recv_rows
   return ferry_route(group, &choice, &options, stream, routing);
 }
 
-/// Every token has an expert on either rank.
+/// Every token has an expert on each rank.
 void run_early_tables(RankContext& context, ferry_group* group, Batch& batch, void* stream) {
   Early early;
   ferry_routing* routing = nullptr;
@@ -179,14 +179,14 @@ void run_early_tables(RankContext& context, ferry_group* group, Batch& batch, vo
   context.expect(KnownMemory::here(), "memory is known");
   const bool routed = succeeded(context, route(group, batch, 0, &early, stream, &routing), "route");
   ferry_known_memory_end();
-  context.expect(!KnownMemory::here(), "memory is not known any more");
+  context.expect(!KnownMemory::here(), "memory is no longer known");
   if (!routed) return;
   synchronize(Stream{stream});
   std::vector<std::int32_t> prefix(kNumRanks * kNumRanks);
   early.rank_prefix.read(prefix);
   std::vector<std::int32_t> tokens(kNumRanks * kNumTokens);
   early.source_token.read(tokens);
-  context.expect(early.num_calls == 1, "asked once while it waited");
+  context.expect(early.num_calls == 1, "memory requested once while route waited");
   context.expect(prefix == std::vector<std::int32_t>{6, 6, 12, 12}, "rows from ranks up to each");
   context.expect(tokens == std::vector<std::int32_t>{0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 5}, "the token of each row");
   ferry_routing_free(routing);
@@ -214,7 +214,7 @@ void run_refused(RankContext& context, ferry_group* group, Batch& batch, void* s
   ferry_status_free(status);
   std::vector<std::int32_t> seen(static_cast<std::size_t>(kFewRows * 2));
   source.read(seen);
-  context.expect(seen == std::vector<std::int32_t>(seen.size(), -1), "what a refused call leaves to index with");
+  context.expect(seen == std::vector<std::int32_t>(seen.size(), -1), "indices after a refused call");
   ferry_routing_free(routing);
 }
 

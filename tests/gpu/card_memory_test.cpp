@@ -1,4 +1,4 @@
-/// GPU memory that network cards could reach, without a card: that it can be had, used by the GPU, and given back.
+/// GPU memory for network cards, tested without a card: it can be allocated, used by the GPU, and freed.
 
 #include "cuda/memory/card_memory.hpp"
 
@@ -19,7 +19,7 @@ TEST(CardMemory, IsTakenUsedAndGivenBack) {
   const GpuDirectFact fact = cuda::gpu_direct_part(kDevice).registration;
   if (!fact.present) GTEST_SKIP() << fact.observed;
   ASSERT_EQ(cudaSetDevice(kDevice), cudaSuccess);
-  constexpr std::size_t kBytes = (std::size_t{5} << 20) + 128;  // no multiple of what the driver hands out
+  constexpr std::size_t kBytes = (std::size_t{5} << 20) + 128;  // not a multiple of the driver's granularity
   std::size_t free_before = 0;
   std::size_t free_while = 0;
   std::size_t free_after = 0;

@@ -1,4 +1,4 @@
-/// The kernel of dispatch_layout, on the cases that tests/unit/dispatch_layout_test.cpp gives the host.
+/// Tests of the dispatch_layout kernel, on the host's cases in tests/unit/dispatch_layout_test.cpp.
 
 #include "ferry/dispatch_layout.hpp"
 

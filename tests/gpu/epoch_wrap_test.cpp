@@ -1,4 +1,4 @@
-/// Calls around number 2^32, where the halves of epochs that progress words hold begin again at 0.
+/// Calls around number 2^32, where the lower halves of epochs in progress words wrap to 0.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -13,13 +13,13 @@ namespace {
 
 constexpr int kNumRanks = 3;
 constexpr std::uint64_t kWrap = std::uint64_t{1} << 32;
-/// Of one case below, and one more.
+/// Epochs of one case below, and one more.
 constexpr std::uint64_t kEpochsPerCase = 6;
 constexpr int kNumCases = 3;
-/// Of many groups one after the other.
+/// Deadline for many groups in a row.
 constexpr std::chrono::seconds kDeadline{240};
 
-/// Groups of this process, and of those it forks, count from `epoch` while this lives.
+/// Makes groups of this process, and of processes that it forks, count from `epoch` while this object exists.
 class FirstEpoch {
  public:
   explicit FirstEpoch(std::uint64_t epoch) { cuda::count_epochs_from(epoch); }
@@ -28,8 +28,8 @@ class FirstEpoch {
   FirstEpoch& operator=(const FirstEpoch&) = delete;
 };
 
-/// Cases of other contents each, so that rows of one are wrong in the next; large enough that rows are still on their
-/// way when receivers first look.
+/// Cases with different contents, so that rows of one case are wrong in the next; large enough that rows are still in
+/// transit when receivers first poll.
 std::vector<PreparedCase> cases_of(Layout layout, MemoryKind memory) {
   std::vector<PreparedCase> cases;
   for (int i = 0; i < kNumCases; ++i) {
@@ -55,7 +55,7 @@ void run_across_the_wrap(RankContext& context, const std::vector<PreparedCase>& 
   context.expect_ok((*group)->destroy(), "destroy");
 }
 
-/// With groups whose call number 2^32 is epoch `at` (from 1) of their second case.
+/// Runs groups whose call number 2^32 is epoch `at` (from 1) of their second case.
 void expect_right_across_the_wrap(RankKind kind, std::uint64_t at, const std::vector<MemoryKind>& memory_kinds,
                                   const std::vector<CopyPath>& paths) {
   const FirstEpoch first(kWrap - kEpochsPerCase - at);
@@ -69,7 +69,7 @@ void expect_right_across_the_wrap(RankKind kind, std::uint64_t at, const std::ve
   });
 }
 
-/// Which epoch of a case is number 2^32.
+/// Parameter: the epoch of a case that is number 2^32.
 class EpochWrap : public testing::TestWithParam<std::uint64_t> {};
 
 TEST_P(EpochWrap, ThreadsByBothCopyPaths) {

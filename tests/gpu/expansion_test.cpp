@@ -1,5 +1,5 @@
-/// The kernels of expand_rows and reduce_rows, and of the tables before them, on the cases that
-/// tests/unit/expansion_test.cpp gives the host.
+/// Tests of the kernels of expand_rows and reduce_rows, and of the tables that they use, on the host's cases in
+/// tests/unit/expansion_test.cpp.
 
 #include "ferry/expansion.hpp"
 
@@ -114,7 +114,7 @@ ReducedRows reduce(RankContext& context, const ExpansionCase& one, const Expansi
   return made;
 }
 
-/// By how many cases: where GPUs are emulated few have to do.
+/// Parameter: number of cases; emulated GPUs run only a few.
 class ExpansionCasesOnGpu : public testing::TestWithParam<int> {};
 
 TEST_P(ExpansionCasesOnGpu, GiveTheBitsOfTheHost) {

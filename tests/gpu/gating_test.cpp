@@ -1,4 +1,4 @@
-/// The kernels that choose experts, bit by bit against the same call on the host.
+/// Tests of the gating kernels, bit by bit against the same call on the host.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -26,7 +26,7 @@ Bytes bytes_of(const std::vector<T>& values) {
   return bytes;
 }
 
-/// ids, then weights.
+/// Returns the ids and the weights.
 std::vector<Bytes> choose(RankContext& context, const GatingCase& one, bool on_gpu) {
   const std::int64_t num_topk = one.options.num_topk;
   const auto num_entries = static_cast<std::size_t>(one.num_tokens * num_topk);

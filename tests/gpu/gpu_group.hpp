@@ -16,17 +16,17 @@
 
 namespace ferry::test {
 
-/// How GoogleTest names tests by the kind of their ranks. The names matter: only tests with "rocesses" in theirs fork.
+/// Suffix of GoogleTest names for a kind of ranks. The names matter: only tests with "rocesses" in theirs fork.
 const char* kind_name(RankKind kind);
 inline void PrintTo(RankKind kind, std::ostream* out) { *out << kind_name(kind); }
 
 GroupOptions gpu_group_options();
 
-/// Returns when all ranks have called it.
+/// Returns after all ranks have called it.
 void meet(RankContext& context);
 
-/// A stream of this rank, which all ranks make together. A kernel has run on it: on a GPU that ranks share the first of
-/// a stream may not begin while kernels of other ranks wait there for it.
+/// A stream of this rank, which all ranks create together. A kernel has run on it: on a GPU that ranks share, a
+/// stream's first kernel may not begin while kernels of other ranks wait on that GPU for it.
 class RankStream {
  public:
   explicit RankStream(RankContext& context);
@@ -39,7 +39,7 @@ class RankStream {
 /// Runs `body` on every rank with a new group, then destroys the group.
 void run_gpu_group(RankKind kind, int num_ranks, const std::function<void(RankContext&, Group&)>& body);
 
-/// Delays in front of the calls of a round, in microseconds; 0: none.
+/// Delays before the calls of a round, in microseconds; 0: none.
 struct RoundDelays {
   int before_route = 0;
   int before_dispatch = 0;
@@ -52,13 +52,14 @@ class Round {
  public:
   Round(RankContext& context, Group& group, const PreparedCase& prepared);
 
-  /// False if a call failed at once, which is reported. The Routing is dropped while its work may still be under way.
+  /// Returns false if a call failed at once, which is reported. The Routing is destroyed while its work may be in
+  /// progress.
   bool start(RankContext& context, Group& group, Stream stream, const RoundDelays& delays = {});
   void expect_received(RankContext& context) const;
-  /// The same tensors for a case of equal shapes.
+  /// Fills the same tensors for a case of equal shapes.
   void refill(const RankContext& context, const PreparedCase& prepared);
 
-  /// Of the latest `start`, kept on request.
+  /// Whether to keep the Routing of the latest `start`.
   bool keep_routing = false;
   Routing routing;
   KernelOptions kernel;

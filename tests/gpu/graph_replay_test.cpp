@@ -1,4 +1,4 @@
-/// Route, dispatch and combine recorded once and replayed: each replay routes anew what lies in the same memory.
+/// Route, dispatch and combine recorded once and replayed: each replay routes the current contents of the same memory.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@ struct Scenario {
   Layout layout;
   MemoryKind memory;
   Quantization quantize = Quantization::kNone;
-  std::int64_t num_replicas = -1;  ///< a placement in the same memory, another for each replay
+  std::int64_t num_replicas = -1;  ///< placement in the same memory, different in each replay
 };
 
 std::string describe(const Scenario& scenario) {
@@ -41,7 +41,7 @@ std::vector<Scenario> scenarios() {
   return all;
 }
 
-/// Worlds of equal shapes: the same bound on rows whatever is routed, with patterns that need very different ones.
+/// Worlds of equal shapes: the same row bound for any routing, with patterns that need very different numbers of rows.
 std::vector<PreparedCase> equal_shapes(const Scenario& scenario) {
   std::vector<PreparedCase> cases;
   for (int replay = 0; replay < kNumReplays; ++replay) {
@@ -73,8 +73,8 @@ TEST_P(GraphReplay, RoutesAnewWhatLiesInTheSameMemory) {
   const std::vector<PreparedCase> cases = equal_shapes(GetParam());
   run_gpu_group(RankKind::kThreads, GetParam().num_ranks, [&](RankContext& context, Group& group) {
     const RankStream stream(context);
-    // A call outside the graph first, as programs warm up: room to stage plain tensors and quantised rows is found
-    // there.
+    // A call outside the graph comes first, as in programs that warm up: it allocates the memory that stages plain
+    // tensors and quantised rows.
     const bool stages = GetParam().memory == MemoryKind::kPlain || GetParam().quantize != Quantization::kNone;
     if (stages) check_case(context, group, cases.back());
     Round round(context, group, cases.front());
@@ -89,7 +89,7 @@ TEST_P(GraphReplay, RoutesAnewWhatLiesInTheSameMemory) {
     graph.prepare();
     for (const PreparedCase& one : cases) {
       round.refill(context, one);
-      meet(context);  // nobody prepares or fills while others wait inside a kernel
+      meet(context);  // no rank prepares or fills while others wait inside a kernel
       graph.launch();
       if (!context.expect_ok(group.wait(stream.get()), one.spec.name)) return;
       round.expect_received(context);
@@ -102,7 +102,7 @@ TEST_P(GraphReplay, RoutesAnewWhatLiesInTheSameMemory) {
 INSTANTIATE_TEST_SUITE_P(Shapes, GraphReplay, testing::ValuesIn(scenarios()),
                          [](const auto& test) { return describe(test.param); });
 
-/// Two graphs of one group, of other shapes and options, in turns and one right behind the other.
+/// Two graphs of one group, with other shapes and options, in turn and directly after each other.
 TEST(GraphReplayOfTwo, InTurns) {
   for (const MemoryKind memory : {MemoryKind::kSymmetric, MemoryKind::kPlain}) {
     constexpr int kNumRanks = 2;
@@ -117,7 +117,7 @@ TEST(GraphReplayOfTwo, InTurns) {
     }
     run_gpu_group(RankKind::kThreads, kNumRanks, [&](RankContext& context, Group& group) {
       const RankStream stream(context);
-      // Room for the larger of the two is found while the smaller one's graph exists already.
+      // Memory for the larger of the two is allocated while the smaller one's graph already exists.
       if (memory == MemoryKind::kPlain) check_case(context, group, narrow.back());
       std::array<const std::vector<PreparedCase>*, 2> cases = {&narrow, &wide};
       std::array<Round, 2> rounds = {Round(context, group, narrow.front()), Round(context, group, wide.front())};
@@ -171,7 +171,7 @@ TEST(GraphReplayOverflow, IsToldAndTheNextReplayWorks) {
     const TestTensor out(context, group, MemoryKind::kSymmetric, recv);
     const RankStream stream(context);
     meet(context);
-    Routing routing;  // lives longer than the graph
+    Routing routing;  // outlives the graph
     CapturedGraph graph;
     graph.begin(stream.get());
     const Status sent = [&] {
@@ -192,7 +192,7 @@ TEST(GraphReplayOverflow, IsToldAndTheNextReplayWorks) {
         context.expect_ok(told, "a replay that fits");
       else
         context.expect_code(told, ErrorCode::kCapacity, "a replay that does not fit");
-      out.expect_equal(context, recv, "received rows");  // the routing that fits sends nothing at all
+      out.expect_equal(context, recv, "received rows");  // even the routing that fits sends no row
     }
     meet(context);
   });

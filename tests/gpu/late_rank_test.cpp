@@ -1,5 +1,5 @@
-/// A rank that comes after the others have given up on it gets a typed error and hangs nowhere; and one rank's deadline
-/// is everybody's.
+/// A rank that arrives after the others have given up on it gets a typed error and does not hang; and the deadline of
+/// one rank ends the waits of all.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -22,15 +22,15 @@ constexpr std::int64_t kAtOnceNs = kNsPerSecond;
 struct Scenario {
   std::string name;
   RankKind kind;
-  Operation operation;  ///< for which the victim comes late
+  Operation operation;  ///< call for which the victim is late
   bool bounded = false;
-  bool others_left = false;  ///< the survivors have destroyed their groups by then
+  bool others_left = false;  ///< the survivors have already destroyed their groups
 };
 
 std::string describe(const Scenario& scenario) { return fmt::format("{}_{}", scenario.name, kind_name(scenario.kind)); }
 void PrintTo(const Scenario& scenario, std::ostream* out) { *out << describe(scenario); }
 
-/// Runs `survivor` on all ranks but one, and `victim` on that.
+/// Runs `victim` on one rank and `survivor` on all others.
 void run_with_victim(RankKind kind, std::int64_t timeout_ns,
                      const std::function<void(RankContext&, std::shared_ptr<Group>)>& survivor,
                      const std::function<void(RankContext&, std::shared_ptr<Group>)>& victim) {
@@ -50,7 +50,7 @@ void expect_timeout(RankContext& context, const Status& status) {
 
 class GpuLateRank : public testing::TestWithParam<Scenario> {
  protected:
-  /// A rank process does not merely not call: it is stopped, whatever its GPU is doing.
+  /// A rank process is stopped, whatever its GPU is doing; a rank thread only makes no call.
   void be_late(RankContext& context, Group& group, const Routing& routing) const {
     if (GetParam().kind == RankKind::kProcesses) (void)raise(SIGSTOP);
     await([this] { return scene_->num_told.load() == kNumSurvivors; }, "the survivors' errors");
@@ -118,8 +118,8 @@ INSTANTIATE_TEST_SUITE_P(Everywhere, GpuLateRank, testing::ValuesIn(scenarios())
 
 class GpuDeadline : public testing::TestWithParam<RankKind> {};
 
-/// The others begin to wait when the first has waited for three quarters of the deadline: their own would end as much
-/// later.
+/// The others begin to wait after the first has waited for three quarters of the deadline, so their own deadline would
+/// end that much later.
 TEST_P(GpuDeadline, OfTheFirstRankEndsTheWaitsOfAll) {
   constexpr std::int64_t kLongNs = 4 * kNsPerSecond;
   const PreparedCase prepared = prepare_fault_case({.num_ranks = kNumRanks, .bounded = true});

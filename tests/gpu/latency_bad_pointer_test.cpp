@@ -1,6 +1,6 @@
-/// Tensors of latency mode that are not in GPU memory, whose dtype or strides are wrong: refused by the rank's own
-/// call, which says what is wrong with which tensor, before anything is launched that the others would wait for. They
-/// hear of it, and the group goes on.
+/// Tensors of latency mode that are not in GPU memory, or whose dtype or strides are wrong. The rank's own call refuses
+/// them and names the tensor and its fault, before it launches a kernel for which the others would wait. The other
+/// ranks learn of it, and the group remains usable.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -21,7 +21,7 @@ constexpr int kBadRank = 1;
 
 template <typename Tensors>
 struct Mistake {
-  std::string words;  ///< of the message
+  std::string words;  ///< part of the message
   std::function<void(Tensors&)> make;
 };
 using DispatchMistake = Mistake<LatencyDispatchTensors>;
@@ -32,7 +32,7 @@ void* host_memory() {
   return memory;
 }
 
-/// Of a CPU tensor, as programs pass it by mistake.
+/// A CPU tensor, which programs pass by mistake.
 template <typename Tensors, typename Select>
 Mistake<Tensors> on_host(std::string_view name, Select select) {
   return {fmt::format("{} is at {} in host memory, expected memory of GPU", name, host_memory()),
@@ -87,7 +87,7 @@ std::vector<CombineMistake> combine_mistakes() {
   };
 }
 
-/// Ids and weights of its own for each combine, scales, and a count that is in memory.
+/// A case with separate ids and weights for each combine, scales, and a count in memory.
 PreparedCase good_case() {
   ExchangeCase one;
   one.name = "good case";
@@ -100,7 +100,7 @@ PreparedCase good_case() {
 
 class LatencyBadPointer : public testing::TestWithParam<bool> {
  protected:
-  /// The bad rank learns from the call, the other when it waits.
+  /// The bad rank gets the error from the call, the other when it waits.
   static void expect_refusal(RankContext& context, Group& group, const Status& sent, const Routing* received,
                              const std::string& words) {
     const bool bad = context.rank() == kBadRank;

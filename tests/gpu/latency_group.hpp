@@ -12,7 +12,7 @@
 
 namespace ferry::test {
 
-/// Cases of equal shapes with other ids. `idle_tail`: and with other numbers of tokens that count. `ranks_per_node`: 0
+/// Cases of equal shapes with other ids. `idle_tail`: also with other numbers of tokens that count. `ranks_per_node`: 0
 /// for all.
 std::vector<PreparedCase> latency_cases_of_equal_shapes(int num_ranks, int num_cases, bool idle_tail = false,
                                                         int ranks_per_node = 0);
@@ -20,34 +20,34 @@ std::vector<PreparedCase> latency_cases_of_equal_shapes(int num_ranks, int num_c
 struct LatencyGroup {
   RankKind kind = RankKind::kThreads;
   int num_ranks = 1;
-  std::int64_t timeout_ns = 0;  ///< 0: that of other groups
+  std::int64_t timeout_ns = 0;  ///< 0: the timeout of other groups
 };
 
-/// What a group needs for calls of these cases.
+/// Options of a group that can make calls of these cases.
 GroupOptions latency_group_options(const std::vector<PreparedCase>& cases, std::int64_t timeout_ns = 0);
 
-/// Runs `body` on every rank, a thread, with a new group that has memory for these cases.
+/// Runs `body` on every rank, a thread each, with a new group that has memory for these cases.
 void run_latency_group(const LatencyGroup& run, const std::vector<PreparedCase>& cases,
                        const std::function<void(RankContext&, Group&)>& body);
 
-/// One dispatch and one combine of the slab that it is to be answered with, one behind the other on a stream.
+/// One dispatch, and one combine of the slab that answers it, one after the other on a stream.
 class LatencyPair {
  public:
   LatencyPair(RankContext& context, Group& group, const PreparedCase& prepared);
 
-  /// Both calls add to these, [R] i64, what they have waited for each rank. Before the next start.
+  /// Makes both calls add their waits for each rank to `times_ns`, [R] i64. Call before the next start.
   void count_waits(const TensorView& times_ns) {
     dispatch_.options.wait_times_ns = combine_.options.wait_times_ns = times_ns;
   }
   /// Puts the pair on the stream, whole or as four halves.
   Status start(Group& group, Stream stream, bool split);
-  /// The same in two parts: the first half of four, and the others.
+  /// The same in two steps: the first of four halves, and the others.
   Status send(Group& group, Stream stream);
   Status finish(Group& group, Stream stream);
-  /// Of the latest start. It is dropped with the next one: a graph of several needs copies.
+  /// Routing of the latest start. The next start destroys it, so a graph of several starts needs copies.
   const Routing& routing() const { return routing_; }
   void expect_received(RankContext& context) const;
-  /// The same tensors for a case of equal shapes.
+  /// Fills the same tensors for a case of equal shapes.
   void refill(const RankContext& context, const PreparedCase& prepared);
 
  private:

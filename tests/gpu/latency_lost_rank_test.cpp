@@ -1,5 +1,6 @@
-/// A rank that is lost or stalls in latency mode, on one node or several: the kernels of the others end in whichever
-/// half they wait for it, eager or in a graph, their hosts learn which rank it was, and they go on without it.
+/// A rank that is lost or stalls in latency mode, on one node or several. The kernels of the other ranks end in
+/// whichever half they wait for it, eager or in a graph; their hosts learn which rank it was; and they continue without
+/// it.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -20,7 +21,7 @@
 namespace ferry::test {
 namespace {
 
-/// Of groups whose rank stalls; and of those whose rank is lost, far longer than any wait there may take.
+/// Timeout of groups whose rank stalls, and of groups whose rank is lost: far longer than any wait there may take.
 constexpr std::int64_t kSoonNs = 2 * kNsPerSecond;
 constexpr std::int64_t kFarNs = 60 * kNsPerSecond;
 
@@ -28,15 +29,15 @@ enum class Loss {
   kStalls,
   kKilled,
   kLeaves,  ///< drops its group and lives on
-  kCut,     ///< nobody: the network between the two nodes
+  kCut,     ///< loses no rank, but the network between the two nodes
 };
 
-/// The half of a call in which the survivors wait for the victim.
+/// Half of a call in which the survivors wait for the victim.
 enum class Half {
   kDispatchReceive,
   kCombineReceive,
-  kDispatchSend,  ///< for room: the victim has received none of the calls before
-  kCombineSend,   ///< for weights that only the combine was given
+  kDispatchSend,  ///< for room: the victim has received none of the previous calls
+  kCombineSend,   ///< for weights that only the combine received
 };
 
 struct Scenario {
@@ -44,12 +45,12 @@ struct Scenario {
   RankKind kind;
   Loss loss;
   Half half;
-  bool captured = false;  ///< with `split`: each half in a graph of its own
+  bool captured = false;  ///< with `split`: each half in a separate graph
   bool split = false;
   int num_ranks = 4;
   int ranks_per_node = 0;  ///< 0: all
   int victim = 2;
-  std::pair<int, int> link = {0, 1};  ///< the nodes that lose each other, if it is cut
+  std::pair<int, int> link = {0, 1};  ///< the nodes that lose each other, for kCut
 
   bool over_nodes() const { return ranks_per_node != 0; }
   int num_nodes() const { return over_nodes() ? num_ranks / ranks_per_node : 1; }
@@ -84,13 +85,13 @@ class GpuLatencyLostRank : public testing::TestWithParam<Scenario> {
     options.transport = GetParam().kind == RankKind::kThreads ? "loopback" : "ucx";
     return options;
   }
-  /// The network may notice first that a rank is gone.
+  /// The network may be the first to notice that a rank is lost.
   bool is_expected(ErrorCode code) const {
     if (GetParam().loss == Loss::kStalls) return code == ErrorCode::kTimeout;
     if (GetParam().loss != Loss::kCut && code == ErrorCode::kPeerLost) return true;
     return GetParam().over_nodes() && code == ErrorCode::kTransport;
   }
-  /// A link has two ends. Of two nodes each can only name the other; from a third either may be heard of first.
+  /// A link has two ends. With two nodes each can only name the other; a third node may learn of either end first.
   bool is_culprit(int rank, const RankContext& context) const {
     if (GetParam().loss != Loss::kCut) return rank == GetParam().victim;
     if (rank < 0) return false;
@@ -99,7 +100,7 @@ class GpuLatencyLostRank : public testing::TestWithParam<Scenario> {
     return node == GetParam().link.first || node == GetParam().link.second;
   }
 
-  /// The end of the victim's part; it returns when the survivors know.
+  /// Ends the victim's part; returns after the survivors have their errors.
   void be_lost(std::shared_ptr<Group>& group) const {
     if (GetParam().loss == Loss::kKilled) (void)raise(SIGKILL);
     if (GetParam().loss == Loss::kLeaves) group.reset();
@@ -113,7 +114,7 @@ class GpuLatencyLostRank : public testing::TestWithParam<Scenario> {
     return finish(group, sent.status());
   }
 
-  /// As many dispatches as the victim has room for, and one more. `began_ns`: when the calls were made that fail.
+  /// Makes as many dispatches as the victim has room for, and one more. `began_ns`: time of the calls that fail.
   Status wait_for_room(RankContext& context, std::shared_ptr<Group>& group, std::int64_t& began_ns) const {
     constexpr std::size_t kCalls = kMaxLatencyCallsInFlight + 2;
     const PreparedCase& one = cases_.front();
@@ -132,7 +133,7 @@ class GpuLatencyLostRank : public testing::TestWithParam<Scenario> {
     began_ns = node::monotonic_ns();
     for (std::size_t i = 0; i < kMaxLatencyCallsInFlight; ++i) {
       const Status status = finish(*group, group->latency_receive(routings[i], stream_of(*group)));
-      // Calls that all have sent are received, unless the loss is known before.
+      // Calls that all ranks have sent are received, unless the loss is already known.
       if (!status.ok()) return status;
     }
     Status status;
@@ -142,7 +143,7 @@ class GpuLatencyLostRank : public testing::TestWithParam<Scenario> {
     return status;
   }
 
-  /// A dispatch and a combine that all make, then the calls that the victim does not make.
+  /// Makes a dispatch and a combine with all ranks, then the calls that the victim does not make.
   Status wait_for_call(RankContext& context, std::shared_ptr<Group>& group, std::int64_t& began_ns) {
     const RankStream stream(context);
     const PreparedCase& one = cases_.front();
@@ -159,7 +160,7 @@ class GpuLatencyLostRank : public testing::TestWithParam<Scenario> {
       return group->latency_combine(routing, combine.in, combine.out, stream.get(), combine.options);
     };
     const auto receive = [&] { return group->latency_receive(routing, stream.get()); };
-    // A graph for each half, or one.
+    // One graph for each half, or one for the call.
     std::vector<CapturedGraph> dispatch_graphs;
     std::vector<CapturedGraph> combine_graphs;
     if (GetParam().captured) {
@@ -226,7 +227,7 @@ class GpuLatencyLostRank : public testing::TestWithParam<Scenario> {
     context.expect(is_expected(status.code()), "the interrupted call: " + status.to_string());
     context.expect(is_culprit(status.peer(), context),
                    fmt::format("blamed rank {}: {}", status.peer(), status.to_string()));
-    // Processes may take turns on a GPU, and those that find the time over wait for theirs.
+    // Processes may take turns on a GPU, and after the timeout still wait for their turn.
     const bool soon = GetParam().loss == Loss::kStalls && GetParam().kind == RankKind::kThreads;
     const std::int64_t most_ns = soon ? 2 * kSoonNs : kFarNs / 2;
     context.expect(took_ns <= most_ns, fmt::format("took {} ms", took_ns / 1'000'000));
@@ -235,7 +236,7 @@ class GpuLatencyLostRank : public testing::TestWithParam<Scenario> {
       Routing routing;
       const Status later = send(*group, tensors, routing);
       context.expect(later.code() == status.code() && later.peer() == status.peer(),
-                     fmt::format("a later call says {}", later.to_string()));
+                     fmt::format("a later call returns {}", later.to_string()));
     }
     context.expect_code(group->destroy(), status.code(), "destroy tells, and leaves");
     group.reset();
@@ -251,7 +252,7 @@ class GpuLatencyLostRank : public testing::TestWithParam<Scenario> {
   PreparedCase without_victim_ = prepare_fault_case({.num_ranks = GetParam().num_ranks - 1});
   SharedScene* scene_ = make_shared_scene();
   Meeting meeting_ = Meeting::prepare();
-  std::optional<net::LoopbackFaults> faults_;  // only where the link is cut
+  std::optional<net::LoopbackFaults> faults_;  // only for kCut
 };
 
 TEST_P(GpuLatencyLostRank, IsNamedByAllOthersWhoGoOnWithoutIt) {
@@ -261,7 +262,7 @@ TEST_P(GpuLatencyLostRank, IsNamedByAllOthersWhoGoOnWithoutIt) {
   const std::vector<std::string> failures = collect_gpu_rank_failures(run, [&](RankContext& context) {
     const int first_survivor = GetParam().victim == 0 ? 1 : 0;
     if (forked && context.rank() != first_survivor) close(meeting_.listen_fd);
-    // Whose network notices at once that a process has ended.
+    // With TCP the network notices at once that a process has ended.
     if (forked) setenv("UCX_TLS", "tcp", 1);
     auto group = Group::create(context.bootstrap(), options());
     if (context.expect_ok(group.status(), "create")) run_rank(context, std::move(*group));
@@ -293,8 +294,8 @@ std::vector<Scenario> scenarios() {
   return all;
 }
 
-/// Two nodes, of which the first rank of the second is lost, or the link between them. Split calls run on a stream of
-/// the group's own there, and captured ones where their send half is.
+/// Two nodes that lose the first rank of the second node, or the link between them. There, split calls run on a stream
+/// of the group, and captured ones on the stream of their send half.
 std::vector<Scenario> scenarios_over_nodes() {
   std::vector<Scenario> all;
   const auto add = [&all](const std::string& loss_name, RankKind kind, Loss loss, int ranks_per_node) {
@@ -317,7 +318,7 @@ std::vector<Scenario> scenarios_over_nodes() {
   return all;
 }
 
-/// Ranks of more nodes: of 3x2, ranks 3 and 5 are not on the rail of rank 0.
+/// More nodes: in 3x2, ranks 3 and 5 are not on the rail of rank 0.
 std::vector<Scenario> scenarios_of_third_nodes() {
   constexpr RankKind kThreads = RankKind::kThreads;
   constexpr Half kDispatch = Half::kDispatchReceive;

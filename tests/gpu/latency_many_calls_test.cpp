@@ -1,6 +1,6 @@
-/// Thousands of calls of latency mode that follow each other on a stream with nobody waiting in between, whoever is
-/// late; eager, and as graphs that are replayed with other ids and other numbers of tokens. Now and then every byte is
-/// compared, and nothing is held that was not held before.
+/// Thousands of calls of latency mode in a row on a stream, without waits in between, with any rank late; eager, and as
+/// graphs replayed with other ids and other numbers of tokens. From time to time every byte is compared, and the memory
+/// held must not have grown.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -16,15 +16,15 @@ namespace ferry::test {
 namespace {
 
 constexpr int kNumRanks = 4;
-/// A dispatch and a combine each.
+/// Pairs of a dispatch and a combine.
 constexpr int kNumPairs = 5000;
 constexpr int kPairsBetweenLooks = 50;
 constexpr int kLongestDelayUs = 300;
 
-/// Which rank is late for a pair, and by how much: drawn alike on every rank.
+/// Draws which rank is late for a pair, and by how much; all ranks draw the same values.
 class Delays {
  public:
-  /// Perhaps puts work in front of this rank's pair.
+  /// Puts work before this rank's pair, if the rank is the late one.
   void perhaps_be_late(const RankContext& context, Stream stream) {
     const auto late_rank = static_cast<int>(random_() % kNumRanks);
     const auto late_by = static_cast<int>(random_() % kLongestDelayUs);
@@ -36,8 +36,8 @@ class Delays {
   std::mt19937_64 random_{77};
 };
 
-/// What a group holds at looks must not grow. While nothing is under way. Routings hold placements, and may share them
-/// at one look and not at the next.
+/// Checks that the memory held by a group does not grow between checks, while no call is in progress. Routings hold
+/// placements and may share them at one check and not at the next.
 class HeldMemory {
  public:
   void expect_flat(RankContext& context, const Group& group, int pair) {
@@ -48,7 +48,7 @@ class HeldMemory {
   }
 
  private:
-  /// A page for each of a few placements; a leak of one at each look is far more.
+  /// A page for each of a few placements; a leak of one placement per check is far more.
   static constexpr std::size_t kSpareBytes = 8 * 4096;
   std::size_t at_first_ = 0;
 };
@@ -84,14 +84,14 @@ TEST_P(LatencyManyCalls, OfLateRanksInFlatMemory) {
         pairs[i]->refill(context, cases[i]);
       }
       memory.expect_flat(context, group, pair);
-      if (!context.failures().empty()) return context.fail(fmt::format("this was after pair {}", pair));
+      if (!context.failures().empty()) return context.fail(fmt::format("failed after pair {}", pair));
     }
     pairs.clear();
     context.expect_ok(group.destroy(), "destroy");
   });
 }
 
-/// Nothing but calls, as decoding makes them: what Routings leave behind must be found again by the calls themselves.
+/// Only calls, as in decoding: the calls themselves must find and reuse the memory of earlier Routings.
 TEST_P(LatencyManyCalls, OfProgramsThatAskForNothingElse) {
   constexpr int kNumUnseenPairs = 3000;
   constexpr int kPairsAhead = 20;
@@ -110,7 +110,7 @@ TEST_P(LatencyManyCalls, OfProgramsThatAskForNothingElse) {
   });
 }
 
-/// The same graph all the time: what changes lies in memory, the number of tokens too.
+/// Replays the same graph throughout: all that changes is in memory, the number of tokens included.
 TEST_P(LatencyManyCalls, OfReplayedGraphs) {
   constexpr int kNumCases = 16;
   const std::vector<PreparedCase> cases = latency_cases_of_equal_shapes(kNumRanks, kNumCases, true);
@@ -131,7 +131,7 @@ TEST_P(LatencyManyCalls, OfReplayedGraphs) {
       const PreparedCase& one = cases[static_cast<std::size_t>(look % kNumCases)];
       if (replay % kPairsBetweenLooks == 0) {
         pair.refill(context, one);
-        meet(context);  // nobody fills while others wait inside a kernel
+        meet(context);  // no rank fills while others wait inside a kernel
       }
       delays.perhaps_be_late(context, stream.get());
       graph.launch();
@@ -139,7 +139,7 @@ TEST_P(LatencyManyCalls, OfReplayedGraphs) {
       if (!context.expect_ok(group.wait(stream.get()), fmt::format("wait after replay {}", replay))) return;
       pair.expect_received(context);
       memory.expect_flat(context, group, replay);
-      if (!context.failures().empty()) return context.fail(fmt::format("this was after replay {}", replay));
+      if (!context.failures().empty()) return context.fail(fmt::format("failed after replay {}", replay));
     }
     meet(context);
   });
@@ -148,12 +148,12 @@ TEST_P(LatencyManyCalls, OfReplayedGraphs) {
 INSTANTIATE_TEST_SUITE_P(Halves, LatencyManyCalls, testing::Bool(),
                          [](const auto& test) { return test.param ? "apart" : "together"; });
 
-/// Launches of one process take turns, so a graph of many pairs shows what a pair takes. Printed, for people.
+/// Launches of one process take turns, so a graph of many pairs shows the time per pair. Printed for readers.
 TEST(LatencyGraph, OfFiftyPairsForEachRank) {
   constexpr int kPairsInGraph = 50;
   constexpr int kNumReplays = 20;
   ExchangeCase one;
-  one.name = "one token a rank";
+  one.name = "one token per rank";
   one.world = {.num_ranks = kNumRanks, .num_topk = 8, .num_experts = 256, .max_tokens = 1};
   one.world.layout = Layout::kSlab;
   one.world.fixed_rows = kNumRanks;
@@ -189,7 +189,7 @@ TEST(LatencyGraph, OfFiftyPairsForEachRank) {
     }
     for (const auto& pair : pairs) pair->expect_received(context);
     if (context.rank() == 0) {
-      std::printf("%d ranks, 1 token each, graphs of %d pairs: %.1f us a pair, launch included\n", kNumRanks,
+      std::printf("%d ranks, 1 token each, graphs of %d pairs: %.1f us per pair, launch included\n", kNumRanks,
                   kPairsInGraph, best_us);
     }
     meet(context);

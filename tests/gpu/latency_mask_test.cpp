@@ -1,5 +1,5 @@
-/// Latency mode without lost ranks where only a GPU can show it: in graphs, and when a process is killed. What the
-/// calls compute is in tests/conformance.
+/// Latency mode without lost ranks, in cases that need a GPU: in graphs, and when a process is killed. Results of calls
+/// are tested in tests/conformance.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -20,8 +20,8 @@ namespace {
 
 constexpr int kNumRanks = 3;
 constexpr int kVictim = 1;
-/// For a rank that lives: longer than ranks that share a GPU wait for their turn. And for one that dies: far longer
-/// than it takes to notice that.
+/// Timeout for a rank that lives: longer than ranks that share a GPU wait for their turn; and for a rank that dies: far
+/// longer than noticing its death takes.
 constexpr std::int64_t kSoonNs = 5 * kNsPerSecond;
 constexpr std::int64_t kFarNs = 60 * kNsPerSecond;
 
@@ -36,7 +36,7 @@ std::vector<PreparedCase> without_victim(const std::vector<PreparedCase>& cases)
   return left;
 }
 
-/// Makes pairs of calls of equal shapes on one stream, or replays one.
+/// Makes pairs of calls of equal shapes on one stream, or replays one pair.
 class Pairs {
  public:
   Pairs(RankContext& context, Group& group, const PreparedCase& first, bool captured)
@@ -51,8 +51,8 @@ class Pairs {
     graph_->prepare();
   }
 
-  /// Threads meet before and after: nobody fills memory while others wait inside a kernel. `takes_part`: this rank does
-  /// more than that.
+  /// Threads meet before and after, so that no rank fills memory while others wait inside a kernel. `takes_part`:
+  /// whether this rank does more than that.
   void make_together(const PreparedCase& one, bool split, bool takes_part = true) {
     if (takes_part) pair_.refill(context_, one);
     meet(context_);
@@ -109,7 +109,7 @@ class LatencyMask : public testing::TestWithParam<bool> {
   std::vector<PreparedCase> left_ = without_victim(whole_);
 };
 
-/// It lives, and makes no calls any more.
+/// The victim lives but makes no more calls.
 TEST_P(LatencyMask, ThreadsGoOnWithoutOneThatStops) {
   run_gpu_ranks({.kind = RankKind::kThreads, .num_ranks = kNumRanks}, [&](RankContext& context) {
     const auto group = make_group(context, kSoonNs);
@@ -123,7 +123,7 @@ TEST_P(LatencyMask, ThreadsGoOnWithoutOneThatStops) {
   });
 }
 
-/// All mask it by hand, and it makes the same calls alone; then all end that.
+/// All ranks mask the victim by hand, and it makes the same calls alone; then all unmask it.
 TEST_P(LatencyMask, ThreadsTakeOneBack) {
   run_gpu_ranks({.kind = RankKind::kThreads, .num_ranks = kNumRanks}, [&](RankContext& context) {
     const auto group = make_group(context, kFarNs);
@@ -166,10 +166,10 @@ TEST_P(LatencyMask, ProcessesGoOnWithoutOneThatIsKilled) {
     const std::int64_t took_ns = node::monotonic_ns() - begin_ns;
     context.expect(took_ns < kFarNs / 2, fmt::format("took {} ms", took_ns / 1'000'000));
     pairs.expect_masked({0, 1, 0});
-    // More than is left of what the ranks have mapped.
+    // More than the free part of the memory that the ranks have mapped.
     context.expect_ok(group->allocate(std::size_t{16} << 20).status(), "allocate");
     report_survivor_done(words);
-    // Not before the others: a rank that has left is masked too.
+    // Not earlier: a rank that has left is masked too.
     wait_for_survivors(words, kNumRanks - 1);
   });
   EXPECT_EQ(failures, std::vector<std::string>{fmt::format("rank {}: died of signal 9", kVictim)});

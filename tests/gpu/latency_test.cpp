@@ -1,5 +1,5 @@
-/// Latency mode where only a GPU can show it: graphs, halves in different places of the stream, memory of the group.
-/// What the calls compute is in tests/conformance.
+/// Latency mode in cases that need a GPU: graphs, halves at different places of the stream, memory of the group.
+/// Results of calls are tested in tests/conformance.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -34,7 +34,7 @@ TEST_P(LatencyGraphReplay, RoutesAnewWhatLiesInTheSameMemory) {
       graph.prepare();
       for (const PreparedCase& one : cases) {
         pair.refill(context, one);
-        meet(context);  // nobody prepares or fills while others wait inside a kernel
+        meet(context);  // no rank prepares or fills while others wait inside a kernel
         graph.launch();
         if (!context.expect_ok(group.wait(stream.get()), one.spec.name)) return;
         pair.expect_received(context);
@@ -47,7 +47,8 @@ TEST_P(LatencyGraphReplay, RoutesAnewWhatLiesInTheSameMemory) {
 INSTANTIATE_TEST_SUITE_P(Halves, LatencyGraphReplay, testing::Bool(),
                          [](const auto& test) { return test.param ? "apart" : "together"; });
 
-/// Between the halves of two calls a kernel that needs every multiprocessor gets them all: nothing of ours is resident.
+/// Between the halves of two calls, a kernel that needs every multiprocessor gets them all: no kernel of Ferry is
+/// resident.
 TEST(LatencyHalves, HoldNoMultiprocessorBetweenThem) {
   constexpr int kNumRanks = 1;
   const std::vector<PreparedCase> cases = latency_cases_of_equal_shapes(kNumRanks, kNumReplays);
@@ -65,7 +66,7 @@ TEST(LatencyHalves, HoldNoMultiprocessorBetweenThem) {
     }
     const auto handle = static_cast<cudaStream_t>(stream.get().handle);
     context.expect(launch_full_gpu(static_cast<std::uint32_t*>(words.data()), handle) == cudaSuccess, "the launch");
-    // The second one first.
+    // The second call is received first.
     Status status = group.latency_receive(routings[1], stream.get());
     if (status.ok()) status = group.latency_receive(routings[0], stream.get());
     if (status.ok()) status = group.wait(stream.get());
@@ -80,7 +81,8 @@ TEST(LatencyHalves, HoldNoMultiprocessorBetweenThem) {
   });
 }
 
-/// The same while a peer has not even made the call: a send half ends without it, the receive half is not there yet.
+/// The same before a peer has even made the call: a send half ends without the peer, and the receive half is not queued
+/// yet.
 TEST(LatencyHalves, LeaveTheGpuToOthersUntilThePeersCome) {
   constexpr int kNumRanks = 2;
   const std::vector<PreparedCase> cases = latency_cases_of_equal_shapes(kNumRanks, 1);
@@ -106,12 +108,12 @@ TEST(LatencyHalves, LeaveTheGpuToOthersUntilThePeersCome) {
     if (!routing.ok()) return;
     const Status status = finish(group, group.latency_receive(*routing, stream.get()), stream.get());
     if (!context.expect_ok(status, "receive half")) return;
-    tensors.expect_received(context, "after the peer came: ");
+    tensors.expect_received(context, "after the peer arrived: ");
     context.expect_ok(group.destroy(), "destroy");
   });
 }
 
-/// One rank asks for more than its group has memory for: all are told so, and the next call is good.
+/// One rank asks for more than its group has memory for: all ranks get the error, and the next call succeeds.
 TEST(LatencyRoom, OfTheGroupIsNamedWhereACallNeedsMore) {
   constexpr int kNumRanks = 2;
   const std::vector<PreparedCase> cases = latency_cases_of_equal_shapes(kNumRanks, 1);

@@ -1,4 +1,4 @@
-/// Symmetric memory, Routings and groups in every order of coming and going, while peers wait inside kernels.
+/// Symmetric memory, Routings and groups created and destroyed in every order, while peers wait inside kernels.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -23,7 +23,7 @@ PreparedCase small_case(int num_ranks, MemoryKind memory) {
 
 class GpuLifetime : public testing::TestWithParam<RankKind> {};
 
-/// The others' kernels are under way and wait for rank 0, which takes and gives back memory before it joins them.
+/// The others' kernels are in progress and wait for rank 0, which allocates and frees memory before it joins them.
 TEST_P(GpuLifetime, OneRankAllocatesWhileOthersExchange) {
   constexpr int kNumRanks = 3;
   const PreparedCase prepared = small_case(kNumRanks, MemoryKind::kSymmetric);
@@ -65,7 +65,7 @@ TEST_P(GpuLifetime, OneRankAllocatesWhileOthersAreIdle) {
   });
 }
 
-/// The group, a Routing and a Buffer end in each of the six orders; those that are left stay usable.
+/// The group, a Routing and a Buffer end in each of the six orders; the remaining objects stay usable.
 TEST_P(GpuLifetime, GroupRoutingAndBufferEndInAnyOrder) {
   constexpr int kNumRanks = 2;
   const PreparedCase prepared = small_case(kNumRanks, MemoryKind::kPlain);

@@ -1,4 +1,4 @@
-/// Progress of many warps: a sender's blocks write rows and report chunks, a watcher on every rank looks on.
+/// Progress of many warps: a sender's blocks write rows and report chunks, and a watcher on every rank checks them.
 
 #include "cuda/copy/bulk_copy.cuh"
 #include "cuda/sync/chunks.cuh"
@@ -7,10 +7,10 @@
 namespace ferry::test {
 namespace {
 
-using namespace cuda::device;  // NOLINT(google-build-using-namespace): what this file is about
+using namespace cuda::device;  // NOLINT(google-build-using-namespace): the primitives under test
 
 constexpr int kWatchThreads = 256;
-/// Most that a warp dawdles behind a chunk, so that the last one of a chunk is another each time.
+/// Longest pause of a warp after the rows of a chunk, so that the last warp of a chunk varies.
 constexpr std::uint32_t kMaxPauseNs = 4000;
 
 struct RowsAfter {
@@ -39,7 +39,7 @@ __global__ void fill_sources_kernel(const __grid_constant__ SendChunksParams par
   }
 }
 
-/// All lanes of a warp; the row is there when it returns, for each lane what the lane itself wrote.
+/// Sends a row. All lanes of a warp call it; on return each lane's own writes of the row are complete.
 __device__ void send_row(const uint4* from, uint4* to, int num_bytes, bool bulk, std::byte* staging,
                          std::uint64_t* barrier, std::uint32_t& parity) {
   if (!bulk) {

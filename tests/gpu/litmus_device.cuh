@@ -1,24 +1,24 @@
 #ifndef FERRY_TESTS_LITMUS_DEVICE_CUH
 #define FERRY_TESTS_LITMUS_DEVICE_CUH
 
-/// What the litmus kernels share: words that differ from round to round, and how to say that one is wrong.
+/// Parts shared by the litmus kernels: words that differ from round to round, and reports of wrong words.
 
 #include "cuda/sync/memory_order.cuh"
 #include "gpu/litmus_kernels.hpp"
 
 namespace ferry::test {
 
-/// MurmurHash3's finaliser (Appleby): one to one, so equal places of different rows hold different words.
+/// MurmurHash3's finaliser (Appleby). It is a bijection, so equal places of different rows hold different words.
 __device__ inline std::uint32_t mixed(std::uint32_t value) {
   value = (value ^ value >> 16) * 0x85EBCA6BU;
   value = (value ^ value >> 13) * 0xC2B2AE35U;
   return value ^ value >> 16;
 }
 
-/// What a row is made from.
+/// Seed of a row's contents.
 __device__ inline std::uint32_t seed_of(std::uint32_t when, std::uint32_t where) { return mixed(mixed(when) + where); }
 
-/// How long a row is in a round, in units.
+/// Length of a row in a round, in units.
 __device__ inline int units_of_round(std::uint32_t round) {
   return 1 + static_cast<int>(mixed(round * 2) % (kMaxRowBytes / kUnitBytes));
 }
@@ -51,7 +51,7 @@ __device__ inline void check_unit(LitmusReport& report, uint4 seen, std::uint32_
   check_word(report, seen.w, expected.w, 4 * unit + 3, when);
 }
 
-/// Waits until the flag is at least `expected`; what it was then, or less after `timeout_ns`. For one thread.
+/// Waits until the flag is at least `expected`. Returns its value, which is smaller after `timeout_ns`. For one thread.
 __device__ inline std::uint64_t await_flag(const std::uint64_t* flag, std::uint64_t expected, std::uint64_t timeout_ns,
                                            LitmusReport& report) {
   constexpr int kSpinsPerLook = 256;

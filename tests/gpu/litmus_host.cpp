@@ -129,7 +129,7 @@ cuda::RankParams LitmusRanks::params(int rank) const {
   ranks.num_ranks = static_cast<int>(arenas_.size());
   std::copy(bases_.begin(), bases_.end(), std::begin(ranks.peer_bases));
   ranks.control = control(rank);
-  ranks.report = &reports_[rank];  // one address for hosts and GPUs, as everywhere with unified addressing
+  ranks.report = &reports_[rank];  // the same address for hosts and GPUs, with unified addressing
   ranks.timeout_ns = static_cast<std::uint64_t>(timeout_.count());
   return ranks;
 }

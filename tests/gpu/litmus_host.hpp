@@ -1,8 +1,8 @@
 #ifndef FERRY_TESTS_LITMUS_HOST_HPP
 #define FERRY_TESTS_LITMUS_HOST_HPP
 
-/// The host's side of the litmus tests: memory and streams of one or two GPUs, without the library. Nothing here waits
-/// for a kernel without a deadline.
+/// Host side of the litmus tests: memory and streams of one or two GPUs, without the library. No function waits for a
+/// kernel without a deadline.
 
 #include <cuda_runtime_api.h>
 
@@ -18,13 +18,13 @@
 
 namespace ferry::test {
 
-/// Throws what the GPU refused.
+/// Throws the GPU's error, if there is one.
 void check_cuda(cudaError_t error, const char* what);
 
-/// GPUs of this process. The first call has CUDA load all kernels when it starts: one that is loaded while another runs
-/// may wait for that one.
+/// Number of GPUs of this process. The first call makes CUDA load all kernels at startup: a kernel that is loaded while
+/// another one runs may wait for that one.
 int num_litmus_gpus();
-/// Lets two GPUs reach each other's memory; false where they cannot.
+/// Lets two GPUs reach each other's memory; false if they cannot.
 bool connect_gpus(int one, int other);
 
 /// Zeroed memory of a GPU.
@@ -48,7 +48,7 @@ class GpuBytes {
   std::byte* data_ = nullptr;
 };
 
-/// A device array with its contents on the host for tests to compare.
+/// A device array whose contents tests read on the host to compare.
 template <typename T>
 class GpuArray {
  public:
@@ -68,7 +68,7 @@ class GpuArray {
   std::size_t size_;
 };
 
-/// A stream that waits for no other.
+/// A stream that waits for no other stream.
 class GpuStream {
  public:
   explicit GpuStream(int gpu);
@@ -76,7 +76,7 @@ class GpuStream {
   GpuStream(GpuStream&& other) noexcept;
   GpuStream& operator=(GpuStream&&) = delete;
 
-  /// For a launch: makes the GPU the calling thread's own.
+  /// Prepares a launch: makes the GPU current on the calling thread.
   cudaStream_t enter() const;
 
  private:
@@ -88,12 +88,12 @@ class GpuStream {
   cudaEvent_t event_ = nullptr;
 };
 
-/// Waits until everything on the streams is done. Ends the program with a message if that takes more than a minute: the
-/// kernels' own deadlines have failed then, and no CUDA call that follows would return.
+/// Waits until all work on the streams is done. Ends the program with a message after a minute: the kernels' own
+/// deadlines have then failed, and no later CUDA call would return.
 void finish(std::initializer_list<const GpuStream*> streams);
 void finish(const std::vector<const GpuStream*>& streams);
 
-/// Arenas of some ranks, control words only, with each rank's RankParams.
+/// Arenas of some ranks, with control words only, and each rank's RankParams.
 class LitmusRanks {
  public:
   /// Rank r is on gpus[r].
@@ -103,7 +103,7 @@ class LitmusRanks {
   LitmusRanks& operator=(const LitmusRanks&) = delete;
 
   cuda::RankParams params(int rank) const;
-  /// What rank's kernels told the host.
+  /// Report of the rank's kernels to the host.
   cuda::DeviceReport& report(int rank) const { return reports_[rank]; }
   cuda::LocalState local(int rank) const;
   std::uint64_t progress(int rank, int sender) const;
@@ -114,7 +114,7 @@ class LitmusRanks {
   cuda::Control control(int rank) const;
 
   std::vector<GpuBytes> arenas_;
-  std::vector<std::byte*> bases_;          ///< of the arenas
+  std::vector<std::byte*> bases_;          ///< base address of each arena
   cuda::DeviceReport* reports_ = nullptr;  ///< [ranks] pinned
   std::chrono::nanoseconds timeout_;
 };

@@ -2,9 +2,8 @@
 #define FERRY_TESTS_LITMUS_KERNELS_HPP
 
 /// Kernels that check the guarantees of the device primitives (src/cuda/sync, src/cuda/copy, the words of latency mode)
-/// one at a time: messages behind a flag, words that are their own, bulk copies behind a flag, progress of many warps,
-/// waits that time out. The host launches them and
-/// reads what they found in a LitmusReport.
+/// one at a time: messages behind a flag, words that are their own flags, bulk copies behind a flag, progress of many
+/// warps, waits that time out. The host launches them and reads their findings in a LitmusReport.
 
 #include <cuda_runtime_api.h>
 
@@ -16,21 +15,21 @@
 
 namespace ferry::test {
 
-/// What a kernel found wrong.
+/// Kind of error that a kernel found.
 enum class Breach : std::int32_t {
   kNone = 0,
-  kWord = 1,      ///< `seen` is not the word that was sent, `expected`
+  kWord = 1,      ///< `seen` differs from the word that was sent, `expected`
   kFlag = 2,      ///< a flag ran ahead of its writer
-  kWentBack = 3,  ///< progress is less than it was
-  kRowCount = 4,  ///< progress counts rows that there are not, or the end came before the last row
+  kWentBack = 3,  ///< progress decreased
+  kRowCount = 4,  ///< progress counts rows that do not exist, or the end arrived before the last row
 };
 
-/// All kernels of a test add to one; `first` and what follows are of the first breach.
+/// Report to which all kernels of a test add; `first` and the later fields describe the first breach.
 struct LitmusReport {
   std::uint32_t num_breaches;
   std::uint32_t num_expired;    ///< waits that ended by their deadline
-  std::uint32_t num_completed;  ///< blocks that came to their end
-  std::uint32_t num_steps;      ///< different values of progress that watchers saw
+  std::uint32_t num_completed;  ///< blocks that ended normally
+  std::uint32_t num_steps;      ///< distinct values of progress that watchers saw
   Breach first;
   std::int32_t where;  ///< kWord: index in its row; otherwise a rank
   std::uint64_t when;  ///< round or epoch
@@ -41,7 +40,7 @@ struct LitmusReport {
 inline constexpr int kMaxRowBytes = 7168;
 inline constexpr int kUnitBytes = 16;
 
-/// How a row travels.
+/// Path of a row.
 enum class Transfer {
   kStores,         ///< written with ordinary stores, read with ordinary loads
   kBulkThenLoads,  ///< through shared memory by bulk copies, read with ordinary loads
@@ -49,33 +48,33 @@ enum class Transfer {
 };
 
 /// One side of pairs of blocks that send each other rows in turn: side 1 writes round 1 into side 0's mailbox, side 0
-/// round 2 into side 1's, and so on. A row has 16 to kMaxRowBytes bytes and other contents in every round.
+/// writes round 2 into side 1's, and so on. A row has 16 to kMaxRowBytes bytes, with different contents in every round.
 struct MailboxParams {
   int side = 0;
   int num_pairs = 1;
   std::uint32_t num_rounds = 0;
-  std::uint64_t timeout_ns = 0;                  ///< of every wait
+  std::uint64_t timeout_ns = 0;                  ///< of each wait
   std::byte* mailboxes[2] = {nullptr, nullptr};  ///< [side]: [pairs][kMaxRowBytes], written by the other side
   std::uint64_t* flags[2] = {nullptr, nullptr};  ///< [side]: [pairs][kFlagStride], latest round in the mailbox
-  std::byte* sources = nullptr;                  ///< [pairs][kMaxRowBytes], what this side sends by bulk copies
+  std::byte* sources = nullptr;                  ///< [pairs][kMaxRowBytes], rows that this side sends by bulk copies
   LitmusReport* report = nullptr;
 };
-/// In words: flags of different pairs never share a line.
+/// Words between flags: flags of different pairs never share a line.
 inline constexpr int kFlagStride = 16;
 
 cudaError_t launch_mailbox(const MailboxParams& params, Transfer transfer, cudaStream_t stream);
 
-/// One side of pairs of blocks that talk as the halves of latency mode do: side 0 sends calls, side 1 receives them and
-/// grants sets. A call has words that are their own flags, and a row behind a word; its set is used again once granted.
-/// Calls are received two at a time, the second one first or not.
+/// One side of pairs of blocks that communicate like the halves of latency mode: side 0 sends calls; side 1 receives
+/// them and grants sets. A call has words that are their own flags, and a row behind a word; its set is reused once
+/// granted. Calls are received two at a time, in either order.
 struct WordsParams {
-  cuda::LatencyParams call;  ///< nothing but the ranks; this side is rank `side`
+  cuda::LatencyParams call;  ///< only the ranks are set; this side is rank `side`
   int side = 0;
   int num_pairs = 1;
   std::uint64_t first_number = 1;
   std::uint64_t num_calls = 0;      ///< even
   std::uint64_t* grants = nullptr;  ///< at side 0: [pairs][kFlagStride]
-  std::uint64_t* words = nullptr;   ///< at side 1: [pairs][sets][kSetWords], the last is the row's flag
+  std::uint64_t* words = nullptr;   ///< at side 1: [pairs][sets][kSetWords], the last word is the row's flag
   std::byte* rows = nullptr;        ///< at side 1: [pairs][sets][kMaxRowBytes]
   LitmusReport* report = nullptr;
 };
@@ -83,8 +82,8 @@ inline constexpr int kSetWords = 33;
 
 cudaError_t launch_words(const WordsParams& params, cudaStream_t stream);
 
-/// One side of pairs of warps: side 0 sends rows as words, one call after another into the same memory, each once side
-/// 1 has read the one before.
+/// One side of pairs of warps: side 0 sends rows as words, one call after another into the same memory, each after side
+/// 1 has read the previous one.
 struct RowWordsParams {
   cuda::LatencyParams call;  ///< as in WordsParams
   int side = 0;
@@ -102,7 +101,7 @@ cudaError_t launch_row_words(const RowWordsParams& params, cudaStream_t stream);
 struct ChunkShape {
   int num_blocks = 1;
   int num_chunks = 1;
-  int rows_per_chunk = 1;  ///< for the rank that gets most
+  int rows_per_chunk = 1;  ///< for the rank with the most rows
   int row_bytes = kUnitBytes;
   int report_every = 1;  ///< chunks between two reports of a warp
 };
@@ -110,7 +109,7 @@ inline constexpr int kSendWarps = 8;
 inline constexpr int kMaxChunkRowBytes = 1024;
 inline constexpr int kMaxLitmusRanks = 4;
 
-/// Ranks get different numbers of rows, the last one all of them.
+/// Number of rows of a rank: they differ, and the last rank gets all rows.
 FERRY_HOST_DEVICE constexpr int rows_for(const ChunkShape& shape, int rank, int num_ranks) {
   return shape.num_chunks * shape.rows_per_chunk * (rank + 1) / num_ranks;
 }
@@ -125,7 +124,7 @@ struct SendChunksParams {
   LitmusReport* report = nullptr;
 };
 
-/// The sender's part of one epoch: fills the sources, waits for all watchers, sends and reports.
+/// Runs the sender's part of one epoch: fills the sources, waits for all watchers, sends and reports.
 cudaError_t launch_send_chunks(const SendChunksParams& params, cudaStream_t stream);
 
 struct WatchChunksParams {
@@ -134,15 +133,16 @@ struct WatchChunksParams {
   int sender = 0;
   std::uint64_t epoch = 0;
   const std::byte* rows = nullptr;        ///< [rows][row_bytes]
-  std::uint64_t* num_watching = nullptr;  ///< this rank's
+  std::uint64_t* num_watching = nullptr;  ///< this rank's flag
   LitmusReport* report = nullptr;
 };
 
-/// The receiver's: looks at the sender's progress until the sender is done, and at each row once it is counted.
+/// Runs the receiver's part: watches the sender's progress until the sender is done, and checks each row once it is
+/// counted.
 cudaError_t launch_watch_chunks(const WatchChunksParams& params, cudaStream_t stream);
 
-/// A wait for `ranks.control.progress[peer]`, by one thread of a block of its own: kRows for that many rows of the
-/// epoch, others for the word itself.
+/// A wait for `ranks.control.progress[peer]`, by one thread of a separate block: kRows waits for that many rows of the
+/// epoch, other values wait for the word itself.
 struct PlannedWait {
   cuda::Awaited awaited = cuda::Awaited::kRows;
   std::int32_t peer = 0;
@@ -151,21 +151,21 @@ struct PlannedWait {
 };
 
 struct WaitOutcome {
-  std::uint32_t held;  ///< what the wait returned
+  std::uint32_t held;  ///< result of the wait
   std::uint64_t elapsed_ns;
 };
 
-/// Each wait twice, one after the other. `outcomes`: [waits][2].
+/// Runs each wait twice in a row. `outcomes`: [waits][2].
 cudaError_t launch_waits(const cuda::RankParams& ranks, const PlannedWait* waits, int num_waits, WaitOutcome* outcomes,
                          cudaStream_t stream);
-/// One warp waits until all ranks are done. `outcomes`: [lanes].
+/// Makes one warp wait until all ranks are done. `outcomes`: [lanes].
 cudaError_t launch_wait_all(const cuda::RankParams& ranks, std::uint64_t epoch, WaitOutcome* outcomes,
                             cudaStream_t stream);
-/// One receiving warp asks for its next row `num_calls` times. `source_base`: [ranks + 1] rows of each source;
-/// `rows`: [num_calls] what it was told.
+/// Makes one receiving warp request its next row `num_calls` times. `source_base`: [ranks + 1] rows of each source;
+/// `rows`: [num_calls] answers.
 cudaError_t launch_arrivals(const cuda::RankParams& ranks, std::uint64_t epoch, const std::int32_t* source_base,
                             int num_calls, std::int32_t* rows, cudaStream_t stream);
-/// One warp ends the call. `outcomes`: [lanes].
+/// Makes one warp end the call. `outcomes`: [lanes].
 cudaError_t launch_finish_call(const cuda::RankParams& ranks, std::uint64_t epoch, WaitOutcome* outcomes,
                                cudaStream_t stream);
 

@@ -1,4 +1,4 @@
-/// Rows behind a flag: blocks in pairs send each other a row in turn.
+/// Rows behind a flag: pairs of blocks send each other a row in turn.
 
 #include "cuda/copy/bulk_copy.cuh"
 #include "gpu/litmus_device.cuh"
@@ -6,11 +6,11 @@
 namespace ferry::test {
 namespace {
 
-using namespace cuda::device;  // NOLINT(google-build-using-namespace): what this file is about
+using namespace cuda::device;  // NOLINT(google-build-using-namespace): the primitives under test
 
 constexpr int kNumThreads = 128;
 
-/// One block's place in a pair.
+/// One block's side of a pair.
 struct Side {
   uint4* mine = nullptr;
   uint4* theirs = nullptr;
@@ -53,7 +53,7 @@ __device__ void produce(const Side& side, Staging& staging, std::uint32_t round,
   if constexpr (kBulk) parity ^= 1U;
 }
 
-/// False if the row did not come.
+/// Checks a row. Returns false if the row did not arrive.
 template <Transfer kTransfer>
 __device__ bool consume(const MailboxParams& params, const Side& side, Staging& staging, std::uint32_t round,
                         std::uint32_t& parity) {
@@ -81,7 +81,7 @@ __device__ bool consume(const MailboxParams& params, const Side& side, Staging& 
   if (threadIdx.x == 0 && flag_seen != round) {
     note(*params.report, Breach::kFlag, static_cast<int>(blockIdx.x), round, flag_seen, round);
   }
-  __syncthreads();  // all have read: the answer may go
+  __syncthreads();  // all threads have read the row, so the answer may be sent
   return true;
 }
 

@@ -1,5 +1,5 @@
-/// Rows of latency mode that travel as words (cuda/latency/row_words.cuh): one instruction moves a pair of them, in no
-/// order; each brings its number and its data together, and no flag follows.
+/// Rows of latency mode sent as words (cuda/latency/row_words.cuh). One instruction moves a pair of words, in no order;
+/// each word carries its number together with its data, and no flag follows.
 
 #include "cuda/latency/row_words.cuh"
 #include "gpu/litmus_device.cuh"
@@ -7,13 +7,13 @@
 namespace ferry::test {
 namespace {
 
-using namespace cuda::device;  // NOLINT(google-build-using-namespace): what this file is about
+using namespace cuda::device;  // NOLINT(google-build-using-namespace): the primitives under test
 using cuda::Awaited;
 using cuda::kWordStepBytes;
 
 constexpr int kSender = 0;
 constexpr int kReceiver = 1;
-/// Looks at a step before a lane waits as the library's kernels do.
+/// Polls of a step before a lane waits, as in the library's kernels.
 constexpr int kLooks = 64;
 
 /// This lane's words of the step that begins with `unit`.
@@ -29,7 +29,7 @@ __device__ uint4 expected_unit(std::uint64_t number, int unit) {
   return unit_of(seed_of(static_cast<std::uint32_t>(number), blockIdx.x), unit);
 }
 
-/// One warp. False if the row before was not read in time.
+/// Sends a row. One warp calls it. Returns false if the previous row was not read in time.
 __device__ bool send_row(const RowWordsParams& params, std::uint64_t number) {
   const bool granted = wait_word(params.call, {Awaited::kDone, kReceiver, number}, grant_of(params)).came;
   if (__all_sync(kAllLanes, static_cast<int>(granted)) == 0) return false;
@@ -41,7 +41,7 @@ __device__ bool send_row(const RowWordsParams& params, std::uint64_t number) {
   return true;
 }
 
-/// Words that are there, whether or not their neighbours are.
+/// Checks the words that have arrived, whether or not their neighbours have.
 __device__ void check_arrived(const RowWordsParams& params, const LaneWords& words, std::uint64_t number, int unit) {
   const uint4 expected = expected_unit(number, unit);
   const auto check = [&params, number, unit](std::uint64_t word, std::uint32_t data, int i) {
@@ -53,7 +53,7 @@ __device__ void check_arrived(const RowWordsParams& params, const LaneWords& wor
   check(words.high.second, expected.w, 3);
 }
 
-/// One lane's words of a step. False if they did not come.
+/// Receives one lane's words of a step. Returns false if they did not arrive.
 __device__ bool receive_unit(const RowWordsParams& params, std::uint64_t number, const std::byte* step, int unit) {
   for (int looks = 0;; ++looks) {
     const LaneWords words = LaneWords::load(step);
@@ -67,7 +67,7 @@ __device__ bool receive_unit(const RowWordsParams& params, std::uint64_t number,
   }
 }
 
-/// One warp.
+/// Receives a row. One warp calls it.
 __device__ bool receive_row(const RowWordsParams& params, std::uint64_t number) {
   const int num_units = units_of_round(static_cast<std::uint32_t>(number));
   bool came = true;
@@ -76,7 +76,7 @@ __device__ bool receive_row(const RowWordsParams& params, std::uint64_t number) 
     if (unit < num_units) came = receive_unit(params, number, step_of(params, first), unit);
   }
   if (__all_sync(kAllLanes, static_cast<int>(came)) == 0) return false;
-  __syncwarp();  // all have read
+  __syncwarp();  // all lanes have read
   if (lane_idx() == 0) {
     fence_system();
     post_word(grant_of(params), number + 1, 0);

@@ -1,5 +1,5 @@
-/// What the CUDA backend takes for granted of the GPU, by itself: messages behind flags, bulk copies behind flags,
-/// progress of many warps, waits that expire. On one GPU and, where there are two, between them.
+/// Assumptions of the CUDA backend about the GPU, tested alone: messages behind flags, bulk copies behind flags,
+/// progress of many warps, waits that expire. On one GPU and, if there are two, between them.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -14,16 +14,16 @@
 namespace ferry::test {
 namespace {
 
-/// Of every wait inside a kernel that is not about expiring.
+/// Timeout of every wait inside a kernel in tests that do not test expiry.
 constexpr std::chrono::seconds kPatience{10};
 
-/// GPUs that a test works on.
+/// GPUs that a test uses.
 enum class Span { kOneGpu, kTwoGpus };
 
 void PrintTo(Span span, std::ostream* out) { *out << (span == Span::kOneGpu ? "one GPU" : "two GPUs"); }
 std::string name_of(Span span) { return span == Span::kOneGpu ? "one_gpu" : "two_gpus"; }
 
-/// Skips the test where there is no second GPU in reach; a test without any GPU fails.
+/// Skips the test if no second GPU is reachable; a test without any GPU fails.
 class Litmus : public testing::TestWithParam<Span> {
  protected:
   void SetUp() override {
@@ -33,7 +33,7 @@ class Litmus : public testing::TestWithParam<Span> {
     if (!connect_gpus(0, 1)) GTEST_SKIP() << "GPU 0 and GPU 1 cannot reach each other's memory";
   }
 
-  /// Where the i-th part of a test is.
+  /// GPU of the i-th part of a test.
   static int gpu_of(int i) { return GetParam() == Span::kOneGpu ? 0 : i % 2; }
 };
 
@@ -42,10 +42,10 @@ void expect_clean(const LitmusReport& report, std::uint32_t num_blocks, const st
   EXPECT_EQ(report.num_breaches, 0U) << fmt::format(
       "{}: first breach: kind {} at {} in round or epoch {}: {:#x} for {:#x}", what, static_cast<int>(report.first),
       report.where, report.when, report.seen, report.expected);
-  EXPECT_EQ(report.num_completed, num_blocks) << what << ": blocks that came to their end";
+  EXPECT_EQ(report.num_completed, num_blocks) << what << ": blocks that ended normally";
 }
 
-/// Two kernels, one for each side, that send each other rows in turn.
+/// Two kernels, one per side, that send each other rows in turn.
 void exchange_rows(const std::vector<int>& gpus, Transfer transfer, std::uint32_t num_rounds) {
   constexpr int kNumPairs = 8;
   constexpr std::size_t kRowsBytes = std::size_t{kNumPairs} * kMaxRowBytes;
@@ -116,7 +116,7 @@ class LitmusWords : public Litmus {
 };
 
 TEST_P(LitmusWords, AreTheirOwnFlagsAndGrantSets) { send_and_receive(1); }
-/// Words hold half of a call's number, and this is where it begins again at 0.
+/// Words hold the lower half of a call's number, which wraps to 0 here.
 TEST_P(LitmusWords, AreTheirOwnFlagsAfterVeryManyCalls) { send_and_receive((std::uint64_t{1} << 32) - 25'000); }
 
 class LitmusRowWords : public Litmus {
@@ -154,8 +154,8 @@ class LitmusChunks : public Litmus {
   static constexpr std::uint64_t kNumEpochs = 50;
   static constexpr int kSender = 1;
 
-  /// One sender to `num_ranks` ranks, itself included; every rank has its watcher. How many new values of progress the
-  /// watchers saw.
+  /// One sender to `num_ranks` ranks, itself included, with a watcher on every rank. Returns the number of new progress
+  /// values that the watchers saw.
   static std::uint32_t send_and_watch(const ChunkShape& shape, int num_ranks, std::uint64_t first_epoch = 1) {
     const std::string what = fmt::format("{} blocks, {} chunks of {} rows of {} bytes", shape.num_blocks,
                                          shape.num_chunks, shape.rows_per_chunk, shape.row_bytes);
@@ -228,7 +228,7 @@ TEST_P(LitmusChunks, RowsThatProgressCountsAreThere) {
   };
   for (const ChunkShape& shape : shapes) {
     const std::uint32_t num_steps = send_and_watch(shape, kNumRanks);
-    // Watchers that only ever see the end prove nothing.
+    // Watchers that see only the end prove nothing.
     if (shape.num_chunks > 1) {
       EXPECT_GT(num_steps, static_cast<std::uint32_t>(kNumEpochs * kNumRanks));
     }
@@ -236,7 +236,7 @@ TEST_P(LitmusChunks, RowsThatProgressCountsAreThere) {
   }
 }
 
-/// Progress words hold half of an epoch, and this is where it begins again at 0.
+/// Progress words hold the lower half of an epoch, which wraps to 0 here.
 TEST_P(LitmusChunks, RowsThatProgressCountsAreThereAfterVeryManyEpochs) {
   constexpr int kNumRanks = 3;
   constexpr std::uint64_t kWrap = std::uint64_t{1} << 32;

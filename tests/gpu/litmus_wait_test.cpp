@@ -1,5 +1,5 @@
-/// Waits that expire or are stopped: in bounded time, told once and in the right words, and nothing else of the process
-/// suffers.
+/// Waits that expire or are stopped: they end in bounded time and are reported once, in the right words, and other work
+/// of the process is not affected.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -20,9 +20,9 @@ using cuda::DeviceReport;
 constexpr int kNumRanks = 4;
 constexpr std::chrono::milliseconds kTimeout{100};
 constexpr std::uint64_t kTimeoutNs = std::chrono::nanoseconds(kTimeout).count();
-/// For a wait that should not wait.
+/// Limit for a wait that should return at once.
 constexpr std::uint64_t kAtOnceNs = kTimeoutNs / 10;
-/// Where `Awaited::kOwn` gives up, in timeouts (sync/rank_sync.cuh, kOwnDeadlines).
+/// Deadline of `Awaited::kOwn`, in timeouts (sync/rank_sync.cuh, kOwnDeadlines).
 constexpr std::uint64_t kOwnDeadlines = 4;
 /// Progress words hold the lower half of an epoch.
 constexpr std::uint64_t kWrap = std::uint64_t{1} << 32;
@@ -39,7 +39,7 @@ class LitmusWait : public testing::Test {
 
   std::vector<WaitOutcome> wait(const std::vector<PlannedWait>& waits) const { return wait(*ranks_, waits); }
 
-  /// `meanwhile` runs when the waits have been launched.
+  /// `meanwhile` runs after the waits have been launched.
   std::vector<WaitOutcome> wait(
       const LitmusRanks& ranks, const std::vector<PlannedWait>& waits,
       const std::function<void()>& meanwhile = [] {}) const {
@@ -96,7 +96,7 @@ class LitmusWait : public testing::Test {
     EXPECT_EQ(ranks_->local(0).broken, 0U);
   }
 
-  /// A rank of its own, on the same GPU, can still wait for a flag that is there.
+  /// Another rank on the same GPU can still wait for a flag that is set.
   static void expect_others_go_on() {
     const LitmusRanks others(std::vector<int>(kNumRanks, 0), kTimeout);
     others.set_progress(0, 1, word_of(9, 3));
@@ -123,7 +123,7 @@ TEST_F(LitmusWait, AFlagThatIsThereIsNotWaitedFor) {
   expect_nothing_told();
 }
 
-/// However many wait for it: time counts once.
+/// Time counts once, however many threads wait.
 TEST_F(LitmusWait, RowsThatAreLateAreCountedOnce) {
   constexpr int kNumWaits = 64;
   constexpr int kLate = 2;
@@ -265,7 +265,7 @@ TEST_F(LitmusWait, AllRanksThere) {
   expect_nothing_told();
 }
 
-/// A receiving warp that has given up takes no more rows: nobody would wait for what it starts to load.
+/// A receiving warp that has given up takes no more rows, because no thread would wait for the loads that it starts.
 TEST_F(LitmusWait, AWarpWhoseSourceIsLostGetsNoRowsOfOthers) {
   constexpr std::uint64_t kEpoch = 5;
   constexpr int kNumCalls = 6;
@@ -284,7 +284,7 @@ TEST_F(LitmusWait, AWarpWhoseSourceIsLostGetsNoRowsOfOthers) {
   }
 }
 
-/// Words of other epochs count no rows, larger though they are as numbers.
+/// Words of other epochs count no rows, even if they are larger as numbers.
 TEST_F(LitmusWait, RowsOfTheEpochsBeforeTheWrapAreNotThoseBehindIt) {
   ranks_->set_progress(0, 1, word_of(kWrap - 1, 100));
   const PlannedWait planned = {.awaited = Awaited::kRows, .peer = 1, .epoch = kWrap, .expected = 1};
@@ -302,7 +302,7 @@ TEST_F(LitmusWait, RowsBehindTheWrapAreThere) {
   expect_nothing_told();
 }
 
-/// Else an epoch would meet the rows of the one 2^32 epochs ago.
+/// Otherwise an epoch would count the rows of the epoch 2^32 before it.
 TEST_F(LitmusWait, TheEpochAtTheWrapLeavesNoRowsBehind) {
   for (const std::uint64_t epoch : {kWrap - 1, kWrap, kWrap + 1}) {
     for (int rank = 0; rank < kNumRanks; ++rank) {

@@ -1,4 +1,4 @@
-/// Waits of the protocol, by themselves.
+/// Waits of the protocol, each tested alone.
 
 #include "cuda/intranode/dispatch_receive.cuh"
 #include "cuda/sync/chunks.cuh"
@@ -7,7 +7,7 @@
 namespace ferry::test {
 namespace {
 
-using namespace cuda::device;  // NOLINT(google-build-using-namespace): what this file is about
+using namespace cuda::device;  // NOLINT(google-build-using-namespace): the primitives under test
 
 __global__ void waits_kernel(const __grid_constant__ cuda::RankParams ranks, const PlannedWait* waits,
                              WaitOutcome* outcomes) {
@@ -31,7 +31,7 @@ __global__ void wait_all_kernel(const __grid_constant__ cuda::RankParams ranks, 
   outcomes[lane_idx()] = {held ? 1U : 0U, now_ns() - begin_ns};
 }
 
-/// One warp that receives, and the one that watches for it.
+/// One warp that receives, and one that watches for it.
 __global__ void arrivals_kernel(const __grid_constant__ cuda::DispatchParams params, std::uint64_t epoch, int num_calls,
                                 std::int32_t* rows) {
   __shared__ std::uint32_t arrived[cuda::kMaxRanks];

@@ -1,4 +1,4 @@
-/// Words of latency mode: each is its own flag, rows have one behind them, and sets are granted to be used again.
+/// Words of latency mode: each is its own flag, rows have a flag behind them, and sets are granted for reuse.
 
 #include "cuda/latency/words.cuh"
 #include "gpu/litmus_device.cuh"
@@ -6,7 +6,7 @@
 namespace ferry::test {
 namespace {
 
-using namespace cuda::device;  // NOLINT(google-build-using-namespace): what this file is about
+using namespace cuda::device;  // NOLINT(google-build-using-namespace): the primitives under test
 using cuda::Awaited;
 using cuda::kGrantSlots;
 using cuda::kSets;
@@ -16,7 +16,7 @@ constexpr int kSender = 0;
 constexpr int kReceiver = 1;
 static_assert(kGrantSlots <= kFlagStride);
 
-/// What a set has for a pair.
+/// Memory of a set for one pair.
 struct Set {
   std::uint64_t* words = nullptr;
   std::uint64_t* row_flag = nullptr;
@@ -40,10 +40,10 @@ __device__ std::uint32_t word_of(std::uint64_t number, int word) {
 struct Shared {
   int set;
   bool came;
-  int sets[kGrantSlots];  ///< of the receiver's calls, by number
+  int sets[kGrantSlots];  ///< sets of the receiver's calls, by number
 };
 
-/// False if no set was granted.
+/// Sends a call. Returns false if no set was granted.
 __device__ bool send(const WordsParams& params, Shared& shared, std::uint64_t number) {
   const auto thread = static_cast<int>(threadIdx.x);
   if (thread == 0) {
@@ -66,7 +66,7 @@ __device__ bool send(const WordsParams& params, Shared& shared, std::uint64_t nu
   return true;
 }
 
-/// False if the call did not come.
+/// Receives a call. Returns false if the call did not arrive.
 __device__ bool receive(const WordsParams& params, Shared& shared, std::uint64_t number, std::uint64_t& granted) {
   const auto thread = static_cast<int>(threadIdx.x);
   const int set_idx = shared.sets[number % kGrantSlots];
@@ -85,7 +85,7 @@ __device__ bool receive(const WordsParams& params, Shared& shared, std::uint64_t
   for (int unit = thread; unit < units_of_round(round); unit += kNumThreads) {
     check_unit(*params.report, set.row[unit], seed_of(round, blockIdx.x), unit, number);
   }
-  __syncthreads();  // all have read: the set may be filled again
+  __syncthreads();  // all threads have read, so the set may be filled again
   ++granted;
   if (thread == 0) {
     shared.sets[granted % kGrantSlots] = set_idx;

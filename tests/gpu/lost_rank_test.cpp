@@ -1,5 +1,5 @@
 /// A rank that stops calling: the others' kernels give up at the deadline, their hosts learn which rank it was, and
-/// their GPUs go on with a new group.
+/// their GPUs remain usable by a new group.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -19,7 +19,7 @@ constexpr std::int64_t kTimeoutNs = 2 * kNsPerSecond;
 struct Scenario {
   const char* name;
   RankKind kind;
-  Operation operation;  ///< the first call that the victim does not make
+  Operation operation;  ///< first call that the victim does not make
   bool bounded = false;
   MemoryKind memory = MemoryKind::kSymmetric;
 };
@@ -52,7 +52,7 @@ class GpuLostRank : public testing::TestWithParam<Scenario> {
     const RouteArguments arguments(context, *group, prepared_);
     const Status later = group->route(arguments.input(), arguments.options(), stream_of(*group)).status();
     context.expect(later.code() == status.code() && later.peer() == status.peer(),
-                   fmt::format("a later call says {}", later.to_string()));
+                   fmt::format("a later call returns {}", later.to_string()));
     context.expect_code(group->wait(stream_of(*group)), ErrorCode::kTimeout, "a later wait");
     context.expect_code(group->destroy(), ErrorCode::kTimeout, "destroy tells, and leaves");
     group.reset();
@@ -81,7 +81,7 @@ TEST_P(GpuLostRank, IsNamedByAllOthersWhoGoOnWithoutIt) {
           report_survivor_done(words_);
         }
       });
-  if (forked) close(meeting_.listen_fd);  // in a thread rank 0 took it
+  if (forked) close(meeting_.listen_fd);  // with threads, rank 0 took it
   EXPECT_EQ(failures, std::vector<std::string>());
 }
 

@@ -1,5 +1,5 @@
-/// Calls that follow each other on streams with nobody waiting in between: each must leave nothing behind that the next
-/// one trips over, whoever is late.
+/// Calls in a row on streams without waits in between: no call may leave state behind that breaks the next one, with
+/// any rank late.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -15,14 +15,14 @@ namespace {
 constexpr int kNumCases = 12;
 constexpr int kRoundsBetweenLooks = 50;
 
-/// One dispatch and one combine each. `bounded`: route never waits for the counts.
+/// One dispatch and one combine each. `all_bounded`: route never waits for the counts.
 std::vector<PreparedCase> random_cases(int num_ranks, std::uint64_t seed, bool all_bounded) {
   std::mt19937_64 random(seed);
   std::vector<PreparedCase> cases;
   for (int i = 0; i < kNumCases; ++i) {
     ExchangeCase one = draw_case(random, num_ranks);
     one.world.spare_recv_rows = all_bounded || i % 3 != 0 ? i % 5 : -1;
-    // No rows at all would mean: not bounded.
+    // 0 rows would mean: not bounded.
     if (one.world.spare_recv_rows == 0) one.world.spare_recv_rows = 1;
     one.dispatches.resize(1);
     one.combines.resize(1);
@@ -39,7 +39,7 @@ class Rounds {
 
   Round& at(int round) { return *rounds_[static_cast<std::size_t>(round) % rounds_.size()]; }
 
-  /// Only after the streams were waited for. Outputs start anew.
+  /// Checks the outputs and resets them. Call only after the streams were waited for.
   void look(RankContext& context) {
     for (std::size_t i = 0; i < rounds_.size(); ++i) {
       rounds_[i]->expect_received(context);
@@ -72,7 +72,7 @@ void run_back_to_back(RankKind kind, int num_ranks, int num_rounds) {
       if (round % kRoundsBetweenLooks != kRoundsBetweenLooks - 1) continue;
       if (!context.expect_ok(group.wait(stream_of(group)), fmt::format("wait after round {}", round))) return;
       rounds.look(context);
-      if (!context.failures().empty()) context.fail(fmt::format("this was after round {}", round));
+      if (!context.failures().empty()) context.fail(fmt::format("failed after round {}", round));
     }
   });
 }
@@ -81,8 +81,8 @@ TEST(ManyCalls, BackToBackOnFourThreads) { run_back_to_back(RankKind::kThreads, 
 TEST(ManyCalls, BackToBackOnThreeThreads) { run_back_to_back(RankKind::kThreads, 3, 200); }
 TEST(ManyCalls, BackToBackOnTwoProcesses) { run_back_to_back(RankKind::kProcesses, 2, 100); }
 
-/// Two groups of the same ranks on two streams. Ranks start the two in different orders, so that kernels of both wait
-/// for their peers at the same time; few multiprocessors each, so that all of them find room on a shared GPU.
+/// Two groups of the same ranks on two streams. Ranks start the groups in different orders, so that kernels of both
+/// wait for their peers at the same time. Each uses few multiprocessors, so that all kernels fit a shared GPU.
 void run_two_groups(RankKind kind, int num_ranks, int num_rounds) {
   const std::vector<PreparedCase> first_cases = random_cases(num_ranks, 41, true);
   const std::vector<PreparedCase> second_cases = random_cases(num_ranks, 42, true);

@@ -1,4 +1,4 @@
-/// More ranks than a warp has lanes: wherever a lane stands for a rank, it stands for two.
+/// More ranks than a warp has lanes: where a lane stands for a rank, it then stands for two.
 
 #include <gtest/gtest.h>
 
@@ -25,8 +25,8 @@ PreparedCase many_ranks_case(Layout layout, MemoryKind memory) {
   return prepare(one);
 }
 
-/// On one GPU two of the ranks' streams would share one of its 32 connections, and their kernels wait for each other.
-/// As processes so many ranks need more memory for CUDA's contexts than two GPUs have.
+/// On one GPU, streams of two ranks would share one of its 32 connections, and their kernels would wait for each other.
+/// As processes, so many ranks need more memory for CUDA's contexts than two GPUs have.
 TEST(ManyRanks, Threads) {
   if (num_device_files() < 2) GTEST_SKIP() << "needs two GPUs, this machine has " << num_device_files();
   const std::vector<PreparedCase> cases = {many_ranks_case(Layout::kTokens, MemoryKind::kPlain),

@@ -1,4 +1,4 @@
-/// The ways in which ranks get at each other's memory: all give the same results, also side by side.
+/// Ways in which ranks access each other's memory: all give the same results, also side by side.
 
 #include <gtest/gtest.h>
 #include <stdlib.h>
@@ -14,7 +14,7 @@ namespace {
 constexpr const char* kVariable = "FERRY_CUDA_MEMORY";
 constexpr int kNumRanks = 3;
 
-/// Of this process and those it forks meanwhile.
+/// Sets the variable in this process and in those that it forks meanwhile.
 class MemoryPathVariable {
  public:
   explicit MemoryPathVariable(const std::string& value) { setenv(kVariable, value.c_str(), 1); }
@@ -65,7 +65,7 @@ TEST(MemoryPath, RanksWithDifferentPathsMeetProcesses) {
   });
 }
 
-/// A rank leaves while another, which is late, has its memory open and may still write there.
+/// A rank leaves while a late rank still has its memory open and may write there.
 TEST(MemoryPath, IpcMemoryRestsUntilLateProcessesLetGoOfIt) {
   const MemoryPathVariable variable("ipc");
   run_gpu_ranks({RankKind::kProcesses, 2}, [&](RankContext& context) {
@@ -80,11 +80,11 @@ TEST(MemoryPath, IpcMemoryRestsUntilLateProcessesLetGoOfIt) {
     } else {
       meet(context);
       group->reset();  // rank 0 closed this rank's memory long ago
-      context.expect(cuda::num_resting_blocks() == 0, "memory rests that nobody has open");
+      context.expect(cuda::num_resting_blocks() == 0, "memory is kept although no rank has it open");
       meet(context);
     }
     { const cuda::LiveGroup next; }
-    context.expect(cuda::num_resting_blocks() == 0, "memory rests for ever");
+    context.expect(cuda::num_resting_blocks() == 0, "memory is kept forever");
   });
 }
 

@@ -37,7 +37,7 @@ class ModelShapes : public testing::TestWithParam<int> {};
 TEST_P(ModelShapes, EveryLayoutAndMemory) {
   const int num_ranks = GetParam();
   for (Layout layout : kLayouts) {
-    // One row per rank that a token goes to is the form that serves large batches; the other two multiply rows by K.
+    // The layout with one row per rank of a token serves large batches; the other two multiply rows by K.
     PreparedCase prepared = model_case(num_ranks, layout, layout == Layout::kTokens ? 600 : 80);
     for (MemoryKind memory : kMemories) {
       prepared.spec.memory = memory;
@@ -84,11 +84,11 @@ TEST_P(KernelChoices, ChangeNoResult) {
       for (std::size_t i = 0; i < kernels.size(); ++i) {
         check_case(context, group, prepared, kernels[i]);
         if (!context.failures().empty()) {
-          context.fail(fmt::format("this was with kernel choice {}, memory {}", i, static_cast<int>(memory)));
+          context.fail(fmt::format("failed with kernel choice {}, memory {}", i, static_cast<int>(memory)));
           return;
         }
       }
-      // Each rank as it likes.
+      // Each rank chooses its own options.
       check_case(context, group, prepared, kernels[static_cast<std::size_t>(context.rank() * 3)]);
     });
   }

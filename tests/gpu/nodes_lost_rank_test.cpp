@@ -1,5 +1,5 @@
-/// GPU ranks on several nodes that lose one of them, or the network between them, while kernels wait: all others get a
-/// typed error that names the same rank in bounded time, no kernel stays behind, and they go on without it.
+/// GPU ranks on several nodes that lose one of them, or the network between them, while kernels wait. All others get a
+/// typed error that names the same rank in bounded time, no kernel keeps running, and they continue without it.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -19,8 +19,8 @@ namespace {
 enum class Loss {
   kStalled,  ///< makes no further call
   kKilled,   ///< in its call, while its kernels wait for the late rank
-  kCut,      ///< nobody: the network between two nodes
-  kSilent,   ///< the same, and no connection breaks: what they send vanishes
+  kCut,      ///< loses no rank, but the network between two nodes
+  kSilent,   ///< as kCut, but no connection breaks: sent data vanishes
 };
 
 struct Nodes {
@@ -32,17 +32,17 @@ struct Nodes {
 struct Scenario {
   const char* name;
   Loss loss;
-  Operation operation;  ///< that is interrupted
+  Operation operation;  ///< call that is interrupted
   Nodes nodes;
-  int victim = -1;                    ///< unless it is the network
-  std::pair<int, int> link = {0, 1};  ///< the nodes that lose each other, if it is the network
+  int victim = -1;                    ///< unless the network is lost
+  std::pair<int, int> link = {0, 1};  ///< the nodes that lose each other, if the network is lost
 
   RankKind kind() const { return loss == Loss::kKilled ? RankKind::kProcesses : RankKind::kThreads; }
   bool loses_link() const { return loss == Loss::kCut || loss == Loss::kSilent; }
-  /// Nobody is told, so that only the deadline tells.
+  /// Whether no rank learns of the loss, so that only the deadline ends the wait.
   bool ends_by_deadline() const { return loss == Loss::kStalled || loss == Loss::kSilent; }
   int node_of(int rank) const { return rank / nodes.ranks_per_node; }
-  /// For whom the kernels of all others wait when somebody is killed or a link lost.
+  /// Rank for which the kernels of all others wait when a rank is killed or a link lost.
   int late_rank() const { return victim == 0 ? nodes.num_ranks() - 1 : 0; }
 };
 
@@ -55,9 +55,9 @@ std::string describe(const Scenario& scenario) {
 }
 void PrintTo(const Scenario& scenario, std::ostream* out) { *out << describe(scenario); }
 
-/// Where it is what ends a wait.
+/// Deadline where it ends the wait.
 constexpr std::int64_t kShortDeadlineNs = 2 * kNsPerSecond;
-/// Far longer than any wait for somebody whose end the network reports.
+/// Far longer than any wait for a rank whose end the network reports.
 constexpr std::int64_t kDeadlineNs = 60 * kNsPerSecond;
 constexpr std::int64_t kAtOnceNs = kNsPerSecond;
 
@@ -74,7 +74,7 @@ class GpuNodesLostRank : public testing::TestWithParam<Scenario> {
     return options;
   }
 
-  /// Tells the others as soon as its kernels run.
+  /// Makes the call, and informs the other ranks as soon as its kernels run.
   Status call_under_way(RankContext& context, Group& group, const Routing& routing) const {
     std::optional<UnderWay> under_way;
     return make_call(context, group, prepared_, routing, scenario().operation,
@@ -91,7 +91,7 @@ class GpuNodesLostRank : public testing::TestWithParam<Scenario> {
     await([this] { return scene_->num_told.load() == num_survivors(); }, "the survivors' errors");
   }
 
-  /// The call that fails.
+  /// Makes the call that fails.
   Status interrupted_call(RankContext& context, Group& group) {
     const Routing routing = run_up_to(context, group, prepared_, scenario().operation);
     if (scenario().loss == Loss::kStalled) {
@@ -99,7 +99,7 @@ class GpuNodesLostRank : public testing::TestWithParam<Scenario> {
       return make_call(context, group, prepared_, routing, scenario().operation);
     }
     if (context.rank() != scenario().late_rank()) return call_under_way(context, group, routing);
-    // One rank is late: the kernels of all others wait for it, and then one of them goes, or a link does.
+    // One rank is late: the kernels of all others wait for it; then one of them is killed, or a link is lost.
     await([this] { return scene_->num_under_way.load() == num_survivors(); }, "the others' calls");
     if (scenario().loss == Loss::kKilled) {
       kill_and_await(scene_->victim_process.load());
@@ -116,7 +116,7 @@ class GpuNodesLostRank : public testing::TestWithParam<Scenario> {
     faults_->drop(link.second, link.first);
   }
 
-  /// A link has two ends. Of two nodes each can only name the other; from a third either may be heard of first.
+  /// A link has two ends. With two nodes each can only name the other; a third node may learn of either end first.
   static bool is_at_link(int peer, const RankContext& context) {
     if (peer < 0) return false;
     const int node = scenario().node_of(peer);
@@ -124,8 +124,8 @@ class GpuNodesLostRank : public testing::TestWithParam<Scenario> {
     return node == scenario().link.first || node == scenario().link.second;
   }
 
-  /// Whether all that this rank needs may have come before: ranks of a third node may need nothing that a link between
-  /// two others still carried, and the late rank's node, which nobody tells, has been sent the rest.
+  /// Whether this rank may have received all its data before the loss. Ranks of a third node may need no data that the
+  /// link between two others still carried, and the late rank's node, which learns of no loss, has been sent the rest.
   static bool may_complete(const RankContext& context) {
     const int node = scenario().node_of(context.rank());
     if (scenario().loss == Loss::kSilent) return node == scenario().node_of(scenario().late_rank());
@@ -157,7 +157,7 @@ class GpuNodesLostRank : public testing::TestWithParam<Scenario> {
     scene_->num_told.fetch_add(1);
     const Status later = call();
     context.expect(later.code() == status.code() && later.peer() == status.peer(),
-                   fmt::format("a later call says {}", later.to_string()));
+                   fmt::format("a later call returns {}", later.to_string()));
     context.expect_code(group->destroy(), status.code(), "destroy tells, and leaves");
     group.reset();
     if (scenario().loses_link()) {
@@ -181,7 +181,7 @@ class GpuNodesLostRank : public testing::TestWithParam<Scenario> {
   PreparedCase without_victim_ = case_of({1, scenario().nodes.num_ranks() - 1});
   SharedScene* scene_ = make_shared_scene();
   Meeting meeting_ = Meeting::prepare();
-  std::optional<net::LoopbackFaults> faults_;  // only where a link is lost
+  std::optional<net::LoopbackFaults> faults_;  // only if a link is lost
 };
 
 TEST_P(GpuNodesLostRank, IsNamedByAllOthersWhoGoOnWithoutIt) {
@@ -191,7 +191,7 @@ TEST_P(GpuNodesLostRank, IsNamedByAllOthersWhoGoOnWithoutIt) {
   const std::vector<std::string> failures = collect_gpu_rank_failures(run, [&](RankContext& context) {
     const int first_survivor = scenario().victim == 0 ? 1 : 0;
     if (forked && context.rank() != first_survivor) close(meeting_.listen_fd);
-    // Whose network notices at once that a process has ended.
+    // With TCP the network notices at once that a process has ended.
     if (forked) setenv("UCX_TLS", "tcp", 1);
     auto group = Group::create(context.bootstrap(), options());
     if (!context.expect_ok(group.status(), "create")) return;
@@ -207,7 +207,7 @@ TEST_P(GpuNodesLostRank, IsNamedByAllOthersWhoGoOnWithoutIt) {
   EXPECT_EQ(failures, expected);
 }
 
-/// Two nodes, in each phase: the first rank of the second node, or the link between them.
+/// Two nodes, in each phase, that lose the first rank of the second node or the link between them.
 std::vector<Scenario> scenarios() {
   std::vector<Scenario> all;
   for (const int ranks_per_node : {1, 2}) {
@@ -230,7 +230,7 @@ std::vector<Scenario> scenarios() {
   return all;
 }
 
-/// More nodes. Of 3x2, rank 0 has the rail peers 2 and 4: ranks 3 and 5 it never exchanges a word with.
+/// More nodes. In 3x2, rank 0 has the rail peers 2 and 4, and never exchanges a word with ranks 3 and 5.
 std::vector<Scenario> scenarios_of_third_nodes() {
   constexpr Nodes k3x2 = {3, 2};
   constexpr Nodes k4x1 = {4, 1};

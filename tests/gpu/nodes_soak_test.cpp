@@ -1,5 +1,5 @@
-/// GPU ranks on several emulated nodes make thousands of calls of every kind with few waits in between, whoever is
-/// late: every result is the oracle's, and neither the group nor the process holds more and more.
+/// GPU ranks on several emulated nodes make thousands of calls of every kind with few waits in between, with any rank
+/// late. Every result is the oracle's, and the memory of the group and of the process does not grow.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -18,17 +18,17 @@ namespace {
 
 constexpr int kNumRanks = 4;
 constexpr int kRanksPerNode = 2;
-/// Rounds of route, dispatch and combine, and as many pairs of latency mode: what a step makes, one of each case.
+/// Cases of route, dispatch and combine, and of pairs of latency mode; a step makes each case once.
 constexpr int kNumCases = 2;
 constexpr int kCallsAStep = kNumCases * (3 + 2);
-/// By then each of the blocks that calls take in turn has been used for each case.
+/// After this many steps, each of the blocks that calls use in turn has been used for each case.
 constexpr int kNumWarmSteps = 3;
 constexpr std::uint64_t kCallsPerDelay = 4;
 constexpr std::uint64_t kLongestDelayUs = 300;
 
-/// What may be held besides what was held when warm. Of the group: pages of a few placements, which Routings may share
-/// or not. Of operator new: what vectors grow to. Of the heap, CUDA's driver too: less than 32 bytes, the smallest
-/// block, for each of 10,000 calls of each rank.
+/// Memory that may be held beyond that held when warm. Group: pages of a few placements, which Routings may or may not
+/// share. Operator new: growth of vectors. Heap, CUDA's driver included: less than 32 bytes, the smallest block, for
+/// each of 10,000 calls of each rank.
 constexpr std::size_t kSpareGroupBytes = 8 * 4096;
 constexpr std::size_t kSpareNewBytes = std::size_t{256} << 10;
 constexpr std::size_t kSpareHeapBytes = std::size_t{1} << 20;
@@ -38,7 +38,7 @@ struct Cases {
   std::vector<PreparedCase> pairs;
 };
 
-/// Small ones: it is the number of calls that counts.
+/// Prepares small cases: only the number of calls matters.
 Cases prepare_cases() {
   Cases cases;
   for (const Layout layout : {Layout::kTokens, Layout::kExperts}) {
@@ -56,7 +56,7 @@ Cases prepare_cases() {
   return cases;
 }
 
-/// One rank's calls.
+/// Calls of one rank.
 class Soak {
  public:
   Soak(RankContext& context, Group& group, const Cases& cases)
@@ -68,12 +68,12 @@ class Soak {
   void run(int num_calls) {
     const int num_steps = num_calls / kCallsAStep;
     for (int step = 0; step < num_steps; ++step) {
-      meet(context_);  // nobody fills while others wait inside a kernel
+      meet(context_);  // no rank fills while others wait inside a kernel
       if (!make_calls(step) || !context_.expect_ok(group_.wait(stream_.get()), "wait")) return;
       look();
       meet(context_);
       if (step + 1 >= kNumWarmSteps) take_stock();
-      if (!context_.failures().empty()) return context_.fail(fmt::format("this was in step {}", step));
+      if (!context_.failures().empty()) return context_.fail(fmt::format("failed in step {}", step));
     }
   }
 
@@ -90,7 +90,7 @@ class Soak {
     return true;
   }
 
-  /// All ranks draw the same.
+  /// All ranks draw the same values.
   void perhaps_be_late() {
     const auto late_rank = static_cast<int>(random_() % kNumRanks);
     const auto late_by = static_cast<std::int64_t>(random_() % kLongestDelayUs);
@@ -107,7 +107,7 @@ class Soak {
     }
   }
 
-  /// Ranks are threads of one process, which one of them measures while the others wait.
+  /// Checks memory. Ranks are threads of one process: one of them measures it while the others wait.
   void take_stock() {
     const std::size_t held = group_.memory_usage().total_bytes();
     if (group_bytes_ == 0) group_bytes_ = held;
@@ -155,7 +155,7 @@ TEST_P(GpuNodesSoak, NothingIsWrongAndNothingGrows) {
   });
 }
 
-/// Few for where a call takes long, as on emulated GPUs.
+/// Few calls where a call takes long, as on emulated GPUs.
 INSTANTIATE_TEST_SUITE_P(Calls, GpuNodesSoak, testing::Values(4 * kCallsAStep, 10000),
                          [](const auto& test) { return std::to_string(test.param); });
 

@@ -1,5 +1,5 @@
-/// Groups of GPU ranks on several nodes, emulated on one host: ranks are threads, and the network between them is the
-/// loopback engine, or UCX; or processes, and it is UCX.
+/// Groups of GPU ranks on several nodes, emulated on one host. Ranks are threads, with the loopback engine or UCX as
+/// the network between them, or processes, with UCX.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -70,7 +70,7 @@ TEST_P(GpuNodes, RandomExchangesAreTheOracles) {
   run_cases(random_cases(77, GetParam().kind == RankKind::kThreads ? 12 : 3));
 }
 
-/// Longer than a chunk of any ring, so that rows are sent in slices, together with weights and scales.
+/// Rows longer than a chunk of any ring, so that they are sent in slices, together with weights and scales.
 TEST_P(GpuNodes, RowsLongerThanAChunk) {
   ExchangeCase spec;
   spec.name = "long rows";
@@ -81,7 +81,7 @@ TEST_P(GpuNodes, RowsLongerThanAChunk) {
   run_cases({prepare_on_nodes(spec)});
 }
 
-/// The rail peers of a rank that comes to a dispatch when they have waited for a while see it in their waits.
+/// The rail peers of a rank that arrives late at a dispatch see the delay in their wait times.
 TEST_P(GpuNodes, ALateRankShowsInTheWaitsOfItsRailPeers) {
   constexpr std::chrono::milliseconds kDelay{50};
   const int late = GetParam().num_ranks() - 1;
@@ -139,8 +139,8 @@ TEST_P(GpuNodesWithFaults, LateNodesAndAnyOrder) {
   EXPECT_GT(faults.counts().num_overtaken, 0U);
 }
 
-/// A call that one rank refuses is refused everywhere, in the same words, and the group goes on.
-TEST_P(GpuNodes, OneRefusalIsEverybodysError) {
+/// A call that one rank refuses is refused everywhere, in the same words, and the group remains usable.
+TEST_P(GpuNodes, OneRefusalIsTheErrorOfAllRanks) {
   ExchangeCase spec;
   spec.world = {.num_topk = 2, .num_experts = 2 * GetParam().num_ranks(), .max_tokens = 8};
   spec.dispatches = {{.hidden = 64}};
@@ -190,7 +190,8 @@ TEST_P(GpuNodes, DifferentCallsAreToldApart) {
   });
 }
 
-/// Dispatch and combine recorded once, with a Routing of before; each replay moves what lies in the same memory then.
+/// Dispatch and combine recorded once, with an earlier Routing; each replay moves the current contents of the same
+/// memory.
 TEST_P(GpuNodes, RecordedCallsAreReplayed) {
   constexpr std::size_t kNumReplays = 4;
   for (const MemoryKind memory : {MemoryKind::kSymmetric, MemoryKind::kPlain}) {
@@ -203,7 +204,7 @@ TEST_P(GpuNodes, RecordedCallsAreReplayed) {
     const PreparedCase prepared = prepare_on_nodes(spec);
     run([&](RankContext& context, Group& group) {
       const RankStream stream(context);
-      // Outside the graph first, as programs warm up: room for what forwarders keep is found there.
+      // First outside the graph, as in programs that warm up: this allocates the forwarders' memory.
       const Routing routing = check_route(context, group, prepared);
       if (!routing.present()) return;
       check_dispatch(context, group, routing, prepared, 0);
@@ -221,7 +222,7 @@ TEST_P(GpuNodes, RecordedCallsAreReplayed) {
       for (std::size_t replay = 0; replay < kNumReplays; ++replay) {
         dispatch.refill(context, prepared, replay);
         combine.refill(context, prepared, replay);
-        meet(context);  // nobody fills while others wait inside a kernel
+        meet(context);  // no rank fills while others wait inside a kernel
         graph.launch();
         const std::string where = fmt::format("replay {}: ", replay);
         if (!context.expect_ok(group.wait(stream.get()), where)) return;
@@ -234,7 +235,7 @@ TEST_P(GpuNodes, RecordedCallsAreReplayed) {
   }
 }
 
-/// The same with a route of bounded rows and tokens in the graph: each replay routes anew.
+/// The same with a route of bounded rows and tokens in the graph: each replay routes again.
 TEST_P(GpuNodes, RecordedRoutesAreReplayed) {
   constexpr std::int64_t kNumTokens = 24;
   for (const Layout layout : {Layout::kTokens, Layout::kExperts, Layout::kSlab}) {
@@ -264,7 +265,7 @@ TEST_P(GpuNodes, RecordedRoutesAreReplayed) {
       graph.prepare();
       for (const PreparedCase& one : cases) {
         round.refill(context, one);
-        meet(context);  // nobody fills while others wait inside a kernel
+        meet(context);  // no rank fills while others wait inside a kernel
         graph.launch();
         if (!context.expect_ok(group.wait(stream.get()), one.spec.name)) return;
         round.expect_received(context);
@@ -275,7 +276,7 @@ TEST_P(GpuNodes, RecordedRoutesAreReplayed) {
   }
 }
 
-/// A dispatch of latency mode and a combine, whole and in halves, recorded once: each replay routes anew.
+/// A dispatch of latency mode and a combine, whole and in halves, recorded once: each replay routes again.
 TEST_P(GpuNodes, RecordedLatencyCallsAreReplayed) {
   const std::vector<PreparedCase> cases =
       latency_cases_of_equal_shapes(GetParam().num_ranks(), 4, true, GetParam().ranks_per_node);
@@ -283,7 +284,7 @@ TEST_P(GpuNodes, RecordedLatencyCallsAreReplayed) {
     run([&](RankContext& context, Group& group) {
       const RankStream stream(context);
       LatencyPair pair(context, group, cases.back());
-      // Outside the graph first, as programs warm up: room for what forwarders keep is found there.
+      // First outside the graph, as in programs that warm up: this allocates the forwarders' memory.
       if (!context.expect_ok(pair.start(group, stream.get(), split), "outside the graph")) return;
       if (!context.expect_ok(group.wait(stream.get()), "outside the graph")) return;
       pair.expect_received(context);
@@ -296,7 +297,7 @@ TEST_P(GpuNodes, RecordedLatencyCallsAreReplayed) {
       graph.prepare();
       for (const PreparedCase& one : cases) {
         pair.refill(context, one);
-        meet(context);  // nobody fills while others wait inside a kernel
+        meet(context);  // no rank fills while others wait inside a kernel
         graph.launch();
         if (!context.expect_ok(group.wait(stream.get()), one.spec.name)) return;
         pair.expect_received(context);
@@ -307,7 +308,7 @@ TEST_P(GpuNodes, RecordedLatencyCallsAreReplayed) {
   }
 }
 
-/// A dispatch is sent as it stands, and a graph receives it and combines: each replay combines anew.
+/// A dispatch is sent outside a graph, and a graph receives it and combines: each replay combines again.
 TEST_P(GpuNodes, AGraphReceivesWhatWasSentOutside) {
   const std::vector<PreparedCase> cases =
       latency_cases_of_equal_shapes(GetParam().num_ranks(), 2, false, GetParam().ranks_per_node);
@@ -318,9 +319,9 @@ TEST_P(GpuNodes, AGraphReceivesWhatWasSentOutside) {
     if (!context.expect_ok(group.wait(stream.get()), "outside the graph")) return;
     meet(context);
     pair.refill(context, cases.back());
-    meet(context);  // nobody fills while others wait inside a kernel
+    meet(context);  // no rank fills while others wait inside a kernel
     if (!context.expect_ok(pair.send(group, stream.get()), "sending")) return;
-    meet(context);  // to make a graph may wait for kernels, and those for ranks that have not sent
+    meet(context);  // making a graph may wait for kernels, and those for ranks that have not sent
     CapturedGraph graph;
     graph.begin(stream.get());
     const Status captured = pair.finish(group, stream.get());
@@ -338,7 +339,7 @@ TEST_P(GpuNodes, AGraphReceivesWhatWasSentOutside) {
   });
 }
 
-/// Exact routes and latency mode hold no more than bytes_required says.
+/// Exact routes and latency mode hold no more than bytes_required returns.
 TEST_P(GpuNodes, BytesRequiredIsABound) {
   ExchangeCase spec;
   spec.name = "memory";
@@ -396,10 +397,11 @@ TEST_P(GpuNodes, UsageNamesTheRails) {
   });
 }
 
-/// Rounds of calls that nobody waits between. Resident memory is left out: what CUDA's driver keeps of it is not ours.
+/// Rounds of calls without waits in between. Resident memory is not checked, because CUDA's driver keeps some of it.
 TEST_P(GpuNodes, ManyCallsHoldNoMoreThanFew) {
   constexpr int kCallsAStep = 40;
-  constexpr std::size_t kSpareHeapBytes = std::size_t{256} << 10;  // UCX's buffers come and go; 400 bytes a call
+  constexpr std::size_t kSpareHeapBytes = std::size_t{256} << 10;  // UCX's buffers are allocated and freed; 400 bytes
+                                                                   // per call
   ExchangeCase spec;
   spec.name = "soak";
   spec.world = {.num_topk = 2, .num_experts = 2 * GetParam().num_ranks(), .max_tokens = 16};
@@ -421,7 +423,7 @@ TEST_P(GpuNodes, ManyCallsHoldNoMoreThanFew) {
         calls.expect_received(context);
       }
       meet(context);
-      // Ranks that are threads share a process, and to look at it takes a descriptor: one at a time.
+      // Ranks that are threads share a process, and reading its usage needs a descriptor, so they take turns.
       const std::size_t held = group.memory_usage().total_bytes();
       ProcessUsage now;
       for (int turn = 0; turn < GetParam().num_ranks(); ++turn) {
@@ -442,7 +444,7 @@ TEST_P(GpuNodes, ManyCallsHoldNoMoreThanFew) {
 
 class GpuNodesOfProcesses : public GpuNodes {};
 
-/// One start of the ranks for all of it: processes that share a GPU start slowly.
+/// Starts the ranks once for all cases: processes that share a GPU start slowly.
 TEST_P(GpuNodesOfProcesses, AFewExchangesOfEachKind) {
   const std::vector<PreparedCase> rounds = random_cases(377, 2);
   const std::vector<PreparedCase> pairs =

@@ -1,4 +1,4 @@
-/// `num_sms` bounds the blocks of every kernel that a call launches, whatever the call does.
+/// `num_sms` bounds the blocks of every kernel that a call launches, in every kind of call.
 
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
@@ -18,7 +18,7 @@ namespace {
 
 constexpr int kNumRanks = 2;
 
-/// The largest launch since the last reset, of any thread.
+/// Size of the largest launch since the last reset, by any thread.
 std::atomic<int> most_blocks{0};
 std::atomic<int> num_launches{0};
 
@@ -41,7 +41,7 @@ class ObservedLaunches {
   ObservedLaunches& operator=(const ObservedLaunches&) = delete;
 };
 
-/// Tokens for more blocks than any bound here, rows without a token to fill, scales to unpack.
+/// A case with tokens for more blocks than any bound here, rows without a token to fill, and scales to unpack.
 PreparedCase big_case(Layout layout, MemoryKind memory) {
   ExchangeCase one;
   one.name = fmt::format("layout {}, memory {}", static_cast<int>(layout), static_cast<int>(memory));
@@ -55,11 +55,11 @@ PreparedCase big_case(Layout layout, MemoryKind memory) {
   return prepare(one);
 }
 
-/// What the calls are given.
+/// Bounds passed to the calls.
 struct Bounds {
   int route = 0;
   int kernel = 0;
-  std::int64_t max_tokens = 0;  ///< RouteOptions::max_tokens; 0: as the case has it
+  std::int64_t max_tokens = 0;  ///< RouteOptions::max_tokens; 0: value of the case
 };
 
 void run_calls(RankContext& context, Group& group, const PreparedCase& prepared, const Bounds& bounds) {
@@ -97,8 +97,8 @@ TEST(NumSms, BoundsEveryLaunchOfACall) {
     }
 }
 
-/// Two nodes of one rank each; the least that calls there can do with is three. Routes are the hosts', or the kernels'
-/// if there can be no more rows than the slabs have.
+/// Two nodes of one rank each, where calls need at least three multiprocessors. Hosts make the routes, or kernels do if
+/// there can be no more rows than the slabs have.
 TEST(NumSms, BoundsCallsOverNodesWhoseDefaultIsFew) {
   constexpr int kDefault = 24;
   for (const Layout layout : {Layout::kTokens, Layout::kExperts, Layout::kSlab})

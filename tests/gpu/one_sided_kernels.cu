@@ -32,7 +32,7 @@ __device__ void hand_on(const HandOnParams& params) {
     const std::uint64_t count = static_cast<std::uint64_t>(round) + 1;
     std::byte* const row = params.row + static_cast<std::uint64_t>(round % 2) * params.num_bytes;
     std::byte* const mine = params.mine + static_cast<std::uint64_t>(round % 2) * params.num_bytes;
-    // The row that is overwritten has been used, and its source has been sent.
+    // Waits until the row to be overwritten has been used, and its source has been sent.
     if (round >= 2) {
       num_errors +=
           device::wait_until<kScope>(world, params.used, Comparison::kGreaterEqual, count - 2) != Code::kOk ? 1 : 0;
@@ -100,7 +100,7 @@ __device__ void buffer(const BufferParams& params) {
   const unsigned num_members = device::Members<kScope>::count();
   const device::Fetched reserved = device::fetch_add<kScope>(world, 0, params.room, num_members);
   num_errors += reserved.code != Code::kOk || reserved.value % num_members != 0 ? 1 : 0;
-  for (int rank = 0; rank < world.num_ranks; ++rank) {  // all members got the same
+  for (int rank = 0; rank < world.num_ranks; ++rank) {  // all members got the same value
     const bool is_this = reserved.value == std::uint64_t{num_members} * static_cast<unsigned>(rank);
     num_errors += any_member<kScope>(is_this) & any_member<kScope>(!is_this) ? 1 : 0;
   }
@@ -175,7 +175,7 @@ __global__ void bad_put_kernel(const __grid_constant__ BadPutParams params) {
   if (code != Code::kInvalidArgument) atomicAdd(params.num_errors, 1);
 }
 
-/// Errors of launches are left to what reads the kernels' results.
+/// Errors of launches show up where the kernels' results are read.
 template <typename Params>
 void launch(void (*kernel)(Params), const cuda::LaunchShape& shape, const Params& params, Stream stream) {
   static_cast<void>(cuda::launch_kernel(kernel, shape, params, static_cast<cudaStream_t>(stream.handle)));

@@ -1,5 +1,5 @@
-/// The one-sided layer on GPUs: calls of the host on streams, and kernels of the program's own. Several ranks share a
-/// GPU where there are fewer; nodes are emulated on one host.
+/// The one-sided layer on GPUs: host calls on streams, and kernels of the program. Several ranks share a GPU if there
+/// are too few; nodes are emulated on one host.
 
 #include "ferry/one_sided.hpp"
 
@@ -42,13 +42,13 @@ OneSidedOptions options_of(const Shape& shape) {
           .timeout_ns = kTimeoutNs};
 }
 
-/// Everything that went wrong on the stream so far.
+/// Error of the stream's work so far.
 Status finish(OneSided& shm, Stream stream) {
   synchronize(stream);
   return shm.poll_errors();
 }
 
-/// The first kernel of a stream must not meet kernels that wait for it on a GPU that ranks share.
+/// Runs a stream's first kernel before kernels of other ranks on a shared GPU wait for it.
 void warm_up(RankContext& context, OneSided& shm, Stream stream) {
   context.expect_ok(shm.quiet(stream), "quiet");
   context.expect_ok(finish(shm, stream), "quiet");
@@ -107,18 +107,18 @@ TEST_P(GpuOneSided, CallsOfTheHostFollowTheirStream) {
           name + "put_signal");
       context.expect_ok(shm.wait_until(words->data(), Comparison::kEqual, round, stream), name + "wait_until");
       context.expect_ok(shm.quiet(stream), name + "quiet");
-      // What was put there, back from there: the row of the next rank is what this one sent.
+      // Gets back the data that was put: the row of the next rank is the one that this rank sent.
       context.expect_ok(shm.get(next, landing, row->data(), num_bytes, stream), name + "get");
       context.expect_ok(shm.fetch_add(0, words->data() + 1, 1, landing + num_words, stream), name + "fetch_add");
       context.expect_ok(shm.barrier(stream), name + "barrier");
       if (!context.expect_ok(finish(shm, stream), name + "all of it")) return;
       std::vector<std::uint64_t> got(num_words + 1);
       fetched.read(got);
-      context.expect(std::equal(mine.begin(), mine.end(), got.begin()), name + "get brings what put sent");
+      context.expect(std::equal(mine.begin(), mine.end(), got.begin()), name + "get returns the data of put");
       std::vector<std::uint64_t> received(num_words);
       copy_from_device(received.data(), row->data(), num_bytes);
       std::iota(mine.begin(), mine.end(), static_cast<std::uint64_t>(before) * 1'000'000);
-      context.expect(received == mine, name + "the row of the rank before is here");
+      context.expect(received == mine, name + "the row of the previous rank has arrived");
       context.expect_ok(shm.free(row->data()), "free");
     }
     const Result<std::uint64_t> total = shm.fetch_add(0, words->data() + 1, 0);
@@ -126,7 +126,7 @@ TEST_P(GpuOneSided, CallsOfTheHostFollowTheirStream) {
     context.expect(total.ok() && *total == 4 * static_cast<std::uint64_t>(shm.num_ranks()), "each rank added four");
     const Result<bool> holds = shm.test(words->data(), Comparison::kEqual, round);
     context.expect(holds.ok() && *holds, "test sees the last signal");
-    // Nobody is ahead with a barrier while others still read.
+    // No rank may be ahead by a barrier while others still read.
     context.expect_ok(shm.barrier(stream), "barrier");
     context.expect_ok(finish(shm, stream), "the end");
   });
@@ -199,7 +199,7 @@ TEST_P(GpuOneSided, QuietForbidsStoreBufferingAtEveryScope) {
                     stream);
       const std::string name = fmt::format("scope {}", static_cast<int>(scope));
       context.expect_ok(finish(shm, stream), name);
-      context.expect(num_errors.read() == 0, name + ": calls, and what all reserved");
+      context.expect(num_errors.read() == 0, name + ": calls, and the reserved room");
       meet(context);
       if (shm.rank() == 0) {
         std::vector<std::uint64_t> both(2 * kRounds);
@@ -244,9 +244,9 @@ TEST_P(GpuOneSided, ManyThreadsCountExactly) {
     copy_from_device(seen.data(), words->data(), seen.size() * sizeof(std::uint64_t));
     if (shm.rank() == 0) {
       context.expect(seen[0] == expected, fmt::format("{} counted, expected {}", seen[0], expected));
-      context.expect(seen[2] == 7, "somebody took the lock");
+      context.expect(seen[2] == 7, "a thread took the lock");
     }
-    if (shm.rank() == shm.num_ranks() - 1) context.expect(seen[1] == expected, "every signal came once");
+    if (shm.rank() == shm.num_ranks() - 1) context.expect(seen[1] == expected, "every signal arrived once");
     meet(context);
   });
 }
@@ -258,7 +258,7 @@ TEST_P(GpuOneSided, GraphsReplayBarriersAndGets) {
     warm_up(context, shm, stream);
     constexpr std::uint64_t kNumWords = 500;
     auto world = shm.device_world();
-    // Each rank has been in another number of teams, so it has the words of this one at another place.
+    // Each rank has been in a different number of teams, so it has the words of this team at a different place.
     Result<Team> all = shm.split(shm.world(), shm.rank());
     const Team alone = all.ok() ? *all : Team();
     for (int i = 0; i < shm.rank() && all.ok(); ++i) all = shm.split(alone, 0);
@@ -292,7 +292,7 @@ TEST_P(GpuOneSided, GraphsReplayBarriersAndGets) {
       meet(context);
       graph.launch();
       if (!context.expect_ok(finish(shm, stream), fmt::format("replay {}", replay))) return;
-      context.expect(num_errors.read() == 0, "every get brings what this replay wrote");
+      context.expect(num_errors.read() == 0, "every get returns this replay's data");
     }
     const Result<std::uint64_t> total = shm.fetch_add(0, flag->data(), 0);
     context.expect(total.ok() && *total == 3 * static_cast<std::uint64_t>(shm.num_ranks()), "each replay added one");
@@ -314,7 +314,7 @@ TEST_P(GpuOneSided, ErrorsOfKernelsReachTheHostAndLeaveTheRestUsable) {
     const ErrorCount num_errors;
     launch_bad_put(*world, num_errors.data(), stream);
     context.expect_code(finish(shm, stream), ErrorCode::kInvalidArgument, "a put outside of symmetric memory");
-    context.expect(num_errors.read() == 0, "the kernel was told as well");
+    context.expect(num_errors.read() == 0, "the kernel got the error as well");
     context.expect_ok(shm.signal(shm.rank(), words->data(), 1, SignalOp::kSet, stream), "signal");
     context.expect_ok(shm.wait_until(words->data(), Comparison::kEqual, 1, stream, kShortNs), "wait_until");
     context.expect_ok(shm.barrier(stream), "barrier");
@@ -341,7 +341,7 @@ TEST_P(GpuOneSided, ALostRankEndsWaits) {
 }
 
 TEST_P(GpuOneSided, ALossIsToldOnce) {
-  if (GetParam().num_ranks == GetParam().ranks_per_node) GTEST_SKIP() << "nothing is asked of a rank of this node";
+  if (GetParam().num_ranks == GetParam().ranks_per_node) GTEST_SKIP() << "a rank of this node gets no requests";
   run_gpu_ranks({GetParam().kind, GetParam().num_ranks}, [&](RankContext& context) {
     auto shm = OneSided::create(context.bootstrap(), options_of(GetParam()));
     if (!context.expect_ok(shm.status(), "OneSided::create")) return;
@@ -354,7 +354,7 @@ TEST_P(GpuOneSided, ALossIsToldOnce) {
     if (context.rank() == lost) shm->reset();
     meet(context);
     if (context.rank() == 0) {
-      // From symmetric memory: no call of a kernel waits for it.
+      // From symmetric memory: no kernel of the call waits for it.
       context.expect_ok((*shm)->put_nbi(lost, words->data(), words->data() + 1, sizeof(std::uint64_t), stream.get()),
                         "put_nbi");
       context.expect_ok((*shm)->quiet(stream.get()), "quiet, launched");

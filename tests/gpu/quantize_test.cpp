@@ -1,4 +1,4 @@
-/// The kernels that quantise and dequantise, bit by bit against the same calls on the host.
+/// Tests of the quantising and dequantising kernels, bit by bit against the same calls on the host.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -24,7 +24,7 @@ constexpr std::array<Quantization, 4> kModes = {Quantization::kFp8, Quantization
                                                 Quantization::kFp8Ue8m0, Quantization::kInt8};
 ExecutionOptions on_gpu() { return {.backend = "cuda"}; }
 
-/// One matrix with its codes and scales; all memory starts as a pattern.
+/// One matrix with its codes and scales; all memory is filled with a pattern first.
 struct Matrix {
   Quantization mode = Quantization::kFp8;
   DType x_dtype = DType::kBfloat16;
@@ -34,7 +34,7 @@ struct Matrix {
   std::int64_t x_stride = 128;
   std::int64_t q_stride = 128;
   bool column_major = false;
-  std::int64_t skipped = 0;  ///< elements before the first, which may misalign it
+  std::int64_t skipped = 0;  ///< elements before the first one, which may misalign it
 
   bool is_int8() const { return mode == Quantization::kInt8; }
   std::int64_t num_scales() const {
@@ -83,7 +83,7 @@ struct Matrix {
 
 Bytes pattern(std::size_t size) { return Bytes(size, std::byte{0xA5}); }
 
-/// Quantises and dequantises on both; memory between rows must stay as it was.
+/// Quantises and dequantises on the GPU and the host; memory between rows must be unchanged.
 void compare(RankContext& context, const Matrix& matrix, Bytes x) {
   Bytes q = pattern(matrix.q_bytes());
   Bytes scales = pattern(matrix.scale_bytes());
@@ -114,7 +114,7 @@ void compare(RankContext& context, const Matrix& matrix, Bytes x) {
   context.expect(back_from_gpu == back, matrix.name() + ": values differ");
 }
 
-/// Blocks of many magnitudes, with zeros and values of any bits.
+/// Draws blocks of many magnitudes, with zeros and random bit patterns.
 Bytes draw_values(std::mt19937_64& random, const Matrix& matrix) {
   std::normal_distribution<float> normal;
   Bytes bytes(matrix.x_bytes());
@@ -174,7 +174,7 @@ TEST(QuantizeOnGpu, AsManyRowsAsAModelSends) {
 TEST(QuantizeOnGpu, EveryBfloat16UnderMultipliersOfAllSizes) {
   run_gpu_ranks({RankKind::kThreads, 1}, [](RankContext& context) {
     for (Quantization mode : kModes) {
-      // A block has 127 values and one that decides its maximum.
+      // A block has 127 values and one that determines its maximum.
       constexpr std::int64_t kNumMaxima = 24;
       Matrix matrix{.mode = mode, .num_tokens = kNumMaxima, .hidden = 517 * 128};
       if (mode == Quantization::kFp8Ue8m0) matrix.scale_dtype = DType::kUint8;
@@ -184,8 +184,7 @@ TEST(QuantizeOnGpu, EveryBfloat16UnderMultipliersOfAllSizes) {
         const auto largest = static_cast<std::uint16_t>(0x3800 + row * 0x133);
         for (std::int64_t col = 0; col < matrix.hidden; ++col) {
           const auto bits = static_cast<std::uint16_t>(col / 128 * 127 + col % 128);
-          // Values above the maximum would replace it; they have their turn in rows of larger ones, or alone in a
-          // block.
+          // Values above the maximum would replace it; they occur in rows with larger maxima, or alone in a block.
           const bool above = (bits & 0x7FFF) > largest && row + 1 < kNumMaxima;
           x.push_back(col % 128 == 127 ? largest : above ? static_cast<std::uint16_t>(bits & 0xBFFF) : bits);
         }

@@ -1,5 +1,5 @@
-/// Calls behind much other work of the program on the same stream: the host waits for that as long as it takes, drops
-/// what it likes, and leaves CUDA's record of errors alone.
+/// Calls queued after much other work of the program on the same stream: the host waits as long as that work takes, the
+/// program may destroy objects meanwhile, and CUDA's record of errors is unchanged.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -24,7 +24,7 @@ PreparedCase one_case(int num_ranks, bool bounded) {
   return prepare(one);
 }
 
-/// A group of one rank, so that nobody waits but the host.
+/// Runs a group of one rank, so that only the host waits.
 void run_alone(std::chrono::milliseconds timeout, const std::function<void(RankContext&, Group&)>& body) {
   run_gpu_ranks({RankKind::kThreads, 1}, [&](RankContext& context) {
     GroupOptions options = gpu_group_options();
@@ -45,7 +45,7 @@ TEST(QueuedWork, InFrontOfARouteDoesNotCountAsItsTime) {
       enqueue_delay(stream_of(group), kQueued);
       const auto routing = group.route(arguments.input(), arguments.options(), stream_of(group));
       if (!context.expect_ok(routing.status(), prepared.spec.name)) return;
-      // Asked for before the stream is waited for.
+      // Requested before the stream is waited for.
       context.expect(routing->num_used_rows() == prepared.routings[0].num_used_rows, "num_used_rows");
       context.expect(!routing->num_rows_to_rank().empty() && routing->num_rows_to_rank()[0] > 0, "num_rows_to_rank");
       context.expect_ok(group.wait(stream_of(group)), "wait");
@@ -68,7 +68,7 @@ TEST(QueuedWork, ThatDoesNotEndIsNotWaitedForForEver) {
   });
 }
 
-/// Hosts that look whether work is done find that it is not; that is no error of the program's.
+/// Hosts that check whether work is done and find that it is not must leave no error for the program.
 TEST(QueuedWork, LeavesTheProgramsLastErrorAlone) {
   constexpr std::chrono::milliseconds kQueued{20};
   const PreparedCase exact = one_case(1, false);
@@ -82,7 +82,7 @@ TEST(QueuedWork, LeavesTheProgramsLastErrorAlone) {
       clear_device_error();
       if (mistaken) leave_device_error();
       const std::string expected = pending_device_error();
-      context.expect(expected.empty() != mistaken, "the error that a program has made: " + expected);
+      context.expect(expected.empty() != mistaken, "the program's own error: " + expected);
       const auto expect_record = [&](const char* what) {
         const std::string seen = pending_device_error();
         context.expect(seen == expected, fmt::format("after {}: \"{}\" for \"{}\"", what, seen, expected));
@@ -96,13 +96,13 @@ TEST(QueuedWork, LeavesTheProgramsLastErrorAlone) {
         const auto routing = group.route(bounded_arguments.input(), bounded_arguments.options(), stream);
         if (!context.expect_ok(routing.status(), "bounded route")) return;
         context.expect_ok(group.dispatch(*routing, tensors.in, tensors.out, stream, tensors.options), "dispatch");
-        expect_record("a dispatch that is on its way");
+        expect_record("a dispatch in progress");
       }
       {
         const auto buffer = group.allocate(4096);
         context.expect_ok(buffer.status(), "allocate");
       }
-      expect_record("memory that came and went meanwhile");
+      expect_record("memory allocated and freed meanwhile");
       context.expect_ok(group.wait(stream), "wait");
       expect_record("a wait");
     }
@@ -111,7 +111,7 @@ TEST(QueuedWork, LeavesTheProgramsLastErrorAlone) {
   });
 }
 
-/// CUDA gives a new stream the handle of one that was destroyed, whose work goes on: it is not the same stream.
+/// CUDA gives a new stream the handle of a destroyed one whose work continues: they are different streams.
 TEST(QueuedWork, OnAStreamThatIsGoneIsFollowedByTheNextCall) {
   constexpr std::chrono::milliseconds kQueued{100};
   const PreparedCase prepared = one_case(1, false);
@@ -129,14 +129,14 @@ TEST(QueuedWork, OnAStreamThatIsGoneIsFollowedByTheNextCall) {
       const OwnedStream stream;
       context.expect_ok(group.dispatch(routing, next.in, next.out, stream.get(), next.options), "the next dispatch");
       context.expect_ok(group.wait(stream.get()), "wait");
-      first.expect_received(context, "on the stream that is gone: ");
+      first.expect_received(context, "on the destroyed stream: ");
       next.expect_received(context, "on the next stream: ");
     }
     context.expect_ok(group.destroy(), "destroy");
   });
 }
 
-/// A program that is always ahead of its GPU never shows it idle, and must not take new memory for each of its calls.
+/// A program that is always ahead of its GPU never finds it idle, and must not take new memory for each of its calls.
 TEST(QueuedWork, ThatNeverEndsDoesNotHoldTheMemoryOfCallsThatAreDone) {
   constexpr std::chrono::milliseconds kQueued{10};
   constexpr int kNumRounds = 30;
@@ -148,11 +148,11 @@ TEST(QueuedWork, ThatNeverEndsDoesNotHoldTheMemoryOfCallsThatAreDone) {
     context.expect_ok(group.route(arguments.input(), arguments.options(), stream_of(group)).status(),
                       "the first route");
     context.expect_ok(group.wait(stream_of(group)), "wait");
-    const std::size_t idle_bytes = group.memory_usage().staging_bytes;  // what the first route has made stays
+    const std::size_t idle_bytes = group.memory_usage().staging_bytes;  // memory of the first route is kept
     std::size_t one_bytes = 0;
     for (int round = 0; round < kNumRounds; ++round) {
       const Stream stream = streams[static_cast<std::size_t>(round % 2)].get();
-      // Half a delay between the two: when one is done, the other is not.
+      // Half a delay between the two: one is done while the other is not.
       synchronize(stream);
       enqueue_delay(stream, round == 1 ? kQueued + kQueued / 2 : kQueued);
       const auto routing = group.route(arguments.input(), arguments.options(), stream);
@@ -163,15 +163,15 @@ TEST(QueuedWork, ThatNeverEndsDoesNotHoldTheMemoryOfCallsThatAreDone) {
     context.expect(one_bytes > 0 && held_bytes <= kMostAtOnce * one_bytes,
                    fmt::format("{} bytes are held after {} routes of {}", held_bytes, kNumRounds, one_bytes));
     for (const OwnedStream& stream : streams) context.expect_ok(group.wait(stream.get()), "wait");
-    context.expect(group.memory_usage().staging_bytes == idle_bytes, "memory is held though no call is under way");
+    context.expect(group.memory_usage().staging_bytes == idle_bytes, "memory is held although no call is in progress");
     context.expect_ok(group.destroy(), "destroy");
   });
 }
 
 class QueuedCalls : public testing::TestWithParam<RankKind> {};
 
-/// A Buffer is dropped while a dispatch into it and a combine out of it are on their way. Whoever gets memory next must
-/// not get that one, nor may its zeroing reach them.
+/// A Buffer is destroyed while a dispatch into it and a combine from it are in progress. The next allocation must not
+/// get that memory, nor may its zeroing affect the calls.
 TEST_P(QueuedCalls, KeepTheBuffersThatTheyUse) {
   constexpr int kNumRanks = 2;
   constexpr std::int64_t kHidden = 256;
@@ -217,7 +217,7 @@ TEST_P(QueuedCalls, KeepTheBuffersThatTheyUse) {
         context.expect(goes ? sum >= 1.0F : sum == 0.0F, fmt::format("token {} is {}", token, sum));
       }
     }
-    // Nothing rests for longer than the calls.
+    // No memory is held back longer than the calls.
     const std::size_t before = group.memory_usage().allocated_bytes;
     (void)group.allocate(recv_bytes);
     context.expect(group.memory_usage().allocated_bytes == before, "a Buffer that no call uses was not freed at once");

@@ -15,7 +15,7 @@ using rail::kChunkHeaderBytes;
 
 constexpr unsigned kThreads = 256;
 
-/// For one thread: polls until `read` gives a pointer, null where the deadline passed.
+/// Polls until `read` returns a pointer; null if the deadline passed. For one thread.
 template <typename Read>
 __device__ auto wait_for(const RingKernelParams& params, Read read) {
   const std::uint64_t deadline_ns = now_ns() + params.timeout_ns;

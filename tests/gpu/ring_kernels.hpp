@@ -14,7 +14,7 @@
 namespace ferry::test {
 
 struct RingKernelParams {
-  net::RingWords* words = nullptr;  ///< pinned, as all that follows
+  net::RingWords* words = nullptr;  ///< pinned, like all memory below
   std::byte* chunks = nullptr;
   std::uint64_t num_chunks = 0;  ///< of the ring
   std::uint64_t chunk_bytes = 0;
@@ -26,7 +26,7 @@ struct RingKernelParams {
   std::uint32_t* num_expired = nullptr;  ///< waits that passed their deadline
 };
 
-/// Word `word` of chunk `chunk_idx`, behind its header.
+/// Word `word` of chunk `chunk_idx`, after its header.
 FERRY_HOST_DEVICE constexpr std::uint32_t ring_pattern(std::uint64_t chunk_idx, std::uint64_t word) {
   return static_cast<std::uint32_t>(chunk_idx * 2654435761U + word * 40503U + 1U);
 }

@@ -1,5 +1,5 @@
-/// A ring between two ranks whose ends are a kernel or a thread, in every combination: the proxies between them do not
-/// know which. The network is the loopback engine over pinned memory.
+/// A ring between two ranks, each end served by a kernel or a thread, in every combination; the proxies between them
+/// treat both alike. The network is the loopback engine over pinned memory.
 
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
@@ -196,7 +196,7 @@ TEST_P(RingOnGpu, EveryChunkArrivesWholeAndInOrder) {
   for (std::thread& thread : threads) thread.join();
   check(cudaStreamSynchronize(fill_stream.get()));
   check(cudaStreamSynchronize(drain_stream.get()));
-  EXPECT_EQ(counters_->get()[0], 0U) << "words that are not what was filled";
+  EXPECT_EQ(counters_->get()[0], 0U) << "words that differ from the pattern";
   EXPECT_EQ(counters_->get()[1], 0U) << "waits of kernels that expired";
   EXPECT_EQ(words_[1]->get()->used, kNumRounds);
 }

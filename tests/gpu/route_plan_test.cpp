@@ -1,4 +1,4 @@
-/// The kernels of route against the functions of src/plan, bit by bit.
+/// Tests of route's kernels against the functions of src/plan, bit by bit.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -31,8 +31,8 @@ TEST_P(RoutePlanOnGpu, KernelsGiveThePlansRows) {
   });
 }
 
-// A rank without tokens expects no rows, and finds that its table is too small for those of the others; the next time
-// it knows better, until it gets more.
+// A rank without tokens expects no rows, and finds that its table is too small for the rows of the others. The next
+// time it expects as many, until it gets more.
 TEST_P(RoutePlanOnGpu, RowsMayBeMoreThanARankExpects) {
   const int num_ranks = GetParam();
   std::vector<PreparedCase> cases;
@@ -48,7 +48,7 @@ TEST_P(RoutePlanOnGpu, RowsMayBeMoreThanARankExpects) {
       cases.back().routings = planned_routings(cases.back().world);
     }
   }
-  // One of them expects what comes, because it is told.
+  // One of the ranks expects the right number, because max_recv_rows gives it.
   cases.push_back(cases.back());
   cases.back().world.max_recv_rows.assign(static_cast<std::size_t>(num_ranks), 0);
   cases.back().world.max_recv_rows.back() = cases.back().routings.back().num_used_rows + 3;

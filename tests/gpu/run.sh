@@ -3,16 +3,16 @@
 #   tests/gpu/run.sh [--built DIR] [--filter PATTERN] [--limit SECONDS] [--spread] [--no-sanitizer]
 #                    [--no-python]
 # --built DIR       run litmus_test, conformance_gpu_test and gpu_test from this folder instead of building them (preset
-#                   release); shared libraries that lie beside them are found
+#                   release); shared libraries in the same folder are found
 # --filter PATTERN  only tests that match, in GoogleTest's form, e.g. '*Graph*:-*plain*'
-# --limit SECONDS   for each call of a test program (default 600); it is ended then, and the table names the test
-# --spread          a share of each program's tests on each GPU, all at once: a quarter of the time on four, but no test
-#                   has ranks on several
+# --limit SECONDS   for each call of a test program (default 600); it is then stopped, and the table names the test
+# --spread          run a share of each program's tests on each GPU, concurrently: a quarter of the time on four, but no
+#                   test has ranks on several
 # --no-sanitizer    leave out compute-sanitizer
-# --no-python       leave out the tests of the Python packages on GPU tensors (they are never run with --built)
+# --no-python       leave out the tests of the Python packages on GPU tensors (never run with --built)
 # Prints GoogleTest's own output and one table at the end; exits 1 if anything failed. Ranks that are threads need about
-# a minute on one H100; ranks that are processes start CUDA anew in every test and take turns on a GPU they share, which
-# needs many minutes there: conformance by processes was not finished after four.
+# a minute on one H100. Ranks that are processes start CUDA again in every test and take turns on a shared GPU, which
+# needs many minutes there: conformance by processes had not finished after four.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
@@ -55,8 +55,8 @@ fail() { # label reason
   table+=("$(printf '%-34s          FAILED: %s' "$1" "$2")")
 }
 
-# Full names of a program's tests that match the filter and do, or do not, fork their ranks ("rocesses" in the name): a
-# process that has run rank threads on a GPU cannot fork any more, so the two kinds run in two calls.
+# Full names of a program's tests that match the filter and do, or do not, fork their ranks ("rocesses" in the name). A
+# process that has run rank threads on a GPU can no longer fork, so the two kinds run in two calls.
 names_of() { # path forking|threaded
   local invert=()
   if [[ $2 == threaded ]]; then invert=(-v); fi
@@ -76,7 +76,7 @@ run() { # label command...
   run_here "$@"
 }
 
-# One share for each GPU; GoogleTest deals the tests out. What the shares count in variables of their own comes by files.
+# Runs one share per GPU; GoogleTest deals out the tests. Shares return the counts in their own variables by files.
 # shellcheck disable=SC2030,SC2031
 run_spread() { # label command...
   local label=$1 gpu num_gpus shares=() share gpus=()
@@ -148,11 +148,11 @@ run_tests() { # program folder
   if [[ $found == no && $filter == '*' ]]; then fail "$1" "lists no tests"; fi
 }
 
-# One rank: the checkers may run one kernel at a time, and several ranks in a process wait for each other.
+# Uses one rank: the checkers may run one kernel at a time, and several ranks in a process wait for each other.
 run_checkers() {
   local tool
   if ! command -v compute-sanitizer >/dev/null; then
-    table+=("$(printf '%-34s          left out: not installed (it comes with the CUDA toolkit)' compute-sanitizer)")
+    table+=("$(printf '%-34s          left out: not installed (part of the CUDA toolkit)' compute-sanitizer)")
     return
   fi
   for tool in memcheck racecheck synccheck; do

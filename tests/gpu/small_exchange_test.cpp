@@ -1,4 +1,4 @@
-/// The least that must work, small enough to run under slow tools.
+/// Minimal exchange, small enough to run under slow tools.
 
 #include <gtest/gtest.h>
 

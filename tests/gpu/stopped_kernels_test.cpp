@@ -1,5 +1,5 @@
-/// Kernels that wait for a rank that is lost end at once, however far their deadline is: all survivors get the same
-/// error in under a second, and go on without it.
+/// Kernels that wait for a lost rank end at once, however far away their deadline is. All survivors get the same error
+/// in under a second, and continue without the rank.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -17,20 +17,20 @@ namespace ferry::test {
 namespace {
 
 constexpr int kNumRanks = 4;
-/// Survives, loses the victim, and is late itself: it makes its call after that.
+/// Survivor that loses the victim and is itself late: it makes its call after the loss.
 constexpr int kLast = 0;
 constexpr int kVictim = 2;
 constexpr unsigned kNumSurvivors = kNumRanks - 1;
 /// Far longer than any wait here may take.
 constexpr std::int64_t kDeadlineNs = 60 * kNsPerSecond;
 constexpr std::int64_t kAtOnceNs = kNsPerSecond;
-/// After as many rounds the victim is killed, in whatever it does then.
+/// Rounds after which the victim is killed, in whatever state it is then.
 constexpr unsigned kRoundsBeforeKill = 20;
 
 enum class Loss {
   kKilledBetweenCalls,
   kKilledInACall,  ///< its kernels wait for rank 0, as do those of the others
-  kKilledInALoop,  ///< rows are under way
+  kKilledInALoop,  ///< rows are in transit
   kLeaves,         ///< drops its group between calls and lives on
 };
 
@@ -38,7 +38,7 @@ struct Scenario {
   std::string name;
   RankKind kind;
   Loss loss;
-  Operation operation;  ///< that is interrupted
+  Operation operation;  ///< call that is interrupted
   bool bounded = false;
   MemoryKind memory = MemoryKind::kSymmetric;
 };
@@ -49,7 +49,7 @@ void PrintTo(const Scenario& scenario, std::ostream* out) { *out << describe(sce
 PreparedCase case_of(const Scenario& scenario, int num_ranks) {
   FaultCase one{.num_ranks = num_ranks, .bounded = scenario.bounded, .memory = scenario.memory};
   if (scenario.loss == Loss::kKilledInALoop) {
-    one.max_tokens = 1024;  // 14 MiB in and as much out of every rank: kernels of some 100 us
+    one.max_tokens = 1024;  // 14 MiB into and out of every rank: kernels of about 100 us
     one.hidden = 7168;
   }
   return prepare_fault_case(one);
@@ -57,7 +57,7 @@ PreparedCase case_of(const Scenario& scenario, int num_ranks) {
 
 class GpuStoppedKernels : public testing::TestWithParam<Scenario> {
  protected:
-  /// Takes the victim away as the scenario says, unless it goes by itself.
+  /// Removes the victim as the scenario requires, unless it leaves by itself.
   void lose_victim() const {
     if (GetParam().loss == Loss::kLeaves) {
       await([this] { return scene_->lost_ns.load() != 0; }, "the victim leaves");
@@ -91,7 +91,7 @@ class GpuStoppedKernels : public testing::TestWithParam<Scenario> {
                      [&] { under_way.emplace(stream_of(group), [this] { scene_->num_under_way.fetch_add(1); }); });
   }
 
-  /// Whole rounds, nobody waiting between the calls of one, until one fails.
+  /// Runs whole rounds, without waits between the calls of one, until one fails.
   Status loop(RankContext& context, Group& group) const {
     const Stream stream = stream_of(group);
     const RouteArguments arguments(context, group, prepared_);
@@ -114,7 +114,7 @@ class GpuStoppedKernels : public testing::TestWithParam<Scenario> {
       status = finish(group, status);
       if (context.rank() == kVictim) scene_->num_rounds.fetch_add(1);
     }
-    // Later than the last call ended; the victim is gone by then.
+    // Later than the end of the last call; the victim is lost by then.
     if (killer) killer->join();
     return status;
   }
@@ -131,7 +131,7 @@ class GpuStoppedKernels : public testing::TestWithParam<Scenario> {
 
   void expect_same_words(RankContext& context, const Status& status) const {
     const auto rank = static_cast<std::size_t>(context.rank());
-    // Who saw it first may follow.
+    // The name of the rank that reported the loss first may follow.
     const std::string_view text = status.message().substr(0, status.message().find(" (reported by rank"));
     std::copy_n(text.data(), std::min(text.size(), SharedScene::kTextBytes - 1), scene_->texts[rank].data());
     scene_->num_told.fetch_add(1);
@@ -150,13 +150,14 @@ class GpuStoppedKernels : public testing::TestWithParam<Scenario> {
     context.expect(status.peer() == kVictim, fmt::format("blamed rank {}: {}", status.peer(), status.to_string()));
     const std::string loss =
         fmt::format("rank {} has {}", kVictim, GetParam().loss == Loss::kLeaves ? "destroyed its group" : "died");
-    context.expect(status.message().find(loss) != std::string_view::npos, fmt::format("\"{}\" tells the loss", loss));
+    context.expect(status.message().find(loss) != std::string_view::npos,
+                   fmt::format("the message names \"{}\"", loss));
     expect_same_words(context, status);
 
     const RouteArguments arguments(context, *group, prepared_);
     const Status later = group->route(arguments.input(), arguments.options(), stream_of(*group)).status();
     context.expect(later.code() == status.code() && later.peer() == status.peer(),
-                   fmt::format("a later call says {}", later.to_string()));
+                   fmt::format("a later call returns {}", later.to_string()));
     context.expect_code(group->destroy(), ErrorCode::kPeerLost, "destroy tells, and leaves");
     group.reset();
     go_on_without(kVictim, context, without_victim_, meeting_);
@@ -183,7 +184,7 @@ TEST_P(GpuStoppedKernels, EndAtOnceWithTheSameErrorOnAllSurvivors) {
           run_survivor(context, std::move(*group));
         }
       });
-  if (forked) close(meeting_.listen_fd);  // in a thread rank 0 took it
+  if (forked) close(meeting_.listen_fd);  // with threads, rank 0 took it
   std::vector<std::string> expected;
   if (GetParam().loss != Loss::kLeaves) expected.push_back(fmt::format("rank {}: died of signal 9", kVictim));
   EXPECT_EQ(failures, expected);

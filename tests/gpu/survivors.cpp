@@ -19,15 +19,15 @@
 namespace ferry::test {
 namespace {
 
-/// Longer than anything that these tests wait for, deadlines of calls apart.
+/// Longer than any wait of these tests, except deadlines of calls.
 constexpr std::int64_t kPatienceNs = 100 * kNsPerSecond;
 
-/// Whether all threads of a process have ended; its parent may not have asked yet.
+/// Whether all threads of a process have ended; its parent may not have waited for it yet.
 bool has_ended(pid_t process) {
   const std::string folder = fmt::format("/proc/{}", process);
   std::ifstream file(folder + "/stat");
   const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-  const std::size_t name_end = text.rfind(')');  // proc(5): the name may hold anything, the state follows it
+  const std::size_t name_end = text.rfind(')');  // proc(5): the name may contain anything, and the state follows it
   if (name_end == std::string::npos || name_end + 2 >= text.size()) return true;
   const char state = text[name_end + 2];
   if (state != 'Z' && state != 'X') return false;
@@ -106,7 +106,7 @@ SharedScene* make_shared_scene() {
 void await(const std::function<bool()>& there, std::string_view what) {
   const std::int64_t deadline_ns = node::monotonic_ns() + kPatienceNs;
   while (!there()) {
-    if (node::monotonic_ns() > deadline_ns) throw std::runtime_error(fmt::format("nothing came of: {}", what));
+    if (node::monotonic_ns() > deadline_ns) throw std::runtime_error(fmt::format("timed out waiting for: {}", what));
     sched_yield();
   }
 }

@@ -1,4 +1,4 @@
-/// What a rank that comes late costs the others, in numbers that hosts read without a wait.
+/// Wait times that a late rank causes on the others, which hosts read without waiting.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -23,13 +23,13 @@ namespace {
 
 constexpr int kNumRanks = 2;
 constexpr std::size_t kLate = 1;
-/// Longer than one rank's host comes after the other's on a busy machine.
+/// Longer than the delay between two ranks' hosts on a busy machine.
 constexpr std::chrono::milliseconds kDelay{50};
-/// By which the host is late: longer than kernels take where they are emulated.
+/// Delay of the late host: longer than kernels take where they are emulated.
 constexpr std::chrono::milliseconds kLaunchDelay{300};
 constexpr std::int64_t kMeetTimeoutNs = 30 * kNsPerSecond;
 
-/// Calls that no host waits for.
+/// Calls for which no host waits.
 PreparedCase bounded_case() {
   ExchangeCase one;
   one.name = "bounded";
@@ -41,7 +41,7 @@ PreparedCase bounded_case() {
   return prepare(one);
 }
 
-/// Whether any rank says so. Ranks meet here.
+/// Whether `says` is true on any rank. All ranks meet here.
 bool any_rank(RankContext& context, bool says) {
   const std::byte mine{static_cast<std::uint8_t>(says ? 1 : 0)};
   const auto all = context.bootstrap()->all_gather({&mine, 1}, kMeetTimeoutNs);
@@ -51,7 +51,7 @@ bool any_rank(RankContext& context, bool says) {
 
 class WaitTimes : public testing::TestWithParam<RankKind> {
  protected:
-  /// The late rank's stream comes to a call when the other's has been there for a while.
+  /// Makes the late rank's stream reach a call after the other rank's has been there for a while.
   static void make_late(RankContext& context, Group& group, const std::string& what,
                         const std::function<Status()>& call) {
     const auto rank = static_cast<std::size_t>(context.rank());
@@ -107,8 +107,8 @@ TEST_P(WaitTimes, GrowInLatencyMode) {
   });
 }
 
-/// The program's own numbers, which kernels of the call add to. On a busy machine a rank may come later than the late
-/// one, and not wait for it.
+/// The program's own sums, to which kernels of the call add. On a busy machine another rank may arrive later than the
+/// late one, and not wait for it.
 TEST_P(WaitTimes, AreAddedInEveryReplay) {
   constexpr int kNumGrowths = 2;
   constexpr int kMostReplays = 50;
@@ -143,7 +143,7 @@ TEST_P(WaitTimes, AreAddedInEveryReplay) {
         if (rank != kLate && sums[kLate] > before_ns) ++num_growths;
         before_ns = sums[kLate];
       }
-      context.expect(any_rank(context, num_growths == kNumGrowths), "nobody has waited in most replays");
+      context.expect(any_rank(context, num_growths == kNumGrowths), "no rank waited in most replays");
       pair.expect_received(context);
       meet(context);
     }

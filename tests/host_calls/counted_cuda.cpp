@@ -33,7 +33,7 @@ cudaError_t counted(const char* name) {
   return cudaSuccess;
 }
 
-/// Launches of all time.
+/// Number of launches since the program began.
 std::atomic<int> num_launches = 0;
 std::atomic<int> num_behind = 0;
 
@@ -115,7 +115,7 @@ CUresult query_event(CUevent event) {
   const Event& recorded = *reinterpret_cast<const Event*>(event);
   return recorded.recorded_at <= num_launches - num_behind ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
-/// Each page is an allocation.
+/// Reports each page as an allocation.
 CUresult describe_pointer(unsigned /*count*/, const CUpointer_attribute* /*wanted*/, void** values, CUdeviceptr data) {
   counted("cuPointerGetAttributes");
   *static_cast<unsigned*>(values[0]) = CU_MEMORYTYPE_DEVICE;
@@ -176,7 +176,7 @@ using ferry::test::counted;
 // NOLINTBEGIN(readability-identifier-naming, bugprone-reserved-identifier)
 extern "C" {
 
-// What every call may use.
+// Functions that every call may use.
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t /*stream*/) {
   reinterpret_cast<ferry::test::Event*>(event)->recorded_at = ferry::test::num_launches;
   return counted("cudaEventRecord");
@@ -219,7 +219,7 @@ cudaError_t cudaGetDevice(int* device) {
   return counted("cudaGetDevice");
 }
 
-// What groups are made of.
+// Functions used to create groups.
 cudaError_t cudaDeviceCanAccessPeer(int* can, int /*device*/, int /*peer*/) {
   *can = 1;
   return cudaSuccess;
@@ -253,7 +253,7 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* /*
   attributes->ptxVersion = attributes->binaryVersion = 90;
   return cudaSuccess;
 }
-/// The kernel's address will do: nothing is launched.
+/// Returns the kernel's address, which suffices because no kernel is launched.
 cudaError_t cudaGetFuncBySymbol(cudaFunction_t* function, const void* kernel) {
   counted("cudaGetFuncBySymbol");
   if (ferry::test::functions_hidden) return cudaErrorNotSupported;
@@ -316,7 +316,7 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, 
   return cudaSuccess;
 }
 
-// What compiled kernels register themselves with.
+// Functions with which compiled kernels register themselves.
 void** __cudaRegisterFatBinary(void* /*binary*/) {
   static void* handle = nullptr;
   return &handle;

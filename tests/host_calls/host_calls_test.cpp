@@ -1,4 +1,4 @@
-/// What calls on GPUs ask of CUDA, and what they leave behind on the host.
+/// CUDA calls that Ferry's calls on GPUs make, and state that they leave on the host.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -22,11 +22,11 @@ constexpr int kHidden = 128;
 constexpr int kNumTopk = 2;
 constexpr int kNumExperts = 8;
 
-/// A group of one rank with tensors for its calls. No kernel ever runs, so nothing waits for one.
+/// A group of one rank with tensors for its calls. No kernel ever runs, so no call waits for one.
 class HostCalls : public testing::Test {
  protected:
   void SetUp() override {
-    // One of the ways to share memory needs nothing of the driver.
+    // The "ipc" path shares memory without the driver.
     ASSERT_EQ(setenv("FERRY_CUDA_MEMORY", "ipc", 1), 0);
     GroupOptions options;
     options.backend = "cuda";
@@ -73,8 +73,8 @@ class HostCalls : public testing::Test {
     return group_->latency_combine(routing, in, {rows(sums_.data())}, stream_, options);
   }
 
-  /// Of a call that follows others like it. Where tensors are is asked for those outside the group's memory, and how
-  /// often depends on how they lie.
+  /// CUDA calls of a call that follows similar ones. Pointer queries are left out: they are made for tensors outside
+  /// the group's memory, and their number depends on the tensors' positions.
   template <typename Call>
   CudaCalls calls_of(const Call& call) {
     for (int i = 0; i < 3; ++i) {
@@ -99,7 +99,7 @@ class HostCalls : public testing::Test {
   Buffer out_;
 };
 
-/// The launch, the event that later calls and freed memory wait for, and two questions about the stream.
+/// The launch, the event for which later calls and freed memory wait, and two queries of the stream.
 CudaCalls least_calls() {
   return {{"launch", 1}, {"cuEventRecord", 1}, {"cuStreamGetId", 1}, {"cuStreamIsCapturing", 1}};
 }
@@ -119,8 +119,8 @@ TEST_F(HostCalls, ACachedCallAsksLittleOfCuda) {
               ContainerEq(least_calls()));
 }
 
-/// Callers whose tensors name their device pay for no question.
-TEST_F(HostCalls, NobodyIsAskedWhereKnownMemoryIs) {
+/// Tensors that name their device need no query.
+TEST_F(HostCalls, NoDriverCallIsMadeForKnownMemory) {
   const Routing routing = latency_dispatch().value();
   const auto questions = [&] {
     take_cuda_calls();
@@ -149,7 +149,7 @@ TEST_F(HostCalls, ACallOfLatencyModeAsksLittleOfCuda) {
               ContainerEq(least_calls()));
 }
 
-/// Functions of a context that is gone must not be launched.
+/// Functions of a destroyed context must not be launched.
 TEST_F(HostCalls, EachContextHasFunctionsOfItsOwn) {
   const CudaCalls first = [this] {
     reset_context();
@@ -172,7 +172,7 @@ TEST_F(HostCalls, AKernelThatIsNoFunctionOfTheDriverIsLaunchedByTheRuntime) {
   EXPECT_THAT(calls_of([&] { EXPECT_TRUE(latency_dispatch().ok()); }), ContainerEq(least_calls()));
 }
 
-/// Others are as they were.
+/// Calls without wait times are unchanged.
 TEST_F(HostCalls, AskingWhatACallWaitsForIsTwoLaunchesMore) {
   asks_for_waits_ = true;
   CudaCalls expected = least_calls();
@@ -188,7 +188,7 @@ TEST_F(HostCalls, AskingWhatACallWaitsForIsTwoLaunchesMore) {
               ContainerEq(expected));
 }
 
-/// As decoding makes them: nobody asks for counts or for anything else that would look for what Routings left behind.
+/// Calls as in decoding: the program requests no counts, nor anything else that would look for memory of old Routings.
 TEST_F(HostCalls, LatencyModeGoesOnForeverWithoutBeingAsked) {
   constexpr int kNumCalls = 5000;
   constexpr int kMostQuestions = kNumCalls / 25;
@@ -203,7 +203,7 @@ TEST_F(HostCalls, LatencyModeGoesOnForeverWithoutBeingAsked) {
   }
 }
 
-/// A stream of its own for each call: then calls are put in order by the event.
+/// Calls on alternating streams, which the event orders.
 TEST_F(HostCalls, CallsOfOtherStreamsWaitForEarlierOnes) {
   int other = 0;
   const Stream first = stream_;
@@ -218,7 +218,7 @@ TEST_F(HostCalls, CallsOfOtherStreamsWaitForEarlierOnes) {
   }
 }
 
-/// Rows that dispatch quantises are staged. Batches of a program differ by some tokens, and growing takes long.
+/// Rows that dispatch quantises are staged. Batches of a program differ by some tokens, and growing the memory is slow.
 TEST_F(HostCalls, StagingThatHasGrownHasRoomToSpareWhileThereIsMemory) {
   constexpr int kMostTokens = 68;
   constexpr int kManyChannels = 4096;
@@ -260,9 +260,9 @@ TEST_F(HostCalls, StagingThatHasGrownHasRoomToSpareWhileThereIsMemory) {
   }
   const std::size_t without_spare = group_->memory_usage().staging_bytes;
   EXPECT_LT(without_spare, grown);
-  EXPECT_EQ(staged(some_more), without_spare);  // what calls have used stays theirs
+  EXPECT_EQ(staged(some_more), without_spare);  // calls keep the bytes that they have used
   rest.clear();
-  EXPECT_GT(staged(most), without_spare);  // beyond what is left of it
+  EXPECT_GT(staged(most), without_spare);  // more than is left of the staging memory
 }
 
 std::vector<KernelLaunch>& seen_launches() {
@@ -270,7 +270,7 @@ std::vector<KernelLaunch>& seen_launches() {
   return seen;
 }
 
-/// The kernels of one call.
+/// Kernels that one call launches.
 template <typename Call>
 std::vector<KernelLaunch> launches_of(const Call& call) {
   seen_launches().clear();
@@ -280,7 +280,7 @@ std::vector<KernelLaunch> launches_of(const Call& call) {
   return seen_launches();
 }
 
-/// So a program finds out what a call takes of the GPU where it leaves that to the library.
+/// A program can thus find how much of the GPU a call takes when the library chooses.
 TEST_F(HostCalls, AnObserverSeesTheBlocksOfEveryLaunch) {
   RouteOptions route;
   route.num_experts = kNumExperts;
@@ -330,7 +330,7 @@ TEST_F(HostCalls, AnObserverSeesTheBlocksOfEveryLaunch) {
   EXPECT_EQ(seen_launches().size(), 1U) << "a call after the last observed one";
 }
 
-/// As `ferry bench` uses it, whose ranks may be threads of one process.
+/// As in `ferry bench`, whose ranks may be threads of one process.
 TEST_F(HostCalls, ARecorderKeepsTheLaunchesOfItsThread) {
   tools::CallLaunches own;
   tools::CallLaunches none;

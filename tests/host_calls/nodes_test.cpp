@@ -1,4 +1,4 @@
-/// How much of a GPU calls over several nodes take: the blocks of every kernel that they launch.
+/// Share of a GPU that calls over several nodes take: the blocks of every kernel that they launch.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -26,7 +26,7 @@ constexpr int kNumTopk = 4;
 constexpr int kNumExperts = 16;
 constexpr int kSlabRows = 1024;
 constexpr int kNumScales = kHidden / 128;
-/// What a call takes by default. The GPU of these tests has more for each of the ranks that share it.
+/// Default share of a call. The GPU of these tests has more for each of the ranks that share it.
 constexpr int kMostSms = 24;
 
 std::atomic<int> most_blocks{0};
@@ -76,7 +76,7 @@ class NodesCalls : public testing::Test {
   ConstTensorView topk_idx() const { return {ids_.data(), DType::kInt64, {kNumTokens, kNumTopk}}; }
   ConstTensorView topk_weights() const { return {weights_.data(), DType::kFloat32, {kNumTokens, kNumTopk}}; }
 
-  /// The largest launch of a call, which has some.
+  /// Blocks of the largest launch of a call, which must launch a kernel.
   template <typename Call>
   static int blocks_of(const Call& call) {
     most_blocks = 0;
@@ -86,7 +86,7 @@ class NodesCalls : public testing::Test {
     return most_blocks;
   }
 
-  /// Of every layout, with rows without a token, and with plain and quantised rows; tensors are not the group's.
+  /// Calls of every layout, with rows without a token, and with plain and quantised rows, on tensors outside the group.
   int blocks_of_calls(Layout layout, Quantization quantize, int num_sms) {
     RouteOptions options;
     options.num_experts = kNumExperts;
@@ -179,15 +179,15 @@ TEST_F(NodesCalls, TakeFewMultiprocessorsByDefault) {
 }
 
 TEST_F(NodesCalls, TakeAsManyAsTheyAreGiven) {
-  for (const int num_sms : {3, 8, 40}) {  // two for each rail peer and one are the least
+  for (const int num_sms : {3, 8, 40}) {  // the minimum is two for each rail peer and one more
     SCOPED_TRACE(fmt::format("{} multiprocessors", num_sms));
     EXPECT_EQ(blocks_of_calls(Layout::kExperts, Quantization::kFp8, num_sms), num_sms);
     EXPECT_EQ(blocks_of_latency_calls(num_sms), num_sms);
   }
 }
 
-/// Kernels that run at the same time: those of an exchange for rings and for what stays in the node, and of a combine
-/// that makes sums beside them.
+/// Concurrent kernels: those of an exchange, for rings and for items that stay in the node, and those of a combine that
+/// makes sums beside them.
 TEST(NodesBlocks, TogetherAreAsManyAsTheCallMayHave) {
   for (int num_nodes = 2; num_nodes <= 32; ++num_nodes) {
     const int num_rings = 2 * (num_nodes - 1);

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# scripts/find_ucx.sh prints where a wheel's UCX is, or says what to install.
+# Tests that scripts/find_ucx.sh prints the UCX folder of a wheel, or the package to install.
 set -euo pipefail
 find_ucx=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)/scripts/find_ucx.sh
 packages=$(mktemp -d)
@@ -10,13 +10,13 @@ fail() {
   exit 1
 }
 
-# Isolated from what this machine has installed.
+# Isolates Python from the packages of this machine.
 python=$packages/python
 printf '#!/bin/sh\nPYTHONPATH="%s" exec python3 -S "$@"\n' "$packages" >"$python"
 chmod +x "$python"
 
 if output=$("$find_ucx" "$python" 2>&1); then fail "found without the package: $output"; fi
-[[ $output == *"pip install libucx-cu13"* ]] || fail "does not say what to install: $output"
+[[ $output == *"pip install libucx-cu13"* ]] || fail "does not name the package to install: $output"
 
 mkdir -p "$packages/libucx/lib"
 printf 'raise ImportError("looked up, not imported")\n' >"$packages/libucx/__init__.py"

@@ -1,4 +1,5 @@
-# Builds and runs the project in consumer/ as an outsider would: cmake -DWAY=… -DWORK_DIR=… … -P outside_project.cmake
+# Builds and runs the project in consumer/ as an outside user would: cmake -DWAY=… -DWORK_DIR=… … -P
+# outside_project.cmake
 #   find_package_shared  installs this build tree, then find_package and pkg-config
 #   add_subdirectory     the sources as a part of the outside project, as a static library; then installs that library,
 #                        and find_package and pkg-config again
@@ -28,7 +29,7 @@ function(build_and_run_consumer build_dir)
   run_consumer("${build_dir}/consumer_in_c")
 endfunction()
 
-# As a Makefile would: the compiler with what pkg-config prints.
+# Builds as a Makefile would: the compiler with the flags that pkg-config prints.
 function(build_and_run_with_pkg_config prefix)
   find_program(PKG_CONFIG pkg-config REQUIRED)
   file(GLOB_RECURSE pc_file "${prefix}/*/ferry.pc")

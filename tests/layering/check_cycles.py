@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Checks that includes and imports have no cycles: check_cycles.py [root of the source tree]
 
-C++ under src: neither between files (a header and the source files of its name count as one) nor between folders.
-Python packages: not between modules. Prints each cycle, with one include or import for every arrow of it, and exits 1
-if there is one.
+C++ under src: no cycle between files (a header and the source files of its name count as one) or between folders.
+Python packages: no cycle between modules. Prints each cycle, with one include or import for each of its arrows, and
+exits 1 if there is one.
 """
 
 import ast
@@ -15,7 +15,7 @@ from pathlib import Path
 CODE_SUFFIXES = {".hpp", ".cpp", ".h", ".c", ".cuh", ".cu"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"')
 PYTHON_PACKAGES = ["python/ferry", "python/deep_ep/deep_ep"]
-# From a node to what it uses; for each arrow the place that says so.
+# For each node, the nodes it uses, each with the place of the include or import.
 Graph = dict[str, dict[str, str]]
 
 
@@ -27,7 +27,7 @@ def add_arrow(graph: Graph, user: str, used: str, place: str) -> None:
 
 
 def includes(source: Path) -> Iterator[tuple[Path, Path, int]]:
-    """(file, included file, line) for each include of a file under `source`."""
+    """Yields (file, included file, line) for each include of a file under `source`."""
     for file in sorted(path for path in source.rglob("*") if path.suffix in CODE_SUFFIXES):
         for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
             match = INCLUDE.match(line)
@@ -36,7 +36,7 @@ def includes(source: Path) -> Iterator[tuple[Path, Path, int]]:
 
 
 def include_graphs(root: Path) -> tuple[Graph, Graph]:
-    """The files of src, and its folders."""
+    """Returns the graphs of the files of src and of its folders."""
     files: Graph = {}
     folders: Graph = {}
     for user, used, line in includes(root / "src"):
@@ -53,7 +53,7 @@ def module_name(file: Path, package: Path) -> str:
 
 
 def imported_names(node: ast.AST, module: str, is_package: bool) -> list[str]:
-    """Every name that the statement may import a module by; the longest that is one counts."""
+    """Every name by which the statement may import a module; the longest that names a module counts."""
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
     if not isinstance(node, ast.ImportFrom):
@@ -73,14 +73,14 @@ def import_graph(root: Path, package: Path) -> Graph:
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"), str(file))):
             for name in imported_names(node, module, file.name == "__init__.py"):
                 used = name if name in files else name.rpartition(".")[0]
-                # A package's own modules may name the package: it is complete when they use it.
+                # A package's own modules may import the package: it is complete when they use it.
                 if used in files and not module.startswith(f"{used}."):
                     add_arrow(graph, module, used, f"{file.relative_to(root)}:{node.lineno}: imports {used}")
     return graph
 
 
 def find_cycles(graph: Graph) -> list[list[str]]:
-    """One shortest cycle of each group of nodes that reach each other."""
+    """Returns one shortest cycle of each group of nodes that reach each other."""
     cycles = []
     done: set[str] = set()
     for start in sorted(graph):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The check for cycles finds each kind of cycle, names its includes or imports, and passes a tree without one."""
+"""check_cycles.py finds each kind of cycle, names its includes or imports, and accepts a tree without one."""
 
 import subprocess
 import sys

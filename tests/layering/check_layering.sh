@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Checks who may include whom: check_layering.sh [root of the source tree]
-# Prints "file:line: what is wrong" for each breach and exits 1 if there is one. docs/design.md gives the reasons.
+# Checks the includes allowed between folders: check_layering.sh [root of the source tree]
+# Prints "file:line: problem" for each breach and exits 1 if there is one. docs/design.md gives the reasons.
 set -euo pipefail
 cd "${1:-"$(dirname "${BASH_SOURCE[0]}")/../.."}"
 
@@ -50,17 +50,17 @@ allow_only src/numeric "numeric is arithmetic: public headers, plan and itself" 
   "$(in_source plan)"
 allow_only src/balance "balancing is arithmetic on loads: public headers, numeric's checks and itself" "$outside" "$public" \
   "$(in_source balance)" "$(in_source numeric)"
-allow_only src/core "core is blind to backends: public headers, plan, numeric and itself" "$outside" "$public" \
+allow_only src/core "core includes no backend: public headers, plan, numeric and itself" "$outside" "$public" \
   "$(in_source core)" "$(in_source plan)" "$(in_source numeric)"
-allow_only src/bootstrap "a bootstrap knows ranks and bytes: public headers, core's file descriptors and itself" \
+allow_only src/bootstrap "bootstraps use ranks and bytes: public headers, core's file descriptors and itself" \
   "$outside" "$public" "$(in_source bootstrap)" '^"core/(unique_fd|descriptors)\.hpp"$'
-allow_only tests/oracle "the oracle shares nothing with what it judges: standard library, public headers and itself" \
+allow_only tests/oracle "the oracle is independent of the library: standard library, public headers and itself" \
   "$standard" "$public" "$(in_source oracle)"
-allow_only src/node "what ranks of one node share; knows nothing of other nodes: core, plan, public headers and itself" \
+allow_only src/node "state of one node's ranks, without other nodes: core, plan, public headers and itself" \
   "$outside" "$public" "$(in_source node)" "$(in_source core)" "$(in_source plan)"
-allow_only src/net "the network knows bytes and peers, not tokens: public headers and itself" "$outside" "$public" \
+allow_only src/net "the network moves bytes, not tokens: public headers and itself" "$outside" "$public" \
   "$(in_source net)"
-allow_only src/rail "connections to rail peers, waiting for nobody: core, plan, net, public headers and itself" \
+allow_only src/rail "connections to rail peers, without waits: core, plan, net, public headers and itself" \
   "$outside" "$public" "$(in_source rail)" "$(in_source core)" "$(in_source plan)" "$(in_source net)"
 allow_only src/call "calls of all ranks together: core, plan, node, rail, net, public headers and itself" "$outside" "$public" \
   "$(in_source call)" "$(in_source core)" "$(in_source plan)" "$(in_source node)" "$(in_source rail)" "$(in_source net)"
@@ -80,32 +80,32 @@ allow_cuda() { # folder reason folder-under-src...
   for used in "$@"; do patterns+=("$(in_source "$used")"); done
   allow_only "src/cuda/$folder" "$reason" "${patterns[@]}"
 }
-allow_cuda driver "the driver's and the runtime's calls know nothing of Ferry: public headers and themselves"
-allow_cuda memory "memory that peers reach knows no call: core, plan, numeric, node, cuda/driver and itself" \
+allow_cuda driver "wrappers of driver and runtime calls use nothing of Ferry: public headers and themselves"
+allow_cuda memory "memory that peers reach is independent of calls: core, plan, numeric, node, cuda/driver and itself" \
   core plan numeric node cuda/driver
-allow_cuda sync "the protocol of a call knows no memory but its own words: core, plan, node, net and itself" \
+allow_cuda sync "the protocol of a call uses no memory but its own words: core, plan, node, net and itself" \
   core plan node net
-allow_cuda copy "copies know threads, bytes and launches: cuda/driver, cuda/sync and itself" cuda/driver cuda/sync
-allow_cuda numeric "quantising knows rows, no ranks: numeric, plan, cuda/driver, cuda/memory, cuda/sync and itself" \
+allow_cuda copy "copies use threads, bytes and launches: cuda/driver, cuda/sync and itself" cuda/driver cuda/sync
+allow_cuda numeric "quantising uses rows, no ranks: numeric, plan, cuda/driver, cuda/memory, cuda/sync and itself" \
   numeric plan cuda/driver cuda/memory cuda/sync
-allow_cuda context "a group knows no kernel: core, plan, node, net, rail, call, cuda/driver, cuda/memory, cuda/sync and itself" \
+allow_cuda context "no kernels: core, plan, node, net, rail, call, cuda/driver, cuda/memory, cuda/sync and itself" \
   core plan node net rail call cuda/driver cuda/memory cuda/sync
 allow_cuda intranode "a kind of call includes everything of src/cuda but other kinds of call and the backend" \
   core plan numeric node cuda/driver cuda/memory cuda/sync cuda/copy cuda/numeric cuda/context
-allow_cuda internode "calls over several nodes include all that calls of one node do, those calls, rail and call" \
+allow_cuda internode "calls over several nodes may include one-node calls, their includes, rail and call" \
   core plan numeric node net rail call cuda/driver cuda/memory cuda/sync cuda/copy cuda/numeric cuda/context cuda/intranode
-allow_cuda one_sided "knows no call of a group: core, plan, node, one_sided, cuda/driver, cuda/memory, cuda/context, itself" \
+allow_cuda one_sided "no group calls: core, plan, node, one_sided, cuda/driver, cuda/memory, cuda/context, itself" \
   core plan node one_sided cuda/driver cuda/memory cuda/context
 allow_only src/c "the C interface uses the library as users do: public headers and itself" "$outside" "$public" \
   "$(in_source c)"
-allow_only tools/launch "what forks ranks, for tools and tests alike: public headers and itself" "$outside" "$public" \
+allow_only tools/launch "forks ranks for tools and tests: public headers and itself" "$outside" "$public" \
   "$(in_source launch)"
 allow_only tools "tools use the library as users do: public headers and their own" "$outside" "$public" \
   '^"(launch|run|report|device|common|ferry|demo|bench|doctor)/[a-z0-9_]+\.hpp"$'
 allow_only examples "examples use the library as users do: public headers only" "$outside" "$public"
 
 while IFS= read -r location; do
-  breach "$location" "speaks of torch, which belongs under python/ only"
+  breach "$location" "names torch, which belongs under python/ only"
 done < <(code_files include src tools tests benchmarks examples |
   xargs -0 --no-run-if-empty grep -nHoiwE 'torch|libtorch|aten|c10' | sed -E 's/:[^:]*$//' || true)
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The layering check finds each kind of breach, and names file and line.
+# Tests that check_layering.sh finds each kind of breach and names file and line.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 tree=$(mktemp -d)
@@ -14,7 +14,7 @@ expect() { # exit-status pattern what
   fi
 }
 
-try() { # file line-of-code pattern: that line as the third of an otherwise good file is a breach
+try() { # file line-of-code pattern: this line, third in an otherwise good file, is a breach
   mkdir -p "$tree/$(dirname "$1")"
   printf '#include <vector>\n\n%s\n' "$2" >"$tree/$1"
   expect 1 "^$1:3: $3" "$1 with '$2'"
@@ -53,5 +53,5 @@ try tools/launch/a.cpp '#include "run/launcher.hpp"' 'includes "run/launcher.hpp
 try examples/a.cpp '#include "core/backend.hpp"' 'includes "core/backend.hpp"'
 forbidden=tor
 forbidden+=ch # in two parts, so that this file passes the check it tests
-try src/cpu/a.cpp "using $forbidden::Tensor;" "speaks of $forbidden"
+try src/cpu/a.cpp "using $forbidden::Tensor;" "names $forbidden"
 echo "the layering check finds every breach"

@@ -1,4 +1,4 @@
-/// A process that a rank forks has a copy of its group: whatever becomes of that, the rank and the others go on.
+/// A forked child holds a copy of its parent's group; the rank and its peers continue whatever happens to the copy.
 
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -19,7 +19,7 @@ namespace {
 
 constexpr int kNumRanks = 2;
 
-/// Whether `copy` returns true in a process that is forked off.
+/// Returns true if `copy` returns true in a forked process.
 template <typename Copy>
 bool holds_in_child(const Copy& copy) {
   const pid_t child = fork();
@@ -28,7 +28,7 @@ bool holds_in_child(const Copy& copy) {
   return child > 0 && waitpid(child, &ended, 0) == child && ended == 0;
 }
 
-/// `ranks_per_node`: of a group of one node or of two.
+/// `ranks_per_node`: the group has one node or two.
 void check_group(int ranks_per_node) {
   run_ranks({.kind = RankKind::kProcesses, .num_ranks = kNumRanks}, [ranks_per_node](RankContext& context) {
     Result<std::shared_ptr<Group>> made =
@@ -54,7 +54,7 @@ void check_group(int ranks_per_node) {
                    }),
                    "a child's calls are refused, and it drops its copies");
     context.expect(std::ranges::all_of(bytes, [](std::uint8_t byte) { return byte == 0xA5; }),
-                   "the memory that the child dropped is as it was");
+                   "memory that the child dropped is unchanged in the parent");
     context.expect_ok(route(*group), "route after the child has ended");
     context.expect_ok(group->destroy(), "destroy");
   });

@@ -1,4 +1,4 @@
-/// Ranks that wait for a stalled one leave the cores to others.
+/// Ranks that wait for a stalled rank leave the cores to other processes.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -41,7 +41,7 @@ TEST(IdleWaiting, EightRanksThatWaitForANinthUseUnderATenthOfACore) {
     report_survivor_done(words);
   });
   RecordProperty("processor_time_us", static_cast<int>(words->processor_time_ns.load() / 1000));
-  if (kSanitized) return;  // it measures the sanitizer
+  if (kSanitized) return;  // it would measure the sanitizer
   EXPECT_LT(words->processor_time_ns.load(), kTimeoutNs / 10)
       << "processor time of all eight together, of " << kTimeoutNs << " ns waited";
 }

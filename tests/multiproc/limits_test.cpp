@@ -1,4 +1,4 @@
-/// Limits of a process that are too low are errors, and not the end of it.
+/// Process limits that are too low cause errors and do not end the process.
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>

@@ -1,4 +1,4 @@
-/// bytes_required() is what a rank actually holds, by its own count and by the system's.
+/// bytes_required() equals the memory a rank holds, by the library's count and by the system's.
 
 #include <dirent.h>
 #include <fmt/format.h>
@@ -26,7 +26,7 @@ constexpr std::int64_t kScaleWidth = 16;
 
 std::size_t to_size(std::int64_t value) { return static_cast<std::size_t>(value); }
 
-/// Pages that the file behind the mapping of `address` holds, in bytes: the resident size of this rank's arena.
+/// Bytes of pages held by the file behind the mapping of `address`: resident size of this rank's arena.
 std::size_t resident_bytes_of_arena(const void* address) {
   std::ifstream maps("/proc/self/maps");
   std::string line;
@@ -47,7 +47,7 @@ std::size_t resident_bytes_of_arena(const void* address) {
   DIR* directory = opendir("/proc/self/fd");
   while (const dirent* entry = readdir(directory)) {
     struct stat info {};
-    constexpr std::size_t kStatBlockBytes = 512;  // st_blocks counts these, whatever the file system (stat(3type))
+    constexpr std::size_t kStatBlockBytes = 512;  // unit of st_blocks on every file system (stat(3type))
     if (stat((std::string("/proc/self/fd/") + entry->d_name).c_str(), &info) == 0 && info.st_ino == inode) {
       bytes = static_cast<std::size_t>(info.st_blocks) * kStatBlockBytes;
     }
@@ -169,7 +169,7 @@ TEST(Memory, MatchesTheFormulaForExpertRows) {
             [](RankContext& context) { check_memory(context, Layout::kExperts, true); });
 }
 
-/// Rows of ordinary memory, which processes reach through staging, so that the arena grows to several megabytes.
+/// Rows in ordinary memory, which processes reach through staging, so that the arena grows to several megabytes.
 ExchangeCase staged_batch() {
   ExchangeCase spec;
   spec.name = "staged batch";
@@ -192,7 +192,7 @@ TEST(Memory, TrimGivesPagesBackToTheSystem) {
       check_case(context, group, batch);
       const std::size_t grown = resident_bytes_of_arena(probe.data());
       context.expect(grown >= at_first + (std::size_t{2} << 20), fmt::format("only {} bytes are resident", grown));
-      // Peers may still wait to hear that this rank is done, or have trimmed already.
+      // Peers may still be waiting for this rank's end of the call, or may have trimmed already.
       context.expect_ok(group.trim(), "trim");
       const std::size_t trimmed = resident_bytes_of_arena(probe.data());
       context.expect(trimmed == at_first,
@@ -202,14 +202,14 @@ TEST(Memory, TrimGivesPagesBackToTheSystem) {
   });
 }
 
-// Peers that have not noticed may still read or write there.
+// Peers that have not noticed the loss may still read or write staging memory.
 TEST(Memory, TrimLeavesABrokenGroupAlone) {
   const PreparedCase batch = prepare(staged_batch());
   run_ranks({.kind = RankKind::kProcesses, .num_ranks = 4}, [&](RankContext& context) {
     Result<std::shared_ptr<Group>> group = Group::create(context.bootstrap(), {.backend = "cpu"});
     if (!context.expect_ok(group.status(), "create")) return;
     check_case(context, **group, batch);
-    if (context.rank() == 1) return;  // leaves without a word to the others
+    if (context.rank() == 1) return;  // leaves without notice
     const std::size_t before = (*group)->memory_usage().staging_bytes;
     const std::vector<std::int64_t> ids(4, 0);
     RouteOptions route;

@@ -3,7 +3,7 @@
 
 bad_link.py NAMESPACE_A NAMESPACE_B INTERFACE [--delay-ms D] [--loss P] [--reorder P]
 Creates INTERFACE in both namespaces, prints "ready" and moves packets until it is killed, which removes the interfaces.
-A share P of all packets is lost; of the others a share P is not delayed and so overtakes the rest, like netem's
+A share P of all packets is lost; a share P of the others is not delayed and so overtakes the delayed ones, like netem's
 "reorder".
 """
 
@@ -27,7 +27,7 @@ MAX_PACKET_BYTES = 1 << 16
 
 
 def open_tun(namespace, name):
-    """Leaves this process in the namespace; the device belongs to the one in which it was opened."""
+    """Opens a tun device in the namespace, to which the device then belongs. This process stays in the namespace."""
     with open(f"/var/run/netns/{namespace}") as network:
         if ctypes.CDLL(None, use_errno=True).setns(network.fileno(), CLONE_NEWNET) != 0:
             raise OSError(ctypes.get_errno(), f"setns to {namespace}")
@@ -64,7 +64,7 @@ def main():
             heapq.heappush(in_flight, (time.monotonic() + delay, next(order), other_end[end], packet))
         while in_flight and in_flight[0][0] <= time.monotonic():
             _, _, end, packet = heapq.heappop(in_flight)
-            # The interface may be down or its queue full: as on any link, the packet is lost.
+            # If the interface is down or its queue full, the packet is lost, as on any link.
             with contextlib.suppress(OSError):
                 os.write(end, packet)
 

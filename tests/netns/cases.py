@@ -5,8 +5,8 @@
       data     198.51.100.1 ── veth pair ──     198.51.100.2    tokens, over UCX
       tun      203.0.113.1  ── bad_link.py ──   203.0.113.2     tokens, in the cases tun-…
 
-Tokens have their own link, so that it can be cut while the bootstrap, over which the ranks of `ferry bench` meet
-between two calls, still works.
+Tokens have their own link, so that it can be cut while the bootstrap still works. The ranks of `ferry bench` meet in
+the bootstrap between two calls.
 """
 
 import contextlib
@@ -22,19 +22,19 @@ from hosts import Impairment, Missing, last_line, poll_until
 from rank_processes import RankProcesses
 
 NUM_RANKS = 4
-# Where nothing is to fail: far more than any case needs, so that only a hang exceeds it.
+# Limit of runs in which nothing fails: far more than any case needs, so that only a hang exceeds it.
 PATIENT_S = 60
-# Where something is to fail: each rank must have ended after twice the deadline and the slack, which is for starting
-# processes and for a busy machine.
+# Limit of runs with a failure: each rank must have ended after twice the deadline and the slack, which covers starting
+# processes and a busy machine.
 DEADLINE_S, SLACK_S = 2, 5
 START_TIMEOUT_S = 10
-# `ferry bench` checks every row and every sum of it.
+# `ferry bench` checks every row and every sum of this layer.
 SMALL_LAYER = ["--tokens", 64, "--hidden", 512, "--topk", 4, "--experts", 16]
 ANY_NETWORK_ERROR = ["kTransport", "kTimeout", "kPeerLost"]
 
 
 class Cases(unittest.TestCase):
-    """Each test appends what it saw to `details`, and leaves the last output of ranks that failed in `output`."""
+    """Each test appends its observations to `details`, and leaves the last output of failed ranks in `output`."""
 
     hosts = None  # TwoHosts with the links control and data
     ferry = None  # path of the command
@@ -60,7 +60,7 @@ class Cases(unittest.TestCase):
         self.check_bench("--dtype", "fp8", "--layout", "experts")
 
     def test_hosts_are_nodes(self):
-        """A program that says nothing about nodes: each host's ranks become one."""
+        """A program that does not set nodes: the ranks of each host become a node."""
         if not self.example.is_file():
             self.skipTest(f"no program at {self.example}; configure with -DFERRY_EXAMPLES=ON")
         before = self.hosts.sent_bytes("data")
@@ -103,21 +103,21 @@ class Cases(unittest.TestCase):
     def test_tun_reorder_25_percent(self):
         self.check_tun(Impairment(delay_ms=2, reorder=0.25))
 
-    # Which interface is used, and no other listens.
+    # The interface that ranks use, on which alone they listen.
 
     def test_network_of_rank_0(self):
-        """By default tokens go where the bootstrap goes."""
+        """By default tokens use the bootstrap's network."""
         self.check_listeners("control", {})
 
     def test_named_network(self):
         self.check_listeners("data", {"FERRY_NET_DEVICES": "data"})
 
     def test_named_network_of_ucx(self):
-        """UCX's own variable is stronger."""
+        """UCX's own variable takes precedence."""
         self.check_listeners("data", {"FERRY_NET_DEVICES": "control", "UCX_NET_DEVICES": "data"})
 
     def test_networks_of_four_nodes(self):
-        """Two nodes on each host: between those only loopback."""
+        """Two nodes on each host, which use only loopback between each other."""
         self.check_listeners("data", {"FERRY_NET_DEVICES": "data"}, "--nodes", NUM_RANKS)
 
     def test_missing_network(self):
@@ -131,7 +131,7 @@ class Cases(unittest.TestCase):
                 self.assertRegex(last_line(ranks.stderr(rank)), expected)
 
     def test_one_node_of_two_hosts(self):
-        """Ranks of one node need one network: the hosts are one machine, but for that."""
+        """Ranks of one node need one network, which these hosts lack; in all else they are one machine."""
         environment = {"LOCAL_WORLD_SIZE": str(NUM_RANKS)}
         with self.ranks(["bench", *SMALL_LAYER, "--backend", "cpu"], environment=environment) as ranks:
             self.assertEqual(ranks.wait(PATIENT_S), [1] * NUM_RANKS)
@@ -139,7 +139,7 @@ class Cases(unittest.TestCase):
                 expected = r"ranks 0 and 2 belong to one node but .* do not share a network.*\(kUnsupported, rank 2\)"
                 self.assertRegex(last_line(ranks.stderr(rank)), expected)
 
-    # Several nodes on one host, where they can share little memory.
+    # Several nodes on one host with little shared memory.
 
     def test_small_shared_memory(self):
         self.check_shared_memory("size=4m")
@@ -165,15 +165,15 @@ class Cases(unittest.TestCase):
         """Interfaces that lead to no other host: each host's own loopback."""
         broken_at = time.monotonic()
         with self.ranks(["bench", *SMALL_LAYER, "--timeout", DEADLINE_S], interface="lo") as ranks:
-            # Rank 0 is the first to find that there is no route, to the rank of its rail.
+            # Rank 0 finds first that there is no route to the other rank of its rail.
             self.check_typed_errors(ranks, broken_at, ANY_NETWORK_ERROR, blamed=2)
 
-    # What the tests share.
+    # Shared helpers.
 
     @contextlib.contextmanager
     def ranks(self, arguments, interface="data", environment=None, program=None):
-        """Ranks of the command or another program, whose tokens use the interface, unless `environment` says otherwise.
-        They get nothing from this process's environment."""
+        """Starts ranks of the command or another program. Their tokens use `interface`, unless `environment` overrides
+        it. They inherit nothing from this process's environment."""
         if environment is None:
             environment = {"UCX_NET_DEVICES": interface}
         environment = {"PATH": os.environ.get("PATH", os.defpath), "UCX_TLS": "tcp", **environment}
@@ -185,10 +185,10 @@ class Cases(unittest.TestCase):
                 raise
 
     def check_exchange(self, arguments, interface="data"):
-        """All ranks succeed, and what they exchange goes over the link. Returns what rank 0 prints."""
+        """Expects all ranks to succeed and to exchange their data over the link. Returns the output of rank 0."""
         before = self.hosts.sent_bytes(interface)
         with self.ranks(arguments, interface) as ranks:
-            # More than the ranks' own deadline: their error says more than that they hang.
+            # Longer than the ranks' own deadline, whose error is more precise than a hang.
             codes = ranks.wait(2 * PATIENT_S)
             moved_bytes = self.hosts.sent_bytes(interface) - before
             self.details.append(f"exit codes {codes}, {moved_bytes // 1000} kB over the link")
@@ -203,7 +203,7 @@ class Cases(unittest.TestCase):
         self.details.append(f"a pair takes {times_us['pair'] / 1e3:.3g} ms")
 
     def check_bench_over(self, bad_link, interface="data"):
-        """`bad_link` is a context manager that makes the link of the interface bad; skipped if this machine cannot."""
+        """Runs bench while `bad_link`, a context manager, impairs the interface; skips if this machine cannot."""
         with skipped_if_missing(), bad_link:
             self.check_bench("--iterations", 3, interface=interface)
 
@@ -215,7 +215,7 @@ class Cases(unittest.TestCase):
 
     @contextlib.contextmanager
     def endless_loop(self, *options, interface="data", environment=None):
-        """Ranks that exchange without end and have been seen to do so over the link."""
+        """Ranks that exchange without end and have been observed to do so over the link."""
         arguments = ["bench", *SMALL_LAYER, "--warmup", 0, "--iterations", 1000000, "--timeout", DEADLINE_S, *options]
         with self.ranks(arguments, interface, environment) as ranks:
             started = poll_until(START_TIMEOUT_S, lambda: "iteration 1 of" in ranks.stderr(0))
@@ -226,7 +226,7 @@ class Cases(unittest.TestCase):
             yield ranks
 
     def check_shared_memory(self, mount_options):
-        """Eight ranks work with such a /dev/shm, or say what is wrong with it."""
+        """Eight ranks work with this /dev/shm, or report its problem."""
         bench = [self.ferry, "bench", "--launch", "fork", "--ranks", 8, "--nodes", 2, "--backend", "cpu", *SMALL_LAYER]
         command = f"mount -t tmpfs -o {mount_options} none /dev/shm && exec {shlex.join(map(str, bench))}"
         ended = subprocess.run(
@@ -241,7 +241,7 @@ class Cases(unittest.TestCase):
             self.assertRegex(last_line(ended.stderr), r"/dev/shm.*\(kSystem, rank \d\)")
 
     def check_listeners(self, interface, environment, *options):
-        """Ranks exchange over the interface, and on each host its address is the only one that accepts connections."""
+        """Ranks exchange over the interface, and on each host only its address accepts connections."""
         with self.endless_loop(*options, interface=interface, environment=environment):
             for host_idx in range(2):
                 addresses = self.hosts.listening_addresses(host_idx)
@@ -260,7 +260,7 @@ class Cases(unittest.TestCase):
     def check_typed_errors(self, ranks, broken_at, types, blamed=None, killed=None):
         """All ranks but the killed one end in time, each with an error that has one of the types and names a call and
         a rank; at least one error names the rank to blame, by default any."""
-        # The call comes first; the type of the error and the rank that it blames are in brackets at the end.
+        # The call is at the front; the error type and the blamed rank are in brackets at the end.
         pattern = re.compile(
             r"ferry bench: (?:.*: )?(route|dispatch|combine|Group::create|all_gather)\b.* "
             rf"\(({'|'.join(types)}), rank (\d+)\)"
@@ -285,8 +285,8 @@ class Cases(unittest.TestCase):
                 if blamed in (None, named):
                     num_right += 1
                 elif (call, named) != ("all_gather", 0):
-                    # Between two calls the ranks meet in the bootstrap, which rank 0 leads: a rank that waits there
-                    # when rank 0 leaves because of the failure learns no more than that.
+                    # Between two calls the ranks meet in the bootstrap, which rank 0 leads: if rank 0 leaves because of
+                    # the failure, a rank that waits there sees only that rank 0 has left.
                     problems.append(f"rank {rank} blames rank {named}, not {blamed}")
         if num_right == 0:
             problems.append("no rank names the rank to blame")

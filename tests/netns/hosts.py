@@ -1,10 +1,10 @@
-"""Where processes that talk over a network run: on this host, or on two hosts that are network namespaces.
+"""Hosts for processes that talk over a network: this host, or two hosts that are network namespaces.
 
     with TwoHosts(["control", "data"]) as hosts, hosts.netem("data", Impairment(delay_ms=2)):
         subprocess.run(hosts.command(1, ["ping", "-c", "1", hosts.address(0)]))
 
-TwoHosts needs root, iproute2 and util-linux. Whatever the machine lacks is raised as Missing, which names it. The
-namespaces and links are removed when the block is left; those of a process that was killed, by the next TwoHosts.
+TwoHosts needs root, iproute2 and util-linux, and raises Missing with the name of anything that the machine lacks. The
+namespaces and links are removed when the block is left; the next TwoHosts removes those of a killed process.
 """
 
 import contextlib
@@ -26,25 +26,25 @@ COMMAND_TIMEOUT_S = 30
 LINK_UP_TIMEOUT_S = 10
 NAMESPACES = Path("/run/netns")
 BAD_LINK = Path(__file__).resolve().parent / "bad_link.py"
-# Administrators' programs, which are not in the PATH of an ordinary user.
+# Administrators' programs are not in the PATH of an ordinary user.
 TOOL_PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
-# Reserved for documentation (RFC 5737).
+# Subnets reserved for documentation (RFC 5737).
 SUBNETS = {"control": "192.0.2", "data": "198.51.100", "tun": "203.0.113"}
-# Below the ports that Linux gives to outgoing connections by default.
+# Below Linux's default ports for outgoing connections.
 FIRST_PORT, LAST_PORT = 15000, 32000
 
 
 class Failure(Exception):
-    """Something did not work; the message is for the user."""
+    """An operation failed; the message is for the user."""
 
 
 class Missing(Failure):
-    """This machine lacks what is needed; the message says what."""
+    """This machine lacks a requirement, which the message names."""
 
 
 @dataclass(frozen=True)
 class Impairment:
-    """What a link does to packets: it loses a share of them, and delays the others except for a share of these."""
+    """Impairment of a link: it loses a share of the packets, and delays the others except for a share of these."""
 
     delay_ms: float = 0
     loss: float = 0
@@ -73,7 +73,7 @@ class ThisHost:
         return "127.0.0.1"
 
     def free_port(self):
-        """A port not returned before that nothing is bound to, nor was until a moment ago (TIME_WAIT)."""
+        """A port not returned before, to which nothing is or recently was bound (TIME_WAIT)."""
         for port in self._ports:
             if port > LAST_PORT:
                 raise Failure(f"no free port up to {LAST_PORT}")
@@ -106,7 +106,7 @@ class TwoHosts:
         return self
 
     def __exit__(self, *_):
-        # Interfaces end with their namespace, and a namespace with its name and its last process.
+        # An interface ends with its namespace, and a namespace with its name and its last process.
         for name in self.names:
             _delete_namespace(name)
 
@@ -137,11 +137,11 @@ class TwoHosts:
         self._wait_until_up(self.links)
 
     def rate_limit(self, link, rate_mbit, burst, latency):
-        """While the context lasts, each end of the link sends no faster than this (tbf)."""
+        """Limits the rate of each end of the link while the context lasts (tbf)."""
         return self._qdisc(link, "tbf", "rate", f"{rate_mbit}mbit", "burst", burst, "latency", latency)
 
     def netem(self, link, impairment):
-        """While the context lasts, each end of the link impairs what it sends (netem)."""
+        """Impairs packets sent by each end of the link while the context lasts (netem)."""
         options = []
         if impairment.delay_ms:
             options += ["delay", f"{impairment.delay_ms:g}ms"]
@@ -153,7 +153,7 @@ class TwoHosts:
 
     @contextlib.contextmanager
     def tun_link(self, impairment):
-        """While the context lasts, a further link "tun": bad_link.py, which needs no netem in the kernel."""
+        """Adds a link "tun" while the context lasts: bad_link.py, which needs no netem in the kernel."""
         if not Path("/dev/net/tun").is_char_device():
             raise Missing("tun devices in this kernel (/dev/net/tun)")
         options = [f"--{name.replace('_', '-')}={value}" for name, value in vars(impairment).items()]
@@ -174,7 +174,7 @@ class TwoHosts:
                 program.kill()
 
     def listening_addresses(self, host_idx):
-        """Addresses at which processes of the host accept TCP connections, loopback ones left out."""
+        """Addresses at which processes of the host accept TCP connections, except loopback addresses."""
         lines = run(self.command(host_idx, [tool("ss"), "-H", "-ltn"])).splitlines()
         addresses = {line.split()[3].rpartition(":")[0].strip("[]") for line in lines}
         return {address for address in addresses if not address.startswith("127.") and address != "::1"}
@@ -195,7 +195,7 @@ class TwoHosts:
             self._set_address(0, link)
             self._set_address(1, link)
         for name in self.names:
-            # Processes of one host reach each other at the addresses above too, through lo.
+            # Processes of one host use lo to reach each other at the addresses above.
             ip("-n", name, "link", "set", "lo", "up")
         self.raise_links()
 
@@ -207,11 +207,12 @@ class TwoHosts:
 
     def _is_up(self, name, link):
         interface = self._interface(name, link)
-        # The kernel never knows the state of a tun device's other side.
+        # The kernel does not track the state of a tun device's other side.
         return "LOWER_UP" in interface["flags"] if link == "tun" else interface["operstate"] == "UP"
 
     def _wait_until_up(self, links):
-        """An interface is usable some time after it was set up, and UCX ignores one that is not yet."""
+        """Waits until the interfaces are usable, which takes a while after set-up. UCX ignores an interface before
+        that."""
         ends = list(itertools.product(self.names, links))
         if not poll_until(LINK_UP_TIMEOUT_S, lambda: all(self._is_up(*end) for end in ends)):
             raise Failure(f"the links {', '.join(links)} did not come up in {LINK_UP_TIMEOUT_S} s")
@@ -234,7 +235,7 @@ class TwoHosts:
 
 
 def poll_until(timeout_s, condition):
-    """Whether the condition came true within so many seconds."""
+    """Returns true if the condition holds within `timeout_s` seconds."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() >= deadline:
@@ -244,7 +245,7 @@ def poll_until(timeout_s, condition):
 
 
 def tool(name):
-    """The path of a command."""
+    """Path of a command."""
     packages = {"ip": "iproute2", "tc": "iproute2", "ss": "iproute2", "setpriv": "util-linux"}
     path = shutil.which(name, path=TOOL_PATH)
     if path is None:
@@ -257,7 +258,7 @@ def ip(*arguments):
 
 
 def run(arguments):
-    """What the command prints."""
+    """Output of the command."""
     try:
         ended = subprocess.run(arguments, capture_output=True, text=True, check=False, timeout=COMMAND_TIMEOUT_S)
     except subprocess.TimeoutExpired as expired:
@@ -286,7 +287,7 @@ def _delete_namespace(name):
 
 
 def _delete_leftovers():
-    """Delete the namespaces of processes that were killed before they could do it."""
+    """Deletes the namespaces of processes that were killed before they could do it."""
     for path in NAMESPACES.glob("ferry-*-[ab]"):
         pid = path.name.split("-")[1]
         if pid.isdigit() and not Path("/proc", pid).exists():

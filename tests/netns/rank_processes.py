@@ -21,7 +21,7 @@ class RankProcesses:
 
     def __enter__(self):
         with contextlib.ExitStack() as stack:
-            # Files rather than pipes: they can be read while the ranks run, and never make a rank wait for a reader.
+            # Files can be read while the ranks run, and unlike pipes never block a rank.
             self._directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ferry-ranks-")))
             stack.callback(self._kill)
             self._start()
@@ -32,7 +32,7 @@ class RankProcesses:
         self._cleanup.close()
 
     def wait(self, timeout_s, until_failure=False):
-        """The exit codes once all ranks have ended, or the time is over, or a rank has failed if that is asked for.
+        """Exit codes once all ranks have ended or the time is over; with `until_failure`, also once a rank has failed.
         None stands for a rank that is still running."""
 
         def is_over():

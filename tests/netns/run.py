@@ -1,9 +1,9 @@
 #!/usr/bin/env -S python3 -B
 """Tests of groups over two hosts that are two network namespaces.
 
-Needs root, iproute2, util-linux and UCX. Prints a line for each case (outcome, name, seconds, what was seen), then a
-summary. Exit code 1: a case failed; 77: this machine cannot run the tests, and the output says why.
-docs/transport.md describes the cases.
+Needs root, iproute2, util-linux and UCX. Prints a line for each case (outcome, name, seconds, observations), then a
+summary. Exit code 1: a case failed; 77: this machine cannot run the tests, and the output says why. docs/transport.md
+describes the cases.
 """
 
 import argparse
@@ -20,17 +20,17 @@ from hosts import Failure, Missing, TwoHosts, last_line
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 EXIT_SKIPPED = 77
-# All cases take 20 s where netem is missing. Less than ctest's limit, after which there would be no time to clean up.
+# All cases take 20 s where netem is missing. The limit is below ctest's own, which would leave no time to clean up.
 TIME_LIMIT_S = 540
 CASES = [name.removeprefix("test_").replace("_", "-") for name in vars(Cases) if name.startswith("test_")]
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal ended the run. Of all exceptions unittest lets only KeyboardInterrupt pass through a test."""
+    """A signal ended the run. Unittest lets no exception but KeyboardInterrupt pass through a test."""
 
 
 class Report(unittest.TestResult):
-    """Prints a line for each case as it ends."""
+    """Prints a line for each case when it ends."""
 
     num_passed = 0
 
@@ -65,14 +65,14 @@ class Report(unittest.TestResult):
 
 
 def stop(signal_number, _frame):
-    # Nothing may interrupt the clean-up.
+    # Signals may not interrupt the clean-up.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM):
         signal.signal(number, signal.SIG_IGN)
     raise Stopped(signal_number)
 
 
 def check_several_nodes_work(ferry):
-    """Raises Missing if this machine has no network between nodes, which those of one host need too."""
+    """Raises Missing if this machine has no network between nodes, not even between nodes of one host."""
     options = "--launch fork --ranks 2 --nodes 2 --transport ucx --tokens 1 --hidden 64 --topk 1 --experts 2"
     arguments = [str(ferry), "bench", *options.split(), "--iterations", "1", "--timeout", str(PATIENT_S)]
     try:

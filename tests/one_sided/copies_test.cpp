@@ -1,4 +1,4 @@
-// Puts, gets, and what orders them.
+// Puts, gets, and their ordering.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -32,7 +32,7 @@ std::vector<std::uint8_t> pattern(std::size_t num_bytes, int seed) {
 int next_of(const OneSided& shm) { return (shm.rank() + 1) % shm.num_ranks(); }
 int previous_of(const OneSided& shm) { return (shm.rank() + shm.num_ranks() - 1) % shm.num_ranks(); }
 
-/// Below and above the sizes that travel copied and in one message; aligned and not.
+/// Sizes below and above the limits for copied puts and for single messages; aligned and unaligned.
 constexpr std::array<std::size_t, 7> kSizes{1, 4, 8, 13, 4096, 70'001, 1'500'000};
 constexpr std::size_t kBlockBytes = 1'600'000;
 
@@ -58,7 +58,7 @@ TEST_P(OneSidedCopies, APutArrivesWhereItBelongsAndNowhereElse) {
         }
       }
     }
-    context.expect_ok(shm.put(next_of(shm), in.data(), nullptr, 0), "a put of nothing");
+    context.expect_ok(shm.put(next_of(shm), in.data(), nullptr, 0), "an empty put");
   });
 }
 
@@ -73,14 +73,15 @@ TEST_P(OneSidedCopies, AGetReadsAnyRank) {
       for (const std::size_t num_bytes : kSizes) {
         std::vector<std::uint8_t> bytes(num_bytes);
         if (!context.expect_ok(shm.get<std::uint8_t>(rank, bytes, &out[9]), "get")) return;
-        context.expect(std::equal(bytes.begin(), bytes.end(), theirs.begin() + 9), "what was got");
+        context.expect(std::equal(bytes.begin(), bytes.end(), theirs.begin() + 9), "the bytes of a get");
       }
       got.emplace_back(kBlockBytes);
       if (!context.expect_ok(shm.get_nbi<std::uint8_t>(rank, got.back(), out.data()), "get_nbi")) return;
     }
     if (!context.expect_ok(shm.quiet(), "quiet")) return;
     for (int rank = 0; rank < shm.num_ranks(); ++rank) {
-      context.expect(got[static_cast<std::size_t>(rank)] == pattern(kBlockBytes, rank), "what was got without waiting");
+      context.expect(got[static_cast<std::size_t>(rank)] == pattern(kBlockBytes, rank),
+                     "the bytes of get_nbi after quiet");
     }
     context.expect_ok(shm.barrier(), "barrier");
   });
@@ -109,9 +110,9 @@ TEST_P(OneSidedCopies, PeerPointersLoadAndStoreInsideANode) {
   });
 }
 
-/// Message passing: data, an order, a flag.
+/// Message passing: data, an ordering call, a flag.
 struct MessageCase {
-  bool fence = false;  ///< plain puts, a fence, a signal; else put_signal
+  bool fence = false;  ///< plain puts, a fence, a signal; otherwise put_signal
   SignalOp op = SignalOp::kAdd;
 };
 
@@ -138,10 +139,10 @@ void pass_messages(RankContext& context, OneSided& shm, const MessageCase& messa
     if (!context.expect_ok(shm.wait_until(&flags[0], Comparison::kGreaterEqual, round), "wait_until")) return;
     const std::uint64_t expected = round * 1000 + static_cast<std::uint64_t>(previous_of(shm));
     if (!context.expect(std::ranges::count(in, expected) == kWords, "the message is whole")) return;
-    // The sender may send again.
+    // Lets the sender send again.
     if (!context.expect_ok(shm.signal(previous_of(shm), &flags[1], 1, SignalOp::kAdd), "answer")) return;
     if (!context.expect_ok(shm.wait_until(&flags[1], Comparison::kGreaterEqual, round), "wait for the answer")) return;
-    if (message.fence && !context.expect_ok(shm.quiet(), "quiet")) return;  // put_nbi's source is reused
+    if (message.fence && !context.expect_ok(shm.quiet(), "quiet")) return;  // the source of put_nbi is reused
   }
   context.expect_ok(shm.barrier(), "barrier");
 }
@@ -214,7 +215,7 @@ TEST_P(OneSidedCopies, QuietForbidsStoreBuffering) {
         std::array<std::uint64_t, 1> read{};
         context.expect_ok(shm.get<std::uint64_t>(home, read, &cells[theirs]), "get");
         const std::array<std::uint64_t, 1> shown{read[0] + 1};
-        context.expect_ok(shm.put<std::uint64_t>(0, &seen[mine], shown), "put what was read");
+        context.expect_ok(shm.put<std::uint64_t>(0, &seen[mine], shown), "put of the values read");
       }
     }
     context.expect_ok(shm.barrier(), "barrier");
@@ -263,7 +264,7 @@ TEST_P(OneSidedCopies, ThreadsOfARankShareIt) {
     context.expect_ok(shm.wait_until(sum.data(), Comparison::kEqual, 2 * kRounds), "wait_until");
     bool right = true;
     for (std::uint64_t i = 0; i < 2 * kRounds; ++i) right = right && in[i] == i % 2 + 1;
-    context.expect(right, "what both threads put");
+    context.expect(right, "the words that both threads put");
     context.expect_ok(shm.barrier(), "barrier");
   });
 }

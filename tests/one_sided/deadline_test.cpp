@@ -1,5 +1,5 @@
-// A rank that does nothing for a while, but is not lost: calls that need it end by their deadline, name it, and leave
-// alone what they were to write; those between others work, and all do once it goes on.
+// A rank that makes no progress for a while, but is not lost: calls that need it end by their deadline, name it, and
+// leave their results unwritten. Calls between other ranks work, and all calls work once it continues.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -22,26 +22,27 @@
 namespace ferry::test {
 namespace {
 
-/// As long as it takes to create a OneSided on a busy host.
+/// Long enough to create a OneSided on a busy host.
 constexpr std::int64_t kShortNs = kNsPerSecond;
 constexpr int kManyTries = 60;
 constexpr std::uint64_t kSentinel = 0x5EED'5EED'5EED'5EED;
-constexpr std::uint64_t kBefore = 1000;      // what words are at first
-constexpr std::size_t kManyWords = 150'000;  // more than a put copies, and than a get asks for at once
+constexpr std::uint64_t kBefore = 1000;      // initial value of words
+constexpr std::size_t kManyWords = 150'000;  // more than a put copies, and more than a get requests at once
 enum Word : std::size_t { kRead, kAdded, kSwapped, kStored, kLate, kNumWords };
 
 void gather(RankContext& context, std::string_view what) {
   context.expect_ok(context.bootstrap()->all_gather({}, 60 * kNsPerSecond).status(), what);
 }
 
-/// Until the others have come.
+/// Repeats `call` until the other ranks have arrived.
 Status repeat(const std::function<Status()>& call) {
   Status status = call();
   for (int i = 0; i < kManyTries && status.code() == ErrorCode::kTimeout; ++i) status = call();
   return status;
 }
 
-/// Symmetric memory of a test, and what calls copy from and to: it outlives the OneSided, which may still read it.
+/// Symmetric memory of a test, with the sources and results of its calls: it outlives the OneSided, which may still
+/// read it.
 struct Memory {
   std::span<std::uint64_t> words;
   std::span<std::uint64_t> many;
@@ -58,7 +59,7 @@ bool make(RankContext& context, OneSided& shm, Memory& memory) {
   return context.expect_ok(repeat([&] { return shm.barrier(); }), "barrier");
 }
 
-/// Calls that need an answer of `peer`, all at once, each from a thread of its own.
+/// Makes calls that need an answer of `peer`, all at once, each in its own thread.
 void call_in_vain(RankContext& context, OneSided& shm, int peer, Memory& memory) {
   const std::size_t many_bytes = kManyWords * sizeof(std::uint64_t);
   const std::span words = memory.words;
@@ -84,12 +85,12 @@ void call_in_vain(RankContext& context, OneSided& shm, int peer, Memory& memory)
 
 void expect_untouched(RankContext& context, const Memory& memory, std::string_view when) {
   context.expect(std::ranges::count(memory.got, kSentinel) == std::ssize(memory.got),
-                 fmt::format("where a get was to write, {}", when));
+                 fmt::format("the result of a get was written {}", when));
   context.expect(memory.fetched[0] == kSentinel && memory.fetched[1] == kSentinel,
-                 fmt::format("what atomics were to fetch, {}", when));
+                 fmt::format("the result of an atomic was written {}", when));
 }
 
-/// All of it works, between this rank and `peer`.
+/// Expects that every kind of call works between this rank and `peer`.
 void expect_usable(RankContext& context, OneSided& shm, int peer, const Memory& memory) {
   std::uint64_t got = 0;
   const std::uint64_t mine = kBefore + 77;
@@ -103,7 +104,7 @@ void expect_usable(RankContext& context, OneSided& shm, int peer, const Memory& 
   context.expect_ok(shm.put_signal(peer, &words[kLate], &mine, sizeof(mine), &words[kStored], 1, SignalOp::kAdd),
                     "put_signal");
   context.expect_ok(shm.get(peer, &got, &words[kRead], sizeof(got)), "get");
-  context.expect(got == kBefore, "what get brings");
+  context.expect(got == kBefore, "the value that get returns");
 }
 
 OneSidedOptions short_options(const World& world) {
@@ -112,7 +113,7 @@ OneSidedOptions short_options(const World& world) {
   return options;
 }
 
-/// Nothing gets from rank 0 to rank 2 or back for a while.
+/// Holds all traffic between rank 0 and rank 2 for a while.
 TEST(OneSidedStall, EndsCallsThatNeedTheRankAndNoOthers) {
   World world;
   for (const World& one : all_worlds()) {
@@ -131,12 +132,12 @@ TEST(OneSidedStall, EndsCallsThatNeedTheRankAndNoOthers) {
       call_in_vain(context, shm, 2, memory);
       expect_untouched(context, memory, "after the deadline");
       expect_usable(context, shm, 1, memory);
-      // Behind a fence calls wait before they have sent anything.
+      // Calls behind a fence wait before they send anything.
       context.expect_ok(shm.fence(2), "fence");
       std::uint64_t got = kSentinel;
       const Status behind = shm.get(2, &got, &memory.words[kRead], sizeof(got));
       context.expect_code(behind, ErrorCode::kTimeout, "behind a fence");
-      context.expect(behind.peer() == 2 && got == kSentinel, "it names the rank and has not begun");
+      context.expect(behind.peer() == 2 && got == kSentinel, "it names the rank and has sent nothing");
       faults.release(0, 2);
       faults.release(2, 0);
       context.expect_ok(repeat([&] { return shm.quiet(); }), "quiet");
@@ -146,11 +147,11 @@ TEST(OneSidedStall, EndsCallsThatNeedTheRankAndNoOthers) {
     gather(context, "rank 0 is through");
     context.expect_ok(repeat([&] { return shm.barrier(); }), "barrier");
     if (context.rank() == 2) {
-      // Each may have happened, once.
+      // Each call may have taken effect, at most once.
       const std::uint64_t added = memory.words[kAdded] - kBefore;
       context.expect(added >= 5 && added <= 7, fmt::format("added {}", added));
       context.expect(memory.words[kSwapped] == kBefore, "a swap that did not match");
-      context.expect(memory.words[kStored] == kBefore + 2, "signals come once");
+      context.expect(memory.words[kStored] == kBefore + 2, "each signal arrives once");
     }
     gather(context, "all have looked");
   });
@@ -167,7 +168,7 @@ OneSidedOptions apart(std::int64_t timeout_ns) {
   return options;
 }
 
-/// A rank with which this one is busy all the time is not late, where another does not answer.
+/// Quiet names the rank that does not answer, not one with which this rank is busy all the time.
 TEST(OneSidedStall, AQuietNamesTheRankItWaitsFor) {
   net::LoopbackFaults faults;
   const OneSidedOptions options = apart(kShortNs);
@@ -204,7 +205,7 @@ TEST(OneSidedStall, AQuietNamesTheRankItWaitsFor) {
   });
 }
 
-/// Also where it is lost while the quiet waits: that one tells of it, and none after it.
+/// The loss happens while quiet waits: that quiet reports it, and no later one.
 TEST(OneSidedStall, ALossIsToldByOneQuiet) {
   for (const bool gets : {false, true}) {
     net::LoopbackFaults faults;
@@ -232,7 +233,7 @@ TEST(OneSidedStall, ALossIsToldByOneQuiet) {
         waiting.join();
         context.expect_code(told, ErrorCode::kPeerLost, "the quiet that waited");
         context.expect(told.peer() == 2, fmt::format("names rank {}", told.peer()));
-        context.expect_ok((*shm)->quiet(), "the next one");
+        context.expect_ok((*shm)->quiet(), "the next quiet");
       }
       if (context.rank() < 2) context.expect_ok((*shm)->barrier(*healthy), "a barrier of the others");
       gather(context, "the end");
@@ -240,7 +241,7 @@ TEST(OneSidedStall, ALossIsToldByOneQuiet) {
   }
 }
 
-/// A quiet between others does not fail for a rank that is lost and has nothing to answer.
+/// A quiet does not fail for a lost rank that has no outstanding requests.
 TEST(OneSidedStall, ALateRankIsNamedWhereAnotherIsLost) {
   net::LoopbackFaults faults;
   const OneSidedOptions options = apart(kShortNs);
@@ -261,8 +262,8 @@ TEST(OneSidedStall, ALateRankIsNamedWhereAnotherIsLost) {
       std::uint64_t got = 0;
       const Status lost = repeat([&] { return (*shm)->get(2, &got, words.data(), sizeof(got)); });
       context.expect_code(lost, ErrorCode::kPeerLost, "a get from the lost rank");
-      context.expect_code((*shm)->quiet(), ErrorCode::kPeerLost, "what was under way to it");
-      context.expect_ok((*shm)->quiet(), "that once");
+      context.expect_code((*shm)->quiet(), ErrorCode::kPeerLost, "the quiet after requests to the lost rank");
+      context.expect_ok((*shm)->quiet(), "the quiet after that one");
       faults.hold(0, 1);
       context.expect_ok((*shm)->signal(1, words.data(), 1, SignalOp::kAdd), "signal");
       const Status late = (*shm)->quiet();
@@ -288,7 +289,7 @@ bool is_stopped(pid_t process) {
   return end != std::string::npos && end + 2 < text.size() && text[end + 2] == 'T';
 }
 
-/// The last rank is stopped by the system and continued later.
+/// SIGSTOP stops the last rank; it is continued later.
 TEST_P(OneSidedStopped, CollectiveCallsTakeNothingAndGoOnLater) {
   run_world(GetParam(), short_options(GetParam()), [&](RankContext& context, OneSided& shm) {
     Memory memory;
@@ -305,14 +306,14 @@ TEST_P(OneSidedStopped, CollectiveCallsTakeNothingAndGoOnLater) {
       if (made.ok()) taken = *made;
       return made.status();
     };
-    // Where the next block will be.
+    // Address of the next block.
     const std::size_t page = 4096;
     const std::size_t many_bytes = (kManyWords * sizeof(std::uint64_t) + page - 1) / page * page;
     std::byte* const next_block = reinterpret_cast<std::byte*>(memory.many.data()) + many_bytes;
     if (context.rank() == 0) {
       kill(process, SIGSTOP);
       while (!is_stopped(process)) std::this_thread::yield();
-      // In its node nobody's help is needed.
+      // Calls within the node need no other rank's help.
       const bool is_near = shm.peer_pointer(victim, memory.words.data()) != nullptr;
       const Status fetch = shm.fetch_add(victim, &memory.words[kAdded], 1, &memory.fetched[0]);
       context.expect_code(fetch, is_near ? ErrorCode::kOk : ErrorCode::kTimeout, "fetch_add");
@@ -320,16 +321,16 @@ TEST_P(OneSidedStopped, CollectiveCallsTakeNothingAndGoOnLater) {
       const Status quiet = shm.quiet();
       context.expect_code(quiet, is_near ? ErrorCode::kOk : ErrorCode::kTimeout, "quiet");
       context.expect(is_near || quiet.peer() == victim, "quiet names the rank");
-      context.expect_ok(repeat([&] { return shm.fetch_add(1, &memory.words[kAdded], 1).status(); }), "of another rank");
+      context.expect_ok(repeat([&] { return shm.fetch_add(1, &memory.words[kAdded], 1).status(); }), "another rank");
     }
     if (context.rank() != victim) {
       context.expect_code(allocate(), ErrorCode::kTimeout, "allocate");
-      context.expect_code(shm.put(0, next_block, &mine, sizeof(mine)), ErrorCode::kInvalidArgument, "nothing is taken");
+      context.expect_code(shm.put(0, next_block, &mine, sizeof(mine)), ErrorCode::kInvalidArgument, "no block taken");
     }
     if (context.rank() == 0) kill(process, SIGCONT);
-    gather(context, "the victim goes on");
+    gather(context, "the victim continues");
     context.expect_ok(repeat(allocate), "allocate");
-    context.expect(taken == next_block, "the block is where it would have been");
+    context.expect(taken == next_block, "the block is at the expected address");
     if (context.rank() == 0) expect_usable(context, shm, victim, memory);
     gather(context, "all have finished");
   });

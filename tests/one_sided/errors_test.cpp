@@ -1,4 +1,4 @@
-// What is refused, and what ends when a rank is lost.
+// Refused arguments, and calls that end when a rank is lost.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -36,7 +36,7 @@ TEST_P(OneSidedErrors, BadArgumentsAreRefusedAndChangeNothing) {
     context.expect_code(shm.signal(next, &local[0], 1, SignalOp::kAdd), kBad, "a word that is not symmetric");
     context.expect_code(shm.signal(next, words.data(), 1, static_cast<SignalOp>(9)), kBad, "no such operation");
     context.expect_code(shm.fetch_add(next, misaligned, 1).status(), kBad, "fetch_add, misaligned");
-    context.expect_code(shm.fetch_add(next, words.data(), 1, nullptr), kBad, "nowhere to fetch to");
+    context.expect_code(shm.fetch_add(next, words.data(), 1, nullptr), kBad, "no address for the result");
     context.expect_code(shm.compare_swap(99, words.data(), 0, 1).status(), kBad, "compare_swap, no such rank");
     context.expect_code(shm.put_signal(next, words.data(), local.data(), 8, misaligned, 1, SignalOp::kAdd), kBad,
                         "put_signal, misaligned");
@@ -90,7 +90,7 @@ TEST(OneSidedCreate, OptionsMustAgree) {
   EXPECT_EQ(OneSided::create(nullptr).status().code(), ErrorCode::kInvalidArgument);
 }
 
-/// Programs end so: whoever is through the last barrier goes, while others still wait in it.
+/// Programs end without destroy: a rank that has left the last barrier exits while others still wait in it.
 TEST(OneSidedBarrier, IsTheEndOfProgramsThatDoNotDestroy) {
   constexpr int kRounds = 50;
   run_ranks({.num_ranks = 4}, [](RankContext& context) {
@@ -121,7 +121,7 @@ void lose_a_rank(RankContext& context, const World& world, Waiting waiting) {
     shm->reset();
     return;
   }
-  // Copies inside a node need nobody's answer.
+  // Copies inside a node need no answer of another rank.
   const bool asks = waiting == Waiting::kQuiet || waiting == Waiting::kGet;
   if (asks && (*shm)->peer_pointer(lost, words.data()) != nullptr) return;
   Status status;
@@ -134,7 +134,7 @@ void lose_a_rank(RankContext& context, const World& world, Waiting waiting) {
       status = (*shm)->barrier();
       break;
     case Waiting::kQuiet:
-      // Until one finds the rank lost, as all later ones then do.
+      // Repeats until a quiet finds the rank lost; all later ones fail as well.
       while (status.ok()) {
         status = (*shm)->put_nbi(lost, words.data(), got.data(), got.size() * sizeof(got[0]));
         if (status.ok()) status = (*shm)->quiet();
@@ -145,7 +145,7 @@ void lose_a_rank(RankContext& context, const World& world, Waiting waiting) {
       break;
   }
   const bool typed = status.code() == ErrorCode::kPeerLost || status.code() == ErrorCode::kTransport;
-  // Or its neighbour, which goes when it has found that out.
+  // The status may name a neighbour of the lost rank, which leaves when it notices the loss.
   const bool named =
       status.peer() >= 0 && (!asks || (*shm)->topology().node_of(status.peer()) == (*shm)->topology().node_of(lost));
   context.expect(typed && named, "a lost rank: " + std::string(status.to_string()));

@@ -1,4 +1,4 @@
-// What ranks that misbehave can do to this one, and calls that end by their deadline.
+// Errors that misbehaving ranks can cause on this rank, and calls that end by their deadline.
 #include "one_sided/fabric.hpp"
 
 #include <gtest/gtest.h>
@@ -15,7 +15,7 @@
 namespace ferry::test {
 namespace {
 
-/// As long as it takes to create a OneSided on a busy host.
+/// Long enough to create a OneSided on a busy host.
 constexpr std::int64_t kShortNs = kNsPerSecond;
 constexpr int kMaxTries = 60;
 
@@ -31,10 +31,10 @@ class OneSidedDeadline : public ::testing::TestWithParam<World> {};
 INSTANTIATE_TEST_SUITE_P(, OneSidedDeadline, ::testing::ValuesIn(worlds_of_three()),
                          [](const auto& instance) { return instance.param.name; });
 
-/// All ranks but the last make the call, which ends by its deadline; then all make it until it is done.
+/// All ranks but the last make the call, which ends by its deadline; then all ranks repeat it until it succeeds.
 void be_late(RankContext& context, const std::function<Status()>& call) {
   if (context.rank() != context.num_ranks() - 1) context.expect_code(call(), ErrorCode::kTimeout, "without the last");
-  context.expect_ok(context.bootstrap()->all_gather({}, 60 * kNsPerSecond).status(), "the last comes");
+  context.expect_ok(context.bootstrap()->all_gather({}, 60 * kNsPerSecond).status(), "the last rank arrives");
   Status status = call();
   for (int i = 0; i < kMaxTries && status.code() == ErrorCode::kTimeout; ++i) status = call();
   context.expect_ok(status, "with the last");
@@ -69,20 +69,20 @@ TEST_P(OneSidedDeadline, ACollectiveCallThatTimedOutIsTakenUpByTheNext) {
     if (!context.expect_ok(other.status(), "another block")) return;
     be_late(context, [&] { return (*shm)->free(*other); });
     context.expect_code((*shm)->put(0, *other, *data, 8), ErrorCode::kInvalidArgument, "a block that is free");
-    // The block is everybody's, and barriers are as before.
+    // All ranks can use the block, and barriers work as before.
     auto* const words = static_cast<std::uint64_t*>(*data);
     const int next = (context.rank() + 1) % context.num_ranks();
     for (std::uint64_t round = 1; round <= 20; ++round) {
       context.expect_ok((*shm)->put<std::uint64_t>(next, words, std::array{round}), "put");
       context.expect_ok((*shm)->barrier(), "barrier");
-      context.expect(words[0] == round, "what was put before the barrier");
+      context.expect(words[0] == round, "the word put before the barrier");
       context.expect_ok((*shm)->barrier(), "barrier");
     }
     context.expect_ok((*shm)->destroy(), "destroy");
   });
 }
 
-/// Rank 0 makes a call before the others do, and then comes to destroy.
+/// Rank 0 makes a call before the others do, and then calls destroy.
 void destroy_after_timeout(const World& world, const std::function<Status(OneSided&)>& call) {
   OneSidedOptions options = options_of(world);
   options.timeout_ns = kShortNs;
@@ -91,9 +91,10 @@ void destroy_after_timeout(const World& world, const std::function<Status(OneSid
     if (!context.expect_ok(shm.status(), "create")) return;
     const bool is_last = context.rank() == context.num_ranks() - 1;
     if (context.rank() == 0) context.expect_code(call(**shm), ErrorCode::kTimeout, "without the others");
-    context.expect_ok(context.bootstrap()->all_gather({}, 60 * kNsPerSecond).status(), "the others come");
+    context.expect_ok(context.bootstrap()->all_gather({}, 60 * kNsPerSecond).status(), "the others arrive");
     if (context.rank() != 0) context.expect_ok(call(**shm), "the call that rank 0 was in");
-    // Only a destroy that has met all succeeds, and the last does not come to it before the others are back.
+    // Only a destroy that meets all ranks succeeds, and the last rank calls it after the others have returned from
+    // theirs.
     if (!is_last) context.expect(!(*shm)->destroy().ok(), "destroy, without the last");
     context.expect_ok(context.bootstrap()->all_gather({}, 60 * kNsPerSecond).status(), "the others are back");
   });
@@ -122,15 +123,15 @@ one_sided::Entry entry_of(int number) {
   return entry;
 }
 
-/// What rank 0 sends to rank 3 is held: neither is done with showing its entry, and the others wait for them in the
-/// barrier after that. The barrier before it is over, since of five ranks 0 tells 1, 2 and 4 alone that it has come.
+/// Requests from rank 0 to rank 3 are held: neither rank finishes showing its entry, and the others wait for them in
+/// the following barrier. The barrier before it completes, since of five ranks 0 notifies only 1, 2 and 4.
 TEST(OneSidedFabric, AnExchangeThatTimedOutGoesOnWhereItWasWhateverOtherTeamsDo) {
   constexpr int kNumRanks = 5;
-  constexpr int kFewTries = 10;  // others wait for these
+  constexpr int kFewTries = 10;  // other ranks wait for these tries
   net::LoopbackFaults faults;
   run_ranks({.num_ranks = kNumRanks}, [&](RankContext& context) {
     const auto meet = [&] {
-      context.expect_ok(context.bootstrap()->all_gather({}, 60 * kNsPerSecond).status(), "all are there");
+      context.expect_ok(context.bootstrap()->all_gather({}, 60 * kNsPerSecond).status(), "meeting of all ranks");
     };
     Result<std::unique_ptr<one_sided::Fabric>> fabric = create_fabric(context, kShortNs);
     if (!context.expect_ok(fabric.status(), "create")) return;
@@ -143,25 +144,25 @@ TEST(OneSidedFabric, AnExchangeThatTimedOutGoesOnWhereItWasWhateverOtherTeamsDo)
     context.expect_code(exchange().status(), ErrorCode::kTimeout, "while 0 and 3 are apart");
     meet();
     if (rank == 1 || rank == 2) {
-      context.expect_ok((*fabric)->exchange(pair, entry_of(rank + 10), "exchange").status(), "of another team");
+      context.expect_ok((*fabric)->exchange(pair, entry_of(rank + 10), "exchange").status(), "another team");
     }
     meet();
     if (rank == 0) faults.release(0, 3);
     Result<std::vector<one_sided::Entry>> entries = exchange();
     for (int i = 0; i < kFewTries && entries.status().code() == ErrorCode::kTimeout; ++i) entries = exchange();
-    // No later call takes the place of what is missing.
+    // No later call may be taken for the missing one.
     meet();
     if (context.expect_ok(entries.status(), "together again")) {
       for (int from = 0; from < kNumRanks; ++from) {
-        context.expect((*entries)[static_cast<std::size_t>(from)] == entry_of(from + 1), "what the rank showed");
+        context.expect((*entries)[static_cast<std::size_t>(from)] == entry_of(from + 1), "the rank's entry");
       }
     }
-    context.expect_ok((*fabric)->barrier(world, "barrier"), "all are as far as the others");
+    context.expect_ok((*fabric)->barrier(world, "barrier"), "a barrier after the exchange");
     context.expect_ok((*fabric)->leave(world, "leave"), "leave");
   });
 }
 
-/// The network always has something to do, none of which this rank waits for.
+/// Source that keeps the network busy with requests this rank does not wait for.
 class Busy final : public one_sided::RequestSource {
  public:
   const one_sided::Request* front(const one_sided::CanIssue& can_issue) override {
@@ -177,7 +178,7 @@ class Busy final : public one_sided::RequestSource {
 TEST(OneSidedFabric, AWaitEndsByItsDeadlineHoweverBusyTheNetworkIs) {
   constexpr std::int64_t kTimeoutNs = 1'000'000;
   constexpr int kRounds = 100;
-  constexpr int kMaxLate = 50;  // in which the thread stood still before its wait had begun; many on a busy machine
+  constexpr int kMaxLate = 50;  // rounds whose thread was descheduled before its wait; many on a busy machine
   run_ranks({.num_ranks = 2}, [](RankContext& context) {
     Result<std::unique_ptr<one_sided::Fabric>> fabric = create_fabric(context, 60 * kNsPerSecond);
     if (!context.expect_ok(fabric.status(), "create")) return;
@@ -190,14 +191,14 @@ TEST(OneSidedFabric, AWaitEndsByItsDeadlineHoweverBusyTheNetworkIs) {
         int num_looks_after = 0;
         const Status status = (*fabric)->wait({.operation = "wait",
                                                .what = [] { return std::string("nothing"); },
-                                               .ranks = (*fabric)->everybody(),
+                                               .ranks = (*fabric)->all_ranks(),
                                                .timeout_ns = kTimeoutNs},
                                               [&] {
                                                 num_looks_after += node::monotonic_ns() - begin_ns > 2 * kTimeoutNs;
                                                 return false;
                                               });
-        context.expect_code(status, ErrorCode::kTimeout, "what never comes");
-        // Each look is followed by one at the clock.
+        context.expect_code(status, ErrorCode::kTimeout, "a condition that never holds");
+        // A look at the clock follows each look at the condition.
         num_late += num_looks_after > 2;
       }
       context.expect(num_late <= kMaxLate, "rounds that went on: " + std::to_string(num_late));
@@ -207,7 +208,7 @@ TEST(OneSidedFabric, AWaitEndsByItsDeadlineHoweverBusyTheNetworkIs) {
   });
 }
 
-/// A rank that shows in a split whatever it likes.
+/// Shows a forged entry in a split.
 void split_with_forged_entry(RankContext& context, std::size_t heap_bytes, std::uint64_t next_id) {
   const std::string heap_text = std::to_string(heap_bytes);
   GroupOptions base;
@@ -252,7 +253,7 @@ TEST(OneSidedFabric, ARankThatNamesATeamThatThereCannotBeIsRefused) {
       const Result<Team> team = (*shm)->split((*shm)->world(), 0, 0);
       context.expect_code(team.status(), ErrorCode::kTransport, "a split with it");
       context.expect(team.status().message().find(std::to_string(next_id)) != std::string_view::npos,
-                     "says what it saw");
+                     "the message has the forged id");
       context.expect(team.status().peer() == 1, "names the rank");
       context.expect_ok((*shm)->destroy(), "destroy");
     });

@@ -1,5 +1,5 @@
-/// Requests of a ring for a rank that takes none at the moment: those for other ranks pass them, and order, answers and
-/// quiet are as without.
+/// Requests of a ring for a rank that accepts none at the moment: requests for other ranks pass them, and order,
+/// answers and quiet stay the same.
 
 #include <gtest/gtest.h>
 
@@ -20,7 +20,7 @@ using test::LoneSource;
 
 constexpr std::uint64_t kNumBytes = 40;
 
-/// What a driver saw.
+/// A request as the driver saw it.
 struct Issued {
   Request::Kind kind = Request::Kind::kPut;
   int peer = 0;
@@ -29,7 +29,7 @@ struct Issued {
   Completion* completion = nullptr;
 };
 
-/// Issues what it can to all ranks but those that are stalled.
+/// Issues all requests that it can, to ranks that are not stalled.
 struct Network {
   std::vector<Issued> take_all(RingSource& source) {
     std::vector<Issued> all;
@@ -51,7 +51,7 @@ struct Network {
   std::set<int> lost;
 };
 
-/// A put of staged bytes, and its signal of `value`; the slot has other bytes afterwards, as of a later writer.
+/// Writes a put of staged bytes with a signal of `value`, then overwrites the slot as a later writer would.
 void put_staged(HostRing& ring, RingSource& source, Network& network, std::uint32_t peer, std::uint64_t value,
                 std::vector<Issued>& issued) {
   const std::uint64_t ticket = ring.take_slot();
@@ -71,7 +71,7 @@ void put_staged(HostRing& ring, RingSource& source, Network& network, std::uint3
 }
 
 TEST(HeldRequests, ThoseForOtherRanksGoOnAndTheirOwnKeepTheirOrderAndBytes) {
-  constexpr std::uint64_t kRounds = 20;  // many times what the ring has room for
+  constexpr std::uint64_t kRounds = 20;  // many times the capacity of the ring
   LoneSource lone({.num_slots = 8, .num_ranks = 3});
   Network network;
   network.stalled = {1};
@@ -89,7 +89,7 @@ TEST(HeldRequests, ThoseForOtherRanksGoOnAndTheirOwnKeepTheirOrderAndBytes) {
     put_staged(lone.ring, *lone.source, network, 2, round, issued);
     if (round == kRounds / 2) lone.ring.post({.op = RequestOp::kFence, .peer = 1});
   }
-  ASSERT_EQ(issued.size(), kRounds) << "all that is for rank 2";
+  ASSERT_EQ(issued.size(), kRounds) << "all requests for rank 2";
   for (std::uint64_t round = 1; round <= kRounds; ++round) {
     EXPECT_EQ(issued[round - 1].peer, 2);
     EXPECT_EQ(issued[round - 1].operand, round);
@@ -100,7 +100,7 @@ TEST(HeldRequests, ThoseForOtherRanksGoOnAndTheirOwnKeepTheirOrderAndBytes) {
   lone.ring.post({.op = RequestOp::kSignalAdd, .peer = 1, .remote_offset = 8, .value = 999});
   issued = network.take_all(*lone.source);
   ASSERT_EQ(issued.size(), 2 * kRounds + 2);
-  EXPECT_EQ(issued.back().operand, 999U) << "behind what was held";
+  EXPECT_EQ(issued.back().operand, 999U) << "behind the held requests";
   EXPECT_EQ(issued[kRounds].kind, Request::Kind::kFence);
   issued.erase(issued.begin() + kRounds);
   for (std::uint64_t round = 1; round <= kRounds; ++round) {
@@ -137,7 +137,7 @@ TEST(HeldRequests, QuietWaitsForThemAndTellsOfThoseThatAreLost) {
       if (one.completion != nullptr) one.completion->done(0);
     }
     EXPECT_EQ(source.num_taken(), second + 1);
-    EXPECT_LE(writer.completed(), first) << "what is held for rank 1 is not complete";
+    EXPECT_LE(writer.completed(), first) << "requests held for rank 1 are not complete";
 
     network.stalled.clear();
     if (lost) network.lost = {1};
@@ -145,7 +145,7 @@ TEST(HeldRequests, QuietWaitsForThemAndTellsOfThoseThatAreLost) {
     ASSERT_EQ(issued.size(), 4U);
     EXPECT_EQ(issued.back().kind, Request::Kind::kFlush);
     if (!lost) {
-      EXPECT_LE(writer.completed(), first) << "on its way is not complete";
+      EXPECT_LE(writer.completed(), first) << "requests under way are not complete";
       for (const Issued& one : issued) {
         if (one.completion != nullptr) one.completion->done(7);
       }
@@ -155,7 +155,7 @@ TEST(HeldRequests, QuietWaitsForThemAndTellsOfThoseThatAreLost) {
     for (const std::uint64_t reply : {std::uint64_t{5}, std::uint64_t{6}}) {
       std::uint64_t value = 0;
       EXPECT_EQ(writer.has_reply(reply, value), !lost);
-      // Nothing was under way: its staging memory may be used again.
+      // A lost request leaves no copy under way: its staging memory may be reused.
       EXPECT_EQ(writer.is_over(reply), lost);
     }
   }

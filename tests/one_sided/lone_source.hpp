@@ -1,7 +1,7 @@
 #ifndef FERRY_TESTS_ONE_SIDED_LONE_SOURCE_HPP
 #define FERRY_TESTS_ONE_SIDED_LONE_SOURCE_HPP
 
-/// A ring of requests and its source without a network.
+/// A ring of requests and its source, without a network.
 
 #include <cstddef>
 #include <cstdint>
@@ -15,7 +15,7 @@ namespace ferry::test {
 
 inline bool any_peer(int /*peer*/) { return true; }
 
-/// Rank 0 is of this node, the others are not.
+/// Rank 0 is on this node, all others are not.
 struct LoneSource {
   struct Options {
     std::uint64_t num_slots = 4;

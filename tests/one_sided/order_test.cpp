@@ -1,4 +1,4 @@
-// Each promise of order and completion that docs/one-sided.md makes, where other tests do not name it already.
+// Each promise of order and completion in docs/one-sided.md that no other test covers by name.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -24,13 +24,13 @@ int next_of(const OneSided& shm) { return (shm.rank() + 1) % shm.num_ranks(); }
 
 std::atomic_ref<std::uint64_t> atomic_of(std::uint64_t& word) { return std::atomic_ref(word); }
 
-/// Makes the word of `rank`, which was `value` - 1, `value`.
+/// Changes the word of `rank` from `value` - 1 to `value`.
 struct Change {
   std::string_view name;
   std::function<Status(OneSided&, int rank, std::uint64_t* word, std::uint64_t value)> make;
 };
 
-/// `bytes`: where those of put_signal go.
+/// `bytes`: destination of put_signal's bytes.
 std::vector<Change> all_changes(std::uint64_t* bytes) {
   return {
       {"put", [](OneSided& shm, int rank, std::uint64_t* word,
@@ -57,7 +57,7 @@ std::vector<Change> all_changes(std::uint64_t* bytes) {
   };
 }
 
-/// Who looks by any of the three sees B only with A.
+/// Waits for `value` by one of three ways to look; each sees B only together with A.
 Status see(OneSided& shm, std::uint64_t* word, std::uint64_t value, std::uint64_t round) {
   if (round % 3 == 0) return shm.wait_until(word, Comparison::kGreaterEqual, value);
   while (true) {
@@ -67,7 +67,7 @@ Status see(OneSided& shm, std::uint64_t* word, std::uint64_t value, std::uint64_
     } else {
       const Result<std::uint64_t> seen = shm.fetch_add(shm.rank(), word, 0);
       if (!seen.ok() || *seen >= value) return seen.status();
-      // The owner's driver applies what others send.
+      // The owner's driver applies changes sent by other ranks.
       (void)shm.test(word, Comparison::kGreaterEqual, value);
     }
   }
@@ -95,7 +95,7 @@ TEST_P(OneSidedOrder, AFenceOrdersEachKindOfOperationBeforeEachKind) {
           if (!context.expect_ok(see(shm, second, value, round), what)) return;
           const std::uint64_t seen = atomic_of(*first).load(std::memory_order_relaxed);
           if (!context.expect(seen == value, fmt::format("{}: {} instead of {}", what, seen, value))) return;
-          // The next round's are behind all of this one's at every rank.
+          // Changes of the next round follow all changes of this round at every rank.
           context.expect_ok(shm.signal(previous, answer, value, SignalOp::kSet), "answer");
           if (!context.expect_ok(shm.wait_until(answer, Comparison::kGreaterEqual, value), "wait_until")) return;
           if (!context.expect_ok(shm.quiet(), "quiet")) return;
@@ -106,7 +106,7 @@ TEST_P(OneSidedOrder, AFenceOrdersEachKindOfOperationBeforeEachKind) {
   });
 }
 
-TEST_P(OneSidedOrder, WhatQuietHasCompletedEverybodySees) {
+TEST_P(OneSidedOrder, AllRanksSeeWhatQuietHasCompleted) {
   run_world(GetParam(), [](RankContext& context, OneSided& shm) {
     constexpr std::uint64_t kRounds = 20;
     constexpr std::size_t kWords = 600;
@@ -121,24 +121,24 @@ TEST_P(OneSidedOrder, WhatQuietHasCompletedEverybodySees) {
         std::ranges::fill(source, round);
         context.expect_ok(shm.put_nbi<std::uint64_t>(home, cells.data(), source), "put_nbi");
         context.expect_ok(shm.quiet(), "quiet");
-        std::ranges::fill(source, 0);  // it may be reused
+        std::ranges::fill(source, 0);  // the source may be reused
         context.expect_ok(shm.get<std::uint64_t>(home, got, cells.data()), "get");
         context.expect(std::ranges::count(got, round) == kWords, "a put, quiet, a get");
-        // No fence: the put is complete already, wherever the signal goes.
+        // No fence is needed: the put is already complete for every rank that gets the signal.
         for (int rank = 1; rank < shm.num_ranks(); ++rank) {
           context.expect_ok(shm.signal(rank, told.data(), round, SignalOp::kSet), "signal");
         }
       } else {
         if (!context.expect_ok(shm.wait_until(told.data(), Comparison::kEqual, round), "wait_until")) return;
         context.expect_ok(shm.get<std::uint64_t>(home, got, cells.data()), "get");
-        context.expect(std::ranges::count(got, round) == kWords, "another rank gets what quiet has completed");
+        context.expect(std::ranges::count(got, round) == kWords, "another rank gets the words that quiet completed");
       }
       if (!context.expect_ok(shm.barrier(), "barrier")) return;
     }
   });
 }
 
-/// 4 and 8 aligned bytes are put and got in one piece: nobody sees half of one value and half of another.
+/// Puts and gets of 4 or 8 aligned bytes are atomic: no rank sees halves of two values.
 TEST_P(OneSidedOrder, AlignedWordsComeInOnePiece) {
   run_world(GetParam(), [](RankContext& context, OneSided& shm) {
     constexpr std::uint64_t kRounds = 400;
@@ -147,7 +147,7 @@ TEST_P(OneSidedOrder, AlignedWordsComeInOnePiece) {
     const auto is_whole = [](std::uint64_t word) { return (word >> 32) == (word & 0xFFFF'FFFF); };
     bool torn = false;
     for (std::uint64_t round = 1; round <= kRounds; ++round) {
-      // All put to rank 0, and read it meanwhile.
+      // All ranks put to rank 0 and read from it at the same time.
       const std::uint64_t mine = round * 16 + static_cast<std::uint64_t>(shm.rank());
       const std::uint64_t whole = mine << 32 | mine;
       const auto half = static_cast<std::uint32_t>((mine & 0xFFFF) << 16 | (mine & 0xFFFF));
@@ -160,7 +160,7 @@ TEST_P(OneSidedOrder, AlignedWordsComeInOnePiece) {
       torn = torn || !is_whole(seen) || (seen_half >> 16) != (seen_half & 0xFFFF);
       if (shm.rank() == 0) torn = torn || !is_whole(atomic_of(cells[0]).load(std::memory_order_relaxed));
     }
-    context.expect(!torn, "values of one put each");
+    context.expect(!torn, "each value comes from one put");
     context.expect_ok(shm.barrier(), "barrier");
   });
 }

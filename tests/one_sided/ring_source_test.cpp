@@ -1,4 +1,4 @@
-/// Requests of a ring on their way through the driver and a network that mixes up all it may.
+/// Requests of a ring on their way through the driver and a network that reorders all it may.
 
 #include "one_sided/ring_source.hpp"
 
@@ -27,9 +27,9 @@ constexpr int kRanksPerNode = 2;
 constexpr std::int64_t kTimeoutNs = 60 * kNsPerSecond;
 constexpr std::size_t kHeapBytes = std::size_t{64} << 10;
 constexpr std::uint64_t kRowBytes = 64;
-constexpr std::uint64_t kNumRows = 200;  // of each writer
+constexpr std::uint64_t kNumRows = 200;  // rows of each writer
 constexpr std::uint64_t kNumWriters = 2;
-// In each heap, by source rank and writer: rows, and a word that counts them; one word that all add to.
+// Contents of each heap, by source rank and writer: rows and a word that counts them; and one word to which all add.
 constexpr std::uint64_t kCounts = kNumRanks * kNumWriters * kNumRows * kRowBytes;
 constexpr std::uint64_t kTotal = kCounts + kNumRanks * kNumWriters * 8;
 static_assert(kTotal + 8 <= 2 * kHeapBytes);
@@ -44,7 +44,7 @@ std::byte pattern(int from, std::uint64_t writer, std::uint64_t row) {
   return static_cast<std::byte>((static_cast<std::uint64_t>(from) * 101 + writer * 53 + row) % 255 + 1);
 }
 
-/// The first bytes of a row.
+/// First word of a row.
 std::uint64_t word_of(int from, std::uint64_t writer, std::uint64_t row) {
   std::uint64_t word = 0;
   std::memset(&word, static_cast<int>(pattern(from, writer, row)), sizeof(word));
@@ -85,14 +85,14 @@ struct End {
   }
 };
 
-/// Rows to every rank, each counted there after it; and a sum that all add to.
+/// Writes rows to every rank, each followed by a count, and adds to a word shared by all.
 void write_rows(const test::HostRing& ring, int rank, std::uint64_t writer, std::atomic<int>& num_errors) {
   for (std::uint64_t row = 0; row < kNumRows; ++row) {
     for (int to = 0; to < kNumRanks; ++to) {
       const auto peer = static_cast<std::uint32_t>(to);
       const std::uint64_t ticket = ring.take_slot();
       std::memset(ring.writer().staging(ticket), static_cast<int>(pattern(rank, writer, row)), kRowBytes);
-      // In one request; or the first word with the count, behind the rest.
+      // Even rows use one request; odd rows put the first word together with the count after the other bytes.
       const bool one_request = row % 2 == 0;
       const std::uint64_t done = one_request ? 0 : sizeof(std::uint64_t);
       ring.writer().write({.op = one_request ? RequestOp::kPutSignalAdd : RequestOp::kPut,
@@ -121,7 +121,7 @@ void write_rows(const test::HostRing& ring, int rank, std::uint64_t writer, std:
   if (!ring.quiet()) ++num_errors;
 }
 
-/// Rows that have been counted are here, however many that are.
+/// Checks that every counted row has arrived, for any count.
 void check_rows(std::byte* heap, std::atomic<int>& num_errors) {
   for (int from = 0; from < kNumRanks; ++from) {
     for (std::uint64_t writer = 0; writer < kNumWriters; ++writer) {
@@ -151,9 +151,9 @@ TEST(RingSource, RequestsOfTwoWritersArriveAsTheirOrderPromises) {
     }
     for (std::thread& writer : writers) writer.join();
     context.expect_ok(context.bootstrap()->all_gather({}, kTimeoutNs).status(), "all are quiet");
-    // After quiet of all ranks everything is here.
+    // Quiet of all ranks completes all requests.
     check_rows(end.fabric->heap(), num_errors);
-    context.expect(num_errors == 0, "no request failed, no row is wrong");
+    context.expect(num_errors == 0, "no request failed and no row is wrong");
     for (int from = 0; from < kNumRanks; ++from) {
       for (std::uint64_t writer = 0; writer < kNumWriters; ++writer) {
         std::uint64_t count = 0;
@@ -163,15 +163,15 @@ TEST(RingSource, RequestsOfTwoWritersArriveAsTheirOrderPromises) {
     }
     std::uint64_t total = 0;
     std::memcpy(&total, end.fabric->heap() + kTotal, sizeof(total));
-    context.expect(total == kNumWriters * kNumRows, "every rank's writers have added a row each in turn");
-    context.expect_ok(end.source->status(), "the ring is whole");
+    context.expect(total == kNumWriters * kNumRows, "every fetch_add has taken effect once");
+    context.expect_ok(end.source->status(), "the ring has no error");
     context.expect_ok(context.bootstrap()->all_gather({}, kTimeoutNs).status(), "all have looked");
     end.fabric->driver()->detach(end.source.get());
-    end.fabric.reset();  // completions end before the source does
+    end.fabric.reset();  // completions end before the source is destroyed
   });
 }
 
-/// Asks for the word that all add to, as `reply`; whether it comes in time.
+/// Fetches the word shared by all, as `reply`. Returns true if the answer arrives in time.
 bool is_answered(const test::HostRing& ring, int rank, std::uint32_t reply, std::uint64_t& value) {
   ring.post({.op = RequestOp::kFetchAdd,
              .peer = static_cast<std::uint32_t>(rank),
@@ -195,7 +195,7 @@ TEST(RingSource, ARankThatDoesNotAnswerHoldsUpNoOther) {
     constexpr int kStalled = 2;
     constexpr int kOther = 3;
     constexpr std::uint64_t kLast = 50;
-    context.expect_ok(context.bootstrap()->all_gather({}, kTimeoutNs).status(), "all are there");
+    context.expect_ok(context.bootstrap()->all_gather({}, kTimeoutNs).status(), "meeting of all ranks");
     if (context.rank() == 0) {
       faults.hold(0, kStalled);
       bool all_answered = true;
@@ -207,13 +207,13 @@ TEST(RingSource, ARankThatDoesNotAnswerHoldsUpNoOther) {
       }
       context.expect(all_answered, "the other rank answers");
       faults.release(0, kStalled);
-      if (all_answered) context.expect(end.ring->quiet(), "quiet, once the rank goes on");
+      if (all_answered) context.expect(end.ring->quiet(), "quiet after the rank continues");
     }
-    context.expect_ok(context.bootstrap()->all_gather({}, 2 * kTimeoutNs).status(), "all has arrived");
+    context.expect_ok(context.bootstrap()->all_gather({}, 2 * kTimeoutNs).status(), "all requests have arrived");
     if (context.rank() == kStalled) {
       std::uint64_t last = 0;
       std::memcpy(&last, end.fabric->heap(), sizeof(last));
-      context.expect(last == kLast, "each signal behind the fence before it");
+      context.expect(last == kLast, "each signal arrives after the fence before it");
     }
     context.expect_ok(context.bootstrap()->all_gather({}, kTimeoutNs).status(), "the end");
     end.fabric->driver()->detach(end.source.get());
@@ -221,7 +221,7 @@ TEST(RingSource, ARankThatDoesNotAnswerHoldsUpNoOther) {
   });
 }
 
-/// Whoever asks for the next request holds the network still.
+/// The caller that asks for the next request keeps the network waiting.
 TEST(RingSource, HoweverManyRequestsAreForThisNodeTheNetworkHasItsTurn) {
   constexpr std::uint64_t kNumRequests = 4096;
   test::LoneSource lone({.num_slots = kNumRequests});
@@ -244,7 +244,7 @@ TEST(RingSource, AGetOfNothingIsCompleteAndAnswered) {
   test::HostRing& ring = lone.ring;
   ring.post({.op = RequestOp::kGet, .peer = 1, .wants_reply = true, .reply = 7});
   const std::uint64_t quiet = ring.post({.op = RequestOp::kQuiet});
-  // Nothing of it is for the network, but a flush of the peer if the source wants one.
+  // The get needs no network request, but the source may want a flush of the peer.
   for (const Request* next = source.front(test::any_peer); next != nullptr; next = source.front(test::any_peer)) {
     ASSERT_EQ(next->kind, Request::Kind::kFlush);
     Completion* const completion = next->completion;
@@ -257,7 +257,7 @@ TEST(RingSource, AGetOfNothingIsCompleteAndAnswered) {
   EXPECT_GT(ring.writer().completed(), quiet);
 }
 
-/// Asks `peer` for bytes of its row, which has some at both ends that are not asked for; what the reply has.
+/// Gets `num_bytes` of a row of `peer` that has other bytes at both ends. Returns the value of the reply.
 std::uint64_t answer_of_get(test::LoneSource& lone, std::uint32_t peer, std::uint32_t reply, std::uint64_t num_bytes,
                             bool is_staged) {
   constexpr std::uint64_t kRow = 128;
@@ -270,7 +270,7 @@ std::uint64_t answer_of_get(test::LoneSource& lone, std::uint32_t peer, std::uin
                   .local_offset = into,
                   .remote_offset = kRow,
                   .num_bytes = num_bytes});
-  // What a network does, if it is asked.
+  // Copies the bytes as a network would if it is asked.
   for (const Request* next = lone.source->front(test::any_peer); next != nullptr;
        next = lone.source->front(test::any_peer)) {
     std::memcpy(next->local, lone.heap.data() + next->offset, next->num_bytes);
@@ -294,7 +294,7 @@ TEST(RingSource, TheReplyToAGetOfAtMostEightStagedBytesHasThem) {
     EXPECT_EQ(ask(3, true), 0xF2F1F0U);
     EXPECT_EQ(ask(4, true), 0xF3F2F1F0U);
     EXPECT_EQ(ask(8, true), 0xF7F6F5F4F3F2F1F0U);
-    // Those of longer ones are where they were asked to be, as are those for symmetric memory.
+    // Longer gets, and gets into symmetric memory, leave their bytes at the requested address.
     EXPECT_EQ(ask(9, true), 0U);
     EXPECT_EQ(ask(8, false), 0U);
     EXPECT_EQ(lone.heap[7], std::byte{0xF7});
@@ -305,7 +305,7 @@ TEST(RingSource, ALostPeerEndsFetchesAndQuietAndNothingElse) {
   test::run_ranks({.num_ranks = kNumRanks}, [](test::RankContext& context) {
     End end = End::create(context);
     if (end.fabric == nullptr) return;
-    context.expect_ok(context.bootstrap()->all_gather({}, kTimeoutNs).status(), "all are there");
+    context.expect_ok(context.bootstrap()->all_gather({}, kTimeoutNs).status(), "meeting of all ranks");
     constexpr int kLost = 2;
     constexpr int kOther = 3;
     if (context.rank() == kLost) {
@@ -319,12 +319,12 @@ TEST(RingSource, ALostPeerEndsFetchesAndQuietAndNothingElse) {
       const device::Request add{.op = RequestOp::kFetchAdd, .peer = kLost, .remote_offset = kTotal, .value = 1};
       context.expect(!end.ring->fetch(add, value), "no answer from the lost rank");
       context.expect(end.ring->quiet(), "quiet ends");
-      context.expect(end.ring->writer().take_loss(), "and tells of the loss");
-      context.expect_ok(end.fabric->quiet("quiet"), "which the host's own does not repeat");
+      context.expect(end.ring->writer().take_loss(), "quiet reports the loss");
+      context.expect_ok(end.fabric->quiet("quiet"), "the host's quiet does not repeat the loss");
       end.ring->post({.op = RequestOp::kFence, .peer = device::kEveryPeer});
       const device::Request other{.op = RequestOp::kFetchAdd, .peer = kOther, .remote_offset = kTotal, .value = 1};
       context.expect(end.ring->fetch(other, value) && value == 0, "the others still answer");
-      context.expect(end.ring->quiet() && !end.ring->writer().take_loss(), "and are quiet");
+      context.expect(end.ring->quiet() && !end.ring->writer().take_loss(), "quiet between the others reports no loss");
       context.expect_ok(end.fabric->quiet("quiet"), "a fence loses nothing");
     }
     context.expect_ok(context.bootstrap()->all_gather({}, kTimeoutNs).status(), "the end");
@@ -342,7 +342,7 @@ TEST(RingSource, WhatIsLostUnderWayIsToldByTheQuietOfWhoAskedForIt) {
       if (end.fabric == nullptr) return;
       std::uint64_t source = 1;
       std::uint64_t got = 0;
-      context.expect_ok(context.bootstrap()->all_gather({}, kTimeoutNs).status(), "all are there");
+      context.expect_ok(context.bootstrap()->all_gather({}, kTimeoutNs).status(), "meeting of all ranks");
       if (context.rank() == 0) {
         faults.hold(0, kLost);
         if (by_kernel) {
@@ -361,7 +361,7 @@ TEST(RingSource, WhatIsLostUnderWayIsToldByTheQuietOfWhoAskedForIt) {
           context.expect_ok(end.fabric->issue(request, "get"), "get");
         }
       }
-      context.expect_ok(context.bootstrap()->all_gather({}, kTimeoutNs).status(), "all is under way");
+      context.expect_ok(context.bootstrap()->all_gather({}, kTimeoutNs).status(), "all requests are under way");
       if (context.rank() == kLost) {
         end.fabric->driver()->detach(end.source.get());
         end.fabric.reset();
@@ -371,11 +371,11 @@ TEST(RingSource, WhatIsLostUnderWayIsToldByTheQuietOfWhoAskedForIt) {
         faults.release(0, kLost);
         while (end.fabric->driver()->peer_status(kLost).ok()) std::this_thread::yield();
         context.expect(end.ring->quiet(), "quiet ends");
-        context.expect(end.ring->writer().take_loss() == by_kernel, "what kernels have lost");
+        context.expect(end.ring->writer().take_loss() == by_kernel, "the loss of the kernels' requests");
         context.expect_code(end.fabric->quiet("quiet"), by_kernel ? ErrorCode::kOk : ErrorCode::kPeerLost,
-                            "what calls have lost");
-        context.expect(end.ring->quiet() && !end.ring->writer().take_loss(), "once");
-        context.expect_ok(end.fabric->quiet("quiet"), "once");
+                            "the loss of the calls' requests");
+        context.expect(end.ring->quiet() && !end.ring->writer().take_loss(), "the loss is reported once");
+        context.expect_ok(end.fabric->quiet("quiet"), "the loss is reported once");
       }
       context.expect_ok(context.bootstrap()->all_gather({}, kTimeoutNs).status(), "the end");
       if (end.fabric != nullptr) end.fabric->driver()->detach(end.source.get());

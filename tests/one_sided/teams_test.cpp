@@ -25,7 +25,7 @@ ErrorCode code_of(const Result<T>& result) {
   return result.status().code();
 }
 
-/// Until it is not ended by its deadline, for calls that others come to late.
+/// Repeats a call that others join late, until it does not end by its deadline.
 template <typename Call>
 auto repeat(const Call& call) {
   auto result = call();
@@ -33,7 +33,7 @@ auto repeat(const Call& call) {
   return result;
 }
 
-/// Words that the ranks of a team are to see: each has written its own to all before the barrier.
+/// Each rank of a team adds to its own word on all ranks before a barrier; after it, every rank must see all words.
 void meet_often(RankContext& context, OneSided& shm, const Team& team, std::span<std::uint64_t> words) {
   constexpr std::uint64_t kRounds = 10;
   for (std::uint64_t round = 1; round <= kRounds; ++round) {
@@ -44,7 +44,7 @@ void meet_often(RankContext& context, OneSided& shm, const Team& team, std::span
     }
     if (!context.expect_ok(repeat([&] { return shm.barrier(team); }), "barrier")) return;
     for (int place = 0; place < team.num_ranks(); ++place) {
-      context.expect(words[static_cast<std::size_t>(place)] == round, "what each did before the barrier is here");
+      context.expect(words[static_cast<std::size_t>(place)] == round, "signals sent before the barrier are here");
     }
     if (!context.expect_ok(repeat([&] { return shm.barrier(team); }), "barrier")) return;
   }
@@ -55,10 +55,10 @@ TEST_P(OneSidedTeams, RanksThatWereInDifferentNumbersOfTeamsMeet) {
     const auto num_ranks = static_cast<std::size_t>(shm.num_ranks());
     const std::span<std::uint64_t> first = block<std::uint64_t>(context, shm, num_ranks);
     const std::span<std::uint64_t> second = block<std::uint64_t>(context, shm, num_ranks);
-    // Rank r has been in r more teams than rank 0 when all split together.
+    // Rank r has been in r more teams than rank 0 when all ranks split together.
     Result<Team> single = shm.split(shm.world(), shm.rank());
     if (!context.expect_ok(single.status(), "a team of one")) return;
-    for (int i = 0; i < shm.rank(); ++i) context.expect_ok(shm.split(*single, 0).status(), "one more");
+    for (int i = 0; i < shm.rank(); ++i) context.expect_ok(shm.split(*single, 0).status(), "one more team");
     Result<Team> all = shm.split(shm.world(), 0, -shm.rank());
     if (!context.expect_ok(all.status(), "all")) return;
     Result<Team> halves = shm.split(*all, shm.rank() % 2);
@@ -77,17 +77,17 @@ TEST_P(OneSidedTeams, HaveRoomForAsManyAsPromised) {
     if (!context.expect_ok(last.status(), "as many as promised")) return;
     const Status more = shm.split(shm.world(), 0).status();
     context.expect_code(more, ErrorCode::kCapacity, "one more");
-    context.expect(more.message().find(std::to_string(kMaxTeams)) != std::string_view::npos, "says how many there are");
-    // Who joins none needs no room.
+    context.expect(more.message().find(std::to_string(kMaxTeams)) != std::string_view::npos, "names the limit");
+    // A rank that joins no team needs no room.
     const Result<Team> none = shm.split(*last, -1);
     context.expect(none.ok() && !none->valid(), "none");
-    context.expect_ok(shm.barrier(*last), "the last one is good");
+    context.expect_ok(shm.barrier(*last), "a barrier of the last team");
     context.expect_ok(shm.barrier(), "barrier");
   });
 }
 
-/// Five nodes. What rank 0 sends to rank 3 is held while all of them split the world: 1, 2 and 4 have shown what they
-/// pass and wait for 0 and 3 in the last step, where any may be the one that comes through.
+/// Five nodes. Requests from rank 0 to rank 3 are held while all ranks split the world: 1, 2 and 4 have shown their
+/// arguments and wait for 0 and 3 in the last step, in which any rank may complete.
 TEST(OneSidedTeamsApart, ASplitOfAnotherTeamBetweenASplitAndItsEndTakesNothingFromIt) {
   constexpr int kNumRanks = 5;
   net::LoopbackFaults faults;
@@ -99,7 +99,7 @@ TEST(OneSidedTeamsApart, ASplitOfAnotherTeamBetweenASplitAndItsEndTakesNothingFr
   options.timeout_ns = kShortNs;
   run_ranks({.num_ranks = kNumRanks}, [&](RankContext& context) {
     const auto gather = [&] {
-      context.expect_ok(context.bootstrap()->all_gather({}, 60 * kNsPerSecond).status(), "all are there");
+      context.expect_ok(context.bootstrap()->all_gather({}, 60 * kNsPerSecond).status(), "meeting of all ranks");
     };
     Result<std::shared_ptr<OneSided>> made = OneSided::create(context.bootstrap(), options);
     if (!context.expect_ok(made.status(), "create")) return;
@@ -123,8 +123,8 @@ TEST(OneSidedTeamsApart, ASplitOfAnotherTeamBetweenASplitAndItsEndTakesNothingFr
     Result<Team> small = Team();
     if (in_pair) {
       small = repeat([&] { return shm.split(*pair, 0); });
-      if (context.expect_ok(small.status(), "of the pair")) meet_often(context, shm, *small, words[0]);
-      // Others may be through with what this rank has shown: no other call on the team comes between.
+      if (context.expect_ok(small.status(), "a split of the pair")) meet_often(context, shm, *small, words[0]);
+      // Other ranks may have used this rank's entry already: no other call on the team may come in between.
       constexpr auto kBad = ErrorCode::kInvalidArgument;
       context.expect_code(shm.split(shm.world(), 1).status(), kBad, "another colour");
       context.expect_code(shm.allocate(8).status(), kBad, "allocate");
@@ -136,7 +136,7 @@ TEST(OneSidedTeamsApart, ASplitOfAnotherTeamBetweenASplitAndItsEndTakesNothingFr
     if (!context.expect_ok(big.status(), "all")) return;
     context.expect(big->num_ranks() == kNumRanks && big->world_rank(0) == kNumRanks - 1, "all, in the order of keys");
     gather();
-    // Both at once: the words of one are not those of the other.
+    // Both teams meet at once: they use different words.
     meet_often(context, shm, *big, words[1]);
     if (in_pair) meet_often(context, shm, *small, words[2]);
     context.expect_ok(repeat([&] { return shm.barrier(*big); }), "barrier");
@@ -151,14 +151,14 @@ TEST(OneSidedTeamsApart, ABarrierThatTimedOutIsMadeAgainBeforeAnythingElse) {
   options.timeout_ns = kShortNs;
   run_ranks({.num_ranks = 3}, [&](RankContext& context) {
     const auto gather = [&] {
-      context.expect_ok(context.bootstrap()->all_gather({}, 60 * kNsPerSecond).status(), "all are there");
+      context.expect_ok(context.bootstrap()->all_gather({}, 60 * kNsPerSecond).status(), "meeting of all ranks");
     };
     Result<std::shared_ptr<OneSided>> made = OneSided::create(context.bootstrap(), options);
     if (!context.expect_ok(made.status(), "create")) return;
     OneSided& shm = **made;
     if (shm.rank() != 2) {
       context.expect_code(shm.barrier(), ErrorCode::kTimeout, "without the last");
-      // Taken for a part of the barrier, it would meet the others one step apart and read what they had shown before.
+      // As part of the barrier, allocate would meet the others one step off and read entries that they showed before.
       context.expect_code(shm.allocate(4096).status(), ErrorCode::kInvalidArgument, "allocate instead");
     }
     gather();

@@ -29,7 +29,7 @@ TEST_P(OneSidedWords, FetchAddGivesEachNumberOnce) {
         std::uint64_t before = 7;
         const auto me = static_cast<std::uint64_t>(shm.rank()) + 1;
         if (!context.expect_ok(shm.compare_swap(home, &claimed[*number], 0, me, &before), "compare_swap")) return;
-        context.expect(before == 0, "nobody else got that number");
+        context.expect(before == 0, "no other rank got that number");
       }
     }
     context.expect_ok(shm.barrier(), "barrier");
@@ -106,9 +106,9 @@ TEST_P(OneSidedWords, AWaitEndsAtItsDeadline) {
   run_world(GetParam(), [](RankContext& context, OneSided& shm) {
     const std::span<std::uint64_t> word = block<std::uint64_t>(context, shm, 1);
     const Status late = shm.wait_until(word.data(), Comparison::kEqual, 1, {}, 20'000'000);
-    context.expect_code(late, ErrorCode::kTimeout, "a word that nobody writes");
+    context.expect_code(late, ErrorCode::kTimeout, "a word that no rank writes");
     context.expect(late.message().find("20 ms") != std::string_view::npos, "the message names the deadline");
-    // Nothing is broken by it.
+    // The timeout breaks nothing.
     context.expect_ok(shm.signal(shm.rank(), word.data(), 1, SignalOp::kSet), "signal");
     context.expect_ok(shm.wait_until(word.data(), Comparison::kEqual, 1), "wait_until");
     context.expect_ok(shm.barrier(), "barrier");
@@ -123,11 +123,11 @@ TEST_P(OneSidedWords, TeamsMeetByThemselves) {
     context.expect(shm.rail().num_ranks() == topology.num_nodes(), "rail");
     context.expect(shm.rail().world_rank(shm.rail().rank()) == shm.rank(), "this rank's place in its rail");
 
-    // In reverse order, without the last rank.
+    // A team in reverse order, without the last rank.
     const bool joins = shm.rank() + 1 < shm.num_ranks();
     Result<Team> team = shm.split(shm.world(), joins ? 3 : -1, -shm.rank());
     if (!context.expect_ok(team.status(), "split")) return;
-    context.expect(team->valid() == joins, "who takes part");
+    context.expect(team->valid() == joins, "all but the last rank take part");
     const std::span<std::uint64_t> sum = block<std::uint64_t>(context, shm, 1);
     for (std::uint64_t round = 1; joins && round <= 5; ++round) {
       context.expect(team->world_rank(team->rank()) == shm.rank(), "places by key");
@@ -136,10 +136,10 @@ TEST_P(OneSidedWords, TeamsMeetByThemselves) {
         context.expect_ok(shm.signal(team->world_rank(place), sum.data(), 1, SignalOp::kAdd), "signal");
       }
       if (!context.expect_ok(shm.barrier(*team), "barrier of the team")) return;
-      context.expect(sum[0] >= round * static_cast<std::uint64_t>(team->num_ranks()), "all have come");
+      context.expect(sum[0] >= round * static_cast<std::uint64_t>(team->num_ranks()), "all have arrived");
       if (!context.expect_ok(shm.barrier(*team), "barrier of the team")) return;
     }
-    // Two halves at once, and a team of a team.
+    // Two halves at once, and a team split from a team.
     Result<Team> half = shm.split(shm.world(), shm.rank() % 2);
     if (!context.expect_ok(half.status(), "split in two")) return;
     Result<Team> alone = shm.split(*half, shm.rank());
@@ -181,7 +181,7 @@ TEST_P(OneSidedWords, DisagreementNamesBothValues) {
     context.expect(status.message().find("4711") != std::string_view::npos &&
                        status.message().find("4096") != std::string_view::npos,
                    "the message names both sizes");
-    // The same on every rank, and nothing is taken.
+    // The error is the same on every rank, and no block is taken.
     Result<void*> block = shm.allocate(8);
     if (!context.expect_ok(block.status(), "allocate")) return;
     const Status other = odd ? shm.allocate(8).status() : shm.free(*block);
@@ -201,7 +201,7 @@ TEST_P(OneSidedWords, ABarrierMeetsNoOtherCall) {
       const Status splits = odd ? shm.split(shm.world(), 0, 0).status() : shm.barrier();
       context.expect_code(splits, ErrorCode::kInvalidArgument, "a barrier and split");
       context.expect_ok(shm.barrier(), "barrier");
-      // Nothing was taken, so the heaps are alike: what comes next has the same address everywhere.
+      // The failed calls took no block, so the next block has the same address on all ranks.
       const auto word = shm.allocate<std::uint64_t>(1);
       if (!context.expect_ok(word.status(), "allocate")) return;
       context.expect_ok(shm.signal((shm.rank() + 1) % shm.num_ranks(), word->data(), 1, SignalOp::kAdd), "signal");
@@ -211,8 +211,8 @@ TEST_P(OneSidedWords, ABarrierMeetsNoOtherCall) {
   });
 }
 
-/// A rank that leaves makes no other call than those who come to a barrier: they meet it, or find that it has left. Of
-/// so many ranks some leave before they have heard of all others, and then know nothing of what those came for.
+/// A rank that leaves makes no call that conflicts with a barrier: ranks in a barrier meet it, or find that it has
+/// left. With so many ranks, some leave before they have heard from all others and cannot see which call those made.
 TEST(OneSidedLeaving, IsNoOtherCallThanABarrier) {
   constexpr int kRanks = 13;
   constexpr int kLeaving = 9;

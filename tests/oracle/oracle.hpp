@@ -1,10 +1,11 @@
 #ifndef FERRY_ORACLE_ORACLE_HPP
 #define FERRY_ORACLE_ORACLE_HPP
 
-/// The oracle: what route, dispatch and combine must produce, for all ranks at once, in one thread, in plain loops.
-/// latency_dispatch is a route of layout kSlab and a dispatch, so only its source ranges are its own.
-/// It shares no code with the library, only the option structs and dtypes of the public headers, so that a backend and
-/// the oracle do not share mistakes. Speed does not matter; the loops follow the specification as directly as possible.
+/// The oracle computes the results of route, dispatch and combine for all ranks at once, in one thread, in plain loops.
+/// latency_dispatch is a route of layout kSlab and a dispatch, so only its source ranges have a function here. The
+/// oracle shares no code with the library, only the option structs and dtypes of the public headers, so that a backend
+/// and the oracle do not share mistakes. Speed does not matter; the loops follow the specification as directly as
+/// possible.
 
 #include <array>
 #include <cstddef>
@@ -21,14 +22,14 @@ namespace ferry::oracle {
 
 using Bytes = std::vector<std::byte>;
 
-/// What one rank passes to route.
+/// Arguments of one rank's route.
 struct RankTokens {
   std::int64_t num_tokens = 0;
   std::vector<std::int64_t> topk_idx;  ///< [T, K]
   std::vector<float> topk_weights;     ///< [T, K], empty if none are sent
 };
 
-/// Everything that route sees, on all ranks. `options.max_recv_rows` is not read.
+/// Input of route on all ranks. `options.max_recv_rows` is not read.
 struct World {
   int num_ranks = 1;
   int ranks_per_node = 1;
@@ -45,7 +46,7 @@ struct Source {
   friend bool operator==(const Source&, const Source&) = default;
 };
 
-/// What `Routing`'s accessors must return on one rank.
+/// Values of the accessors of `Routing` on one rank.
 struct RankRouting {
   std::int64_t num_recv_rows = 0;
   std::int64_t num_used_rows = 0;
@@ -58,19 +59,19 @@ struct RankRouting {
   std::vector<Source> source;                           ///< [num_used_rows]
 };
 
-/// The world after its tokens have picked homes: its experts are the physical ones of the placement, and there is no
-/// placement any more. That is the world that all functions below take. A world without a placement is returned as is.
-/// `masked`: by all ranks, before a call of latency mode; homes there are picked only of experts that have no other.
+/// World after its tokens have picked homes: its experts are the placement's physical experts, and its placement is
+/// empty. All functions below take such a world. A world without a placement is returned unchanged. `masked`: ranks
+/// masked by all others before a call of latency mode; homes on them are picked only for experts without another home.
 World physical_world(const World& world, const std::vector<int>& masked = {});
 
-/// By expert: a rank's tokens that name it, each once.
+/// Token count of each expert on `rank`: a token that names an expert several times counts once.
 std::vector<std::int64_t> count_rows(const World& world, std::size_t rank);
 
 /// Rank that owns each expert, [E].
 std::vector<std::int32_t> expert_owners(const World& world);
 
-/// What is left of the world for ranks that mask these in latency mode: they have no tokens, and entries whose expert
-/// is theirs have none.
+/// World as ranks that mask `masked` see it in latency mode: masked ranks have no tokens, and entries of their experts
+/// are -1.
 World without_ranks(const World& world, const std::vector<int>& masked);
 
 /// @errors kInvalidArgument, kCapacity: the code that every rank must report
@@ -83,7 +84,8 @@ struct SourceRange {
   friend bool operator==(const SourceRange&, const SourceRange&) = default;
 };
 
-/// What `Routing::source_ranges` must show on the rank of `routing`, [L, R]. Of none, `first` is where they would be.
+/// Expected `Routing::source_ranges` on the rank of `routing`, [L, R]. An empty range has the `first` that its rows
+/// would have.
 std::vector<SourceRange> source_ranges(const World& world, const RankRouting& routing);
 
 /// Inputs of dispatch, one element per rank: rows and scale rows packed without gaps.
@@ -93,12 +95,12 @@ struct DispatchInputs {
   std::vector<Bytes> x;                          ///< [T, row_bytes]
   std::vector<Bytes> scales;                     ///< [T, scale_row_bytes]
   std::vector<std::vector<float>> topk_weights;  ///< [T, K] in place of route's; empty: those of route
-  /// Not kNone: x is bf16, `scales` are not read; `scale_dtype` is that of the scales that come of it.
+  /// Not kNone: x is bf16, `scales` are not read; `scale_dtype` is the dtype of the computed scales.
   Quantization quantize = Quantization::kNone;
   DType scale_dtype = DType::kFloat32;
 };
 
-/// Rows of bf16 as dispatch quantises them, packed without gaps.
+/// Rows of bf16 quantised as dispatch does, packed without gaps.
 struct QuantizedRows {
   std::size_t scale_row_bytes = 0;
   Bytes x;
@@ -107,8 +109,8 @@ struct QuantizedRows {
 
 QuantizedRows quantize(const Bytes& x, std::size_t hidden, Quantization mode, DType scale_dtype);
 
-/// Outputs of dispatch on one rank. Of rows without a token only topk_idx and source are defined (-1 and -1, -1); the
-/// other outputs are zero here, as `zero_padding` must leave them.
+/// Outputs of dispatch on one rank. Rows without a token have only topk_idx and source defined (-1 and -1, -1); the
+/// other outputs are zero here, as `zero_padding` requires.
 struct RankReceived {
   std::vector<bool> holds_token;       ///< [rows]
   Bytes x;                             ///< [rows, row_bytes]
@@ -136,7 +138,7 @@ struct CombineInputs {
 /// Outputs of combine on one rank.
 struct RankCombined {
   Bytes x;                     ///< [T, H]
-  std::vector<float> weights;  ///< [T, K]; empty where no weights were given
+  std::vector<float> weights;  ///< [T, K]; empty if no weights were given
 };
 
 std::vector<RankCombined> combine(const World& world, const std::vector<RankRouting>& routings,

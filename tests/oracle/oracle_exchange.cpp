@@ -62,7 +62,7 @@ const std::vector<float>& weights_of(const World& world, const std::vector<std::
   return given.empty() ? world.ranks[rank].topk_weights : given[rank];
 }
 
-/// Local expert `expert` of the kExperts or kSlab group that contains `row`.
+/// Expert of the kExperts or kSlab group that contains `row`.
 std::int32_t expert_of_row(const RankRouting& routing, std::int64_t row) {
   for (std::size_t local = 0; local < routing.local_expert_ids.size(); ++local) {
     if (row >= routing.expert_row_offsets[local] && row < routing.expert_row_offsets[local + 1])
@@ -93,7 +93,7 @@ struct Entry {
   }
 };
 
-/// The entries of one token that name an expert, in the order of the sums.
+/// Entries of one token that name an expert, in the order of the sums.
 std::vector<Entry> entries_of(const World& world, const std::vector<std::int32_t>& owners, const RankRouting& routing,
                               std::size_t rank, std::int64_t token) {
   std::vector<Entry> entries;
@@ -106,7 +106,7 @@ std::vector<Entry> entries_of(const World& world, const std::vector<std::int32_t
   return entries;
 }
 
-/// The entries with each (rank, row) once.
+/// Entries with each (rank, row) once.
 std::vector<Entry> distinct_rows(const std::vector<Entry>& entries) {
   std::vector<Entry> rows;
   for (const Entry& entry : entries) {
@@ -115,7 +115,7 @@ std::vector<Entry> distinct_rows(const std::vector<Entry>& entries) {
   return rows;
 }
 
-/// The runs of entries whose rank is on the same node, in ascending node order.
+/// Runs of entries whose ranks are on the same node, in ascending node order.
 std::vector<std::vector<Entry>> split_by_node(const std::vector<Entry>& entries, int ranks_per_node) {
   std::vector<std::vector<Entry>> nodes;
   for (const Entry& entry : entries) {
@@ -126,7 +126,7 @@ std::vector<std::vector<Entry>> split_by_node(const std::vector<Entry>& entries,
   return nodes;
 }
 
-/// Channel `h` of the token whose terms are `terms`, added to `acc`. `weights` is null for an unweighted sum.
+/// `acc` plus channel `h` of the terms. `weights` is null for an unweighted sum.
 float add_terms(const CombineInputs& in, const std::vector<Entry>& terms, const float* weights, std::int64_t h,
                 float acc) {
   for (const Entry& term : terms) {
@@ -137,8 +137,8 @@ float add_terms(const CombineInputs& in, const std::vector<Entry>& terms, const 
   return acc;
 }
 
-/// Channel `h` of the token whose entries are `entries`, as CombineOrder::kRankSums adds them: each rank its own, then
-/// each node its ranks, then the source its nodes, rounded every time.
+/// Channel `h` of a token, summed as CombineOrder::kRankSums does: each rank sums its entries, each node its ranks, and
+/// the source its nodes, with rounding at each level.
 float add_rank_sums(const World& world, const CombineInputs& in, const std::vector<Entry>& entries,
                     const float* weights, std::int64_t h) {
   float token_sum = 0.0F;
@@ -160,8 +160,8 @@ float add_rank_sums(const World& world, const CombineInputs& in, const std::vect
   return token_sum;
 }
 
-/// Returned weight of entry (token, k) for kTokens: over all rows of the token, whether or not they are k's, inside
-/// nodes first.
+/// Returned weight of entry (token, k) for kTokens: the sum over all rows of the token, including rows of other
+/// entries, first inside nodes.
 float sum_returned_weights(const World& world, const CombineInputs& in, const std::vector<std::vector<Entry>>& nodes,
                            int k) {
   const auto node_sum = [&](const std::vector<Entry>& rows) {

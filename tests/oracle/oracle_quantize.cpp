@@ -19,14 +19,14 @@ float value_at(const Bytes& x, std::size_t idx) {
   return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
 }
 
-/// The magnitude of an E4M3 code that is no NaN: 4 exponent bits with bias 7, 3 fraction bits.
+/// Magnitude of an E4M3 code that is not NaN: 4 exponent bits with bias 7, 3 fraction bits.
 double magnitude_of(int code) {
   const int exponent = code >> 3;
   const int fraction = code & 7;
   return exponent == 0 ? std::ldexp(fraction, -9) : std::ldexp(8 + fraction, exponent - 10);
 }
 
-/// The code nearest to `magnitude`, of two the even one; beyond the largest, the largest.
+/// Code nearest to `magnitude`, the even one of two; beyond the largest, the largest.
 int nearest_code(double magnitude) {
   if (std::isnan(magnitude)) return kNanCode;
   static const std::vector<double> magnitudes = [] {
@@ -54,7 +54,7 @@ std::byte int8_of(float x, float multiplier) {
   return static_cast<std::byte>(static_cast<int>(std::clamp(rounded, -127.0F, 127.0F)));
 }
 
-/// The smallest power of two that is not below `value`.
+/// Smallest power of two not below `value`.
 float power_of_two_from(float value) {
   if (std::isinf(value)) return value;
   float power = std::ldexp(1.0F, std::ilogb(value));
@@ -80,7 +80,7 @@ Block quantize_fp8_block(const std::vector<float>& values, bool powers) {
 Block quantize_int8_block(const std::vector<float>& values) {
   float amax = kSmallestMaximum;
   for (float value : values) {
-    // Once it is NaN, it stays so.
+    // Once NaN, the maximum stays NaN.
     if (std::isnan(value) || std::fabs(value) > amax) amax = std::isnan(value) ? value : std::fabs(value);
     if (std::isnan(amax)) break;
   }

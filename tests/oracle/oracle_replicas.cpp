@@ -6,7 +6,7 @@
 namespace ferry::oracle {
 namespace {
 
-/// The homes among which tokens of `rank` choose for an expert, in ascending order; empty: all are on masked ranks.
+/// Homes of an expert that tokens of `rank` choose from, in ascending order; empty if all are on masked ranks.
 std::vector<std::int64_t> homes_of(const World& world, const std::vector<std::int32_t>& owners, std::int64_t logical,
                                    int rank, const std::vector<int>& masked) {
   const Placement& placement = world.options.placement;

@@ -22,12 +22,12 @@ Status validate(const World& world) {
   if (options.layout == Layout::kSlab && options.slab_capacity < 1) return invalid("slab_capacity");
   if (!options.expert_to_rank.empty()) {
     if (options.expert_to_rank.size() != static_cast<std::size_t>(options.num_experts))
-      return invalid("expert_to_rank has not num_experts entries");
+      return invalid("expert_to_rank does not have num_experts entries");
     for (std::int32_t rank : options.expert_to_rank)
-      if (rank < 0 || rank >= world.num_ranks) return invalid("expert_to_rank names no rank");
+      if (rank < 0 || rank >= world.num_ranks) return invalid("expert_to_rank has an entry that is not a rank");
   }
   if (!world.max_recv_rows.empty() && world.max_recv_rows.size() != world.ranks.size())
-    return invalid("max_recv_rows has not num_ranks entries");
+    return invalid("max_recv_rows does not have num_ranks entries");
   for (std::int64_t rows : world.max_recv_rows)
     if (rows < 0 || (rows != 0 && options.layout == Layout::kSlab)) return invalid("max_recv_rows");
   for (const RankTokens& tokens : world.ranks) {
@@ -56,7 +56,7 @@ bool names(const std::int64_t* ids, int num_topk, std::int64_t expert) {
   return std::find(ids, ids + num_topk, expert) != ids + num_topk;
 }
 
-/// Puts one token into one row of rank `dst_rank`: `is_here(k)` selects the entries that the row stands for.
+/// Puts one token into one row of rank `dst_rank`; `is_here(k)` selects the entries that the row represents.
 template <typename IsHere>
 void place(const World& world, std::vector<RankRouting>& routings, int dst_rank, std::int64_t row, int source_rank,
            std::int64_t token, IsHere is_here) {
@@ -72,7 +72,7 @@ void place(const World& world, std::vector<RankRouting>& routings, int dst_rank,
   }
 }
 
-/// Rows of rank `dst_rank` for kTokens. Returns N.
+/// Places the rows of rank `dst_rank` for kTokens. Returns N.
 std::int64_t place_tokens(const World& world, const std::vector<std::int32_t>& owners, int dst_rank,
                           std::vector<RankRouting>& routings) {
   std::int64_t row = 0;
@@ -85,7 +85,7 @@ std::int64_t place_tokens(const World& world, const std::vector<std::int32_t>& o
   return row;
 }
 
-/// Rows of rank `dst_rank` for kExperts and kSlab, whose groups start at `expert_row_offsets`.
+/// Places the rows of rank `dst_rank` for kExperts and kSlab, whose groups start at `expert_row_offsets`.
 void place_experts(const World& world, int dst_rank, std::vector<RankRouting>& routings) {
   RankRouting& receiver = routings[static_cast<std::size_t>(dst_rank)];
   for (std::size_t local = 0; local < receiver.local_expert_ids.size(); ++local) {

@@ -1,7 +1,7 @@
 #ifndef FERRY_TESTS_ARRIVAL_CASE_HPP
 #define FERRY_TESTS_ARRIVAL_CASE_HPP
 
-/// Random inputs of arrival_tables, and what must come out, counted row by row.
+/// Random inputs of arrival_tables, with expected results counted row by row.
 
 #include <cstdint>
 #include <random>
@@ -27,14 +27,14 @@ struct ArrivalCase {
   std::int64_t num_tokens = 0;               ///< T
   std::int64_t num_rows = 0;                 ///< N, some of them without a token
   std::vector<std::int32_t> source;          ///< [N, 2]
-  std::vector<std::int64_t> ids;             ///< [N, K], anything in rows without a token
+  std::vector<std::int64_t> ids;             ///< [N, K], any values in rows without a token
   std::vector<std::int32_t> rows_of_expert;  ///< [L]
   std::vector<std::int64_t> sent;            ///< [T, K]
 
   std::int64_t num_local() const { return static_cast<std::int64_t>(rows_of_expert.size()); }
   std::string name() const;
   ArrivalResults expected() const;
-  /// Of the right sizes, with other numbers.
+  /// Results of the right sizes filled with other numbers.
   ArrivalResults spoiled() const;
 };
 

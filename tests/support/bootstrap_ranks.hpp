@@ -1,8 +1,8 @@
 #ifndef FERRY_TESTS_BOOTSTRAP_RANKS_HPP
 #define FERRY_TESTS_BOOTSTRAP_RANKS_HPP
 
-/// What tests of the bootstrap itself need: ranks as threads, ranks as processes that can be killed or stopped at a
-/// checkpoint, and raw connections as strangers make them.
+/// Helpers of bootstrap tests: ranks as threads, ranks as processes that can be killed or stopped at a checkpoint, and
+/// raw connections of strangers.
 
 #include <cstddef>
 #include <cstdint>
@@ -34,7 +34,7 @@ struct Meeting : launch::MeetingPoint {
   }
 };
 
-/// Runs `body(rank)` of every rank in a thread of its own; returns the results in rank order.
+/// Runs `body(rank)` in one thread for each rank; returns the results in rank order.
 template <typename Body>
 auto run_threads(int num_ranks, Body body) {
   using Answer = decltype(body(0));
@@ -61,14 +61,14 @@ class ForkedRank {
   void send_signal(int signal_number) const { process_.send_signal(signal_number); }
   /// Returns when the child has called its checkpoint, or has ended.
   void await_checkpoint() { process_.read_report(); }
-  /// What its body returned; kInternal where it ended without.
+  /// Status that the body returned; kInternal if the process ended without a report.
   Status result();
 
  private:
   launch::ChildProcess process_;
 };
 
-/// A blocking connection to the port, as any process could make it.
+/// Opens a blocking connection to the port, as any process could.
 UniqueFd connect_stranger(std::uint16_t port);
 void send_text(const UniqueFd& fd, std::string_view text);
 /// Blocks until the other end closes the connection.

@@ -19,7 +19,7 @@ std::size_t at(std::int64_t row, std::int64_t column, std::int64_t width) {
   return static_cast<std::size_t>(row * width + column);
 }
 
-/// The ranks of every token of every rank.
+/// Ranks of every token of every rank.
 std::vector<std::vector<std::set<std::int32_t>>> ranks_of_tokens(const oracle::World& world) {
   const std::vector<std::int32_t> owners = oracle::expert_owners(world);
   std::vector<std::vector<std::set<std::int32_t>>> all;
@@ -34,12 +34,12 @@ std::vector<std::vector<std::set<std::int32_t>>> ranks_of_tokens(const oracle::W
   return all;
 }
 
-/// The channel of a token, of `num_tokens`.
+/// Channel of a token out of `num_tokens`.
 std::int64_t channel_of(std::int64_t token, std::int64_t num_tokens, int num_channels) {
   return token / ((num_tokens + num_channels - 1) / num_channels);
 }
 
-/// Counts of (rank, channel), summed over the channels before (and of the channel itself where `inclusive`).
+/// Counts by (rank, channel), summed over the earlier channels (with `inclusive`, also over the channel itself).
 Table prefix_of(const Table& counts, int num_ranks, int num_channels, bool inclusive) {
   Table prefix(counts.size());
   for (int rank = 0; rank < num_ranks; ++rank) {
@@ -108,7 +108,7 @@ class OutTable {
   const Table& expected_;
 };
 
-/// All of them, with what is expected of them.
+/// All tables with their expected values.
 struct OutTables {
   ExpectedTables expected;
   OutTable rank_prefix, send_prefix, recv_prefix, source_token, send_index;
@@ -120,7 +120,7 @@ struct OutTables {
         recv_prefix(group, expected.recv_prefix),
         source_token(group, expected.source_token),
         send_index(group, expected.send_index) {}
-  OutTables(const OutTables&) = delete;  // its tables know where `expected` is
+  OutTables(const OutTables&) = delete;  // the tables point into `expected`
   OutTables& operator=(const OutTables&) = delete;
 
   ChannelTables views(std::int64_t num_ranks, std::int64_t num_channels) {

@@ -10,20 +10,20 @@
 
 namespace ferry::test {
 
-/// Compares Group::channel_tables of a Routing of layout kTokens with what the tokens of all ranks say.
+/// Compares Group::channel_tables of a Routing of layout kTokens with tables computed from the tokens of all ranks.
 void check_channel_tables(RankContext& context, Group& group, const Routing& routing, const PreparedCase& prepared,
                           int num_channels);
 
-/// Tables that a route of layout kTokens writes while it waits for its counts, if it does: on CUDA groups, of exact
-/// routes. They have room for a few rows more or less than come.
+/// Tables that a route of layout kTokens writes while it waits for its counts; only exact routes of CUDA groups do so.
+/// The tables have room for a few rows more or less than arrive.
 class EarlyChannelTables {
  public:
   EarlyChannelTables(const Group& group, const PreparedCase& prepared, int rank, int num_channels);
   ~EarlyChannelTables();
 
-  /// For Group::route, once.
+  /// Argument of Group::route, for one call.
   std::function<EarlyTables()> while_waiting();
-  /// After the route.
+  /// Checks the tables after the route.
   void check(RankContext& context) const;
 
  private:

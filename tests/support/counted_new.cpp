@@ -21,7 +21,7 @@ std::size_t new_bytes() {
 
 }  // namespace ferry::test
 
-// A sanitizer has its own, by which it tells new from malloc.
+// A sanitizer has its own operator new, to tell new from malloc.
 #if !defined(FERRY_SANITIZER_ADDRESS) && !defined(FERRY_SANITIZER_THREAD)
 
 namespace {
@@ -39,7 +39,7 @@ void count_delete(void* memory) noexcept {
 
 }  // namespace
 
-// The standard library's other forms, of arrays and without exceptions, call these.
+// The standard library's other forms, for arrays and without exceptions, call these.
 void* operator new(std::size_t num_bytes) { return count_new(std::malloc(num_bytes == 0 ? 1 : num_bytes)); }
 void* operator new(std::size_t num_bytes, std::align_val_t align) {
   void* memory = nullptr;

@@ -9,7 +9,7 @@ namespace ferry::test {
 
 void leave_descriptors(int count) {
   int end = 0;
-  // The kernel gives out the lowest free numbers below the limit.
+  // The kernel hands out the lowest free number, which must be below the limit.
   for (int num_free = 0;; ++end) {
     if (fcntl(end, F_GETFD) >= 0) continue;
     if (num_free++ == count) break;

@@ -3,8 +3,8 @@
 
 namespace ferry::test {
 
-/// Lowers this process's limit so that it can open `count` more file descriptors. For forked processes: what tests come
-/// after would meet the limit too.
+/// Lowers this process's limit so that it can open `count` more file descriptors. For forked processes only: the limit
+/// would affect later tests too.
 void leave_descriptors(int count);
 
 }  // namespace ferry::test

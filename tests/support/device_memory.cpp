@@ -28,7 +28,7 @@ int num_device_files() {
         std::all_of(name.begin() + kPrefix.size(), name.end(), [](unsigned char c) { return std::isdigit(c) != 0; }))
       ++count;
   }
-  // The driver shows no more than this variable lists.
+  // The driver shows only the devices that this variable lists.
   const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES");
   if (visible == nullptr) return count;
   const std::string_view list = visible;
@@ -46,7 +46,7 @@ void check(cudaError_t error, const char* what) {
 
 cudaStream_t raw(Stream stream) { return static_cast<cudaStream_t>(stream.handle); }
 
-/// One block of a device's memory and what of it is free, by offset.
+/// One block of a device's memory, with its free ranges by offset.
 class Pool {
  public:
   explicit Pool(std::size_t num_bytes) {
@@ -82,7 +82,7 @@ class Pool {
   std::map<std::size_t, std::size_t> free_;
 };
 
-/// What this process holds. Never destroyed: the driver may be gone before static objects are.
+/// Pools and streams of this process. Never destroyed: the driver may shut down before static objects are destroyed.
 struct Holdings {
   std::mutex mutex;
   std::map<int, Pool> pools;
@@ -96,7 +96,7 @@ Holdings& holdings() {
 
 std::size_t rounded(std::size_t num_bytes) { return (num_bytes + 511) / 512 * 512; }
 
-/// The stream of a thread, for as long as the thread lives.
+/// Stream of a thread, for as long as the thread lives.
 struct ThreadStream {
   ~ThreadStream() {
     if (stream == nullptr) return;
@@ -124,7 +124,7 @@ int num_devices() {
 void enter_device(int device, std::size_t pool_bytes) {
   check(cudaSetDevice(device), "cudaSetDevice");
   reserve_device_memory(device, pool_bytes);
-  // The first copies of a process set things up inside CUDA. Better now than while other ranks wait for this one.
+  // The first copies of a process initialise CUDA's internals: do it now, while no other rank waits for this one.
   std::vector<std::byte> some(std::size_t{1} << 20);
   const DeviceMemory memory(some.size());
   copy_to_device(memory.data(), some.data(), some.size());
@@ -168,7 +168,7 @@ Stream thread_stream() {
   thread_local ThreadStream mine;
   const int device = current_device();
   if (mine.stream != nullptr && mine.device != device)
-    throw std::runtime_error("a thread of these tests keeps to one device");
+    throw std::runtime_error("a test thread must stay on one device");
   if (mine.stream == nullptr) {
     const std::lock_guard lock(holdings().mutex);
     std::vector<cudaStream_t>& idle = holdings().idle_streams[device];

@@ -1,12 +1,12 @@
 #ifndef FERRY_TESTS_DEVICE_MEMORY_HPP
 #define FERRY_TESTS_DEVICE_MEMORY_HPP
 
-/// All that tests use of CUDA itself; no other file of the tests includes its headers. In a build without CUDA there
-/// are no devices and every other function throws.
+/// All uses of CUDA in tests; no other test file includes CUDA's headers. In a build without CUDA there are no devices
+/// and every other function throws.
 ///
-/// Ranks are often threads of one process on one GPU, each waiting inside kernels for the others. So nothing here waits
-/// for a whole device, as cudaMalloc and cudaFree may (and as tools/device does, with one process a rank): memory comes
-/// from one block that is taken before the first rank starts to work, and every thread copies on a stream of its own
+/// Ranks are often threads of one process on one GPU, each waiting inside kernels for the others. Therefore no function
+/// here waits for a whole device, as cudaMalloc and cudaFree may (tools/device, with one process per rank, uses them):
+/// memory comes from one block allocated before the first rank starts, and every thread copies on a stream of its own
 /// that waits for no other.
 
 #include <chrono>
@@ -18,25 +18,25 @@
 
 namespace ferry::test {
 
-/// GPUs that this machine shows, counted without CUDA: a process that has started CUDA cannot fork rank processes.
+/// Number of GPUs of this machine, counted without CUDA: a process that has started CUDA cannot fork rank processes.
 int num_device_files();
 int num_devices();
 
-/// Makes `device` the calling thread's device, before the thread works with others. The first call in a process for a
-/// device takes `pool_bytes` of its memory.
+/// Makes `device` the calling thread's device; call it before the thread works with others. The first call for a device
+/// in a process allocates `pool_bytes` of its memory.
 void enter_device(int device, std::size_t pool_bytes);
-/// Takes that memory of another device, which the thread does not enter.
+/// Allocates that memory on a device that the thread does not enter.
 void reserve_device_memory(int device, std::size_t pool_bytes);
-/// The calling thread's device.
+/// Device of the calling thread.
 int current_device();
-/// Makes a device that the process has entered the calling thread's own, and nothing else.
+/// Only makes a device that the process has entered the calling thread's own.
 void use_device(int device);
 
-/// Memory of a device, as from cudaMalloc: only this process can reach it. Holds what its last owner left in it.
+/// Device memory, as from cudaMalloc: only this process can reach it. It keeps the contents of its last owner.
 class DeviceMemory {
  public:
   DeviceMemory() = default;
-  /// On the calling thread's device, or on another of which memory was reserved.
+  /// On the calling thread's device, or on another with reserved memory.
   explicit DeviceMemory(std::size_t num_bytes) : DeviceMemory(num_bytes, current_device()) {}
   DeviceMemory(std::size_t num_bytes, int device);
   ~DeviceMemory();
@@ -45,7 +45,7 @@ class DeviceMemory {
   DeviceMemory(const DeviceMemory&) = delete;
   DeviceMemory& operator=(const DeviceMemory&) = delete;
 
-  /// Aligned to 512 bytes; null where no bytes were asked for.
+  /// Aligned to 512 bytes; null for zero bytes.
   std::byte* data() const { return data_; }
 
  private:
@@ -54,33 +54,33 @@ class DeviceMemory {
   std::byte* data_ = nullptr;
 };
 
-/// The calling thread's stream on its device; threads that end leave it to later ones, so that few exist.
+/// Stream of the calling thread on its device. Threads that end pass it on to later ones, so that few streams exist.
 Stream thread_stream();
 
-/// Copies on `thread_stream`, behind all work that is there, and returns when done.
+/// Copies on `thread_stream`, after all earlier work on it, and returns when done.
 void copy_to_device(void* to, const void* from, std::size_t num_bytes);
 void copy_from_device(void* to, const void* from, std::size_t num_bytes);
 void fill_device(void* to, std::byte value, std::size_t num_bytes);
 void synchronize(Stream stream);
-/// Whether everything on the stream is done. Any thread of the process.
+/// Returns true if all work on the stream is done. Any thread of the process may call it.
 bool is_idle(Stream stream);
 
-/// Delays `stream` for this long without using the GPU.
+/// Delays `stream` by this time without using the GPU.
 void enqueue_delay(Stream stream, std::chrono::microseconds duration);
 
 /// Name of the error that the calling thread's next cudaGetLastError would return; empty if there is none.
 std::string pending_device_error();
-/// Leaves one there, as a program does that made a mistake and has not looked yet.
+/// Leaves a pending error, as a program that has not checked for its own mistake.
 void leave_device_error();
 void clear_device_error();
 
-/// Another stream of the calling thread's device.
+/// An additional stream of the calling thread's device.
 class OwnedStream {
  public:
   OwnedStream();
-  /// Of another device, which the thread does not enter.
+  /// A stream of another device, which the thread does not enter.
   explicit OwnedStream(int device);
-  /// One that waits for the default stream, which waits for it.
+  /// A stream that synchronises with the default stream in both directions.
   static OwnedStream blocking();
   ~OwnedStream();
   OwnedStream(const OwnedStream&) = delete;
@@ -100,15 +100,14 @@ class CapturedGraph {
   CapturedGraph(const CapturedGraph&) = delete;
   CapturedGraph& operator=(const CapturedGraph&) = delete;
 
-  /// What is put on `stream` between these two is recorded, not run. Other threads are not disturbed.
+  /// Work put on `stream` between begin and end is recorded, not run. Other threads are not affected.
   void begin(Stream stream);
-  /// The same, and the thread may call whatever it likes meanwhile.
+  /// Same as begin(), and the thread may make any CUDA call meanwhile.
   void begin_relaxed(Stream stream);
   void end();
-  /// Makes what was recorded worthless, as a program does that waits for a stream while it is captured; the end only
-  /// ends it then.
+  /// Invalidates the capture, as a program does that waits for a stream during its capture; end() then only ends it.
   void spoil();
-  /// Makes it ready to run; everything that could wait for the device happens here, not in `launch`.
+  /// Makes the graph ready to run. All steps that may wait for the device happen here, not in `launch`.
   void prepare();
   void launch();
 

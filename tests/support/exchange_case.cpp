@@ -33,7 +33,7 @@ std::vector<std::vector<float>> random_weights(Random& random, const PreparedCas
   return weights;
 }
 
-/// `slabs`: L where the rows are those of a slab.
+/// `slabs`: L if the rows belong to a slab.
 TensorSpec scale_spec(const DispatchSpec& spec, std::int64_t rows, std::int64_t slabs = 0) {
   TensorSpec scales = dense(spec.scale_dtype, rows, spec.num_scales);
   const std::int64_t slab_rows = slabs > 0 ? rows / slabs : rows;
@@ -98,7 +98,7 @@ TensorSpec recv_weights_spec(const PreparedCase& prepared, int rank) {
   return spec;
 }
 
-/// Rows that hold tokens from `packed`; the others zero, or the pattern that was there before.
+/// Takes rows that hold tokens from `packed`; other rows are zero, or keep the earlier pattern.
 TensorImage padded_image(const TensorSpec& spec, const RankReceived& received, const void* packed, bool zero_padding) {
   TensorImage image(spec);
   const std::size_t row_bytes = static_cast<std::size_t>(spec.cols) * size_bytes(spec.dtype);
@@ -188,7 +188,7 @@ std::vector<RankCombine> prepare_combine(const PreparedCase& prepared, const Com
   const oracle::World left =
       oracle::without_ranks(oracle::without_ranks(world, prepared.spec.masked), prepared.spec.combine_masked);
   std::vector<RankCombined> combined = oracle::combine(left, prepared.routings, inputs);
-  // Ranks that are masked are not checked, but have tokens.
+  // Masked ranks have tokens, but their results are not checked.
   const auto row_bytes = static_cast<std::size_t>(spec.hidden) * size_bytes(spec.dtype);
   for (int rank = 0; rank < world.num_ranks; ++rank) {
     combined[static_cast<std::size_t>(rank)].x.resize(static_cast<std::size_t>(prepared.num_tokens(rank)) * row_bytes);
@@ -197,7 +197,7 @@ std::vector<RankCombine> prepare_combine(const PreparedCase& prepared, const Com
   std::vector<RankCombine> ranks;
   for (int rank = 0; rank < world.num_ranks; ++rank) {
     const auto at = static_cast<std::size_t>(rank);
-    // Rows without a token keep the pattern: whoever reads them gets sums that no oracle gives.
+    // Rows without a token keep the pattern: a combine that reads them gives sums that differ from the oracle's.
     RankReceived held;
     for (const oracle::Source& source : prepared.routings[at].source) held.holds_token.push_back(source.holds_token());
     held.holds_token.resize(static_cast<std::size_t>(prepared.routings[at].num_recv_rows));

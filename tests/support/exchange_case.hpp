@@ -1,8 +1,8 @@
 #ifndef FERRY_TESTS_EXCHANGE_CASE_HPP
 #define FERRY_TESTS_EXCHANGE_CASE_HPP
 
-/// One route with the dispatches and combines that follow it, described in a few fields, and what the oracle says they
-/// must give. Everything is made before the ranks start, so that ranks only run the library and compare.
+/// One route with its later dispatches and combines, described in a few fields, and the oracle's results for them. All
+/// of it is computed before the ranks start, so that ranks only run the library and compare.
 
 #include <array>
 #include <cstdint>
@@ -20,25 +20,25 @@ enum class ScaleStrides {
   kRowGaps,
   kColumnMajor,
   kColumnSteps,
-  // Of a slab's output, as [L, C, S] with gaps between experts; inputs are kDense.
-  kSlabRows,     ///< each expert's row-major
-  kSlabColumns,  ///< each expert's column-major
+  // Output of a slab as [L, C, S] with gaps between experts; inputs are kDense.
+  kSlabRows,     ///< row-major for each expert
+  kSlabColumns,  ///< column-major for each expert
 };
 
 struct DispatchSpec {
   DType dtype = DType::kBfloat16;
   std::int64_t hidden = 32;
   Quantization quantize = Quantization::kNone;
-  std::int64_t num_scales = 0;  ///< 0: no scales travel. Where dispatch quantises `prepare` fills it in
+  std::int64_t num_scales = 0;  ///< 0: no scales travel. If dispatch quantises, `prepare` fills it in
   DType scale_dtype = DType::kFloat32;
   ScaleStrides scale_strides = ScaleStrides::kDense;
   bool zero_padding = false;
-  bool own_weights = false;  ///< send other weights than those of route
-  bool ask_tables = true;    ///< topk_idx, topk_weights (if any travel) and source
+  bool own_weights = false;  ///< send weights other than those of route
+  bool ask_tables = true;    ///< pass topk_idx, topk_weights (if any travel) and source
   DType id_dtype = DType::kInt64;
 };
 
-/// What combine's payload is made of.
+/// Values of combine's payload.
 enum class Values {
   kRandom,
   kSpecial,  ///< NaNs of all kinds, infinities, both zeros, subnormals and the largest numbers among random ones
@@ -48,8 +48,8 @@ struct CombineSpec {
   DType dtype = DType::kBfloat16;
   std::int64_t hidden = 32;
   bool weighted = false;
-  CombineOrder order = CombineOrder::kExact;  ///< of latency mode, where a combine is weighted
-  bool own_weights = false;                   ///< weigh with others than those of route
+  CombineOrder order = CombineOrder::kExact;  ///< latency mode, where a combine is weighted
+  bool own_weights = false;                   ///< use weights other than those of route
   int num_biases = 0;
   bool return_weights = false;
   Values values = Values::kRandom;
@@ -60,17 +60,17 @@ struct ExchangeCase {
   WorldSpec world;
   DType id_dtype = DType::kInt64;  ///< of route's topk_idx
   MemoryKind memory = MemoryKind::kSymmetric;
-  bool table_on_device = false;       ///< GPUs: a placement is in their memory
+  bool table_on_device = false;       ///< GPUs: the placement is in device memory
   std::int64_t gap_granules = 0;      ///< between payload rows, in units of 16 bytes
   bool slab_view = false;             ///< kSlab: give payload outputs and inputs as [L, C, H]
   std::int64_t spare_max_tokens = 0;  ///< latency mode: max_tokens beyond the most of any rank
-  std::vector<int> masked;            ///< latency mode: ranks that those whose results are checked mask
-  std::vector<int> combine_masked;    ///< the same, since the dispatch
+  std::vector<int> masked;            ///< latency mode: ranks masked by the ranks whose results are checked
+  std::vector<int> combine_masked;    ///< the same, from after the dispatch
   std::vector<DispatchSpec> dispatches;
   std::vector<CombineSpec> combines;
 };
 
-/// What one rank gives to and expects from a dispatch.
+/// Inputs and expected outputs of one rank's dispatch.
 struct RankDispatch {
   TensorImage x, scales, topk_weights;
   TensorImage out_x, out_scales, out_topk_idx, out_topk_weights, out_source;
@@ -84,8 +84,8 @@ struct RankCombine {
 
 struct PreparedCase {
   ExchangeCase spec;
-  oracle::World given;  ///< what the ranks give to route
-  oracle::World world;  ///< that, after the tokens have picked their homes
+  oracle::World given;  ///< input of the ranks' route
+  oracle::World world;  ///< `given` after the tokens have picked their homes
   std::vector<oracle::RankRouting> routings;
   std::vector<std::vector<RankDispatch>> dispatches;  ///< [dispatch][rank]
   std::vector<std::vector<RankCombine>> combines;     ///< [combine][rank]
@@ -110,7 +110,7 @@ struct PreparedCase {
 
 PreparedCase prepare(const ExchangeCase& spec);
 
-/// A case drawn at random, with several dispatches and combines.
+/// Draws a random case with several dispatches and combines.
 ExchangeCase draw_case(std::mt19937_64& random, int num_ranks);
 
 }  // namespace ferry::test

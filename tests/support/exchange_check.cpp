@@ -26,19 +26,19 @@ void expect_number(RankContext& context, std::string_view what, T seen, T expect
   if (seen != expected) context.fail(fmt::format("{} is {}, expected {}", what, seen, expected));
 }
 
-/// Compares what a Routing's views point to.
+/// Compares the memory that a Routing's views point to.
 class ViewCheck {
  public:
   ViewCheck(RankContext& context, bool on_device) : context_(context), on_device_(on_device) {}
 
-  /// A contiguous table against packed values of the same type. It may have more rows than `expected` where
-  /// `num_rows` says so; their values are not looked at.
+  /// Compares a contiguous table with packed values of the same type. The table may have `num_rows` rows, more than
+  /// `expected`; the values of the extra rows are not checked.
   void table(const std::string& what, const ConstTensorView& seen, const TensorSpec& expected, const void* values,
              std::int64_t num_rows) const {
     if (seen.num_dims != 2 || seen.dtype != expected.dtype || seen.extent(0) != num_rows ||
         seen.extent(1) != expected.cols) {
       context_.fail(
-          fmt::format("{} has not shape [{}, {}] {}", what, num_rows, expected.cols, to_string(expected.dtype)));
+          fmt::format("{} does not have shape [{}, {}] {}", what, num_rows, expected.cols, to_string(expected.dtype)));
       return;
     }
     if (expected.rows == 0) return;
@@ -53,7 +53,7 @@ class ViewCheck {
   void list(const std::string& what, const ConstTensorView& seen, DType dtype, std::size_t size,
             const void* values) const {
     if (seen.num_dims != 1 || seen.dtype != dtype || seen.extent(0) != static_cast<std::int64_t>(size))
-      context_.fail(fmt::format("{} has not shape [{}] {}", what, size, to_string(dtype)));
+      context_.fail(fmt::format("{} does not have shape [{}] {}", what, size, to_string(dtype)));
     else
       values_at(what, seen.data, size, dtype, values);
   }
@@ -74,7 +74,7 @@ bool has_bounded_rows(const oracle::World& world) {
   return !world.max_recv_rows.empty() && std::ranges::none_of(world.max_recv_rows, [](auto rows) { return rows == 0; });
 }
 
-/// 0, which is no bound, if there are none.
+/// Returns 0, which means no bound, if there are no tokens.
 std::int64_t most_tokens(const oracle::World& world) {
   std::int64_t most = 0;
   for (const oracle::RankTokens& tokens : world.ranks) most = std::max(most, tokens.num_tokens);
@@ -124,7 +124,7 @@ RouteArguments::RouteArguments(const RankContext& context, const Group& group, c
     }
   }
   options_.max_recv_rows = world.max_recv_rows.empty() ? 0 : world.max_recv_rows[rank];
-  // In every other world that allows it tokens are bounded too, which changes how some backends route.
+  // Every other world that allows it also bounds tokens, which changes how some backends route.
   if (prepared.spec.world.seed % 2 == 1 && has_bounded_rows(world)) options_.max_tokens = most_tokens(world);
 }
 
@@ -221,10 +221,10 @@ void expect_source_ranges(RankContext& context, const Group& group, const Routin
   ConstTensorView seen = routing.source_ranges();
   if (!context.expect(seen.num_dims == 3 && seen.extent(1) == num_ranks && seen.extent(2) == 2 &&
                           (num_local <= 1 || seen.stride(0) == 2 * num_ranks),
-                      where + " has not shape [L, R, 2], contiguous")) {
+                      where + " does not have shape [L, R, 2], contiguous")) {
     return;
   }
-  // As a table of L rows.
+  // View as a table of L rows.
   seen = ConstTensorView(seen.data, seen.dtype, {seen.extent(0), 2 * num_ranks},
                          {2 * num_ranks, num_ranks > 1 && seen.stride(1) != 2 ? 0 : seen.stride(2)});
   ViewCheck(context, uses_device(group))
@@ -239,7 +239,7 @@ Routing check_route(RankContext& context, Group& group, const PreparedCase& prep
   std::optional<EarlyChannelTables> early;
   if (by_token) early.emplace(group, prepared, context.rank(), num_channels);
   Result<Routing> result = [&] {
-    // The arguments die before the Routing is looked at: it must have copied what it needs.
+    // The arguments are destroyed before the checks: the Routing must have copied all it needs.
     const RouteArguments arguments(context, group, prepared);
     RouteOptions options = arguments.options();
     options.counters = counters.views();
@@ -384,7 +384,7 @@ void check_combine(RankContext& context, Group& group, const Routing& routing, c
 
 void check_case(RankContext& context, Group& group, const PreparedCase& prepared, const KernelOptions& kernel) {
   const Routing routing = check_route(context, group, prepared);
-  // Without a Routing the other calls could only fail; all ranks got the same error, so all skip them.
+  // Without a Routing the other calls would fail; all ranks got the same error, so all skip them.
   if (!routing.present()) return;
   for (std::size_t i = 0; i < prepared.dispatches.size(); ++i)
     check_dispatch(context, group, routing, prepared, i, kernel);

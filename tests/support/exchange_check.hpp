@@ -10,14 +10,14 @@
 
 namespace ferry::test {
 
-/// What this rank of `prepared` gives to route.
+/// Arguments of route on this rank of `prepared`.
 class RouteArguments {
  public:
-  /// `counted`: of tokens beyond num_counted_tokens the ids are no experts at all, for calls that do not look at them.
+  /// `counted`: ids of tokens beyond num_counted_tokens are invalid, for calls that do not read them.
   RouteArguments(const RankContext& context, const Group& group, const PreparedCase& prepared, bool counted = false);
   const RouteInput& input() const { return input_; }
   const RouteOptions& options() const { return options_; }
-  /// The ids and weights of another case of equal shapes in the same memory.
+  /// Writes the ids and weights of another case of equal shapes into the same memory.
   void refill(const RankContext& context, const PreparedCase& prepared);
 
  private:
@@ -29,12 +29,12 @@ class RouteArguments {
   bool counted_;
   PlainMemory ids_;
   PlainMemory weights_;
-  PlainMemory table_;  ///< of a placement
+  PlainMemory table_;  ///< table of a placement
   RouteInput input_;
   RouteOptions options_;
 };
 
-/// An optional tensor of a call: memory only where it is used.
+/// An optional tensor of a call, with memory only if it is used.
 class OptionalTensor {
  public:
   OptionalTensor(RankContext& context, Group& group, MemoryKind kind, const TensorImage& image, bool used);
@@ -46,11 +46,12 @@ class OptionalTensor {
   std::optional<TestTensor> tensor_;
 };
 
-/// The tensors of one rank's dispatch, outputs filled with a pattern. Tests may spoil `in` and `out` before they call.
+/// Tensors of one rank's dispatch, with outputs filled with a pattern. Tests may change `in` and `out` before they
+/// call.
 class DispatchTensors {
  public:
   DispatchTensors(RankContext& context, Group& group, const PreparedCase& prepared, std::size_t dispatch_idx);
-  /// The inputs of another case of equal shapes in the same memory, and outputs as they were at first.
+  /// Writes the inputs of another case of equal shapes into the same memory, and resets the outputs.
   void refill(const RankContext& context, const PreparedCase& prepared, std::size_t dispatch_idx);
   void expect_received(RankContext& context, const std::string& where) const;
   void expect_untouched(RankContext& context, const std::string& where) const;
@@ -65,11 +66,11 @@ class DispatchTensors {
   OptionalTensor in_scales_, out_scales_, in_weights_, out_weights_, out_ids_, out_source_;
 };
 
-/// The same for a combine.
+/// Tensors of one rank's combine, like DispatchTensors.
 class CombineTensors {
  public:
   CombineTensors(RankContext& context, Group& group, const PreparedCase& prepared, std::size_t combine_idx);
-  /// The inputs of another case of equal shapes in the same memory, and outputs as they were at first.
+  /// Writes the inputs of another case of equal shapes into the same memory, and resets the outputs.
   void refill(const RankContext& context, const PreparedCase& prepared, std::size_t combine_idx);
   void expect_received(RankContext& context, const std::string& where) const;
   void expect_untouched(RankContext& context, const std::string& where) const;
@@ -84,25 +85,25 @@ class CombineTensors {
   OptionalTensor weights_, out_weights_, topk_weights_, bias0_, bias1_;
 };
 
-/// Are the counts of a Routing on the host? They are not where it was made while its stream was captured.
+/// Place of a Routing's counts. A Routing made during the capture of its stream has none on the host.
 enum class Counts { kOnHost, kInMemory };
 
-/// Compares everything that the Routing says.
+/// Compares all accessors of the Routing.
 void expect_routing(RankContext& context, const Group& group, const Routing& routing, const PreparedCase& prepared,
                     Counts counts = Counts::kOnHost);
 
-/// The one view that only Routings of latency_dispatch have.
+/// Compares the view that only Routings of latency_dispatch have.
 void expect_source_ranges(RankContext& context, const Group& group, const Routing& routing,
                           const PreparedCase& prepared);
 
-/// Routes; compares everything that the Routing says, and its tables by channel. Empty on failure, which is reported.
+/// Routes; compares all accessors of the Routing, and its tables by channel. Empty on failure, which is reported.
 Routing check_route(RankContext& context, Group& group, const PreparedCase& prepared);
 void check_dispatch(RankContext& context, Group& group, const Routing& routing, const PreparedCase& prepared,
                     std::size_t dispatch_idx, const KernelOptions& kernel = {});
 void check_combine(RankContext& context, Group& group, const Routing& routing, const PreparedCase& prepared,
                    std::size_t combine_idx, const KernelOptions& kernel = {});
 
-/// One route, then all dispatches and combines of the case with that Routing.
+/// Makes one route, then all dispatches and combines of the case with that Routing.
 void check_case(RankContext& context, Group& group, const PreparedCase& prepared, const KernelOptions& kernel = {});
 
 }  // namespace ferry::test

@@ -26,23 +26,23 @@ std::size_t size(std::int64_t value) { return static_cast<std::size_t>(value); }
 
 float float_of(std::uint16_t bits) { return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16); }
 
-/// Of a number, to nearest-even.
+/// Rounds a number to nearest-even.
 std::uint16_t rounded(float value) {
   const auto bits = std::bit_cast<std::uint32_t>(value);
   return static_cast<std::uint16_t>((bits + 0x7FFFU + (bits >> 16 & 1U)) >> 16);
 }
 
-/// So far apart that sums in another order are others.
+/// Draws numbers of such different magnitudes that the order of a sum changes its result.
 std::uint16_t draw_number(std::mt19937_64& random) {
   return rounded(std::ldexp(static_cast<float>(draw(random, -256, 256)), static_cast<int>(draw(random, -24, 12))));
 }
 
-/// Whether choice k of a row has the local expert, and a token.
+/// Returns true if choice k of a row is the local expert and the row holds a token.
 bool has(const ArrivalCase& one, std::int64_t row, std::int64_t k, std::int64_t expert) {
   return one.source[size(2 * row)] >= 0 && one.ids[size(row * one.num_topk + k)] == expert;
 }
 
-/// The last choice of a row that has the expert; -1: none.
+/// Last choice of a row that is the expert; -1: none.
 int last_choice(const ArrivalCase& one, std::int64_t row, std::int64_t expert) {
   int last = -1;
   for (int k = 0; k < one.num_topk; ++k) {
@@ -141,7 +141,7 @@ ExpansionCase draw_expansion_case(std::mt19937_64& random, std::int64_t max_rows
   arrivals = draw_arrival_case(random, max_rows, 40);
   arrivals.alignment = draw(random, 0, 1) == 0 ? 1 : draw(random, 1, 20);
   const std::int64_t num_local = draw(random, 1, max_experts);
-  // Beyond the local experts, as below 0, is none.
+  // Ids beyond the local experts mean no expert, as do ids below 0.
   for (std::int64_t& id : arrivals.ids) id = draw(random, 0, 2) == 0 ? -1 : draw(random, -2, num_local);
   arrivals.rows_of_expert.assign(size(num_local), 0);
   for (std::int64_t row = 0; row < arrivals.num_rows; ++row) {

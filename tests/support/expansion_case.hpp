@@ -1,7 +1,7 @@
 #ifndef FERRY_TESTS_EXPANSION_CASE_HPP
 #define FERRY_TESTS_EXPANSION_CASE_HPP
 
-/// Random inputs of arrival_tables with `expand`, of expand_rows and reduce_rows, and what must come out, found row by
+/// Random inputs of arrival_tables with `expand`, of expand_rows and reduce_rows, with expected results computed row by
 /// row.
 
 #include <cstdint>
@@ -13,44 +13,44 @@
 
 namespace ferry::test {
 
-/// What arrival_tables writes.
+/// Outputs of arrival_tables.
 struct ExpansionTables {
   std::vector<std::int32_t> origin;          ///< [N, 2 + K]
   std::vector<std::int32_t> expert_ends;     ///< [L]
   std::vector<std::int32_t> rows_of_expert;  ///< [L]
   std::vector<std::int8_t> last_equal;       ///< [N, K]
 
-  /// In place of every value one that nobody writes, so that what is left of it shows.
+  /// Replaces every value with one that no call writes, so that unwritten values show.
   void spoil();
   bool operator==(const ExpansionTables&) const = default;
 };
 
-/// What expand_rows writes, gaps cleared.
+/// Outputs of expand_rows, gaps cleared.
 struct ExpandedRows {
   std::vector<std::uint16_t> x;           ///< [P, H]
-  std::vector<std::int32_t> scales;       ///< [P, S], by row
+  std::vector<std::int32_t> scales;       ///< [P, S], row-major
   std::vector<float> weights;             ///< [P]
   std::vector<std::int32_t> row_of_slot;  ///< [P]
 
-  /// In place of every value one that nobody writes, so that what is left of it shows.
+  /// Replaces every value with one that no call writes, so that unwritten values show.
   void spoil();
   bool operator==(const ExpandedRows&) const = default;
 };
 
-/// What reduce_rows writes.
+/// Outputs of reduce_rows.
 struct ReducedRows {
   std::vector<std::uint16_t> rounded;  ///< [N, H]
   std::vector<float> exact;            ///< [N, H]
   std::vector<float> weights;          ///< [N, K]
 
-  /// In place of every value one that nobody writes, so that what is left of it shows.
+  /// Replaces every value with one that no call writes, so that unwritten values show.
   void spoil();
   bool operator==(const ReducedRows&) const = default;
 };
 
 struct ExpansionCase {
-  ArrivalCase arrivals;                       ///< its rows_of_expert are those of its ids
-  std::int64_t num_slots = 0;                 ///< P: as many as there are, and some
+  ArrivalCase arrivals;                       ///< with rows_of_expert computed from its ids
+  std::int64_t num_slots = 0;                 ///< P: the slots needed, and some more
   std::int64_t hidden = 8;                    ///< H
   std::int64_t num_scales = 0;                ///< S
   std::vector<std::uint16_t> x;               ///< [N, H] bf16

@@ -52,7 +52,7 @@ float draw_logit(std::mt19937_64& random, int kind) {
   return normal(random);
 }
 
-/// What `choose_by_definition` knows of one token.
+/// Values of one token that `choose_by_definition` compares.
 struct Token {
   std::vector<float> logits;
   std::vector<float> selection;  ///< NaN: lowest

@@ -14,8 +14,9 @@ namespace {
 constexpr std::size_t kThreadsPoolBytes = std::size_t{4} << 30;
 constexpr std::size_t kProcessPoolBytes = std::size_t{512} << 20;
 
-/// What CUDA reads when it starts. Streams that share one of its connections to the GPU wait for each other, and so
-/// would ranks; loading a kernel at its first use may wait for the whole device, on which others wait for this rank.
+/// Sets variables that CUDA reads when it starts. Streams that share one of its connections to the GPU wait for each
+/// other, and so would ranks. Loading a kernel at its first use may wait for the whole device, which other ranks occupy
+/// while they wait for this one.
 void set_up_environment() {
   (void)setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
   (void)setenv("CUDA_MODULE_LOADING", "EAGER", 0);
@@ -30,7 +31,7 @@ int device_of_rank(int rank) {
 }
 
 std::vector<std::string> collect_gpu_rank_failures(const RankRun& run, const RankBody& body) {
-  set_up_environment();  // before rank threads exist, or in what rank processes inherit
+  set_up_environment();  // before rank threads exist, and for rank processes to inherit
   return collect_rank_failures(run, [&](RankContext& context) {
     enter_device(device_of_rank(context.rank()),
                  run.kind == RankKind::kThreads ? kThreadsPoolBytes : kProcessPoolBytes);

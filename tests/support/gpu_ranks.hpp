@@ -1,18 +1,18 @@
 #ifndef FERRY_TESTS_GPU_RANKS_HPP
 #define FERRY_TESTS_GPU_RANKS_HPP
 
-/// Ranks that work on GPUs, several on each where there are fewer GPUs than ranks. Rank processes start CUDA after the
-/// fork, rank threads start it in this process: a test program can fork ranks only before its first rank threads, so
-/// that tests of the two kinds run in separate calls (--gtest_filter).
+/// Ranks that work on GPUs, several on each GPU if there are more ranks than GPUs. Rank processes start CUDA after the
+/// fork; rank threads start it in this process. A test program can therefore fork ranks only before its first rank
+/// threads, and tests of the two kinds run in separate calls (--gtest_filter).
 
 #include "support/rank_runner.hpp"
 
 namespace ferry::test {
 
-/// The GPU of a rank. Only where ranks run.
+/// GPU of a rank. Call it only inside ranks.
 int device_of_rank(int rank);
 
-/// As collect_rank_failures and run_ranks; every rank has entered its GPU when `body` begins.
+/// Same as collect_rank_failures and run_ranks; every rank has entered its GPU when `body` begins.
 std::vector<std::string> collect_gpu_rank_failures(const RankRun& run, const RankBody& body);
 void run_gpu_ranks(const RankRun& run, const RankBody& body);
 

@@ -12,10 +12,10 @@ Stream stream_of(const Group& group) { return uses_device(group) ? thread_stream
 Status finish(Group& group, const Status& status, Stream stream) {
   const Status late = group.wait(stream);
   if (status.ok()) return late;
-  // `wait` may repeat what the call has reported, but nothing else.
+  // `wait` may repeat the error that the call reported, but may not report a different one.
   if (late.ok() || late.code() == status.code()) return status;
   return Status(ErrorCode::kInternal,
-                fmt::format("the call said {}, then wait {}", status.to_string(), late.to_string()));
+                fmt::format("the call returned {}, then wait returned {}", status.to_string(), late.to_string()));
 }
 
 void write_memory(bool on_device, void* to, const void* from, std::size_t num_bytes) {

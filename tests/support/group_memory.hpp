@@ -1,8 +1,8 @@
 #ifndef FERRY_TESTS_GROUP_MEMORY_HPP
 #define FERRY_TESTS_GROUP_MEMORY_HPP
 
-/// What differs between backends for the caller of a group: where tensors are, on which stream, and when errors are
-/// reported. Tests written with these run on all backends.
+/// Differences between backends for the caller of a group: memory of tensors, stream, and time at which errors are
+/// reported. Tests written with these functions run on all backends.
 
 #include <cstddef>
 #include <vector>
@@ -14,13 +14,13 @@ namespace ferry::test {
 
 using Bytes = std::vector<std::byte>;
 
-/// Whether this group's tensors are in device memory.
+/// Returns true if this group's tensors are in device memory.
 inline bool uses_device(const Group& group) { return group.backend() == "cuda"; }
-/// For this thread's calls on the group.
+/// Stream for this thread's calls on the group.
 Stream stream_of(const Group& group);
 
-/// Backends report an error at once, or when the stream is waited for. This waits and returns the first of the two, so
-/// that no error is pending when the next call begins. `status`: what the call returned.
+/// Backends report an error at once, or when the stream is waited for. This function waits and returns the first of the
+/// two, so that no error is pending when the next call begins. `status`: the status that the call returned.
 Status finish(Group& group, const Status& status, Stream stream);
 inline Status finish(Group& group, const Status& status) { return finish(group, status, stream_of(group)); }
 
@@ -28,7 +28,7 @@ void write_memory(bool on_device, void* to, const void* from, std::size_t num_by
 Bytes read_memory(bool on_device, const void* from, std::size_t num_bytes);
 void fill_memory(bool on_device, void* to, std::byte value, std::size_t num_bytes);
 
-/// Memory that calls on a group take and that is not symmetric.
+/// Memory for calls on a group that is not symmetric.
 class PlainMemory {
  public:
   PlainMemory() = default;

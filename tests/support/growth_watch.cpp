@@ -9,13 +9,13 @@ namespace {
 
 constexpr std::int64_t kMeetTimeoutNs = 40 * kNsPerSecond;
 
-/// By how much a process may grow between the first measurement and any later one; the group's own counts, descriptors
-/// and mappings of files may not grow at all. Of operator new: what vectors have grown to (some 30 KiB seen, of all
-/// ranks where they are threads, and nothing after that); a leak of the smallest block per call would be 190 KiB. On
-/// the C library's heap, UCX's buffers come and go besides (some 110 KiB seen). Resident memory also has the fragments
-/// between blocks, and freed blocks that the allocator's threads cache (some 500 KiB seen); it is for what is not on
-/// the heap, and for C code where the heap is not measured. Other mappings: the allocator may still begin an arena,
-/// which has two, for a thread.
+/// Limits of a process's growth between the first measurement and any later one; the group's own counts, descriptors
+/// and file mappings may not grow at all. Operator new: growth of vectors (some 30 KiB measured, over all ranks if they
+/// are threads, and none after that); a leak of the smallest block per call would be 190 KiB. The C library's heap also
+/// holds UCX's buffers, which vary (some 110 KiB measured). Resident memory also includes fragments between blocks, and
+/// freed blocks in the allocator's thread caches (some 500 KiB measured); it covers memory off the heap, and C code
+/// where the heap is not measured. Other mappings: the allocator may still start an arena for a thread, which has two
+/// mappings.
 constexpr std::size_t kSpareNewBytes = std::size_t{64} << 10;
 constexpr std::size_t kSpareHeapBytes = std::size_t{160} << 10;
 constexpr std::size_t kSpareResidentBytes = std::size_t{1} << 20;

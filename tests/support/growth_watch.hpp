@@ -1,7 +1,7 @@
 #ifndef FERRY_TESTS_GROWTH_WATCH_HPP
 #define FERRY_TESTS_GROWTH_WATCH_HPP
 
-/// Whether one rank of a group, or its process, holds more and more as calls go on.
+/// Detects growth, from call to call, of the resources that a rank of a group or its process holds.
 
 #include <cstddef>
 #include <optional>
@@ -15,12 +15,12 @@ namespace ferry::test {
 
 class GrowthWatch {
  public:
-  /// Ranks that are threads have one process, which one of them measures.
+  /// Ranks that are threads share one process, which one of them measures.
   GrowthWatch(RankContext& context, const Group& group, RankKind kind)
       : context_(context), group_(group), measures_process_(kind == RankKind::kProcesses || context.rank() == 0) {}
 
-  /// Compares what is held after `num_calls` calls with the first measurement. The ranks have neither tensors nor
-  /// Routings then, and meet before and after it; false if they did not.
+  /// Compares the resources held after `num_calls` calls with the first measurement. Call it when ranks hold neither
+  /// tensors nor Routings. Ranks meet before and after it; false if the meeting failed.
   bool take_stock(int num_calls);
 
  private:

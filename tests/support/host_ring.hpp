@@ -1,7 +1,7 @@
 #ifndef FERRY_TESTS_HOST_RING_HPP
 #define FERRY_TESTS_HOST_RING_HPP
 
-/// A ring of requests (ferry/device/request.hpp) whose writers are threads of the host in place of a GPU's.
+/// A ring of requests (ferry/device/request.hpp) whose writers are host threads in place of GPU threads.
 
 #include <array>
 #include <atomic>
@@ -28,7 +28,7 @@ struct HostMemory {
     first = load_acquire_system(address);
     second = load_acquire_system(address + 1);
   }
-  /// As after a fence.
+  /// Release, as the store follows a fence.
   static void store_relaxed_system(std::uint64_t* address, std::uint64_t value) {
     word(address).store(value, std::memory_order_release);
   }
@@ -64,7 +64,7 @@ struct HostMemory {
 
 using HostWriter = device::RequestWriter<HostMemory>;
 
-/// The memory of a ring. Staging memory begins at offset `heap_bytes` of the local bytes.
+/// Memory of a ring. Staging memory begins at offset `heap_bytes` of the local bytes.
 class HostRing {
  public:
   HostRing(std::uint64_t num_slots, std::uint64_t slot_bytes, std::uint64_t heap_bytes)
@@ -88,14 +88,14 @@ class HostRing {
   }
   std::byte* staging() { return staging_.data(); }
   std::uint64_t staging_bytes() const { return staging_.size(); }
-  /// As a new ring.
+  /// Restores the state of a new ring.
   void reset() {
     words_.assign(words_.size(), 0);
     counts_ = {};
     state_ = {};
   }
 
-  /// A ticket whose slot is free.
+  /// Takes a ticket and waits until its slot is free.
   std::uint64_t take_slot() const {
     const std::uint64_t ticket = writer().take_ticket();
     while (!writer().has_room(ticket) && !writer().has_failed()) std::this_thread::yield();
@@ -106,7 +106,7 @@ class HostRing {
     writer().write(request, ticket);
     return ticket;
   }
-  /// Posts, and waits for the answer. False where it will not come.
+  /// Posts, and waits for the answer. Returns false if the peer is lost or the ring has failed.
   bool fetch(device::Request request, std::uint64_t& value) const {
     std::uint64_t reply = 0;
     for (std::uint64_t place = writer().next_place(); !writer().try_take_reply(place, reply); ++place) {
@@ -126,7 +126,7 @@ class HostRing {
     writer().give_reply(reply);
     return true;
   }
-  /// False where the ring has failed.
+  /// Returns false if the ring has failed.
   bool quiet() const {
     const std::uint64_t ticket = post({.op = device::RequestOp::kQuiet});
     while (writer().completed() <= ticket) {

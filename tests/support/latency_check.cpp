@@ -16,7 +16,7 @@ std::int64_t most_tokens(const oracle::World& world) {
   return most;
 }
 
-/// The view of a slab's rows on this rank. A rank without experts has no slabs to be seen in its images.
+/// View of a slab's rows on this rank. A rank without experts has no slabs in its images.
 template <typename View>
 View slab_view(const RankContext& context, const PreparedCase& prepared, const View& rows) {
   const auto& routing = prepared.routings[static_cast<std::size_t>(context.rank())];
@@ -24,7 +24,7 @@ View slab_view(const RankContext& context, const PreparedCase& prepared, const V
   return View(nullptr, rows.dtype, {0, prepared.world.options.slab_capacity, rows.extent(1)});
 }
 
-/// The views that can be had without waiting for the GPU.
+/// Views available without waiting for the GPU.
 std::vector<ConstTensorView> views_of(const Routing& routing, bool on_device) {
   return {on_device ? ConstTensorView() : routing.source(),
           routing.num_recv_rows_view(),
@@ -204,7 +204,7 @@ bool LatencyExchange::finish_dispatch(const Status& status) {
   expect_routing(*context_, *group_, routing_, *prepared_);
   expect_source_ranges(*context_, *group_, routing_, *prepared_);
   expect_same_views();
-  // Where something is wrong the call may still be at work.
+  // After a mismatch the call may still be running and use the tensors.
   if (context_->failures().empty()) dispatch_.reset();
   return true;
 }
@@ -217,7 +217,7 @@ bool LatencyExchange::finish_combine(const Status& status) {
   return true;
 }
 
-/// What is known before anything has been received is there already.
+/// Checks the values that the send half already knows, and keeps the views.
 void LatencyExchange::note_views() {
   const auto& expected = prepared_->routings[static_cast<std::size_t>(context_->rank())];
   const std::string call = where("latency_dispatch, send half", dispatch_idx_);
@@ -234,9 +234,8 @@ void LatencyExchange::expect_same_views() const {
   if (views_.empty()) return;
   const std::vector<ConstTensorView> now = views_of(routing_, uses_device(*group_));
   for (std::size_t i = 0; i < now.size(); ++i) {
-    context_->expect(same_view(views_[i], now[i]),
-                     fmt::format("{}view {} of the Routing was another before it was received",
-                                 where("latency_dispatch", dispatch_idx_), i));
+    context_->expect(same_view(views_[i], now[i]), fmt::format("{}view {} of the Routing changed when it was received",
+                                                               where("latency_dispatch", dispatch_idx_), i));
   }
 }
 
@@ -245,7 +244,7 @@ void check_latency_case(RankContext& context, Group& group, const PreparedCase& 
   const bool split = halves == Halves::kSplit;
   for (std::size_t i = 0; i < prepared.dispatches.size(); ++i) {
     LatencyExchange exchange(context, group, prepared, i, kernel);
-    // After an error every rank returns here, so that the next call is again the same everywhere.
+    // After an error every rank returns here, so that all ranks make the same call next.
     if (split ? !(exchange.send_dispatch() && exchange.receive()) : !exchange.dispatch()) return;
     for (std::size_t j = 0; j < prepared.combines.size(); ++j) {
       if (split ? !(exchange.send_combine(j) && exchange.receive()) : !exchange.combine(j)) return;
@@ -257,7 +256,7 @@ ExchangeCase draw_latency_case(std::mt19937_64& random, int num_ranks) {
   constexpr std::array<Quantization, 5> kModes = {Quantization::kNone, Quantization::kFp8, Quantization::kFp8PowerOfTwo,
                                                   Quantization::kFp8Ue8m0, Quantization::kInt8};
   ExchangeCase spec = draw_case(random, num_ranks);
-  // Everything else of the world is as drawn; the capacity follows from it.
+  // The other fields of the world stay as drawn; the capacity follows from them.
   spec.world.layout = Layout::kSlab;
   spec.slab_view = random() % 2 == 0;
   spec.world.idle_tail = random() % 3 == 0;

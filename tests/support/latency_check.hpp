@@ -2,8 +2,8 @@
 #define FERRY_TESTS_LATENCY_CHECK_HPP
 
 /// Runs calls of latency mode on one rank, whole or in halves, and compares every byte of every output with the
-/// oracle's. Cases are those of support/exchange_case with layout kSlab; each dispatch of a case makes a Routing, and
-/// its combines use that. Works as written on every backend: what differs is in `finish` and the memory of tensors.
+/// oracle's. Cases are those of support/exchange_case with layout kSlab; each dispatch of a case makes a Routing for
+/// its combines. The code is the same for every backend: `finish` and the memory of tensors hide the differences.
 
 #include <optional>
 #include <string>
@@ -12,12 +12,12 @@
 
 namespace ferry::test {
 
-/// The tensors of one rank's latency_dispatch, outputs filled with a pattern. Tests may spoil what is public. A case
-/// with an idle tail is told how many tokens count, and has ids that are no experts behind them.
+/// Tensors of one rank's latency_dispatch, with outputs filled with a pattern. Tests may change the public members. A
+/// case with an idle tail passes the number of counted tokens, and has invalid ids behind them.
 class LatencyDispatchTensors {
  public:
   LatencyDispatchTensors(RankContext& context, Group& group, const PreparedCase& prepared, std::size_t dispatch_idx);
-  /// The inputs of another case of equal shapes in the same memory, and outputs as they were at first.
+  /// Writes the inputs of another case of equal shapes into the same memory, and resets the outputs.
   void refill(const RankContext& context, const PreparedCase& prepared, std::size_t dispatch_idx);
   void expect_received(RankContext& context, const std::string& where) const;
   void expect_untouched(RankContext& context, const std::string& where) const;
@@ -37,7 +37,7 @@ class LatencyDispatchTensors {
   OptionalTensor in_scales_, out_scales_;
 };
 
-/// The same for a latency_combine.
+/// Tensors of one rank's latency_combine, like LatencyDispatchTensors.
 class LatencyCombineTensors {
  public:
   LatencyCombineTensors(RankContext& context, Group& group, const PreparedCase& prepared, std::size_t combine_idx);
@@ -55,14 +55,14 @@ class LatencyCombineTensors {
   OptionalTensor topk_weights_;
 };
 
-/// M of these calls: the most tokens of any rank, and the case's spare ones.
+/// M of these calls: the most tokens of any rank, plus the case's spare tokens.
 std::int64_t latency_max_tokens(const PreparedCase& prepared);
 
-/// What GroupOptions::latency_bytes must be for these cases on a group of this backend. 0 where it has no latency mode.
+/// GroupOptions::latency_bytes for these cases on a group of this backend; 0 if it has no latency mode.
 std::size_t latency_bytes_of(const char* backend, const std::vector<PreparedCase>& cases);
 
-/// One dispatch of a case and the combines on its Routing. Each step makes a call or a half of one, compares what is
-/// known then, and reports what is wrong; false after an error of the call.
+/// One dispatch of a case and the combines on its Routing. Each step makes a call or half a call, compares the results
+/// known by then, and reports differences; it returns false after an error of the call.
 class LatencyExchange {
  public:
   LatencyExchange(RankContext& context, Group& group, const PreparedCase& prepared, std::size_t dispatch_idx = 0,
@@ -73,7 +73,7 @@ class LatencyExchange {
 
   bool send_dispatch();
   bool send_combine(std::size_t combine_idx);
-  /// Of what was sent last.
+  /// Receives the last send.
   bool receive();
 
   const PreparedCase& prepared() const { return *prepared_; }
@@ -98,16 +98,16 @@ class LatencyExchange {
   std::optional<LatencyDispatchTensors> dispatch_;
   std::optional<LatencyCombineTensors> combine_;
   Routing routing_;
-  std::vector<ConstTensorView> views_;  // of routing_, taken when its dispatch was sent
+  std::vector<ConstTensorView> views_;  // views of routing_ when its dispatch was sent
 };
 
 enum class Halves { kTogether, kSplit };
 
-/// All dispatches of the case, and on the Routing of each all combines.
+/// Makes all dispatches of the case, and all combines on each Routing.
 void check_latency_case(RankContext& context, Group& group, const PreparedCase& prepared, Halves halves,
                         const KernelOptions& kernel = {});
 
-/// A case of layout kSlab drawn at random, with several dispatches and combines of both orders.
+/// Draws a random case of layout kSlab with several dispatches and combines of both orders.
 ExchangeCase draw_latency_case(std::mt19937_64& random, int num_ranks);
 
 }  // namespace ferry::test

@@ -72,7 +72,7 @@ bool LatencySequence::receive(Open& open) {
   return open.exchange.receive();
 }
 
-/// One that is in flight, in this phase if one is given.
+/// Receives a random call in flight, in `phase` if one is given.
 bool LatencySequence::receive_any(std::optional<Phase> phase) {
   for (;;) {
     std::optional<Open>& slot = open_[mine_() % open_.size()];

@@ -1,8 +1,8 @@
 #ifndef FERRY_TESTS_LATENCY_SEQUENCE_HPP
 #define FERRY_TESTS_LATENCY_SEQUENCE_HPP
 
-/// Endless random calls of latency mode on one rank. All ranks draw the same calls; when a rank receives what is split
-/// it draws by itself, so that the ranks' halves interleave in ever new ways.
+/// Endless random calls of latency mode on one rank. All ranks draw the same calls, but each rank draws by itself when
+/// it receives split calls, so that the ranks' halves interleave in many ways.
 
 #include <array>
 #include <cstdint>
@@ -16,15 +16,15 @@ namespace ferry::test {
 
 class LatencySequence {
  public:
-  /// `cases` are for latency mode; `others`, if there are any, are routed, dispatched and combined between them.
+  /// `cases` are for latency mode; `others`, if any, are routed, dispatched and combined between them.
   LatencySequence(RankContext& context, Group& group, std::span<const PreparedCase> cases,
                   std::span<const PreparedCase> others, std::uint64_t seed);
 
-  /// One call that all ranks make, and perhaps receive halves of this rank. False after an error.
+  /// Makes one call that all ranks make, and receives up to some of this rank's halves. False after an error.
   bool step();
-  /// Receives everything, and drops all Routings.
+  /// Receives all calls in flight, and drops all Routings.
   bool finish_all();
-  /// Calls of latency mode so far; a split one counts once.
+  /// Calls of latency mode so far; a split call counts once.
   int num_calls() const { return num_calls_; }
 
  private:
@@ -47,7 +47,7 @@ class LatencySequence {
   std::mt19937_64 plan_;  // the same on every rank
   std::mt19937_64 mine_;
   int num_calls_ = 0;
-  /// More than may be in flight, so that Routings also rest.
+  /// More than may be in flight, so that some Routings have no call in flight.
   std::array<std::optional<Open>, 2 * kMaxLatencyCallsInFlight + 1> open_;
 };
 

@@ -1,5 +1,5 @@
-/// The library that starts ranks. What it adds up to for tests is in rank_runner_test.cpp, for the command in
-/// tests/tools/rank_processes_test.cpp.
+/// Tests of the library that starts ranks. Its use in tests is covered by rank_runner_test.cpp, its use in the command
+/// by tests/tools/rank_processes_test.cpp.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -52,7 +52,7 @@ TEST(ChildProcess, ReportsPieceByPieceAndExits) {
   EXPECT_TRUE(child.read_report());
   EXPECT_EQ(child.report(), "first");
   EXPECT_FALSE(child.poll_end());
-  // Sent until it works, as the child may not have stopped yet.
+  // Repeats the signal, as the child may not have stopped yet.
   while (!child.poll_end()) child.send_signal(SIGCONT);
   EXPECT_EQ(child.report(), "first second");
   EXPECT_EQ(child.wait().exit_code, 3);

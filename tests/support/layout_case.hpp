@@ -1,7 +1,7 @@
 #ifndef FERRY_TESTS_LAYOUT_CASE_HPP
 #define FERRY_TESTS_LAYOUT_CASE_HPP
 
-/// Random inputs of dispatch_layout, and what must come out, counted token by token with sets.
+/// Random inputs of dispatch_layout, with expected results counted token by token with sets.
 
 #include <cstdint>
 #include <random>
@@ -33,7 +33,7 @@ struct LayoutCase {
   LayoutCounts expected() const;
 };
 
-/// `max_ranks`: R is drawn up to this.
+/// `max_ranks`: largest R to draw.
 LayoutCase draw_layout_case(std::mt19937_64& random, std::int64_t max_tokens, int max_ranks);
 
 }  // namespace ferry::test

@@ -9,14 +9,14 @@ namespace ferry::test {
 namespace {
 
 constexpr std::array<std::string_view, 3> kNames = {"logical", "physical", "received"};
-/// What a counter holds before a call; an i32 one is about to wrap.
+/// Value of a counter before a call; an i32 counter is about to wrap.
 constexpr std::int64_t kStart = 0x7FFFFFFE;
 
 Bytes encode(DType dtype, const std::vector<std::int64_t>& counts, int num_calls) {
   Bytes bytes(counts.size() * size_bytes(dtype));
   for (std::size_t i = 0; i < counts.size(); ++i) {
     const auto value = static_cast<std::uint64_t>(kStart + counts[i] * num_calls);
-    std::memcpy(bytes.data() + i * size_bytes(dtype), &value, size_bytes(dtype));  // the low half, of an i32
+    std::memcpy(bytes.data() + i * size_bytes(dtype), &value, size_bytes(dtype));  // an i32 takes the low half
   }
   return bytes;
 }

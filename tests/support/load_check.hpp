@@ -1,7 +1,7 @@
 #ifndef FERRY_TESTS_LOAD_CHECK_HPP
 #define FERRY_TESTS_LOAD_CHECK_HPP
 
-/// Counters that a call adds to, and what they must hold after it.
+/// Counters that a call adds to, with their expected values.
 
 #include <array>
 
@@ -12,10 +12,10 @@ namespace ferry::test {
 
 class CounterTensors {
  public:
-  /// Which counters there are, and of which type, follows from the case's seed; often none.
+  /// The case's seed decides which counters exist, often none, and of which dtype.
   CounterTensors(RankContext& context, Group& group, const PreparedCase& prepared);
   const LoadCounters& views() const { return views_; }
-  /// Compares them after `num_calls` calls of the case. None: they are as they were.
+  /// Compares the counters after `num_calls` calls of the case; 0: unchanged.
   void expect_counted(RankContext& context, const std::string& where, int num_calls) const;
 
  private:

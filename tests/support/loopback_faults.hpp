@@ -3,45 +3,45 @@
 
 /// Injects the faults of a bad network into the operations of loopback engines.
 ///
-/// Rules apply to every loopback network of this process, by the indices of the two ends, while the object lives; there
-/// is one at a time. Any thread may call any function at any time. Whatever the rules, puts before a notify on its
-/// channel arrive before it; and all rules except scramble() keep the whole order of a channel.
+/// Rules apply to every loopback network of this process, by the indices of the two ends, while the object lives; only
+/// one may exist at a time. Any thread may call any function at any time. Under all rules, puts arrive before a later
+/// notify on their channel; all rules except scramble() keep the whole order of a channel.
 
 #include <cstdint>
 
 namespace ferry::net {
 
-/// What the rules have actually done to operations since the LoopbackFaults was created, at all ends together.
+/// Number of operations that the rules have affected since the LoopbackFaults was created, at all ends together.
 struct LoopbackFaultCounts {
-  std::uint64_t num_delayed = 0;         ///< had to wait for polls, by delay() or scramble()
-  std::uint64_t num_overtaken = 0;       ///< arrived after one that the same end had sent later
-  std::uint64_t num_stale_notifies = 0;  ///< notifies that arrived after a later one of their own channel
+  std::uint64_t num_delayed = 0;         ///< operations that waited for polls, by delay() or scramble()
+  std::uint64_t num_overtaken = 0;       ///< operations that arrived after one that the same end sent later
+  std::uint64_t num_stale_notifies = 0;  ///< notifies that arrived after a later one of their channel
 };
 
 class LoopbackFaults {
  public:
   LoopbackFaults();
-  /// Ends all rules; what was held is delivered.
+  /// Ends all rules; held operations are delivered.
   ~LoopbackFaults();
   LoopbackFaults(const LoopbackFaults&) = delete;
   LoopbackFaults& operator=(const LoopbackFaults&) = delete;
 
   /// Each operation that `to` has not applied yet, and each later one, waits for `num_polls` more polls of `to`.
   void delay(int from, int to, int num_polls);
-  /// The same operations wait until release().
+  /// The operations that delay() would affect wait until release().
   void hold(int from, int to);
   /// Ends delay() and hold().
   void release(int from, int to);
-  /// Every end applies what has arrived in a random order of channels, the same for the same seed and arrivals.
+  /// Every end applies arrived operations in a random order of channels, which the seed and the arrivals determine.
   void reorder(std::uint64_t seed);
-  /// As little order as engine.hpp promises: each operation waits for a number of polls of its own, drawn from the
-  /// seed, so that puts, notifies of one channel and channels overtake each other. Only a notify stays behind the puts
-  /// before it on its channel, and the end of a peer behind everything that it sent.
+  /// Keeps only the order that engine.hpp guarantees: each operation waits for its own number of polls, drawn from the
+  /// seed, so that puts, notifies of one channel, and channels overtake each other. A notify still stays behind the
+  /// earlier puts on its channel, and the end of a peer behind everything that it sent.
   void scramble(std::uint64_t seed);
-  /// What `from` sends to `to` from now on vanishes silently.
+  /// Silently discards operations that `from` sends to `to` from now on.
   void drop(int from, int to);
-  /// The connection between the two breaks: each is notified that it lost the other (kTransport), and nothing more
-  /// arrives, not even what is already in transit.
+  /// Breaks the connection between the two ends: each is notified that it lost the other (kTransport), and no further
+  /// operation arrives, not even those in transit.
   void cut(int a, int b);
 
   LoopbackFaultCounts counts() const;

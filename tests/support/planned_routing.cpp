@@ -5,7 +5,7 @@
 namespace ferry::test {
 namespace {
 
-/// One rank's counts and lists, as it would publish them.
+/// Counts and lists that one rank would publish.
 struct Published {
   std::vector<std::int32_t> rank_counts;
   std::vector<std::int32_t> expert_counts;

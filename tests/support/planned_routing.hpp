@@ -7,8 +7,8 @@
 
 namespace ferry::test {
 
-/// What route must give by the functions of src/plan, which CPU backends call and kernels compute by themselves. The
-/// world is one that the oracle accepts.
+/// Results of route by the functions of src/plan, which CPU backends call and which kernels reimplement. The oracle
+/// must accept `world`.
 std::vector<oracle::RankRouting> planned_routings(const oracle::World& world);
 
 }  // namespace ferry::test

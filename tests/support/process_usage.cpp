@@ -15,7 +15,7 @@
 namespace ferry::test {
 namespace {
 
-/// Only the environment says, and only when a program starts.
+/// Only the environment at program start decides this.
 bool allocator_caches_for_threads() {
   const char* tunables = std::getenv("GLIBC_TUNABLES");
   return tunables == nullptr ||

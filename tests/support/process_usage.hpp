@@ -1,7 +1,7 @@
 #ifndef FERRY_TESTS_PROCESS_USAGE_HPP
 #define FERRY_TESTS_PROCESS_USAGE_HPP
 
-/// What this process holds of the machine, for tests that look for leaks.
+/// Machine resources of this process, for leak tests.
 
 #include <cstddef>
 
@@ -9,16 +9,16 @@ namespace ferry::test {
 
 struct ProcessUsage {
   std::size_t resident_bytes = 0;
-  std::size_t new_bytes = 0;  ///< in blocks of operator new that are in use; 0 under sanitizers
-  /// In blocks of the C library's allocator that are in use, those of C code included; 0 where it does not say, and
-  /// where it counts freed blocks that its threads cache too, up to 235 KiB each.
+  std::size_t new_bytes = 0;  ///< bytes in live blocks of operator new; 0 under sanitizers
+  /// Bytes in live blocks of the C library's allocator, including blocks of C code; 0 if the allocator does not report
+  /// them, or if it also counts freed blocks in its thread caches, up to 235 KiB a thread.
   std::size_t heap_bytes = 0;
   std::size_t num_mappings = 0;
-  std::size_t num_file_mappings = 0;  ///< of them: of files, those without a name included
+  std::size_t num_file_mappings = 0;  ///< mappings of files, including unnamed files
   std::size_t num_descriptors = 0;
 };
 
-/// Throws where /proc does not say.
+/// Throws if /proc is not readable.
 ProcessUsage process_usage();
 
 }  // namespace ferry::test

@@ -10,7 +10,7 @@ namespace ferry::test {
 namespace {
 
 /// SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", 2014), whose state stays in a
-/// register. With std::mt19937_64 and std::normal_distribution half of the conformance suite's time went into drawing.
+/// register. With std::mt19937_64 and std::normal_distribution, drawing took half of the conformance suite's time.
 class BitSource {
  public:
   explicit BitSource(std::mt19937_64& random) : state_(random()) {}
@@ -23,13 +23,13 @@ class BitSource {
     return bits ^ (bits >> 31);
   }
 
-  /// 0 to n - 1, n below 2^32.
+  /// 0 to n - 1, for n below 2^32.
   std::uint64_t below(std::uint64_t n) { return (next() >> 32) * n >> 32; }
   bool one_in(std::uint64_t n) { return below(n) == 0; }
 
-  /// The bits of an f32 of either sign from 1/8 up to 32.
+  /// Bits of an f32 of either sign from 1/8 up to 32.
   std::uint32_t number() {
-    constexpr std::uint64_t kEighth = 124;  // its biased exponent
+    constexpr std::uint64_t kEighth = 124;  // biased exponent of 1/8
     const std::uint64_t bits = next();
     const std::uint64_t exponent = kEighth + (bits >> 23 & 7);
     return static_cast<std::uint32_t>(bits >> 63 << 31 | exponent << 23 | (bits & 0x7FFFFF));
@@ -86,7 +86,7 @@ std::vector<std::byte> random_activations(std::mt19937_64& random, std::int64_t 
   constexpr std::int64_t kBlock = 128;
   constexpr std::uint64_t kNumKinds = 6;
   constexpr std::uint64_t kNumExponents = 61;
-  // Beside the block's largest number they become subnormal in FP8 (below 2^-14 of it) or round to zero.
+  // Beside the block's largest number, halved numbers become subnormal in FP8 (below 2^-14 of it) or round to zero.
   constexpr std::uint64_t kNumHalvings = 17;
   BitSource source(random);
   std::vector<std::byte> bytes(static_cast<std::size_t>(rows * hidden) * sizeof(std::uint16_t));

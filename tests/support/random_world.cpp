@@ -16,7 +16,8 @@ std::int64_t draw(Random& random, std::int64_t low, std::int64_t high) {
 
 bool one_in(Random& random, std::int64_t n) { return draw(random, 1, n) == 1; }
 
-/// Weights that show mistakes: both signs, both zeros, a subnormal, infinity. No NaN: sums of NaNs have no fixed bits.
+/// Weights that reveal mistakes: both signs, both zeros, a subnormal, infinity. No NaN: sums of NaNs have no fixed
+/// bits.
 float draw_weight(Random& random) {
   constexpr std::array<float, 5> kSpecial = {0.0F, -0.0F, 1.0F, 0x1p-140F, std::numeric_limits<float>::infinity()};
   if (one_in(random, 12)) return kSpecial[static_cast<std::size_t>(draw(random, 0, kSpecial.size() - 1))];
@@ -90,7 +91,7 @@ class IdSource {
   std::vector<double> popularity_;
 };
 
-/// A home for each expert, and others for some of them, in any order.
+/// Draws a home for each expert and more homes for some of them, in random order.
 Placement draw_placement(const WorldSpec& spec, Random& random) {
   Placement placement;
   placement.choice = spec.replica_choice;

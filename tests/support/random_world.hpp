@@ -1,7 +1,7 @@
 #ifndef FERRY_TESTS_RANDOM_WORLD_HPP
 #define FERRY_TESTS_RANDOM_WORLD_HPP
 
-/// Seeded routings: everything that route sees on all ranks, drawn from a short description.
+/// Seeded routings: the input of route on all ranks, drawn from a short description.
 
 #include <cstdint>
 #include <random>
@@ -11,17 +11,17 @@
 namespace ferry::test {
 
 enum class RoutingPattern {
-  kRandom,      ///< distinct experts (as far as E allows), some entries without
-  kZipf,        ///< distinct experts, the low ids far more often
-  kOneHot,      ///< every token names one and the same expert, and nothing else or the same again
+  kRandom,      ///< distinct experts (as far as E allows), some entries without one
+  kZipf,        ///< distinct experts, low ids far more often
+  kOneHot,      ///< every token names the same expert; its other entries repeat it or are empty
   kNone,        ///< no token names any expert
   kDuplicates,  ///< drawn with repetition from three experts and "none"
 };
 
 enum class TokenCounts {
   kEven,      ///< max_tokens on every rank
-  kUneven,    ///< anything up to max_tokens
-  kSomeZero,  ///< none on every other rank, starting with rank 0
+  kUneven,    ///< any count up to max_tokens
+  kSomeZero,  ///< no tokens on every other rank, starting with rank 0
   kAllZero,
 };
 
@@ -35,24 +35,24 @@ struct WorldSpec {
   TokenCounts counts = TokenCounts::kEven;
   Layout layout = Layout::kTokens;
   std::int64_t expert_alignment = 1;
-  std::int64_t spare_slab_rows = 0;   ///< kSlab: capacity beyond that of the busiest expert
-  std::int64_t spare_recv_rows = -1;  ///< >= 0: max_recv_rows is this much more than needed; -1: known on the host
-  std::int64_t fixed_rows = 0;        ///< > 0: max_recv_rows or, with kSlab, the capacity is this, whatever the routing
-  bool custom_placement = false;      ///< experts on ranks at random; a rank may own none
-  std::int64_t num_replicas = -1;     ///< >= 0: a placement of that many more physical experts than E; some idle
+  std::int64_t spare_slab_rows = 0;   ///< kSlab: capacity beyond the rows of the busiest expert
+  std::int64_t spare_recv_rows = -1;  ///< >= 0: max_recv_rows exceeds the need by this; -1: rows are known on the host
+  std::int64_t fixed_rows = 0;        ///< > 0: max_recv_rows or, with kSlab, the capacity, for any routing
+  bool custom_placement = false;      ///< experts on random ranks; a rank may own none
+  std::int64_t num_replicas = -1;     ///< >= 0: a placement with this many more physical experts than E, some idle
   ReplicaChoice replica_choice = ReplicaChoice::kNearest;
   bool weights = true;
-  bool idle_tail = false;  ///< the last tokens of each rank, a random number of them, have no expert
+  bool idle_tail = false;  ///< a random number of each rank's last tokens have no expert
   std::uint64_t seed = 1;
 };
 
-/// The world of `spec`. Equal specs give equal worlds.
+/// World of `spec`. Equal specs give equal worlds.
 oracle::World make_world(const WorldSpec& spec);
 
-/// Tokens of a rank up to the last one that has an expert.
+/// Number of a rank's tokens up to the last one that has an expert.
 std::int64_t num_counted_tokens(const oracle::RankTokens& tokens, int num_topk);
 
-/// As above, with every field drawn at random within what a short test can run.
+/// Draws every field at random, within the limits of a short test.
 WorldSpec draw_world_spec(std::mt19937_64& random, int num_ranks);
 
 }  // namespace ferry::test

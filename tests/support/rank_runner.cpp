@@ -23,11 +23,11 @@ void run_body(const RankBody& body, RankContext& context) {
   } catch (const std::exception& error) {
     context.fail(fmt::format("threw: {}", error.what()));
   } catch (...) {
-    context.fail("threw something that is no std::exception");
+    context.fail("threw an object that is not a std::exception");
   }
 }
 
-/// A rank's failures, each ended by a zero byte.
+/// Returns a rank's failures, each ended by a zero byte.
 std::string run_rank(const RankRun& run, const RankBody& body, int rank, Result<std::shared_ptr<Bootstrap>> bootstrap) {
   if (!bootstrap.ok()) return bootstrap.status().to_string() + '\0';
   RankContext context(rank, run.num_ranks, std::move(*bootstrap));
@@ -55,10 +55,10 @@ void add_failures(int rank, const launch::RankEnd& end, std::vector<std::string>
   }
 }
 
-/// Fork copies the calling thread alone; another one's locks would stay locked for ever in the child.
+/// Fork copies only the calling thread; locks of other threads would stay locked forever in the child.
 bool is_single_threaded() {
 #ifdef FERRY_SANITIZER_THREAD
-  return true;  // the sanitizer runs a thread of its own, which knows about fork
+  return true;  // the sanitizer runs a thread of its own, which is safe to fork
 #else
   std::error_code error;
   const std::filesystem::directory_iterator tasks("/proc/self/task", error);

@@ -1,9 +1,9 @@
 #ifndef FERRY_TESTS_RANK_RUNNER_HPP
 #define FERRY_TESTS_RANK_RUNNER_HPP
 
-/// Runs one function on every rank of a group, ranks being threads of this process or forked processes, and turns what
-/// fails in them into failures of the running test. A rank that hangs or dies is a failure with its number, never a
-/// hanging test.
+/// Runs one function on every rank of a group, with ranks as threads of this process or as forked processes, and turns
+/// their failures into failures of the running test. A rank that hangs or dies is reported by its number; the test
+/// never hangs.
 
 #include <chrono>
 #include <functional>
@@ -19,7 +19,7 @@ namespace ferry::test {
 
 enum class RankKind { kThreads, kProcesses };
 
-/// What a rank's function works with. Report failures through it: a GoogleTest failure in a forked process reaches the
+/// Context of a rank's function. Report failures through it: a GoogleTest failure in a forked process reaches the
 /// parent without its text.
 class RankContext {
  public:
@@ -28,11 +28,11 @@ class RankContext {
 
   int rank() const { return rank_; }
   int num_ranks() const { return num_ranks_; }
-  /// Hands the bootstrap over: groups use it only while they are created.
+  /// Bootstrap to create groups with; they use it only during creation.
   std::shared_ptr<Bootstrap> bootstrap() const { return bootstrap_; }
 
   void fail(std::string text);
-  /// Each returns whether the expectation held.
+  /// Each returns true if the expectation holds.
   bool expect(bool held, std::string_view what);
   bool expect_ok(const Status& status, std::string_view what);
   bool expect_code(const Status& status, ErrorCode code, std::string_view what);
@@ -51,14 +51,16 @@ using RankBody = std::function<void(RankContext&)>;
 struct RankRun {
   RankKind kind = RankKind::kThreads;
   int num_ranks = 1;
-  /// For the whole run. Processes that still run then are killed; threads cannot be, so the test program is aborted.
+  /// For the whole run. Processes still running at the deadline are killed; threads cannot be, so the test program is
+  /// aborted.
   std::chrono::seconds deadline{120};
 };
 
-/// Failures of all ranks, each naming its rank. Processes need a single-threaded caller (fork copies only one thread).
+/// Returns the failures of all ranks, each naming its rank. Processes need a single-threaded caller (fork copies only
+/// one thread).
 std::vector<std::string> collect_rank_failures(const RankRun& run, const RankBody& body);
 
-/// The same, with each failure added to the running test.
+/// Same, with each failure added to the running test.
 void run_ranks(const RankRun& run, const RankBody& body);
 
 }  // namespace ferry::test

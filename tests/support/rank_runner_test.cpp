@@ -64,7 +64,7 @@ TEST(RankRunnerProcesses, AHangingRankIsKilledAndReported) {
 
 TEST(RankRunnerProcesses, AGoogleTestFailureInAChildIsReported) {
   const auto failures = collect_rank_failures({RankKind::kProcesses, 1, std::chrono::seconds(30)}, [](RankContext&) {
-    // Reported by the child; the parent must hear of it too.
+    // The child reports the failure; it must reach the parent too.
     ::testing::UnitTest::GetInstance()->listeners().Release(
         ::testing::UnitTest::GetInstance()->listeners().default_result_printer());
     ADD_FAILURE() << "on purpose";

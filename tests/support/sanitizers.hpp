@@ -1,7 +1,7 @@
 #ifndef FERRY_TESTS_SANITIZERS_HPP
 #define FERRY_TESTS_SANITIZERS_HPP
 
-/// Whether a sanitizer watches this build, for tests that are long, or that measure what a sanitizer changes.
+/// Flag of sanitizer builds, for tests that take long or that measure resources a sanitizer changes.
 
 namespace ferry::test {
 

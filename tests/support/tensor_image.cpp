@@ -13,18 +13,19 @@ namespace {
 
 /// Bytes behind the last element that must stay untouched: more than the widest vector store.
 constexpr std::size_t kMarginBytes = 80;
-/// Cache lines; TestTensor starts past a multiple of this by `alignment_bytes`, so it has no more alignment than asked.
+/// Cache line; TestTensor starts `alignment_bytes` past a multiple of it, so that the tensor has no more alignment than
+/// requested.
 constexpr std::size_t kBaseAlignmentBytes = 64;
 
 /// Differs from byte to byte, so that untouched memory cannot be mistaken for memory copied from elsewhere.
 std::byte pattern(std::size_t offset) { return static_cast<std::byte>((offset * 37 + 0xA5) & 0xFF); }
-constexpr std::size_t kPatternBytes = 256;  // after as many it repeats
+constexpr std::size_t kPatternBytes = 256;  // period of the pattern
 
 std::int64_t slab_stride(const TensorSpec& spec) {
   return spec.slab_stride != 0 ? spec.slab_stride : spec.rows / spec.slabs * spec.row_stride;
 }
 
-/// Element [row, col] of the tensor, counted from its first.
+/// Position of element [row, col], counted from the tensor's first element.
 std::int64_t place_of(const TensorSpec& spec, std::int64_t row, std::int64_t col) {
   const std::int64_t slab_rows = spec.rows / spec.slabs;
   return row / slab_rows * slab_stride(spec) + row % slab_rows * spec.row_stride + col * spec.col_stride;
@@ -44,7 +45,7 @@ TensorView view_of(const TensorSpec& spec, void* data) {
                     {slab_stride(spec), spec.row_stride, spec.col_stride});
 }
 
-/// Rows and widths differ between the tensors of a call, so that inputs and outputs are decided apart from each other.
+/// Rows and widths differ between the tensors of a call, so that inputs and outputs get independent kinds.
 bool is_symmetric(MemoryKind kind, const TensorSpec& spec, int rank) {
   if (kind != MemoryKind::kMixed) return kind == MemoryKind::kSymmetric;
   return (spec.rows + spec.cols / 16 + rank) % 2 == 0;
@@ -83,7 +84,7 @@ TensorImage::TensorImage(const TensorSpec& spec) : spec_(spec), bytes_(extent_by
 }
 
 void TensorImage::set_row(std::int64_t row, const std::byte* packed) {
-  if (spec_.cols == 0) return;  // nothing to copy, perhaps from nowhere
+  if (spec_.cols == 0) return;  // nothing to copy, and `packed` may be null
   const std::size_t element_bytes = size_bytes(spec_.dtype);
   std::byte* first = bytes_.data() + static_cast<std::size_t>(place_of(spec_, row, 0)) * element_bytes;
   if (spec_.col_stride == 1) {
@@ -102,7 +103,7 @@ void TensorImage::clear_row(std::int64_t row) {
 }
 
 void TensorImage::set_rows(const void* packed) {
-  if (spec_.cols == 0) return;  // nothing to copy, perhaps from nowhere
+  if (spec_.cols == 0) return;  // nothing to copy, and `packed` may be null
   const std::size_t row_bytes = static_cast<std::size_t>(spec_.cols) * size_bytes(spec_.dtype);
   for (std::int64_t row = 0; row < spec_.rows; ++row)
     set_row(row, static_cast<const std::byte*>(packed) + static_cast<std::size_t>(row) * row_bytes);
@@ -124,7 +125,7 @@ TestTensor::TestTensor(RankContext& context, Group& group, MemoryKind kind, cons
   }
   data_ = base + spec_.alignment_bytes;
   refill(image);
-  // A view of no elements may have any pointer; null is the likeliest to be dereferenced by mistake.
+  // A view without elements may have any pointer; null is the most likely to reveal a wrong access.
   view_ = view_of(spec_, spec_.rows == 0 ? nullptr : data_);
 }
 

@@ -22,7 +22,7 @@ std::vector<std::string> small_bench(std::vector<std::string> more, const char* 
   return arguments;
 }
 
-/// The "results" of a run that must succeed.
+/// "results" of a run that must succeed.
 json results_of(std::vector<std::string> more, const char* topk = "2") {
   const TemporaryFile file;
   more.insert(more.end(), {"--json", file.path()});
@@ -69,7 +69,7 @@ TEST(LatencyBench, PairSaysHowItComparesWithTheOtherCalls) {
 
 TEST(LatencyBench, BytesFollowTheFormula) {
   // All 16 tokens of each of 4 ranks go to experts 0 and 1, both on rank 0: two rows a token; 48 tokens cross, once
-  // each. Combine's rows come back one by one, or one sum per token.
+  // each. Combine's rows return one by one, or as one sum per token.
   const auto pair = [](const char* order) {
     return results_of({"--op", "latency-pair", "--routing", "one-hot", "--quantize", "fp8", "--order", order});
   };
@@ -101,7 +101,8 @@ TEST(LatencyBench, SplitCallsSayHowLongTheSendHalfTakes) {
 }
 
 TEST(LatencyBench, EveryQuantisationAndOrderIsRightOnOneNodeAndOnSeveral) {
-  // With so many experts of a token on a rank the two orders round to different sums, and bench compares each.
+  // With so many experts of a token on one rank the two orders round to different sums, and bench compares each with
+  // its own reference.
   constexpr const char* kTopk = "6";
   for (const char* nodes : {"1", "2"}) {
     for (const char* quantize : {"none", "fp8", "fp8-pow2", "fp8-ue8m0", "int8"}) {
@@ -119,7 +120,7 @@ TEST(LatencyBench, EveryQuantisationAndOrderIsRightOnOneNodeAndOnSeveral) {
 }
 
 TEST(LatencyBench, SumsPerRankAreRightInLongRowsToo) {
-  // 2000 bytes: several of the pieces that rows are summed in, the last one shorter.
+  // 2000 bytes: several of the pieces in which rows are summed, the last one shorter.
   const CommandEnd end = run_ferry({"bench",     "--backend", "cpu",          "--op",   "latency-combine",
                                     "--order",   "rank_sums", "--ranks",      "4",      "--tokens",
                                     "8",         "--hidden",  "1000",         "--topk", "7",

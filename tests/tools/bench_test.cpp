@@ -1,4 +1,4 @@
-/// `ferry bench` as a user sees it: what it reports, byte counts by formula, refusals. No timing is judged.
+/// `ferry bench` as a user sees it: its report, byte counts by formula, refusals. No timing is judged.
 
 #include <gtest/gtest.h>
 
@@ -23,7 +23,7 @@ std::vector<std::string> small_bench(std::vector<std::string> more) {
   return arguments;
 }
 
-/// The "results" of a run that must succeed.
+/// "results" of a run that must succeed.
 json results_of(std::vector<std::string> more) {
   const TemporaryFile file;
   more.insert(more.end(), {"--json", file.path()});
@@ -64,13 +64,13 @@ TEST(Bench, PairReportsBothOperationsAndTheirSum) {
 }
 
 TEST(Bench, BytesOfOneHotRoutingFollowTheFormula) {
-  // All 16 tokens of each of 4 ranks go to experts 0 and 1, both on rank 0: one row a token, 48 of 64 from elsewhere.
+  // All 16 tokens of each of 4 ranks go to experts 0 and 1, both on rank 0: one row a token, 48 of 64 from other ranks.
   const json results = results_of({"--routing", "one-hot"});
   ASSERT_EQ(results.size(), 3U);
   constexpr std::int64_t kDispatchRow = 256 * 2 + 2 * (8 + 4);  // payload, two ids and weights
   EXPECT_EQ(results[0]["logical_bytes"], 64 * kDispatchRow);
   EXPECT_EQ(results[0]["wire_bytes"], 48 * kDispatchRow);
-  EXPECT_EQ(results[0]["busiest_rank_bytes"], 48 * kDispatchRow) << "rank 0 receives all of it, others send a third";
+  EXPECT_EQ(results[0]["busiest_rank_bytes"], 48 * kDispatchRow) << "rank 0 receives all, others send a third";
   EXPECT_EQ(results[1]["logical_bytes"], 64 * 512);
   EXPECT_EQ(results[1]["wire_bytes"], 48 * 512);
   EXPECT_EQ(results[1]["busiest_rank_bytes"], 48 * 512);
@@ -129,7 +129,7 @@ TEST(Bench, RouteHasATimeAndNoLimit) {
   EXPECT_TRUE(results[0]["ratio_to_limit"].is_null());
 }
 
-/// What one call counts is compared with the ids before anything is timed.
+/// Bench compares the counts of one call with the ids before it times any call.
 TEST(Bench, RoutesCountTheLoad) {
   for (const char* layout : {"tokens", "experts", "slab"}) {
     for (const char* replicas : {"0", "3"}) {
@@ -223,7 +223,7 @@ TEST(Bench, OthersWaitForALateRank) {
     EXPECT_EQ(report["run"]["late_us"], kLateUs);
     for (const json& result : report["results"]) {
       EXPECT_GE(result["time_us_p50"], kLeastUs) << result["op"];
-      EXPECT_TRUE(result["limit_gbps"].is_null()) << "copies wait for nobody";
+      EXPECT_TRUE(result["limit_gbps"].is_null()) << "copies wait for no rank";
     }
   }
   EXPECT_EQ(run_ferry({"bench", "--backend", "cpu", "--ranks", "1", "--tokens", "8", "--late-us", "1"}).exit_code, 2);

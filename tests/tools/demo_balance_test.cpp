@@ -19,7 +19,7 @@ using nlohmann::json;
 
 constexpr int kNumTokens = 240;
 
-/// Eight experts on four ranks, of which rank 0 has the two that every token chooses most.
+/// Eight experts on four ranks; rank 0 has the two experts that tokens choose most.
 std::string uneven_trace() {
   std::string trace = R"({"type": "meta", "num_experts": 8, "topk": 2})";
   for (int token = 0; token < kNumTokens; ++token) {
@@ -50,10 +50,10 @@ TEST(DemoBalance, ExpertsMoveTheLoadEvensAndTheLayerIsRight) {
   const json report = run_balanced(uneven_trace(), {});
   EXPECT_TRUE(report["verified"]);
   const json& experts = report["experts"];
-  // Of 120 tokens in a half, 120 entries for the two experts of rank 0, and 40 for each other rank's.
+  // In a half of 120 tokens, rank 0's two experts have 120 entries, and the experts of each other rank 40.
   EXPECT_EQ(rows(experts, "first_half"), (std::vector<std::int64_t>{120, 40, 40, 40}));
   EXPECT_EQ(rows(experts, "second_half_had_they_stayed"), (std::vector<std::int64_t>{120, 40, 40, 40}));
-  // Either of the two can live with one other: 60 + 20.
+  // Each of the two shares a rank with one other expert: 60 + 20.
   auto moved = rows(experts, "second_half");
   EXPECT_EQ(std::accumulate(moved.begin(), moved.end(), std::int64_t{0}), 240);
   EXPECT_EQ(*std::max_element(moved.begin(), moved.end()), 80);

@@ -38,7 +38,7 @@ TEST(LatencyDemo, VerifiesEachStepAndReportsConsistentFigures) {
   std::int64_t load = 0;
   for (const json& rows : report["rows_per_expert"]) load += rows.get<std::int64_t>();
   EXPECT_EQ(load, kRows);
-  EXPECT_FALSE(report["per_rank"][0].contains("route_ns")) << "routing is a part of the dispatch";
+  EXPECT_FALSE(report["per_rank"][0].contains("route_ns")) << "routing is part of the dispatch";
   EXPECT_GT(report["per_rank"][0]["dispatch_ns"].get<std::int64_t>(), 0);
   expect_load(report);
 }

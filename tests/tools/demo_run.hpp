@@ -1,7 +1,7 @@
 #ifndef FERRY_TESTS_TOOLS_DEMO_RUN_HPP
 #define FERRY_TESTS_TOOLS_DEMO_RUN_HPP
 
-/// What tests of `ferry demo` share.
+/// Shared code of the tests of `ferry demo`.
 
 #include <gtest/gtest.h>
 
@@ -25,14 +25,14 @@ inline std::vector<std::string> demo_arguments(std::int64_t num_tokens, const st
   return arguments;
 }
 
-/// Of a number in a report.
+/// Sum of a report's number over ranks.
 inline std::int64_t sum_over_ranks(const nlohmann::json& report, const char* key) {
   std::int64_t sum = 0;
   for (const nlohmann::json& rank : report["per_rank"]) sum += rank[key].get<std::int64_t>();
   return sum;
 }
 
-/// The load of a report is that of its ranks, and waits are of pairs of ranks.
+/// Expects the load of a report to match its ranks, and wait times between pairs of ranks.
 inline void expect_load(const nlohmann::json& report) {
   const nlohmann::json& load = report["load"];
   const auto rows = load["rows_per_rank"].get<std::vector<std::int64_t>>();
@@ -55,7 +55,7 @@ inline void expect_load(const nlohmann::json& report) {
   EXPECT_GT(total_ns, 0) << "no rank has ever slept in a call";
 }
 
-/// Seven experts, which four ranks do not divide, a -1, and an expert that nobody chose.
+/// Seven experts, which four ranks do not divide, an id of -1, and an expert that no token chose.
 inline constexpr const char* kTrace =
     R"({"type": "meta", "model": "some model", "num_experts": 7, "topk": 2}
 {"topk_ids": [0, 6], "topk_weights": [0.75, 0.25]}

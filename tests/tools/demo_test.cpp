@@ -123,7 +123,7 @@ TEST(Demo, AFolderWithOneTraceStandsForIt) {
   EXPECT_TRUE(contains(end.standard_output, "verified: 5 tokens")) << end.standard_output;
   write("layer1.jsonl", kTrace);
   end = run();
-  EXPECT_EQ(end.exit_code, 2) << "which of the two?";
+  EXPECT_EQ(end.exit_code, 2) << "a folder with two traces is ambiguous";
   EXPECT_TRUE(contains(end.standard_error, "Is a directory")) << end.standard_error;
 }
 

@@ -1,4 +1,4 @@
-/// `ferry doctor` where the cpu backend works, as it must wherever these tests run.
+/// `ferry doctor` on a machine where the cpu backend works, as on all machines that run these tests.
 
 #include <gtest/gtest.h>
 
@@ -57,7 +57,7 @@ TEST(Doctor, JoinsTwoNodesWhereThereIsANetwork) {
   }
 }
 
-/// "absent" where it says nothing of them: a build without the CUDA backend.
+/// Status of the finding; "absent" in a build without the CUDA backend, which has no such finding.
 std::string health_of_connections(const char* connections) {
   const CommandEnd end = run_ferry({"doctor", "--json", "-"}, {{"CUDA_DEVICE_MAX_CONNECTIONS", connections}});
   EXPECT_EQ(end.exit_code, 0) << end.standard_error;

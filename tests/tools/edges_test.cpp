@@ -1,4 +1,4 @@
-/// What the command says to wrong arguments, unusable files and limits of the machine.
+/// The command's messages for wrong arguments, unusable files and limits of the machine.
 
 #include <gtest/gtest.h>
 
@@ -17,7 +17,7 @@ struct Refusal {
   const char* message;
 };
 
-/// How GoogleTest prints the parameter.
+/// Prints the parameter for GoogleTest.
 void PrintTo(const Refusal& refusal, std::ostream* out) { *out << refusal.name; }
 
 class Refusals : public ::testing::TestWithParam<Refusal> {};
@@ -113,7 +113,7 @@ TEST(Arena, IsAsLargeAsTheOptionSays) {
 
 TEST(AddressSpace, ThatIsTooSmallForTheArenaNamesTheOption) {
   const CommandEnd end = run_script("ulimit -v 8000000; \"$FERRY\" demo --backend cpu --ranks 2 --tokens 8 --scale 64");
-  // Sanitizers need more addresses than that themselves, and then say so.
+  // Sanitizers themselves need more address space than that, and report it.
   if (end.standard_error.find("Sanitizer") != std::string::npos) return;
   EXPECT_EQ(end.exit_code, 1) << end.standard_error;
   EXPECT_NE(end.standard_error.find("lower --arena"), std::string::npos) << end.standard_error;

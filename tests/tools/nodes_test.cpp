@@ -17,7 +17,7 @@ namespace {
 
 using nlohmann::json;
 
-/// Where no network joins processes these tests have nothing to say.
+/// Skipped on machines where no network joins processes.
 class Nodes : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -69,7 +69,7 @@ json bench_results(std::vector<std::string> more) {
 }
 
 TEST_F(Nodes, BenchCountsBytesByTheFormula) {
-  // All tokens go to experts 0 and 1, both on rank 0: 16 of each of ranks 2 and 3 cross to the other node.
+  // All tokens go to experts 0 and 1, both on rank 0: 16 tokens of each of ranks 2 and 3 cross to the other node.
   const json results = bench_results({"--tokens", "16", "--hidden", "256", "--routing", "one-hot"});
   ASSERT_EQ(results.size(), 3U);
   constexpr std::int64_t kRows = 32;

@@ -1,4 +1,4 @@
-/// Where the command's output goes: files of every kind, standard streams of every kind, and what cannot be written.
+/// Destinations of the command's output: files and standard streams of every kind, and paths that cannot be written.
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -19,7 +19,7 @@ namespace {
 using nlohmann::json;
 namespace fs = std::filesystem;
 
-/// The smallest runs with a report: demo, bench.
+/// Smallest runs with a report: demo, bench.
 constexpr const char* kDemo = "\"$FERRY\" demo --backend cpu --ranks 1 --tokens 4 --scale 64 --model mixtral-8x7b";
 constexpr const char* kBench =
     "\"$FERRY\" bench --backend cpu --ranks 1 --tokens 4 --hidden 64 --topk 2 --experts 4 --iterations 1 --warmup 0 "
@@ -41,8 +41,8 @@ mode_t mode_of(const std::string& path) {
   return status.st_mode;
 }
 
-/// In a folder of its own; $D is the folder. Devices are reached through links there: a command that replaced what it
-/// is given would, as root, replace the machine's devices.
+/// Runs scripts in a folder of its own, $D. Devices are reached through links in it: a command that replaced the file
+/// at its path would, as root, replace the machine's devices.
 class Output : public ::testing::Test {
  protected:
   CommandEnd run(const std::string& script) const {
@@ -64,7 +64,7 @@ TEST_F(Output, OfEveryCommandReplacesAFileAndKeepsItsPermissions) {
     const std::string content = content_of(in_folder("r"));
     EXPECT_TRUE(is_report(content) || content.starts_with("<?xml")) << content;
     EXPECT_EQ(mode_of(in_folder("r")) & 07777U, 0640U);
-    EXPECT_EQ(num_entries(), 1U) << "nothing else is left there";
+    EXPECT_EQ(num_entries(), 1U) << "other files are left in the folder";
   }
 }
 
@@ -153,7 +153,7 @@ TEST_F(Output, OnAFullDiskIsAFailure) {
 }
 
 TEST_F(Output, OnAFullDiskLeavesTheOldFile) {
-  // The limit on a file's size stands for a full disk, which needs no mount.
+  // The limit on file size stands for a full disk, without a mount.
   const CommandEnd end = run("printf old > r; trap '' XFSZ; ulimit -f 1; " + demo("--picture r"));
   EXPECT_EQ(end.exit_code, 1) << end.standard_error;
   EXPECT_EQ(content_of(in_folder("r")), "old");

@@ -12,8 +12,8 @@
 namespace ferry::testing {
 namespace {
 
-/// Enough of XML's rules to catch what a program that writes it can get wrong: tags that do not nest, attributes
-/// without quotes, characters that had to be escaped. Empty if all is well, else what is not.
+/// Checks the XML rules that a program writing XML can break: nesting of tags, quotes around attributes, escaped
+/// characters. find_fault returns an empty string, or the first fault.
 class XmlCheck {
  public:
   explicit XmlCheck(std::string_view text) : text_(text) {}

@@ -1,5 +1,5 @@
-/// Ranks as processes of the `ferry` command: nothing outlives a run, whoever is killed, and a launcher's ranks work as
-/// forked ones do.
+/// Ranks as processes of the `ferry` command: no process outlives a run, whichever is killed, and a launcher's ranks
+/// work as forked ranks do.
 
 #include <gtest/gtest.h>
 #include <sys/prctl.h>
@@ -18,7 +18,7 @@ namespace {
 
 constexpr int kPatienceMs = 20'000;
 
-/// Runs until it is killed, or for a number of iterations that no test waits for.
+/// Runs until it is killed, or for more iterations than any test waits for.
 const std::vector<std::string> endless_bench = {"bench",    "--backend", "cpu",      "--ranks",      "3",
                                                 "--tokens", "16",        "--hidden", "64",           "--topk",
                                                 "2",        "--experts", "8",        "--iterations", "1000000"};
@@ -40,7 +40,7 @@ TEST(RankProcesses, AKilledRankEndsTheRunAndIsNamed) {
 }
 
 TEST(RankProcesses, AKilledParentTakesItsRanksAlong) {
-  // Orphans come to this process, which reaps them: not every container's first process does.
+  // Orphans are reparented to this process, which reaps them: the first process of some containers does not.
   ASSERT_EQ(prctl(PR_SET_CHILD_SUBREAPER, 1), 0);
   RunningCommand command(endless_bench);
   ASSERT_TRUE(command.wait_for_error_text("warm-up"));
@@ -68,7 +68,8 @@ TEST(RankProcesses, AnInterruptEndsEverything) {
   }
 }
 
-/// A port that is free now. Another process could take it before the command does; the tests on one machine do not.
+/// A port that is free now. Another process could take it before the command does, but other tests on this machine do
+/// not.
 std::string free_port() {
   const auto point = launch::MeetingPoint::open().value();
   point.close_listener();
@@ -90,7 +91,7 @@ TEST(RankProcesses, ALaunchersRanksRunTheDemoTogether) {
     RunningCommand second(spoiled_arguments, launcher_environment(1, port));
     const CommandEnd second_end = second.wait();
     const CommandEnd first_end = first.wait();
-    // Every process leaves with the verdict, one of them prints it.
+    // Every process exits with the verdict; rank 0 prints it.
     EXPECT_EQ(first_end.exit_code, spoiled ? 1 : 0) << first_end.standard_output << first_end.standard_error;
     EXPECT_EQ(second_end.exit_code, spoiled ? 1 : 0) << second_end.standard_output << second_end.standard_error;
     EXPECT_NE(first_end.standard_output.find("started by torchrun"), std::string::npos) << first_end.standard_output;
@@ -111,7 +112,7 @@ TEST(RankProcesses, ALaunchersRanksRunTheBenchTogether) {
   EXPECT_EQ(second_end.exit_code, 0) << second_end.standard_error;
 }
 
-/// Two hosts as far as the launcher says; to the ranks it makes no difference that both are this one.
+/// Two hosts by the launcher's variables; it makes no difference to the ranks that both are this host.
 TEST(RankProcesses, ALaunchersHostsAreNodes) {
   for (const TransportInfo& transport : transports()) {
     if (transport.name == "ucx" && !transport.available) GTEST_SKIP() << transport.reason;

@@ -34,11 +34,11 @@ std::string read_all(int fd) {
   return text;
 }
 
-/// -1 if there is no such process.
+/// Returns -1 if there is no such process.
 pid_t parent_of(pid_t pid) {
   std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
   std::string stat(std::istreambuf_iterator<char>(file), {});
-  // "pid (name) state parent ...", where a name may hold anything.
+  // "pid (name) state parent ...", where the name may contain any character.
   const std::size_t name_end = stat.rfind(')');
   if (name_end == std::string::npos || name_end + 4 > stat.size()) return -1;
   return std::atoi(stat.c_str() + name_end + 4);
@@ -80,14 +80,14 @@ bool RunningCommand::wait_for_error_text(const std::string& text) {
   return true;
 }
 
-/// From the parents of all processes: not every kernel has /proc/PID/task/TID/children.
+/// Searches the parents of all processes: not every kernel has /proc/PID/task/TID/children.
 std::vector<pid_t> RunningCommand::children() const {
   std::vector<pid_t> found;
   for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
     const pid_t candidate = std::atoi(entry.path().filename().c_str());
     if (candidate > 0 && parent_of(candidate) == pid()) found.push_back(candidate);
   }
-  std::sort(found.begin(), found.end());  // in the order of their start, unless numbers begin anew just then
+  std::sort(found.begin(), found.end());  // in start order, unless process numbers wrap around just then
   return found;
 }
 

@@ -13,7 +13,7 @@
 
 namespace ferry::testing {
 
-/// How a process ended and what it printed.
+/// End of a process and its output.
 struct CommandEnd {
   int exit_code = -1;  ///< -1: killed by `signal`
   int signal = 0;
@@ -25,10 +25,10 @@ inline bool contains(const std::string& text, const std::string& part) { return 
 
 using Environment = std::vector<std::pair<std::string, std::string>>;
 
-/// A started command. The destructor kills what is still running.
+/// A started command. The destructor kills the command if it still runs.
 class RunningCommand {
  public:
-  /// Launchers' variables in the test's own environment are not passed on; `environment` is added.
+  /// Passes on `environment`, and no launcher's variables of the test's own environment.
   explicit RunningCommand(std::vector<std::string> arguments, const Environment& environment = {},
                           const std::string& program = FERRY_COMMAND);
   RunningCommand(const RunningCommand&) = delete;
@@ -36,7 +36,7 @@ class RunningCommand {
   ~RunningCommand();
 
   pid_t pid() const { return process_.pid(); }
-  /// Blocks until `text` was written to standard error; false if the command ended without.
+  /// Blocks until `text` is written to standard error; returns false if the command ends before.
   bool wait_for_error_text(const std::string& text);
   /// Processes that the command has forked and that still run.
   std::vector<pid_t> children() const;
@@ -45,21 +45,21 @@ class RunningCommand {
  private:
   launch::ChildProcess start(std::vector<std::string> argv, const Environment& environment) const;
 
-  int output_fd_;                 ///< a memory file, so that the command never waits for it to be read
-  launch::ChildProcess process_;  ///< its report: standard error
+  int output_fd_;                 ///< a memory file, so that the command never waits for a reader
+  launch::ChildProcess process_;  ///< its report is standard error
 };
 
-/// Start and wait.
+/// Starts the command and waits for its end.
 CommandEnd run_ferry(std::vector<std::string> arguments, const Environment& environment = {});
 
-/// Runs a script with the shell, where "$FERRY" is the command: for limits, redirections and pipes. Bash, whose
-/// redirections are the richest.
+/// Runs a script with bash, where "$FERRY" is the command, for limits, redirections and pipes. Bash has more
+/// redirections than sh.
 CommandEnd run_script(const std::string& script);
 
-/// True once the process has ended, false if it still runs after `timeout_ms`.
+/// Returns true once the process has ended, false if it still runs after `timeout_ms`.
 bool wait_until_gone(pid_t pid, int timeout_ms);
 
-/// A new folder, gone with this object.
+/// A new folder, removed with this object.
 class TemporaryFolder {
  public:
   TemporaryFolder();
@@ -72,7 +72,7 @@ class TemporaryFolder {
   std::string path_;
 };
 
-/// A file in a folder that only this object's test uses, gone with it.
+/// A temporary file, removed with this object.
 class TemporaryFile {
  public:
   explicit TemporaryFile(const std::string& content = "");

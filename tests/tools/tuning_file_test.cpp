@@ -1,4 +1,4 @@
-/// The file that `ferry tune --out` writes: groups accept it, and what others wrote into it stays.
+/// File that `ferry tune --out` writes: groups accept it, and tables of other machines in it are kept.
 
 #include "bench/tuning_file.hpp"
 
@@ -67,7 +67,7 @@ TEST(TuningFile, ServesRowsOfAboutTheSizesThatWereMeasured) {
       file_with(empty_file(), {"GPU", "1", 2}, usual_batch(),
                 {call("dispatch", 16000, 1.1, 9), call("dispatch", 8000, 1.001, 7), call("dispatch", 1000, 1.1, 5)});
   const Json& entries = file["tables"][0]["entries"];
-  ASSERT_EQ(entries.size(), 2U) << "for 8000 bytes the default is as good";
+  ASSERT_EQ(entries.size(), 2U) << "no entry for 8000 bytes, where the default is as good";
   EXPECT_EQ(entries[0]["min_row_bytes"], 707);
   EXPECT_EQ(entries[0]["max_row_bytes"], 1414);
   EXPECT_EQ(entries[1]["min_row_bytes"], 11314) << "half way from 8000";
@@ -111,7 +111,7 @@ TEST(TuningFile, ServesBatchesLikeThoseThatWereMeasuredAndKeepsWhatItHasForOther
   EXPECT_TRUE(status.ok()) << status.to_string();
 }
 
-/// As many calls as there may be entries in a table, and more.
+/// `num_calls` calls, to fill a table to its limit or beyond.
 std::vector<TunedCall> many_calls(std::int64_t num_calls) {
   std::vector<TunedCall> calls;
   for (std::int64_t i = 1; i <= num_calls; ++i) calls.push_back(call("dispatch", i * 1000, 1.1, 9));
@@ -128,10 +128,10 @@ TEST(TuningFile, HasNoMoreThanGroupsRead) {
   Status refused = tools::with_table(empty_file(), machine, usual_batch(), many_calls(kMaxEntries + 1)).status();
   EXPECT_EQ(refused.code(), ErrorCode::kCapacity);
   refused = tools::with_table(file, machine, {"slab", 4096}, many_calls(1)).status();
-  EXPECT_EQ(refused.code(), ErrorCode::kCapacity) << "it keeps what the table has";
+  EXPECT_EQ(refused.code(), ErrorCode::kCapacity) << "the table's earlier entries are kept";
   EXPECT_THAT(std::string(refused.message()), ::testing::HasSubstr("1025 entries of a table, of which groups read at "
                                                                    "most 1024; give --out a new file"));
-  // Other machines have tables of their own, until the file is too long.
+  // Tables of other machines are added until the file is too long.
   for (int num_ranks = 3; num_ranks < 10 && refused.message().find("bytes") == std::string_view::npos; ++num_ranks) {
     Result<Json> more = tools::with_table(file, {"GPU", "1", num_ranks}, usual_batch(), many_calls(kMaxEntries));
     refused = more.status();

@@ -1,4 +1,4 @@
-/// What ranks report when their calls differ.
+/// Errors that ranks report when their calls differ.
 
 #include "core/agreement.hpp"
 
@@ -111,7 +111,7 @@ TEST(Agreement, ADifferenceInPlacementWithoutDetailsIsStillOne) {
   CallRecord other = route_of({1, 0});
   other.message_bytes = 3;
   EXPECT_NE(check({one, other}).message().find("rank 0 and rank 1 have different maps"), std::string_view::npos);
-  // What a faulty peer may claim.
+  // Values that a faulty peer may send.
   for (const std::int64_t num_experts : {std::numeric_limits<std::int64_t>::max(), std::int64_t{-1}}) {
     one.fields[1] = other.fields[1] = num_experts;
     EXPECT_EQ(check({one, other}).peer(), 1);
@@ -157,7 +157,7 @@ TEST(Agreement, ADifferenceInHomesNamesTheFirstOfThem) {
   }
 }
 
-/// Gathers the messages that a test gives for two ranks.
+/// Returns the messages of two ranks, the second given by the test.
 class FakeBootstrap final : public Bootstrap {
  public:
   explicit FakeBootstrap(std::vector<std::byte> theirs) : theirs_(std::move(theirs)) {}
@@ -188,7 +188,7 @@ TEST(GatherOrFail, ARankThatFailedExplainsMoreThanOneThatWaited) {
   const std::array<std::int32_t, 2> code_and_peer{code, -1};
   const auto bytes = std::as_bytes(std::span(code_and_peer));
   FakeBootstrap bootstrap({bytes.begin(), bytes.end()});
-  const Status waited(ErrorCode::kTimeout, "nobody came", 1);
+  const Status waited(ErrorCode::kTimeout, "no rank came", 1);
   const Status status = gather_or_fail(bootstrap, waited, {}, kNsPerSecond).status();
   EXPECT_EQ(status.code(), ErrorCode::kSystem);
   EXPECT_EQ(status.peer(), 1);

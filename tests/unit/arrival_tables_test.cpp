@@ -1,4 +1,4 @@
-/// arrival_tables on host memory; tests/gpu/arrival_tables_test.cpp and the emulator hold the kernel to the same cases.
+/// arrival_tables on host memory; tests/gpu/arrival_tables_test.cpp and the emulator run the kernel on the same cases.
 
 #include "ferry/arrival_tables.hpp"
 

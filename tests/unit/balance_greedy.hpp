@@ -1,8 +1,8 @@
 #ifndef FERRY_TESTS_UNIT_BALANCE_GREEDY_HPP
 #define FERRY_TESTS_UNIT_BALANCE_GREEDY_HPP
 
-/// What balancing is compared with: the greedy algorithm that is published with DeepSeek-V3 (technical report, section
-/// 3.4, and its load balancer), written from its description, and a bound that no placement can beat.
+/// Reference for balancing: the greedy algorithm published with DeepSeek-V3 (technical report, section 3.4, and its
+/// load balancer), written from its description, and a bound that no placement can beat.
 
 #include <algorithm>
 #include <cstddef>
@@ -20,7 +20,7 @@ struct BalanceCase {
   int num_ranks = 1;
 };
 
-/// For each item its box: items from heavy to light, each to the box with the least weight that is not full.
+/// Box of each item: items from heavy to light each go to the lightest box that is not full.
 inline std::vector<int> boxes_by_weight(const std::vector<double>& weights, int num_boxes) {
   const std::size_t room = weights.size() / static_cast<std::size_t>(num_boxes);
   std::vector<std::size_t> order(weights.size());
@@ -42,7 +42,7 @@ inline std::vector<int> boxes_by_weight(const std::vector<double>& weights, int 
   return box_of;
 }
 
-/// Load per replica of each replica, one after another given to the expert with most load per replica.
+/// Load per replica of each replica. Replicas go one by one to the expert with the most load per replica.
 inline std::vector<double> replica_loads(const std::vector<double>& load, int num_replicas) {
   std::vector<int> counts(load.size(), 1);
   for (auto n = static_cast<int>(load.size()); n < num_replicas; ++n) {
@@ -73,7 +73,7 @@ inline std::vector<double> group_weights(const BalanceCase& in) {
   return weights;
 }
 
-/// Load of the busiest rank. Hierarchical where groups divide by nodes, as published.
+/// Load of the busiest rank. Hierarchical if nodes divide the groups, as published.
 inline double greedy_max_load(const BalanceCase& in) {
   if (in.num_groups % in.num_nodes != 0) return heaviest_box(replica_loads(in.load, in.num_replicas), in.num_ranks);
   const auto node_of = boxes_by_weight(group_weights(in), in.num_nodes);
@@ -90,7 +90,7 @@ inline double greedy_max_load(const BalanceCase& in) {
   return highest;
 }
 
-/// The least that the heaviest node can have, by trying all ways to put groups on nodes.
+/// Least possible load of the heaviest node, by trying all ways to put groups on nodes.
 inline double least_node_load(const std::vector<double>& groups, std::vector<std::pair<double, std::size_t>>* nodes,
                               std::size_t next, double best) {
   if (next == groups.size()) return std::max_element(nodes->begin(), nodes->end())->first;
@@ -106,8 +106,9 @@ inline double least_node_load(const std::vector<double>& groups, std::vector<std
   return best;
 }
 
-/// No placement has a busiest rank with less: the mean, or one replica of the expert that is heaviest even where counts
-/// are chosen to make the heaviest replica light. With few groups on nodes also a rank's share of the heaviest node.
+/// Lower bound of the busiest rank's load for any placement: the mean, or one replica of the heaviest expert when
+/// counts are chosen to make the heaviest replica light. With few groups on nodes also a rank's share of the heaviest
+/// node.
 inline double max_load_bound(const BalanceCase& in) {
   const auto loads = replica_loads(in.load, in.num_replicas);
   double bound = std::accumulate(in.load.begin(), in.load.end(), 0.0) / in.num_ranks;

@@ -23,8 +23,8 @@ using testing::BalanceCase;
 using ::testing::Each;
 using ::testing::HasSubstr;
 
-/// Tokens that chose each expert of layer 0 of Qwen1.5-MoE-A2.7B while it answered questions, and the same in the
-/// second quarter of those tokens.
+/// Token count of each expert of layer 0 of Qwen1.5-MoE-A2.7B while it answered questions, and the counts of the second
+/// quarter of those tokens.
 constexpr std::array<double, 60> kRecorded = {
     113, 161, 174, 212, 145, 119, 203, 181, 218, 161, 158, 162, 118, 150, 139, 171, 162, 110, 163, 167,
     229, 166, 168, 202, 171, 157, 176, 134, 132, 107, 174, 133, 132, 136, 166, 208, 123, 167, 215, 218,
@@ -79,7 +79,7 @@ std::vector<double> rank_loads(const BalanceCase& in, const std::vector<std::int
 
 double max_of(const std::vector<double>& values) { return *std::max_element(values.begin(), values.end()); }
 
-/// (rank, expert) pairs of `after` that `before` does not have.
+/// Number of (rank, expert) pairs of `after` that `before` does not have.
 std::int64_t arrivals(const std::vector<std::int32_t>& before, const std::vector<std::int32_t>& after, int num_ranks) {
   const std::size_t places_per_rank = after.size() / static_cast<std::size_t>(num_ranks);
   std::set<std::pair<std::size_t, std::int32_t>> had;
@@ -91,7 +91,7 @@ std::int64_t arrivals(const std::vector<std::int32_t>& before, const std::vector
   return static_cast<std::int64_t>(came.size());
 }
 
-/// Everything that holds for every placement of one layer.
+/// Checks the properties of every placement of one layer.
 void expect_valid(const BalanceCase& in, const Balance& placed) {
   ASSERT_EQ(placed.physical_to_logical.size(), static_cast<std::size_t>(in.num_replicas));
   std::vector<std::int32_t> counts(in.load.size(), 0);
@@ -100,7 +100,7 @@ void expect_valid(const BalanceCase& in, const Balance& placed) {
     ASSERT_LT(expert, static_cast<std::int32_t>(in.load.size()));
     ++counts[static_cast<std::size_t>(expert)];
   }
-  ASSERT_EQ(std::count(counts.begin(), counts.end(), 0), 0) << "an expert is nowhere";
+  ASSERT_EQ(std::count(counts.begin(), counts.end(), 0), 0) << "an expert has no replica";
   ASSERT_EQ(placed.replica_counts, counts);
   ASSERT_EQ(placed.max_replicas, *std::max_element(counts.begin(), counts.end()));
   const auto width = static_cast<std::size_t>(placed.max_replicas);
@@ -148,7 +148,7 @@ bool shares_ranks(const Balance& placed) {
   return false;
 }
 
-/// Small shapes with loads from even to very uneven; whole numbers as often as not, so that equal loads occur.
+/// Draws small shapes with loads from even to very uneven; half of them whole numbers, so that equal loads occur.
 BalanceCase random_case(std::mt19937& random) {
   const auto pick = [&](int low, int high) {
     return low + static_cast<int>(random() % static_cast<unsigned>(high - low + 1));
@@ -190,7 +190,7 @@ TEST(Balance, OnRandomLoadsNeverWorseThanGreedyAndAlwaysAPlacement) {
     ASSERT_GE(placed.max_load[0] * kRounding, testing::max_load_bound(in));
     if (placed.max_load[0] < greedy * 0.999) ++num_better;
   }
-  EXPECT_GT(num_better, kNumCases / 5) << "the exchange finds nothing";
+  EXPECT_GT(num_better, kNumCases / 5) << "exchanging experts finds no improvement";
 }
 
 TEST(Balance, TheRecordedLoadsAreBalancedBetterThanByTheGreedyAlgorithm) {
@@ -206,7 +206,7 @@ TEST(Balance, TheRecordedLoadsAreBalancedBetterThanByTheGreedyAlgorithm) {
   }
 }
 
-/// The size of DeepSeek-V3's layers, a load that falls as 1/rank.
+/// Size of DeepSeek-V3's layers, with a load that falls as 1/rank.
 TEST(Balance, LargeLayersComeCloseToTheBound) {
   std::mt19937 random(3);
   BalanceCase in{{}, 288, 8, 1, 32};
@@ -219,7 +219,7 @@ TEST(Balance, LargeLayersComeCloseToTheBound) {
 }
 
 TEST(Balance, ReplicasStayApartWhereTheyCan) {
-  // One expert with nearly all tokens: more replicas than ranks would make it lighter still, but not its ranks.
+  // One expert has nearly all tokens: more replicas than ranks would make each replica lighter, but not its ranks.
   const BalanceCase hot{{1000, 10, 9, 8, 7, 6}, 12, 1, 1, 4};
   const Balance placed = balanced(hot, options_of(hot));
   EXPECT_EQ(placed.replica_counts[0], 4);
@@ -227,7 +227,7 @@ TEST(Balance, ReplicasStayApartWhereTheyCan) {
   const BalanceCase idle{std::vector<double>(6, 0.0), 12, 1, 1, 4};
   EXPECT_FALSE(shares_ranks(balanced(idle, options_of(idle))));
   EXPECT_EQ(balanced(idle, options_of(idle)).replica_counts, std::vector<std::int32_t>(6, 2));
-  // Where keeping them apart would cost load, they share: 60 here, at least 65 with expert 0 on both ranks.
+  // Replicas share a rank if separating them would cost load: 60 here, at least 65 with expert 0 on both ranks.
   const BalanceCase costly{{60, 50, 10}, 4, 1, 1, 2};
   EXPECT_EQ(balanced(costly, options_of(costly)).max_load[0], 60);
   // Two experts, three places on each of two ranks.
@@ -330,7 +330,7 @@ TEST(Balance, WhatStaysOnItsRankStaysInItsPlace) {
     for (std::size_t p = 0; p < previous.size(); ++p) {
       const auto first = placed.physical_to_logical.begin() + static_cast<std::ptrdiff_t>(p - p % per_rank);
       if (placed.physical_to_logical[p] == previous[p]) continue;
-      // Whoever is here now is new on this rank, or has more replicas here than before.
+      // The expert in a changed place is new on this rank, or has more replicas on it than before.
       const auto old = previous.begin() + static_cast<std::ptrdiff_t>(p - p % per_rank);
       const auto last = static_cast<std::ptrdiff_t>(per_rank);
       const std::int32_t expert = placed.physical_to_logical[p];

@@ -1,4 +1,4 @@
-/// The variables that launchers set, and the options made from them.
+/// Variables that launchers set, and the options made from them.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -43,7 +43,7 @@ std::string text_of(const std::optional<EnvironmentVariable>& variable) {
   return variable ? variable->name + "=" + variable->value : "absent";
 }
 
-/// One line for each launcher.
+/// Returns one line for each launcher.
 std::vector<std::string> launchers_in(const Environment& environment) {
   std::vector<std::string> lines;
   for (const LauncherVariables& found : bootstrap::launcher_variables_from(lookup_in(environment))) {
@@ -153,7 +153,7 @@ TEST(LauncherPort, FollowsTheDocumentedRule) {
   EXPECT_GE(derived, kFirstDerivedPort);
   EXPECT_LT(derived, kFirstDerivedPort + kNumDerivedPorts);
   EXPECT_EQ(derived, options_from(with(srun_variables, {{"SLURM_PROCID", "0"}}))->port)
-      << "all ranks must derive the same";
+      << "all ranks must derive the same port";
   EXPECT_NE(derived, options_from(with(srun_variables, {{"SLURM_JOB_ID", "4712"}}))->port);
 }
 

@@ -1,4 +1,4 @@
-/// Parsers of received bytes, proofs of the handshake, and which frames a channel accepts.
+/// Parsers of received bytes, proofs of the handshake, and the frames that a channel accepts.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -147,7 +147,7 @@ class Channels : public testing::Test {
     return {UniqueFd(ends[0]), UniqueFd(ends[1])};
   }
 
-  /// The bytes that a channel with these keys sends.
+  /// Bytes that a channel with these keys sends.
   std::vector<std::byte> record(const std::vector<std::string>& payloads) const {
     auto [near, far] = make_pair();
     Channel sender(std::move(near), keys_);
@@ -158,7 +158,7 @@ class Channels : public testing::Test {
     return bytes;
   }
 
-  /// The payloads that the receiving channel accepts from `bytes`, and how it ended.
+  /// Payloads that the receiving channel accepts from `bytes`, and its last outcome.
   std::pair<std::vector<std::string>, ReceiveOutcome> replay(const std::vector<std::byte>& bytes) const {
     auto [near, far] = make_pair();
     Channel receiver(std::move(near), {.send = keys_.receive, .receive = keys_.send});

@@ -70,7 +70,7 @@ TEST(InProcessBootstrap, RankThatLeavesWhileOthersGatherIsNamed) {
   }
 }
 
-TEST(InProcessBootstrap, LeavingAfterTheResultHarmsNobody) {
+TEST(InProcessBootstrap, LeavingAfterTheResultHarmsNoRank) {
   for (int repeat = 0; repeat < 50; ++repeat) {
     auto group = create_in_process_bootstraps(4).value();
     const auto statuses = run_threads(4, [&](int rank) {

@@ -1,4 +1,5 @@
-/// The TCP bootstrap with ranks as threads: who receives what, and which error all ranks get when it fails.
+/// TCP bootstrap with ranks as threads: the messages that each rank receives, and the error that all ranks get on
+/// failure.
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -229,7 +230,7 @@ TEST_P(Leaver, IsBlamedOnAllRanksThatStillGather) {
 
 INSTANTIATE_TEST_SUITE_P(Ranks, Leaver, testing::Values(0, 3));
 
-TEST(TcpBootstrap, LeavingAfterTheResultHarmsNobody) {
+TEST(TcpBootstrap, LeavingAfterTheResultHarmsNoRank) {
   constexpr int kNumRanks = 4;
   auto group = form_group(kNumRanks);
   const auto gathered = run_threads(kNumRanks, [&](int rank) {
@@ -318,7 +319,8 @@ TEST(TcpBootstrap, ErrorReportsTheAttemptThatCameFurthest) {
   const UniqueFd listener(meeting.listen_fd);
   (void)fcntl(listener.get(), F_SETFL, 0);
   const bootstrap::ChallengeFrame challenge = bootstrap::make_challenge({});
-  // Behave as a rank 0 with another secret: close the connection after the hello. Do not answer the next attempt.
+  // Behaves as a rank 0 with another secret: closes the connection after the hello, and does not answer the next
+  // attempt.
   UniqueFd connection(accept(listener.get(), nullptr, nullptr));
   ASSERT_EQ(write(connection.get(), challenge.data(), challenge.size()), std::ssize(challenge));
   bootstrap::HelloFrame hello{};
@@ -351,7 +353,7 @@ TEST(TcpBootstrap, RankTriesAgainUntilTheRealRankZeroListens) {
 class Host : public testing::TestWithParam<std::string> {};
 
 TEST_P(Host, CanBeListenedOnAndReached) {
-  // A port that was free a moment ago. Rank 0 reports it if it has been taken since.
+  // The port was free a moment ago; rank 0 reports an error if it has been taken since.
   const Meeting free_port = Meeting::prepare();
   free_port.close_listener();
   const auto created = run_threads(3, [&](int rank) {
@@ -417,7 +419,8 @@ INSTANTIATE_TEST_SUITE_P(
                     BadOption{"no_secret", [](TcpBootstrapOptions* o) { o->secret.clear(); }, "openssl rand -hex 32"},
                     BadOption{"no_port", [](TcpBootstrapOptions* o) { o->port = 0; }, "port=0"},
                     BadOption{"no_host", [](TcpBootstrapOptions* o) { o->host.clear(); }, "no host"},
-                    // No name at all, so that no server is asked, which a machine without a network would wait for.
+                    // Not a valid name, so that no name server is asked, for which a machine without a network would
+                    // wait.
                     BadOption{"no_such_host", [](TcpBootstrapOptions* o) { o->host = "no such host"; }, "no such host"},
                     BadOption{"no_time", [](TcpBootstrapOptions* o) { o->timeout_ns = 0; }, "timeout_ns=0"}),
     case_name<BadOption>);

@@ -14,7 +14,7 @@ TEST(CallGate, LetsCallsInOneAfterTheOther) {
   constexpr int kThreads = 4;
   constexpr int kCalls = 2000;
   CallGate gate;
-  int num_calls = 0;  // only counted right if no two calls run at once
+  int num_calls = 0;  // correct only if no two calls run at once
   {
     std::vector<std::jthread> threads;
     for (int i = 0; i < kThreads; ++i) {

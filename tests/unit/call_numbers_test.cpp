@@ -1,4 +1,4 @@
-/// The numbers by which ranks tell whether their Routings are of the same route.
+/// Numbers by which ranks detect whether their Routings belong to the same route.
 
 #include "core/call_numbers.hpp"
 
@@ -12,7 +12,7 @@ namespace {
 
 using enum RouteOutcome;
 
-/// Of a route whose outcome the host learns late.
+/// Routing of a route whose outcome the host learns late.
 std::shared_ptr<RoutingState> late_routing(const RouteOutcome& outcome) {
   auto routing = std::make_shared<RoutingState>();
   routing->unsettled = std::make_shared<UnsettledCalls>();
@@ -50,7 +50,7 @@ TEST(CallNumbers, CallsThatSomeRanksDoNotMakeCountUntilThatIsKnown) {
   numbers.count_on(routing.get());
   EXPECT_EQ(number_of_next(numbers), 3);
   outcome = kSomeMakeCalls;
-  numbers.count_on(routing.get());        // as if it were not
+  numbers.count_on(routing.get());        // the dropped route no longer counts its calls
   EXPECT_EQ(number_of_next(numbers), 2);  // the two routes alone
   numbers.count_on(routing.get());
   EXPECT_EQ(number_of_next(numbers), 3);

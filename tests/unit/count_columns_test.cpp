@@ -1,4 +1,4 @@
-/// How a GPU lays out counts, shares the sums over them, and finds rows without a token.
+/// Layout of counts on a GPU, shares of the sums over them, and detection of rows without a token.
 
 #include "plan/count_columns.hpp"
 

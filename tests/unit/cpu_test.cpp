@@ -1,4 +1,4 @@
-/// Parts of the CPU backend on their own: the page heap, the arena, row copies. The sums are in row_sum_test.cpp.
+/// Parts of the CPU backend on their own: the page heap, the arena, row copies. row_sum_test.cpp tests the sums.
 
 #include <gtest/gtest.h>
 #include <sys/mman.h>

@@ -1,4 +1,4 @@
-/// What the CUDA backend's host decides and lays out. Needs no GPU.
+/// Decisions and memory layouts of the CUDA backend's host code. Needs no GPU.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -46,7 +46,7 @@ TEST(TokenRecord, NothingWantedIsNoRecord) { EXPECT_EQ(plan::TokenRecord::of({.n
 
 // Control, RoutingTables
 
-/// A part of a layout, with the bytes that its elements need.
+/// A part of a layout, with the size of its elements.
 struct Part {
   const char* name;
   const void* begin;
@@ -58,7 +58,8 @@ Part part(const char* name, const T* begin, std::size_t count) {
   return {name, begin, count * sizeof(T)};
 }
 
-/// Parts in order, none in another, each at a multiple of 64 from the base; the size ends right behind the last one.
+/// Expects parts in order, without overlap, each at a multiple of 64 from the base, and a size that ends with the last
+/// part.
 void expect_carved(const std::vector<Part>& parts, const std::byte* base, std::size_t size_bytes) {
   std::size_t end = 0;
   for (const Part& one : parts) {
@@ -153,18 +154,18 @@ TEST(RouteBlocks, CoverAllTokens) {
 
 TEST(SourceGuess, HoldsEvenRoutesAndWhatCameBefore) {
   SourceGuess guess{.num_ranks = 8, .num_tokens = 4096, .num_topk = 8, .num_local_experts = 32};
-  EXPECT_EQ(guess.num_rows(), 8 * 4096) << "each token comes once";
+  EXPECT_EQ(guess.num_rows(), 8 * 4096) << "each token arrives once";
   guess.by_token = false;
   EXPECT_EQ(guess.num_rows(), 2 * 4096 * 8) << "twice an even share";
   guess.expert_alignment = 128;
-  EXPECT_EQ(guess.num_rows(), 2 * 4096 * 8 + 32 * 127) << "and a gap after each expert";
+  EXPECT_EQ(guess.num_rows(), 2 * 4096 * 8 + 32 * 127) << "a gap after each expert";
   guess.num_tokens = 0;
   guess.known_rows = 8'000'000;
   EXPECT_EQ(guess.num_rows(), 9'000'000);
   EXPECT_EQ(SourceGuess{}.num_rows(), 0);
 }
 
-// bytes_required without a GPU; tests/conformance/memory_test.cpp compares it with what groups hold.
+// bytes_required without a GPU; tests/conformance/memory_test.cpp compares it with the memory of groups.
 
 MemoryShape cuda_shape() {
   MemoryShape shape;
@@ -206,11 +207,11 @@ TEST(BytesRequired, OfCudaCountsThePlacementsTables) {
   shape.num_experts = 2048;  // P
   const std::size_t without = required(shape);
   shape.num_logical_experts = 1024;
-  // Ranges of each expert, homes, and whose home each is; the owners' table ends somewhere in a page.
+  // Ranges of each expert, homes, and the expert of each home; the owners' table ends inside a page.
   constexpr std::size_t kTables = 1024 * 8 + 2 * 2048 * 4;
   EXPECT_EQ(required(shape) - without, kTables);
   shape.placement_on_device = true;
-  EXPECT_EQ(required(shape) - without, kTables + kPage) << "made by a kernel, with what that has found";
+  EXPECT_EQ(required(shape) - without, kTables + kPage) << "the kernel that makes the tables adds its findings";
   shape.num_routings = 3;
   const std::size_t three = required(shape);
   shape.num_logical_experts = 0;
@@ -231,20 +232,20 @@ TEST(BytesRequired, OfCudaRefusesGroupsThatItDoesNotHave) {
   EXPECT_EQ(bytes_required(shape).status().code(), ErrorCode::kUnsupported);
 }
 
-/// A bound: rings, what is forwarded, and what comes back.
+/// Upper bound: rings, forwarded rows, and returned rows.
 TEST(BytesRequired, OfCudaNodesCountsWhatIsForwarded) {
   MemoryShape shape = cuda_shape();
   shape.ranks_per_node = 4;
   shape.num_node_tokens = 4000;
   const std::size_t nothing_forwarded = required(shape);
-  // Sums of the own node and of the other, at most; rings have a budget.
+  // At most the sums of this node and of the other; rings have a budget.
   EXPECT_GT(nothing_forwarded, std::size_t{4000 + 4096} * 14336);
   EXPECT_LT(nothing_forwarded, (std::size_t{2} * 8096 + 4096 + 3 * 21000) * 14336 + (std::size_t{128} << 20));
   shape.num_forwarded_tokens = 3000;
   const std::size_t forwarded = required(shape) - nothing_forwarded;
   EXPECT_GE(forwarded, std::size_t{3000} * 14336);
   EXPECT_LT(forwarded, std::size_t{3000} * (14336 + 1024));
-  // Of latency mode, which knows only M of the other ranks.
+  // Latency mode knows only M of the other ranks.
   shape.max_tokens = 4096;
   shape.num_node_tokens = 0;
   shape.num_forwarded_tokens = 0;

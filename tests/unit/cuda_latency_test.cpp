@@ -1,4 +1,4 @@
-/// What the CUDA backend's host lays out for latency mode. Needs no GPU.
+/// Memory layouts of the CUDA backend's host code for latency mode. Needs no GPU.
 
 #include <gtest/gtest.h>
 
@@ -101,7 +101,7 @@ TEST(LatencyBytesRequired, OfSumsCountsARowForEachRank) {
   shape.num_topk = 16;
   EXPECT_GT(*latency_bytes_required(shape), of_eight * 3 / 2);
   shape.order = CombineOrder::kRankSums;
-  EXPECT_LT(*latency_bytes_required(shape), of_eight * 11 / 10) << "of 8 ranks, whatever K is";
+  EXPECT_LT(*latency_bytes_required(shape), of_eight * 11 / 10) << "a row for each of 8 ranks, for any K";
 }
 
 TEST(LatencyBytesRequired, RefusesAbsurdShapes) {
@@ -122,7 +122,7 @@ TEST(BytesRequired, OfCudaCountsTheMemoryOfLatencyMode) {
   EXPECT_EQ(*bytes_required(shape) - without, 8192U) << "whole pages";
 }
 
-/// tests/conformance/memory_test.cpp compares it with what groups hold.
+/// tests/conformance/memory_test.cpp compares these sizes with the memory of groups.
 TEST(BytesRequired, OfCudaCountsTheRoutingsOfLatencyMode) {
   MemoryShape shape;
   shape.backend = "cuda";
@@ -139,10 +139,10 @@ TEST(BytesRequired, OfCudaCountsTheRoutingsOfLatencyMode) {
   const std::size_t one = *bytes_required(shape);
   shape.num_routings = 3;
   const std::size_t tables = (*bytes_required(shape) - one) / 2;
-  // Entries of the rows, what goes back to the sources, and this rank's own entries.
+  // Entries of the rows, entries returned to the sources, and this rank's own entries.
   const std::size_t least = 32 * 1024 * 8 + 8 * 128 * 8 * 4 + 100 * 8 * 16;
   EXPECT_GE(tables, least);
-  EXPECT_LT(tables, least + 16 * 1024) << "and what is of a rank or an expert";
+  EXPECT_LT(tables, least + 16 * 1024) << "plus tables by rank and by expert";
   shape.num_routings = 1;
   shape.weights = true;
   const std::size_t weights = (8 * 128 * 8 + 100 * 8) * 4;

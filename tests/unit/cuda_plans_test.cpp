@@ -1,4 +1,4 @@
-/// How many multiprocessors the parts of a dispatch and a combine get, and in what pieces they work.
+/// Number of multiprocessors for each part of a dispatch and a combine, and sizes of their pieces of work.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -13,7 +13,7 @@
 namespace ferry::cuda {
 namespace {
 
-/// Multiprocessors of today's GPUs, their halves where two ranks share one, and what is left of them at worst.
+/// Multiprocessors of current GPUs, half of them if two ranks share one, and small numbers that may be left.
 constexpr std::array<int, 12> kNumSms = {1, 2, 3, 4, 7, 8, 11, 16, 24, 66, 132, 148};
 
 std::vector<KernelOptions> some_options() {
@@ -31,7 +31,8 @@ std::string describe(const KernelOptions& options, int num_sms) {
                      num_sms);
 }
 
-/// Two parts of which the first is always wanted. A wanted part gets a block even if there is but one multiprocessor.
+/// Expects two parts, of which the first is always wanted, to fit. A wanted part gets a block even with a single
+/// multiprocessor.
 void expect_fit(int first, int second, bool second_wanted, int num_sms, const std::string& what) {
   EXPECT_GE(first, 1) << what;
   if (second_wanted) {
@@ -84,7 +85,7 @@ TEST(DispatchPlan, TakesTheCallersNumbersWhereTheyFit) {
   EXPECT_EQ(plan_dispatch({.chunk_tokens = 17}, limits, {.staged = false, .unpacks = false}).chunk_tokens, 17);
 }
 
-TEST(DispatchPlan, ARankThatIsAloneSendsToNobodyElse) {
+TEST(DispatchPlan, ALoneRankSendsToItself) {
   for (int num_copy_sms : {0, 1, 4, 1000}) {
     const DispatchPlan plan = plan_dispatch({.num_copy_sms = num_copy_sms}, {.num_sms = 132, .num_ranks = 1}, {});
     EXPECT_EQ(plan.num_own_blocks, plan.num_send_blocks) << num_copy_sms;
@@ -105,7 +106,8 @@ TEST(DispatchPlan, SomeBlocksSendToPeersAndSomeCopyOwnRows) {
   }
 }
 
-/// What stays on the GPU is one row of R; blocks for less than that share make all others wait for the last rows.
+/// One row of R stays on the GPU; with fewer blocks than that share, all other blocks would wait for the last of these
+/// rows.
 TEST(DispatchPlan, OwnRowsGetTheirShareOfTheBlocks) {
   for (int num_ranks : {3, 4, 8, 16}) {
     for (int num_sms : {0, 8, 11, 16, 24, 96}) {
@@ -165,7 +167,7 @@ TEST(Plans, TakeFewMultiprocessorsForLongRowsOfEightRanks) {
   }
 }
 
-/// The table of docs/performance-gpus.md.
+/// Table of docs/performance-gpus.md.
 TEST(Plans, TakeAsManyMultiprocessorsAsIsDocumented) {
   struct Documented {
     int num_ranks;

@@ -1,4 +1,4 @@
-/// dispatch_layout on host memory; tests/gpu/dispatch_layout_test.cpp holds the kernel to the same cases.
+/// dispatch_layout on host memory; tests/gpu/dispatch_layout_test.cpp runs the kernel on the same cases.
 
 #include "ferry/dispatch_layout.hpp"
 
@@ -49,7 +49,7 @@ TEST(DispatchLayout, CountsRandomIds) {
   }
 }
 
-/// Ids of four tokens, and room for what is counted.
+/// Ids of four tokens, and memory for the counts.
 struct Small {
   std::vector<std::int64_t> ids{0, 5, 5, 5, -1, 2, 7, 0};
   std::vector<std::int32_t> per_rank{-1, -1};

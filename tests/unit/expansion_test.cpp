@@ -1,5 +1,5 @@
 /// expand_rows and reduce_rows on host memory, and the tables that arrival_tables makes for them. The emulator and
-/// tests/gpu/expansion_test.cpp hold the kernels to the same cases.
+/// tests/gpu/expansion_test.cpp run the kernels on the same cases.
 
 #include "ferry/expansion.hpp"
 
@@ -25,7 +25,7 @@ using testing::HasSubstr;
 
 constexpr int kNumCases = test::kSanitized ? 40 : 200;
 
-/// Rows of at least 16 bytes that vectors of elements hold are aligned to as many.
+/// Vectors hold their rows of at least 16 bytes at addresses aligned to 16 bytes.
 static_assert(__STDCPP_DEFAULT_NEW_ALIGNMENT__ >= 16);
 
 template <typename Id>
@@ -103,7 +103,7 @@ TEST(Expansion, PutsEachExpertsRowsTogether) {
     EXPECT_EQ(make_tables<std::int64_t>(one, DType::kInt64), tables) << one.name();
     EXPECT_EQ(make_tables<std::int32_t>(one, DType::kInt32), tables) << one.name();
     EXPECT_EQ(expand(one, tables, i % 2 == 0, true), one.expanded(tables)) << one.name();
-    // Gaps are as they were: the caller's, cleared before.
+    // Gaps keep the caller's contents, which are zero here.
     EXPECT_EQ(expand(one, tables, i % 2 == 0, false), one.expanded(tables)) << one.name();
   }
 }
@@ -187,7 +187,7 @@ TEST(Expansion, AddsInTheOrderOfChoicesFromPositiveZero) {
   EXPECT_EQ(std::bit_cast<std::uint32_t>(sums.front()), 0U);
 }
 
-/// The stride of rows means nothing then, and may be any.
+/// With at most one row the row stride is unused, and may have any value.
 TEST(Expansion, TakesOneRowAndNoneWithAnyStride) {
   for (const std::int64_t num_rows : {0, 1}) {
     Small small;

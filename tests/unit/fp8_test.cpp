@@ -16,7 +16,7 @@ namespace {
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-/// Value of a non-NaN code from the format's definition: 4 exponent bits with bias 7, 3 fraction bits.
+/// Value of a non-NaN code by the format's definition: 4 exponent bits with bias 7, 3 fraction bits.
 double value_of(int code) {
   const int exponent = (code >> 3) & 15;
   const int fraction = code & 7;
@@ -94,7 +94,7 @@ TEST(Fp8, SaturatesAndKeepsNanAndSigns) {
 
 // ---- rows ----
 
-/// One matrix through both directions. Outputs start as patterns so that unwritten places show.
+/// One matrix through both directions. Outputs start as patterns, so that unwritten places show.
 struct Quantised {
   std::int64_t num_tokens = 1;
   std::int64_t hidden = 0;
@@ -281,7 +281,7 @@ TEST(Fp8, PackedExponentsAreThoseOfSingleBytes) {
     const std::vector<float> x = random_rows(static_cast<std::size_t>(kTokens * hidden), 5);
     const Quantised expected = run(x, hidden, Fp8ScaleFormat::kUe8m0);
     const std::int64_t num_words = (hidden + 511) / 512;
-    // Column-major, one word of every column unused.
+    // Column-major, with one unused word in every column.
     constexpr std::int64_t kColumn = kTokens + 1;
     std::vector<std::uint32_t> words(static_cast<std::size_t>(num_words * kColumn), 0xAAAAAAAAU);
     std::vector<std::uint8_t> q(x.size(), 0xAA);

@@ -1,4 +1,5 @@
-/// The gate against its definition, on every instruction set, bit by bit; its exponential, noise, capacity and presets.
+/// The gate compared with its definition, bit by bit, on every instruction set; its exponential, noise, capacity and
+/// presets.
 
 #include <gtest/gtest.h>
 
@@ -56,7 +57,7 @@ TEST(GatingRules, EveryInstructionSetGivesTheBitsOfTheDefinition) {
 
 TEST(GatingRules, ExponentialIsWithinItsError) {
   constexpr double kMaxUlps = 1.01;
-  constexpr std::uint32_t kStep = 997;  // of 1.1e9 values, a million
+  constexpr std::uint32_t kStep = 997;  // a million of 1.1e9 values
   for (std::uint32_t bits = 0x80000000U; bits <= numeric::bits_of(numeric::kExponentialFloor); bits += kStep) {
     const float x = numeric::float_of(bits);
     const double exact = std::exp(static_cast<double>(x));
@@ -74,7 +75,7 @@ TEST(GatingRules, ExponentialIsWithinItsError) {
   EXPECT_NEAR(numeric::sigmoid(-2.0F), 1 / (1 + std::exp(2.0)), 1e-7);
 }
 
-/// The known answers for 10 rounds that come with Random123, the authors' library.
+/// Known answers for 10 rounds, published with Random123, the authors' library.
 TEST(GatingRules, PhiloxGivesItsKnownAnswers) {
   const auto draw = [](std::uint32_t word, std::uint64_t key) {
     const numeric::PhiloxWords drawn = numeric::philox({{word, word, word, word}}, key);
@@ -143,7 +144,7 @@ TEST(GatingRules, FullExpertsDropTokensOrSendThemElsewhere) {
   EXPECT_EQ(std::vector<float>(dropped.weights.begin() + 2, dropped.weights.end()), std::vector<float>(4, 0.0F));
   options.overflow = GatingOverflow::kRechoose;
   const Chosen chosen = choose(logits, 4, options);
-  EXPECT_EQ(chosen.ids, (std::vector<std::int64_t>{2, 1, 0, 3, -1, -1})) << "the last finds no expert";
+  EXPECT_EQ(chosen.ids, (std::vector<std::int64_t>{2, 1, 0, 3, -1, -1})) << "the last token finds no free expert";
   EXPECT_EQ(chosen.weights[0], chosen.weights[2]) << "0 and 3 differ by as much as 2 and 1";
   EXPECT_EQ(chosen.weights[4], 0.0F);
 }
@@ -186,7 +187,7 @@ TEST(GatingRules, PresetsAreThoseOfThePublishedModels) {
   for (const GatingPreset& preset : gating_presets()) {
     EXPECT_EQ(find_gating_preset(preset.name), &preset);
     EXPECT_FALSE(preset.source.empty());
-    // Each can be used: weights sum to the scale.
+    // Each preset is usable: its weights sum to the scale.
     const std::vector<float> logits(static_cast<std::size_t>(preset.num_experts), 0.5F);
     const Chosen chosen = choose(logits, preset.num_experts, preset.options);
     EXPECT_NEAR(std::accumulate(chosen.weights.begin(), chosen.weights.end(), 0.0F), preset.options.scale, 1e-5F)

@@ -35,7 +35,7 @@ Chosen choose(const std::vector<float>& logits, std::int64_t num_experts, const 
   return chosen;
 }
 
-/// The same by the definition: scores in double, groups and experts picked one maximum at a time.
+/// Chooses by the definition: scores in double, groups and experts picked one maximum at a time.
 Chosen choose_naively(const std::vector<float>& logits, std::int64_t num_experts, const GatingOptions& options,
                       const std::vector<float>& bias) {
   Chosen chosen;

@@ -15,7 +15,7 @@ namespace {
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-/// One matrix through both directions. Outputs start as patterns so that unwritten places show.
+/// One matrix through both directions. Outputs start as patterns, so that unwritten places show.
 struct Quantised {
   std::vector<std::int8_t> q;
   std::vector<float> scales;

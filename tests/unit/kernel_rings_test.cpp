@@ -1,5 +1,5 @@
-/// Rings in memory from outside, which kernels use between the hosts' exchanges, and rings of their own beside those of
-/// the hosts, as in GPU memory; here a thread takes their place, and host memory that of the GPU.
+/// Rings in memory given from outside, which kernels use between the hosts' exchanges, and separate rings beside those
+/// of the hosts, as in GPU memory. A thread stands in for the kernels, and host memory for GPU memory.
 
 #include <gtest/gtest.h>
 
@@ -41,7 +41,7 @@ class RingRank {
     sync_ = std::move(call::CallSync::create(backend, &rings)).value();
   }
 
-  /// Sends the peer `value`, repeated, as the hosts do; whether what came from there is all `expected`.
+  /// Sends the peer `value`, repeated, as the hosts do. Returns true if all received bytes are `expected`.
   bool exchange(std::uint8_t value, std::uint8_t expected) {
     const std::vector<std::byte> mine(kBytes, std::byte{value});
     std::vector<std::byte> theirs(kBytes);
@@ -54,7 +54,7 @@ class RingRank {
     return theirs == std::vector<std::byte>(kBytes, std::byte{expected});
   }
 
-  /// Sends one chunk and receives one, as a kernel does, which wakes nobody.
+  /// Sends one chunk and receives one, as a kernel does, without waking any thread.
   bool exchange_as_kernel(std::uint8_t value, std::uint8_t expected) {
     sync_->rails().keep_polling(true);
     const rail::Rails::Chunks chunks = sync_->rails().chunks();
@@ -85,7 +85,7 @@ class RingRank {
     words.chunk_bytes[0] = kShape.chunk_bytes;
     Word(words.filled).store(1, std::memory_order_release);
   }
-  /// Why the peer is lost; ok if it is not for a long time.
+  /// Returns why the peer is lost; ok if it is not lost for a long time.
   Status await_loss() {
     const std::int64_t deadline_ns = node::monotonic_ns() + 20 * kNsPerSecond;
     while (node::monotonic_ns() < deadline_ns) {
@@ -96,14 +96,14 @@ class RingRank {
   std::uint64_t num_arrived() { return Word(words_[static_cast<std::size_t>(peer())].arrived).load(); }
 
   call::CallSync& sync() { return *sync_; }
-  /// Flushes so far, and those at which kernels knew of the chunks already.
+  /// Flushes so far, and flushes at which kernels had already seen the chunk.
   int num_flushes() const { return num_flushes_.load(); }
   int num_late() const { return num_late_.load(); }
-  /// From now on a flush fails.
+  /// Makes later flushes fail.
   void break_flush() { flush_works_ = false; }
   Status make_visible() {
     if (!flush_works_) return Status(ErrorCode::kCuda, "no flush");
-    // Each round brings one chunk: before it, kernels know of as many as were flushed.
+    // Each round brings one chunk: before its flush, kernels may have seen only as many chunks as were flushed.
     net::RingWords& words = words_[static_cast<std::size_t>(peer())];
     if (Word(words.arrived).load() > static_cast<std::uint64_t>(num_flushes_)) ++num_late_;
     ++num_flushes_;
@@ -131,8 +131,8 @@ void take_turns(RankContext& context, RingRank& rank) {
   for (std::uint8_t round = 0; round < 5; ++round) {
     const auto value = static_cast<std::uint8_t>(mine + round);
     const auto expected = static_cast<std::uint8_t>(theirs + round);
-    context.expect(rank.exchange(value, expected), "what hosts exchange");
-    context.expect(rank.exchange_as_kernel(value, expected), "what kernels exchange");
+    context.expect(rank.exchange(value, expected), "bytes exchanged by hosts");
+    context.expect(rank.exchange_as_kernel(value, expected), "bytes exchanged by kernels");
   }
 }
 
@@ -149,13 +149,13 @@ TEST(KernelRings, ApartFromTheHostsAreFlushedBeforeKernelsKnowOfAChunk) {
   run_ranks({.kind = RankKind::kThreads, .num_ranks = 2}, [](RankContext& context) {
     RingRank rank(context, true);
     context.expect(rank.sync().rails().has_gpu_rings(), "rings apart");
-    context.expect(rank.sync().network_usage().ring_memory == "gpu", "and shown");
+    context.expect(rank.sync().network_usage().ring_memory == "gpu", "ring memory is shown as gpu");
     const std::size_t gpu_bytes = rail::Rails::rings_bytes(rank.sync().topology(), kShape);
     const std::size_t host_bytes = rail::Rails::memory_bytes(rank.sync().topology(), rail::default_ring_shape(2));
     context.expect(rank.sync().rails().memory_bytes() == host_bytes + gpu_bytes, "bytes of both");
     take_turns(context, rank);
-    context.expect(rank.num_flushes() == 5, "one flush for each chunk of kernels, none for those of hosts");
-    context.expect(rank.num_late() == 0, "before kernels know of it");
+    context.expect(rank.num_flushes() == 5, "one flush for each chunk of kernels, none for chunks of hosts");
+    context.expect(rank.num_late() == 0, "every flush comes before kernels see the chunk");
     throw_if_error(context.bootstrap()->all_gather({}, 20 * kNsPerSecond).status());
   });
 }

@@ -1,4 +1,4 @@
-/// What a group lets a program do with a Routing of latency mode, phase by phase.
+/// Calls that a group allows on a Routing of latency mode, phase by phase.
 
 #include "core/latency_calls.hpp"
 
@@ -10,7 +10,7 @@
 namespace ferry {
 namespace {
 
-/// Of a backend whose receive half returns before it knows how the dispatch ended.
+/// Routing of a backend whose receive half returns before the dispatch's outcome is known.
 struct LateRouting : RoutingState {
   bool dispatch_failed() const override { return failed; }
   bool failed = false;
@@ -40,7 +40,7 @@ TEST(LatencyCalls, ADispatchThatIsFoundToHaveFailedAfterItWasReceivedIsOfNoUse) 
   EXPECT_EQ(text_of(check_received("channel_tables", *routing)), "kInvalidArgument: channel_tables" + failed);
 }
 
-/// What is in flight can be received, whatever is known of it.
+/// A call in flight can be received, whether or not its outcome is known.
 TEST(LatencyCalls, ACombineOfAFailedDispatchIsReceivedAllTheSame) {
   LatencyCalls calls;
   const auto routing = std::make_shared<LateRouting>();

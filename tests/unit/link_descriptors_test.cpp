@@ -1,4 +1,4 @@
-/// Links between processes of one host where file descriptors run out. Only one end has too few.
+/// Links between processes of one host when file descriptors run out at one end.
 
 #include "node/peer_link.hpp"
 
@@ -17,7 +17,7 @@
 namespace ferry::test {
 namespace {
 
-/// So long that the test would run into its own limit.
+/// Long enough that the test would exceed its own time limit.
 constexpr std::int64_t kTimeoutNs = 600 * kNsPerSecond;
 
 void expect_out_of_descriptors(const Status& status) {
@@ -45,7 +45,7 @@ TEST(LinkDescriptors, LinksWithEnoughDescriptors) {
 }
 
 TEST(LinkDescriptors, ThatCannotBeAcceptedIsRefusedAtOnce) {
-  for (int num_left : {0, 1}) {  // no room for the connection, or none for the arena that comes with it
+  for (int num_left : {0, 1}) {  // no room for the connection, or for the arena sent with it
     const Ends ends;
     ForkedRank connecting([&](const auto&) { return ends.connect(); });
     ForkedRank accepting([&](const auto&) {

@@ -1,4 +1,4 @@
-/// The load of experts over a window of calls, and the time that ranks wait for each other.
+/// Load of experts over a window of calls, and the time that ranks wait for each other.
 
 #include "ferry/load.hpp"
 
@@ -17,7 +17,7 @@ namespace {
 
 constexpr int kNumRanks = 2;
 
-/// Runs `body(rank, bootstrap)` on threads that are ranks.
+/// Runs `body(rank, bootstrap)` on one thread for each rank.
 template <typename Body>
 void on_ranks(Body body) {
   const auto bootstraps = create_in_process_bootstraps(kNumRanks).value();
@@ -28,7 +28,7 @@ void on_ranks(Body body) {
   for (std::thread& thread : threads) thread.join();
 }
 
-/// Routes these ids of top 1.
+/// Routes these ids with K = 1.
 Status route(Group& group, const std::vector<std::int64_t>& ids, const LoadCounters& counters) {
   RouteOptions options;
   options.num_experts = 3;
@@ -52,7 +52,7 @@ TEST(LoadWindow, SumsOverCallsAndRanks) {
     // Expert 0 has a home on each rank.
     EXPECT_EQ(sum.physical, (std::vector<std::int64_t>{0, 0, 0, 0, 4, 2, 2, 2}));
     ASSERT_EQ(sum.wait_times_ns.size(), 4U);
-    EXPECT_EQ(sum.wait_times_ns[0], 0);  // nobody waits for itself
+    EXPECT_EQ(sum.wait_times_ns[0], 0);  // no rank waits for itself
     EXPECT_EQ(sum.wait_times_ns[3], 0);
     const auto json = nlohmann::json::parse(sum.to_json());
     EXPECT_EQ(json["logical"], nlohmann::json({{0, 0, 0}, {6, 2, 2}}));
@@ -70,7 +70,7 @@ TEST(LoadWindow, ARankThatComesLateShowsInTheOthersWaits) {
   constexpr int kMostCalls = 1000;
   on_ranks([](int rank, const std::shared_ptr<Bootstrap>& bootstrap) {
     const auto group = Group::create(bootstrap, {.backend = "cpu", .arena_bytes = std::size_t{1} << 24}).value();
-    // How late rank 1 is to a call is for the system to say, so until it is late enough for rank 0 to sleep.
+    // The system decides how late rank 1 is, so calls repeat until rank 0 has slept.
     std::byte has_waited{0};
     for (int call = 0; call < kMostCalls && has_waited == std::byte{0}; ++call) {
       std::int64_t busy = 0;

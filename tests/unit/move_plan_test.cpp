@@ -33,8 +33,8 @@ Result<MovePlan> plan(const Placement& previous, const Placement& next, const Wo
   return plan_moves(view(previous), view(next), {world.num_experts, world.num_ranks, world.num_nodes});
 }
 
-/// Carries the plan out wave by wave, with each wave's copies in a random order, on experts that are numbers; what a
-/// place holds while it is written is garbage to everyone else in that wave.
+/// Carries the plan out wave by wave, with each wave's copies in random order, on experts that are numbers. Places that
+/// a wave writes hold garbage for every copy of that wave that reads them.
 Placement carry_out(const MovePlan& moves, const Placement& previous, const World& world, std::int64_t num_layers,
                     std::mt19937& random) {
   Placement now = previous;
@@ -78,7 +78,7 @@ TEST(MovePlan, CarriedOutInAnyOrderOfAWaveItGivesTheNextPlacement) {
     for (auto& expert : previous)
       expert = static_cast<std::int32_t>(random() % static_cast<unsigned>(world.num_experts));
     for (std::size_t p = 0; p < next.size(); ++p) {
-      // Any expert of the layer, or nothing new.
+      // Any expert of the layer, or an unchanged place.
       const std::size_t base = p / num_physical * num_physical;
       next[p] = random() % 8 == 0 ? -1 : previous[base + random() % num_physical];
     }

@@ -1,4 +1,4 @@
-/// The network devices of a host, which of them a group takes, and what makes a host.
+/// Network devices of a host, the devices that a group uses, and the identity of a host.
 
 #include "net/devices.hpp"
 
@@ -136,7 +136,7 @@ TEST(HostIdentity, IsMachineNetworkAndSharedMemory) {
   HostIdentity other_machine = here;
   ++other_machine.boot_id[0];
   EXPECT_FALSE(here.same_host(other_machine));
-  // Two machines that cannot say which they are.
+  // Two machines that cannot identify themselves.
   EXPECT_FALSE(HostIdentity{}.same_network(HostIdentity{}));
 }
 
@@ -158,7 +158,7 @@ class Choice : public ::testing::Test {
 
   std::vector<NetDeviceInfo> devices = two_networks();
   std::string bootstrap_address = "198.51.100.1";
-  // Rank 0 on another host, this rank, and one beside it.
+  // Rank 0 on another host, this rank, and a rank beside it.
   std::vector<RankPlace> places{{.address = "127.0.0.2"},
                                 {.on_this_host = true, .in_this_network = true},
                                 {.on_this_host = true, .in_this_network = true}};

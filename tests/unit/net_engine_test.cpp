@@ -1,4 +1,4 @@
-/// What every network engine promises, through the interface that the proxy uses.
+/// Guarantees of every network engine, through the proxy's interface.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -38,7 +38,7 @@ bool has_pattern(const NetEnd& end, std::size_t offset, std::size_t count, std::
   return std::equal(expected.begin(), expected.end(), end.memory.begin() + static_cast<std::ptrdiff_t>(offset));
 }
 
-/// The engine's own part of the blob of `end`.
+/// Engine's own part of the blob of `end`.
 net::Blob own_part_of(const NetEnd& end, const net::Blob& blob) {
   const auto own_part = net::parse_blob(blob, end.engine->name(), end.options, end.options.self).value();
   return {own_part.begin(), own_part.end()};
@@ -124,7 +124,7 @@ TEST_P(NetEngine, AllocatesMemoryWhereItsOwnerHasNone) {
     for (int peer = 0; peer < ends.size(); ++peer) {
       EXPECT_TRUE(
           has_pattern(ends[end], static_cast<std::size_t>(peer) * kBytes, kBytes, static_cast<std::uint64_t>(peer)))
-          << "what end " << peer << " put at end " << end;
+          << "bytes that end " << peer << " put at end " << end;
     }
   }
 }
@@ -301,7 +301,7 @@ TEST_P(NetEngine, DestroyedEndIsLostToTheOthersWhoGoOn) {
     ASSERT_TRUE(ends[survivor].lost.contains(0));
     EXPECT_EQ(ends[survivor].lost[0].code(), ErrorCode::kPeerLost) << ends[survivor].lost[0].to_string();
     EXPECT_EQ(ends[survivor].lost[0].peer(), 0);
-    // Dropped, and not reported again.
+    // Dropped, and the loss is not reported again.
     ends[survivor].engine->put(0, 0, 0, 0, 100);
     ends[survivor].engine->notify(0, 0, 1);
     EXPECT_TRUE(ends[survivor].engine->flushed(0));

@@ -1,4 +1,4 @@
-/// The faults that tests of the layers above inject, and what the in-process engine checks.
+/// Faults that tests of higher layers inject, and checks of the in-process engine.
 
 #include <gtest/gtest.h>
 
@@ -99,7 +99,7 @@ TEST(LoopbackFaults, ReorderMixesChannelsButNeverOne) {
   }
 }
 
-/// The only order that remains is the rule of engine.hpp.
+/// Only the order required by engine.hpp remains.
 TEST(LoopbackFaults, ScrambleLeavesPutsBeforeTheirNotify) {
   LoopbackFaults faults;
   faults.scramble(5);
@@ -134,7 +134,7 @@ TEST(LoopbackFaults, ScrambleLeavesPutsBeforeTheirNotify) {
   EXPECT_GT(num_early_puts, 0) << "puts of a later round arrive before a notify";
   for (int channel = 0; channel < kNumChannels; ++channel) {
     const std::vector<std::uint64_t>& heard = ends[1].heard[{0, channel}];
-    EXPECT_EQ(heard.size(), kRounds) << "the end of a peer is behind all that it sent";
+    EXPECT_EQ(heard.size(), kRounds) << "a peer's end follows all its messages";
     EXPECT_FALSE(std::ranges::is_sorted(heard)) << "notifies of one channel overtake each other";
   }
   EXPECT_GT(faults.counts().num_delayed, 0U);
@@ -187,7 +187,7 @@ TEST(LoopbackFaults, CutIsReportedToBothAndOnlyThem) {
   ends[0].engine->notify(1, 0, 1);
   faults.cut(0, 1);
   poll_times(&ends, 3);
-  EXPECT_TRUE(ends[1].heard.empty()) << "what was in transit is lost too";
+  EXPECT_TRUE(ends[1].heard.empty()) << "messages in transit are lost too";
   EXPECT_EQ(ends[0].lost[1].code(), ErrorCode::kTransport);
   EXPECT_EQ(ends[1].lost[0].code(), ErrorCode::kTransport);
   EXPECT_EQ(ends[0].num_lost_events, 1);
@@ -197,7 +197,7 @@ TEST(LoopbackFaults, CutIsReportedToBothAndOnlyThem) {
   EXPECT_EQ(ends[2].highest(0, 0), 5U);
 }
 
-/// FERRY_LOOPBACK_RATE while it lives.
+/// Sets FERRY_LOOPBACK_RATE while it lives.
 class Rate {
  public:
   explicit Rate(const char* bytes_per_s) { setenv("FERRY_LOOPBACK_RATE", bytes_per_s, 1); }

@@ -1,4 +1,4 @@
-/// Messages of the UCX engine, without UCX: who can make one, where its payload may go, and in which order they count.
+/// Messages of the UCX engine, without UCX: authenticity, destinations of payloads, and order of delivery.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -32,7 +32,7 @@ using testing::ElementsAre;
 constexpr std::uint32_t kSender = 3;
 constexpr std::uint32_t kNumChannels = 2;
 
-/// One peer's messages, and the end that receives them.
+/// Messages of one peer, and the end that receives them.
 class NetMessage : public testing::Test {
  protected:
   Message sealed(Message message) {
@@ -153,7 +153,7 @@ TEST_F(NetMessage, ThatBreakTheRulesEndTheConnection) {
   EXPECT_TRUE(std::ranges::all_of(memory_, [](std::byte byte) { return byte == std::byte{0}; }));
 }
 
-/// Who has been told that its get is over may have given the memory back.
+/// After a get is reported complete, its caller may have freed the memory.
 TEST_F(NetMessage, ThatAnswerAGetWriteNothingOnceItIsOver) {
   constexpr std::uint64_t kTicket = 9;
   const auto answer = [&](std::uint64_t sequence, std::uint64_t from, std::size_t num_bytes) {
@@ -174,7 +174,7 @@ TEST_F(NetMessage, ThatAnswerAGetWriteNothingOnceItIsOver) {
   EXPECT_TRUE(inbound_.accept(answer(1, 0, 16), payload_));
   EXPECT_TRUE(untouched(got)) << "after its last bytes";
 
-  // Whatever ends it: here an answer without bytes that was there before it was asked for, and comes to its turn later.
+  // Any end of a get: here an answer without bytes that arrives before the request and is processed after it.
   EXPECT_TRUE(inbound_.accept(answer(3, 0, 0), {}));
   inbound_.expect(kTicket, got);
   EXPECT_TRUE(inbound_.accept(notify(2), {}));
@@ -212,7 +212,7 @@ TEST_F(NetMessage, OfAReceiverFarAheadOfTheRestWaitForIt) {
     if (comes) {
       EXPECT_TRUE(inbound.accept(notify(0), {}, Way::kWorker));
     } else {
-      inbound.end();  // others' puts come by the same receiver
+      inbound.end();  // puts of other peers use the same receiver
     }
     EXPECT_FALSE(inbound.is_receiver_ahead());
     EXPECT_FALSE(inbound.broken());
@@ -251,7 +251,7 @@ TEST_F(NetMessage, OfTwoThreadsCountInTheOrderOfTheirNumbersWithTheirBytesInPlac
   EXPECT_EQ(inbound.num_dropped(), 0U);
 }
 
-TEST(NetSeal, BothEndsOfAPairDeriveTheSameKeysAndNobodyElse) {
+TEST(NetSeal, BothEndsOfAPairDeriveTheSameKeysAndNoOtherEnd) {
   const KeyPair one = KeyPair::make().value();
   const KeyPair two = KeyPair::make().value();
   const KeyPair stranger = KeyPair::make().value();
@@ -271,7 +271,7 @@ TEST(NetSeal, KeysWithoutASecretAreRefused) {
   EXPECT_EQ(own.agree({}, token, token).status().code(), ErrorCode::kTransport);
 }
 
-/// By a call that knows of nothing before.
+/// MAC computed by one call, without earlier state.
 Tag mac_of(SealKey key, const std::vector<std::byte>& bytes) {
   Tag mac{};
   std::size_t num_bytes = 0;

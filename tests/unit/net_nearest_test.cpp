@@ -1,4 +1,4 @@
-/// The network card that a rank takes for its GPU, on hosts that are trees of files.
+/// Network card that a rank uses for its GPU, on hosts that are trees of files.
 
 #include "net/nearest.hpp"
 
@@ -22,7 +22,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-/// A host's /sys: devices by their real paths, found through the links of their classes.
+/// /sys of a host: devices at their real paths, found through the links of their classes.
 class FakeHost {
  public:
   FakeHost() {
@@ -35,7 +35,7 @@ class FakeHost {
   FakeHost(const FakeHost&) = delete;
   FakeHost& operator=(const FakeHost&) = delete;
 
-  /// `place`: the path below /sys/devices, whose last part is the PCI address.
+  /// `place`: path below /sys/devices, whose last part is the PCI address.
   void add_gpu(const std::string& place, int numa_node = -1) { (void)add_device(place, numa_node); }
   void add_card(const std::string& name, const std::string& place, int numa_node = -1) {
     const std::filesystem::path device = add_device(place, numa_node);
@@ -60,7 +60,7 @@ class FakeHost {
   std::vector<NetDeviceInfo> ports_;
 };
 
-/// Two sockets; on the first each GPU shares a switch with a card, on the second two cards are beside the GPUs' bridge.
+/// Two sockets: on the first each GPU shares a switch with a card; on the second two cards are beside the GPUs' bridge.
 class TwoSockets : public ::testing::Test {
  protected:
   TwoSockets() {

@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::chrono::seconds kPatience{30};
 
-/// How a rank uses a proxy: it sleeps until the proxy rings and the condition holds.
+/// A rank's use of a proxy: it sleeps until the proxy rings and the condition holds.
 class Bell {
  public:
   void ring() {
@@ -76,7 +76,7 @@ class NetProxy : public testing::TestWithParam<const char*> {
   void TearDown() override { end_all(); }
 
   ProxyRank& rank(int index) { return *ranks_[static_cast<std::size_t>(index)]; }
-  /// At the same time, as the ranks of a group leave.
+  /// Ends all ranks at the same time, as the ranks of a group leave.
   void end_all() {
     std::vector<std::thread> enders;
     for (const auto& rank : ranks_) enders.emplace_back([&rank] { rank->proxy = nullptr; });
@@ -157,7 +157,7 @@ TEST_P(NetProxy, WakesAfterALongSleep) {
   start({});
   rank(0).proxy->notify(1, 0, 1);
   ASSERT_TRUE(rank(1).await(0, 0, 1));
-  // Long past any spinning, so that both threads sleep.
+  // Longer than any spinning, so that both threads sleep.
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
   rank(1).proxy->notify(0, 0, 2);
   EXPECT_TRUE(rank(0).await(1, 0, 2));
@@ -196,7 +196,7 @@ TEST_P(NetProxy, PathsAreAnsweredByTheThread) {
   EXPECT_EQ(rank(1).proxy->paths().size(), 2U);
 }
 
-/// How a rank drives the engine itself: it is not woken, it polls and sleeps.
+/// Drives the engine as a rank does itself: it polls and sleeps instead of being woken.
 template <typename Condition>
 bool drive_until(net::Proxy& proxy, Condition condition) {
   constexpr std::int64_t kNapNs = 100'000'000;
@@ -217,7 +217,7 @@ TEST_P(NetProxy, RanksAcquireAndReleaseTheEngine) {
     const int peer = 1 - self;
     int num_wrong = 0;
     for (std::uint64_t round = 1; round <= kRounds; ++round) {
-      // All four pairs of hands and threads, in all orders; what was ordered before goes too.
+      // All four combinations of hand and thread, in all orders; operations queued before acquire() are sent too.
       const bool by_hand = (round >> self & 1) != 0;
       const bool too_late = round % 3 == 0;
       const auto arrived = [&] { return mine.proxy->received(peer, 0) >= round; };
@@ -256,7 +256,7 @@ TEST_P(NetProxy, OnlyTheDriverMovesAnything) {
   EXPECT_TRUE(rank(0).proxy->sleep(0));
   rank(0).proxy->release();
   EXPECT_FALSE(rank(0).proxy->progress());
-  // The proxy's thread drives again, whatever it did meanwhile.
+  // The proxy's thread drives the engine again after release().
   rank(1).proxy->notify(0, 0, 2);
   EXPECT_TRUE(rank(0).await(1, 0, 2));
 }

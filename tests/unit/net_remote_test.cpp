@@ -1,4 +1,4 @@
-/// What every network engine promises about reads and atomics of a peer's memory, and what it refuses.
+/// Guarantees of every network engine for reads and atomics of a peer's memory, and requests that it refuses.
 
 #include <gtest/gtest.h>
 
@@ -74,13 +74,13 @@ TEST_P(NetRemote, AtomicsAddUpAndAnswerWhatWasThere) {
   for (const int from : {0, 1}) {
     for (const auto& [ticket, value] : ends[from].completed) before.insert(value);
   }
-  EXPECT_EQ(before.size(), 2 * kEach) << "each found another value";
+  EXPECT_EQ(before.size(), 2 * kEach) << "each found a different value";
 
   ends[0].engine->atomic(2, 0, {.kind = Kind::kCompareSwap, .offset = 64, .operand = 7, .compare = 3}, 1001);
   ends[0].engine->flush(2, 1002);
   ASSERT_TRUE(ends.poll_until([&] { return ends[0].completed.contains(1002); }));
   EXPECT_EQ(ends[0].completed.at(1001), 2 * kEach);
-  EXPECT_EQ(*word, 2 * kEach) << "it was not 3";
+  EXPECT_EQ(*word, 2 * kEach) << "the word was not 3";
   ends[0].engine->atomic(2, 0, {.kind = Kind::kCompareSwap, .offset = 64, .operand = 7, .compare = 2 * kEach}, 1003);
   ends[0].engine->flush(2, 1004);
   ASSERT_TRUE(ends.poll_until([&] { return ends[0].completed.contains(1004); }));
@@ -116,7 +116,7 @@ TEST_P(NetRemote, AnAtomicComesAfterThePutsOfItsChannelAndAFlushAfterAll) {
 TEST_P(NetRemote, NothingIsWrittenForAGetThatIsForgotten) {
   NetEnds ends(GetParam().engine, shape(4096));
   ends.connect();
-  if (GetParam().engine_allocates) return;  // a get by loads is over before it can be forgotten
+  if (GetParam().engine_allocates) return;  // a get by loads completes before it can be forgotten
   ends[1].memory[0] = std::byte{1};
   std::vector<std::byte> got(64);
   ends[0].engine->get(1, got, 0, 1);
@@ -127,7 +127,7 @@ TEST_P(NetRemote, NothingIsWrittenForAGetThatIsForgotten) {
   EXPECT_EQ(got[0], std::byte{0});
 }
 
-/// Who asked has been told so, and may have given the memory back.
+/// The caller has been told of the loss, and may have freed the memory.
 TEST_P(NetRemote, NothingIsWrittenForAGetOnceItsPeerIsLost) {
   constexpr std::size_t kBytes = 1'000'000;
   NetEnds ends(GetParam().engine, shape(kBytes));
@@ -142,7 +142,7 @@ TEST_P(NetRemote, NothingIsWrittenForAGetOnceItsPeerIsLost) {
     std::ranges::fill(got, std::byte{0xEE});
   };
   ends[0].engine->get(1, got, 0, 2);
-  // It says that it closes before it looks at what it was asked.
+  // The peer announces its end before it looks at requests.
   ends.close({1});
   ASSERT_TRUE(ends.poll_until([&] { return lost; }));
   for (int i = 0; i < 100; ++i) ends.poll();
@@ -150,7 +150,7 @@ TEST_P(NetRemote, NothingIsWrittenForAGetOnceItsPeerIsLost) {
   EXPECT_EQ(std::ranges::count(got, std::byte{0xEE}), static_cast<std::ptrdiff_t>(kBytes));
 }
 
-/// A rank that names memory which is not the receiver's loses its connection, and nothing is touched.
+/// A rank that names memory outside the receiver's loses its connection, and no memory is changed.
 class LoopbackRemote : public testing::TestWithParam<AtomicOp> {};
 INSTANTIATE_TEST_SUITE_P(, LoopbackRemote,
                          testing::Values(AtomicOp{Kind::kAdd, 4096, 1, 0}, AtomicOp{Kind::kAdd, 4092, 1, 0},

@@ -1,4 +1,4 @@
-/// Who connects to an end of the UCX engine and by what, and what happens while they do.
+/// Connections to an end of the UCX engine: their origin, their transport, and events while they form.
 
 #include <arpa/inet.h>
 #include <gmock/gmock.h>
@@ -25,7 +25,7 @@ namespace {
 
 using testing::HasSubstr;
 
-/// Where this process listens for IPv4 connections.
+/// Addresses at which this process listens for IPv4 connections.
 std::vector<sockaddr_in> listening_addresses() {
   std::vector<sockaddr_in> addresses;
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
@@ -41,7 +41,7 @@ std::vector<sockaddr_in> listening_addresses() {
   return addresses;
 }
 
-/// Connects as any process could. Invalid where nobody answers within the time.
+/// Connects as any process could. Returns an invalid descriptor if there is no answer in time.
 UniqueFd try_to_connect(const sockaddr_in& address, int timeout_ms) {
   UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   (void)connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address);
@@ -64,14 +64,14 @@ TEST(NetUcx, PeersOfThisHostStoreIntoMemoryAndListenOnTheLoopbackInterfaceAlone)
     if (!path.starts_with("memory (puts)")) return Status(ErrorCode::kInternal, path);
     for (const sockaddr_in& address : listening_addresses()) {
       if (address.sin_addr.s_addr != htonl(INADDR_LOOPBACK))
-        return Status(ErrorCode::kInternal, "it listens to others");
+        return Status(ErrorCode::kInternal, "it listens on other interfaces");
     }
     return Status();
   });
   EXPECT_TRUE(status.ok()) << status.to_string();
 }
 
-TEST(NetUcx, OnceAllPeersHaveConnectedNobodyElseIsAndCan) {
+TEST(NetUcx, OnceAllPeersHaveConnectedNoOtherCan) {
   constexpr std::size_t kBytes = 100'000;
   for (const int one_case : {0, 1, 2, 3}) {
     const bool of_one_host = one_case % 2 == 0;
@@ -82,8 +82,8 @@ TEST(NetUcx, OnceAllPeersHaveConnectedNobodyElseIsAndCan) {
                             .memory_bytes = kBytes,
                             .hosts = of_one_host ? std::vector<int>{7, 7, 7} : std::vector<int>{}});
       const std::vector<sockaddr_in> addresses = listening_addresses();
-      if (addresses.empty()) return Status(ErrorCode::kInternal, "it listens nowhere");
-      // In a process of its own: what this one connects counts as a peer's.
+      if (addresses.empty()) return Status(ErrorCode::kInternal, "it listens on no address");
+      // In a process of its own: a connection from this process would count as a peer's.
       ForkedRank stranger([&addresses](const ForkedRank::Checkpoint& connected) {
         std::vector<UniqueFd> held;
         for (const sockaddr_in& address : addresses) held.push_back(try_to_connect(address, 10'000));
@@ -148,8 +148,8 @@ TEST(NetUcx, LargePutsComeByReceiversWhereTheyAreMessagesOverTcpAlone) {
   }
 }
 
-/// Both ends at once: an end that held back what comes, because a large put before it is missing, would hold back the
-/// puts that the other one is missing.
+/// Both ends send at once: an end that held back messages because an earlier large put is missing would hold back the
+/// puts that the other end is missing.
 TEST(NetUcx, ManySmallMessagesMayOvertakeLargePuts) {
   constexpr int kNumPuts = 40;
   constexpr std::size_t kBytes = 128 << 10;
@@ -167,8 +167,8 @@ TEST(NetUcx, ManySmallMessagesMayOvertakeLargePuts) {
   EXPECT_TRUE(ends[0].lost.empty() && ends[1].lost.empty());
 }
 
-/// A peer may still be choosing between two sockets then, and must not end those that the end that leaves has not
-/// named: it would wait for its farewell until the deadline, which is far away.
+/// A peer may still be choosing between two sockets, and must not close a socket that the leaving end has not named:
+/// that end would wait for the peer's farewell until its distant deadline.
 TEST(NetUcx, AnEndThatLeavesAsSoonAsItHasConnectedIsAnswered) {
   constexpr int kNumRounds = 40;
   constexpr std::int64_t kAnHourNs = 3'600'000'000'000;

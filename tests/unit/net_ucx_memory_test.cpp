@@ -1,5 +1,5 @@
-/// What ends that have closed leave behind in their process. The leak check of the address sanitizer does not say:
-/// tests/leaks.supp.
+/// Memory that closed ends leave in their process, which the address sanitizer's leak check does not report
+/// (tests/leaks.supp).
 
 #include <gtest/gtest.h>
 
@@ -11,7 +11,7 @@
 namespace ferry::test {
 namespace {
 
-/// Three ends talk, one leaves, the others notice and go, too.
+/// Three ends exchange messages, one leaves, and the others notice and leave too.
 void come_and_go(bool engine_allocates) {
   NetEnds ends("ucx", {.num_ends = 3, .engine_allocates = engine_allocates});
   ends.connect();

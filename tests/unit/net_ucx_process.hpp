@@ -1,7 +1,7 @@
 #ifndef FERRY_TESTS_NET_UCX_PROCESS_HPP
 #define FERRY_TESTS_NET_UCX_PROCESS_HPP
 
-/// What the tests of UCX in processes of their own share.
+/// Shared code of tests of UCX in processes of their own.
 
 #include <array>
 #include <functional>
@@ -10,13 +10,13 @@
 
 namespace ferry::test {
 
-/// In a process of its own, into which UCX has not been loaded yet.
+/// Runs `body` in a new process into which UCX has not been loaded.
 inline Status in_fresh_process(const std::function<Status()>& body) {
   ForkedRank process([&body](const ForkedRank::Checkpoint&) { return body(); });
   return process.result();
 }
 
-/// Ends that receive by one thread, and by two.
+/// Ends that receive with one thread, and with two.
 inline constexpr std::array<const char*, 2> kUcxEngines{"ucx", "ucx_with_receivers"};
 
 }  // namespace ferry::test

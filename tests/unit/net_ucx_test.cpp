@@ -81,7 +81,7 @@ TEST(NetUcx, PrintsNothingWhenAPeerIsLost) {
   EXPECT_TRUE(status.ok()) << status.to_string();
 }
 
-/// Loads it as another library of the process would, and says where it is.
+/// Loads UCX as another library of the process would, and returns its path.
 std::string load_as_others_do() {
   void* library = dlopen("libucp.so.0", RTLD_NOW | RTLD_LOCAL);
   link_map* map = nullptr;
@@ -212,10 +212,10 @@ TEST(NetUcx, PathsReportWhetherTheyAreInMemory) {
 }
 
 TEST(NetUcx, TooFewDescriptorsAreATypedErrorThatNamesTheLimit) {
-  // From none to as many as are enough: UCX ends the process where it finds out by itself.
+  // From none to enough descriptors: UCX ends the process if it runs out by itself.
   for (const char* engine : kUcxEngines) {
     bool created = false;
-    // A receiver is left out where there are too few for it.
+    // A receiver is left out if descriptors do not suffice for it.
     for (rlim_t limit = 8; limit < 256; limit += 4) {
       const Status status = in_fresh_process([limit, engine] {
         const rlimit descriptors{limit, limit};
@@ -236,7 +236,7 @@ TEST(NetUcx, TooFewDescriptorsAreATypedErrorThatNamesTheLimit) {
 }
 
 TEST(NetUcx, DescriptorsThatRunOutWhileConnectingEndNoProcess) {
-  // For none, one, two or all three of the ends, which share what this process may have.
+  // Enough for none, one, two or all three of the ends, which share the process's limit.
   constexpr std::array<rlim_t, 2> kEnough{40, 120};  // by engine
   constexpr std::array<rlim_t, 13> kNumLeft{0, 4, 8, 12, 14, 18, 22, 26, 40, 56, 72, 96, 120};
   for (std::size_t one_case = 0; one_case < 2 * kNumLeft.size(); ++one_case) {
@@ -273,7 +273,7 @@ TEST(NetUcx, DescriptorsThatRunOutWhileConnectingEndNoProcess) {
 TEST(NetUcx, NoRoomForSharedMemoryIsATypedErrorThatNamesTheFolder) {
   const Status status = in_fresh_process([] {
     setenv("UCX_TLS", "posix", 1);
-    setenv("UCX_POSIX_DIR", "/proc", 1);  // a file system without room, on any machine
+    setenv("UCX_POSIX_DIR", "/proc", 1);  // a file system without room on any machine
     return create_status();
   });
   EXPECT_EQ(status.code(), ErrorCode::kSystem) << status.to_string();

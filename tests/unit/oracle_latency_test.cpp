@@ -2,7 +2,7 @@
 
 #include "unit/oracle_worlds.hpp"
 
-// What the oracle says of latency mode alone. Every expectation here is computed by hand.
+// Oracle's functions for latency mode alone. Every expectation is computed by hand.
 
 namespace ferry::oracle {
 namespace {
@@ -17,7 +17,7 @@ TEST(OracleRoute, SourceRangesOfASlab) {
   EXPECT_EQ(source_ranges(world, routings[1]), (std::vector<SourceRange>{{1, 0}, {0, 1}, {1, 0}, {0, 1}}));
 }
 
-/// One token of rank 0 with two entries on each rank, of experts of its own or, where `repeats`, of one twice.
+/// One token of rank 0 with two entries on each rank, for different experts or, with `repeats`, twice for one.
 World two_entries_on_each(int num_ranks, int ranks_per_node, bool repeats = false) {
   World world;
   world.num_ranks = num_ranks;
@@ -45,7 +45,7 @@ Bytes combine_rank_sums(const World& world, const std::vector<float>& y) {
   return combine(world, route(world).value(), inputs)[0].x;
 }
 
-// bf16 has 8 significant bits: of 1 + 2^-8 the last one is rounded away, of 1 + 2^-7 nothing.
+// bf16 has 8 significant bits: 1 + 2^-8 loses its last bit, 1 + 2^-7 loses none.
 TEST(OracleCombine, RankSumsAreRoundedOnEachRankAndOnceMore) {
   const World world = two_entries_on_each(2, 2);
   EXPECT_EQ(combine_rank_sums(world, {1, 0x1p-8F, 0x1p-8F, 0}), pack_bf16({1})) << "(1) + (2^-8), to even";
@@ -61,7 +61,7 @@ TEST(OracleCombine, RankSumsAreRoundedOnEachRankAndOnceMore) {
 
 TEST(OracleCombine, RankSumsAddRanksInAscendingOrderInFp32) {
   World world = two_entries_on_each(3, 3);
-  // The ranks' entries in another order than the ranks.
+  // The entries' order differs from the order of their ranks.
   world.ranks[0].topk_idx = {4, 2, 0, 5, 3, 1};
   const float big = 0x1p24F;
   EXPECT_EQ(combine_rank_sums(world, {1, 0, 1, 0, big, 0}), pack_bf16({big}));
@@ -103,7 +103,7 @@ TEST(OracleCombine, RankSumsOfAnExpertNamedTwice) {
 }
 
 TEST(OracleCombine, RankSumsOverNodesRoundOnceMorePerNode) {
-  // Node 0 has (1) + (2^-8), which it rounds to 1; then the source adds node 1's 2^-8.
+  // Node 0 adds (1) + (2^-8), which it rounds to 1; then the source adds node 1's 2^-8.
   EXPECT_EQ(combine_rank_sums(two_entries_on_each(4, 4), {1, 0, 0x1p-8F, 0, 0x1p-8F, 0, 0, 0}),
             pack_bf16({1 + 0x1p-7F}));
   EXPECT_EQ(combine_rank_sums(two_entries_on_each(4, 2), {1, 0, 0x1p-8F, 0, 0x1p-8F, 0, 0, 0}), pack_bf16({1}));

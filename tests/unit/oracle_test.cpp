@@ -9,7 +9,7 @@
 
 #include "unit/oracle_worlds.hpp"
 
-// The oracle checks everything else, so every expectation here is computed by hand.
+// The oracle checks all other code, so every expectation is computed by hand.
 
 namespace ferry::oracle {
 namespace {
@@ -165,7 +165,7 @@ TEST(OracleCombine, SumsEachRowOnceOrEachEntryWeighted) {
 }
 
 TEST(OracleQuantize, ARowOfEveryMode) {
-  // The second block: one channel, of a NaN, is all of it.
+  // The second block has NaN in all its 16 channels.
   std::vector<float> row(128, 0.0F);
   row[0] = 896.0F;  // the multiplier of FP8 is 1/2
   row[1] = -3.0F;   // -1.5
@@ -218,7 +218,7 @@ TEST(OracleCombine, ReturnsWeights) {
   EXPECT_EQ(combined[1].weights, (std::vector<float>{2, 4, 0, 0}));
 }
 
-/// One token of rank 0 that goes to one expert on each of `num_ranks` ranks, the last rank's first.
+/// One token of rank 0 for one expert on each of `num_ranks` ranks, the last rank's first.
 World one_token_everywhere(int num_ranks, int ranks_per_node) {
   World world;
   world.num_ranks = world.num_topk = num_ranks;
@@ -250,7 +250,7 @@ TEST(OracleCombine, AddsInAscendingRankOrderNotInTopkOrder) {
   EXPECT_EQ(combine_one(world, {1, 1, big}), big + 2);
   EXPECT_EQ(combine_one(world, {big, 1, 1}, true), big);
   EXPECT_EQ(combine_one(world, {1, 1, big}, true), big + 2);
-  EXPECT_EQ(combine_one(world, {1, 1, 0}, false, big), big) << "biases come first";
+  EXPECT_EQ(combine_one(world, {1, 1, 0}, false, big), big) << "biases are added first";
 }
 
 TEST(OracleCombine, WeightedUsesOneRoundingPerTerm) {

@@ -1,7 +1,7 @@
 #ifndef FERRY_TESTS_ORACLE_WORLDS_HPP
 #define FERRY_TESTS_ORACLE_WORLDS_HPP
 
-/// What the tests of the oracle share: packed values, and the smallest world with everything in it.
+/// Shared code of the oracle's tests: packed values, and a small world with all cases in it.
 
 #include <bit>
 #include <cstddef>
@@ -25,7 +25,7 @@ inline std::vector<float> unpack(const Bytes& bytes) {
   return values;
 }
 
-/// Values that bf16 holds exactly.
+/// Packs values that bf16 represents exactly.
 inline Bytes pack_bf16(const std::vector<float>& values) {
   Bytes bytes;
   for (float value : values) {

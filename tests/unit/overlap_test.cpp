@@ -1,4 +1,4 @@
-/// Which tensors of a call share memory: compared with marking every byte.
+/// Overlap of a call's tensors, compared with marking every byte.
 
 #include "core/overlap.hpp"
 
@@ -13,7 +13,7 @@
 namespace ferry {
 namespace {
 
-/// Only addresses are compared; nothing is there.
+/// Only addresses are compared; no memory is there.
 void* at(std::uintptr_t address) { return reinterpret_cast<void*>(address); }  // NOLINT(performance-no-int-to-ptr)
 
 ConstTensorView view_of(std::uintptr_t address, DType dtype, std::initializer_list<std::int64_t> shape,

@@ -1,4 +1,4 @@
-/// Which counts and forward tables of other ranks route accepts.
+/// Counts and forward tables of other ranks that route accepts.
 
 #include "plan/peer_counts.hpp"
 
@@ -78,7 +78,7 @@ ForwardTable two_tokens() {
   return table;
 }
 
-/// What rank 0 of the node knows from the counts: rows 1 and 3 are rank 5's, row 2 is rank 6's, row 0 is padding.
+/// Tables of the node's rank 0 after counting: rows 1 and 3 belong to rank 5, row 2 to rank 6, row 0 is padding.
 struct FourRows {
   std::vector<std::int32_t> source_table{-1, -1, 5, -1, 6, -1, 5, -1};
   std::vector<std::int32_t> item_of_row{0, 0, 0, 0};

@@ -1,4 +1,4 @@
-/// Quantisation on the host gives the same bits whatever instructions the processor has.
+/// Quantisation on the host gives the same bits with all instruction sets of the processor.
 
 #include "numeric/quantize.hpp"
 
@@ -20,7 +20,7 @@ TEST(QuantizeVariants, AllGiveTheSameBits) {
   constexpr std::int64_t kNumRows = 40;
   std::mt19937_64 random(1);
   for (const std::int64_t hidden : {1, 16, 127, 128, 200, 1024}) {
-    // Any bits, some rows of them with all exponents, some of like magnitude.
+    // Random bits: one row in three has any exponent, the others have values of similar magnitude.
     std::vector<std::uint16_t> x(static_cast<std::size_t>(kNumRows * hidden));
     for (std::size_t i = 0; i < x.size(); ++i) {
       x[i] = static_cast<std::uint16_t>(random());

@@ -1,4 +1,4 @@
-/// What ranks receive from their rail peers is checked before it is used.
+/// Messages of rail peers are checked before they are used.
 
 #include <gtest/gtest.h>
 

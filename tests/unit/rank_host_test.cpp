@@ -1,4 +1,4 @@
-/// GroupOptions::ranks_per_node = 0: ranks that share a host become a node, or all ranks say why they cannot.
+/// GroupOptions::ranks_per_node = 0: ranks that share a host become a node, or all ranks report why they cannot.
 
 #include "core/rank_host.hpp"
 
@@ -27,7 +27,7 @@ RankHost rank_on(char machine, std::int64_t pid, std::uint64_t network_namespace
   return rank;
 }
 
-/// A process for each rank on the machines of these names.
+/// One process for each rank, on the machines of these names.
 std::vector<RankHost> ranks_on(std::string_view machines) {
   std::vector<RankHost> ranks;
   for (const char machine : machines) ranks.push_back(rank_on(machine, static_cast<std::int64_t>(ranks.size())));
@@ -50,7 +50,7 @@ TEST(FindRanksPerNode, CountsTheRanksOfEachHost) {
 TEST(FindRanksPerNode, ContainersWithNetworksOfTheirOwnAreHosts) {
   const std::vector<RankHost> ranks{rank_on('a', 1, 1), rank_on('a', 2, 1), rank_on('a', 3, 2), rank_on('a', 4, 2)};
   EXPECT_EQ(find_ranks_per_node(ranks).value(), 2);
-  // Threads of a process reach each other's memory, whatever networks they have entered.
+  // Threads of a process reach each other's memory in any network namespace.
   const std::vector<RankHost> threads{rank_on('a', 1, 1), rank_on('a', 1, 2)};
   EXPECT_EQ(find_ranks_per_node(threads).value(), 2);
 }
@@ -67,13 +67,14 @@ TEST(FindRanksPerNode, SaysWhichRanksOfAHostAreApart) {
   EXPECT_NE(refusal_of("abcb").find("(3)"), std::string::npos);
 }
 
-/// What ranks announce first ends with where they run: this puts them on the hosts of these names.
+/// The first message of each rank ends with its host and process: this bootstrap replaces them by the hosts of these
+/// names.
 class OnHosts final : public Bootstrap {
  public:
   OnHosts(std::shared_ptr<Bootstrap> inner, std::string_view hosts) : inner_(std::move(inner)), hosts_(hosts) {}
-  /// The users that ranks run as, a character each.
+  /// Users of the ranks, one character each.
   void run_as(std::string_view users) { users_ = users; }
-  /// This rank sends the message of rank 0, as a bootstrap does that mixes them up.
+  /// Makes this rank send the message of rank 0, as a bootstrap that mixes messages up would.
   void mix_up(int rank) { liar_ = rank; }
   int rank() const override { return inner_->rank(); }
   int num_ranks() const override { return inner_->num_ranks(); }
@@ -140,7 +141,7 @@ TEST(GroupOfHosts, RefusesMessagesThatAreNotInTheOrderOfRanks) {
     bootstrap->mix_up(1);
     const Status status = Group::create(bootstrap, {.backend = "cpu", .timeout_ns = 20 * kNsPerSecond}).status();
     context.expect_code(status, ErrorCode::kTransport, "rank 0's message twice");
-    context.expect(status.message().find("has the message of rank 0 in the place of rank 1's") != std::string::npos,
+    context.expect(status.message().find("returned the message of rank 0 at the index of rank 1") != std::string::npos,
                    status.to_string());
   });
 }

@@ -1,4 +1,4 @@
-/// Which home of an expert a token picks, and what a placement must be like.
+/// Home of an expert that a token picks, and checks of a placement.
 
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@
 namespace ferry {
 namespace {
 
-/// What the tokens of a rank pick for expert `logical`.
+/// Homes that the tokens of a rank pick for expert `logical`.
 std::vector<std::int32_t> picks(const Placement& placement, std::int64_t num_experts, const ReplicaPlace& place,
                                 std::int32_t logical, std::int64_t num_tokens) {
   std::vector<std::int32_t> ids(static_cast<std::size_t>(num_tokens), logical);
@@ -63,7 +63,7 @@ TEST(Replicas, ATokenPicksOneHomeInAllOfItsEntries) {
 TEST(Replicas, GivenRanksDecideWhatIsNear) {
   Placement placement = example();
   placement.physical_to_rank = {3, 0, 0, 1, 2, 0, 1, 2};
-  EXPECT_EQ(picks(placement, 4, rank_of(0), 0, 2), (Ids{3, 3}));  // on node 0 only there
+  EXPECT_EQ(picks(placement, 4, rank_of(0), 0, 2), (Ids{3, 3}));  // the only home on node 0
   EXPECT_EQ(picks(placement, 4, rank_of(0), 1, 2), (Ids{5, 5}));
 }
 

@@ -1,4 +1,4 @@
-/// The ring through which kernels ask the proxy for what they cannot do themselves: here threads write it.
+/// Ring of requests from kernels to the proxy. Threads stand in for the kernels.
 
 #include "ferry/device/request_ring.hpp"
 
@@ -31,7 +31,7 @@ class RequestRingTest : public testing::Test {
     taken_.clear();
     return *reader_;
   }
-  /// Takes what is there. True if it was anything.
+  /// Takes all requests in the ring. Returns true if there was one.
   bool take() {
     bool any = false;
     for (const Request* next = reader_->front(); next != nullptr; next = reader_->front(), any = true) {
@@ -85,7 +85,7 @@ TEST_F(RequestRingTest, EveryFieldArrives) {
 
 TEST_F(RequestRingTest, TwoWritersPassEachOtherRoundTheRingManyTimes) {
   constexpr std::uint64_t kNumRequests = 20'000;
-  RequestReader& reader = this->reader(10 * kNsPerSecond);  // so that a lost request is found
+  RequestReader& reader = this->reader(10 * kNsPerSecond);  // finds a lost request
   std::vector<std::thread> writers;
   for (std::uint64_t id = 0; id < 2; ++id) {
     writers.emplace_back([this, id] {
@@ -152,7 +152,7 @@ TEST_F(RequestRingTest, ATicketThatIsNeverUsedIsAnErrorOnceALaterOneIs) {
   RequestReader& reader = this->reader(0);
   writer_.take_ticket();
   for (int i = 0; i < 1000; ++i) EXPECT_FALSE(take());
-  EXPECT_TRUE(reader.status().ok()) << "a kernel may take a ticket and come back to it";
+  EXPECT_TRUE(reader.status().ok()) << "a kernel may use its ticket later";
   write({.op = RequestOp::kPutValue});
   while (reader.status().ok()) take();
   EXPECT_EQ(reader.status().code(), ErrorCode::kTimeout);
@@ -166,7 +166,7 @@ TEST_F(RequestRingTest, RequestsOutsideOfMemoryAreNotExecuted) {
       {.op = static_cast<RequestOp>(device::kLastRequestOp + 1)},
       {.op = RequestOp::kPut, .peer = 3},
       {.op = RequestOp::kPut, .local_offset = kLocalBytes - 8, .num_bytes = 16},
-      // Symmetric memory and staging memory are apart.
+      // Symmetric memory and staging memory are separate.
       {.op = RequestOp::kPut, .local_offset = kRemoteBytes - 8, .num_bytes = 16},
       {.op = RequestOp::kGet, .local_offset = kRemoteBytes - 8, .num_bytes = 9},
       {.op = RequestOp::kPut, .remote_offset = kRemoteBytes - 8, .num_bytes = 16},
@@ -203,7 +203,7 @@ TEST_F(RequestRingTest, AnswersReachWhoAskedAndRepliesAreUsedInTurn) {
     std::uint64_t reply = 0;
     std::uint64_t other = 0;
     ASSERT_TRUE(writer_.try_take_reply(place, reply));
-    EXPECT_FALSE(writer_.try_take_reply(place + device::kNumReplies, other)) << "before it has been read";
+    EXPECT_FALSE(writer_.try_take_reply(place + device::kNumReplies, other)) << "before the answer has been read";
     std::uint64_t value = 0;
     EXPECT_FALSE(writer_.has_reply(reply, value));
     const std::uint64_t sent = 0x8123'4567'89AB'CDEF + i;
@@ -236,47 +236,47 @@ TEST_F(RequestRingTest, APlaceThatWasLeftIsFreeWhenItsAnswerHasComeAndNotBefore)
   std::uint64_t reply = 0;
   ASSERT_TRUE(writer_.try_take_reply(5, left));
   writer_.leave_reply(left);
-  EXPECT_FALSE(writer_.try_take_reply(5, reply)) << "the answer would come to the next";
+  EXPECT_FALSE(writer_.try_take_reply(5, reply)) << "the next user would get the answer";
   reader.answer(static_cast<std::uint32_t>(left), 77);
   ASSERT_TRUE(writer_.try_take_reply(5, reply));
   EXPECT_NE(reply, left);
   std::uint64_t value = 0;
-  EXPECT_FALSE(writer_.has_reply(reply, value)) << "the answer of another";
+  EXPECT_FALSE(writer_.has_reply(reply, value)) << "another request's answer";
   reader.answer(static_cast<std::uint32_t>(reply), 78);
   EXPECT_TRUE(writer_.has_reply(reply, value));
   EXPECT_EQ(value, 78U);
   writer_.leave_reply(reply);
-  ASSERT_TRUE(writer_.try_take_reply(5, reply)) << "it came before it was left";
+  ASSERT_TRUE(writer_.try_take_reply(5, reply)) << "the answer arrived before the place was left";
   writer_.leave_reply(reply);
   reader.lose_reply(static_cast<std::uint32_t>(reply), false);
-  ASSERT_TRUE(writer_.try_take_reply(5, reply)) << "it will never come";
+  ASSERT_TRUE(writer_.try_take_reply(5, reply)) << "the answer will never arrive";
   EXPECT_FALSE(writer_.is_lost(reply));
   reader.lose_reply(static_cast<std::uint32_t>(reply), true);
-  EXPECT_TRUE(writer_.is_lost(reply)) << "who waits for it need not";
+  EXPECT_TRUE(writer_.is_lost(reply)) << "a waiting kernel can stop";
   writer_.leave_reply(reply);
-  EXPECT_FALSE(writer_.try_take_reply(5, reply)) << "its staging memory may still be written";
+  EXPECT_FALSE(writer_.try_take_reply(5, reply)) << "staging memory of the request may still be written";
 }
 
-TEST_F(RequestRingTest, APlaceIsTakenInOneStepOnlyIfNobodyHasItOrLeftIt) {
+TEST_F(RequestRingTest, APlaceIsTakenInOneStepOnlyIfItIsFree) {
   RequestReader& reader = this->reader();
   std::uint64_t reply = 0;
   std::uint64_t other = 0;
-  ASSERT_TRUE(writer_.try_take_free_reply(5 + device::kNumReplies, reply)) << "places are counted round";
+  ASSERT_TRUE(writer_.try_take_free_reply(5 + device::kNumReplies, reply)) << "places are counted modulo their number";
   EXPECT_EQ(reply, 5U);
   EXPECT_FALSE(writer_.try_take_free_reply(5, other));
   EXPECT_FALSE(writer_.try_take_reply(5, other)) << "trying changes nothing";
   reader.answer(static_cast<std::uint32_t>(reply), 77);
-  EXPECT_FALSE(writer_.try_take_free_reply(5, other)) << "it has not been read";
+  EXPECT_FALSE(writer_.try_take_free_reply(5, other)) << "the answer has not been read";
   std::uint64_t value = 0;
   ASSERT_TRUE(writer_.has_reply(reply, value));
   writer_.give_found_reply(reply);
   ASSERT_TRUE(writer_.try_take_free_reply(5, other));
   EXPECT_EQ(other, reply + device::kNumReplies);
-  EXPECT_FALSE(writer_.has_reply(other, value)) << "the answer of another";
+  EXPECT_FALSE(writer_.has_reply(other, value)) << "another request's answer";
   writer_.leave_reply(other);
   EXPECT_FALSE(writer_.try_take_free_reply(5, reply));
   reader.answer(static_cast<std::uint32_t>(other), 78);
-  ASSERT_TRUE(writer_.try_take_reply(5, reply)) << "as if nobody had tried in between";
+  ASSERT_TRUE(writer_.try_take_reply(5, reply)) << "the failed attempts changed nothing";
   EXPECT_EQ(reply, other + device::kNumReplies);
 }
 

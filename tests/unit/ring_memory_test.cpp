@@ -1,4 +1,4 @@
-/// Where rings between nodes are: what is asked for, what this host has, and what ranks are told.
+/// Memory of the rings between nodes: the request, the host's abilities, and the value that ranks are shown.
 
 #include "rail/ring_memory.hpp"
 
@@ -107,9 +107,9 @@ TEST(RingMemory, IsTakenFromTheVariableWhereTheOptionIsAuto) {
   ASSERT_EQ(setenv("FERRY_RING_MEMORY", "gpu", 1), 0);
   run_ranks({.num_ranks = 2}, [](RankContext& context) {
     const Status status = Group::create(context.bootstrap(), with_ring_memory("auto", 1)).status();
-    context.expect_code(status, ErrorCode::kUnsupported, "the variable says gpu");
+    context.expect_code(status, ErrorCode::kUnsupported, "the variable is gpu");
     const auto group = Group::create(context.bootstrap(), with_ring_memory("host", 1));
-    context.expect_ok(group.status(), "the option is stronger");
+    context.expect_ok(group.status(), "the option overrides the variable");
   });
   unsetenv("FERRY_RING_MEMORY");
 }

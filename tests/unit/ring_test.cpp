@@ -82,7 +82,7 @@ class Rings : public testing::TestWithParam<RingConfig> {
   RingEnd& end(int self) { return ends_[self]; }
   Ring& ring(int self) { return *ends_[self].ring; }
 
-  /// Whether `condition` holds in time; polls the network if this thread drives it.
+  /// Returns true if `condition` holds in time; polls the network if this thread drives it.
   bool await(int self, const std::function<bool()>& condition) {
     const auto deadline = std::chrono::steady_clock::now() + kDeadline;
     while (!condition()) {
@@ -92,7 +92,7 @@ class Rings : public testing::TestWithParam<RingConfig> {
     return true;
   }
 
-  /// Commits batches until the peer has to use a chunk first or all are committed; item i is filled with its number.
+  /// Commits batches until the peer has to use a chunk first or all are committed. Item i is filled with its number.
   static int commit_all(Ring& ring, std::size_t item_bytes) {
     int num_chunks = 0;
     for (Ring::Batch batch = ring.reserve(); batch.num_items > 0; batch = ring.reserve(), ++num_chunks) {
@@ -105,7 +105,7 @@ class Rings : public testing::TestWithParam<RingConfig> {
     return num_chunks;
   }
 
-  /// Takes what is at the front, a part of it at first. True if there was anything.
+  /// Takes half of the items at the front, at least one. Returns true if there was one.
   static bool take(Ring& ring, std::size_t item_bytes, std::int64_t* next, int* num_wrong) {
     const std::span<const std::byte> items = ring.front();
     if (items.empty()) return false;
@@ -120,7 +120,8 @@ class Rings : public testing::TestWithParam<RingConfig> {
     return true;
   }
 
-  /// One end of exchanges of several sizes, both ways. Returns the number of wrong items, -1 if the deadline passed.
+  /// One end of exchanges of several sizes in both directions. Returns the number of wrong items, -1 after the
+  /// deadline.
   int run_exchanges(int self) {
     int num_wrong = 0;
     for (const std::int64_t num_items : {std::int64_t{1}, std::int64_t{0}, std::int64_t{500}, std::int64_t{37}}) {
@@ -226,7 +227,8 @@ TEST(RingShapes, OfGpuRanksHaveChunksOf512KiBWithinABudget) {
   }
 }
 
-/// What is short goes in as many chunks as before there were large ones, and nothing in fewer than it needs.
+/// A short exchange has chunks of 128 KiB or, in a ring with smaller chunks, of their size. A longer exchange has
+/// larger chunks once it fills sixteen of them.
 TEST(RingShapes, ShortExchangesUseSmallerChunks) {
   constexpr std::size_t kKiB = 1024;
   EXPECT_EQ(rail::exchange_chunk_bytes(512 * kKiB, 0), 128 * kKiB);

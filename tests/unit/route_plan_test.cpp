@@ -1,4 +1,4 @@
-/// The arithmetic of route against the oracle, which shares no code with it.
+/// Route's arithmetic, compared with the oracle, which shares no code with it.
 
 #include "plan/route_plan.hpp"
 
@@ -66,7 +66,7 @@ std::vector<DestinationFields> sorted_destinations(const plan::RouteShape& shape
   return sorted;
 }
 
-// Every width of a token, experts on ranks in any order, and the memory of one plan used by the next.
+// All widths of a token, experts on ranks in any order, and one plan's memory reused by the next.
 TEST(RoutePlan, DestinationsAscendByRankAndRow) {
   std::mt19937 random(3);
   plan::TokenPlan tokens;
@@ -105,7 +105,7 @@ TEST(RoutePlan, DestinationsAscendByRankAndRow) {
   }
 }
 
-/// Two nodes of two ranks, an expert each; three tokens with two entries.
+/// Two nodes of two ranks, with one expert each; three tokens with two entries.
 struct TwoNodes {
   std::vector<std::int32_t> owners{0, 1, 2, 3};
   plan::RouteShape shape{.layout = Layout::kTokens,

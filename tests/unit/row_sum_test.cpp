@@ -1,5 +1,5 @@
-/// The sums of combine on each instruction set that this machine has, against the formula computed one element at a
-/// time and without any fused operation of a compiler or a C library.
+/// Sums of combine with each instruction set of this machine, compared with the formula computed element by element
+/// without fused operations of a compiler or a C library.
 
 #include <gtest/gtest.h>
 
@@ -16,8 +16,8 @@
 namespace ferry::cpu {
 namespace {
 
-/// a * b + c rounded once: the product of two f32 is exact in f64, and rounding the sum there to odd keeps what
-/// rounding to f32 needs to know (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums: proved algorithms
+/// a * b + c rounded once: the product of two f32 is exact in f64, and rounding the sum to odd there keeps all bits
+/// that rounding to f32 needs (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums: proved algorithms
 /// using rounding to odd", 2008).
 float exact_fma(float a, float b, float c) {
   const double product = double{a} * double{b};
@@ -28,7 +28,7 @@ float exact_fma(float a, float b, float c) {
   const double error = (product - (sum - from_addend)) + (addend - from_addend);  // Knuth's two-sum
   auto bits = std::bit_cast<std::uint64_t>(sum);
   if (error != 0.0 && (bits & 1U) == 0) {
-    // Toward the exact sum: in magnitude up if the error has the sign of the sum.
+    // Toward the exact sum: up in magnitude if the error has the sign of the sum.
     if ((error > 0.0) == (sum > 0.0)) {
       ++bits;
     } else {
@@ -87,7 +87,7 @@ struct Terms {
     return out;
   }
 
-  /// Groups of these rows, up to each of `ends`, rounded and then added.
+  /// Sums of these rows in groups, one up to each of `ends`. Each group's sum is rounded before it is added.
   [[nodiscard]] std::vector<Element> expected_of_groups(std::size_t num_elements,
                                                         const std::vector<std::size_t>& ends) const {
     std::vector<float> totals(num_elements);
@@ -138,7 +138,7 @@ struct Terms {
   }
 };
 
-/// Any bits: NaN, infinities and subnormals included.
+/// Terms of any bits, including NaN, infinities and subnormals.
 template <typename Rows>
 Terms<Rows> any_terms(std::size_t num_rows, std::size_t num_elements, std::mt19937_64& random) {
   Terms<Rows> terms;
@@ -150,13 +150,13 @@ Terms<Rows> any_terms(std::size_t num_rows, std::size_t num_elements, std::mt199
   return terms;
 }
 
-/// Rows that come in pairs, the second with the first one's weight negated. What is left of a pair is the error of
-/// rounding its product, which a product rounded by itself loses; nothing larger hides it, not even in bf16. A row
-/// without a partner, like a bias row of weight 1, is as small as such errors.
+/// Rows in pairs, the second with the first one's weight negated. Their sum is the error of rounding the product, which
+/// disappears if the product is rounded by itself. No larger value hides it, even in bf16: a row without a partner,
+/// such as a bias row of weight 1, is as small as these errors.
 template <typename Rows>
 Terms<Rows> cancelling_terms(std::size_t num_rows, std::size_t num_elements, bool biased, std::mt19937_64& random) {
   std::uniform_real_distribution<float> between(0.5F, 1.5F);
-  // Its last bit is set, so that products need more bits than f32 has.
+  // The weight's last bit is set, so that products need more bits than f32 has.
   const auto any_weight = [&] { return std::bit_cast<float>(std::bit_cast<std::uint32_t>(between(random)) | 1U); };
   Terms<Rows> terms;
   const auto add_row = [&](float scale, float weight) {
@@ -176,7 +176,7 @@ Terms<Rows> cancelling_terms(std::size_t num_rows, std::size_t num_elements, boo
   return terms;
 }
 
-/// Row lengths in bytes, each a multiple of 16: less than any vector, each remainder of the widest vector (64 bytes of
+/// Row lengths in bytes, all multiples of 16: below any vector, each remainder of the widest vector (64 bytes of
 /// result), whole blocks of each instruction set, and blocks followed by vectors and a remainder.
 class RowSums : public testing::TestWithParam<std::size_t> {
  protected:
@@ -190,7 +190,7 @@ class RowSums : public testing::TestWithParam<std::size_t> {
     }
   }
 
-  /// One group of all rows, one of each row, none, and what ranks have.
+  /// One group of all rows, one group of each row, no rows, and groups as ranks have them.
   template <typename Rows>
   void check_groups() {
     const std::size_t num_elements = GetParam() / sizeof(typename Rows::Element);
@@ -214,7 +214,7 @@ class RowSums : public testing::TestWithParam<std::size_t> {
         const auto separate = terms.expected(num_elements, true, separate_multiply_add);
         std::size_t num_different = 0;
         for (std::size_t i = 0; i < num_elements; ++i) num_different += fused[i] != separate[i] ? 1U : 0U;
-        EXPECT_GT(num_different, num_elements / 2) << "these values would not show an operation that is not fused";
+        EXPECT_GT(num_different, num_elements / 2) << "these values would not detect an unfused operation";
         terms.check(num_elements, true);
         terms.check(num_elements, false);
       }
@@ -246,14 +246,14 @@ TEST(RowSums, FloatRowsAreSummedWithoutRoundingTwice) {
   EXPECT_FALSE(std::signbit(out[3])) << "sums start from +0";
 }
 
-/// What the oracle uses.
+/// The oracle uses this function.
 TEST(Fma, OfTheCLibraryIsExact) {
   std::mt19937 random(1);
   for (int i = 0; i < 1'000'000; ++i) {
     const auto a = std::bit_cast<float>(static_cast<std::uint32_t>(random()));
     const auto b = std::bit_cast<float>(static_cast<std::uint32_t>(random()));
     float c = std::bit_cast<float>(static_cast<std::uint32_t>(random()));
-    if (i % 2 == 0) c = -a * b;  // where rounding the product by itself shows
+    if (i % 2 == 0) c = -a * b;  // where separate rounding of the product shows
     const float want = exact_fma(a, b, c);
     const float got = std::fma(a, b, c);
     ASSERT_TRUE(std::isnan(want) ? std::isnan(got)

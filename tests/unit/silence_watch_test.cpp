@@ -1,4 +1,4 @@
-/// Which rank is blamed for a wait that lasts too long, with a clock and signs made up here.
+/// Rank blamed for a wait that lasts too long, with an artificial clock and artificial signs.
 
 #include "call/silence_watch.hpp"
 
@@ -13,17 +13,17 @@ namespace {
 
 constexpr std::int64_t kTimeoutNs = 1600;
 constexpr std::int64_t kIntervalNs = kTimeoutNs / 16;
-/// How often ranks look around.
+/// Time between a rank's looks at the signs.
 constexpr std::int64_t kTurnNs = kIntervalNs / 4;
 constexpr int kMostRanks = 4;
 
-/// Ranks of which one stops and each other waits for some of the rest.
+/// Ranks of which one stops and each other waits for some of the remaining ranks.
 struct World {
   int num_ranks = 0;
   int stopped = 0;
-  std::int64_t stop_ns = 0;                      // until then it waits and beats
-  std::array<unsigned, kMostRanks> missing{};    // by rank, a set of ranks as bits
-  std::array<std::int64_t, kMostRanks> begin{};  // by rank: when its wait began
+  std::int64_t stop_ns = 0;                      // until then the stopped rank waits and beats
+  std::array<unsigned, kMostRanks> missing{};    // by rank: a set of ranks as bits
+  std::array<std::int64_t, kMostRanks> begin{};  // by rank: start of its wait
 
   bool waits_for(int rank, int other) const { return (missing[static_cast<std::size_t>(rank)] >> other & 1U) != 0; }
 
@@ -31,13 +31,13 @@ struct World {
     std::string text = "rank " + std::to_string(stopped) + " stops at " + std::to_string(stop_ns);
     for (int rank = 0; rank < num_ranks; ++rank) {
       const auto at = static_cast<std::size_t>(rank);
-      text += "; rank " + std::to_string(rank) + " misses " + std::to_string(missing[at]) + " from " +
+      text += "; rank " + std::to_string(rank) + " waits for rank set " + std::to_string(missing[at]) + " from " +
               std::to_string(begin[at]);
     }
     return text;
   }
 
-  /// Every chain of ranks that wait for each other ends at the one that stops, as in a protocol without deadlocks.
+  /// Returns true if every chain of waiting ranks ends at the stopped one, as in a protocol without deadlocks.
   bool is_possible() const {
     unsigned held_up = 1U << stopped;
     for (int round = 0; round < num_ranks; ++round) {
@@ -55,8 +55,8 @@ struct Outcome {
   std::int64_t first_ns = -1;
 };
 
-/// No rank tells another: each goes on until it has blamed one itself, but not into the time when it no longer waits
-/// for others' verdicts.
+/// Ranks exchange no verdicts: each continues until it has blamed a rank itself, at most until it would stop waiting
+/// for other ranks' verdicts.
 Outcome play(const World& world) {
   const auto num_ranks = static_cast<std::size_t>(world.num_ranks);
   std::vector<SilenceWatch> watches(num_ranks, SilenceWatch(world.num_ranks, kTimeoutNs));
@@ -68,7 +68,7 @@ Outcome play(const World& world) {
     for (std::size_t rank = 0; rank < num_ranks; ++rank) {
       const bool runs = static_cast<int>(rank) != world.stopped || now_ns < world.stop_ns;
       if (!runs || now_ns < world.begin[rank]) continue;
-      // Not all at the same time.
+      // The ranks' beats do not coincide.
       if (now_ns / kTurnNs % 4 == static_cast<std::int64_t>(rank % 4)) ++signs[rank].beats;
       if (static_cast<int>(rank) == world.stopped || done[rank]) continue;
       if (!waits[rank]) watches[rank].restart(now_ns);
@@ -90,7 +90,7 @@ Outcome play(const World& world) {
   return outcome;
 }
 
-/// Calls `body` with every possible world of `num_ranks` that differs in who waits for whom and which rank stops.
+/// Calls `body` with every possible world of `num_ranks`: all sets of awaited ranks and all stopped ranks.
 template <typename Body>
 void for_each_world(int num_ranks, Body body) {
   const unsigned num_sets = 1U << num_ranks;
@@ -110,8 +110,9 @@ void for_each_world(int num_ranks, Body body) {
 
 class SilenceWatchWorlds : public testing::TestWithParam<int> {};
 
-/// In all worlds: whoever blames, before its patience ends, blames the rank that stopped; and somebody does in time.
-TEST_P(SilenceWatchWorlds, NobodyButTheRankThatStoppedIsBlamed) {
+/// In all worlds every rank that blames one before its patience ends blames the stopped rank, and at least one does in
+/// time.
+TEST_P(SilenceWatchWorlds, OnlyTheRankThatStoppedIsBlamed) {
   int num_worlds = 0;
   for_each_world(GetParam(), [&num_worlds](World world) {
     for (const std::int64_t stop_ns : {std::int64_t{0}, kTimeoutNs / 3, kTimeoutNs * 9 / 10}) {
@@ -133,12 +134,12 @@ TEST_P(SilenceWatchWorlds, NobodyButTheRankThatStoppedIsBlamed) {
 
 INSTANTIATE_TEST_SUITE_P(Ranks, SilenceWatchWorlds, testing::Values(2, 3, kMostRanks));
 
-/// One rank that waits for rank 1 of three, from time 0.
+/// One rank that waits from time 0 for rank 1 of three.
 class SilenceWatchOfOne : public testing::Test {
  protected:
   SilenceWatchOfOne() { watch_.restart(0); }
 
-  /// Turns until `until_ns`, with `change` of what rank 1 shows before each observation.
+  /// Takes turns until `until_ns`; `change` updates rank 1's signs before each observation.
   template <typename Change>
   SilenceWatch::Verdict wait_until(std::int64_t until_ns, Change change) {
     for (; now_ns_ <= until_ns; now_ns_ += kTurnNs) {
@@ -176,7 +177,7 @@ TEST_F(SilenceWatchOfOne, ARankThatMakesProgressIsWaitedFor) {
 TEST_F(SilenceWatchOfOne, ProgressOfLongAgoIsNoReasonToWait) {
   sign_ = {1, 1};
   EXPECT_EQ(wait_until(kIntervalNs, [] {}).culprit, -1);
-  sign_ = {2, 2};  // the first beat of this wait, and the first to tell of work before it
+  sign_ = {2, 2};  // the first beat of this wait, which also reports progress from before it
   EXPECT_EQ(wait_until(kTimeoutNs, [] {}).culprit, 1);
 }
 
@@ -195,12 +196,12 @@ TEST_F(SilenceWatchOfOne, WhatThisRankDoesRestartsTheDeadline) {
   EXPECT_EQ(wait_until(2 * kTimeoutNs, [] {}).culprit, 1);
 }
 
-TEST_F(SilenceWatchOfOne, ARankThatWasItselfStoppedBlamesNobodyAtOnce) {
+TEST_F(SilenceWatchOfOne, ARankThatWasItselfStoppedBlamesNoRankAtOnce) {
   const auto beat = [this] { ++sign_.beats; };
   EXPECT_EQ(wait_until(kTimeoutNs * 9 / 10, beat).culprit, -1);
   now_ns_ += 100 * kTimeoutNs;
   const std::int64_t continued_ns = now_ns_;
-  EXPECT_EQ(wait_until(continued_ns + kIntervalNs, [] {}).culprit, -1) << "it sees no beat at first";
+  EXPECT_EQ(wait_until(continued_ns + kIntervalNs, [] {}).culprit, -1) << "no beat is seen at first";
   EXPECT_EQ(wait_until(continued_ns + kTimeoutNs / 2, beat).culprit, -1);
 }
 

@@ -1,4 +1,4 @@
-/// Files of kernel settings: what they say, what is refused, and who reads them.
+/// Files of kernel settings: their meaning, refused contents, and the ranks that read them.
 
 #include "core/tuning.hpp"
 
@@ -64,7 +64,7 @@ TEST(Tuning, TakesThePlaceOfWhatTheCallLeavesOpen) {
   EXPECT_EQ(all.chunk_tokens, 256);
   const KernelOptions bounded = tuned({.num_sms = 16}, entries, staged);
   EXPECT_EQ(bounded.num_sms, 16);
-  EXPECT_EQ(bounded.num_copy_sms, 0) << "12 of 16 was never measured: the default divides them";
+  EXPECT_EQ(bounded.num_copy_sms, 0) << "12 of 16 were never measured: the default divides them";
   EXPECT_EQ(bounded.chunk_tokens, 256);
   const KernelOptions copying = tuned({.num_copy_sms = 5, .chunk_tokens = 1}, entries, staged);
   EXPECT_EQ(copying.num_sms, 30);
@@ -161,7 +161,7 @@ class TuningFile : public testing::Test {
 };
 
 TEST_F(TuningFile, IsNamedByTheOptionOrElseTheVariable) {
-  EXPECT_TRUE(create_group("").ok()) << "neither";
+  EXPECT_TRUE(create_group("").ok()) << "neither option nor variable";
   ASSERT_EQ(setenv(kTuningVariable, path_.c_str(), 1), 0);
   const Status missing = create_group("");
   EXPECT_EQ(missing.code(), ErrorCode::kInvalidArgument);

@@ -52,11 +52,11 @@ struct BenchOptions {
   std::int64_t late_us = 0;
 };
 
-/// A GPU's iterations are a hundred times shorter, so that more of them cost nothing.
+/// A GPU's iterations are a hundred times shorter, so more of them cost little.
 constexpr int kGpuIterations = 30;
 constexpr int kGpuWarmup = 5;
 
-/// And calls of the one-sided layer a thousand times.
+/// Calls of the one-sided layer are a thousand times shorter.
 constexpr int kOneSidedCalls = 500;
 constexpr int kOneSidedWarmup = 50;
 
@@ -94,7 +94,7 @@ Status check_shape(const BenchPlan& plan) {
   }
   if (plan.num_replicas >= 0 && plan.op != BenchOp::kRoute) {
     return {ErrorCode::kInvalidArgument,
-            "--replicas needs --op route: the other operations know one home of each expert"};
+            "--replicas needs --op route: the other operations support one home per expert"};
   }
   if (plan.late_ns > 0 && plan.num_ranks < 2) {
     return {ErrorCode::kInvalidArgument, "--late-us needs ranks that wait for the late one; give --ranks 2 or more"};
@@ -115,9 +115,9 @@ Status check_shape(const BenchPlan& plan) {
   return {};
 }
 
-/// Refuses what would end in swapping or in the system killing a rank.
+/// Refuses runs that would end in swapping or in the system killing a rank.
 Status check_memory(const BenchPlan& plan) {
-  if (plan.on_gpu()) return {};  // the memory is the GPU's, whose allocations report it
+  if (plan.on_gpu()) return {};  // GPU memory: its allocations report a lack of it
   const HostFacts host = read_host_facts();
   std::int64_t available = host.available_memory_bytes;
   if (host.memory_limit_bytes > 0) available = std::min(available, host.memory_limit_bytes);
@@ -160,7 +160,7 @@ int run_bench(const BenchOptions& options) {
   if (Status status = check_transport(options.common, launch->num_nodes); !status) return fail(status, kExitUsage);
   if (Status status = check_output(options.json_path, *launch); !status) return fail(status, kExitUsage);
   if (is_one_sided(options.plan.op)) {
-    // Of calls that kernels make only where that is asked for: CPU ranks are what there is everywhere.
+    // Kernels make the calls only with an explicit --backend cuda: CPU ranks work on every machine.
     const bool on_gpu = options.common.backend == "cuda";
     return run_one_sided_bench({.op = options.plan.op,
                                 .common = options.common,
@@ -182,7 +182,7 @@ int run_bench(const BenchOptions& options) {
   plan.net_devices = options.common.net_devices;
   plan.ring_memory = options.common.ring_memory;
   plan.backend = *backend;
-  // As a group would find it, so that the report names it.
+  // Read the variable as a group would, so that the report names the file.
   if (const char* const file = std::getenv("FERRY_TUNING"); plan.tuning_file.empty() && file != nullptr) {
     plan.tuning_file = file;
   }
@@ -192,7 +192,7 @@ int run_bench(const BenchOptions& options) {
   if (plan.on_gpu() && !options.iterations_given) plan.num_iterations = kGpuIterations;
   if (plan.on_gpu() && !options.warmup_given) plan.num_warmup = kGpuWarmup;
   plan.late_ns = options.late_us * kNsPerUs;
-  plan.measures_limit = plan.late_ns == 0;  // copies wait for nobody
+  plan.measures_limit = plan.late_ns == 0;  // copies do not wait for a late rank
   if (Status status = set_routing(options, &plan); !status) return fail(status, kExitUsage);
   if (Status status = check_shape(plan); !status) return fail(status, kExitUsage);
   const bool sweeps = !options.sweep_tokens.empty();
@@ -203,7 +203,7 @@ int run_bench(const BenchOptions& options) {
 
   if (launch->reports_here()) {
     Status status = print(text_stream(options.json_path), introduction(plan, launch->description));
-    // A launcher's other ranks do not know: with them the run goes on, and its end reports this.
+    // A launcher's other ranks do not see this failure: with them the run continues, and its end reports it.
     if (!status && !launch->from_environment) return fail(status, kExitFailed);
   }
   std::vector<BenchReport> reports;
@@ -272,11 +272,10 @@ void add_bench_command(CLI::App& app, int* exit_code) {
                       "What to time (default pair: dispatch and combine; put, get, signal, fadd: of the one-sided "
                       "layer, between two ranks)");
   add_shape_options(*command, options.get());
-  command
-      ->add_option("--replicas", plan.num_replicas, "With --op route: a placement with so many second homes of experts")
+  command->add_option("--replicas", plan.num_replicas, "With --op route: number of experts with a second home")
       ->check(whole_number(std::int64_t{0}, kMaxExperts));
   command->add_flag("--count-load", plan.counts_load,
-                    "Every route that is timed adds the load of experts to counters (with --no-cached dispatch, too)");
+                    "Timed routes add the load of experts to counters (so do dispatches with --no-cached)");
   add_choice<BenchDType>(*command, "--dtype", &plan.dtype, {{"bf16", BenchDType::kBfloat16}, {"fp8", BenchDType::kFp8}},
                          "Payload of dispatch (default bf16); combine is always bf16");
   add_choice<Layout>(*command, "--layout", &plan.layout,
@@ -286,7 +285,7 @@ void add_bench_command(CLI::App& app, int* exit_code) {
                           {{"symmetric", BenchMemory::kSymmetric}, {"plain", BenchMemory::kPlain}},
                           "Where tokens and rows live (default symmetric: memory of the group)");
   command->add_flag("--return-weights", plan.returns_weights,
-                    "Combine weights with the rows, which lie in memory of the group, as dispatch leaves them");
+                    "Also combine weights, from memory of the group, where dispatch leaves them");
   command->add_flag("--cached,!--no-cached", plan.cached,
                     "Reuse one Routing for every dispatch (the default), or route before each");
   add_latency_options(*command, &plan);
@@ -305,7 +304,7 @@ void add_bench_command(CLI::App& app, int* exit_code) {
       ->capture_default_str();
   command
       ->add_option("--late-us", options->late_us,
-                   "The last rank begins every timed call so many microseconds after the others (default 0)")
+                   "Delay of the last rank at the start of every timed call, in microseconds (default 0)")
       ->check(whole_number(std::int64_t{0}, kMaxLateUs));
   command->add_option("--json", options->json_path, "Write the results to this file as JSON (-: only JSON, to stdout)")
       ->check(path());

@@ -5,7 +5,7 @@
 
 namespace ferry::tools {
 
-/// Add `ferry bench`. When it is chosen, its exit code is left in `exit_code`.
+/// Adds `ferry bench`. If it is chosen, its exit code is stored in `exit_code`.
 void add_bench_command(CLI::App& app, int* exit_code);
 
 }  // namespace ferry::tools

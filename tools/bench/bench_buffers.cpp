@@ -11,11 +11,11 @@ namespace ferry::tools {
 
 namespace {
 
-/// Windows that rows are spread over: one in so many pairs of rows is equal.
+/// Windows that rows are spread over: one in this many pairs of rows is equal.
 constexpr std::size_t kNumWindows = 1 << 16;
-/// What untouched memory holds instead of the pattern, so that a row that was never written is detected.
+/// Value of untouched memory, which differs from the pattern, so that a row that was never written is detected.
 constexpr int kStale = 0x5A;
-/// Of rows on their way between a GPU and the checks on the host.
+/// Bytes of rows copied at once between a GPU and the checks on the host.
 constexpr std::int64_t kPieceBytes = std::int64_t{16} << 20;
 
 }  // namespace
@@ -99,7 +99,7 @@ Status BenchBuffers::allocate(const BenchPlan& plan, const RankDevice& device, G
   };
   const std::int64_t num_tokens = plan.num_tokens;
   const bool shares_rows = plan.receives_bfloat16();
-  // On a GPU the limit is measured between buffers of its own.
+  // On a GPU the limit is measured between separate buffers.
   if (device.on_gpu()) num_sent_rows = 0;
   Status status;
   if (plan.needs_dispatch_buffers()) {

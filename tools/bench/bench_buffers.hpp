@@ -1,7 +1,7 @@
 #ifndef FERRY_TOOLS_BENCH_BENCH_BUFFERS_HPP
 #define FERRY_TOOLS_BENCH_BENCH_BUFFERS_HPP
 
-/// The memory of one rank, and the pattern that its rows are filled with and checked against.
+/// Memory of one rank, and the pattern with which its rows are filled and checked.
 
 #include <cstddef>
 #include <cstdint>
@@ -16,8 +16,8 @@
 
 namespace ferry::tools {
 
-/// Rows by (source rank, source token): windows into one random tile of finite bf16 values, so that a whole row is
-/// written by one copy and checked by one comparison. As opaque bytes the same windows serve as FP8 rows and scales.
+/// Rows by (source rank, source token): windows into one random tile of finite bf16 values, so that one copy writes a
+/// whole row and one comparison checks it. As opaque bytes the same windows serve as FP8 rows and scales.
 class RowPattern {
  public:
   RowPattern(std::uint64_t seed, std::int64_t max_row_bytes);
@@ -28,7 +28,7 @@ class RowPattern {
   std::vector<std::uint16_t> tile_;
 };
 
-/// A block in symmetric memory or in this rank's own (on a CUDA group that of its GPU), every page of it touched.
+/// Block in symmetric memory or in this rank's own (in a CUDA group its GPU's), with every page touched.
 class BenchBlock {
  public:
   Status allocate(const RankDevice& device, Group& group, BenchMemory memory, std::int64_t size_bytes);
@@ -39,7 +39,7 @@ class BenchBlock {
   struct FreePages {
     void operator()(std::byte* data) const { ::operator delete(data, kPageAlignment); }
   };
-  /// As symmetric memory is aligned, so that both kinds are measured alike.
+  /// Alignment of symmetric memory, so that both kinds are measured alike.
   static constexpr std::align_val_t kPageAlignment{4096};
 
   Buffer symmetric_;
@@ -48,24 +48,24 @@ class BenchBlock {
   std::byte* data_ = nullptr;
 };
 
-/// All blocks of a rank. Those that the operation does not use stay empty.
+/// All blocks of a rank. Blocks that the operation does not use stay empty.
 struct BenchBuffers {
-  BenchBlock ids;  ///< [T, K] i64 and weights [T, K] f32 of route, where the group cannot read the host's
+  BenchBlock ids;  ///< [T, K] i64 and weights [T, K] f32 of route, if the group cannot read the host's
   BenchBlock weights;
-  BenchBlock counters;      ///< i64: [E] logical, [P] physical, [L] received; where load is counted
-  BenchBlock x;             ///< [T, H] dispatch's input
+  BenchBlock counters;      ///< i64: [E] logical, [P] physical, [L] received; if load is counted
+  BenchBlock x;             ///< [T, H] input of dispatch
   BenchBlock scales;        ///< [T, S]
-  BenchBlock recv_x;        ///< [rows, H] dispatch's output; empty where `y` is also that
+  BenchBlock recv_x;        ///< [rows, H] output of dispatch; empty if `y` serves for it
   BenchBlock recv_scales;   ///< [rows, S]
   BenchBlock recv_idx;      ///< kTokens: [rows, K] i64
   BenchBlock recv_weights;  ///< kTokens: [rows, K] f32, else [rows]
-  BenchBlock y;             ///< combine's input, and dispatch's output if that is bf16; room for the limit's copies
+  BenchBlock y;             ///< input of combine, and output of dispatch if that is bf16; holds the limit's copies too
   BenchBlock out;           ///< [T, H] bf16
-  BenchBlock y_weights;     ///< [rows, K] f32 in memory of the group, as dispatch leaves them, if they come back
+  BenchBlock y_weights;     ///< [rows, K] f32 in memory of the group, as dispatch leaves them, if combine returns them
   BenchBlock out_weights;   ///< [T, K] f32
   std::vector<std::byte> side_in;   ///< scales and metadata of T tokens, for the limit's copies
-  std::vector<std::byte> side_out;  ///< the same of all rows sent
-  std::byte* received = nullptr;    ///< dispatch's output: recv_x or y
+  std::vector<std::byte> side_out;  ///< scales and metadata of all rows sent
+  std::byte* received = nullptr;    ///< output of dispatch: recv_x or y
 
   Status allocate(const BenchPlan& plan, const RankDevice& device, Group& group, std::int64_t num_rows,
                   std::int64_t num_sent_rows);
@@ -78,10 +78,11 @@ struct RowRange {
   std::int64_t row_bytes = 0;
 };
 
-/// `write(row, bytes)` for each row; what it leaves alone is stale. On a GPU by way of pieces in host memory.
+/// Calls `write(row, bytes)` for each row; bytes that it does not write are stale. On a GPU through pieces in host
+/// memory.
 Status write_rows(const RankDevice& device, const RowRange& rows,
                   const std::function<void(std::int64_t, std::byte*)>& write);
-/// `read(row, bytes)` for each row, until one fails.
+/// Calls `read(row, bytes)` for each row, until a call fails.
 Status read_rows(const RankDevice& device, const RowRange& rows,
                  const std::function<Status(std::int64_t, const std::byte*)>& read);
 

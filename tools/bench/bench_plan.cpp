@@ -137,7 +137,7 @@ std::int64_t BenchPlan::combine_wire_row_bytes() const {
 RoutingTable BenchPlan::routing_of(int rank) const {
   if (!trace) return make_routing(routing, {num_tokens, num_topk, num_experts}, seed, rank);
   RoutingTable slice = slice_routing(trace->table, rank * num_tokens, num_tokens);
-  // The ids may be recorded ones; weights are generated in all cases, see make_routing.
+  // The ids may be recorded; weights are generated in all cases, see make_routing.
   slice.topk_weights = make_routing(RoutingKind::kOneHot, {num_tokens, num_topk, num_experts}, seed, rank).topk_weights;
   return slice;
 }
@@ -220,8 +220,8 @@ std::int64_t estimate_memory_bytes(const BenchPlan& plan) {
   const std::int64_t num_rows = std::accumulate(rows.begin(), rows.end(), std::int64_t{0});
   std::int64_t bytes = 0;
   if (plan.op != BenchOp::kRoute) {
-    // Buffers of dispatch, then of combine, whose input doubles as dispatch's output where both are bf16. The rows of
-    // the limit's copies lie behind those of combine's input.
+    // Buffers of dispatch, then of combine, whose input doubles as dispatch's output if both are bf16. The rows of the
+    // limit's copies follow those of combine's input.
     if (plan.needs_dispatch_buffers())
       bytes += plan.num_tokens * (plan.input_bytes() + plan.scale_bytes() + plan.metadata_bytes());
     if (plan.needs_dispatch_buffers() && !plan.receives_bfloat16()) bytes += num_rows * plan.payload_bytes();

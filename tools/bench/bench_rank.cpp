@@ -20,14 +20,14 @@ namespace ferry::tools {
 
 namespace {
 
-/// Something that is timed in every iteration.
+/// A call that is timed in every iteration.
 struct Measured {
   Series series;
   std::function<Status()> run;
   std::optional<Series> send = std::nullopt;  ///< until the send half returned
 };
 
-/// The operation next to its limit, so that a machine that grows slower or faster meanwhile does so for both.
+/// The operation and its limit, in turn, so that changes in the machine's speed affect both.
 std::vector<Measured> measured_by(const BenchPlan& plan, Operations& operations) {
   std::vector<Measured> all;
   const bool latency = plan.latency();
@@ -63,7 +63,7 @@ Status time_on_host(const BenchPlan& plan, Operations& operations, RankContext& 
   MutableBenchArea area(plan, context.result());
   const auto all = measured_by(plan, operations);
   const int num_rounds = plan.num_warmup + plan.num_iterations;
-  // Four lines in all where progress is printed line by line.
+  // At most four lines if progress is printed line by line.
   const int rounds_per_step = std::max(1, (num_rounds + 3) / 4);
   for (int round = 0; round < num_rounds; ++round) {
     const int iteration = round - plan.num_warmup;

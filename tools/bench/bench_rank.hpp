@@ -6,7 +6,7 @@
 
 namespace ferry::tools {
 
-/// The measurement as one rank: set up, check the data once, then time the operation and its limit in turn.
+/// Runs the measurement on one rank: sets up, checks the data once, then times the operation and its limit in turn.
 Status run_bench_rank(const BenchPlan& plan, RankContext& context);
 
 }  // namespace ferry::tools

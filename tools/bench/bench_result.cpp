@@ -24,7 +24,7 @@ std::size_t series_offset(const BenchPlan& plan, Series which, std::size_t kerne
                              static_cast<std::size_t>(plan.num_iterations) * sizeof(Interval);
 }
 
-/// One time per iteration, that of its slowest rank: each rank's own duration counts, not when it started.
+/// One time per iteration, that of its slowest rank: only durations count, not start times.
 std::vector<std::int64_t> longest_of_ranks(const BenchPlan& plan, const RunOutcome& outcome, Series which,
                                            std::size_t kernel_idx) {
   std::vector<std::int64_t> times(static_cast<std::size_t>(plan.num_iterations), 0);
@@ -54,7 +54,7 @@ std::vector<std::int64_t> iteration_times(const BenchPlan& plan, const RunOutcom
   return times;
 }
 
-/// The median over a rank's calls, of the rank where it is longest; nothing if they were not measured.
+/// Median over the calls of the slowest rank; absent if the calls were not measured.
 std::optional<std::int64_t> slowest_median(const BenchPlan& plan, const RunOutcome& outcome, Series which,
                                            std::size_t kernel_idx) {
   std::int64_t slowest = 0;
@@ -83,7 +83,7 @@ std::optional<double> gbps(std::int64_t bytes, int num_ranks, std::int64_t ns) {
   return static_cast<double>(bytes) / num_ranks / static_cast<double>(ns);  // bytes per ns are GB/s
 }
 
-/// Median over the repetitions of each raw exchange for `op`, a repetition lasting as long as its slowest rank.
+/// Median over the repetitions of each raw exchange for `op`; the slowest rank determines a repetition's time.
 std::vector<LimitResult> limits_of(const BenchPlan& plan, const RunOutcome& outcome, BenchOp op) {
   std::vector<LimitResult> limits;
   const DeviceReport& first = BenchArea(plan, outcome.result(0)).device();
@@ -105,7 +105,7 @@ std::vector<LimitResult> limits_of(const BenchPlan& plan, const RunOutcome& outc
   return limits;
 }
 
-/// The kernels of one call of `op` on rank 0.
+/// Kernels of one call of `op` on rank 0.
 std::vector<KernelLaunch> kernels_of(const BenchPlan& plan, const RunOutcome& outcome, BenchOp op) {
   const DeviceReport& first = BenchArea(plan, outcome.result(0)).device();
   for (std::size_t call_idx = 0; call_idx < first.num_calls; ++call_idx) {
@@ -117,7 +117,7 @@ std::vector<KernelLaunch> kernels_of(const BenchPlan& plan, const RunOutcome& ou
   return {};
 }
 
-/// One call, over all ranks; nothing with one node.
+/// Network traffic of one call, over all ranks; absent on one node.
 std::optional<WireTotal> wire_of(const BenchPlan& plan, const RunOutcome& outcome, WireFigures RankWire::*which) {
   if (plan.num_nodes == 1) return std::nullopt;
   WireTotal total;
@@ -133,7 +133,7 @@ void set_gpu_limit(const BenchPlan& plan, const RunOutcome& outcome, OpResult* r
   const auto best = std::max_element(result->limits.begin(), result->limits.end(),
                                      [](const LimitResult& a, const LimitResult& b) { return a.gbps < b.gbps; });
   if (best == result->limits.end() || best->gbps <= 0.0) return;
-  std::int64_t flag_ns = 0;  // a call of latency mode also needs each rank to learn that the others' rows are there
+  std::int64_t flag_ns = 0;  // in latency mode a call must also notify each rank of the arrival of the others' rows
   for (int rank = 0; rank < plan.num_ranks; ++rank) {
     flag_ns = std::max(flag_ns, BenchArea(plan, outcome.result(rank)).device().flag_round_trip_ns);
   }
@@ -211,11 +211,11 @@ std::optional<double> OpResult::ratio_to_busiest_limit() const {
 
 namespace {
 
-/// What the ranks moved in one call of each.
+/// Rows that the ranks moved in one call.
 struct MovedRows {
   std::int64_t logical = 0;
   std::int64_t remote = 0;
-  std::int64_t busiest = 0;  ///< sent to others or got from them, of the rank with most
+  std::int64_t busiest = 0;  ///< sent to or received from other ranks, whichever is more, by the busiest rank
 };
 
 MovedRows rows_of_results(const BenchPlan& plan, const RunOutcome& outcome) {
@@ -229,7 +229,7 @@ MovedRows rows_of_results(const BenchPlan& plan, const RunOutcome& outcome) {
   return moved;
 }
 
-/// As few rows as can cross: a token once to each rank, and as many sums back if ranks sum.
+/// Fewest rows that must cross between ranks: each token once to each rank, and as many sums back if ranks sum.
 MovedRows fewest_rows(const BenchPlan& plan, const MovedRows& moved) {
   MovedRows fewest;
   fewest.logical = moved.logical;
@@ -240,7 +240,7 @@ MovedRows fewest_rows(const BenchPlan& plan, const MovedRows& moved) {
   return fewest;
 }
 
-/// Makes the results of one measurement.
+/// Computes the results of one measurement.
 class Summary {
  public:
   Summary(const BenchPlan& plan, const RunOutcome& outcome, std::size_t kernel_idx)
@@ -316,7 +316,7 @@ OpResult Summary::operation(BenchOp op, const MovedRows& moved, std::int64_t row
   return result;
 }
 
-/// The sum of both; in latency mode one call right after the other, with the limits of both.
+/// Sum of both; in latency mode one call right after the other, with the limits of both.
 OpResult Summary::pair(const OpResult& dispatch, const OpResult& combine) const {
   OpResult pair;
   pair.op = plan_.op;
@@ -351,7 +351,7 @@ OpResult Summary::pair(const OpResult& dispatch, const OpResult& combine) const 
   return pair;
 }
 
-/// Each row crosses by itself. Limits are those of the calls of latency mode.
+/// Each row crosses separately. Limits are those of the calls of latency mode.
 OpResult Summary::reference(const MovedRows& moved) const {
   OpResult reference;
   reference.op = plan_.reference_op();
@@ -376,7 +376,7 @@ std::vector<OpResult> summarise(const BenchPlan& plan, const RunOutcome& outcome
   std::vector<OpResult> results;
   if (plan.measures_dispatch()) results.push_back(summary.dispatch(fewest));
   if (plan.measures_combine()) {
-    // Rows that are to be added up one by one have to come back one by one.
+    // Rows that are added one by one must return one by one.
     results.push_back(summary.combine(plan.order == CombineOrder::kRankSums ? fewest : moved));
   }
   if (plan.is_pair()) results.push_back(summary.pair(results[0], results[1]));

@@ -1,7 +1,7 @@
 #ifndef FERRY_TOOLS_BENCH_BENCH_RESULT_HPP
 #define FERRY_TOOLS_BENCH_BENCH_RESULT_HPP
 
-/// What each rank hands back, and what follows from all of them.
+/// Results of each rank, and the figures computed from all of them.
 
 #include <cstddef>
 #include <cstdint>
@@ -16,11 +16,11 @@
 
 namespace ferry::tools {
 
-/// Series of start and end times that a rank takes, one pair per iteration. On a CUDA group dispatch and combine start
-/// at 0 and end at the time between their events, and have two series of what their calls took on the host: one call
-/// after a wait, and calls in a row. Those of latency mode use the series of dispatch and combine; a pair of them and
-/// the calls they are compared with have their own, and so have what passes until a send half
-/// is done and a replayed graph of many pairs (CUDA).
+/// Series of start and end times that a rank records, one pair per iteration. On a CUDA group dispatch and combine
+/// start at 0 and end at the time between their events, and have two series of their calls' host times: a call after a
+/// wait, and calls in a row. Calls of latency mode use the series of dispatch and combine. These have series of their
+/// own: a pair of calls of latency mode, their reference calls, the time until a send half is done, and a replayed
+/// graph of many pairs (CUDA).
 enum class Series {
   kRoute = 0,
   kDispatch,
@@ -48,15 +48,15 @@ struct Interval {
   std::int64_t end_ns;
 };
 
-/// Rows of one rank. What goes out by dispatch comes back by combine.
+/// Rows of one rank. Every dispatched row returns by combine.
 struct RankRows {
-  std::int64_t num_sent;  ///< own included
+  std::int64_t num_sent;  ///< including rows to itself
   std::int64_t num_sent_remote;
-  std::int64_t num_received;  ///< own included
+  std::int64_t num_received;  ///< including rows from itself
   std::int64_t num_received_remote;
 };
 
-/// What crossed the network in one call of each, and which network it is. All zero with one node.
+/// Network traffic of one call of each kind, and the network's name. All zero on one node.
 struct RankWire {
   WireFigures route;
   WireFigures dispatch;
@@ -79,7 +79,7 @@ class BenchArea {
   std::span<const std::byte> bytes_;
 };
 
-/// The same, to be filled.
+/// Writable view of the same area.
 class MutableBenchArea {
  public:
   MutableBenchArea(const BenchPlan& plan, std::span<std::byte> bytes) : plan_(plan), bytes_(bytes) {}
@@ -93,59 +93,59 @@ class MutableBenchArea {
   std::span<std::byte> bytes_;
 };
 
-/// One raw exchange, over all ranks.
+/// Result of one raw exchange, over all ranks.
 struct LimitResult {
   LimitMethod method = LimitMethod::kPush;
   int num_sms = 0;
   std::int64_t time_p50_ns = 0;
-  double gbps = 0.0;  ///< of one rank
+  double gbps = 0.0;  ///< per rank
 };
 
-/// One operation, over all ranks.
+/// Result of one operation, over all ranks.
 struct OpResult {
   BenchOp op = BenchOp::kRoute;
   std::int64_t time_p50_ns = 0;
   std::int64_t time_p99_ns = 0;
-  std::int64_t logical_bytes = 0;  ///< rows received by all ranks, own ones included, times the bytes of a row
-  /// The same without rows that stayed on their rank. Latency mode: what has to cross between ranks at the least.
+  std::int64_t logical_bytes = 0;  ///< rows received by all ranks, their own included, times the bytes of a row
+  /// Same, without rows that stayed on their rank. Latency mode: the minimum that must cross between ranks.
   std::int64_t wire_bytes = 0;
-  /// What the rank with most traffic sends to others, or gets from them, whichever is more.
+  /// Bytes that the busiest rank sends to others or receives from them, whichever is more.
   std::int64_t busiest_rank_bytes = 0;
-  std::optional<std::int64_t> busiest_limit_p50_ns;  ///< CUDA: of those bytes at the limit, which no order can beat
-  std::optional<std::int64_t> limit_p50_ns;          ///< of the same bytes at the limit; none for route
+  std::optional<std::int64_t> busiest_limit_p50_ns;  ///< CUDA: time of these bytes at the limit, a lower bound
+  std::optional<std::int64_t> limit_p50_ns;          ///< time of the compared bytes at the limit; absent for route
   bool limit_is_wire = false;                 ///< the limit moves rows between ranks only, so the ratio compares those
-  std::optional<std::int64_t> host_p50_ns;    ///< CUDA: what the call took on the host, after a wait
-  std::optional<std::int64_t> in_row_p50_ns;  ///< CUDA, if cached: the same of calls in a row, on the slowest rank
-  std::optional<std::int64_t> events_p50_ns;  ///< CUDA, route: between events on the stream
-  /// Latency mode, split: until the send half returned (CPU), or was done on the stream (CUDA).
+  std::optional<std::int64_t> host_p50_ns;    ///< CUDA: host time of the call, after a wait
+  std::optional<std::int64_t> in_row_p50_ns;  ///< CUDA, if cached: host time of calls in a row, on the slowest rank
+  std::optional<std::int64_t> events_p50_ns;  ///< CUDA, route: time between events on the stream
+  /// Latency mode, split: time until the send half returned (CPU) or was done on the stream (CUDA).
   std::optional<std::int64_t> send_p50_ns;
-  std::optional<std::int64_t> graph_p50_ns;  ///< latency mode, CUDA: of a pair in a replayed graph of many
+  std::optional<std::int64_t> graph_p50_ns;  ///< latency mode, CUDA: time of a pair in a replayed graph of many
   std::optional<std::int64_t> graph_p99_ns;
-  std::optional<std::int64_t> reference_p50_ns;  ///< latency mode: of the calls that it is compared with
+  std::optional<std::int64_t> reference_p50_ns;  ///< latency mode: time of the reference calls
   std::vector<LimitResult> limits;               ///< CUDA: all raw exchanges; the fastest is the limit
-  std::vector<KernelLaunch> kernels;             ///< CUDA: what one call launches on rank 0
-  std::optional<WireTotal> wire;                 ///< several nodes: what crossed the network in one call
+  std::vector<KernelLaunch> kernels;             ///< CUDA: kernels of one call on rank 0
+  std::optional<WireTotal> wire;                 ///< several nodes: network traffic of one call
 
-  /// Gigabytes per second and rank; none where there are no bytes.
+  /// Gigabytes per second and rank; absent without bytes.
   std::optional<double> logical_gbps(int num_ranks) const;
   std::optional<double> wire_gbps(int num_ranks) const;
   std::optional<double> network_gbps(int num_ranks) const;
   std::optional<double> limit_gbps(int num_ranks) const;
   std::optional<double> ratio_to_limit() const;
-  /// CUDA: blocks of its largest kernel; none if it launches nothing.
+  /// CUDA: blocks of the call's largest kernel; absent if it launches none.
   std::optional<int> num_sms() const;
-  /// CUDA: how long it holds multiprocessors, times how many: of the rank that takes longest, which may wait for
+  /// CUDA: multiprocessors times the time for which the call holds them, on the slowest rank, which may wait for
   /// others.
   std::optional<std::int64_t> held_sm_ns() const;
-  /// How much longer this takes than the calls that it is compared with.
+  /// Time relative to that of the reference calls.
   std::optional<double> ratio_to_reference() const;
-  /// Of a skewed routing: the limit would need this share of the operation's time for the busiest rank alone.
+  /// Skewed routing: share of the operation's time that the limit would need for the busiest rank alone.
   std::optional<double> ratio_to_busiest_limit() const;
 };
 
-/// The operations of `plan`, a pair also as a whole, and in latency mode at last what they are compared with. An
-/// iteration takes from the first rank's start to the last one's end, and on several hosts, whose clocks differ, as
-/// long as its slowest rank.
+/// Results of the operations of `plan`, also of a pair as a whole, and in latency mode, at the end, of the reference
+/// calls. An iteration lasts from the first rank's start to the last rank's end; on several hosts, whose clocks differ,
+/// as long as its slowest rank.
 std::vector<OpResult> summarise(const BenchPlan& plan, const RunOutcome& outcome, std::size_t kernel_idx = 0);
 
 }  // namespace ferry::tools

@@ -14,7 +14,7 @@ void copy_as_dispatch(const BenchPlan& plan, const BenchBuffers& buffers, const 
   for (int num_rows : rows_per_token) {
     for (int row = 0; row < num_rows; ++row) {
       std::memcpy(to, from, payload_bytes);
-      if (side_bytes > 0) std::memcpy(to_side, from_side, side_bytes);  // else there is no such memory
+      if (side_bytes > 0) std::memcpy(to_side, from_side, side_bytes);  // without side bytes there is no such memory
       to += payload_bytes;
       to_side += side_bytes;
     }

@@ -22,7 +22,7 @@ Json microseconds(const std::optional<std::int64_t>& ns) {
 
 Json nullable(const std::optional<double>& value) { return value ? Json(*value) : Json(nullptr); }
 
-/// 1000 * major + 10 * minor, as CUDA counts.
+/// CUDA's version numbers are 1000 * major + 10 * minor.
 std::string version_text(int version) { return fmt::format("{}.{}", version / 1000, version % 1000 / 10); }
 
 const LimitResult* best_of(const std::vector<LimitResult>& limits) {

@@ -1,7 +1,7 @@
 #ifndef FERRY_TOOLS_BENCH_GPU_REPORT_HPP
 #define FERRY_TOOLS_BENCH_GPU_REPORT_HPP
 
-/// What a report has for CUDA groups only.
+/// Parts of a report that only CUDA groups have.
 
 #include <string>
 #include <string_view>
@@ -13,13 +13,13 @@
 namespace ferry::tools {
 
 std::string_view name_of(LimitMethod method);
-/// How times and the limit come about, for people.
+/// Explains how times and the limit are computed.
 std::string gpu_formulas();
-/// The GPUs, and a table of raw exchanges by method and number of multiprocessors; the best is marked.
+/// Describes the GPUs, with a table of raw exchanges by method and number of multiprocessors; the best is marked.
 std::string limits_to_text(const std::vector<BenchReport>& reports);
-/// GPU, driver, kernel options.
+/// Adds GPU, driver and kernel options.
 void add_gpu_run(const BenchReport& report, Json* json);
-/// Host time and raw exchanges of one operation.
+/// Adds host time and raw exchanges of one operation.
 void add_gpu_result(const OpResult& result, Json* json);
 
 }  // namespace ferry::tools

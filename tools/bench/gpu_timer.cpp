@@ -10,12 +10,12 @@ namespace ferry::tools {
 
 namespace {
 
-/// From the last rank's arrival to the common start: longer than any rank takes to wake and to put a call of several
-/// kernels on its stream (tens of microseconds each).
+/// Time from the last rank's arrival to the common start: longer than any rank needs to wake and to put a call of
+/// several kernels on its stream (tens of microseconds each).
 constexpr std::int64_t kStartDelayNs = 400'000;
-/// Written in front of every timed call, in sizes of the second-level cache.
+/// Bytes written before every timed call, as a multiple of the second-level cache's size.
 constexpr std::int64_t kFlushFactor = 2;
-/// Calls put on a stream before one waits for them: a stream takes about a thousand launches before it blocks the host.
+/// Number of calls put on a stream between waits: a stream takes about a thousand launches before it blocks the host.
 constexpr std::size_t kCallsInRow = 64;
 
 }  // namespace

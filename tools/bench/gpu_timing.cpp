@@ -18,17 +18,17 @@ namespace ferry::tools {
 
 namespace {
 
-/// A call, and where its times go.
+/// A call, and the series for its times.
 struct Measured {
   BenchOp op;
   GpuTimer::Call call;
   Series events;
   Series host;
   std::optional<Series> in_row;
-  std::optional<Series> send = std::nullopt;  ///< of a split call: until its send half is done on the stream
+  std::optional<Series> send = std::nullopt;  ///< split call: time until its send half is done on the stream
 };
 
-/// No call of latency mode waits on the host, and neither does a route into a slab.
+/// No call of latency mode waits on the host; neither does a route into a slab.
 std::vector<Measured> measured_by_latency(const BenchPlan& plan, Operations& operations) {
   const auto finish = [&] { return operations.wait(); };
   std::vector<Measured> all;
@@ -92,14 +92,14 @@ std::vector<Measured> measured_by(const BenchPlan& plan, Operations& operations)
   return all;
 }
 
-/// Pairs of one graph: many, so that starting it does not count.
+/// Pairs in one graph: many, so that its launch does not count.
 constexpr std::int64_t kGraphPairs = 100;
-/// Fewer where they take longer than this together, as where ranks that are processes take turns on a GPU.
+/// Time limit of a graph, beyond which it has fewer pairs, for example if rank processes take turns on a GPU.
 constexpr std::int64_t kMaxGraphNs = 200'000'000;
-/// Pairs of which the fastest decides that.
+/// Trial pairs, of which the fastest decides the number of pairs.
 constexpr int kNumTrials = 3;
 
-/// Of a pair, in a graph of many.
+/// Times a pair in a graph of many.
 Status time_pairs_in_graph(const BenchPlan& plan, Operations& operations, RankContext& context, const GpuTimer& timer,
                            std::span<Interval> times) {
   std::int64_t least_ns = kMaxGraphNs;
@@ -125,7 +125,7 @@ Status time_pairs_in_graph(const BenchPlan& plan, Operations& operations, RankCo
   return {};
 }
 
-/// One more call of each, which is not timed.
+/// Makes one more, untimed call of each kind.
 Status record_launches(const BenchPlan& plan, Operations& operations, DeviceReport* report) {
   for (const Measured& measured : measured_by(plan, operations)) {
     CallLaunches& record = report->calls.at(report->num_calls++);
@@ -184,7 +184,7 @@ Status time_limits(const BenchPlan& plan, const Operations& operations, RankCont
   const std::int64_t num_fewest =
       plan.latency() ? count_crossing_rows(plan)[static_cast<std::size_t>(context.rank())].num_sent : 0;
   const auto measure = [&](BenchOp op, std::int64_t row_bytes) {
-    // As many rows as have to cross: see summarise.
+    // Number of rows that must cross: see summarise.
     const bool all_cross = !plan.latency() || (op == BenchOp::kLatencyCombine && plan.order == CombineOrder::kExact);
     const RawLimitInput input{op,
                               row_bytes,
@@ -200,7 +200,7 @@ Status time_limits(const BenchPlan& plan, const Operations& operations, RankCont
   return plan.measures_combine() ? measure(plan.combine_op(), plan.combine_row_bytes()) : Status();
 }
 
-/// These settings do not go with this GPU or memory; every rank learns the same, and the group goes on.
+/// True if the settings do not suit this GPU or memory; every rank gets the same result, and the group remains usable.
 bool is_refusal(const Status& status) {
   return status.code() == ErrorCode::kInvalidArgument || status.code() == ErrorCode::kUnsupported;
 }
@@ -214,10 +214,10 @@ Status time_on_gpu(const BenchPlan& plan, Operations& operations, RankContext& c
   area.device().facts = *facts;
   GpuTimer timer;
   if (Status status = timer.set_up(context, operations.device()); !status) return status;
-  // As before the first call: what was allocated may have waited for the GPU.
+  // Meet as before the first call: allocations may have waited for the GPU.
   if (Status status = context.barrier(); !status) return status;
   for (std::size_t kernel_idx = 0; kernel_idx < plan.kernels.size(); ++kernel_idx) {
-    // What does not fit this GPU stays without times, and so out of the tables.
+    // Settings that exceed this GPU get no times and so do not appear in the tables.
     if (plan.kernels.size() > 1 && plan.kernels[kernel_idx].num_sms > facts->num_sms) continue;
     progress->step(plan.kernels.size() == 1 ? fmt::format("T = {}: measure", plan.num_tokens)
                                             : fmt::format("{} {}: settings {} of {}", name_of(plan.dtype),

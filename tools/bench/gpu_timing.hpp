@@ -8,8 +8,8 @@
 
 namespace ferry::tools {
 
-/// The measurement of one rank of a CUDA group: for each of the plan's kernel options check the data once and time the
-/// operations, then time the raw exchanges that are their limit. Collective.
+/// Runs the measurement of one rank of a CUDA group: for each of the plan's kernel options checks the data once and
+/// times the operations, then times the raw exchanges that are their limit. Collective.
 Status time_on_gpu(const BenchPlan& plan, Operations& operations, RankContext& context, Progress* progress);
 
 }  // namespace ferry::tools

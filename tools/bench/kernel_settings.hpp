@@ -1,7 +1,7 @@
 #ifndef FERRY_TOOLS_BENCH_KERNEL_SETTINGS_HPP
 #define FERRY_TOOLS_BENCH_KERNEL_SETTINGS_HPP
 
-/// Command-line options of bench and tune.
+/// Kernel options of the commands bench and tune.
 
 #include <CLI/App.hpp>
 #include <string>

@@ -29,10 +29,10 @@ void add_latency_options(CLI::App& command, BenchPlan* plan) {
                             {"fp8-pow2", Quantization::kFp8PowerOfTwo},
                             {"fp8-ue8m0", Quantization::kFp8Ue8m0},
                             {"int8", Quantization::kInt8}},
-                           "Latency mode: what dispatch makes of bf16 rows on their way (default none)");
+                           "Latency mode: quantisation of bf16 rows by dispatch (default none)");
   add_choice<CombineOrder>(command, kOrder, &plan->order,
                            {{"exact", CombineOrder::kExact}, {"rank_sums", CombineOrder::kRankSums}},
-                           "Latency mode: in which order combine adds (default exact)");
+                           "Latency mode: order of combine's sums (default exact)");
   command.add_flag(kSplit, plan->split, "Latency mode: make each call as its send half and its receive half");
 }
 

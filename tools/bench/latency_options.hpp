@@ -11,8 +11,7 @@ namespace ferry::tools {
 /// --quantize, --order, --split.
 void add_latency_options(CLI::App& command, BenchPlan* plan);
 
-/// Whether the options that were given go with the operation; sets the layout of latency mode. Call it when `command`
-/// is parsed.
+/// Checks that the given options suit the operation; sets the layout of latency mode. Call it when `command` is parsed.
 /// @errors kInvalidArgument naming the option
 Status settle_latency_options(const CLI::App& command, BenchPlan* plan);
 

@@ -16,7 +16,7 @@ void record(const KernelLaunch& launch) {
 
 LaunchRecorder::LaunchRecorder(CallLaunches* record_of_call) {
   current = record_of_call;
-  observe_launches(record);  // and from then on, as other ranks of the process may be recording when this one is done
+  observe_launches(record);  // never removed, because other ranks of the process may still record when this one is done
 }
 
 LaunchRecorder::~LaunchRecorder() { current = nullptr; }

@@ -1,7 +1,7 @@
 #ifndef FERRY_TOOLS_BENCH_LAUNCH_RECORDER_HPP
 #define FERRY_TOOLS_BENCH_LAUNCH_RECORDER_HPP
 
-/// Which kernels a call of a CUDA group is made of.
+/// Recording of the kernels that a call of a CUDA group launches.
 
 #include <array>
 #include <cstddef>
@@ -14,14 +14,15 @@ namespace ferry::tools {
 
 inline constexpr std::size_t kMaxLaunches = 32;
 
-/// The kernels of one call on one rank. Plain bytes.
+/// Kernels of one call on one rank. Plain bytes.
 struct CallLaunches {
   BenchOp op = BenchOp::kRoute;
-  std::uint32_t num_launches = 0;  ///< those past kMaxLaunches are counted only
+  std::uint32_t num_launches = 0;  ///< launches beyond kMaxLaunches are only counted
   std::array<KernelLaunch, kMaxLaunches> launches{};
 };
 
-/// While it lives, launches of this thread are added to a record: ranks may be threads of one process.
+/// While one lives, launches of this thread are added to a record. Per thread, because ranks may be threads of a
+/// process.
 class LaunchRecorder {
  public:
   explicit LaunchRecorder(CallLaunches* record);

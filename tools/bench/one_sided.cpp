@@ -27,30 +27,30 @@ namespace ferry::tools {
 namespace {
 
 constexpr std::array<std::int64_t, 5> kSizes{8, 512, 8192, 65'536, 1'048'576};
-/// Calls of one sample of a rate: copies under way at once, as in ucx_perftest's window.
+/// Calls per sample of a rate: copies in flight at once, like the window of ucx_perftest.
 constexpr int kWindow = 32;
-/// Calls of one sample of a latency, so that reading the clock does not count.
+/// Calls per sample of a latency, so that reading the clock does not count.
 constexpr int kBatch = 10;
 constexpr std::size_t kHeapBytes = std::size_t{16} << 20;
-/// The same of kernels: launching one must not count, and a GPU has far more calls on words under way.
+/// Same for kernels: the launch must not count, and a GPU has far more calls on words in flight.
 constexpr int kGpuBatch = 100;
-/// Fewer where they take longer than this together: a call there and back is two time slices where ranks that are
-/// processes share a GPU, and a copy of a megabyte takes its time over TCP.
+/// Time limit of a batch, beyond which it has fewer calls: a round trip takes two time slices if rank processes share a
+/// GPU, and a copy of a megabyte is slow over TCP.
 constexpr std::int64_t kMaxBatchNs = 20'000'000;
-/// By how many calls of a kernel that is found out, and by the fastest of how many kernels: one may have been kept
-/// waiting.
+/// Calls of a trial kernel, and number of trials, of which the fastest decides the batch: a kernel may have been
+/// delayed.
 constexpr int kTrialCalls = 2;
 constexpr int kNumTrials = 5;
 constexpr int kGpuWordWindow = 4096;
 
-/// Of one size, taken by rank 0. Nanoseconds.
+/// Figures for one size, measured by rank 0. Nanoseconds.
 struct Figures {
   std::int64_t num_bytes = 0;
-  int num_calls = 0;             ///< of which a latency is the mean
-  std::int64_t latency_p50 = 0;  ///< of one call: until it has returned (get, fadd), or there and back, halved
+  int num_calls = 0;             ///< calls over which a latency is averaged
+  std::int64_t latency_p50 = 0;  ///< time of one call: until it has returned (get, fadd), or half of a round trip
   std::int64_t latency_p99 = 0;
-  std::int64_t window_p50 = 0;       ///< of kWindow calls and quiet
-  std::int64_t raw_latency_p50 = 0;  ///< the same by loads and stores; 0: the ranks are on different nodes
+  std::int64_t window_p50 = 0;       ///< time of kWindow calls and quiet
+  std::int64_t raw_latency_p50 = 0;  ///< latency with plain loads and stores; 0: the ranks are on different nodes
   std::int64_t raw_window_p50 = 0;
 };
 using Area = std::array<Figures, kSizes.size()>;
@@ -64,7 +64,7 @@ std::size_t num_sizes(BenchOp op) { return op == BenchOp::kPut || op == BenchOp:
 
 std::atomic_ref<std::uint64_t> shared(std::uint64_t* word) { return std::atomic_ref(*word); }
 
-/// What rank 0 and the last rank measure with.
+/// State with which rank 0 and the last rank measure.
 class Pair {
  public:
   Pair(const OneSidedRun& run, OneSided& shm)
@@ -78,7 +78,7 @@ class Pair {
         raw_block_(shm.peer_pointer(other_, block_.data())),
         raw_words_(shm.peer_pointer(other_, words_.data())) {}
 
-  /// What is put comes back by get. Both ranks call it.
+  /// Checks that get returns the bytes that put sent. Both ranks call it.
   Status check() {
     throw_if_error(shm_.barrier());
     if (is_first_) {
@@ -88,7 +88,8 @@ class Pair {
       throw_if_error(shm_.put(other_, block_.data(), sent.data(), sent.size()));
       throw_if_error(shm_.quiet());
       throw_if_error(shm_.get(other_, got.data(), block_.data(), got.size()));
-      if (got != sent) return {ErrorCode::kInternal, "what was put is not what came back; please report this bug"};
+      if (got != sent)
+        return {ErrorCode::kInternal, "get did not return the bytes that put sent; please report this bug"};
     }
     throw_if_error(shm_.barrier());
     return {};
@@ -114,8 +115,8 @@ class Pair {
   bool goes_both_ways() const { return run_.op == BenchOp::kPut || run_.op == BenchOp::kSignal; }
   std::byte* slot(std::byte* begin, int i) const { return begin + static_cast<std::size_t>(i % 2) * bytes_; }
 
-  /// Nanoseconds of one call of `step`, `batch` of them timed together; there and back counts as two. Where only rank 0
-  /// acts the other waits in the barrier.
+  /// Nanoseconds per call of `step`, with `batch` calls timed together; a round trip counts as two. If only rank 0
+  /// acts, the other rank waits in the barrier.
   template <typename Step>
   std::vector<std::int64_t> series(Step step, int batch) {
     throw_if_error(shm_.barrier());
@@ -208,14 +209,14 @@ class Pair {
   std::span<std::byte> block_;
   std::span<std::uint64_t> words_;
   std::vector<std::byte> local_;
-  std::byte* raw_block_;  // the other rank's; null on another node
+  std::byte* raw_block_;  // of the other rank; null on another node
   std::uint64_t* raw_words_;
   std::size_t bytes_ = 0;
   std::uint64_t turn_ = 0;
   std::uint64_t raw_turn_ = 0;
 };
 
-/// Calls of one kernel, the same on both ranks.
+/// Number of calls per kernel, the same on both ranks.
 int batch_of(GpuSeries& gpu, RankContext& context, std::size_t num_bytes) {
   const std::vector<std::int64_t> times = gpu.exchanges(num_bytes, kTrialCalls, false, {1, kNumTrials});
   const std::int64_t slowest_ns = context.largest(times.empty() ? 1 : std::ranges::min(times)).value();
@@ -273,7 +274,7 @@ Status run_rank(const OneSidedRun& run, RankContext& context) {
         area[i] = pair.measure(kSizes[i]);
         continue;
       }
-      // Two meetings of each series.
+      // Each series has two meetings.
       const int num_series = run.launch.num_nodes == 1 ? 4 : 2;
       for (int meeting = 0; meeting < 2 * num_series; ++meeting) throw_if_error((*shm)->barrier());
     }
@@ -283,7 +284,7 @@ Status run_rank(const OneSidedRun& run, RankContext& context) {
   return (*shm)->destroy();
 }
 
-/// Of copies, in GB/s.
+/// Rate of copies, in GB/s.
 std::string rate(std::int64_t num_bytes, std::int64_t window_ns) {
   return fmt::format("{:.2f}", static_cast<double>(num_bytes * kWindow) / static_cast<double>(window_ns));
 }

@@ -1,8 +1,8 @@
 #ifndef FERRY_TOOLS_BENCH_ONE_SIDED_HPP
 #define FERRY_TOOLS_BENCH_ONE_SIDED_HPP
 
-/// Times one call of the one-sided layer between the first rank and the last, with the other ranks waiting, next to
-/// plain loads, stores and atomics where both are on one node.
+/// Times one call of the one-sided layer between the first rank and the last, with the other ranks waiting, and for
+/// comparison plain loads, stores and atomics if both are on one node.
 
 #include <cstdint>
 #include <string>
@@ -26,10 +26,10 @@ struct OneSidedRun {
 
 constexpr bool is_one_sided(BenchOp op) { return op >= BenchOp::kPut && op <= BenchOp::kFetchAdd; }
 
-/// Ranks where the user names no number.
+/// Number of ranks if the user gives none.
 inline constexpr int kOneSidedRanks = 2;
 
-/// Runs, prints, and returns the exit code.
+/// Runs the measurement, prints its report, and returns the exit code.
 int run_one_sided_bench(const OneSidedRun& run);
 
 }  // namespace ferry::tools

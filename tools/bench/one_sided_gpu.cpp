@@ -6,7 +6,7 @@ namespace ferry::tools {
 
 namespace {
 
-/// Read back once: CUDA's first copy to the host makes buffers.
+/// Reads the word back once, because CUDA's first copy to the host allocates buffers.
 DeviceMemory make_zero_word(Stream stream) {
   DeviceMemory word = allocate_device_memory(sizeof(std::uint64_t)).value();
   throw_if_error(fill_device_bytes(word.get(), 0, sizeof(std::uint64_t), stream));
@@ -43,7 +43,7 @@ OneSidedKernelParams GpuSeries::params(std::size_t num_bytes, int num_calls, boo
   params.block = block_;
   params.raw_block = raw_block_;
   params.local = local_.get();
-  // Plain stores count their turns in a word of their own.
+  // Plain stores count their turns in a separate word.
   const std::size_t idx = raw ? 1 : 0;
   params.word = words_ + idx;
   params.raw_word = raw_words_ == nullptr ? nullptr : raw_words_ + idx;
@@ -54,7 +54,7 @@ OneSidedKernelParams GpuSeries::params(std::size_t num_bytes, int num_calls, boo
   return params;
 }
 
-/// Nanoseconds of each launch. Where only the first rank acts the other waits in the barrier.
+/// Nanoseconds of each launch. If only the first rank acts, the other rank waits in the barrier.
 std::vector<std::int64_t> GpuSeries::series(bool acts, const KernelCounts& kernels,
                                             const std::function<Status()>& launch) {
   std::vector<std::int64_t> times;
@@ -64,7 +64,7 @@ std::vector<std::int64_t> GpuSeries::series(bool acts, const KernelCounts& kerne
     if (acts) throw_if_error(launch());
     throw_if_error(end_.record(stream_));
     const std::int64_t elapsed_ns = end_.elapsed_ns_since(start_).value();
-    throw_if_error(shm_.poll_errors());  // or all kernels to come would wait until their deadlines
+    throw_if_error(shm_.poll_errors());  // otherwise all later kernels would wait until their deadlines
     if (acts && i >= kernels.num_warmup) times.push_back(elapsed_ns);
   }
   throw_if_error(shm_.barrier(stream_));

@@ -1,7 +1,7 @@
 #ifndef FERRY_TOOLS_BENCH_ONE_SIDED_GPU_HPP
 #define FERRY_TOOLS_BENCH_ONE_SIDED_GPU_HPP
 
-/// What a pair of ranks measures of one-sided calls that their kernels make.
+/// Measurements of one-sided calls that the kernels of two ranks make.
 
 #include <cstddef>
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 namespace ferry::tools {
 
-/// Kernels of a series.
+/// Number of kernels of a series.
 struct KernelCounts {
   int num_warmup = 0;
   int num_iterations = 0;
@@ -23,17 +23,17 @@ struct KernelCounts {
 
 class GpuSeries {
  public:
-  /// `max_bytes`: of the largest copy. The stream is the rank's. Collective.
+  /// `max_bytes`: size of the largest copy. The stream belongs to the rank. Collective.
   /// @throws Error
   GpuSeries(const OneSidedRun& run, OneSided& shm, Stream stream, std::size_t max_bytes);
 
-  /// Nanoseconds of one call, in a kernel that makes `num_calls` of them one after the other; half of there and back.
+  /// Nanoseconds per call in a kernel that makes `num_calls` calls one after the other; half of a round trip.
   /// Collective over the first and the last rank. Empty on a rank that only answers.
   /// @throws Error
   std::vector<std::int64_t> exchanges(std::size_t num_bytes, int num_calls, bool raw, const KernelCounts& kernels);
-  /// Nanoseconds of a kernel with `num_calls` calls under way at once, and quiet.
+  /// Nanoseconds of a kernel with `num_calls` calls in flight at once, and quiet.
   std::vector<std::int64_t> windows(std::size_t num_bytes, int num_calls, bool raw, const KernelCounts& kernels);
-  /// Whether this rank's GPU reaches the other's memory.
+  /// True if this rank's GPU reaches the other rank's memory.
   bool has_raw() const { return raw_block_ != nullptr; }
 
  private:
@@ -45,8 +45,8 @@ class GpuSeries {
   Stream stream_;
   bool is_first_;
   int other_;
-  // Where ranks share a GPU what is made in CUDA may wait for it to be idle, which it is not once a rank's kernel waits
-  // for another rank: this comes before what all ranks make together.
+  // Created before the objects that all ranks create together: if ranks share a GPU, CUDA may wait until it is idle,
+  // which it is not while a rank's kernel waits for another rank.
   DeviceMemory local_;
   DeviceMemory failed_;
   DeviceEvent start_;
@@ -54,7 +54,7 @@ class GpuSeries {
   device::World world_;
   std::byte* block_;
   std::uint64_t* words_;
-  std::byte* raw_block_;  // the other rank's; null on another node
+  std::byte* raw_block_;  // of the other rank; null on another node
   std::uint64_t* raw_words_;
   std::uint64_t turn_ = 0;
 };

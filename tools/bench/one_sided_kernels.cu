@@ -14,19 +14,19 @@ using device::GpuMemory;
 using device::Scope;
 
 constexpr unsigned kThreads = 512;
-/// As many as the library's own copies take (cuda/one_sided/backend.cpp).
+/// Same limit as the library's own copies (cuda/one_sided/backend.cpp).
 constexpr int kMaxBlocks = 32;
-/// A plain wait that nobody ends; a poll takes about a microsecond.
+/// Limit of a plain wait, which has no deadline; a poll takes about a microsecond.
 constexpr unsigned kMaxPolls = 1U << 24;
 
-/// Whether the call succeeded. Those behind one that did not are left out: each would wait until its own deadline.
+/// True if the call succeeded. Calls after a failed one are skipped: each would wait until its own deadline.
 __device__ bool note(const OneSidedKernelParams& params, Code code) {
   if (code == Code::kOk) return true;
   if (threadIdx.x == 0) atomicAdd(reinterpret_cast<unsigned long long*>(params.failed), 1ULL);
   return false;
 }
 
-/// Copies as a program does that knows its addresses are aligned.
+/// Copies like a program that knows that its addresses are aligned.
 template <bool kFromPeer>
 __device__ void copy_plainly(std::byte* to, const std::byte* from, std::uint64_t num_bytes) {
   const auto* source = reinterpret_cast<const uint4*>(from);
@@ -42,7 +42,7 @@ __device__ void copy_plainly(std::byte* to, const std::byte* from, std::uint64_t
   __syncthreads();
 }
 
-/// The same for all threads of the block, as of `receive`.
+/// Sends a turn. The result is the same for all threads of the block, like that of `receive`.
 template <bool kRaw>
 __device__ bool send(const OneSidedKernelParams& params, std::uint64_t turn) {
   if constexpr (!kRaw) {
@@ -70,8 +70,8 @@ __device__ bool receive(const OneSidedKernelParams& params, std::uint64_t turn) 
   return note(params, __syncthreads_or(polls == kMaxPolls ? 1 : 0) == 0 ? Code::kOk : Code::kTimeout);
 }
 
-/// One kernel for each way, so that plain code does not carry the library's. Of one block a multiprocessor, so that
-/// neither saves registers at the cost of memory accesses.
+/// Separate kernels for plain and library calls, so that the plain code does not contain the library's. One block per
+/// multiprocessor, so that neither saves registers at the cost of memory accesses.
 template <bool kRaw>
 __global__ void __launch_bounds__(kThreads, 1) exchange_kernel(const __grid_constant__ OneSidedKernelParams params) {
   for (int call = 0; call < params.num_calls; ++call) {

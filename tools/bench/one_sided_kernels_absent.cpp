@@ -1,4 +1,4 @@
-/// Takes the place of one_sided_kernels.cu in a build without the CUDA backend.
+/// Replaces one_sided_kernels.cu in a build without the CUDA backend.
 
 #include "bench/one_sided_kernels.hpp"
 

@@ -44,8 +44,7 @@ Status Operations::set_up() {
   group_ = std::move(*group);
   if (Status status = place_ids(); !status) return status;
   if (Status status = place_counters(); !status) return status;
-  // What was allocated and copied may have waited for an idle GPU. From here on ranks that share one wait for each
-  // other.
+  // Allocations and copies may have waited for an idle GPU. From here on, ranks that share a GPU wait for each other.
   if (Status status = context_.barrier(); !status) return status;
   if (plan_.layout == Layout::kSlab) {
     if (Status status = find_slab_capacity(); !status) return status;
@@ -60,7 +59,7 @@ Status Operations::set_up() {
   return fill_inputs();
 }
 
-/// A CUDA group reads ids and weights from its GPU.
+/// Copies ids and weights to the GPU, from which a CUDA group reads them.
 Status Operations::place_ids() {
   if (!device_.on_gpu()) return {};
   const std::size_t id_bytes = table_.topk_idx.size() * sizeof(std::int64_t);
@@ -73,7 +72,7 @@ Status Operations::place_ids() {
   return take(buffers_.weights, table_.topk_weights.data(), weight_bytes);
 }
 
-/// As many received ones as a rank may have.
+/// Allocates the counters; those of received tokens for as many experts as a rank may have.
 Status Operations::place_counters() {
   if (!plan_.counts_load) return {};
   const std::vector<std::int64_t> zeros(static_cast<std::size_t>(plan_.num_experts + 2 * plan_.num_physical_experts()));
@@ -124,7 +123,7 @@ RouteOptions Operations::route_options() const {
   return options;
 }
 
-/// The most rows that any expert of any rank gets: a slab of exactly the size that the batch needs.
+/// Largest number of rows for any expert of any rank: capacity of a slab of exactly the size that the batch needs.
 Status Operations::find_slab_capacity() {
   RouteOptions options = route_options();
   options.layout = Layout::kExperts;
@@ -155,7 +154,7 @@ Status Operations::metered(WireFigures* figures, std::int64_t formula_bytes, Sta
   return status;
 }
 
-/// A GPU may still work with it, and its destruction would be timed.
+/// Keeps a Routing alive: a GPU may still use it, and its destruction would be timed.
 void Operations::retire(Routing routing) {
   if (device_.on_gpu()) retired_.push_back(std::move(routing));
 }

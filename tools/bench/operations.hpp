@@ -1,7 +1,7 @@
 #ifndef FERRY_TOOLS_BENCH_OPERATIONS_HPP
 #define FERRY_TOOLS_BENCH_OPERATIONS_HPP
 
-/// The measured calls of one rank, on its buffers, and the check that they move the right bytes.
+/// Measured calls of one rank on its buffers, and the check that they move the right bytes.
 
 #include <functional>
 #include <memory>
@@ -21,42 +21,42 @@ class Operations {
  public:
   Operations(const BenchPlan& plan, RankContext& context);
 
-  /// Make the group, route once, allocate, fill. Collective, as are the calls below.
+  /// Creates the group, routes once, allocates and fills the buffers. Collective, like the calls below.
   Status set_up();
-  /// Run each measured operation once and compare every row with what it must be.
+  /// Runs each measured operation once and compares every row with the expected one.
   /// @errors kInternal naming the first row that is wrong
   Status check();
 
-  /// On a CUDA group dispatch and combine only put work on the stream, and so may route; `wait` returns how that went.
+  /// On a CUDA group dispatch, combine and possibly route only put work on the stream; `wait` returns their result.
   Status route();
   Status dispatch();
   Status combine();
   Status wait();
 
-  /// Latency mode, and what it is compared with: route, dispatch and combine, as far as the operation has them.
+  /// Calls of latency mode and their references: route, dispatch and combine, as far as the operation has them.
   Status latency_dispatch();
   Status latency_combine();
   Status latency_pair();
   Status reference();
-  /// So many pairs; every Routing is kept, as replays of a graph need them.
+  /// Makes `num_pairs` pairs and keeps every Routing, because replays of a graph need them.
   Status latency_pairs_to_capture(int num_pairs);
-  /// When the send half of the latest call of latency mode returned (now_ns).
+  /// Time (now_ns) at which the send half of the latest call of latency mode returned.
   std::int64_t sent_ns() const { return sent_ns_; }
-  /// Called when the send half of a call of latency mode has returned; null: nothing is.
+  /// Sets a function to call when the send half of a call of latency mode has returned; may be null.
   void on_sent(std::function<Status()> call) { on_sent_ = std::move(call); }
-  /// How long after the others this rank is to begin timed calls.
+  /// Delay of this rank's timed calls after those of the other ranks.
   std::int64_t late_ns() const { return context_.rank() == plan_.num_ranks - 1 ? plan_.late_ns : 0; }
   Status tear_down() { return group_->destroy(); }
 
-  /// For the calls that follow. CUDA only.
+  /// Sets the options of the calls that follow. CUDA only.
   void use(const KernelOptions& kernel) { kernel_ = kernel; }
   const RankDevice& device() const { return device_; }
 
   RankRows rows() const;
-  /// Of `check` and the route in `set_up`.
+  /// Traffic of `check` and of the route in `set_up`.
   const RankWire& wire() const { return wire_; }
   const BenchBuffers& buffers() const { return buffers_; }
-  /// Rows that each token of this rank becomes.
+  /// Number of rows of each token of this rank.
   const std::vector<int>& rows_per_token() const { return rows_per_token_; }
 
  private:
@@ -64,7 +64,7 @@ class Operations {
   RouteOptions route_options() const;
   LatencyShape latency_shape() const;
   DType input_dtype() const;
-  /// The Routing of the calls that are checked.
+  /// Routing of the calls that are checked.
   const Routing& checked_routing() const { return plan_.latency() ? latency_routing_ : routing_; }
   void retire(Routing routing);
   Status note_sent();
@@ -76,21 +76,21 @@ class Operations {
   Result<std::vector<std::int32_t>> read_source() const;
   Status find_slab_capacity();
   Status check_routing() const;
-  /// What one call has counted.
+  /// Checks the counts of one call.
   Status check_counters(const RoutingTable& picked) const;
   Status check_dispatch();
   Status check_scales(const std::vector<std::int32_t>& source);
   Status fill_combine_input();
   Status check_combine();
   Status check_weights();
-  /// Runs `call` and records what it gave to the network, with `formula_bytes`.
+  /// Runs `call` and records its network traffic, together with `formula_bytes`.
   Status metered(WireFigures* figures, std::int64_t formula_bytes, Status (Operations::*call)());
   struct ExpectedRow;
-  /// By source rank and token, what dispatch makes of that token.
+  /// Expected row after dispatch, by source rank and token.
   std::function<ExpectedRow(int, std::int64_t)> expected_rows() const;
-  /// For each rank, the factor by which identity experts there scale token `token` of this rank in all.
+  /// For each rank, the sum of the factors by which identity experts there scale token `token` of this rank.
   std::vector<float> factors_by_rank(std::int64_t token) const;
-  /// What combine makes of a value that comes back times each of these factors.
+  /// Result of combine for a value that returns multiplied by each of these factors.
   float expected_sum(float x, const std::vector<float>& factors) const;
 
   const BenchPlan& plan_;
@@ -105,8 +105,8 @@ class Operations {
   std::int64_t slab_capacity_ = 0;
   Routing routing_;
   Routing latency_routing_;
-  std::vector<Routing> retired_;   ///< CUDA: earlier ones, freed by `wait`
-  std::vector<Routing> captured_;  ///< CUDA: those of graphs
+  std::vector<Routing> retired_;   ///< CUDA: Routings of earlier calls, freed by `wait`
+  std::vector<Routing> captured_;  ///< CUDA: Routings of graphs
   std::int64_t sent_ns_ = 0;
   std::function<Status()> on_sent_;
   BenchBuffers buffers_;

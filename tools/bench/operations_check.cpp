@@ -12,7 +12,7 @@
 #include "ferry/fp8.hpp"
 #include "ferry/int8.hpp"
 
-/// What Operations compares before anything is timed.
+/// Checks that Operations makes before anything is timed.
 
 namespace ferry::tools {
 
@@ -67,7 +67,7 @@ Status Operations::check() {
   return check_combine();
 }
 
-/// A row as it must arrive; valid until the next one is asked for.
+/// An expected row; valid until the next one is requested.
 struct Operations::ExpectedRow {
   const std::byte* payload = nullptr;
   const std::byte* scales = nullptr;
@@ -86,7 +86,7 @@ std::function<Operations::ExpectedRow(int, std::int64_t)> Operations::expected_r
     const ConstTensorView x(pattern_.row(rank, token), DType::kBfloat16, {1, plan_.hidden});
     const TensorView q(row->data(), plan_.received_dtype(), {1, plan_.hidden});
     const TensorView s(scales->data(), plan_.scale_dtype(), {1, plan_.num_scales()});
-    throw_if_error(quantize_row(plan_.quantize, x, q, s));  // shapes that this file has chosen
+    throw_if_error(quantize_row(plan_.quantize, x, q, s));  // cannot fail: this file has chosen the shapes
     return {row->data(), scales->data()};
   };
 }
@@ -129,7 +129,7 @@ Status Operations::check_scales(const std::vector<std::int32_t>& source) {
   return read_rows(device_, {buffers_.recv_scales.data(), checked_routing().num_used_rows(), row_bytes}, check_row);
 }
 
-/// Experts that give back what they were sent.
+/// Fills the input as experts that return their input would.
 Status Operations::fill_combine_input() {
   auto source = read_source();
   if (!source) return source.status();
@@ -178,9 +178,9 @@ float Operations::expected_sum(float x, const std::vector<float>& factors) const
   return rounded(sum);
 }
 
-/// Every row came back as it went out, so that a sum of some of a token's rows is the token times a small factor:
-/// products and sums of these are exact in f32, whatever the order, and only the roundings are left: of each rank's sum
-/// (CombineOrder::kRankSums), of each node's and of theirs.
+/// Every row returns unchanged, so a sum of some of a token's rows is the token times a small factor: products and sums
+/// of these are exact in f32 in any order, and only these roundings occur: of each rank's sum
+/// (CombineOrder::kRankSums), of each node's sum, and of their total.
 Status Operations::check_combine() {
   const auto check_row = [&](std::int64_t token, const std::byte* bytes) -> Status {
     const auto* sent = reinterpret_cast<const std::uint16_t*>(pattern_.row(context_.rank(), token));
@@ -200,7 +200,7 @@ Status Operations::check_combine() {
   return status && plan_.returns_weights ? check_weights() : status;
 }
 
-/// Every row came back with ones, so that a token's weights count its rows.
+/// Every row returned with ones as weights, so that a token's combined weights count its rows.
 Status Operations::check_weights() {
   std::vector<float> got(static_cast<std::size_t>(plan_.num_tokens * plan_.num_topk));
   if (Status status = device_.copy(got.data(), buffers_.out_weights.data(), got.size() * sizeof(float)); !status) {

@@ -3,7 +3,7 @@
 #include "bench/operations.hpp"
 #include "common/timing.hpp"
 
-/// The calls of latency mode, on the same buffers as the others, and what they are compared with.
+/// Calls of latency mode, on the same buffers as the others, and their reference calls.
 
 namespace ferry::tools {
 
@@ -19,7 +19,7 @@ LatencyShape Operations::latency_shape() const {
 }
 
 Status Operations::latency_dispatch() {
-  const std::int64_t num_rows = routing_.num_recv_rows();  // L * C, as of every Routing of this run
+  const std::int64_t num_rows = routing_.num_recv_rows();  // L * C, like every Routing of this run
   LatencyDispatchInput in;
   LatencyDispatchOutput out;
   in.x = {buffers_.x.data(), input_dtype(), {plan_.num_tokens, plan_.hidden}};

@@ -14,20 +14,20 @@ namespace {
 constexpr int kWarpLanes = 32;
 constexpr std::int64_t kGranuleBytes = 16;
 
-/// Push: enough stages that a warp's next loads run while its last stores do. Bulk copies of 512 bytes to 14 KB
-/// were measured to reach the same rate on H200, so that pieces may be as small as shared memory asks.
+/// Push: enough stages that a warp's next loads run during its last stores. Bulk copies of 512 bytes to 14 KB reached
+/// the same rate on H200, so pieces may be as small as shared memory requires.
 constexpr int kPushWarps = 8;
 constexpr int kPushStages = 3;
 constexpr int kMaxPieceBytes = 8192;
 constexpr int kPieceAlignment = 128;
-/// For the barriers, in front of the pieces.
+/// Shared memory for the barriers, in front of the pieces.
 constexpr int kBarrierBytes = 1024;
 static_assert(kPushWarps * kPushStages * sizeof(std::uint64_t) <= kBarrierBytes);
 
 /// Pull: 512 threads with 8 loads of 16 bytes each keep 64 KB in flight per multiprocessor.
 constexpr int kPullThreads = 512;
 constexpr int kPullRows = 8;
-/// A warp's unit of work: this many granules of each of its rows.
+/// Unit of work of a warp: this many granules of each of its rows.
 constexpr std::int64_t kPullGranules = 128;
 
 struct PushParams {
@@ -41,7 +41,7 @@ __device__ std::byte* target_row(const RawExchangeParams& params, std::int64_t r
   return params.sections[row_idx % num_targets] + static_cast<std::int64_t>(row_idx / num_targets) * params.row_stride;
 }
 
-/// Rows of one warp: a run, so that its consecutive rows go to different targets.
+/// Rows of one warp: a contiguous run, so that consecutive rows go to different targets.
 struct WarpRows {
   __device__ WarpRows(const RawExchangeParams& params, std::int64_t warp_idx, std::int64_t num_warps)
       : first(params.num_rows * warp_idx / num_warps), count(params.num_rows * (warp_idx + 1) / num_warps - first) {}
@@ -55,7 +55,7 @@ __device__ std::uint32_t shared_address(const void* pointer) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-/// The barrier's phase completes when `num_bytes` have arrived. PTX ISA, mbarrier.
+/// Completes the barrier's phase when `num_bytes` have arrived. PTX ISA, mbarrier.
 __device__ void expect_bytes(std::uint64_t* barrier, std::uint32_t num_bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(num_bytes)
                : "memory");
@@ -74,7 +74,7 @@ __device__ void wait_for_phase(std::uint64_t* barrier, std::uint32_t parity) {
   }
 }
 
-/// PTX ISA, cp.async.bulk: global to shared memory, completion signalled to a barrier.
+/// Copies from global to shared memory and signals the completion to a barrier. PTX ISA, cp.async.bulk.
 __device__ void bulk_load(std::byte* shared, const std::byte* global, std::uint32_t num_bytes, std::uint64_t* barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
                    shared_address(shared)),
@@ -82,7 +82,7 @@ __device__ void bulk_load(std::byte* shared, const std::byte* global, std::uint3
                : "memory");
 }
 
-/// The same from shared to global memory, which may be a peer's; a group of its own.
+/// Copies from shared to global memory, possibly a peer's, in a bulk group of its own.
 __device__ void bulk_store(std::byte* global, const std::byte* shared, std::uint32_t num_bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(__cvta_generic_to_global(global)),
                "r"(shared_address(shared)), "r"(num_bytes)
@@ -90,7 +90,7 @@ __device__ void bulk_store(std::byte* global, const std::byte* shared, std::uint
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 
-/// One lane moves all rows of its warp, piece by piece, over kPushStages places in shared memory.
+/// One lane moves all rows of its warp, piece by piece, through kPushStages places in shared memory.
 __device__ void push_rows(const PushParams& params, const WarpRows& rows, std::byte* pieces, std::uint64_t* barriers) {
   const RawExchangeParams& exchange = params.exchange;
   const std::int64_t pieces_per_row = (exchange.row_bytes + params.piece_bytes - 1) / params.piece_bytes;
@@ -113,7 +113,7 @@ __device__ void push_rows(const PushParams& params, const WarpRows& rows, std::b
     wait_for_phase(&barriers[stage], static_cast<std::uint32_t>(step / kPushStages % 2));
     bulk_store(target_row(exchange, rows.first + step / pieces_per_row) + offset_of(step),
                pieces + stage * params.piece_bytes, bytes_of(step));
-    // The next load goes where the store before this one read from.
+    // The next load overwrites the place from which the previous store read.
     asm volatile("cp.async.bulk.wait_group.read 1;" ::: "memory");
     if (step + kPushStages - 1 < num_steps) load(step + kPushStages - 1);
   }
@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(kPushWarps* kWarpLanes) push_kernel(const __gr
   for (int stage = 0; stage < kPushStages; ++stage) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(&barriers[stage])) : "memory");
   }
-  // The copy engine must see the barriers before it is given work that uses them.
+  // The copy engine must see the barriers before it gets work that uses them.
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   push_rows(params, rows, shared + kBarrierBytes + warp * kPushStages * params.piece_bytes, barriers);
@@ -149,7 +149,7 @@ __global__ void __launch_bounds__(kPushWarps* kWarpLanes) push_kernel(const __gr
 #endif
 }
 
-/// Rows of peers do not stay in the first-level cache: they are read only once. PTX ISA, ld.
+/// Peers' rows need not stay in the first-level cache, because they are read only once. PTX ISA, ld.
 __device__ uint4 load_once(const std::byte* pointer) {
 #if defined(__CUDA_ARCH__)
   uint4 value;

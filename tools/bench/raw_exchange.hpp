@@ -1,8 +1,8 @@
 #ifndef FERRY_TOOLS_BENCH_RAW_EXCHANGE_HPP
 #define FERRY_TOOLS_BENCH_RAW_EXCHANGE_HPP
 
-/// Kernels that move rows between GPUs and do nothing else: no routing, no flags, no waiting for each other. What they
-/// reach is the limit that dispatch and combine are measured against; to that of latency mode a flag's way belongs too.
+/// Kernels that only move rows between GPUs: no routing, no flags, no waiting for other ranks. Their rate is the limit
+/// for dispatch and combine; the limit of latency mode also includes a flag's round trip.
 
 #include <cstddef>
 #include <cstdint>
@@ -14,42 +14,42 @@ namespace ferry::tools {
 
 inline constexpr int kMaxRawTargets = 64;
 
-/// What rows are this many bytes, or a multiple of it, apart: a row that starts inside a line of the memory would share
-/// that line with the row before, and each of the two would send a part of it.
+/// Distance of rows is a multiple of this: a row that starts inside a memory line would share the line with the
+/// previous row, and each of the two would send a part of it.
 inline constexpr std::int64_t kRawLineBytes = 128;
 
-/// Rows 0 … num_rows - 1; row i concerns target i % num_targets, and is row i / num_targets of this rank's section
+/// Rows 0 … num_rows - 1; row i belongs to target i % num_targets, and is row i / num_targets of this rank's section
 /// there.
 struct RawExchangeParams {
-  std::byte* sections[kMaxRawTargets] = {};  ///< of the targets' memory, ceil(rows / targets) rows each
+  std::byte* sections[kMaxRawTargets] = {};  ///< in the targets' memory, ceil(rows / targets) rows each
   int num_targets = 0;
-  std::byte* local = nullptr;  ///< num_rows rows of this rank: what is pushed, and where pulled rows end
+  std::byte* local = nullptr;  ///< num_rows rows of this rank: source of a push, destination of a pull
   std::int64_t num_rows = 0;
-  std::int64_t row_bytes = 0;   ///< a multiple of 16: what is moved of each row
-  std::int64_t row_stride = 0;  ///< bytes from row to row everywhere, a multiple of kRawLineBytes
+  std::int64_t row_bytes = 0;   ///< bytes moved of each row; a multiple of 16
+  std::int64_t row_stride = 0;  ///< bytes from row to row on both sides; a multiple of kRawLineBytes
 };
 
-/// Write every local row into its target's section: a warp a row, by the bulk copy engine where the GPU has one
-/// (sm_90), by 16-byte loads and stores elsewhere. Only puts work on the stream.
+/// Writes every local row into its target's section, one warp per row: with the bulk copy engine if the GPU has one
+/// (sm_90), otherwise with 16-byte loads and stores. Only puts work on the stream.
 Status raw_push(const RawExchangeParams& params, int num_sms, Stream stream);
 
-/// Read every row from its target's section by 16-byte loads, eight in flight per thread, exclusive-or eight rows into
-/// one and store that: as a sum does, it stores less than it loads.
+/// Reads every row from its target's section with 16-byte loads, eight in flight per thread, and stores the exclusive
+/// or of eight rows: like a sum, it stores less than it loads.
 Status raw_pull(const RawExchangeParams& params, int num_sms, Stream stream);
 
-/// Flags between this rank and others, each in a line of its own.
+/// Flags between this rank and others, each in a separate line.
 struct RawFlagParams {
   std::uint64_t* theirs[kMaxRawTargets] = {};  ///< this rank's flag in the target's memory
   std::uint64_t* mine[kMaxRawTargets] = {};    ///< the target's flag in this rank's memory
   int num_targets = 0;
-  std::uint64_t first = 1;  ///< above all values that were stored before
+  std::uint64_t first = 1;  ///< greater than all values stored before
   int num_rounds = 0;
-  std::int64_t timeout_ns = 0;      ///< of all rounds together
-  std::uint64_t* failed = nullptr;  ///< of this rank: becomes 1 if a target does not answer
+  std::int64_t timeout_ns = 0;      ///< for all rounds together
+  std::uint64_t* failed = nullptr;  ///< in this rank's memory: becomes 1 if a target does not answer
 };
 
-/// In each round store a number in every target's memory, and wait until each has stored it here: a round takes a
-/// flag's way to one other rank. Every rank must run it at the same time. Only puts work on the stream.
+/// In each round stores a number in every target's memory and waits until each target has stored it here: a round takes
+/// as long as a flag's way to another rank. All ranks must run it at the same time. Only puts work on the stream.
 Status raw_flag_rounds(const RawFlagParams& params, Stream stream);
 
 }  // namespace ferry::tools

@@ -1,4 +1,4 @@
-/// Takes the place of raw_exchange.cu in a build without the CUDA backend.
+/// Replaces raw_exchange.cu in a build without the CUDA backend.
 
 #include "bench/raw_exchange.hpp"
 

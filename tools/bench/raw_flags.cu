@@ -11,7 +11,7 @@ namespace {
 
 using device::GpuMemory;
 
-/// A thread for each target.
+/// One thread per target.
 __global__ void __launch_bounds__(kMaxRawTargets, 1) flag_kernel(const __grid_constant__ RawFlagParams params) {
   const auto target = static_cast<int>(threadIdx.x);
   if (target >= params.num_targets) return;

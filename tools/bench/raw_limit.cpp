@@ -20,17 +20,17 @@ namespace {
 
 constexpr std::size_t kLimitWarmup = 2;
 constexpr double kMedian = 50.0;
-/// What cudaMalloc takes from the driver at once.
+/// Granularity in which cudaMalloc takes memory from the driver.
 constexpr std::int64_t kDevicePageBytes = std::int64_t{2} << 20;
-/// Numbers of multiprocessors that were measured to fill the links of 8 H200: fewer do not, more push each other back.
+/// Numbers of multiprocessors that filled the links of 8 H200 in measurements: fewer do not, more slow each other down.
 constexpr std::array<int, 3> kUsualNumSms = {7, 8, 16};
 
 std::int64_t round_up(std::int64_t bytes, std::int64_t granule) { return (bytes + granule - 1) / granule * granule; }
 
-/// Rounds of flags in one kernel: enough that its start does not count.
+/// Rounds of flags in one kernel: enough that its launch does not count.
 constexpr int kFlagRounds = 1000;
 
-/// What ranks gather before an exchange.
+/// Data that ranks gather before an exchange.
 struct Offer {
   IpcHandle handle;
   std::int64_t process_id;
@@ -38,12 +38,12 @@ struct Offer {
   std::int64_t num_rows;
 };
 
-/// The memory of one exchange.
+/// Memory of one exchange.
 class RawRanks {
  public:
   Status set_up(const RawLimitInput& input, RankContext& context, const RankDevice& device, bool is_local);
   const RawExchangeParams& params() const { return params_; }
-  /// The median of several runs of a flag's round trip.
+  /// Median of several measurements of a flag's round trip.
   Result<std::int64_t> measure_flags(const RankContext& context, const RankDevice& device, const GpuTimer& timer);
   /// Collective: no rank frees memory that a peer may still use or has not closed.
   Status tear_down(RankContext& context);
@@ -93,8 +93,8 @@ Status RawRanks::set_up(const RawLimitInput& input, RankContext& context, const 
   const std::int64_t section_bytes =
       (params_.num_rows + params_.num_targets - 1) / params_.num_targets * params_.row_stride;
   const auto local_bytes = static_cast<std::size_t>(params_.num_rows * params_.row_stride);
-  // Behind the rows a flag of each rank, and this rank's word for a failure. Whole pages of the GPU: what else shared a
-  // page would be mapped by the peers too.
+  // The rows are followed by a flag of each rank and this rank's word for a failure. Whole pages of the GPU, because
+  // peers would also map other data in a shared page.
   const std::int64_t rows_bytes = section_bytes * num_ranks;
   const std::int64_t flags_bytes = (num_ranks + 1) * kRawLineBytes;
   const auto received_bytes = static_cast<std::size_t>(round_up(rows_bytes + flags_bytes, kDevicePageBytes));

@@ -23,12 +23,12 @@ std::string two_decimals(const std::optional<double>& value) { return value ? fm
 
 Json nullable(const std::optional<double>& value) { return value ? Json(*value) : Json(nullptr); }
 
-/// What carries the rows of this operation: the way back is always bf16.
+/// Type of the rows of this operation: returned rows are always bf16.
 std::string_view dtype_of(const BenchPlan& plan, BenchOp op) {
   return op == plan.combine_op() || op == BenchOp::kCombine ? name_of(BenchDType::kBfloat16) : name_of(plan.dtype);
 }
 
-/// Beside what the same machine measures elsewhere: copies in memory say nothing about a network.
+/// Replaces the limits: copies in memory do not bound a network.
 std::string nodes_formulas(const BenchPlan& plan) {
   std::string text = fmt::format("nodes          {}; no limit measured for several nodes\n",
                                  describe_nodes(plan.num_nodes, plan.ranks_per_node()));
@@ -48,7 +48,7 @@ std::string nodes_formulas(const BenchPlan& plan) {
          "               plus chunk headers and a notice to each rail peer per call; sent: as the group counts it\n";
 }
 
-/// What crossed the network, for people; nothing with one node.
+/// Table of the network traffic; empty on one node.
 std::string wire_to_text(const std::vector<BenchReport>& reports) {
   const BenchReport& first = reports.front();
   if (first.plan.num_nodes == 1) return "";
@@ -83,7 +83,7 @@ Json microseconds(const std::optional<std::int64_t>& ns) {
   return ns ? Json(static_cast<double>(*ns) / kNsPerUs) : Json(nullptr);
 }
 
-/// What latency mode adds to a result.
+/// Adds the results of latency mode.
 void add_latency_result(const BenchPlan& plan, const OpResult& result, Json* json) {
   (*json)["quantize"] = name_of(plan.quantize);
   (*json)["order"] = name_of(plan.order);

@@ -10,15 +10,15 @@
 
 namespace ferry::tools {
 
-/// The results of one shape.
+/// Results for one shape.
 struct BenchReport {
   BenchPlan plan;
   std::vector<OpResult> results;
-  DeviceReport device;  ///< of rank 0; empty on a CPU group
-  WireNames wire;       ///< of rank 0; empty with one node
+  DeviceReport device;  ///< from rank 0; empty on a CPU group
+  WireNames wire;       ///< from rank 0; empty on one node
 };
 
-/// How bytes, rates and the limit come about, for people.
+/// Explains how bytes, rates and the limit are computed.
 std::string formulas(const BenchPlan& plan);
 /// One line per operation and shape.
 std::string to_text(const std::vector<BenchReport>& reports);

@@ -32,7 +32,8 @@ constexpr std::array kNumSms = {2, 4, 6, 7, 8, 10, 12, 16, 20, 24, 32, 48, 64, 9
 /// Plain pointers need multiprocessors on both sides of the staging: these shares of them only copy.
 constexpr std::array kPlainNumSms = {8, 16, 24, 32, 48, 64, 96};
 constexpr int kQuartersOfCopySms = 4;
-/// Chunks matter where rows are staged. Elsewhere some of a dispatch's multiprocessors only copy rows that stay.
+/// Chunks matter if rows are staged. Otherwise some of a dispatch's multiprocessors only copy rows that stay on the
+/// rank.
 constexpr std::array kChunkTokens = {64, 128, 256, 512, 1024, 2048};
 constexpr std::array kOwnRowSms = {1, 2, 3, 4, 6, 8};
 
@@ -64,7 +65,7 @@ std::vector<KernelOptions> candidates(const KernelOptions& base, BenchMemory mem
   return all;
 }
 
-/// The times of one operation by settings; those that were not measured are left out.
+/// Times of one operation by settings; settings that were not measured are left out.
 struct Sweep {
   std::string name;
   BenchOp op = BenchOp::kDispatch;
@@ -146,7 +147,7 @@ Json sweeps_to_json(const std::vector<Sweep>& sweeps) {
   return json;
 }
 
-/// Settings for a second look: the default and the best of the first, again, and variants of the latter.
+/// Settings for the second measurement: the default, the best of the first, and variants of the best.
 std::vector<KernelOptions> finalists(const std::vector<Sweep>& sweeps, const KernelOptions& base) {
   std::vector<KernelOptions> all = {base};
   for (const Sweep& sweep : sweeps) {
@@ -188,18 +189,18 @@ std::string gains_to_text(const std::vector<Sweep>& sweeps) {
   return table.to_string();
 }
 
-/// Runs everything that is tuned, and shows it.
+/// Runs all measurements and shows them.
 class Tuner {
  public:
   Tuner(const LaunchPlan& launch, BenchPlan plan) : launch_(launch), plan_(std::move(plan)) {}
 
-  /// All settings of the operations for rows of `hidden` channels, then the best again.
+  /// Measures all settings of the operations for rows of `hidden` channels, then the best ones again.
   Status tune(std::int64_t hidden, BenchMemory memory, BenchDType dtype) {
     const KernelOptions base;
     plan_.hidden = hidden;
     plan_.memory = memory;
     plan_.dtype = dtype;
-    plan_.op = dtype == BenchDType::kBfloat16 ? BenchOp::kPair : BenchOp::kDispatch;  // combine is bf16 in any case
+    plan_.op = dtype == BenchDType::kBfloat16 ? BenchOp::kPair : BenchOp::kDispatch;  // combine is always bf16
     auto first = measure(candidates(base, memory));
     if (!first) return first.status();
     auto second = measure(finalists(*first, base));
@@ -208,7 +209,7 @@ class Tuner {
     return {};
   }
   const std::vector<Sweep>& all() const { return all_; }
-  /// Of the last looks.
+  /// Results of the second measurements.
   const std::vector<Sweep>& best() const { return best_; }
   const TunedMachine& machine() const { return machine_; }
   TunedBatch batch() const { return {std::string(name_of(plan_.layout)), plan_.num_tokens}; }
@@ -281,7 +282,7 @@ int run_tune(const TuneOptions& options) {
   plan.arena_bytes = options.common.arena_bytes;
   plan.seed = options.common.seed;
   plan.measures_limit = false;
-  plan.tuning_file = "builtin";  // what is tuned is compared with, whatever FERRY_TUNING says
+  plan.tuning_file = "builtin";  // the settings under test are compared with these, whatever FERRY_TUNING says
 
   Status status =
       print(stdout, fmt::format("{} ranks, {} tokens each, top {} of {} experts, layout {}; {} iterations after {} to "

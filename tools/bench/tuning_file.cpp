@@ -16,13 +16,13 @@ namespace ferry::tools {
 namespace {
 
 constexpr int kVersion = 2;
-/// What the library reads at most: bytes of the file, tables, and entries in a table.
+/// Limits of the library's reader: bytes of the file, tables, and entries in a table.
 constexpr std::size_t kMaxFileBytes = std::size_t{1} << 20;
 constexpr std::size_t kMaxItems = 1024;
 constexpr double kNsPerUs = 1000.0;
-/// Medians of the same settings in one run were seen to differ by less.
+/// Medians of the same settings in one run differed by less than this factor.
 constexpr double kMinGain = 1.01;
-/// Of batches that an entry serves, to those that were measured.
+/// Ratio between the tokens of the batches that an entry serves and those of the measured batch.
 constexpr std::int64_t kTokensFactor = 2;
 
 std::int64_t min_tokens(const TunedBatch& batch) { return batch.num_tokens / kTokensFactor + 1; }
@@ -43,7 +43,7 @@ Json entry_of(const TunedCall& call, const TunedBatch& batch, std::int64_t min_r
           {"time_us", static_cast<double>(call.best_ns) / kNsPerUs}};
 }
 
-/// Whether an entry is for batches like this one, or serves none at all.
+/// True if an entry applies to batches like this one, or to none at all.
 bool serves(const Json& entry, const TunedBatch& batch) {
   if (!entry.is_object()) return true;
   const Json low = entry.value("min_tokens", Json());
@@ -55,7 +55,7 @@ bool serves(const Json& entry, const TunedBatch& batch) {
 
 bool same_kind(const TunedCall& a, const TunedCall& b) { return a.operation == b.operation && a.staged == b.staged; }
 
-/// The longest row for which `shorter` serves rather than `longer`.
+/// Longest row for which the entry for `shorter` applies rather than that for `longer`.
 std::int64_t border(std::int64_t shorter, std::int64_t longer) {
   return static_cast<std::int64_t>(std::sqrt(static_cast<double>(shorter) * static_cast<double>(longer)));
 }
@@ -64,7 +64,7 @@ std::int64_t scaled(std::int64_t row_bytes, double factor) {
   return static_cast<std::int64_t>(static_cast<double>(row_bytes) * factor);
 }
 
-/// Of a file that groups would refuse as a whole, and with it what it has for other machines.
+/// Refuses a file that groups would refuse as a whole, including its entries for other machines.
 Status check_size(std::string_view what, std::size_t observed, std::size_t expected) {
   if (observed <= expected) return {};
   return Status(

@@ -1,8 +1,8 @@
 #ifndef FERRY_TOOLS_BENCH_TUNING_FILE_HPP
 #define FERRY_TOOLS_BENCH_TUNING_FILE_HPP
 
-/// Writes the file that groups read through GroupOptions::tuning_file or the variable FERRY_TUNING (docs/cuda.md). One
-/// file has a table for each GPU and number of ranks that it was tuned for.
+/// Writer of the file that groups read through GroupOptions::tuning_file or the variable FERRY_TUNING (docs/cuda.md). A
+/// file has one table for each GPU and number of ranks for which it was tuned.
 
 #include <cstdint>
 #include <string>
@@ -13,17 +13,17 @@
 
 namespace ferry::tools {
 
-/// What was measured of one kind of call.
+/// Result for one kind of call.
 struct TunedCall {
   std::string operation;  ///< "dispatch" or "combine"
   bool staged = false;    ///< plain memory
   std::int64_t row_bytes = 0;
-  KernelOptions best{};  ///< equal to the default: no entry
+  KernelOptions best{};  ///< no entry if equal to the default
   std::int64_t default_ns = 0;
   std::int64_t best_ns = 0;
 
   double gain() const { return static_cast<double>(default_ns) / static_cast<double>(best_ns); }
-  /// Whether the best is better than what two runs of the same settings differ by.
+  /// True if the best settings gain more than the difference between two runs of the same settings.
   bool is_better() const;
 };
 
@@ -33,20 +33,20 @@ struct TunedMachine {
   int num_ranks = 0;
 };
 
-/// What was the same in all calls that were measured.
+/// Parameters that all measured calls share.
 struct TunedBatch {
   std::string layout;           ///< "tokens", "experts" or "slab"
-  std::int64_t num_tokens = 0;  ///< of each rank
+  std::int64_t num_tokens = 0;  ///< per rank
 };
 
-/// The file as it is, or an empty one where there is none.
+/// The existing file, or an empty one.
 /// @errors kInvalidArgument: the path holds something else; kSystem: it cannot be read
 Result<Json> read_tuning_file(const std::string& path);
 
-/// `file` with `calls`, of which those count that are better, in the table of this machine, in place of what that has
-/// for the batch's layout and tokens. Each serves batches of more than half and up to twice as many tokens, and rows up
-/// to a factor of the square root of two longer or shorter, or half way to the next size that was measured.
-/// @errors kCapacity: groups would not read it
+/// Adds those of `calls` that gain to this machine's table in `file`, replacing its entries for the batch's layout and
+/// tokens. Each entry applies to batches of more than half and up to twice as many tokens, and to rows up to a factor
+/// of the square root of two longer or shorter, or half way to the next measured size.
+/// @errors kCapacity: groups would not read the result
 Result<Json> with_table(Json file, const TunedMachine& machine, const TunedBatch& batch, std::vector<TunedCall> calls);
 
 }  // namespace ferry::tools

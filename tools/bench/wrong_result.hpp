@@ -7,7 +7,7 @@
 
 namespace ferry::tools {
 
-/// How a measurement ends whose data are wrong.
+/// Error that ends a measurement with wrong data.
 inline Status wrong_result(const std::string& what) {
   return {ErrorCode::kInternal, what + "; the timings of a wrong result would mean nothing"};
 }

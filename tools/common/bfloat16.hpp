@@ -1,8 +1,8 @@
 #ifndef FERRY_TOOLS_COMMON_BFLOAT16_HPP
 #define FERRY_TOOLS_COMMON_BFLOAT16_HPP
 
-/// bf16 is the upper half of an f32. Kept apart from the library's own conversion, so that a check made with these does
-/// not inherit its mistakes.
+/// Conversions of bf16, the upper half of an f32. Independent of the library's own conversion, so that a check made
+/// with these does not inherit its mistakes.
 
 #include <bit>
 #include <cmath>
@@ -17,7 +17,7 @@ inline float float_from_bfloat16(std::uint16_t bits) {
   return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16U);
 }
 
-/// Round to nearest, ties to even.
+/// Rounds to nearest, ties to even.
 inline std::uint16_t bfloat16_from_float(float value) {
   constexpr std::uint16_t kQuietNan = 0x7FC0;
   if (std::isnan(value)) return kQuietNan;

@@ -1,8 +1,8 @@
 #ifndef FERRY_TOOLS_COMMON_HASH_HPP
 #define FERRY_TOOLS_COMMON_HASH_HPP
 
-/// Counter-based random numbers: element i of a stream is a pure function of (seed, i), so that any rank can make any
-/// part of a weight or an id list again without sending it.
+/// Counter-based random numbers: element i of a stream is a pure function of (seed, i), so any rank can compute any
+/// part of a weight or an id list again without communication.
 
 #include <cstdint>
 
@@ -16,10 +16,10 @@ inline std::uint64_t splitmix64(std::uint64_t x) {
   return x ^ (x >> 31U);
 }
 
-/// A seed for one part of a larger whole.
+/// Seed for one part of a larger whole.
 inline std::uint64_t derive_seed(std::uint64_t seed, std::uint64_t part) { return splitmix64(seed ^ splitmix64(part)); }
 
-/// Uniform in [-1, 1) from 32 random bits; only the upper 24 count, so that every value is exact in f32.
+/// Uniform in [-1, 1) from 32 random bits; only the upper 24 are used, so that every value is exact in f32.
 inline float signed_unit_float(std::uint32_t bits) {
   constexpr float kStep = 1.0F / static_cast<float>(1 << 23);
   return static_cast<float>(static_cast<std::int32_t>(bits >> 8U) - (1 << 23)) * kStep;

@@ -9,7 +9,7 @@
 
 namespace ferry::tools {
 
-/// The first `max_bytes` of a file, pipe or device, or all of it; `what` names it in errors, e.g. "the text".
+/// First `max_bytes` of a file, pipe or device, or all of it; `what` names it in errors, e.g. "the text".
 /// @errors kSystem
 Result<std::string> read_file(const std::string& path, std::string_view what, std::size_t max_bytes);
 

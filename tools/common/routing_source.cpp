@@ -26,7 +26,7 @@ std::vector<std::int64_t> popularity_order(std::int64_t num_experts, std::uint64
   return order;
 }
 
-/// [num_experts] odds of being chosen, up to a factor.
+/// [num_experts] relative odds of being chosen.
 std::vector<double> odds_of(RoutingKind kind, std::int64_t num_experts, std::uint64_t seed) {
   std::vector<double> odds(static_cast<std::size_t>(num_experts), 1.0);
   if (kind == RoutingKind::kZipf) {
@@ -63,7 +63,7 @@ class Sampler {
   std::size_t num_topk_;
 };
 
-/// 1/2, 1/4, 1/8, 1/16, 1/2, …: few bits apart, so that sums of their products with a bf16 value are exact in f32.
+/// 1/2, 1/4, 1/8, 1/16, 1/2, …: close in exponent, so that sums of their products with a bf16 value are exact in f32.
 float power_of_two_weight(int k) {
   constexpr int kNumWeights = 4;
   return 0.5F / static_cast<float>(1 << (k % kNumWeights));

@@ -1,7 +1,7 @@
 #ifndef FERRY_TOOLS_COMMON_ROUTING_SOURCE_HPP
 #define FERRY_TOOLS_COMMON_ROUTING_SOURCE_HPP
 
-/// Where expert ids come from when no router computes them: a recorded trace, or a distribution.
+/// Expert ids without a router: from a recorded trace or a distribution.
 
 #include <cstdint>
 #include <string>
@@ -24,14 +24,14 @@ struct RoutingTable {
 /// other one is {"topk_ids": [K ids], "topk_weights": [K numbers]}. Without a meta line E is the largest id + 1.
 struct Trace {
   RoutingTable table;
-  std::string model;  ///< of the meta line; empty without
+  std::string model;  ///< from the meta line; empty without one
 };
 
-/// `path`: of the file, or of a folder with one file *.jsonl.
-/// @errors kInvalidArgument naming the file, the line and what is wrong with it; kSystem: cannot be read
+/// `path`: the file, or a folder with one file *.jsonl.
+/// @errors kInvalidArgument naming the file, the line and the fault; kSystem: cannot be read
 Result<Trace> read_trace(const std::string& path);
 
-/// How made-up tokens choose their experts.
+/// Distribution of the experts of generated tokens.
 enum class RoutingKind {
   kRandom = 0,  ///< K distinct experts, all equally likely
   kZipf = 1,    ///< K distinct experts; the r-th most popular is chosen with weight 1/r, popularity is a seeded order
@@ -44,10 +44,10 @@ struct RoutingShape {
   std::int64_t num_experts = 0;
 };
 
-/// The ids and weights of one rank. Weights are powers of two, so that sums of weighted equal rows are exact.
+/// Ids and weights of one rank. Weights are powers of two, so that sums of weighted equal rows are exact.
 RoutingTable make_routing(RoutingKind kind, const RoutingShape& shape, std::uint64_t seed, int rank);
 
-/// Tokens [first, first + num_tokens) of a table, starting again at its end.
+/// Tokens [first, first + num_tokens) of a table, wrapping around at its end.
 RoutingTable slice_routing(const RoutingTable& table, std::int64_t first, std::int64_t num_tokens);
 
 /// Owner in the contiguous placement: rank r owns experts [r*E/R, (r+1)*E/R), rounded down.

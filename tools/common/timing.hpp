@@ -10,8 +10,7 @@ namespace ferry::tools {
 
 using launch::now_ns;
 
-/// The smallest sample that at least `percent` per cent of the samples do not exceed (nearest rank). 0 if there are
-/// none.
+/// Smallest sample that at least `percent` per cent of the samples do not exceed (nearest rank). 0 without samples.
 std::int64_t percentile(std::vector<std::int64_t> samples, double percent);
 
 }  // namespace ferry::tools

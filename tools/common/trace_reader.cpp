@@ -21,14 +21,14 @@ namespace {
 
 using nlohmann::json;
 
-/// Numbers beyond 2^63 would wrap to negative ones.
+/// Checks before conversion: numbers beyond 2^63 would wrap to negative ones.
 bool is_whole(const json& value, std::int64_t low, std::int64_t high) {
   if (!value.is_number_integer()) return false;
   if (value.is_number_unsigned() && value.get<std::uint64_t>() > static_cast<std::uint64_t>(high)) return false;
   return value.get<std::int64_t>() >= low && value.get<std::int64_t>() <= high;
 }
 
-/// Reads a trace line by line; `error_` is the first thing that is wrong.
+/// Reads a trace line by line; `error_` is the first fault.
 class TraceReader {
  public:
   explicit TraceReader(const std::string& path) : path_(path) {}
@@ -140,9 +140,9 @@ class TraceReader {
     return std::move(trace_);
   }
 
-  /// Millions of tokens; what has more, such as a device, would only fill the memory.
+  /// Millions of tokens; a larger source, such as a device, would only fill the memory.
   static constexpr std::size_t kMaxBytes = std::size_t{1} << 30;
-  /// More than any model has by far; a larger number in a trace is damage.
+  /// Far more than any model has; a larger number means that the trace is damaged.
   static constexpr std::int64_t kMaxExperts = 65536;
 
   const std::string& path_;
@@ -154,7 +154,7 @@ class TraceReader {
   Trace trace_;
 };
 
-/// A folder stands for the one trace in it; of several the user must say which, so that its path is what fails.
+/// A folder stands for the only trace in it; if there are several, the user must choose, so the folder's path fails.
 std::string file_of_trace(const std::string& path) {
   std::error_code error;
   std::vector<std::string> traces;

@@ -13,12 +13,12 @@ namespace ferry::tools {
 
 namespace {
 
-/// Of each of the two charts, which stand side by side.
+/// Width of each of the two charts, which are shown side by side.
 constexpr int kBarWidth = 32;
-/// More ranks do not fit a screen with the rest.
+/// With more ranks the charts do not fit a screen.
 constexpr int kMaxBars = 32;
 
-/// Rows of the second half, by the rank on which each expert was at first.
+/// Rows of the second half, by the rank that owned each expert at first.
 std::vector<std::int64_t> rows_had_they_stayed(const DemoPlan& plan, const Choice& choice) {
   std::vector<std::int64_t> rows(static_cast<std::size_t>(plan.num_ranks), 0);
   const std::int64_t num_topk = plan.shape.num_topk();
@@ -27,7 +27,7 @@ std::vector<std::int64_t> rows_had_they_stayed(const DemoPlan& plan, const Choic
          ++token) {
       const auto first = choice.topk_idx.begin() + token * num_topk;
       for (auto id = first; id < first + num_topk; ++id) {
-        // A token that names an expert twice is one row.
+        // A token that names an expert twice makes one row.
         if (*id < 0 || std::find(first, id, *id) != id) continue;
         ++rows[static_cast<std::size_t>(owner_of(*id, plan.shape.num_experts, plan.num_ranks))];
       }
@@ -43,7 +43,7 @@ std::vector<std::string> lines_of(const std::string& text) {
   return lines;
 }
 
-/// Columns that a line takes on a screen: bytes that start a UTF-8 character.
+/// Columns of a line on a screen: bytes that start a UTF-8 character.
 std::size_t width_of(const std::string& line) {
   return static_cast<std::size_t>(
       std::count_if(line.begin(), line.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0U) != 0x80U; }));
@@ -59,7 +59,7 @@ std::string chart(const std::vector<std::int64_t>& rows, std::int64_t largest, b
                    locale_is_utf8());
 }
 
-/// Both loads of the second half, on one scale.
+/// Both loads of the second half, on the same scale.
 std::string picture(const BalanceReport& report) {
   if (report.moved.rows.size() > kMaxBars) return "";
   const std::int64_t largest = std::max(*std::max_element(report.stayed.rows.begin(), report.stayed.rows.end()),
@@ -98,7 +98,7 @@ BalanceReport compare_halves(const DemoPlan& plan, const std::vector<RankFigures
       half->formula_bytes += of_rank->formula_bytes;
     }
     report.stayed.formula_bytes += figures.halves.back().stayed_formula_bytes;
-    // Of the slowest rank; the numbers are the same on all.
+    // Times of the slowest rank; the numbers are the same on all ranks.
     report.moves.balance_ns = std::max(report.moves.balance_ns, figures.moves.balance_ns);
     report.moves.move_ns = std::max(report.moves.move_ns, figures.moves.move_ns);
     report.moves.num_moved = figures.moves.num_moved;

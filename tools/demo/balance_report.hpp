@@ -1,7 +1,7 @@
 #ifndef FERRY_TOOLS_DEMO_BALANCE_REPORT_HPP
 #define FERRY_TOOLS_DEMO_BALANCE_REPORT_HPP
 
-/// What moving experts changed: the load of ranks and the bytes between nodes, before and after.
+/// Effect of moving experts: the load of ranks and the bytes between nodes, before and after.
 
 #include <cstdint>
 #include <string>
@@ -13,24 +13,24 @@
 
 namespace ferry::tools {
 
-/// The layer over one half of the tokens.
+/// Figures of the layer over one half of the tokens.
 struct HalfLoad {
-  std::vector<std::int64_t> rows;  ///< [R] that each rank's experts worked on
-  std::int64_t wire_bytes = 0;     ///< measured; 0 where it did not happen
+  std::vector<std::int64_t> rows;  ///< [R] rows that each rank's experts processed
+  std::int64_t wire_bytes = 0;     ///< measured; 0 for the hypothetical half
   std::int64_t formula_bytes = 0;  ///< between nodes, by the ids
   double max_over_mean() const;
 };
 
 struct BalanceReport {
-  HalfLoad first;   ///< half, experts in order
-  HalfLoad stayed;  ///< second half, had no expert moved
+  HalfLoad first;   ///< first half, experts in order
+  HalfLoad stayed;  ///< second half, if no expert had moved
   HalfLoad moved;   ///< second half
   MoveFigures moves{};
   std::int64_t bytes_per_expert = 0;
   std::vector<std::int32_t> placement;  ///< [P]
 };
 
-/// `choice` is that of all tokens.
+/// `choice`: the choice of all tokens.
 BalanceReport compare_halves(const DemoPlan& plan, const std::vector<RankFigures>& ranks, const Choice& choice);
 
 std::string to_text(const DemoPlan& plan, const BalanceReport& report);

@@ -25,14 +25,14 @@ namespace ferry::tools {
 
 namespace {
 
-/// Keeps the default run within seconds on two slow cores.
+/// Keep the default run within seconds on two slow cores.
 constexpr std::int64_t kDefaultTokensPerRank = 512;
 constexpr std::int64_t kDefaultScale = 16;
 constexpr std::int64_t kMaxTokensPerRank = 1 << 20;
 constexpr std::int64_t kMaxScale = 1024;
-/// Decode batches: as many tokens as a rank has requests.
+/// Decode batches have as many tokens as a rank has requests.
 constexpr std::int64_t kDefaultTokensPerStep = 16;
-/// More are what `route` and `dispatch` are for; slabs for the worst case would fill the memory.
+/// More tokens are a case for `route` and `dispatch`; slabs for the worst case would fill the memory.
 constexpr std::int64_t kMaxTokensPerStep = 1024;
 constexpr int kDefaultSteps = 8;
 constexpr int kMaxSteps = 10'000;
@@ -55,7 +55,7 @@ struct DemoOptions {
   std::int64_t spoiled_token = -1;
 };
 
-/// The model that was asked for, else the one that the trace names, else the first of the list.
+/// The requested model, else the one that the trace names, else the first of the list.
 const ModelPreset& choose_preset(const DemoOptions& options, const std::optional<Trace>& trace) {
   if (options.model) return *find_preset(*options.model);
   const ModelPreset* recorded = trace ? recognise_preset(trace->model) : nullptr;
@@ -119,7 +119,7 @@ Result<DemoPlan> make_plan(const DemoOptions& options, int num_ranks) {
   plan.num_places = plan.shape.num_experts;
   if (plan.balances()) {
     if (plan.trace) plan.trace->table = order_by_half(plan, plan.trace->table);
-    // Every rank has equally many.
+    // All ranks have equally many places.
     const std::int64_t num_wanted = plan.num_places + options.num_spare.value_or(0);
     plan.num_places = (num_wanted + num_ranks - 1) / num_ranks * num_ranks;
   }
@@ -130,7 +130,7 @@ Result<DemoPlan> make_plan(const DemoOptions& options, int num_ranks) {
   return plan;
 }
 
-/// The dense layer and the comparison, in the process that reports.
+/// Computes the dense layer and the comparison, in the process that reports.
 Status judge(const RunOutcome& outcome, DemoReport* report) {
   const DemoPlan& plan = *report->plan;
   Progress progress("demo", true);
@@ -161,7 +161,7 @@ Status judge(const RunOutcome& outcome, DemoReport* report) {
   auto seen_by_experts = round_as_payload(plan, std::move(x));
   if (!seen_by_experts) return seen_by_experts.status();
   const DenseInput in{*seen_by_experts, &*choice, &plan.shape, LayerSeeds(plan.seed).experts};
-  // Four lines in all where progress is printed line by line.
+  // At most four lines if progress is printed line by line.
   const std::int64_t experts_per_step = (plan.shape.num_experts + 3) / 4;
   const DenseOutput dense = compute_dense(in, [&](std::int64_t expert) {
     if (expert % experts_per_step == 0) {
@@ -219,7 +219,7 @@ int run_demo(const DemoOptions& options) {
   report.launch = launch->description;
   if (launch->reports_here()) {
     Status status = print(text_stream(options.report_path), introduction(*plan, launch->description));
-    // A launcher's other ranks do not know: with them the run goes on, and its end reports this.
+    // A launcher's other ranks do not see this failure: with them the run continues, and its end reports it.
     if (!status && !launch->from_environment) return report_failure("demo", status, kExitFailed);
   }
   const std::int64_t start_ns = now_ns();
@@ -253,10 +253,10 @@ void add_demo_command(CLI::App& app, int* exit_code) {
                        "All tokens at once, or a few per step as in decoding (default throughput)");
   add_choice<ExpertsMode>(*command, "--experts", &options->experts,
                           {{"fixed", ExpertsMode::kFixed}, {"balance", ExpertsMode::kBalance}},
-                          "fixed, or balance: after half of the tokens experts move to where their load says");
+                          "fixed, or balance: after half of the tokens experts move to even out the load");
   command
       ->add_option("--replicas", options->num_spare,
-                   "With --experts balance: places beyond one for each expert, for replicas (default: as many as make "
+                   "With --experts balance: places for replicas, beyond one for each expert (default: as many as make "
                    "ranks equal)")
       ->check(whole_number(std::int64_t{0}, kMaxReplicas));
   command->add_option("--steps", options->num_steps, fmt::format("Latency mode: steps (default {})", kDefaultSteps))
@@ -276,7 +276,7 @@ void add_demo_command(CLI::App& app, int* exit_code) {
       ->capture_default_str();
   add_choice<PayloadType>(*command, "--dtype", &options->payload,
                           {{"bf16", PayloadType::kBfloat16}, {"fp8", PayloadType::kFp8}},
-                          "How tokens travel to the experts (default bf16)");
+                          "Type of the rows that dispatch sends (default bf16)");
   command->add_option("--text", options->text_path, "Text whose bytes are the tokens (default: Ferry's documents)")
       ->check(path());
   command

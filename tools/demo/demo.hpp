@@ -5,7 +5,7 @@
 
 namespace ferry::tools {
 
-/// Add `ferry demo`. When it is chosen, its exit code is left in `exit_code`.
+/// Adds `ferry demo`. If it is chosen, its exit code is stored in `exit_code`.
 void add_demo_command(CLI::App& app, int* exit_code);
 
 }  // namespace ferry::tools

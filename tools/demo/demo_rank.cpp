@@ -19,7 +19,7 @@ namespace ferry::tools {
 
 namespace {
 
-/// Everything that the phases of one rank share.
+/// State that the phases of one rank share.
 class DemoRank {
  public:
   DemoRank(const DemoPlan& plan, RankContext& context)
@@ -54,7 +54,7 @@ class DemoRank {
   }
 
  private:
-  /// One layer over the tokens of a step.
+  /// Runs one layer over the tokens of a step.
   Status run_step(int step) {
     first_ = plan_.first_of_step(context_.rank(), step);
     num_tokens_ = plan_.first_of_step(context_.rank(), step + 1) - first_;
@@ -67,7 +67,7 @@ class DemoRank {
                                                                {Phase::kCombine, &DemoRank::combine}};
     for (const auto& [phase, body] : phases) {
       const WireMeter meter(*group_);
-      // Ranks start each phase together, so that no phase is charged with the wait for the one before.
+      // Ranks start each phase together, so that no phase includes the wait for the previous one.
       if (Status status = context_.barrier(); !status) return status;
       const auto phase_idx = static_cast<std::size_t>(phase);
       progress_.step(kPhaseNames[phase_idx]);
@@ -81,7 +81,7 @@ class DemoRank {
     return {};
   }
 
-  /// What this half of the tokens has added.
+  /// Records the contribution of this half of the tokens.
   Status note_half(const RankFigures& before, HalfFigures* half) {
     auto places = homes_->places_of(choice_.topk_idx, homes_->placement());
     if (!places) return places.status();
@@ -101,7 +101,7 @@ class DemoRank {
     return {};
   }
 
-  /// To where the load of the tokens so far, of all ranks, says.
+  /// Moves experts according to the load of all ranks' tokens so far.
   Status move_experts() {
     progress_.step("moving experts");
     std::vector<std::int64_t> load(static_cast<std::size_t>(plan_.shape.num_experts), 0);
@@ -114,7 +114,8 @@ class DemoRank {
     for (const std::vector<std::byte>& bytes : *loads) {
       std::vector<std::int64_t> of_rank(load.size());
       if (bytes.size() != load.size() * sizeof(std::int64_t)) {
-        return {ErrorCode::kInternal, "a rank sent the loads of another number of experts"};
+        return {ErrorCode::kInternal,
+                "a rank sent the loads of a different number of experts; start every rank with the same arguments"};
       }
       std::memcpy(of_rank.data(), bytes.data(), bytes.size());
       for (std::size_t expert = 0; expert < load.size(); ++expert) load[expert] += of_rank[expert];
@@ -154,7 +155,7 @@ class DemoRank {
     return {};
   }
 
-  /// Dispatch, and the wait for it where it only puts work on a stream.
+  /// Dispatches and waits, because dispatch may only put work on a stream.
   Status dispatch_and_wait(const DispatchInput& in, const DispatchOutput& out) {
     if (Status status = group_->dispatch(routing_, in, out, device_.stream()); !status) return status;
     return group_->wait(device_.stream());
@@ -177,7 +178,7 @@ class DemoRank {
     return dispatch_quantised();
   }
 
-  /// The group moves FP8 rows and scales; quantising and its reverse are the host's.
+  /// The group moves FP8 rows and scales; the host quantises and dequantises.
   Status dispatch_quantised() {
     const std::int64_t num_rows = routing_.num_recv_rows();
     const std::int64_t scales_per_row = num_scales(plan_.shape);
@@ -240,7 +241,7 @@ class DemoRank {
   RankContext& context_;
   MutableRankArea area_;
   Progress progress_;
-  std::int64_t first_ = 0;  ///< token of this rank that the step starts with
+  std::int64_t first_ = 0;  ///< first token of the step, among this rank's tokens
   std::int64_t num_tokens_ = 0;
   std::int64_t hidden_;
   RankDevice device_;

@@ -6,10 +6,11 @@
 
 namespace ferry::tools {
 
-/// The layer as one rank: gate, route, dispatch, experts, combine. Leaves figures and outputs in the context's result.
+/// Runs the layer as one rank: gate, route, dispatch, experts, combine. Leaves figures and outputs in the context's
+/// result.
 Status run_demo_rank(const DemoPlan& plan, RankContext& context);
 
-/// What an expert sees of `x` [rows, H] bf16 after it travelled: itself, or what FP8 and its scales keep of it.
+/// `x` [rows, H] bf16 as experts receive it: unchanged, or rounded by FP8 and its scales.
 Result<std::vector<std::uint16_t>> round_as_payload(const DemoPlan& plan, std::vector<std::uint16_t> x);
 
 }  // namespace ferry::tools

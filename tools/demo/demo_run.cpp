@@ -46,7 +46,7 @@ std::int64_t DemoPlan::row_bytes() const {
 }
 
 std::int64_t DemoPlan::dispatch_wire_row_bytes() const {
-  // No rank asks for ids and weights with the rows: only scales travel.
+  // No rank asks for ids and weights with the rows: records contain only scales.
   if (payload == PayloadType::kBfloat16) return bfloat16_row_bytes(shape);
   return shape.hidden + dispatch_record_bytes(scale_bytes(shape), shape.num_topk(), false);
 }

@@ -16,7 +16,7 @@ struct Entry {
   float weight;
 };
 
-/// For each expert, who chose it, in token order.
+/// For each expert, the entries that chose it, in token order.
 std::vector<std::vector<Entry>> entries_by_expert(const DenseInput& in) {
   std::vector<std::vector<Entry>> entries(static_cast<std::size_t>(in.shape->num_experts));
   const auto num_topk = static_cast<std::size_t>(in.shape->num_topk());
@@ -86,7 +86,7 @@ Comparison compare_with_dense(std::span<const std::uint16_t> got, const DenseOut
       const double value = float_from_bfloat16(got[i]);
       const double error = std::abs(value - double{dense.sums[i]});
       const double bound = error_bound(dense.sums[i], dense.magnitudes[i], shape.num_topk(), num_nodes > 1);
-      const bool element_bad = !(error <= bound);  // also where either is NaN
+      const bool element_bad = !(error <= bound);  // also if either is NaN
       const double share = std::isnan(error) ? std::numeric_limits<double>::infinity() : error / bound;
       if (error > result.largest_error) {
         result.largest_error = error;

@@ -23,7 +23,7 @@ Placement spread_in_order(const DemoPlan& plan) {
       placement[place++] = static_cast<std::int32_t>(expert);
     }
   }
-  // Replicas are there to even out load, not to save bytes.
+  // Replicas serve to even out load, not to save bytes.
   return {.physical_to_logical = std::move(placement), .choice = ReplicaChoice::kRoundRobin};
 }
 
@@ -56,7 +56,7 @@ Status ExpertHomes::load(std::int64_t expert_idx, Expert* expert) const {
   const std::int64_t places_per_rank = plan_.num_places / plan_.num_ranks;
   const auto first = first_placement_.physical_to_logical.begin() + rank_ * places_per_rank;
   if (std::find(first, first + places_per_rank, expert_idx) == first + places_per_rank) {
-    return {ErrorCode::kInternal, fmt::format("the weights of expert {} did not come to rank {}", expert_idx, rank_)};
+    return {ErrorCode::kInternal, fmt::format("the weights of expert {} did not arrive at rank {}", expert_idx, rank_)};
   }
   expert->load(LayerSeeds(plan_.seed).experts, expert_idx);
   return {};
@@ -86,7 +86,7 @@ Status ExpertHomes::move(std::span<const std::int64_t> load, Group& group, const
   return {};
 }
 
-/// All places receive into memory of their own, so no copy can overwrite the source of another.
+/// Every place receives into separate memory, so no copy can overwrite the source of another.
 Status ExpertHomes::carry(std::span<const ExpertCopy> copies, Group& group, const RankDevice& device) {
   const std::int64_t hidden = plan_.shape.hidden;
   const std::int64_t rows_per_expert = Expert::num_weights(plan_.shape) / hidden;
@@ -94,7 +94,8 @@ Status ExpertHomes::carry(std::span<const ExpertCopy> copies, Group& group, cons
   std::vector<std::int64_t> places;
   Expert expert(plan_.shape);
   for (const ExpertCopy& copy : copies) {
-    // What is put aside in a plan of waves is sent from where it lies: nothing is overwritten before all has arrived.
+    // A copy that a plan of waves puts aside is sent from its place: nothing is overwritten before all copies have
+    // arrived.
     if (copy.to_staging || copy.local() || copy.from_rank != rank_) continue;
     if (Status status = load(copy.expert, &expert); !status) return status;
     const auto weights = expert.weights();

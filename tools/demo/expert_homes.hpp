@@ -1,8 +1,8 @@
 #ifndef FERRY_TOOLS_DEMO_EXPERT_HOMES_HPP
 #define FERRY_TOOLS_DEMO_EXPERT_HOMES_HPP
 
-/// Where experts live, as one rank knows it, and the weights of those that moved to it. Places are physical experts:
-/// place p is on rank p * R / P, rounded down.
+/// Homes of the experts, from the view of one rank, and the weights of experts that moved to it. Places are physical
+/// experts: place p is on rank p * R / P, rounded down.
 
 #include <cstdint>
 #include <map>
@@ -18,25 +18,26 @@ namespace ferry::tools {
 
 class ExpertHomes {
  public:
-  /// At first experts are spread over the ranks in order, each once; spare places are at each rank's end.
+  /// At first experts are spread over the ranks in order, once each; spare places are at the end of each rank.
   ExpertHomes(const DemoPlan& plan, int rank);
 
-  /// What to route with, now and before anything moved.
+  /// Placement for routes now, and the one before any move.
   const Placement& placement() const { return placement_; }
   const Placement& first_placement() const { return first_placement_; }
-  /// The places that a route with `placement` picks for this rank's tokens.
+  /// Places that a route with `placement` picks for this rank's tokens.
   Result<std::vector<std::int64_t>> places_of(std::span<const std::int64_t> topk_idx, const Placement& placement) const;
-  /// The expert that lives in a place; -1: none.
+  /// Expert in a place; -1: none.
   std::int64_t expert_in(std::int64_t place) const {
     return placement_.physical_to_logical[static_cast<std::size_t>(place)];
   }
 
-  /// The weights of an expert of this rank: as they came, or made where it lived from the beginning.
-  /// @errors kInternal: it is not here
+  /// Loads the weights of an expert of this rank: those that arrived, or generated ones if it was here from the
+  /// beginning.
+  /// @errors kInternal: the expert is not on this rank
   Status load(std::int64_t expert_idx, Expert* expert) const;
 
-  /// Compute a placement for `load` [E], the same on every rank, and bring the experts there: their weights travel as
-  /// rows of a dispatch whose experts are the places. Collective.
+  /// Computes a placement for `load` [E], the same on every rank, and moves the experts: a dispatch whose experts are
+  /// the places carries their weights as rows. Collective.
   Status move(std::span<const std::int64_t> load, Group& group, const RankDevice& device, MoveFigures* figures);
 
  private:

@@ -17,9 +17,9 @@ namespace ferry::tools {
 
 namespace {
 
-/// The tokens of a step, and what becomes of them. Its memory is read until the step is over.
+/// Tokens of a step and their state. Its memory is read until the step is over.
 struct Step {
-  std::int64_t first = 0;  ///< of this rank's tokens
+  std::int64_t first = 0;  ///< first of this rank's tokens
   std::int64_t num_tokens = 0;
   Choice choice;
   MirroredBlock x;
@@ -67,14 +67,14 @@ class LatencyDemoRank {
   }
 
  private:
-  /// Ranks start together, so that nothing is charged with the wait for what was before.
+  /// Ranks start together, so that no phase includes the wait for the previous one.
   Status lined_up(Phase phase, const std::function<Status()>& body) {
     Status status = context_.barrier();
     return status ? timed(phase, body) : status;
   }
 
-  /// Between the halves of a call nothing but the call may wait for other ranks: one whose arguments are refused waits
-  /// in its send half for the others' receive halves, to tell them.
+  /// Between the halves of a call only the call may wait for other ranks: a rank whose arguments are refused waits in
+  /// its send half for the others' receive halves, to notify them.
   Status timed(Phase phase, const std::function<Status()>& body) {
     const WireMeter meter(*group_);
     const std::int64_t start_ns = now_ns();
@@ -105,7 +105,7 @@ class LatencyDemoRank {
 
   std::int64_t num_rows() const { return num_local_experts_ * capacity_; }
 
-  /// The same for every step. R * M rows for each expert are always enough.
+  /// Allocates slabs for all steps. R * M rows for each expert are always enough.
   Status allocate_slab() {
     for (std::int64_t expert = 0; expert < plan_.shape.num_experts; ++expert) {
       if (owner_of(expert, plan_.shape.num_experts, plan_.num_ranks) == context_.rank()) ++num_local_experts_;
@@ -117,7 +117,7 @@ class LatencyDemoRank {
     return status ? scales_.allocate(device_, *group_, bytes_of<float>(num_rows(), num_scales(plan_.shape))) : status;
   }
 
-  /// Takes the tokens of a step, and asks the router about them.
+  /// Takes the tokens of a step and computes the router's choice.
   Status choose(int step_idx, Step* step) const {
     const int rank = context_.rank();
     step->first = plan_.first_of_step(rank, step_idx);
@@ -175,7 +175,7 @@ class LatencyDemoRank {
     return status ? dequantise(step.routing) : status;
   }
 
-  /// The rows that hold tokens, for the experts on the host.
+  /// Dequantises the rows that hold tokens, for the experts on the host.
   Status dequantise(const Routing& routing) {
     const auto counts = routing.num_rows_per_local_expert();
     for (std::size_t local = 0; local < counts.size(); ++local) {
@@ -227,9 +227,9 @@ class LatencyDemoRank {
   RankDevice device_;
   std::shared_ptr<Group> group_;
   std::vector<std::uint16_t> x_;  ///< all tokens of this rank
-  MirroredBlock rows_;            ///< [L, C, H] bf16, as the experts read them
+  MirroredBlock rows_;            ///< [L, C, H] bf16, input of the experts
   MirroredBlock y_;               ///< [L, C, H] bf16
-  MirroredBlock quantised_;       ///< fp8: [L, C, H] as they travel
+  MirroredBlock quantised_;       ///< fp8: [L, C, H] as received
   MirroredBlock scales_;          ///< fp8: [L, C, S]
 };
 

@@ -6,8 +6,8 @@
 
 namespace ferry::tools {
 
-/// The layer in latency mode, as one rank: one step after another, each a few tokens of this rank, the way an engine
-/// decodes. Both calls are split:
+/// Runs the layer in latency mode as one rank: one step after another, each with a few tokens of this rank, like an
+/// engine that decodes. Both calls are split:
 ///
 ///   send dispatch | router of the next step | receive | experts | send combine | count rows | receive
 Status run_latency_demo_rank(const DemoPlan& plan, RankContext& context);

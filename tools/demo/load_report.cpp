@@ -12,12 +12,12 @@ namespace ferry::tools {
 
 namespace {
 
-/// A column for each does not fit a screen with more.
+/// With more columns the table does not fit a screen.
 constexpr std::size_t kMaxColumns = 8;
 
 std::string cell_of(std::int64_t time_ns) { return time_ns == 0 ? "-" : format_ns(time_ns); }
 
-/// What all ranks together have waited for each.
+/// Time that all ranks together have waited for each rank.
 std::vector<std::int64_t> sums_by_peer(const std::vector<std::vector<std::int64_t>>& waits_ns) {
   std::vector<std::int64_t> sums(waits_ns.size(), 0);
   for (const std::vector<std::int64_t>& of_rank : waits_ns) {
@@ -42,7 +42,7 @@ std::string wait_table(const std::vector<std::vector<std::int64_t>>& waits_ns) {
   return table.to_string();
 }
 
-/// Where kernels wait that do not measure it.
+/// True if kernels wait without measuring it.
 bool are_waits_unknown(const DemoPlan& plan) { return plan.latency() && plan.backend == "cuda" && plan.num_nodes == 1; }
 
 }  // namespace

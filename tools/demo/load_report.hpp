@@ -1,7 +1,7 @@
 #ifndef FERRY_TOOLS_DEMO_LOAD_REPORT_HPP
 #define FERRY_TOOLS_DEMO_LOAD_REPORT_HPP
 
-/// How evenly the ranks are loaded, and how long they have waited for each other.
+/// Balance of the ranks' load, and their waits for each other.
 
 #include <cstdint>
 #include <string>
@@ -12,12 +12,12 @@
 
 namespace ferry::tools {
 
-/// Of the busiest; 1 where there is no load.
+/// Load of the busiest rank relative to the mean; 1 without load.
 double max_over_mean(const std::vector<std::int64_t>& loads);
 
 struct RankLoads {
-  std::vector<std::int64_t> rows;                   ///< [R] that each rank's experts worked on
-  std::vector<std::vector<std::int64_t>> waits_ns;  ///< [R][R] for which rank i has waited for rank j
+  std::vector<std::int64_t> rows;                   ///< [R] rows that each rank's experts processed
+  std::vector<std::vector<std::int64_t>> waits_ns;  ///< [R][R] time for which rank i has waited for rank j
 };
 
 std::string to_text(const DemoPlan& plan, const RankLoads& loads);

@@ -14,7 +14,7 @@ namespace {
 constexpr std::size_t kPanel = Matrix::kPanel;
 constexpr std::size_t kTileRows = 4;
 
-/// GCC's and Clang's vector extension, in the width that every x86-64 and AArch64 has.
+/// Vector extension of GCC and Clang, in the width that every x86-64 and AArch64 has.
 using Vector [[gnu::vector_size(16)]] = float;
 constexpr std::size_t kVectorFloats = sizeof(Vector) / sizeof(float);
 static_assert(kPanel == 2 * kVectorFloats);
@@ -27,8 +27,8 @@ Vector load(const float* values) {
   return vector;
 }
 
-/// The sums of one tile of four rows. Rows past the last repeat an earlier one; the caller drops them. Written out,
-/// because compilers keep the eight sums in registers only this way.
+/// Sums of one tile of four rows. Rows past the last repeat an earlier one; the caller drops them. Unrolled by hand,
+/// because otherwise compilers do not keep the eight sums in registers.
 void multiply_tile(const std::array<const float*, kTileRows>& rows, const float* panel, std::size_t inner, Tile* out) {
   const auto [row0, row1, row2, row3] = rows;
   Vector low0{}, low1{}, low2{}, low3{};

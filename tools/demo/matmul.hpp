@@ -1,8 +1,8 @@
 #ifndef FERRY_TOOLS_DEMO_MATMUL_HPP
 #define FERRY_TOOLS_DEMO_MATMUL_HPP
 
-/// A plain f32 matrix product, fast enough for a demonstration. Each element of the result is summed in ascending order
-/// of the inner index, whatever the number of rows: a row has the same bits alone and among others.
+/// Plain f32 matrix product, fast enough for a demonstration. Each element of the result is summed in ascending order
+/// of the inner index, whatever the number of rows, so a row has the same bits alone and among others.
 
 #include <cstddef>
 #include <cstdint>
@@ -21,7 +21,7 @@ class Matrix {
   /// Uniform values with standard deviation gain / sqrt(inner): the product then has `gain` times the input's scale.
   void fill(std::uint64_t seed, std::size_t inner, std::size_t columns, float gain);
 
-  /// Values as a matrix of this shape stores them, panel by panel.
+  /// Values in the order in which a matrix of this shape stores them, panel by panel.
   void assign(std::span<const float> values, std::size_t inner, std::size_t columns);
   std::span<const float> values() const { return values_; }
   static std::size_t num_values(std::size_t inner, std::size_t columns) {

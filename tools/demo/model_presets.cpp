@@ -8,7 +8,7 @@ namespace ferry::tools {
 
 namespace {
 
-/// Its E and gate are those that the library knows under this name.
+/// E and gate are those of the library's preset of this name.
 ModelPreset published(std::string_view name, std::int64_t hidden, std::int64_t intermediate) {
   const GatingPreset& gate = *find_gating_preset(name);
   return {name, hidden, intermediate, gate.num_experts, gate.options, true};

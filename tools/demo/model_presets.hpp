@@ -12,27 +12,27 @@ namespace ferry::tools {
 
 /// The MoE layer of a published model.
 struct ModelPreset {
-  std::string_view name;      ///< what --model takes
+  std::string_view name;      ///< value of --model
   std::int64_t hidden;        ///< H
-  std::int64_t intermediate;  ///< of one expert
-  std::int64_t num_experts;   ///< E, routed ones
+  std::int64_t intermediate;  ///< per expert
+  std::int64_t num_experts;   ///< E, routed experts
   GatingOptions gating;
-  bool selectable;  ///< offered by --model; the others are only recognised in traces
+  bool selectable;  ///< offered by --model; other presets are only recognised in traces
 };
 
 /// All known models. @source the config.json that each model is published with
 std::span<const ModelPreset> model_presets();
 
-/// By exact name; null if there is none.
+/// Finds a preset by its exact name; null if there is none.
 const ModelPreset* find_preset(std::string_view name);
 
-/// The preset whose name `model` contains, in any case ("Qwen1.5-MoE-A2.7B-Chat"); null if there is none.
+/// Finds the preset whose name `model` contains, ignoring case ("Qwen1.5-MoE-A2.7B-Chat"); null if there is none.
 const ModelPreset* recognise_preset(std::string_view model);
 
-/// The layer that the demo computes.
+/// Layer that the demo computes.
 struct LayerShape {
   std::string model;
-  std::int64_t scale = 1;   ///< what the model's sizes were divided by
+  std::int64_t scale = 1;   ///< divisor of the model's sizes
   std::int64_t hidden = 0;  ///< H, a multiple of kHiddenMultiple
   std::int64_t intermediate = 0;
   std::int64_t num_experts = 0;  ///< E
@@ -40,10 +40,10 @@ struct LayerShape {
   int num_topk() const { return gating.num_topk; }
 };
 
-/// Rows of fp8 and of bf16 are then both whole 16-byte granules.
+/// Makes rows of fp8 and of bf16 whole 16-byte granules.
 inline constexpr std::int64_t kHiddenMultiple = 16;
 
-/// Divide the sizes of a model by `scale`, rounded down to what rows must be, at least one granule.
+/// Divides the sizes of a model by `scale`, rounded down to valid row sizes, at least one granule.
 LayerShape scaled_shape(const ModelPreset& preset, std::int64_t scale);
 
 }  // namespace ferry::tools

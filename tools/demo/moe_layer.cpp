@@ -10,8 +10,8 @@ namespace ferry::tools {
 
 namespace {
 
-/// Standard deviation of the router's logits: far enough apart that the choice is not a coin toss, near enough that
-/// every expert gets work.
+/// Standard deviation of the router's logits: large enough that the choice is not a coin toss, small enough that every
+/// expert gets work.
 constexpr float kRouterGain = 1.5F;
 
 enum ExpertPart : std::uint64_t { kGatePart = 0, kUpPart = 1, kDownPart = 2, kNumParts = 3 };

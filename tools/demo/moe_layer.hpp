@@ -1,8 +1,7 @@
 #ifndef FERRY_TOOLS_DEMO_MOE_LAYER_HPP
 #define FERRY_TOOLS_DEMO_MOE_LAYER_HPP
 
-/// The parts of the layer that do not communicate: router and experts, with seeded weights that every process can make
-/// for itself.
+/// Parts of the layer that do not communicate: router and experts, with seeded weights that every process can generate.
 
 #include <cstddef>
 #include <cstdint>
@@ -23,13 +22,13 @@ struct LayerSeeds {
   std::uint64_t experts;
 };
 
-/// What the router decided for some tokens.
+/// Router's decision for some tokens.
 struct Choice {
   std::vector<std::int64_t> topk_idx;  ///< [T, K]
   std::vector<float> topk_weights;     ///< [T, K]
 };
 
-/// Scores of `x` [T, H] bf16 by the seeded router, and the experts chosen by them.
+/// Computes scores of `x` [T, H] bf16 with the seeded router, and the experts chosen by them.
 Result<Choice> choose_experts(std::span<const std::uint16_t> x, const LayerShape& shape, std::uint64_t seed);
 
 /// One SwiGLU expert: y = (silu(x Wg) * (x Wu)) Wd, in f32 throughout. One object serves one expert after another.
@@ -37,15 +36,15 @@ class Expert {
  public:
   explicit Expert(const LayerShape& shape) : shape_(shape) {}
   void load(std::uint64_t seed, std::int64_t expert_idx);
-  /// What `weights` of another object gave.
+  /// Loads the result of `weights` of another object.
   void load(std::span<const float> weights);
-  /// Whole rows of H values.
+  /// All weights, in whole rows of H values.
   std::vector<float> weights() const;
   static std::int64_t num_weights(const LayerShape& shape);
   /// x [num_rows, H] f32 -> y [num_rows, H] f32; keep num_rows at most kChunkRows.
   void forward(const float* x, std::size_t num_rows, float* y);
 
-  /// Rows that are worked on together: their intermediates stay in the second-level cache.
+  /// Rows that are processed together: their intermediates stay in the second-level cache.
   static constexpr std::size_t kChunkRows = 64;
 
  private:

@@ -18,7 +18,7 @@ namespace {
 
 constexpr double kWidth = 1120.0;
 constexpr double kMargin = 40.0;
-/// Of the traffic matrix at most; then cells shrink.
+/// Maximum side of the traffic matrix; beyond it cells shrink.
 constexpr double kMatrixSide = 440.0;
 constexpr double kMaxCell = 72.0;
 constexpr double kMatrixLeft = kMargin + 52.0;
@@ -27,7 +27,7 @@ constexpr double kReceivedLeft = 640.0;
 constexpr double kLoadHeight = 210.0;
 /// Room for the mean's label to the right of the experts.
 constexpr double kMeanWidth = 24.0;
-/// More numbers would not be legible.
+/// Numbers of more ranks would not be legible.
 constexpr int kMaxNumberedRanks = 16;
 
 constexpr const char* kInk = "#1f2933";
@@ -42,7 +42,7 @@ constexpr Color kWhite = {1.0, 1.0, 1.0};
 
 Color heat(double share) { return share < 0.5 ? mix(kCold, kWarm, share * 2.0) : mix(kWarm, kHot, share * 2.0 - 1.0); }
 
-/// Neighbours differ: hues go round once over all ranks, in two lightnesses.
+/// Colours of neighbours differ: hues cover the circle once over all ranks, in two lightnesses.
 Color color_of(int rank, int num_ranks) {
   return from_hsl(std::fmod(212.0 + 360.0 * rank / num_ranks, 360.0), 0.52, rank % 2 == 0 ? 0.46 : 0.58);
 }
@@ -89,7 +89,7 @@ class Picture {
   }
   double bar_pitch() const { return std::clamp(cell_, 3.0, 36.0); }
   bool has_numbers() const { return num_ranks_ <= kMaxNumberedRanks; }
-  /// Ranks between two labels that are written out.
+  /// Ranks between two visible labels.
   int label_step() const { return (num_ranks_ + 31) / 32; }
   std::int64_t rows(int from, int to) const {
     return report_.rows_to_rank[static_cast<std::size_t>(from)][static_cast<std::size_t>(to)];
@@ -165,7 +165,7 @@ class Picture {
               {.size = size, .fill = share > 0.45 ? "#ffffff" : kInk, .anchor = Anchor::kMiddle});
   }
 
-  /// What the colours mean, and the lines.
+  /// Legend of the colours and the lines.
   void matrix_scale() {
     constexpr int kNumSteps = 40;
     constexpr double kScaleWidth = 200.0;
@@ -267,7 +267,7 @@ class Picture {
     owners(left, pitch, bottom);
   }
 
-  /// Under the experts: whose they are.
+  /// Owners of the experts, below the bars.
   void owners(double left, double pitch, double bottom) {
     const auto num_experts = static_cast<std::int64_t>(report_.expert_rows.size());
     const auto edge = [&](int rank) { return left + pitch * static_cast<double>(num_experts * rank / num_ranks_); };

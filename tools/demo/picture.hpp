@@ -7,7 +7,7 @@
 
 namespace ferry::tools {
 
-/// Rows sent by each rank to each rank, rows received by each, and the load of each expert, as SVG text.
+/// SVG text that shows the rows sent by each rank to each rank, the rows received by each, and the load of each expert.
 std::string draw_picture(const DemoReport& report);
 
 }  // namespace ferry::tools

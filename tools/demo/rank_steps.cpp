@@ -11,7 +11,7 @@ namespace ferry::tools {
 
 namespace {
 
-/// The largest calls of latency mode that the demonstration makes.
+/// Largest calls of latency mode that the demonstration makes.
 LatencyShape latency_shape(const DemoPlan& plan) {
   LatencyShape shape;
   shape.backend = plan.backend;

@@ -13,7 +13,7 @@ namespace ferry::tools {
 
 namespace {
 
-/// More bars do not fit a screen with the table; neighbouring experts then share one.
+/// With more bars the chart does not fit a screen; neighbouring experts then share one.
 constexpr std::int64_t kMaxBars = 32;
 constexpr int kBarWidth = 50;
 
@@ -62,10 +62,10 @@ std::string load_chart(const DemoReport& report) {
                      bar_chart(bars, kBarWidth, locale_is_utf8()));
 }
 
-/// The phases in which a rank calls the group.
+/// Phases in which a rank calls the group.
 constexpr Phase kCalls[] = {Phase::kRoute, Phase::kDispatch, Phase::kCombine};
 
-/// What crossed the network, and what follows from the ids; nothing with one node.
+/// Table of the network traffic and the bytes expected from the ids; empty on one node.
 std::string wire_table(const DemoReport& report) {
   const DemoPlan& plan = *report.plan;
   if (plan.num_nodes == 1) return "";
@@ -90,7 +90,7 @@ std::string wire_table(const DemoReport& report) {
       names.route.data(), table.to_string(), plan.dispatch_wire_row_bytes(), plan.combine_wire_row_bytes());
 }
 
-/// null with one node
+/// null on one node
 Json wire_to_json(const DemoReport& report) {
   if (report.plan->num_nodes == 1) return nullptr;
   const WireNames& names = report.ranks.front().wire_names;

@@ -13,13 +13,13 @@
 
 namespace ferry::tools {
 
-/// All that the demonstration found.
+/// All results of the demonstration.
 struct DemoReport {
   const DemoPlan* plan = nullptr;
-  std::string launch;  ///< how the ranks came to be
+  std::string launch;  ///< how the ranks were started
   std::vector<RankFigures> ranks;
   std::vector<std::int64_t> expert_rows;                ///< [E] over all ranks
-  std::vector<std::vector<std::int64_t>> rows_to_rank;  ///< [R][R] by sending, then receiving rank
+  std::vector<std::vector<std::int64_t>> rows_to_rank;  ///< [R][R] by sending rank, then by receiving rank
   RankLoads loads;
   std::optional<BalanceReport> balance;  ///< if experts moved
   Comparison comparison;
@@ -27,12 +27,12 @@ struct DemoReport {
   std::int64_t dense_ns = 0;
 };
 
-/// What one call gave to the network, over all ranks; nothing with one node.
+/// Network traffic of one call, over all ranks; absent on one node.
 WireTotal wire_of(const DemoReport& report, Phase phase);
 
-/// What is run, before it runs.
+/// Description of the run, printed before it starts.
 std::string introduction(const DemoPlan& plan, const std::string& launch);
-/// Per-rank table, expert load, largest error, verdict.
+/// Table of the ranks, expert load, largest error, verdict.
 std::string to_text(const DemoReport& report);
 Json to_json(const DemoReport& report);
 

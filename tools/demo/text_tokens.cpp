@@ -15,8 +15,8 @@ namespace ferry::tools {
 
 namespace {
 
-/// Bytes that a token's embedding depends on, itself included, and how much each earlier one counts: a quarter of
-/// the whole is left after two bytes, 6 % after eight.
+/// Number of bytes that a token's embedding depends on, itself included, and the weight of each earlier byte relative
+/// to the next: a quarter of the total remains after two bytes, 6 % after eight.
 constexpr std::int64_t kWindow = 8;
 constexpr float kDecay = 0.7F;
 

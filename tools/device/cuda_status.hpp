@@ -1,7 +1,7 @@
 #ifndef FERRY_TOOLS_DEVICE_CUDA_STATUS_HPP
 #define FERRY_TOOLS_DEVICE_CUDA_STATUS_HPP
 
-/// For the files that call CUDA.
+/// Status of CUDA calls, for the files that call CUDA.
 
 #include <cuda_runtime_api.h>
 
@@ -11,7 +11,7 @@
 
 namespace ferry::tools {
 
-/// What a call of the CUDA runtime said. Clears the error, so that the next call is judged by itself.
+/// Result of a call of the CUDA runtime. Clears the error, so that it does not affect the next call.
 inline Status cuda_status(const char* what, cudaError_t error) {
   if (error == cudaSuccess) return {};
   static_cast<void>(cudaGetLastError());

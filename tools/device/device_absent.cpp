@@ -20,7 +20,7 @@ bool built_with_cuda() { return false; }
 Result<int> count_devices() { return absent(); }
 Status select_device(int) { return absent(); }
 
-// Nothing is ever allocated that would have to be freed.
+// Nothing is ever allocated here, so there is nothing to free.
 void FreeDeviceMemory::operator()(std::byte*) const {}
 void DestroyDeviceStream::operator()(void*) const {}
 void DestroyDeviceEvent::operator()(void*) const {}

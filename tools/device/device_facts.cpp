@@ -13,8 +13,8 @@ namespace ferry::tools {
 
 namespace {
 
-/// An attribute that only the driver has. Its function is looked up at run time, so that this command also starts where
-/// there is no driver.
+/// Reads an attribute that only the driver has. Its function is looked up at run time, so that this command also starts
+/// without a driver.
 bool has_file_descriptor_handles(int device) {
   using GetAttribute = CUresult (*)(int*, CUdevice_attribute, CUdevice);
   constexpr unsigned kFirstVersion = 12000;

@@ -8,10 +8,10 @@
 
 namespace ferry::tools {
 
-/// GPU properties recorded with a measurement. Plain bytes: ranks hand it to the process that reports.
+/// GPU properties recorded with a measurement. Plain bytes: ranks pass them to the process that reports.
 struct DeviceFacts {
   std::array<char, 128> name{};        ///< ends with a null character
-  std::array<char, 32> pci_address{};  ///< likewise; "0000:1B:00.0"
+  std::array<char, 32> pci_address{};  ///< also ends with a null character; "0000:1B:00.0"
   int ordinal = 0;
   int num_devices = 0;
   int compute_major = 0;
@@ -21,14 +21,14 @@ struct DeviceFacts {
   std::int64_t l2_bytes = 0;
   int driver_version = 0;                    ///< newest CUDA that the driver supports, 1000 * major + 10 * minor
   int runtime_version = 0;                   ///< CUDA that this command was built with, in the same form
-  bool has_file_descriptor_handles = false;  ///< memory can be handed to other processes as a file descriptor (cuMem)
+  bool has_file_descriptor_handles = false;  ///< memory can be passed to other processes as a file descriptor (cuMem)
 };
 
-/// How one GPU reaches another's memory.
+/// Access of one GPU to another's memory.
 struct PeerFacts {
   bool has_access = false;
   bool has_native_atomics = false;
-  int performance_rank = 0;  ///< the driver's: lower is faster
+  int performance_rank = 0;  ///< reported by the driver: lower is faster
 };
 
 /// @errors kUnsupported: no CUDA backend in this build; kCuda

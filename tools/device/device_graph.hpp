@@ -13,11 +13,11 @@ struct DestroyDeviceGraph {
   void operator()(void* handle) const;
 };
 
-/// Work that was captured from a stream, to be run as often as one likes. Without CUDA's types, as device_memory.hpp.
+/// Work captured from a stream, which can be run any number of times. Free of CUDA's types, like device_memory.hpp.
 class DeviceGraph {
  public:
-  /// What `enqueue` puts on the stream; none of it runs.
-  /// @errors what `enqueue` returns; kCuda
+  /// Captures the work that `enqueue` puts on the stream; none of it runs.
+  /// @errors errors of `enqueue`; kCuda
   static Result<DeviceGraph> capture(Stream stream, const std::function<Status()>& enqueue);
   Status launch(Stream stream) const;
 

@@ -34,7 +34,7 @@ Result<int> count_devices() {
 
 Status select_device(int device) { return cuda_status("cudaSetDevice", cudaSetDevice(device)); }
 
-// Freeing at the end of a failed run may fail too; there is no way left to handle that.
+// Freeing after a failed run may fail too; no one could handle that error.
 void FreeDeviceMemory::operator()(std::byte* data) const { static_cast<void>(cudaFree(data)); }
 void DestroyDeviceStream::operator()(void* handle) const {
   static_cast<void>(cudaStreamDestroy(static_cast<cudaStream_t>(handle)));

@@ -2,9 +2,9 @@
 #define FERRY_TOOLS_DEVICE_DEVICE_MEMORY_HPP
 
 /// GPU memory, streams and events without CUDA's types, so that only the files behind this header need CUDA. A build
-/// without the CUDA backend has the same functions: they find no device, and refuse with kUnsupported.
-/// Calls act on the device that this thread selected. CUDA starts with the first of them, and does not survive a fork:
-/// a process that forks ranks calls none of them before.
+/// without the CUDA backend has the same functions: they find no device and refuse with kUnsupported.
+/// Calls act on the device that this thread selected. The first call starts CUDA, which does not survive a fork: a
+/// process that forks ranks must not make any of them before.
 
 #include <array>
 #include <cstddef>
@@ -16,14 +16,14 @@
 
 namespace ferry::tools {
 
-/// True where this command was built with the CUDA backend. Starts nothing.
+/// True if this command was built with the CUDA backend. Does not start CUDA.
 bool built_with_cuda();
 
-/// GPUs that this process can use.
-/// @errors kUnsupported: no CUDA backend in this build, no driver, or no GPU (says which)
+/// Number of GPUs that this process can use.
+/// @errors kUnsupported: no CUDA backend in this build, no driver, or no GPU (the message names the cause)
 Result<int> count_devices();
 
-/// Make `device` this thread's current one.
+/// Makes `device` this thread's current one.
 Status select_device(int device);
 
 struct FreeDeviceMemory {
@@ -44,9 +44,9 @@ using DeviceMemory = std::unique_ptr<std::byte, FreeDeviceMemory>;
 /// @errors kSystem: the device is out of memory; kCuda
 Result<DeviceMemory> allocate_device_memory(std::size_t num_bytes);
 
-/// Between any two of host and device memory; returns when done, after all that was put on `stream` before.
+/// Copies between any two of host and device memory, after all earlier work on `stream`; returns when done.
 Status copy_device_bytes(void* to, const void* from, std::size_t num_bytes, Stream stream);
-/// Only puts the filling on the stream.
+/// Only puts the fill on the stream.
 Status fill_device_bytes(void* to, int value, std::size_t num_bytes, Stream stream);
 
 /// A stream that does not wait for the default stream.
@@ -54,7 +54,7 @@ class DeviceStream {
  public:
   static Result<DeviceStream> create();
   Stream get() const { return {handle_.get()}; }
-  /// Blocks until everything on the stream is done.
+  /// Blocks until all work on the stream is done.
   Status wait() const;
 
  private:
@@ -66,7 +66,7 @@ class DeviceEvent {
  public:
   static Result<DeviceEvent> create();
   Status record(Stream stream) const;
-  /// From `start` to this one; blocks until both are reached.
+  /// Time from `start` to this event; blocks until both are reached.
   Result<std::int64_t> elapsed_ns_since(const DeviceEvent& start) const;
 
  private:
@@ -80,9 +80,9 @@ Status delay_stream(Stream stream, std::int64_t duration_ns);
 inline constexpr std::size_t kIpcHandleBytes = 64;
 using IpcHandle = std::array<std::byte, kIpcHandleBytes>;
 
-/// Lets other processes of this machine map memory of allocate_device_memory.
+/// Allows other processes of this machine to map memory of allocate_device_memory.
 Result<IpcHandle> export_device_memory(const DeviceMemory& memory);
-/// The memory of another process, reachable from the current device. The other side must not free it before.
+/// Memory of another process, accessible from the current device. The other process must not free it before this.
 using IpcMemory = std::unique_ptr<std::byte, CloseIpcMemory>;
 Result<IpcMemory> open_device_memory(const IpcHandle& handle);
 

@@ -5,7 +5,7 @@
 
 namespace ferry::tools {
 
-/// Of the command's own kernels.
+/// Launch shape of the command's own kernels.
 struct LaunchShape {
   unsigned num_blocks = 1;
   unsigned num_threads = 1;

@@ -9,7 +9,7 @@ namespace ferry::tools {
 
 void prepare_ranks_as_threads() {
   static_cast<void>(setenv("CUDA_MODULE_LOADING", "EAGER", 0));
-  static_cast<void>(setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0));  // as many as there are
+  static_cast<void>(setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0));  // the maximum
 }
 
 Result<RankDevice> RankDevice::open(std::string_view backend, int rank) {
@@ -46,7 +46,7 @@ Status RankDevice::fill(void* to, int value, std::size_t num_bytes) const {
 
 Status MirroredBlock::allocate(const RankDevice& device, Group& group, std::size_t num_bytes) {
   num_bytes_ = num_bytes;
-  auto buffer = group.allocate(std::max<std::size_t>(num_bytes, 1));  // some ranks receive nothing
+  auto buffer = group.allocate(std::max<std::size_t>(num_bytes, 1));  // not 0, though some ranks receive nothing
   if (!buffer) return buffer.status();
   symmetric_ = std::move(*buffer);
   data_ = static_cast<std::byte*>(symmetric_.data());

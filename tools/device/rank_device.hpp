@@ -1,7 +1,7 @@
 #ifndef FERRY_TOOLS_DEVICE_RANK_DEVICE_HPP
 #define FERRY_TOOLS_DEVICE_RANK_DEVICE_HPP
 
-/// Where a rank's tensors live: in host memory for the backend "cpu", on one GPU for "cuda".
+/// Memory of a rank's tensors: host memory for the backend "cpu", one GPU for "cuda".
 
 #include <cstddef>
 #include <optional>
@@ -12,27 +12,27 @@
 
 namespace ferry::tools {
 
-/// Call it before CUDA is used, in a process whose threads are ranks. They may share a GPU, where each waits for the
-/// others' kernels to run beside its own: loading a kernel at its first use may wait for an idle GPU, and streams that
-/// share a connection to the GPU wait for each other. What the user has set stays.
+/// Prepares CUDA for a process whose threads are ranks; call it before CUDA is used. If ranks share a GPU, each waits
+/// for the others' kernels to run beside its own: loading a kernel at its first use may wait for an idle GPU, and
+/// streams that share a connection to the GPU wait for each other. Variables that the user has set are kept.
 void prepare_ranks_as_threads();
 
 class RankDevice {
  public:
-  /// Rank r of a CUDA group takes GPU r modulo their number, and makes it current. Call it in the rank's own process,
-  /// and before what the ranks make together.
+  /// Selects GPU r modulo their number for rank r of a CUDA group, and makes it current. Call it in the rank's own
+  /// process, before anything that ranks create together.
   /// @errors kUnsupported: no GPU; kCuda
   static Result<RankDevice> open(std::string_view backend, int rank);
 
   bool on_gpu() const { return stream_.has_value(); }
-  /// For GroupOptions::device.
+  /// Value for GroupOptions::device.
   int ordinal() const { return ordinal_; }
-  /// The stream of all calls; null on the host.
+  /// Stream of all calls; null on the host.
   Stream stream() const { return stream_ ? stream_->get() : Stream{}; }
-  /// Blocks until all that was put on the stream is done; at once on the host.
+  /// Blocks until all work on the stream is done; returns at once on the host.
   Status wait() const { return stream_ ? stream_->wait() : Status(); }
 
-  /// From or to memory of this rank, or between such; returns when done.
+  /// Copies from, to or within memory of this rank; returns when done.
   Status copy(void* to, const void* from, std::size_t num_bytes) const;
   Status fill(void* to, int value, std::size_t num_bytes) const;
 
@@ -41,17 +41,18 @@ class RankDevice {
   std::optional<DeviceStream> stream_;
 };
 
-/// Memory that a group works on, with a copy in host memory where the host cannot reach it (on the host both are one).
+/// Memory that a group works on, with a copy in host memory if the host cannot access it (on the host both are the
+/// same).
 class MirroredBlock {
  public:
-  /// Symmetric memory of `group`; zeroed on both sides.
+  /// Allocates symmetric memory of `group`, zeroed on both sides.
   Status allocate(const RankDevice& device, Group& group, std::size_t num_bytes);
-  /// `host` itself where the group can use it, else a copy of it on the GPU. `host` must outlive this.
+  /// Uses `host` itself if the group can, else a copy of it on the GPU. `host` must outlive this.
   Status mirror(const RankDevice& device, void* host, std::size_t num_bytes);
 
-  /// What the group is given.
+  /// Memory for the group.
   std::byte* data() const { return data_; }
-  /// What the host reads and writes.
+  /// Memory for the host.
   std::byte* host() const { return host_; }
   Status to_group(const RankDevice& device) const;
   Status to_host(const RankDevice& device) const;

@@ -44,7 +44,7 @@ std::string describe_peer(const PeerFacts& facts) {
                      facts.has_native_atomics ? "native" : "no native");
 }
 
-/// One line where all pairs are alike, else one for each GPU.
+/// One line if all pairs are alike, else one line per GPU.
 std::vector<Finding> examine_peers(int num_devices) {
   if (num_devices < 2) return {};
   std::vector<Finding> findings;
@@ -73,17 +73,17 @@ std::vector<Finding> examine_peers(int num_devices) {
   return {{Health::kOk, "gpu peers", fmt::format("all {} GPUs reach each other: {}", num_devices, usual), ""}};
 }
 
-/// CUDA's variable for the hardware queues between a process and a GPU, and what it takes where that is not set (CUDA
-/// programming guide, environment variables).
+/// CUDA's variable for the hardware queues between a process and a GPU, and its default (CUDA programming guide,
+/// environment variables).
 constexpr const char* kConnectionsVariable = "CUDA_DEVICE_MAX_CONNECTIONS";
 constexpr int kDefaultConnections = 8;
-/// Of a rank: the stream of its calls, and the library's own for zeroed memory and for refused calls.
+/// Streams of a rank: that of its calls, and the library's own for zeroed memory and for refused calls.
 constexpr int kStreamsPerGroup = 3;
-/// Groups whose calls a rank makes on streams of their own, for example one for each micro-batch.
+/// Groups whose calls a rank makes on separate streams, for example one per micro-batch.
 constexpr int kUsualNumGroups = 2;
 
-/// Streams that share a connection run in the order of their launches, and so the kernels of one group can wait behind
-/// those of another that wait for a rank on which the order is the reverse.
+/// Streams that share a connection run in the order of their launches, so kernels of one group can wait behind those of
+/// another group that wait for a rank with the reverse order.
 Finding examine_connections() {
   const char* const variable = std::getenv(kConnectionsVariable);
   const std::string_view text = variable == nullptr ? "" : variable;
@@ -114,7 +114,7 @@ std::vector<Finding> examine_gpus() {
   if (!num_devices) {
     std::vector<Finding> findings = {
         {Health::kMissing, "gpus", std::string(num_devices.status().message()), "ranks run on the CPU"}};
-    // The environment may be meant for other machines.
+    // The variable may be meant for other machines.
     if (std::getenv(kConnectionsVariable) != nullptr) findings.push_back(examine_connections());
     return findings;
   }
@@ -131,7 +131,7 @@ std::vector<Finding> examine_gpus() {
                                            : "no file-descriptor handles (cuMem): shared between ranks by cudaIpc",
                       ""});
   findings.push_back(examine_connections());
-  constexpr int kFirstGpu = 0;  // hosts that have several have several of one kind
+  constexpr int kFirstGpu = 0;  // hosts with several GPUs have several of one kind
   if (*num_devices > 0) {
     for (Finding& finding : examine_ring_memory(kFirstGpu)) findings.push_back(std::move(finding));
   }

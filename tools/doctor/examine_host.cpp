@@ -23,7 +23,7 @@ namespace {
 constexpr int kUsualNumRanks = 8;
 constexpr rlim_t kDescriptorsPerPeer = 4;
 constexpr rlim_t kDescriptorsAside = 64;
-/// The default demo with all its rank processes stays below this.
+/// Memory that suffices for the default demo with all its rank processes.
 constexpr std::int64_t kComfortableMemoryBytes = std::int64_t{2} << 30;
 /// Eight ranks of two nodes share memory if they have 48 MiB in all, but not if they have 32 MiB (UCX 1.13).
 constexpr std::uint64_t kComfortableShmBytes = std::uint64_t{64} << 20;
@@ -60,7 +60,7 @@ Finding examine_memory(const HostFacts& facts) {
   return finding;
 }
 
-/// Where ranks of several nodes on one host share memory; ranks of one node need none of it.
+/// Examines the shared memory of ranks of several nodes on one host; ranks of one node need none of it.
 Finding examine_shared_memory() {
   constexpr const char* kFolder = "/dev/shm";
   constexpr const char* kAdvice =
@@ -105,11 +105,12 @@ std::vector<Finding> examine_host() {
 std::vector<Finding> examine_launchers() {
   std::vector<Finding> findings;
   for (const LauncherVariables& seen : launcher_variables_from_environment()) {
-    findings.push_back(
-        {Health::kOk, "launcher",
-         fmt::format("{}: {}={}, {}={}", seen.launcher, seen.rank.name, seen.rank.value, seen.num_ranks.name,
-                     seen.num_ranks.value),
-         seen.num_ranks.value == "1" ? "" : "demo and bench take this process for one rank (--launch fork: not)"});
+    findings.push_back({Health::kOk, "launcher",
+                        fmt::format("{}: {}={}, {}={}", seen.launcher, seen.rank.name, seen.rank.value,
+                                    seen.num_ranks.name, seen.num_ranks.value),
+                        seen.num_ranks.value == "1"
+                            ? ""
+                            : "demo and bench treat this process as one rank, unless --launch fork is given"});
   }
   if (findings.empty()) {
     findings.push_back({Health::kOk, "launcher", "none: demo and bench fork their ranks", ""});

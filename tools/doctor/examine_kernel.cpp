@@ -19,7 +19,7 @@ namespace ferry::tools {
 
 namespace {
 
-/// Closes what it holds.
+/// Closes its descriptor when destroyed.
 class Descriptor {
  public:
   explicit Descriptor(int fd = -1) : fd_(fd) {}
@@ -60,7 +60,7 @@ Finding try_memfd() {
 Finding try_futex() {
   constexpr const char* kName = "futex";
   std::uint32_t word = 0;
-  // The word is not 1, so a futex that works returns EAGAIN at once.
+  // The word is not 1, so a working futex returns EAGAIN at once.
   const long result = syscall(SYS_futex, &word, FUTEX_WAIT, 1U, nullptr, nullptr, 0);
   if (result == -1 && errno == EAGAIN) return worked(kName, "waiting ranks sleep");
   return refused(kName, "waiting ranks cannot sleep; allow futex in the sandbox");
@@ -75,7 +75,7 @@ Finding try_pidfd() {
   return finding;
 }
 
-/// Sends a descriptor over a Unix socket to this same process, as ranks hand each other their memory.
+/// Sends a descriptor over a Unix socket to this process itself, as ranks send each other their memory.
 Finding try_descriptor_passing() {
   constexpr const char* kName = "unix sockets";
   constexpr const char* kAdvice = "rank processes cannot hand each other memory; allow AF_UNIX in the sandbox";

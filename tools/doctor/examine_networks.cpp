@@ -15,7 +15,7 @@ namespace ferry::tools {
 
 namespace {
 
-/// Its version and path, and whether it works with GPU memory.
+/// Version and path of the library, and whether it works with GPU memory.
 std::string describe_library(const TransportInfo& transport) {
   for (const GpuDirectFact& fact : gpu_direct_facts(transport.name)) {
     if (fact.name == "network library") return fact.observed;
@@ -29,8 +29,8 @@ std::string describe(const NetDeviceInfo& device) {
   return fmt::format("{} ({}{})", device.name, fmt::join(device.addresses, ", "), device.usable ? "" : ", down");
 }
 
-/// The numeric address of the host that the launcher's variables give for rank 0; empty where there is no launcher or
-/// the name has no address.
+/// Numeric address of rank 0's host from the launcher's variables; empty without a launcher or if the name has no
+/// address.
 std::string address_of_rank_0() {
   if (launcher_variables_from_environment().empty()) return "";
   const auto options = tcp_bootstrap_options_from_environment();

@@ -29,14 +29,14 @@ Status mirror(const RankDevice& device, std::vector<T>& host, MirroredBlock* blo
   return block->mirror(device, host.data(), host.size() * sizeof(T));
 }
 
-/// The network between the ranks.
+/// Network that the ranks used.
 struct SeenNetwork {
   NetworkUsage usage;
-  std::vector<launch::ListeningSocket> sockets;  ///< of this process
+  std::vector<launch::ListeningSocket> sockets;  ///< sockets of this process
 };
 
-/// Each rank sends each token to both ranks, whose experts give back what they got: every sum is twice the token, which
-/// no rounding changes.
+/// Each rank sends each token to both ranks, whose experts return their input: every sum is twice the token, which no
+/// rounding changes.
 Status run_rank(GroupOptions options, const std::shared_ptr<Bootstrap>& bootstrap, SeenNetwork* seen) {
   auto device = RankDevice::open(options.backend, bootstrap->rank());
   if (!device) return device.status();
@@ -92,7 +92,7 @@ Status run_rank(GroupOptions options, const std::shared_ptr<Bootstrap>& bootstra
   return (*group)->destroy();
 }
 
-/// Both ranks, each in a thread; the first failure.
+/// Runs both ranks, each in a thread; returns the first failure.
 Status run_both(const GroupOptions& options, SeenNetwork* seen) {
   auto bootstraps = create_in_process_bootstraps(kNumRanks);
   if (!bootstraps) return bootstraps.status();
@@ -116,13 +116,13 @@ std::string where(const std::string& backend) {
   return num_devices && *num_devices > 1 ? " on GPUs 0 and 1" : " on GPU 0";
 }
 
-/// "; tcp/eth0" where the engine describes in one line how the ranks reach each other.
+/// "; tcp/eth0" if the engine describes in one line how the ranks reach each other.
 std::string route_of(const NetworkUsage& network) {
   const std::string route = network.rails.empty() ? "" : network.rails.front().route;
   return route.empty() || route.find('\n') != std::string::npos ? "" : "; path: " + route;
 }
 
-/// "; listens on 127.0.0.1": every address once.
+/// "; listens on 127.0.0.1", with every address once.
 std::string listening_at(const std::vector<launch::ListeningSocket>& sockets) {
   std::set<std::string> addresses;
   for (const launch::ListeningSocket& socket : sockets) addresses.insert(socket.address);

@@ -31,7 +31,7 @@ int main(int argc, char** argv) {
     try {
       app.parse(argc, argv);
     } catch (const CLI::RequiredError& error) {
-      // The only thing that is required is a command.
+      // The only requirement is a command.
       print_error(fmt::format("ferry: {}; give one of demo, bench, tune, doctor, or run ferry --help\n",
                               argc > 1 ? fmt::format("{} is not a command", argv[1]) : "no command was given"));
       return kExitUsage;

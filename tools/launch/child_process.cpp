@@ -18,15 +18,15 @@ namespace ferry::launch {
 
 namespace {
 
-/// Never returns: the child must not run the parent's destructors.
+/// Never returns, because the child must not run the parent's destructors.
 [[noreturn]] void run_child(const ChildProcess::Body& body, pid_t parent, int report_fd) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (getppid() != parent) _exit(1);  // the parent ended before the line above
+  if (getppid() != parent) _exit(1);  // the parent ended before the prctl above
   int exit_code = ChildProcess::kExitException;
   try {
     exit_code = body(ReportPipe(report_fd));
   } catch (...) {
-    // The exit code reports it.
+    // The exit code reports the exception.
   }
   std::fflush(nullptr);
   _exit(exit_code);
@@ -57,8 +57,8 @@ Result<ChildProcess> ChildProcess::start(const Body& body) {
                                                   std::strerror(errno)));
   }
   fcntl(ends[0], F_SETFL, O_NONBLOCK);
-  std::signal(SIGCHLD, SIG_DFL);  // a parent of ours may have ignored it: the system would reap the child unseen
-  std::fflush(nullptr);           // the child must not print what this process has buffered
+  std::signal(SIGCHLD, SIG_DFL);  // if this process inherited SIG_IGN, the system would reap the child unseen
+  std::fflush(nullptr);           // the child must not print output that this process has buffered
   const pid_t parent = getpid();
   const pid_t pid = fork();
   if (pid == 0) {

@@ -12,18 +12,18 @@
 
 namespace ferry::launch {
 
-/// How a process ended.
+/// End of a process.
 struct ProcessEnd {
-  int exit_code = 0;  ///< 0 where a signal killed it
-  int signal = 0;     ///< 0 where it exited
+  int exit_code = 0;  ///< 0 if a signal killed it
+  int signal = 0;     ///< 0 if it exited
   bool clean() const { return exit_code == 0 && signal == 0; }
 };
 
-/// The child's end of the pipe through which it reports to its parent.
+/// Child's end of the pipe through which it reports to its parent.
 class ReportPipe {
  public:
   explicit ReportPipe(int fd) : fd_(fd) {}
-  /// False where the text could not be sent in full.
+  /// False if the text could not be sent in full.
   bool send(std::string_view text) const;
   int fd() const { return fd_; }
 
@@ -31,15 +31,15 @@ class ReportPipe {
   int fd_;
 };
 
-/// A forked process that runs one function, and its report. Neither survives its owner: the destructor kills the child
-/// and reaps it, and the system kills it when the parent's thread that forked it ends.
+/// Forked process that runs one function, and its report. Neither survives its owner: the destructor kills and reaps
+/// the child, and the system kills it when the parent's thread that forked it ends.
 class ChildProcess {
  public:
-  /// What the child runs; returns its exit code. An exception ends the child with kExitException.
+  /// Function that the child runs; returns its exit code. An exception ends the child with kExitException.
   using Body = std::function<int(const ReportPipe&)>;
   static constexpr int kExitException = 125;
 
-  /// Call it while this process has one thread: fork copies no other, but all locks that others hold.
+  /// Call it while this process has one thread: fork copies no other thread, but all locks that others hold.
   /// @errors kSystem
   static Result<ChildProcess> start(const Body& body);
   ChildProcess(ChildProcess&& other) noexcept;
@@ -50,9 +50,9 @@ class ChildProcess {
   pid_t pid() const { return pid_; }
   void send_signal(int signal) const;
 
-  /// The parent's end of the pipe; -1 once the report was read to its end.
+  /// Parent's end of the pipe; -1 once the report was read to its end.
   int report_fd() const { return report_fd_; }
-  /// What was read so far.
+  /// Part of the report that was read so far.
   const std::string& report() const { return report_; }
   /// Waits for more of the report and reads it. False at its end.
   bool read_report();
@@ -61,9 +61,9 @@ class ChildProcess {
 
   /// Reads the report to its end, then reaps the child.
   ProcessEnd wait();
-  /// Reaps the child if it has ended, having read what is left of its report.
+  /// Reaps the child if it has ended, after reading the rest of its report.
   std::optional<ProcessEnd> poll_end();
-  /// Kills and reaps the child if it is still there.
+  /// Kills and reaps the child if it has not been reaped.
   ProcessEnd kill();
 
  private:

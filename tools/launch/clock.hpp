@@ -8,7 +8,8 @@
 
 namespace ferry::launch {
 
-/// CLOCK_MONOTONIC in nanoseconds: one clock for all processes of a machine, so times of different ranks compare.
+/// CLOCK_MONOTONIC in nanoseconds: one clock for all processes of a machine, so that times of different ranks are
+/// comparable.
 inline std::int64_t now_ns() {
   timespec now{};
   clock_gettime(CLOCK_MONOTONIC, &now);

@@ -22,7 +22,7 @@ constexpr std::string_view kListen = "0A";  // TCP_LISTEN, as proc_pid_net(5) sh
 constexpr int kHex = 16;
 constexpr std::size_t kDigitsPerWord = 8;
 
-/// Inodes of the sockets that the process holds.
+/// Inodes of the process's sockets.
 std::set<std::string> sockets_of(const std::filesystem::path& process) {
   constexpr std::string_view kPrefix = "socket:[";
   std::set<std::string> inodes;
@@ -42,7 +42,7 @@ std::uint32_t parse_hex(std::string_view digits) {
   return value;
 }
 
-/// "0100007F:1F90": words as they are in memory, then the port.
+/// Parses "0100007F:1F90": words in memory order, then the port.
 ListeningSocket parse(std::string_view text) {
   ListeningSocket socket;
   const std::size_t colon = text.find(':');

@@ -8,14 +8,14 @@
 
 namespace ferry::launch {
 
-/// A TCP socket of a process that waits for connections.
+/// TCP socket of a process that waits for connections.
 struct ListeningSocket {
-  std::string address;  ///< numeric; "0.0.0.0" and "::": all of the host's
+  std::string address;  ///< numeric; "0.0.0.0" and "::": all addresses of the host
   int port = 0;
   bool loopback = false;  ///< other hosts cannot reach it
 };
 
-/// Those of a process of this user, or of any as root. Empty where /proc does not show them.
+/// Listening sockets of a process of this user, or of any process as root. Empty if /proc does not show them.
 std::vector<ListeningSocket> listening_sockets(pid_t pid);
 
 }  // namespace ferry::launch

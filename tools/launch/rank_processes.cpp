@@ -17,7 +17,7 @@ namespace ferry::launch {
 
 namespace {
 
-/// While it lives, this thread receives the end of a child and requests to end this process through `fd`.
+/// While it lives, this thread receives the ends of children, and requests to end this process, through `fd`.
 class Signals {
  public:
   static Result<Signals> open() {
@@ -37,7 +37,7 @@ class Signals {
   ~Signals() { restore(); }
 
   int fd() const { return fd_; }
-  /// The next signal; 0 where none is pending.
+  /// Next signal; 0 if none is pending.
   int next() const {
     signalfd_siginfo info{};
     return read(fd_, &info, sizeof info) == sizeof info ? static_cast<int>(info.ssi_signo) : 0;
@@ -54,7 +54,7 @@ class Signals {
   sigset_t before_{};
 };
 
-/// Ends this process as `signal` does by default, so that a shell sees how it ended.
+/// Ends this process as `signal` does by default, so that a shell sees the cause.
 [[noreturn]] void die_by(int signal) {
   std::signal(signal, SIG_DFL);
   sigset_t only;
@@ -62,7 +62,7 @@ class Signals {
   sigaddset(&only, signal);
   raise(signal);
   sigprocmask(SIG_UNBLOCK, &only, nullptr);
-  constexpr int kSignalExitBase = 128;  // what shells report for a death by signal
+  constexpr int kSignalExitBase = 128;  // exit code that shells report for a death by signal, minus the signal
   _exit(kSignalExitBase + signal);
 }
 
@@ -70,7 +70,7 @@ std::int64_t add_without_overflow(std::int64_t time_ns, std::int64_t duration_ns
   return duration_ns > kNoTimeout - time_ns ? kNoTimeout : time_ns + duration_ns;
 }
 
-/// The processes of one run.
+/// Processes of one run.
 class Family {
  public:
   explicit Family(const RankProcesses& run)
@@ -98,7 +98,7 @@ class Family {
   }
 
   std::vector<RankEnd> wait(const Signals& signals) {
-    reap_ended();  // starting a child discards a pending SIGCHLD of those before it
+    reap_ended();  // starting a child discards a pending SIGCHLD of earlier children
     while (num_running() > 0) {
       const std::int64_t left_ns = std::min(deadline_ns_, give_up_ns_) - now_ns();
       if (left_ns <= 0) break;
@@ -121,7 +121,7 @@ class Family {
         std::count_if(children_.begin(), children_.end(), [](const auto& child) { return child.pid() > 0; }));
   }
 
-  /// Returns on a signal or a piece of a report, or when the time is over.
+  /// Returns on a signal, on a piece of a report, or at the deadline.
   void wait_for_news(int signal_fd, std::int64_t left_ns) const {
     std::vector<pollfd> polled = {{signal_fd, POLLIN, 0}};
     for (const ChildProcess& child : children_) {

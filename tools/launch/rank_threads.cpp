@@ -32,7 +32,7 @@ Result<std::vector<RankEnd>> run_rank_threads(int num_ranks, std::int64_t run_ti
   {
     std::unique_lock lock(mutex);
     const auto all_done = [&] { return std::find(is_running.begin(), is_running.end(), true) == is_running.end(); };
-    // Half of kNoTimeout: the wait adds the present time to it.
+    // Half of kNoTimeout, because the wait adds the present time to it.
     const std::chrono::nanoseconds timeout(std::min(run_timeout_ns, kNoTimeout / 2));
     if (!finished.wait_for(lock, timeout, all_done)) {
       std::string ranks;

@@ -19,8 +19,8 @@ namespace ferry::launch {
 
 namespace {
 
-// Raw futexes: std::atomic's wait supports neither other processes nor a deadline, and a process-shared mutex with a
-// condition variable would stay locked for ever where a rank is killed while it holds the mutex.
+// Raw futexes, because std::atomic's wait supports neither other processes nor a deadline, and a process-shared mutex
+// with a condition variable would stay locked forever if a rank is killed while it holds the mutex.
 std::uint32_t* futex_word(std::atomic<std::uint32_t>& word) { return reinterpret_cast<std::uint32_t*>(&word); }
 
 void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t seen, std::int64_t timeout_ns) {

@@ -1,8 +1,8 @@
 #ifndef FERRY_TOOLS_LAUNCH_SHARED_AREA_HPP
 #define FERRY_TOOLS_LAUNCH_SHARED_AREA_HPP
 
-/// Anonymous memory that a parent maps before it forks, so that its children can hand results back and start together.
-/// It has no name: nothing is left behind, however the processes end.
+/// Anonymous memory that a parent maps before it forks, so that its children can return results and start together. It
+/// has no name: nothing remains after the processes have ended in any way.
 
 #include <atomic>
 #include <cstddef>
@@ -13,7 +13,7 @@
 
 namespace ferry::launch {
 
-/// A mapping shared with the children of this process. Move-only owner.
+/// Mapping shared with the children of this process. Move-only owner.
 class SharedArea {
  public:
   SharedArea() = default;
@@ -32,14 +32,14 @@ class SharedArea {
   std::size_t size_bytes_ = 0;
 };
 
-/// A barrier of processes, which sleep while they wait. It is placed in a SharedArea; zeroed memory is its initial
-/// state. A process that dies in it leaves no lock behind: the others time out, or their parent kills them.
-/// `generation_` publishes: every write made before any arrival is visible to all after the wait.
+/// Barrier of processes, which sleep while they wait. It is placed in a SharedArea; zeroed memory is its initial state.
+/// A process that dies in it leaves no lock behind: the others time out, or their parent kills them. `generation_`
+/// publishes: every write made before any arrival is visible to all after the wait.
 class SharedBarrier {
  public:
   /// @errors kTimeout
   Status wait(std::uint32_t num_ranks, std::int64_t timeout_ns);
-  /// When the last rank arrived (now_ns), the same for all. Valid between this wait and the next.
+  /// Time (now_ns) at which the last rank arrived, the same for all. Valid between this wait and the next.
   std::int64_t released_ns() const { return released_ns_.load(std::memory_order_relaxed); }
 
  private:

@@ -7,7 +7,7 @@ namespace ferry::launch {
 
 namespace {
 
-/// Precedes the message. Both sides are the same program.
+/// Header of the message. Both sides are the same program.
 struct Header {
   std::int32_t code;
   std::int32_t peer;

@@ -14,7 +14,7 @@ namespace ferry::tools {
 
 namespace {
 
-/// The text after "key<blanks>:<blank>" on the first such line of a file of /proc; empty if there is none.
+/// Text after "key<blanks>:<blank>" on the first such line of a file of /proc; empty if there is none.
 std::string proc_field(const char* path, std::string_view key) {
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
@@ -39,12 +39,12 @@ std::int64_t read_number(const std::string& path) {
   return value;
 }
 
-/// The smallest memory limit on the way from this process's control group (version 2, else version 1) to the root.
+/// Smallest memory limit on the path from this process's control group (version 2, else version 1) to the root.
 std::int64_t control_group_limit(std::int64_t memory_bytes) {
   std::ifstream groups("/proc/self/cgroup");
   std::int64_t limit = 0;
   const auto take = [&](std::int64_t candidate) {
-    // Version 1 writes "no limit" as a number near 2^63, which is more than any machine has.
+    // Version 1 writes "no limit" as a number near 2^63, which exceeds the memory of any machine.
     if (candidate > 0 && candidate < memory_bytes) limit = limit == 0 ? candidate : std::min(limit, candidate);
   };
   for (std::string line; std::getline(groups, line);) {

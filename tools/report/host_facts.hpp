@@ -13,18 +13,18 @@ struct HostFacts {
   std::string host_name;
   std::string cpu_model;
   std::string simd;  ///< widest vector instructions of this CPU, e.g. "avx512"
-  int num_cpus = 0;  ///< that this process may run on
+  int num_cpus = 0;  ///< CPUs that this process may run on
   std::int64_t memory_bytes = 0;
   std::int64_t available_memory_bytes = 0;
-  std::int64_t memory_limit_bytes = 0;  ///< of this process's control group; 0 without one
+  std::int64_t memory_limit_bytes = 0;  ///< limit of this process's control group; 0 without one
   std::string kernel;
 };
 
 HostFacts read_host_facts();
-/// Version of the NVIDIA kernel driver, e.g. "580.65.06"; empty where there is none. Only reads a file.
+/// Version of the NVIDIA kernel driver, e.g. "580.65.06"; empty without a driver. Only reads a file.
 std::string read_driver_module_version();
 
-/// "name: CPU model, n CPUs": the `host` of a measurement.
+/// "name: CPU model, n CPUs", the `host` of a measurement.
 std::string describe(const HostFacts& facts);
 Json to_json(const HostFacts& facts);
 

@@ -8,12 +8,12 @@
 
 namespace ferry::tools {
 
-/// Keeps keys in the order in which they were set, so that reports read like the printed tables.
+/// Keeps keys in insertion order, so that reports read like the printed tables.
 using Json = nlohmann::ordered_json;
-/// Of all that write_json writes.
+/// Indentation of everything that write_json writes.
 inline constexpr int kJsonIndent = 2;
 
-/// Write `report` to `path` as write_text (report/output.hpp) does, "-" being standard output.
+/// Writes `report` to `path` like write_text (report/output.hpp); "-" is standard output.
 /// @errors kSystem
 Status write_json(const std::string& path, const Json& report);
 

@@ -18,9 +18,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// As many symbolic links as the kernel follows (path_resolution(7)).
+/// Number of symbolic links that the kernel follows (path_resolution(7)).
 constexpr int kMaxLinks = 40;
-/// Permissions of a new file, of which the user's umask takes some.
+/// Permissions of a new file, from which the user's umask removes some.
 constexpr mode_t kNewFileMode = 0666;
 
 Status cannot_write(const std::string& path, std::string_view what, int error) {
@@ -31,7 +31,7 @@ Status cannot_write(const std::string& path, std::string_view what, int error) {
   return {ErrorCode::kSystem, fmt::format("cannot write {} {}: {}; {}", what, where, std::strerror(error), advice)};
 }
 
-/// Owns an open file. `close` tells of delayed errors, such as those of network file systems.
+/// Owner of an open file. `close` reports delayed errors, such as those of network file systems.
 class File {
  public:
   explicit File(int fd) : fd_(fd) {}
@@ -61,17 +61,17 @@ int write_all(int fd, std::string_view text) {
   return 0;
 }
 
-/// Where a path leads.
+/// Target of a path.
 struct Target {
   enum class Kind { kNew, kRegular, kOther, kDescriptor };
   Kind kind = Kind::kNew;
-  fs::path path;          ///< behind all symbolic links
+  fs::path path;          ///< after all symbolic links
   int descriptor = -1;    ///< kDescriptor
   struct stat status {};  ///< kRegular, kOther
 };
 
-/// The number in /dev/fd/N, /proc/self/fd/N and what links there, such as /dev/stdout; -1 for other paths. Opening such
-/// a path would fail for sockets, and truncate a regular file.
+/// Number in /dev/fd/N, /proc/self/fd/N and links to them, such as /dev/stdout; -1 for other paths. Opening such a path
+/// would fail for sockets, and truncate a regular file.
 int descriptor_of(const fs::path& path) {
   std::error_code error;
   const fs::path folder = fs::canonical(path.parent_path().empty() ? fs::path(".") : path.parent_path(), error);
@@ -108,7 +108,7 @@ int find_target(const std::string& path, Target* target) {
   return ELOOP;
 }
 
-/// A file next to the target that does not exist yet.
+/// Path of a new file next to the target.
 fs::path partial_path(const Target& target) {
   return target.path.parent_path() / fmt::format("{}.{}.part", target.path.filename().string(), ::getpid());
 }
@@ -117,7 +117,7 @@ File create_new(const fs::path& path) {
   return File(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, kNewFileMode));
 }
 
-/// Whether a new file can take the place of the target and nobody notices but by its content.
+/// True if a new file can replace the target without any change but its content.
 bool takes_place_of(const Target& target, const File& partial) {
   if (target.kind == Target::Kind::kNew) return true;
   struct stat fresh {};
@@ -152,7 +152,7 @@ int write_file(const Target& target, std::string_view text) {
   if (const int close_error = partial.close(); error == 0) error = close_error;
   if (error == 0 && ::rename(path.c_str(), target.path.c_str()) == 0) return 0;
   ::unlink(path.c_str());
-  // What cannot be renamed over, such as a file that is mounted by itself, can still be written.
+  // A file that cannot be replaced by a rename, such as a mount point, can still be written.
   return error != 0 ? error : write_in_place(target, text);
 }
 
@@ -160,7 +160,7 @@ int write_file(const Target& target, std::string_view text) {
 int write_target(const Target& target, std::string_view text) {
   switch (target.kind) {
     case Target::Kind::kDescriptor:
-      std::fflush(stdout);  // what was printed before comes first, should this be the same file
+      std::fflush(stdout);  // earlier output first, in case it goes to the same file
       return write_all(target.descriptor, text);
     case Target::Kind::kOther: {
       File file(::open(target.path.c_str(), O_WRONLY | O_CLOEXEC | O_NOCTTY));
@@ -182,7 +182,7 @@ int check_target(const Target& target) {
     case Target::Kind::kDescriptor:
       return (::fcntl(target.descriptor, F_GETFL) & O_ACCMODE) == O_RDONLY ? EBADF : 0;
     case Target::Kind::kOther:
-      // Opening a pipe and closing it again would end its reader.
+      // Opening and closing a pipe would end its reader.
       return ::faccessat(AT_FDCWD, target.path.c_str(), W_OK, AT_EACCESS) == 0 ? 0 : errno;
     case Target::Kind::kRegular: {
       const File file(::open(target.path.c_str(), O_WRONLY | O_CLOEXEC));
@@ -231,7 +231,7 @@ void print_error(std::string_view text) { (void)print(stderr, text); }
 void hold_standard_streams() {
   for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
     if (::fcntl(stream, F_GETFD) >= 0) continue;
-    // The lowest free number is this one. For reading only, so that writes to it fail as they would have.
+    // The lowest free number is this stream's. Open it for reading only, so that writes to it fail as before.
     const int fd = ::open("/dev/null", stream == STDERR_FILENO ? O_WRONLY : O_RDONLY);
     if (fd >= 0 && fd != stream) ::close(fd);
   }

@@ -1,7 +1,7 @@
 #ifndef FERRY_TOOLS_REPORT_OUTPUT_HPP
 #define FERRY_TOOLS_REPORT_OUTPUT_HPP
 
-/// What the command writes: text on its standard streams, and files that the user names.
+/// Output of the command: text on its standard streams, and files that the user names.
 
 #include <cstdio>
 #include <string>
@@ -11,31 +11,31 @@
 
 namespace ferry::tools {
 
-/// Writes `text` to `path`, "-" being standard output; `what` names it in errors, e.g. "the picture". Symbolic links
-/// are followed. A regular file is replaced once the new one is complete, with its permissions, or written in place
-/// where it cannot be replaced (hard links, another owner, a folder that cannot be written). Anything else, such as a
-/// device, a pipe or /dev/fd/5, is written to.
+/// Writes `text` to `path`; "-" is standard output. `what` names the file in errors, e.g. "the picture". Symbolic links
+/// are followed. A regular file is replaced once the new one is complete, with the same permissions, or written in
+/// place if it cannot be replaced (hard links, another owner, a folder that is not writable). Any other target, such as
+/// a device, a pipe or /dev/fd/5, is written to.
 /// @errors kSystem
 Status write_text(const std::string& path, std::string_view text, std::string_view what);
 
-/// Whether `write_text` can write there, as far as can be told without a trace, to refuse a bad path before a long run
-/// rather than after it. Ok for an empty path.
+/// Checks as far as possible without side effects that `write_text` can write there, to refuse a bad path before a long
+/// run rather than after it. Ok for an empty path.
 /// @errors kSystem
 Status check_writable(const std::string& path, std::string_view what);
 
-/// Where human-readable text goes while a report goes to `path`: standard output, or standard error where the report is
+/// Stream for human-readable text while a report goes to `path`: standard output, or standard error if the report is
 /// printed on standard output.
 std::FILE* text_stream(const std::string& path);
 
-/// Writes all of `text` now. Only a failure of standard output is reported: where standard error cannot be written,
-/// nobody is there to be told.
-/// @errors kSystem: also where an earlier write of the stream failed
+/// Writes all of `text` now. Only a failure of standard output is reported: there is no stream to report a failure of
+/// standard error.
+/// @errors kSystem: also if an earlier write of the stream failed
 Status print(std::FILE* stream, std::string_view text);
-/// To standard error, whatever comes of it.
+/// Writes to standard error; failures are ignored.
 void print_error(std::string_view text);
 
-/// For the start of the program: standard streams that are closed are opened, so that no file or socket takes their
-/// number. Writing to a standard output that was closed still fails.
+/// Call at the start of the program: opens closed standard streams, so that no file or socket gets their number.
+/// Writing to a standard output that was closed still fails.
 void hold_standard_streams();
 
 }  // namespace ferry::tools

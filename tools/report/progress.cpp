@@ -10,7 +10,7 @@
 namespace ferry::tools {
 
 namespace {
-/// ANSI: back to the first column, erase to the end of the line (ECMA-48, CR and EL).
+/// ANSI: return to the first column, erase to the end of the line (ECMA-48, CR and EL).
 constexpr std::string_view kRewriteLine = "\r\x1b[K";
 }  // namespace
 

@@ -6,13 +6,13 @@
 
 namespace ferry::tools {
 
-/// Reports on standard error what a long command is doing: one line that is rewritten on a terminal, short plain lines
-/// elsewhere. Each rank process has its own; only the one that is `enabled` prints.
+/// Reports the progress of a long command on standard error: one line that is rewritten on a terminal, short plain
+/// lines elsewhere. Each rank process has its own; only the `enabled` one prints.
 class Progress {
  public:
   Progress(std::string command, bool enabled);
   void step(std::string_view what);
-  /// Clears the line on a terminal, so that what is printed next stands alone.
+  /// Clears the line on a terminal, so that the next output has its own line.
   void clear();
 
  private:

@@ -1,8 +1,7 @@
 #ifndef FERRY_TOOLS_REPORT_SVG_HPP
 #define FERRY_TOOLS_REPORT_SVG_HPP
 
-/// Pictures as SVG text that stands alone: no scripts, fonts or files from elsewhere. Units are pixels, y grows
-/// downwards.
+/// Pictures as self-contained SVG text: no external scripts, fonts or files. Units are pixels, y grows downwards.
 
 #include <string>
 #include <string_view>
@@ -21,7 +20,7 @@ std::string to_hex(const Color& color);
 Color mix(const Color& a, const Color& b, double share);
 /// Hue in degrees, saturation and lightness from 0 to 1.
 Color from_hsl(double hue, double saturation, double lightness);
-/// The text as it stands in XML, between tags and in quotes. Bytes that XML forbids become '?'.
+/// Escapes text for XML, between tags and in quotes. Bytes that XML forbids become '?'.
 std::string xml_escape(std::string_view text);
 
 struct Box {
@@ -35,9 +34,9 @@ struct Paint {
   std::string fill = "none";
   std::string stroke = "none";
   double stroke_width = 1.0;
-  double radius = 0.0;       ///< of corners
+  double radius = 0.0;       ///< of the corners
   std::string_view kind{};   ///< the element's class, for readers of the file
-  std::string_view hover{};  ///< what a viewer shows under the mouse
+  std::string_view hover{};  ///< text that a viewer shows under the mouse
 };
 
 enum class Anchor { kStart, kMiddle, kEnd };
@@ -54,11 +53,11 @@ class Svg {
  public:
   Svg(double width, double height, std::string_view title);
   void rect(const Box& box, const Paint& paint);
-  /// `dashes` as SVG has them, empty for none.
+  /// `dashes` in SVG's syntax, empty for none.
   void line(double x1, double y1, double x2, double y2, std::string_view stroke, std::string_view dashes = {});
   /// `y` is the baseline.
   void text(double x, double y, std::string_view text, const TextStyle& style);
-  /// The whole document.
+  /// Complete document.
   std::string finish() const { return body_ + "</svg>\n"; }
 
  private:

@@ -21,7 +21,7 @@ std::string three_figures(double value, std::string_view unit) {
 template <std::size_t kNumUnits>
 std::string scaled(double value, const std::array<std::string_view, kNumUnits>& units) {
   std::size_t unit_idx = 0;
-  // 999.5 and above would print as four figures.
+  // 999.5 and above would print with four figures.
   while (value >= 999.5 && unit_idx + 1 < kNumUnits) {
     value /= kKilo;
     ++unit_idx;
@@ -75,7 +75,7 @@ std::string bar_chart(const std::vector<Bar>& bars, int width, bool unicode) {
 }
 
 bool locale_is_utf8() {
-  // The order in which POSIX determines the character type of a locale.
+  // Order in which POSIX determines the character type of a locale.
   for (const char* name : {"LC_ALL", "LC_CTYPE", "LANG"}) {
     const char* value = std::getenv(name);
     if (value == nullptr || *value == '\0') continue;

@@ -1,7 +1,7 @@
 #ifndef FERRY_TOOLS_REPORT_TABLE_HPP
 #define FERRY_TOOLS_REPORT_TABLE_HPP
 
-/// Text for humans: aligned tables, bar charts, byte counts.
+/// Human-readable text: aligned tables, bar charts, byte counts.
 
 #include <cstdint>
 #include <string>
@@ -9,7 +9,7 @@
 
 namespace ferry::tools {
 
-/// Columns aligned to the right, the first one to the left.
+/// Columns are aligned to the right, the first one to the left.
 class Table {
  public:
   explicit Table(std::vector<std::string> header) : rows_{std::move(header)} {}
@@ -29,7 +29,7 @@ struct Bar {
 /// One line per bar, the longest `width` characters wide. `unicode`: block characters, otherwise '#'.
 std::string bar_chart(const std::vector<Bar>& bars, int width, bool unicode);
 
-/// True where the locale that the environment names is UTF-8.
+/// True if the environment's locale is UTF-8.
 bool locale_is_utf8();
 
 /// "17.3 MB": decimal units, three figures.

@@ -12,7 +12,7 @@ namespace ferry::tools {
 
 namespace {
 
-/// Records are padded to this (ferry::kRowGranuleBytes).
+/// Records are padded to a multiple of this (ferry::kRowGranuleBytes).
 std::int64_t round_up_to_granule(std::int64_t bytes) {
   constexpr std::int64_t kGranule = kRowGranuleBytes;
   return (bytes + kGranule - 1) / kGranule * kGranule;

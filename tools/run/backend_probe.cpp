@@ -19,7 +19,7 @@ std::string to_text(const std::vector<Info>& infos) {
   return all.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
-/// What `list` returns, from a child process that does nothing else.
+/// Result of `list` from a child process that does nothing else.
 template <typename Info>
 Result<std::vector<Info>> ask_child(std::vector<Info> (*list)(), const char* advice) {
   auto child = launch::ChildProcess::start(

@@ -9,12 +9,12 @@
 
 namespace ferry::tools {
 
-/// `ferry::backends()`, called in a short-lived child process where it may start CUDA, which would not survive the fork
-/// that creates the ranks. Call it while this process has one thread.
-/// @errors kSystem: no child could be made, or it died
+/// `ferry::backends()`, called in a short-lived child process, because it may start CUDA, which would not survive the
+/// fork that creates the ranks. Call it while this process has one thread.
+/// @errors kSystem: the child could not be created, or it died
 Result<std::vector<BackendInfo>> probe_backends();
 
-/// `ferry::transports()`, called in such a child as well: network libraries may start threads.
+/// `ferry::transports()`, also called in a child process, because network libraries may start threads.
 /// @errors as probe_backends
 Result<std::vector<TransportInfo>> probe_transports();
 

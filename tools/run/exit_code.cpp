@@ -14,7 +14,7 @@ namespace ferry::tools {
 
 namespace {
 
-/// What the library's advice names, and the option of this command that sets it.
+/// Options that the library's advice names, and the options of this command that set them.
 constexpr std::array<std::pair<std::string_view, std::string_view>, 5> kOptions = {
     {{"GroupOptions::arena_bytes", "--arena"},
      {"GroupOptions::timeout_ns", "--timeout"},

@@ -9,8 +9,8 @@ inline constexpr int kExitOk = 0;
 inline constexpr int kExitFailed = 1;  ///< the run failed, its result is wrong, or it could not be written
 inline constexpr int kExitUsage = 2;   ///< the arguments, or a file that they name, cannot be used; nothing ran
 
-/// One sentence on standard error, of a failed run with the error's code and the rank it is about; the exit code that
-/// goes with it is returned. Names options of the command in place of members of GroupOptions.
+/// Prints one sentence about a failed run on standard error, with the error's code and the affected rank; returns the
+/// exit code. Names options of the command instead of members of GroupOptions.
 int report_failure(const char* command, const Status& status, int exit_code);
 
 }  // namespace ferry::tools

@@ -26,10 +26,10 @@ std::size_t result_offset(const RunOptions& options, int rank) {
   return round_up(sizeof(launch::SharedBarrier)) + static_cast<std::size_t>(rank) * round_up(options.result_bytes);
 }
 
-/// The failure that best explains the others, and how long to wait for a better one.
+/// Failure that best explains the others, and the time to wait for a better one.
 class FirstCause {
  public:
-  /// @return how long to wait for the next rank to end
+  /// @return time to wait for the next rank to end
   std::int64_t take(int rank, const launch::RankEnd& end) {
     if (!end.process.clean() || !end.report.empty()) {
       Status status = describe(rank, end);
@@ -40,7 +40,7 @@ class FirstCause {
         status_ = std::move(status);
       }
     }
-    // A rank that only lost a peer points at another one, whose end follows within this time.
+    // A rank that only lost a peer points at another rank, which ends within this time.
     constexpr std::int64_t kGraceNs = 500'000'000;
     return cause_ == Cause::kNone ? launch::kNoTimeout : cause_ == Cause::kPeer ? kGraceNs : 0;
   }
@@ -48,13 +48,13 @@ class FirstCause {
   const Status& status() const { return status_; }
 
  private:
-  /// Why a rank failed, in ascending order of how much it explains.
+  /// Cause of a rank's failure, in ascending order of how much it explains.
   enum class Cause { kNone, kPeer, kOwn, kDied };
 
   static Status describe(int rank, const launch::RankEnd& end) {
     if (const int signal = end.process.signal; signal != 0) {
       const char* hint =
-          signal == SIGKILL ? "; if nobody killed it, the machine ran out of memory: use fewer tokens" : "";
+          signal == SIGKILL ? "; unless you killed it, the machine ran out of memory: use fewer tokens" : "";
       return {ErrorCode::kPeerLost,
               fmt::format("rank {} was killed by signal {} ({}){}", rank, signal, strsignal(signal), hint), rank};
     }

@@ -10,12 +10,12 @@ namespace ferry::tools {
 
 namespace {
 
-/// One process per rank on one machine: beyond this the fork itself is surely a typing mistake.
+/// One process per rank on one machine: a larger number is surely a typing mistake.
 constexpr int kMaxForkedRanks = 512;
 
 Status invalid(std::string text) { return {ErrorCode::kInvalidArgument, std::move(text)}; }
 
-/// A divisor of `num_ranks`; absent if the variable is.
+/// A divisor of `num_ranks`; absent if the variable is not set.
 Result<std::optional<int>> read_divisor(const std::optional<EnvironmentVariable>& variable, int num_ranks) {
   if (!variable) return std::optional<int>();
   const std::string_view digits(variable->value);
@@ -28,7 +28,7 @@ Result<std::optional<int>> read_divisor(const std::optional<EnvironmentVariable>
       variable->name, digits, num_ranks, variable->name));
 }
 
-/// Hosts that the launcher's ranks run on, 1 if it does not say.
+/// Number of hosts of the launcher's ranks, 1 if it does not say.
 Result<int> count_hosts(const LauncherVariables& launcher, int num_ranks) {
   auto local_ranks = read_divisor(launcher.num_local_ranks, num_ranks);
   if (!local_ranks) return local_ranks.status();
@@ -101,7 +101,8 @@ Result<LaunchPlan> plan_from_environment(const LaunchRequest& request) {
 Result<LaunchPlan> plan_launch(const LaunchRequest& request) {
   LaunchMode mode = request.mode;
   if (mode == LaunchMode::kAuto) {
-    // A launcher that started a single rank (an interactive shell inside an allocation, say) leaves the forking to us.
+    // A launcher that started a single rank (e.g. an interactive shell inside an allocation) leaves the forking to this
+    // command.
     const auto launchers = launcher_variables_from_environment();
     const bool is_one_of_many = !launchers.empty() && launchers.front().num_ranks.value != "1";
     mode = is_one_of_many ? LaunchMode::kEnvironment : LaunchMode::kFork;

@@ -1,13 +1,13 @@
 #ifndef FERRY_TOOLS_RUN_LAUNCHER_HPP
 #define FERRY_TOOLS_RUN_LAUNCHER_HPP
 
-/// Runs one function as every rank, each in a process of its own, and brings their results to the one that reports.
+/// Runs one function as every rank, each in its own process, and brings the results to the one process that reports.
 ///
 ///   forked:                parent ── fork ──> rank 0 … rank R-1      results: memory shared with the parent
 ///   started by a launcher: this process is one rank                  results: gathered through the bootstrap
 ///
-/// The parent stays free of threads, ends the whole run as soon as one rank fails, and takes the ranks with it when it
-/// is itself killed.
+/// The parent stays free of threads, ends the whole run as soon as one rank fails, and takes the ranks with it if it is
+/// killed.
 
 #include <cstddef>
 #include <cstdint>
@@ -24,7 +24,7 @@
 
 namespace ferry::tools {
 
-/// What a rank works with.
+/// Context of a rank's function.
 class RankContext {
  public:
   RankContext(std::shared_ptr<Bootstrap> bootstrap, std::span<std::byte> result, launch::SharedBarrier* barrier,
@@ -37,18 +37,18 @@ class RankContext {
   std::int64_t timeout_ns() const { return timeout_ns_; }
   /// Zeroed memory that the reporter sees once every rank has returned.
   std::span<std::byte> result() const { return result_; }
-  /// All ranks leave together, and sleep while they wait.
+  /// All ranks leave together; they sleep while they wait.
   Status barrier();
-  /// The same, and the time (now_ns) at which the last rank arrived: one that all ranks know, to start together soon
-  /// after it however long each takes to wake.
+  /// Barrier that returns the time (now_ns) at which the last rank arrived: all ranks can start together soon after
+  /// this time, however long each takes to wake.
   Result<std::int64_t> line_up();
-  /// The largest that any rank gives, for all of them.
+  /// Maximum over all ranks, returned to all.
   Result<std::int64_t> largest(std::int64_t mine);
 
  private:
   std::shared_ptr<Bootstrap> bootstrap_;
   std::span<std::byte> result_;
-  launch::SharedBarrier* barrier_;  ///< null where the ranks share no memory
+  launch::SharedBarrier* barrier_;  ///< null if the ranks share no memory
   std::int64_t timeout_ns_;
 };
 
@@ -58,13 +58,13 @@ struct RunOptions {
   std::int64_t timeout_ns = kDefaultTimeoutNs;
 };
 
-/// What the ranks left.
+/// Results of the ranks.
 class RunOutcome {
  public:
-  /// True in the one process that prints: the parent of forked ranks, or rank 0 of a launcher's.
+  /// True in the one process that prints: the parent of forked ranks, or rank 0 of a launcher.
   bool is_reporter() const { return bootstrap_ == nullptr || bootstrap_->rank() == 0; }
   std::span<const std::byte> result(int rank) const { return results_[static_cast<std::size_t>(rank)]; }
-  /// Collective among a launcher's ranks: all of them leave with the reporter's exit code.
+  /// Collective among a launcher's ranks: all of them exit with the reporter's exit code.
   Result<int> share_exit_code(int reporter_exit_code);
 
  private:
@@ -73,15 +73,16 @@ class RunOutcome {
                                          const std::function<Status(RankContext&)>& rank_main);
   friend Result<RunOutcome> run_forked(const RunOptions& options, const std::function<Status(RankContext&)>& rank_main);
   launch::SharedArea area_;                       ///< forked
-  std::vector<std::vector<std::byte>> gathered_;  ///< launched; one each, so that every result is aligned
+  std::vector<std::vector<std::byte>> gathered_;  ///< launched; separate vectors, so that every result is aligned
   std::shared_ptr<Bootstrap> bootstrap_;          ///< launched
   std::int64_t timeout_ns_ = 0;                   ///< launched
   std::vector<std::span<const std::byte>> results_;
 };
 
-/// Run `rank_main` as every rank. Call it while this process has one thread.
-/// @errors what the first rank to fail returned, naming it; kPeerLost where a rank was killed. All other ranks have
-///         ended by then. A signal that asks to end (SIGINT, SIGTERM, SIGHUP) ends the ranks and this process.
+/// Runs `rank_main` as every rank. Call it while this process has one thread.
+/// @errors error of the first rank that failed, naming it; kPeerLost if a rank was killed. All other ranks have ended
+/// by
+///         then. A signal that asks to end (SIGINT, SIGTERM, SIGHUP) ends the ranks and this process.
 Result<RunOutcome> run_ranks(const RunOptions& options, const std::function<Status(RankContext&)>& rank_main);
 
 }  // namespace ferry::tools

@@ -1,7 +1,7 @@
 #ifndef FERRY_TOOLS_RUN_OPTION_TYPES_HPP
 #define FERRY_TOOLS_RUN_OPTION_TYPES_HPP
 
-/// Kinds of command-line options that the commands share.
+/// Types of command-line options that the commands share.
 
 #include <fmt/format.h>
 
@@ -15,8 +15,8 @@
 
 namespace ferry::tools {
 
-/// Refuses what is not a whole number from `low` to `high`, where CLI::Range would take what a number of that type
-/// wraps to.
+/// Refuses values that are not a whole number from `low` to `high`, where CLI::Range would accept a number that wraps
+/// into the range.
 template <typename T>
 CLI::Validator whole_number(T low, T high) {
   const std::string range = fmt::format("from {} to {}", low, high);
@@ -30,7 +30,7 @@ CLI::Validator whole_number(T low, T high) {
   return {check, "INT " + range, "whole number"};
 }
 
-/// Refuses an empty path, which a script gives where a variable is not set.
+/// Refuses an empty path, which a script passes if a variable is not set.
 inline CLI::Validator path() {
   const auto check = [](const std::string& given) {
     return std::string(given.empty() ? "the path is empty; name a file, or leave the option out" : "");
@@ -38,7 +38,7 @@ inline CLI::Validator path() {
   return {check, "FILE", "path"};
 }
 
-/// An option that takes one of some names.
+/// Option with a fixed set of names as values.
 template <typename T>
 void add_choice(CLI::App& command, const std::string& name, T* value,
                 const std::vector<std::pair<std::string, T>>& choices, const std::string& description) {

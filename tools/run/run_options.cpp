@@ -15,25 +15,26 @@
 namespace ferry::tools {
 
 namespace {
-/// As large as a CPU group takes (node::Arena): half of the addresses of a process on x86-64.
+/// Maximum size that a CPU group accepts (node::Arena): half of the addresses of a process on x86-64.
 constexpr std::uint64_t kMaxArenaBytes = std::uint64_t{1} << 46;
 constexpr double kMaxTimeoutSeconds = 86400.0;
 constexpr double kMinTimeoutSeconds = 0.1;
 
-/// CLI::AsSizeValue takes a unit by itself for one of it, which is what a script gives where a variable is not set.
+/// Refuses a unit without a number, which a script passes if a variable is not set and CLI::AsSizeValue would read as
+/// one unit.
 std::string starts_with_digit(std::string& given) {
   const bool starts = !given.empty() && given.front() >= '0' && given.front() <= '9';
   return starts ? std::string() : given + " does not begin with a number";
 }
 
-/// CLI::Range lets NaN through, which is not less than any bound.
+/// Refuses NaN, which CLI::Range accepts because it is not less than any bound.
 std::string is_number(const std::string& given) {
   return std::isnan(std::strtod(given.c_str(), nullptr)) ? given + " is not a number of seconds" : std::string();
 }
 }  // namespace
 
 void add_common_options(CLI::App& command, CommonOptions* options) {
-  // The plan of the launch says which numbers make sense.
+  // The launch plan decides which numbers are valid.
   constexpr int kMinInt = std::numeric_limits<int>::min();
   constexpr int kMaxInt = std::numeric_limits<int>::max();
   command
@@ -59,8 +60,8 @@ void add_common_options(CLI::App& command, CommonOptions* options) {
                      "the interface that leads to rank 0 and all RDMA cards; `ferry doctor` lists them)");
   command
       .add_option("--ring-memory", options->ring_memory,
-                  "Where GPU ranks have their rings between nodes (default FERRY_RING_MEMORY, else host); gpu has not "
-                  "run on any card")
+                  "Memory of GPU ranks' rings between nodes (default FERRY_RING_MEMORY, else host); gpu has not "
+                  "run on any network card yet")
       ->check(CLI::IsMember({"auto", "host", "gpu"}))
       ->option_text("{auto,host,gpu}");
   command.add_option("--backend", options->backend, "\"auto\" or a backend that `ferry doctor` lists")
@@ -80,8 +81,9 @@ void add_common_options(CLI::App& command, CommonOptions* options) {
       ->check(is_number)
       ->capture_default_str();
   command
-      .add_option("--arena", options->arena_bytes,
-                  "Most symmetric memory of a rank, staging included, such as 8G or 512M (units of 1024; default 32G)")
+      .add_option(
+          "--arena", options->arena_bytes,
+          "Maximum symmetric memory of a rank, staging included, such as 8G or 512M (units of 1024; default 32G)")
       ->transform(CLI::AsSizeValue(false))
       ->transform(CLI::Validator(starts_with_digit, "", "size"))
       ->check(whole_number(std::uint64_t{1}, kMaxArenaBytes))
@@ -94,7 +96,7 @@ void add_common_options(CLI::App& command, CommonOptions* options) {
 LaunchRequest CommonOptions::launch_request() const { return {launch, num_ranks, num_nodes, kDefaultNumRanks}; }
 
 Result<std::string> resolve_backend(const CommonOptions& options, int num_nodes) {
-  // GPU ranks on several nodes are for those who ask for them, as long as they are hardly tried.
+  // GPU ranks on several nodes require an explicit choice, because they are hardly tested.
   constexpr std::string_view kBestOverNodes = "cpu";
   std::string names;
   std::string reasons;
@@ -121,7 +123,7 @@ Result<std::string> resolve_backend(const CommonOptions& options, int num_nodes)
 
 Status check_transport(const CommonOptions& options, int num_nodes) {
   if (num_nodes == 1) return {};
-  // The memory of one process joins no processes.
+  // Memory of one process cannot join several processes.
   const bool may_loop_back = options.launch == LaunchMode::kThreads;
   if (options.transport == "loopback" && !may_loop_back) {
     return {ErrorCode::kInvalidArgument, "--transport loopback joins threads only; give --launch threads, too"};
@@ -130,7 +132,7 @@ Status check_transport(const CommonOptions& options, int num_nodes) {
   if (!infos) return infos.status();
   std::string reasons;
   for (const TransportInfo& transport : *infos) {
-    // Nobody gets loopback without asking for it.
+    // loopback requires an explicit choice.
     const bool wanted =
         options.transport == "auto" ? transport.name != "loopback" : transport.name == options.transport;
     if (!wanted) continue;

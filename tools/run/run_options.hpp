@@ -34,17 +34,17 @@ inline constexpr int kDefaultNumRanks = 8;
 
 void add_common_options(CLI::App& command, CommonOptions* options);
 
-/// The backend's name, "auto" being the best that works here, over so many nodes. Also refuses backends that
-/// this build does not have.
+/// Name of the backend; for "auto" the best one that works here over this many nodes. Also refuses backends that this
+/// build does not have.
 /// @errors kUnsupported: no backend works here; kInvalidArgument: no such backend
 Result<std::string> resolve_backend(const CommonOptions& options, int num_nodes);
 
-/// Whether nodes can be joined by --transport here. Ok with one node, which needs none.
-/// @errors kUnsupported: says why and what to do
+/// Checks that --transport can join nodes here. Ok with one node, which needs no network.
+/// @errors kUnsupported: the message names the reason and the remedy
 Status check_transport(const CommonOptions& options, int num_nodes);
 
-/// Whether `what`, a file that is written after the run can be: asked before it, on every rank that shares the
-/// reporter's host.
+/// Checks that `what`, a file that is written after the run, can be written: call it before the run, on every rank that
+/// shares the reporter's host.
 /// @errors kSystem
 Status check_output(const std::string& path, const LaunchPlan& launch, std::string_view what = "the report");
 

@@ -1,12 +1,12 @@
 #ifndef FERRY_DEVICE_ASK_CUH
 #define FERRY_DEVICE_ASK_CUH
 
-/// How one thread of a kernel asks the proxy for something, and for an answer. What a call does is in few functions
-/// that are not inlined: what they wait for takes longer, and programs compile sooner. Each reads the ring's addresses
-/// once: they are in memory of the GPU, which is read again after every look at a word, and the time of that is a part
-/// of every request's and answer's.
-/// A request that has a ticket must be written, or the ring stops: where there is no room until the deadline, the ring
-/// is broken for good.
+/// Requests of one kernel thread to the proxy, and the wait for an answer. The work of a call is in a few functions
+/// that are not inlined: their waits take longer than a function call, and programs compile sooner. Each function reads
+/// the ring's addresses once: they are in GPU memory, which would be read again after every look at a word, and that
+/// time is part of every request and answer.
+/// A ticket that was taken must be written, or the ring stops: if its slot does not become free before the deadline,
+/// the ring is broken for good.
 
 #include "ferry/device/request_ring.hpp"
 #include "ferry/device/scope.cuh"
@@ -18,8 +18,8 @@ using GpuWriter = RequestWriter<GpuMemory>;
 
 __device__ inline bool has_ring(const World& world) { return world.ring.num_slots != 0; }
 
-/// Waits for the proxy, which goes on for the others when a rank is lost and ends what that one was asked for. One
-/// thread.
+/// Waits for the proxy. When a rank is lost, the proxy goes on serving the others and itself ends the requests to that
+/// rank. One thread.
 template <typename Ready>
 __device__ inline Code wait_for_proxy(const World& world, Ready ready) {
   return wait_for(world, world.timeout_ns, ready, stop_word::kOver);
@@ -40,8 +40,8 @@ __device__ __noinline__ inline Code await_slot(const World& world, std::uint64_t
   return code == Code::kOk ? Code::kTimeout : code;
 }
 
-/// A ticket whose slot is free. `kFenced`: what the caller did before is before what it writes there. The loads and the
-/// ticket are one trip to memory: none is looked at before all are under way. One thread.
+/// Takes a ticket whose slot is free. `kFenced`: everything that the caller did before is ordered before its writes to
+/// the slot. The loads and the ticket are one trip to memory: all are issued before any result is used. One thread.
 template <bool kFenced>
 __device__ inline Code take_slot(const World& world, const RequestRing& ring, std::uint64_t& ticket) {
   const GpuWriter writer(ring);
@@ -56,12 +56,12 @@ __device__ inline Code take_slot(const World& world, const RequestRing& ring, st
     ticket = writer.take_ticket();
     is_free = writer.has_room(ticket);
   }
-  // A ring that is over takes no request, so it does not miss that of this ticket.
+  // The reader of a broken ring takes no further request, so it does not wait for this ticket.
   if (broken != 0) return Code::kTimeout;
   return is_free ? Code::kOk : await_slot(world, ticket);
 }
 
-/// Asks for something. One thread; what the request names was written by it, or before it met who wrote it.
+/// Writes a request. One thread, which wrote the memory that the request names, or met its writer since.
 __device__ inline Code post_to(const World& world, const RequestRing& ring, const Request& request,
                                std::uint64_t& ticket) {
   if (const Code code = take_slot<true>(world, ring, ticket); code != Code::kOk) return code;
@@ -69,7 +69,7 @@ __device__ inline Code post_to(const World& world, const RequestRing& ring, cons
   return Code::kOk;
 }
 
-/// The same, by a function of its own.
+/// post_to as a function that is not inlined.
 __device__ __noinline__ inline Code post(const World& world, const Request& request) {
   const RequestRing ring = world.ring;
   std::uint64_t ticket = 0;
@@ -95,17 +95,18 @@ __device__ inline Code await_reply(const World& world, const RequestRing& ring, 
   return lost ? Code::kPeerLost : failed ? Code::kTimeout : Code::kOk;
 }
 
-/// A place for a reply. One thread.
+/// Takes a place for a reply. One thread.
 __device__ inline Code take_reply(const World& world, const RequestRing& ring, std::uint64_t& reply) {
   const GpuWriter writer(ring);
-  // Most often nobody else asks, and a counter of all would be one more trip to memory.
+  // Usually no other thread asks, and a counter that all share would be one more trip to memory.
   if (writer.try_take_free_reply(blockIdx.x + blockIdx.y + blockIdx.z + thread_of_block(), reply)) return Code::kOk;
   std::uint64_t place = writer.next_place();
   return wait_for_proxy(world, [&] { return writer.try_take_reply(place++, reply); });
 }
 
-/// The place of a reply that was asked for and has not been found is given back, or left to who finds the answer there.
-/// Of a get that was lost under way it is left for good: a network card may still write its staging memory. One thread.
+/// Returns the place of a reply that was asked for and not found, or leaves it to the next thread that finds the answer
+/// there. The place of a get that was lost under way is never used again: a network card may still write its staging
+/// memory. One thread.
 __device__ __noinline__ inline void give_up(const World& world, std::uint64_t reply) {
   const GpuWriter writer(world.ring);
   if (writer.is_over(reply)) {
@@ -115,8 +116,8 @@ __device__ __noinline__ inline void give_up(const World& world, std::uint64_t re
   }
 }
 
-/// Asks for the answer to a reply that this thread has taken, and waits for it. After an error it has no place any
-/// more. One thread.
+/// Asks for the answer to a reply that this thread has taken, and waits for it. After an error the thread no longer has
+/// the place. One thread.
 __device__ inline Code ask_and_await(const World& world, const RequestRing& ring, const Request& request,
                                      std::uint64_t reply, std::uint64_t& value) {
   std::uint64_t ticket = 0;
@@ -130,17 +131,17 @@ __device__ inline Code ask_and_await(const World& world, const RequestRing& ring
   return code;
 }
 
-/// What fetch_add and compare_swap found.
+/// Result of fetch_add and compare_swap.
 struct Fetched {
   Code code = Code::kOk;
   std::uint64_t value = 0;  ///< the word before
 };
 
-/// For `local_offset`, of a get: the bytes come as the value, by way of the staging memory of its reply.
+/// `local_offset` of a get whose bytes are returned as the value, through the staging memory of its reply.
 inline constexpr std::uint64_t kIntoReply = ~std::uint64_t{0};
 
-/// Asks for a value and waits for it. Not given a Request, which would be in local memory, whose stores the fence waits
-/// for. One thread.
+/// Asks for a value and waits for it. The parameters are not passed as a Request, which would be in local memory, whose
+/// stores the fence waits for. One thread.
 __device__ __noinline__ inline Fetched fetch_by_request(const World& world, RequestOp op, std::uint32_t peer,
                                                         std::uint64_t remote_offset, std::uint64_t local_offset,
                                                         std::uint64_t num_bytes, std::uint64_t value,

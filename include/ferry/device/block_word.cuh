@@ -5,7 +5,7 @@
 
 namespace ferry::device {
 
-/// A word that the first thread of a block has for all of them, in the block's shared memory. Not initialised.
+/// Word in the block's shared memory by which the first thread hands a value to all threads. Not initialised.
 __device__ inline std::uint64_t& block_word() {
   __shared__ std::uint64_t word;
   return word;

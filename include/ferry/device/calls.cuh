@@ -1,8 +1,8 @@
 #ifndef FERRY_DEVICE_CALLS_CUH
 #define FERRY_DEVICE_CALLS_CUH
 
-/// What the calls of one_sided.cuh do: at near ranks (see World) inline and at once, and elsewhere by functions of
-/// their own.
+/// Implementation of the calls of one_sided.cuh: inline for near ranks (see World), by functions that are not inlined
+/// for all others.
 
 #include <cstddef>
 #include <cstdint>
@@ -18,12 +18,12 @@ namespace ferry::device {
 
 namespace detail {
 
-/// Whether this GPU makes this signal at once, by way of near_address, and cannot fail.
+/// Whether this GPU makes this signal at once, through near_address, and cannot fail.
 __device__ inline bool signals_near(const World& world, int rank, const std::uint64_t* word, SignalOp op) {
   return is_near_word(world, rank, word, op == SignalOp::kSet ? world.num_near : world.num_near_words);
 }
 
-/// A signal by this GPU, after all that this thread did, or has met, before. One thread.
+/// A signal by this GPU, ordered after everything that this thread did, or has met, before. One thread.
 __device__ inline void signal_in_node(std::uint64_t* target, std::uint64_t value, SignalOp op) {
   if (op == SignalOp::kSet) {
     GpuMemory::store_release_system(target, value);
@@ -40,21 +40,21 @@ __device__ inline Code copy_in_node(void* to, const void* from, std::uint64_t nu
   return Code::kOk;
 }
 
-/// What a call was given that concerns no near rank, or is refused. Handed on in memory, which is written then: the
-/// compiler loads the arguments of a function early, in calls too that do not come to it.
+/// Arguments of a call that concerns no near rank, or is refused. Passed in memory, which is written only then: the
+/// compiler loads the arguments of a function early, also in calls that do not reach it.
 struct Given {
   const World* world;
   int rank;
   void* dest;
   const void* source;
   std::uint64_t num_bytes;
-  bool direct;  ///< the source may be read, and of a get the destination written, until a quiet
+  bool direct;  ///< the source may be read, or a get's destination written, until a quiet
   std::uint64_t* word = nullptr;
   std::uint64_t value = 0;
   SignalOp op = SignalOp::kSet;
 };
 
-/// Such a put. All members, who have met, as for all that is elsewhere.
+/// A put to a rank that is not near, or one that is refused. All members, who have met; so for every *_elsewhere.
 template <Scope kScope>
 __device__ __noinline__ inline Code put_elsewhere(const Given& given) {
   const World& world = *given.world;
@@ -92,7 +92,7 @@ __device__ inline Code put(const World& world, int rank, void* dest, const void*
   return copy_in_node<kScope, Source::kOwn>(near_address(world, rank, dest), source, num_bytes);
 }
 
-/// The same of a put and its signal, or of the signal alone.
+/// A put and its signal, or the signal alone, under the conditions of put_elsewhere.
 template <Scope kScope>
 __device__ __noinline__ inline Code put_signal_elsewhere(const Given& given) {
   const World& world = *given.world;
@@ -109,7 +109,7 @@ __device__ __noinline__ inline Code put_signal_elsewhere(const Given& given) {
   if (num_bytes != 0) {
     if (const Code code = put_elsewhere<kScope>(given); code != Code::kOk) return code;
   }
-  // All members have met: the request or the release of one covers what all have done.
+  // All members have met: the request or the release of the leader covers the writes of all.
   Code code = Code::kOk;
   if (is_leader<kScope>()) {
     if (in_node(world, rank) && (world.gpu_words || op == SignalOp::kSet)) {
@@ -142,20 +142,20 @@ __device__ inline Code put_signal(const World& world, int rank, void* dest, cons
     return put_signal_elsewhere<kScope>({world.stored, rank, dest, source, num_bytes, direct, word, value, op});
   }
   Members<kScope>::meet();
-  // All members have met: the release of one covers what all have done.
+  // All members have met: the release of the leader covers the writes of all.
   if (is_leader<kScope>()) signal_in_node(word_there, value, op);
   Members<kScope>::meet();
   return Code::kOk;
 }
 
-/// The signal alone.
+/// A signal without a put.
 template <Scope kScope>
 __device__ inline Code signal(const World& world, int rank, std::uint64_t* word, std::uint64_t value, SignalOp op) {
   const bool is_here = signals_near(world, rank, word, op);
   std::uint64_t* word_there = near_address(world, rank, word);
   compute_here(word_there);
   Members<kScope>::meet();
-  // All members have met: the release of one covers what all have done.
+  // All members have met: the release of the leader covers the writes of all.
   if (is_here & is_leader<kScope>()) signal_in_node(word_there, value, op);
   if (!is_here) [[unlikely]] {
     return put_signal_elsewhere<kScope>({world.stored, rank, word, word, 0, false, word, value, op});
@@ -164,7 +164,7 @@ __device__ inline Code signal(const World& world, int rank, std::uint64_t* word,
   return Code::kOk;
 }
 
-/// A get from no near rank, or one that is refused.
+/// A get from a rank that is not near, or one that is refused.
 template <Scope kScope>
 __device__ __noinline__ inline Code get_elsewhere(const Given& given) {
   const World& world = *given.world;
@@ -183,7 +183,7 @@ __device__ __noinline__ inline Code get_elsewhere(const Given& given) {
   return finish<kScope>(world, get_by_request<kScope>(world, rank, given.dest, source, num_bytes, now), about);
 }
 
-/// A get; `now`: the bytes are there when it returns.
+/// A get; `now`: the bytes are at `dest` when it returns.
 template <Scope kScope>
 __device__ inline Code get(const World& world, int rank, void* dest, const void* source, std::uint64_t num_bytes,
                            bool now) {
@@ -209,13 +209,13 @@ __device__ inline Code refuse_value(const World& world, Call call, int rank, con
   return finish<Scope::kThread>(world, Code::kInvalidArgument, {call, rank, data, num_bytes});
 }
 
-/// fetch_add, or where `call` says so compare_swap of `operand`, by this GPU. One thread.
+/// fetch_add by this GPU, or compare_swap of `operand` if `call` says so. One thread.
 __device__ inline Fetched fetch_in_node(Call call, std::uint64_t* target, std::uint64_t value, std::uint64_t operand) {
   return {Code::kOk, call == Call::kFetchAdd ? GpuMemory::add_system(target, value)
                                              : GpuMemory::compare_swap_system(target, operand, value)};
 }
 
-/// The same at no near rank, or by the proxy, or refused. One thread.
+/// The same at a rank that is not near, or by the proxy, or refused. One thread.
 __device__ __noinline__ inline Fetched fetch_elsewhere(const World& world, Call call, int rank, std::uint64_t* word,
                                                        std::uint64_t value, std::uint64_t operand) {
   const About about{call, rank, word, sizeof(*word)};
@@ -240,7 +240,7 @@ __device__ inline Fetched fetch(const World& world, Call call, int rank, std::ui
   return fetch_in_node(call, near_address(world, rank, word), value, operand);
 }
 
-/// Once for all members, who all get what it found.
+/// Fetches once for all members; each gets the result.
 template <Scope kScope>
 __device__ inline Fetched fetch_once(const World& world, Call call, int rank, std::uint64_t* word, std::uint64_t value,
                                      std::uint64_t operand) {
@@ -252,12 +252,12 @@ __device__ inline Fetched fetch_once(const World& world, Call call, int rank, st
     if constexpr (kScope == Scope::kBlock) block_word() = fetched.value;
   }
   fetched.code = Members<kScope>::agree(fetched.code);
-  // Nobody writes the block's word again before all have read it and met, as the next call begins.
+  // No thread writes the block's word again before all have read it and met, as the next call begins.
   fetched.value = kScope == Scope::kBlock ? block_word() : __shfl_sync(kEveryLane, fetched.value, 0);
   return fetched;
 }
 
-/// Looks at the word about as often as a message between GPUs takes, and no clock.
+/// Polls the word without reading the clock, for about as long as a message between GPUs takes.
 __device__ inline bool sees_soon(const std::uint64_t* word, Comparison comparison, std::uint64_t value) {
   constexpr unsigned kLooks = 64;
 #pragma unroll 1
@@ -267,7 +267,7 @@ __device__ inline bool sees_soon(const std::uint64_t* word, Comparison compariso
   return false;
 }
 
-/// The rest of a wait. `timeout_ns` 0: that of the OneSided. One thread.
+/// Wait with a deadline, after sees_soon. `timeout_ns` 0: the timeout of the OneSided. One thread.
 __device__ __noinline__ inline Code wait_long(const World& world, const std::uint64_t* word, Comparison comparison,
                                               std::uint64_t value, std::uint64_t timeout_ns) {
   if (timeout_ns == 0) timeout_ns = world.timeout_ns;
@@ -285,8 +285,8 @@ __device__ __noinline__ inline Code wait_long(const World& world, const std::uin
   return fail(world, code, failure);
 }
 
-/// What the members have started is complete. `kTotal`: of ranks that do so and then read what the others wrote, at
-/// least one sees it.
+/// Completes everything that the members have started. `kTotal`: if several ranks complete and then read each other's
+/// writes, at least one of them sees the other's write.
 template <Scope kScope, bool kTotal>
 __device__ inline Code complete(const World& world) {
   Members<kScope>::meet();

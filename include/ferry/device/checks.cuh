@@ -1,8 +1,8 @@
 #ifndef FERRY_DEVICE_CHECKS_CUH
 #define FERRY_DEVICE_CHECKS_CUH
 
-/// What a call in a kernel looks at before it does anything: whether the rank and the address are good, whose the
-/// memory is and where, and what is recorded where they are not.
+/// Checks at the start of a call in a kernel: whether the rank and the address are valid, and where the memory is; and
+/// the record of a failure.
 
 #include <cstddef>
 #include <cstdint>
@@ -41,9 +41,9 @@ __device__ inline bool is_near_rank(const World& world, int rank, int num_near) 
   return static_cast<unsigned>(rank) - static_cast<unsigned>(world.first_in_node) < static_cast<unsigned>(num_near);
 }
 
-/// Whether this GPU itself does what is asked for `num_bytes` at symmetric address `data` of the rank, and finds it by
-/// near_address. One condition without branches and of nothing but the arguments and the World, so that it is computed
-/// once for a warp, or for all calls of a loop, and not by every thread.
+/// Whether this GPU itself can access `num_bytes` at symmetric address `data` of the rank, through near_address. One
+/// condition without branches that depends only on the arguments and the World, so that the compiler computes it once
+/// for a warp or before a loop, not in every thread.
 __device__ inline bool is_near(const World& world, int rank, const void* data, std::uint64_t num_bytes) {
   const std::uint64_t offset = offset_of(world, data);
   return is_near_rank(world, rank, world.num_near) & (offset <= world.heap_bytes) &
@@ -56,16 +56,16 @@ __device__ inline bool is_aligned(const World& world, const T* data) {
   return offset_of(world, data) % sizeof(T) == 0;
 }
 
-/// is_near for a word. `num_near`: of ranks on whose words this GPU does so.
+/// is_near for a word. `num_near`: number of near ranks whose words this GPU may access so.
 __device__ inline bool is_near_word(const World& world, int rank, const std::uint64_t* word, int num_near) {
   const bool is_of_near_rank = is_near_rank(world, rank, num_near);
   const bool is_of_heap = is_word(world, word);
   return is_of_near_rank & is_of_heap;
 }
 
-/// `data` of this rank in the memory of a near one. Of other ranks it is any address, so that it can be computed before
-/// they are told apart. A pointer is moved, and not made of a number: what is stored there might be a kernel's
-/// parameters, for all that the compiler knows, which it would load again.
+/// `data` of this rank in the memory of a near rank. For other ranks the result is an arbitrary address, so that it can
+/// be computed before the ranks are told apart. The pointer is moved, not made from a number: the compiler would have
+/// to assume that a store through the latter changes the kernel's parameters, and would load them again.
 template <typename T>
 __device__ inline T* near_address(const World& world, int rank, T* data) {
   static_assert((kNumNearRanks & (kNumNearRanks - 1)) == 0, "or ranks of a node share a place");
@@ -74,19 +74,19 @@ __device__ inline T* near_address(const World& world, int rank, T* data) {
   return reinterpret_cast<T*>(reinterpret_cast<Byte*>(data) + shift);
 }
 
-/// `data` of this rank in the memory of any of this node.
+/// `data` of this rank in the memory of any rank of this node.
 __device__ inline std::byte* at_peer(const World& world, int rank, const void* data) {
   return world.peer_heaps[rank - world.first_in_node] + offset_of(world, data);
 }
 
-/// The same, quicker where the rank is near.
+/// at_peer, quicker where the rank is near.
 template <typename T>
 __device__ inline T* peer_address(const World& world, int rank, T* data) {
   if (is_near_rank(world, rank, world.num_near)) return near_address(world, rank, data);
   return reinterpret_cast<T*>(at_peer(world, rank, data));
 }
 
-/// What a call is about. An error record is made of it only when there is an error: it would be in local memory, whose
+/// Subject of a call. The error record is built from it only after an error: a record would be in local memory, whose
 /// stores the fence of a signal waits for.
 struct About {
   Call call;
@@ -105,12 +105,12 @@ __device__ inline Failure failure(const World& world, const About& about) {
   return failure;
 }
 
-/// Not inlined, so that what mostly happens is short and close together.
+/// Not inlined, which keeps the usual path short.
 __device__ __noinline__ inline void record(const World& world, Code code, About about) {
   fail(world, code, failure(world, about));
 }
 
-/// One thread records what went wrong, and all members end alike.
+/// One thread records the error, and all members return the same code.
 template <Scope kScope>
 __device__ inline Code finish(const World& world, Code code, About about) {
   if (code != Code::kOk && is_leader<kScope>()) record(*world.stored, code, about);

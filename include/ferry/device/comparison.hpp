@@ -1,7 +1,7 @@
 #ifndef FERRY_DEVICE_COMPARISON_HPP
 #define FERRY_DEVICE_COMPARISON_HPP
 
-/// What `wait_until` waits for, as hosts and kernels test it.
+/// Comparisons of `wait_until`, as hosts and kernels evaluate them.
 
 #include <cstdint>
 
@@ -10,7 +10,7 @@
 
 namespace ferry::device {
 
-/// Whether the word, as an unsigned number, compares so with the value.
+/// Whether the word, as an unsigned number, compares with the value in this way.
 FERRY_HOST_DEVICE constexpr bool compares(std::uint64_t word, Comparison comparison, std::uint64_t value) {
   switch (comparison) {
     case Comparison::kEqual:

@@ -5,7 +5,7 @@
 
 namespace ferry::device {
 
-/// Has the compiler compute an address here, before a barrier say, and not behind it where it is used.
+/// Makes the compiler compute an address here (before a barrier, for example), not after it where the address is used.
 template <typename T>
 FERRY_DEVICE inline void compute_here(T*& address) {
 #if defined(__CUDA_ARCH__)

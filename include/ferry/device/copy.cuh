@@ -1,8 +1,8 @@
 #ifndef FERRY_DEVICE_COPY_CUH
 #define FERRY_DEVICE_COPY_CUH
 
-/// Copies of any bytes by the members of a scope, in the widest units that both addresses allow. A part of 4 or 8
-/// aligned bytes is one unit or lies in one, so whoever reads it finds all of it or nothing.
+/// Copies of arbitrary bytes by the members of a scope, in the widest units that both addresses allow. A part of 4 or 8
+/// aligned bytes is a unit or lies within one, so a reader finds all of it or nothing.
 
 #include <cstddef>
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace ferry::device {
 
-/// What is read may be changed by other processors, so that this one must not trust its first-level cache.
+/// kShared: other processors may change the source, so this multiprocessor must not trust its first-level cache.
 enum class Source { kOwn, kShared };
 
 template <typename Unit, Source kSource>
@@ -23,7 +23,7 @@ __device__ inline Unit load_unit(const Unit* address) {
 template <typename Unit, Source kSource>
 __device__ inline void copy_units(std::byte* to, const std::byte* from, std::uint64_t num_units, unsigned member,
                                   unsigned num_members) {
-  // Loads in flight before the first store: those of a block from another GPU take a microsecond and more.
+  // Loads in flight before the first store: loads of a block from another GPU take a microsecond and more.
   constexpr unsigned kUnroll = 8;
   const auto* source = reinterpret_cast<const Unit*>(from);
   auto* target = reinterpret_cast<Unit*>(to);
@@ -38,7 +38,7 @@ __device__ inline void copy_units(std::byte* to, const std::byte* from, std::uin
   for (; i < num_units; i += num_members) target[i] = load_unit<Unit, kSource>(source + i);
 }
 
-/// Copies whole units from `done` on, if the addresses allow that; `done` moves on.
+/// Copies whole units from `done` on if the addresses allow it, and advances `done`.
 template <typename Unit, Scope kScope, Source kSource>
 __device__ inline void copy_whole_units(std::byte* to, const std::byte* from, std::uint64_t num_bytes,
                                         std::uint64_t& done) {
@@ -49,7 +49,7 @@ __device__ inline void copy_whole_units(std::byte* to, const std::byte* from, st
   done += num_units * sizeof(Unit);
 }
 
-/// Any copy. Not inlined: it is long, and a call takes little beside many units.
+/// Any copy. Not inlined: it is long, and a function call costs little beside many units.
 template <Scope kScope, Source kSource>
 __device__ __noinline__ inline void copy_any(std::byte* to, const std::byte* from, std::uint64_t num_bytes) {
   std::uint64_t done = 0;
@@ -60,17 +60,17 @@ __device__ __noinline__ inline void copy_any(std::byte* to, const std::byte* fro
   copy_whole_units<std::uint8_t, kScope, kSource>(to, from, num_bytes, done);
 }
 
-/// The bits that are zero in a copy's addresses and size say in which units it can be made.
+/// Zero bits of the result show in which units the copy can be made.
 __device__ inline std::uint64_t bits_of(const void* to, const void* from, std::uint64_t num_bytes) {
   return reinterpret_cast<std::uintptr_t>(to) | reinterpret_cast<std::uintptr_t>(from) | num_bytes;
 }
 
-/// What a member has to do of a short copy, one of at most a unit of 16 or of 8 bytes for each. Made before the members
-/// meet, and without branches, so that little is left to do then.
+/// One member's part of a short copy, which has at most one unit of 16 or of 8 bytes per member. Prepared before the
+/// members meet, and without branches, so that little is left to do afterwards.
 template <Scope kScope>
 class Piece {
  public:
-  /// Of a copy that may be short. `bits`: bits_of its addresses, or of such as are aligned like them.
+  /// For a copy that may be short. `bits`: bits_of its addresses, or of addresses with the same alignment.
   __device__ Piece(void* to, const void* from, std::uint64_t num_bytes, std::uint64_t bits) {
     const unsigned shift = is_wide(bits) ? 4 : 3;
     const std::uint64_t at = std::uint64_t{Members<kScope>::idx()} << shift;
@@ -92,7 +92,7 @@ class Piece {
  private:
   static __device__ bool is_wide(std::uint64_t bits) { return bits % sizeof(uint4) == 0; }
 
-  unsigned unit_bytes_;  // 0: there is none for it
+  unsigned unit_bytes_;  // 0: this member has no unit
   std::byte* to_;
   const std::byte* from_;
 };

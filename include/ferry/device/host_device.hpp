@@ -1,7 +1,7 @@
 #ifndef FERRY_DEVICE_HOST_DEVICE_HPP
 #define FERRY_DEVICE_HOST_DEVICE_HPP
 
-/// Marks functions that the host and kernels share, and functions that kernels call (and tests on the host); empty for
+/// Markers of functions that the host and kernels share, and of functions that kernels call (and host tests); empty for
 /// plain C++ compilers.
 #if defined(__CUDACC__)
 #define FERRY_HOST_DEVICE __host__ __device__

@@ -1,9 +1,8 @@
 #ifndef FERRY_DEVICE_MEMORY_ORDER_CUH
 #define FERRY_DEVICE_MEMORY_ORDER_CUH
 
-/// Loads, stores and fences as the one-sided layer uses them, each one PTX instruction, or a few (PTX ISA, "Memory
-/// Consistency Model"; sm_70 and later). System scope reaches other GPUs and the host, device scope the threads of one
-/// GPU.
+/// Loads, stores and fences of the one-sided layer, each one PTX instruction, or a few (PTX ISA, "Memory Consistency
+/// Model"; sm_70 and later). System scope reaches other GPUs and the host, device scope the threads of one GPU.
 
 #include <cstddef>
 #include <cstdint>
@@ -26,7 +25,7 @@ struct GpuMemory {
     asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
     return value;
   }
-  /// Two words at a multiple of 16 bytes, each as if by itself, in one trip over the link.
+  /// Two words at a multiple of 16 bytes, each ordered as by its own load, in one trip over the link.
   static __device__ void load_pair_acquire_system(const std::uint64_t* address, std::uint64_t& first,
                                                   std::uint64_t& second) {
     asm volatile("ld.acquire.sys.global.v2.u64 {%0, %1}, [%2];" : "=l"(first), "=l"(second) : "l"(address) : "memory");
@@ -34,7 +33,7 @@ struct GpuMemory {
   static __device__ void store_relaxed_system(std::uint64_t* address, std::uint64_t value) {
     asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
   }
-  /// As load_pair_acquire_system.
+  /// Like load_pair_acquire_system.
   static __device__ void store_pair_relaxed_system(std::uint64_t* address, std::uint64_t first, std::uint64_t second) {
     asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(address), "l"(first), "l"(second) : "memory");
   }
@@ -47,7 +46,7 @@ struct GpuMemory {
   static __device__ void store_relaxed_device(std::uint64_t* address, std::uint64_t value) {
     asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
   }
-  /// These six return what was there.
+  /// The following six return the previous value.
   static __device__ std::uint64_t add_device(std::uint64_t* address, std::uint64_t value) {
     std::uint64_t before;
     asm volatile("atom.add.relaxed.gpu.global.u64 %0, [%1], %2;" : "=l"(before) : "l"(address), "l"(value) : "memory");
@@ -86,7 +85,7 @@ struct GpuMemory {
                  : "memory");
     return before;
   }
-  /// Adds without asking what was there, so that nothing comes back over the link.
+  /// Adds without returning the previous value, so that no answer travels over the link.
   static __device__ void add_release_system(std::uint64_t* address, std::uint64_t value) {
     asm volatile("red.release.sys.global.add.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
   }
@@ -94,9 +93,9 @@ struct GpuMemory {
     asm volatile("red.release.gpu.global.max.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
   }
   static __device__ void fence_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
-  /// Orders stores before it and loads after it too: all such fences have one order.
+  /// Also orders stores before it and loads after it: all such fences have one total order.
   static __device__ void fence_total_system() { asm volatile("fence.sc.sys;" ::: "memory"); }
-  /// 16 bytes that others may have changed since this multiprocessor last read them.
+  /// Loads 16 bytes that other processors may have changed since this multiprocessor last read them.
   static __device__ uint4 load_fresh(const uint4* address) {
     uint4 value;
     asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -109,9 +108,9 @@ struct GpuMemory {
   static __device__ Unit load_fresh(const Unit* address) {
     return *static_cast<const volatile Unit*>(address);
   }
-  /// Copies 16 bytes, 8 or none. `kFresh`: from global memory, as load_fresh; otherwise to it. Without branches, which
-  /// the threads of a warp would take in turn: about 100 cycles where a single one of them copies. The zeros are for
-  /// the compiler, which would keep values of one call for the next.
+  /// Copies 16 bytes, 8 or none. `kFresh`: from global memory, like load_fresh; otherwise to global memory. Without
+  /// branches, which the threads of a warp would take in turn: about 100 cycles where a single thread copies. The
+  /// registers are zeroed for the compiler, which would otherwise keep values of one call for the next.
   template <bool kFresh>
   static __device__ void copy_unit(std::byte* to, const std::byte* from, unsigned num_bytes) {
     if constexpr (kFresh) {
@@ -142,7 +141,7 @@ struct GpuMemory {
           : "memory");
     }
   }
-  /// Nanoseconds of a clock that all multiprocessors share, coarse (PTX ISA, %globaltimer).
+  /// Nanoseconds of a coarse clock that all multiprocessors share (PTX ISA, %globaltimer).
   static __device__ std::uint64_t now_ns() {
     std::uint64_t value;
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(value)::"memory");

@@ -1,9 +1,8 @@
 #ifndef FERRY_DEVICE_ONE_SIDED_CUH
 #define FERRY_DEVICE_ONE_SIDED_CUH
 
-/// One-sided communication from inside kernels: what OneSided has for the host, with the same meaning of addresses and
-/// of order. A kernel takes the World that OneSided::device_world returned, and the TeamViews of its barriers, by
-/// value.
+/// One-sided communication from inside kernels: the calls of OneSided, with the same meaning of addresses and of order.
+/// A kernel takes the World that OneSided::device_world returned, and the TeamViews of its barriers, by value.
 ///
 ///     __global__ void hand_on(const __grid_constant__ ferry::device::World world, float* row, const float* mine,
 ///                             std::uint64_t* ready) {
@@ -15,13 +14,14 @@
 ///     }
 ///
 /// Scopes. A call is made by one thread, by all lanes of a warp, or by all threads of a block, with equal arguments,
-/// and acts once for all of them. What any of them did before is before the call, and its result is the same for all.
+/// and acts once for all of them. Everything that any of them did before is ordered before the call, and all get the
+/// same result.
 ///
-/// Errors. Nothing traps and every wait has a deadline. What is not kOk is also in the error record, which
-/// OneSided::poll_errors returns. A kernel that waits for others must leave them room on the GPU to run.
+/// Errors. Nothing traps and every wait has a deadline. Every code but kOk is also in the error record, which
+/// OneSided::poll_errors returns. A kernel that waits for other kernels must leave them room on the GPU to run.
 ///
-/// In a node the calls are loads, stores and atomics of the GPU. What is elsewhere the proxy does: calls ask it through
-/// a ring. Nothing involves the program's host, so kernels that make calls may be captured in graphs.
+/// Inside a node the calls are loads, stores and atomics of the GPU. For other nodes they ask the proxy through a ring.
+/// The program's host thread is not involved, so kernels that make calls may be captured in graphs.
 
 #include <cstdint>
 #include <type_traits>
@@ -32,14 +32,14 @@
 
 namespace ferry::device {
 
-/// What get_value found.
+/// Result of get_value.
 template <typename T>
 struct Got {
   Code code = Code::kOk;
   T value{};
 };
 
-/// Where `rank`'s memory at symmetric address `data` is for this GPU; null where it cannot reach it.
+/// Address at which this GPU reaches `rank`'s memory at symmetric address `data`; null where it cannot.
 template <typename T>
 __device__ inline T* peer_pointer(const World& world, int rank, T* data) {
   using namespace detail;
@@ -47,29 +47,29 @@ __device__ inline T* peer_pointer(const World& world, int rank, T* data) {
   return peer_address(world, rank, data);
 }
 
-/// OneSided::put. When it has returned `source` may be reused.
+/// OneSided::put. `source` may be reused on return.
 template <Scope kScope = Scope::kThread>
 __device__ inline Code put(const World& world, int rank, void* dest, const void* source, std::uint64_t num_bytes) {
   return detail::put<kScope>(world, rank, dest, source, num_bytes, false);
 }
-/// `source` may be reused after a later `quiet`. Of symmetric memory no copy is made.
+/// put whose `source` may be reused only after a later `quiet`. Symmetric memory is not copied first.
 template <Scope kScope = Scope::kThread>
 __device__ inline Code put_nbi(const World& world, int rank, void* dest, const void* source, std::uint64_t num_bytes) {
   return detail::put<kScope>(world, rank, dest, source, num_bytes, true);
 }
 
-/// OneSided::get. When it has returned the bytes are at `dest`, for the members of the scope.
+/// OneSided::get. The bytes are at `dest` on return, for the members of the scope.
 template <Scope kScope = Scope::kThread>
 __device__ inline Code get(const World& world, int rank, void* dest, const void* source, std::uint64_t num_bytes) {
   return detail::get<kScope>(world, rank, dest, source, num_bytes, true);
 }
-/// They are there after a later `quiet`. Where `dest` is not symmetric memory it waits like `get`.
+/// get whose bytes are at `dest` only after a later `quiet`. Waits like `get` if `dest` is not symmetric memory.
 template <Scope kScope = Scope::kThread>
 __device__ inline Code get_nbi(const World& world, int rank, void* dest, const void* source, std::uint64_t num_bytes) {
   return detail::get<kScope>(world, rank, dest, source, num_bytes, false);
 }
 
-/// Puts one value of 4 or 8 bytes, in one piece, at an address that is a multiple of as many. One thread.
+/// Puts one value of 4 or 8 bytes, in one piece, at an address aligned to its size. One thread.
 template <typename T>
 __device__ inline Code put_value(const World& world, int rank, T* dest, std::type_identity_t<T> value) {
   static_assert(std::is_arithmetic_v<T> && (sizeof(T) == 4 || sizeof(T) == 8));
@@ -81,7 +81,7 @@ __device__ inline Code put_value(const World& world, int rank, T* dest, std::typ
   *static_cast<volatile T*>(detail::near_address(world, rank, dest)) = value;
   return Code::kOk;
 }
-/// Gets one value of 4 or 8 bytes, in one piece, from an address that is a multiple of as many. One thread.
+/// Gets one value of 4 or 8 bytes, in one piece, from an address aligned to its size. One thread.
 template <typename T>
 __device__ inline Got<T> get_value(const World& world, int rank, const T* source) {
   static_assert(std::is_arithmetic_v<T> && (sizeof(T) == 4 || sizeof(T) == 8));
@@ -92,7 +92,7 @@ __device__ inline Got<T> get_value(const World& world, int rank, const T* source
   } else if (!is_whole) {
     got.code = detail::refuse_value(world, Call::kGet, rank, source, sizeof(T));
   } else {
-    // A copy, so that what is found by a load stays in registers.
+    // A copy, so that a loaded value stays in registers.
     T value{};
     got.code = detail::get_elsewhere<Scope::kThread>({world.stored, rank, &value, source, sizeof(T), false});
     got.value = value;
@@ -100,33 +100,33 @@ __device__ inline Got<T> get_value(const World& world, int rank, const T* source
   return got;
 }
 
-/// OneSided::put_signal: whoever sees the signal by wait_until or test also sees the bytes.
+/// OneSided::put_signal: a rank that sees the signal by wait_until or test also sees the bytes.
 template <Scope kScope = Scope::kThread>
 __device__ inline Code put_signal(const World& world, int rank, void* dest, const void* source, std::uint64_t num_bytes,
                                   std::uint64_t* word, std::uint64_t value, SignalOp op) {
   return detail::put_signal<kScope>(world, rank, dest, source, num_bytes, word, value, op, false);
 }
-/// `source` may be reused after a later `quiet`.
+/// put_signal whose `source` may be reused only after a later `quiet`.
 template <Scope kScope = Scope::kThread>
 __device__ inline Code put_signal_nbi(const World& world, int rank, void* dest, const void* source,
                                       std::uint64_t num_bytes, std::uint64_t* word, std::uint64_t value, SignalOp op) {
   return detail::put_signal<kScope>(world, rank, dest, source, num_bytes, word, value, op, true);
 }
 
-/// OneSided::signal. In a node, and after everything that the proxy was asked for, it is seen only after what its
-/// members did before.
+/// OneSided::signal. Inside a node, and after all earlier requests to the proxy, it is seen only after everything that
+/// its members did before.
 template <Scope kScope = Scope::kThread>
 __device__ inline Code signal(const World& world, int rank, std::uint64_t* word, std::uint64_t value, SignalOp op) {
   return detail::signal<kScope>(world, rank, word, value, op);
 }
 
-/// OneSided::fetch_add. Of a warp or a block once, and all threads get what it fetched: room for what each has, say.
-/// At block scope it takes 8 bytes of the kernel's static shared memory, as compare_swap does.
+/// OneSided::fetch_add. A warp or a block adds once, and all threads get the fetched value: for example to reserve room
+/// for all of them. At block scope it takes 8 bytes of the kernel's static shared memory, as does compare_swap.
 template <Scope kScope = Scope::kThread>
 __device__ inline Fetched fetch_add(const World& world, int rank, std::uint64_t* word, std::uint64_t value) {
   return detail::fetch_once<kScope>(world, Call::kFetchAdd, rank, word, value, 0);
 }
-/// OneSided::compare_swap. Of a warp or a block once, and all threads get what it fetched.
+/// OneSided::compare_swap. A warp or a block swaps once, and all threads get the fetched value.
 template <Scope kScope = Scope::kThread>
 __device__ inline Fetched compare_swap(const World& world, int rank, std::uint64_t* word, std::uint64_t expected,
                                        std::uint64_t desired) {
@@ -138,7 +138,7 @@ __device__ inline bool test(const std::uint64_t* word, Comparison comparison, st
   return compares(GpuMemory::load_acquire_system(word), comparison, value);
 }
 
-/// OneSided::wait_until. `timeout_ns` 0: that of the OneSided.
+/// OneSided::wait_until. `timeout_ns` 0: the timeout of the OneSided.
 template <Scope kScope = Scope::kThread>
 __device__ inline Code wait_until(const World& world, const std::uint64_t* word, Comparison comparison,
                                   std::uint64_t value, std::uint64_t timeout_ns = 0) {
@@ -155,13 +155,14 @@ __device__ inline Code wait_until(const World& world, const std::uint64_t* word,
   return Members<kScope>::agree(code);
 }
 
-/// OneSided::quiet: everything that the members, or whoever met them since, have started is complete.
+/// OneSided::quiet: completes everything that the members, or threads that have met them since, have started.
 template <Scope kScope = Scope::kThread>
 __device__ inline Code quiet(const World& world) {
   return detail::complete<kScope, true>(world);
 }
 
-/// OneSided::fence, for what the members do to `rank`. Where the proxy works on this node's words, it waits like quiet.
+/// OneSided::fence, for the members' accesses to `rank`. Where the proxy works on this node's words, it waits like
+/// quiet.
 template <Scope kScope = Scope::kThread>
 __device__ inline Code fence(const World& world, int rank) {
   const detail::About about{Call::kFence, rank, world.heap, 0};
@@ -174,7 +175,7 @@ __device__ inline Code fence(const World& world, int rank) {
   }
   return detail::complete<kScope, false>(world);
 }
-/// The same for all ranks.
+/// fence for all ranks.
 template <Scope kScope = Scope::kThread>
 __device__ inline Code fence(const World& world) {
   return detail::complete<kScope, false>(world);

@@ -1,35 +1,35 @@
 #ifndef FERRY_DEVICE_REQUEST_HPP
 #define FERRY_DEVICE_REQUEST_HPP
 
-/// What a kernel asks of a rank that it cannot reach itself, and the words of a ring through which it does. Of use to
-/// those who write device code by hand; others call ferry/device/one_sided.cuh.
+/// Requests of a kernel to ranks that it cannot reach itself, and the words of the ring that carries them. Only for
+/// device code written by hand; other programs call ferry/device/one_sided.cuh.
 ///
 /// A ring is slots of kRequestWords words of 64 bits in pinned host memory. Writers take tickets, t = 0, 1, …, and
 /// request t goes to slot t modulo the number of slots. The top bit of every word is the lap's: it flips each time
-/// round, so a word itself says whether it is there, in whatever order the words of a slot arrive, and nobody publishes
-/// an end of the ring.
+/// round, so each word shows whether it has arrived, in whatever order the words of a slot arrive, and no writer
+/// publishes an end of the ring.
 ///
 ///   word                    writer                  reader         order
-///   words of slot t         the writer of ticket t  proxy          relaxed, after a fence that covers what the request
-///                                                                  names / acquire
+///   words of slot t         the writer of ticket t  proxy          relaxed, after a fence that covers the memory the
+///                                                                  request names / acquire
 ///   counts.consumed         proxy                   writers        release / acquire: slots below it may be written
-///                                                                  again, and what they named has been read
+///                                                                  again, and the memory that they named has been read
 ///   counts.completed        proxy                   writers        release / acquire: requests below it are complete
-///                                                                  at their targets; moves on at a kQuiet
+///                                                                  at their targets; advances at a kQuiet
 ///   counts.lost             proxy                   writers        release / acquire: requests that will never be
 ///                                                                  complete, because their peer is lost
 ///   counts.failed           proxy, once             writers        release / acquire: no request is taken any more
 ///   counts.broken           writers                 proxy          release / acquire: a ticket was taken for a request
 ///                                                                  that will not be written
-///   replies[r]              proxy                   who asked      release / acquire, each word with its ticket
+///   replies[r]              proxy                   the asker      release / acquire, each word with its ticket
 ///   state.head              writers                 writers        relaxed add
 ///   state.known_consumed    writers                 writers        release maximum / acquire, or relaxed before a
-///                                                                  fence: what was seen of `consumed` last
+///                                                                  fence: last seen value of `consumed`
 ///   state.known_lost        writers                 writers        acquire swap
 ///   state.reply_head        writers                 writers        relaxed add
-///   state.reply_turns[r]    who takes the place,    next one       acquire to take it, by exchange / release to give
-///                           and gives it back                      it back; relaxed where all that was read there
-///                                                                  were the reply's words, by acquires
+///   state.reply_turns[r]    owner of the place:     next owner     acquire to take it, by exchange / release to give
+///                           takes and gives back                   it back; relaxed if only the reply's words were
+///                                                                  read there, by acquires
 
 #include <cstddef>
 #include <cstdint>
@@ -41,37 +41,37 @@ namespace ferry::device {
 enum class RequestOp : std::uint8_t {
   kPut = 1,       ///< copy num_bytes from local_offset to remote_offset
   kPutValue,      ///< store the 8 bytes of `value` at remote_offset
-  kSignalSet,     ///< the same, after all that was asked of that peer before has arrived
-  kSignalAdd,     ///< add `value` to the word at remote_offset, after all that was asked before
+  kSignalSet,     ///< the same, after all earlier requests to that peer have arrived
+  kSignalAdd,     ///< add `value` to the word at remote_offset, after all earlier requests to that peer
   kPutSignalSet,  ///< kPut, then kSignalSet at signal_offset
   kPutSignalAdd,
   kPutValueSignalSet,  ///< kPutValue of `operand`, then kSignalSet of `value` at signal_offset
   kPutValueSignalAdd,
   kGet,          ///< copy num_bytes from the peer's remote_offset to local_offset; see kAnsweredBytes
-  kFetchAdd,     ///< add `value` at remote_offset; the reply is what was there
-  kCompareSwap,  ///< store `value` at remote_offset if `operand` is there; the reply is what was there
-  kFence,        ///< what follows for this peer arrives after what came before
-  kQuiet,        ///< complete what came before soon: somebody waits for it
+  kFetchAdd,     ///< add `value` at remote_offset; the reply is the previous value
+  kCompareSwap,  ///< store `value` at remote_offset if `operand` is there; the reply is the previous value
+  kFence,        ///< later requests to this peer arrive after earlier ones
+  kQuiet,        ///< complete earlier requests soon: a thread waits for it
 };
 inline constexpr std::uint8_t kLastRequestOp = static_cast<std::uint8_t>(RequestOp::kQuiet);
 
-/// The reply to a kGet of at most so many bytes to staging memory has them, the first one lowest, so that whoever waits
-/// for them need not look there too.
+/// Largest kGet to staging memory whose reply contains the bytes, the first byte lowest, so that the waiting thread
+/// need not read the staging memory too.
 inline constexpr std::uint64_t kAnsweredBytes = sizeof(std::uint64_t);
 
-/// Whether it is a put and its signal.
+/// Whether the request is a put and its signal.
 FERRY_HOST_DEVICE inline bool has_signal(RequestOp op) {
   return op >= RequestOp::kPutSignalSet && op <= RequestOp::kPutValueSignalAdd;
 }
 
-/// Of kFence.
+/// `peer` of a kFence for all ranks.
 inline constexpr std::uint32_t kEveryPeer = 0xFFFF;
 
-/// Offsets are in symmetric memory, those of the local bytes also in the staging memory behind it.
+/// Offsets are in symmetric memory; local_offset may also be in the staging memory behind it.
 struct Request {
   RequestOp op = RequestOp::kQuiet;
   std::uint32_t peer = 0;    ///< rank
-  bool wants_reply = false;  ///< kGet; the other two that have one always do
+  bool wants_reply = false;  ///< for kGet; kFetchAdd and kCompareSwap always get a reply
   std::uint32_t reply = 0;   ///< lower half of the reply's ticket
   std::uint64_t local_offset = 0;
   std::uint64_t remote_offset = 0;
@@ -90,7 +90,7 @@ FERRY_HOST_DEVICE inline std::uint64_t lap_bit(std::uint64_t ticket, std::uint64
 }
 
 namespace request_bits {
-// Word 0: op, peer, the top bits of value and operand, whose other 63 are in words of their own, and the reply.
+// Word 0: op, peer, the top bits of value and operand (their lower 63 bits are in words of their own), and the reply.
 inline constexpr unsigned kPeer = 8;
 inline constexpr unsigned kValueTop = 24;
 inline constexpr unsigned kOperandTop = 25;
@@ -124,7 +124,7 @@ FERRY_HOST_DEVICE inline std::uint64_t request_word(const Request& request, std:
   }
 }
 
-/// What the words of a slot say, whatever they are. The ticket is for the caller to compare.
+/// Decodes the words of a slot, whatever they are. The caller compares the ticket.
 inline Request request_of(const std::uint64_t (&words)[kRequestWords]) {
   using namespace request_bits;
   constexpr std::uint64_t kRest = kLapBit - 1;
@@ -143,8 +143,8 @@ inline Request request_of(const std::uint64_t (&words)[kRequestWords]) {
   return request;
 }
 
-/// Written by the proxy but for the last, in pinned host memory, initially zero. In lines of their own: writers poll
-/// them over PCIe.
+/// Written by the proxy except for the last word, in pinned host memory, initially zero. On separate cache lines:
+/// writers poll them over PCIe.
 struct alignas(128) RequestCounts {
   std::uint64_t consumed;
   std::uint64_t completed;
@@ -153,11 +153,11 @@ struct alignas(128) RequestCounts {
   alignas(128) std::uint64_t broken;
 };
 
-/// What a kernel waits for when it has asked for a value: two words, each with the lower half of the reply's ticket
-/// plus one in its upper half, and with half of the value. In pinned host memory, initially zero.
+/// Answer to a kernel that asked for a value: two words, each with the lower half of the reply's ticket plus one in its
+/// upper half, and one half of the value in its lower half. In pinned host memory, initially zero.
 struct alignas(32) RequestReply {
   std::uint64_t words[2];
-  /// The lower half of the ticket plus one: there will be no answer, since the peer is lost. With kStagingInUse where
+  /// Lower half of the ticket plus one if there will be no answer, because the peer is lost. With kStagingInUse while
   /// the network may still write the staging memory of the reply.
   std::uint64_t lost;
 };
@@ -169,20 +169,20 @@ FERRY_HOST_DEVICE inline std::uint64_t reply_word(std::uint32_t reply, std::uint
   return std::uint64_t{reply + 1U} << 32 | (half & 0xFFFFFFFFU);
 }
 
-/// Of the writers alone, in their memory (a GPU's, for kernels), initially zero.
+/// State of the writers alone, in their memory (a GPU's, for kernels), initially zero.
 struct RequestRingState {
   std::uint64_t head;  ///< tickets taken
   std::uint64_t known_consumed;
-  std::uint64_t known_lost;  ///< what was seen of `lost` last
+  std::uint64_t known_lost;  ///< last seen value of `lost`
   std::uint64_t reply_head;
   std::uint64_t reply_turns[kNumReplies];  ///< see reply_turn
 };
 
-/// The word of a place for a reply: how often it was used before, and whether it is used now.
+/// Word of a place for a reply: how often the place was used before, and whether it is in use.
 namespace reply_turn {
 inline constexpr std::uint64_t kTaken = 1;
-inline constexpr std::uint64_t kLeft = 2;  ///< by one who no longer waits for the answer, which has yet to come
-inline constexpr unsigned kLap = 2;        ///< the number is above this bit
+inline constexpr std::uint64_t kLeft = 2;  ///< its owner no longer waits, and the answer is still outstanding
+inline constexpr unsigned kLap = 2;        ///< the number of uses is above this bit
 }  // namespace reply_turn
 
 /// A ring as its writers see it.
@@ -192,7 +192,7 @@ struct RequestRing {
   RequestCounts* counts = nullptr;
   RequestReply* replies = nullptr;  ///< [kNumReplies]
   RequestRingState* state = nullptr;
-  /// Memory for bytes that the network does not reach where they are: slot_bytes for each slot, then as many for each
+  /// Memory for bytes that the network cannot reach where they are: slot_bytes for each slot, then slot_bytes for each
   /// reply. Requests name it by offsets from staging_offset on.
   std::byte* staging = nullptr;
   std::uint64_t staging_offset = 0;

@@ -1,7 +1,7 @@
 #ifndef FERRY_DEVICE_REQUEST_RING_HPP
 #define FERRY_DEVICE_REQUEST_RING_HPP
 
-/// The writers' end of a ring of requests (request.hpp). Nothing here waits. `Memory` says how words are reached:
+/// Writers' end of a ring of requests (request.hpp). Nothing here waits. `Memory` is the access to words:
 /// device::GpuMemory in kernels, threads of the host in tests.
 
 #include "ferry/device/request.hpp"
@@ -13,10 +13,11 @@ class RequestWriter {
  public:
   FERRY_DEVICE explicit RequestWriter(const RequestRing& ring) : ring_(ring) {}
 
-  /// The next request is this caller's, who must write it: the proxy takes requests in order.
+  /// Takes the next ticket. The caller must write its request: the proxy takes requests in order.
   FERRY_DEVICE std::uint64_t take_ticket() const { return Memory::add_device(&ring_.state->head, 1); }
 
-  /// Whether the ticket's slot is free. A look at the proxy's count goes over PCIe, so all writers share what it said.
+  /// Whether the ticket's slot is free. Reading the proxy's count goes over PCIe, so all writers share the last value
+  /// read.
   FERRY_DEVICE bool has_room(std::uint64_t ticket) const {
     if (is_room(ticket, Memory::load_acquire_device(&ring_.state->known_consumed))) return true;
     const std::uint64_t consumed = Memory::load_acquire_system(&ring_.counts->consumed);
@@ -25,8 +26,8 @@ class RequestWriter {
     return true;
   }
 
-  /// What some writer has seen of the proxy's count, so that slots of tickets that is_room passes are free. Relaxed:
-  /// the caller makes a fence for the whole system before it writes such a slot.
+  /// Last value of the proxy's count that any writer has seen; slots of tickets that pass is_room with it are free.
+  /// Relaxed: the caller issues a fence for the whole system before it writes such a slot.
   FERRY_DEVICE std::uint64_t known_consumed() const {
     return Memory::load_relaxed_device(&ring_.state->known_consumed);
   }
@@ -34,13 +35,13 @@ class RequestWriter {
     return ticket < consumed + ring_.num_slots;
   }
 
-  /// Word `idx` of the request, whose slot is free. What the request names was written before, and a fence for the
-  /// whole system lies in between. Several threads may each write some of the words.
+  /// Writes word `idx` of a request whose slot is free. The memory that the request names was written before, with a
+  /// fence for the whole system in between. Several threads may each write some of the words.
   FERRY_DEVICE void write_word(const Request& request, std::uint64_t ticket, std::uint32_t idx) const {
     Memory::store_relaxed_system(ring_.words + ticket % ring_.num_slots * kRequestWords + idx,
                                  request_word(request, ticket, idx) | lap_bit(ticket, ring_.num_slots));
   }
-  /// All words.
+  /// Writes all words.
   FERRY_DEVICE void write(const Request& request, std::uint64_t ticket) const {
     const std::uint64_t lap = lap_bit(ticket, ring_.num_slots);
     std::uint64_t* const slot = ring_.words + ticket % ring_.num_slots * kRequestWords;
@@ -50,19 +51,19 @@ class RequestWriter {
     }
   }
 
-  /// Tickets taken so far, those of all requests that this caller knows of included.
+  /// Tickets taken so far, including those of all requests that this caller has met.
   FERRY_DEVICE std::uint64_t head() const { return Memory::load_acquire_device(&ring_.state->head); }
-  /// How many requests are complete; all before it are.
+  /// Number of complete requests; every ticket below it is complete.
   FERRY_DEVICE std::uint64_t completed() const { return Memory::load_acquire_system(&ring_.counts->completed); }
-  /// Whether requests were lost with their peers since somebody last asked.
+  /// Whether requests were lost with their peers since the last call of any thread.
   FERRY_DEVICE bool take_loss() const {
     const std::uint64_t lost = Memory::load_acquire_system(&ring_.counts->lost);
     return lost != 0 && Memory::swap_acquire_device(&ring_.state->known_lost, lost) != lost;
   }
-  /// The proxy takes no more requests, and the host knows why.
+  /// Whether the proxy takes no more requests; the host has the reason.
   FERRY_DEVICE bool has_failed() const { return Memory::load_acquire_system(&ring_.counts->failed) != 0; }
 
-  /// The staging memory of the ticket's slot, where writers see it and where it is in the network's memory.
+  /// Staging memory of the ticket's slot: its address for writers, and its offset in the network's memory.
   FERRY_DEVICE std::byte* staging(std::uint64_t ticket) const {
     return ring_.staging + ticket % ring_.num_slots * ring_.slot_bytes;
   }
@@ -70,10 +71,10 @@ class RequestWriter {
     return ring_.staging_offset + ticket % ring_.num_slots * ring_.slot_bytes;
   }
 
-  /// Where to look first for a place for a reply: elsewhere than whoever looked before.
+  /// Index at which to look first for a reply's place, different for each caller.
   FERRY_DEVICE std::uint64_t next_place() const { return Memory::add_device(&ring_.state->reply_head, 1); }
-  /// Takes the place at this index, modulo their number, if it is free. `reply` is then this caller's until one of the
-  /// next two.
+  /// Takes the place at this index, modulo their number, if it is free. `reply` is then this caller's until give_reply,
+  /// give_found_reply or leave_reply.
   FERRY_DEVICE bool try_take_reply(std::uint64_t place, std::uint64_t& reply) const {
     place %= kNumReplies;
     std::uint64_t* const turn = &ring_.state->reply_turns[place];
@@ -88,31 +89,31 @@ class RequestWriter {
     reply = lap * kNumReplies + place;
     return Memory::compare_swap_device(turn, seen, lap << reply_turn::kLap | reply_turn::kTaken) == seen;
   }
-  /// The same for the first place that a caller tries, in one step; of others it does not find out whether those who
-  /// left them have been answered.
+  /// try_take_reply in one step, for the first place that a caller tries; it does not check whether the answer to a
+  /// place that was left has arrived.
   FERRY_DEVICE bool try_take_free_reply(std::uint64_t place, std::uint64_t& reply) const {
     place %= kNumReplies;
     const std::uint64_t seen = Memory::or_acquire_device(&ring_.state->reply_turns[place], reply_turn::kTaken);
     reply = (seen >> reply_turn::kLap) * kNumReplies + place;
     return (seen & reply_turn::kTaken) == 0;
   }
-  /// It was read, or nothing will write it.
+  /// Frees a place whose reply was read or will never be written.
   FERRY_DEVICE void give_reply(std::uint64_t reply) const {
     Memory::store_release_device(&ring_.state->reply_turns[reply % kNumReplies], (reply / kNumReplies + 1)
                                                                                      << reply_turn::kLap);
   }
-  /// The same for one that has_reply has found, and of whose staging memory nothing was read: that look was an acquire,
-  /// so none of what the next owner causes can be seen by it.
+  /// give_reply for a reply that has_reply has found, and whose staging memory was not read: that look was an acquire,
+  /// so it cannot see any effect of the next owner.
   FERRY_DEVICE void give_found_reply(std::uint64_t reply) const {
     Memory::store_relaxed_device(&ring_.state->reply_turns[reply % kNumReplies], (reply / kNumReplies + 1)
                                                                                      << reply_turn::kLap);
   }
-  /// Nobody waits for it any more, but it may still come: the place is free when it has, or once it is over.
+  /// Abandons a reply that may still arrive: the place is free once it has, or once it is over.
   FERRY_DEVICE void leave_reply(std::uint64_t reply) const {
     Memory::store_release_device(&ring_.state->reply_turns[reply % kNumReplies],
                                  reply / kNumReplies << reply_turn::kLap | reply_turn::kTaken | reply_turn::kLeft);
   }
-  /// Whether the reply has come, and then its value.
+  /// Whether the reply has arrived, and its value if so.
   FERRY_DEVICE bool has_reply(std::uint64_t reply, std::uint64_t& value) const {
     const RequestReply& answer = ring_.replies[reply % kNumReplies];
     std::uint64_t low = 0;
@@ -123,7 +124,7 @@ class RequestWriter {
     value = high << 32 | (low & 0xFFFFFFFFU);
     return true;
   }
-  /// Whether the reply will never come, because the peer is lost.
+  /// Whether the reply will never arrive, because the peer is lost.
   FERRY_DEVICE bool is_lost(std::uint64_t reply) const {
     return (loss_of(reply) & ~kStagingInUse) == reply_word(static_cast<std::uint32_t>(reply), 0) >> 32;
   }

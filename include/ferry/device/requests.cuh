@@ -1,7 +1,7 @@
 #ifndef FERRY_DEVICE_REQUESTS_CUH
 #define FERRY_DEVICE_REQUESTS_CUH
 
-/// What the members of a scope ask the proxy for: puts, gets, signals and quiet. Not inlined either, see ask.cuh.
+/// Requests by the members of a scope to the proxy: puts, gets, signals and quiet. Not inlined, see ask.cuh.
 
 #include "ferry/device/ask.cuh"
 #include "ferry/device/checks.cuh"
@@ -10,7 +10,7 @@
 
 namespace ferry::device {
 
-/// One chunk of a put, by way of the staging memory of its slot. All members of a thread or warp.
+/// One chunk of a put, through the staging memory of its slot. All members of a thread or warp.
 template <Scope kScope>
 __device__ inline Code put_staged_chunk(const World& world, Request request, const std::byte* source) {
   static_assert(kScope != Scope::kBlock);
@@ -36,7 +36,7 @@ __device__ inline Code put_staged_chunk(const World& world, Request request, con
   return Code::kOk;
 }
 
-/// One chunk of a get, by way of the staging memory of its reply.
+/// One chunk of a get, through the staging memory of its reply.
 template <Scope kScope>
 __device__ inline Code get_staged_chunk(const World& world, Request request, std::byte* dest) {
   static_assert(kScope != Scope::kBlock);
@@ -61,8 +61,8 @@ __device__ inline Code get_staged_chunk(const World& world, Request request, std
   return Code::kOk;
 }
 
-/// Calls `move(request, offset)` for each chunk of at most slot_bytes of a copy; a block's warps share them. The signal
-/// of a put is that of its last chunk. All members.
+/// Calls `move(request, offset)` for each chunk of at most slot_bytes of a copy; a block's warps share the chunks. The
+/// last chunk carries the signal of a put. All members.
 template <Scope kScope, typename Move>
 __device__ inline Code move_chunks(const World& world, const Request& whole, Move move) {
   const std::uint64_t chunk_bytes = world.ring.slot_bytes;
@@ -71,7 +71,7 @@ __device__ inline Code move_chunks(const World& world, const Request& whole, Mov
   if constexpr (kScope == Scope::kBlock) {
     const unsigned num_warps = Members<kScope>::count() / kLanes;
     const unsigned warp = Members<kScope>::idx() / kLanes;
-    if (warp >= num_warps) return Code::kOk;  // lanes of a warp that is not whole
+    if (warp >= num_warps) return Code::kOk;  // lanes of an incomplete warp
     first = warp * chunk_bytes;
     step = num_warps * chunk_bytes;
   }
@@ -134,7 +134,7 @@ __device__ __noinline__ inline Code get_staged(const World& world, const Request
   return Members<kScope>::agree(code);
 }
 
-/// A get of no more bytes than an answer carries. All members.
+/// A get small enough that the answer carries its bytes. All members.
 template <Scope kScope>
 __device__ inline Code get_by_answer(const World& world, const Request& request, std::byte* dest) {
   Members<kScope>::meet();
@@ -171,7 +171,7 @@ __device__ inline Request put_request(const World& world, int rank, const void* 
   return request;
 }
 
-/// The same, and its signal.
+/// A put to a rank of another node, and its signal.
 __device__ inline Request put_signal_request(const World& world, int rank, const void* dest, std::uint64_t num_bytes,
                                              const std::uint64_t* word, std::uint64_t value, SignalOp op) {
   Request request = put_request(world, rank, dest, num_bytes);
@@ -181,7 +181,7 @@ __device__ inline Request put_signal_request(const World& world, int rank, const
   return request;
 }
 
-/// A signal that the proxy makes, after what it was asked for before too. One thread.
+/// A signal by the proxy, ordered after all earlier requests. One thread.
 __device__ __noinline__ inline Code signal_by_request(const World& world, int rank, const std::uint64_t* word,
                                                       std::uint64_t value, SignalOp op) {
   Request request;
@@ -192,7 +192,7 @@ __device__ __noinline__ inline Code signal_by_request(const World& world, int ra
   return post(world, request);
 }
 
-/// Has the bytes of a put, which are a word, travel in its request.
+/// Moves the bytes of a put, which are one word, into its request.
 __device__ inline void take_word(Request& put, std::uint64_t word) {
   if (has_signal(put.op)) {
     put.op = put.op == RequestOp::kPutSignalSet ? RequestOp::kPutValueSignalSet : RequestOp::kPutValueSignalAdd;
@@ -203,18 +203,18 @@ __device__ inline void take_word(Request& put, std::uint64_t word) {
   }
 }
 
-/// Turns a put and its signal, of which the bytes have been asked for, into the signal.
+/// Turns a put with a signal, whose bytes were requested separately, into the signal alone.
 __device__ inline void keep_signal(Request& put, RequestOp op) {
   put.op = op == RequestOp::kPutSignalSet ? RequestOp::kSignalSet : RequestOp::kSignalAdd;
   put.remote_offset = put.signal_offset;
 }
 
-/// Asks for a put_request or put_signal_request, from `source`. `direct`: the source may be read until a quiet.
+/// Requests a put_request or put_signal_request, from `source`. `direct`: the source may be read until a quiet.
 template <Scope kScope>
 __device__ __noinline__ inline Code put_by_request(const World& world, Request& put, const void* source, bool direct) {
   const auto addresses = reinterpret_cast<std::uintptr_t>(source) | put.remote_offset;
   if (put.num_bytes == sizeof(std::uint64_t) && addresses % sizeof(std::uint64_t) == 0) {
-    Members<kScope>::meet();  // any of them may have written it
+    Members<kScope>::meet();  // any member may have written it
     take_word(put, *static_cast<const std::uint64_t*>(source));
     return ask<kScope>(world, put);
   }
@@ -227,7 +227,7 @@ __device__ __noinline__ inline Code put_by_request(const World& world, Request& 
   if (is_apart) put.op = RequestOp::kPut;
   Code code = put_staged<kScope>(world, put, static_cast<const std::byte*>(source));
   if (!is_apart || code != Code::kOk) return code;
-  // All members have met: the request of one is behind those of all warps.
+  // All members have met: the leader's request follows those of all warps.
   keep_signal(put, op);
   if (is_leader<kScope>()) code = post(world, put);
   return Members<kScope>::agree(code);
@@ -258,7 +258,7 @@ __device__ __noinline__ inline Code get_by_request(const World& world, int rank,
   return Members<kScope>::agree(code);
 }
 
-/// Waits until the proxy has completed all that was asked for before. One thread.
+/// Waits until the proxy has completed all earlier requests. One thread.
 __device__ __noinline__ inline Code quiet_of_requests(const World& world) {
   Request request;
   request.op = RequestOp::kQuiet;

@@ -1,7 +1,7 @@
 #ifndef FERRY_DEVICE_SCOPE_CUH
 #define FERRY_DEVICE_SCOPE_CUH
 
-/// Threads that make a call together. All of them call it with equal arguments, and all get the same result.
+/// Threads that make a call together. All of them call with equal arguments, and all get the same result.
 
 #include "ferry/device/world.hpp"
 
@@ -23,9 +23,9 @@ template <>
 struct Members<Scope::kThread> {
   static __device__ unsigned idx() { return 0; }
   static __device__ unsigned count() { return 1; }
-  /// Orders what each has done before for what all do after.
+  /// Orders everything that each member did before against everything that all do after.
   static __device__ void meet() {}
-  /// The worst of what the members have come to; they meet.
+  /// The worst code of all members; they meet.
   static __device__ Code agree(Code code) { return code; }
 };
 

@@ -1,7 +1,7 @@
 #ifndef FERRY_DEVICE_WAIT_CUH
 #define FERRY_DEVICE_WAIT_CUH
 
-/// Waits of kernels, which end by their deadline or when the host says so, and error records.
+/// Waits of kernels, which end by their deadline or when the host stops them, and error records.
 
 #include <cstdint>
 
@@ -10,7 +10,7 @@
 
 namespace ferry::device {
 
-/// What an error record is about.
+/// Contents of an error record.
 struct Failure {
   Call call = Call::kPut;
   int rank = -1;
@@ -22,7 +22,7 @@ struct Failure {
   std::uint64_t timeout_ns = 0;
 };
 
-/// Records the error unless the host has still to read an earlier one. Returns `code`.
+/// Records the error unless an earlier one is still unread by the host. Returns `code`.
 __device__ __noinline__ inline Code fail(const World& world, Code code, const Failure& failure) {
   ErrorRecord& record = *world.errors;
   if (GpuMemory::load_acquire_system(&record.state) != 0) return code;
@@ -44,14 +44,14 @@ __device__ __noinline__ inline Code fail(const World& world, Code code, const Fa
   return code;
 }
 
-/// Waits until `ready()`, at most `timeout_ns` from the first look at the clock on, or until the host says `heeded` or
-/// more (see stop_word). One thread.
+/// Waits until `ready()`, at most `timeout_ns` from the first look at the clock, or until the host's stop word is
+/// `heeded` or more (see stop_word). One thread.
 template <typename Ready>
 __device__ inline Code wait_for(const World& world, std::uint64_t timeout_ns, Ready ready,
                                 std::uint64_t heeded = stop_word::kRankLost) {
-  // The clock is slow to read, so what comes soon is found without it.
+  // The clock is slow to read, so a wait that ends soon does not read it.
   constexpr unsigned kSpinsPerCheck = 64;
-  // A look at the host's word goes over PCIe, longer than a poll; see how often calls of a group look.
+  // A read of the stop word goes over PCIe and takes longer than a poll; calls of a group space theirs likewise.
   constexpr unsigned kSpinsPerStopCheck = 4 * kSpinsPerCheck;
   std::uint64_t deadline_ns = 0;
   bool stopped = false;
@@ -60,10 +60,10 @@ __device__ inline Code wait_for(const World& world, std::uint64_t timeout_ns, Re
     if (stopped) return Code::kPeerLost;
     if (spin % kSpinsPerCheck != 0) continue;
     const std::uint64_t now_ns = GpuMemory::now_ns();
-    // Saturated: callers may name the longest time that there is.
+    // Saturated: callers may pass the longest time there is.
     if (deadline_ns == 0) deadline_ns = timeout_ns > ~now_ns ? ~std::uint64_t{0} : now_ns + timeout_ns;
     if (now_ns >= deadline_ns) return Code::kTimeout;
-    // What is waited for is looked at once more after it.
+    // `ready` is tested once more afterwards.
     if (spin % kSpinsPerStopCheck == 0) stopped = GpuMemory::load_acquire_system(&world.errors->stop) >= heeded;
   }
 }

@@ -8,14 +8,14 @@
 namespace ferry::cpu {
 namespace {
 
-/// Sums over the ranks above.
+/// Running sums over ranks, from rank 0 on.
 void write_rank_prefix(const CpuRouting& routing, std::size_t num_ranks, std::int32_t* out) {
   for (std::size_t at = 0; at < num_ranks * num_ranks; ++at) {
     out[at] = routing.rank_counts[at] + (at >= num_ranks ? out[at - num_ranks] : 0);
   }
 }
 
-/// One pass over this rank's tokens.
+/// Fills the tables of sent tokens in one pass over this rank's tokens.
 void write_sent(const ChannelTablesCall& call, const CpuRouting& routing, std::size_t num_ranks) {
   const auto num_channels = to_size(call.num_channels);
   const std::int64_t per_channel = plan::tokens_per_channel(routing.num_tokens, call.num_channels);
@@ -39,7 +39,7 @@ void write_sent(const ChannelTablesCall& call, const CpuRouting& routing, std::s
   }
 }
 
-/// One pass over the received rows, which ascend by source rank and token.
+/// Fills the tables of received rows in one pass over them; they ascend by source rank and token.
 void write_received(const ChannelTablesCall& call, const CpuRouting& routing, std::size_t num_ranks) {
   const auto num_channels = to_size(call.num_channels);
   std::size_t row = 0;

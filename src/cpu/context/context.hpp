@@ -9,7 +9,7 @@
 
 namespace ferry::cpu {
 
-/// What a call uses of its backend.
+/// Parts of the backend that a call uses.
 struct Context {
   call::CallSync& sync;
   Staging& staging;

@@ -13,8 +13,8 @@ void copy_ids(const RouteCall& call, std::int64_t num_counted, std::vector<std::
   std::copy(from, from + num_counted * call.num_topk, ids.begin());
 }
 
-/// What tokens pick, by the remainder of token index + rank: a lookup for each entry in place of a division. Only as
-/// far as it takes few entries.
+/// Homes that tokens pick, by the remainder of token index + rank, so that a lookup replaces a division per entry.
+/// Absent if the table would have more than `most_entries`.
 class PickRounds {
  public:
   PickRounds(const plan::HomeTable& homes, std::size_t most_entries) : width_(homes.ranges.size() + 1) {
@@ -24,7 +24,7 @@ class PickRounds {
     }
     picks_.reserve(num_rounds_ * width_);
     for (std::size_t round = 0; round < num_rounds_; ++round) {
-      picks_.push_back(-1);  // of no expert
+      picks_.push_back(-1);  // no expert
       for (std::size_t logical = 0; logical + 1 < width_; ++logical) {
         picks_.push_back(homes.pick(logical, static_cast<std::int64_t>(round), 0));
       }
@@ -33,7 +33,7 @@ class PickRounds {
 
   bool present() const { return !picks_.empty(); }
   std::size_t num_rounds() const { return num_rounds_; }
-  /// To be indexed by ids from -1 on.
+  /// Row of the table, to be indexed by ids from -1 on.
   const std::int32_t* round(std::size_t number) const { return picks_.data() + number * width_ + 1; }
 
  private:
@@ -42,13 +42,13 @@ class PickRounds {
   std::vector<std::int32_t> picks_;
 };
 
-/// The same, with the homes that the tokens pick.
+/// Copies the ids as the homes that the tokens pick.
 template <typename Id>
 void pick_ids(const RouteCall& call, const plan::HomeTable& homes, int my_rank, std::int64_t num_counted,
               std::vector<std::int64_t>& ids_out) {
-  /// Half of a core's first cache.
+  /// Half of a core's first-level cache.
   constexpr std::size_t kMostEntries = 4096;
-  /// Entries of a batch for each one of the table, so that it pays.
+  /// Minimum ratio of the batch's entries to the table's, so that the table pays off.
   constexpr std::size_t kLeastShare = 4;
   const auto* from = static_cast<const Id*>(call.topk_idx.data);
   const auto num_topk = static_cast<std::size_t>(call.num_topk);
@@ -81,7 +81,7 @@ void add_counts(const TensorView& counter, std::size_t num, IndexOf index_of, Co
     if (counter.dtype == DType::kInt64) {
       static_cast<std::int64_t*>(counter.data)[index] += count_of(i);
     } else {
-      // Unsigned, so that it wraps.
+      // Unsigned, so that overflow wraps.
       static_cast<std::uint32_t*>(counter.data)[index] += static_cast<std::uint32_t>(count_of(i));
     }
   }

@@ -6,8 +6,8 @@
 
 namespace ferry::cpu {
 
-/// A dispatch or combine on this rank: `Operation` prepares its part of the descriptor, all ranks agree, and it runs. A
-/// call that this rank's own checks refused takes part in the agreement only.
+/// Runs a dispatch or combine on this rank: `Operation` prepares its part of the descriptor, all ranks agree, and it
+/// runs. A call that this rank's own checks refused takes part in the agreement only.
 template <typename Operation, typename Call>
 Status run_call(const Call& call, const Context& context) {
   if (!context.sync.broken().ok()) return context.sync.broken();

@@ -1,8 +1,8 @@
 #ifndef FERRY_CPU_CONTEXT_SPARE_TABLES_HPP
 #define FERRY_CPU_CONTEXT_SPARE_TABLES_HPP
 
-/// The large tables of Routings that are gone, kept for the next ones: in fresh memory page faults are a third of a
-/// route's time.
+/// Large tables of destroyed Routings, kept for the next ones: page faults in fresh memory are a third of a route's
+/// time.
 
 #include <cstddef>
 #include <cstdint>
@@ -16,15 +16,15 @@
 
 namespace ferry::cpu {
 
-/// With whatever they hold.
+/// Tables with arbitrary contents.
 struct LargeTables {
   std::vector<std::int64_t> ids;           ///< [T, K]
   std::vector<float> weights;              ///< [T, K] or empty
-  plan::TokenPlan tokens;                  ///< where this rank's entries go
+  plan::TokenPlan tokens;                  ///< destinations of this rank's entries
   std::vector<std::int32_t> source_table;  ///< [num_used_rows, 2] source rank and token, -1 in rows without a token
 };
 
-/// Outlives its group with the group's Routings, which may end on any thread.
+/// Outlives its group together with the group's Routings, which may be destroyed on any thread.
 class SpareTables {
  public:
   LargeTables take() {
@@ -38,16 +38,16 @@ class SpareTables {
     const std::lock_guard lock(mutex_);
     if (spare_.size() < kMaxSpare) spare_.push_back(std::move(tables));
   } catch (const std::bad_alloc&) {
-    // They are freed.
+    // Surplus tables are freed.
   }
-  /// Gives the memory back.
+  /// Returns the memory to the system.
   void clear() {
     const std::lock_guard lock(mutex_);
     spare_.clear();
   }
 
  private:
-  /// A program makes the next Routing before or after it drops the last one.
+  /// Two, because a program makes the next Routing before or after it drops the last one.
   static constexpr std::size_t kMaxSpare = 2;
   std::mutex mutex_;
   std::vector<LargeTables> spare_;  // guarded by mutex_

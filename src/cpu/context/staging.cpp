@@ -6,7 +6,7 @@ namespace ferry::cpu {
 
 Result<std::byte*> Staging::ensure(Block& block, std::size_t bytes) {
   if (block.size_bytes >= bytes) return block.data;
-  // Free the old block first: no peer reads it any more, and both may not fit.
+  // Free the old block first: no peer reads it any more, and there may not be room for both.
   free(block);
   Result<std::byte*> grown = arena_->take(bytes);
   if (grown.ok()) block = Block{*grown, bytes};
@@ -51,7 +51,7 @@ Result<std::byte*> Staging::quantized(std::size_t bytes) { return ensure(quantiz
 
 Status Staging::check_room_for_rows(std::size_t bytes) {
   if (bytes <= rows_.size_bytes || bytes <= arena_->largest_free_bytes()) return {};
-  // Between calls no peer reads the block, and freeing it may make a large enough range.
+  // Between calls no peer reads the block, and freeing it may make a range large enough.
   free(rows_);
   const std::size_t free_bytes = arena_->largest_free_bytes();
   if (bytes <= free_bytes) return {};

@@ -1,12 +1,12 @@
 #ifndef FERRY_CPU_CONTEXT_STAGING_HPP
 #define FERRY_CPU_CONTEXT_STAGING_HPP
 
-/// Memory of the arena that the backend itself uses: kept from call to call, grown when a call needs more.
+/// Arena memory that the backend itself uses: kept from call to call, grown when a call needs more.
 ///
 /// Route tables alternate between two blocks by route, because a peer may still read the tables of a route that this
 /// rank has finished; it cannot be two routes behind. For the same reason nothing is freed when a rank leaves: the
 /// memory is freed with the arena's last mapping, and peers keep theirs. Records, rows and quantised rows have a block
-/// each: every dispatch and combine ends with all ranks done.
+/// each, because every dispatch and combine ends only when all ranks are done.
 
 #include <array>
 #include <cstddef>
@@ -25,21 +25,21 @@ class Staging {
 
   /// Memory for the next route's tables.
   Result<std::byte*> route_tables(std::size_t bytes);
-  /// Memory for the forward tables of the route that took route_tables() last; they alternate with those.
+  /// Memory for the forward tables of the route that took route_tables() last; they alternate too.
   Result<std::byte*> forward_tables(std::size_t bytes);
   /// Memory for the token records or returned weights of one call.
   Result<std::byte*> records(std::size_t bytes);
   /// Memory for the payload rows of one call.
   Result<std::byte*> rows(std::size_t bytes);
-  /// Memory for the rows that one dispatch quantises, and their scales.
+  /// Memory for the rows that a dispatch quantises, and their scales.
   Result<std::byte*> quantized(std::size_t bytes);
-  /// Make sure that rows(bytes) will find room if nothing is allocated in between. (The machine may still be out of
+  /// Ensures that rows(bytes) will find room if nothing is allocated in between. (The machine may still run out of
   /// memory.)
   Status check_room_for_rows(std::size_t bytes);
-  /// All ranks have finished the latest route: a later call of theirs has begun.
+  /// Call when all ranks have finished the latest route: they have begun a later call.
   void route_is_over() { tables_are_read_ = false; }
-  /// Frees what no peer can still use. Between calls: then only the latest route's tables can be read, until
-  /// route_is_over().
+  /// Frees memory that no peer can still use. Call between calls: then peers can read only the latest route's tables,
+  /// and only until route_is_over().
   void trim();
   /// Arena memory held now.
   std::size_t held_bytes() const;
@@ -56,7 +56,7 @@ class Staging {
   std::array<Block, 2> tables_;
   std::array<Block, 2> forward_tables_;
   std::size_t next_tables_ = 0;
-  bool tables_are_read_ = false;  // perhaps those of the latest route, by peers that have not finished it
+  bool tables_are_read_ = false;  // peers that have not finished the latest route may read its tables
   Block records_;
   Block rows_;
   Block quantized_;

@@ -7,10 +7,10 @@
 #include "cpu/context/context.hpp"
 #include "cpu/context/routing.hpp"
 
-/// The three calls between ranks of several nodes.
+/// Route, dispatch and combine between ranks of several nodes.
 namespace ferry::cpu::internode {
 
-/// Fills `routing`, a new one.
+/// Fills `routing`, which must be new.
 Status route(const RouteCall& call, const Context& context, CpuRouting& routing);
 Status dispatch(const DispatchCall& call, const Context& context);
 Status combine(const CombineCall& call, const Context& context);

@@ -13,9 +13,9 @@
 #include "cpu/rows/rank_sums.hpp"
 #include "cpu/rows/row_sum.hpp"
 
-/// Combine over several nodes. A forwarder sums the rows that its node has for each token of its rail peers, and sends
-/// one row per token back; a source sums its own node's rows, and then biases and nodes in ascending order. Weights of
-/// a weighted sum go to the forwarders first.
+/// Combine over several nodes. A forwarder sums its node's rows for each token of its rail peers and sends one row per
+/// token back; a source sums its own node's rows, and then biases and nodes in ascending order. Weights of a weighted
+/// sum are sent to the forwarders first.
 
 namespace ferry::cpu::internode {
 namespace {
@@ -25,7 +25,7 @@ using node::Phase;
 using plan::Destination;
 using plan::ForwardTable;
 
-/// Weights are sent in multiples of this, as rows are.
+/// Weights are sent in multiples of this, like rows.
 constexpr auto kAlignmentBytes = static_cast<std::size_t>(kRowGranuleBytes);
 
 class Combiner {
@@ -52,10 +52,10 @@ class Combiner {
   Status find_senders();
   Status exchange_topk_weights();
   Status exchange_sums(const ItemSlice& slice);
-  /// Sum of this node's rows of an item; `topk_weights` [K] if the sum is weighted.
+  /// Sums this node's rows of an item; `topk_weights` [K] if the sum is weighted.
   void sum_item(std::span<const Destination> destinations, const float* topk_weights, const ItemSlice& slice,
                 std::byte* to);
-  /// The item's returned weights, summed over this node's rows.
+  /// Sums the item's returned weights over this node's rows.
   void sum_item_weights(std::span<const Destination> destinations, std::byte* to);
   bool send_sums(const ItemSlice& slice, int node);
   bool finish_tokens(const ItemSlice& slice);
@@ -69,18 +69,18 @@ class Combiner {
   rail::Rails& rails_;
   const Topology& topology_;
   const CpuRouting& routing_;
-  std::size_t entries_bytes_;         // bytes of K floats as they are sent
+  std::size_t entries_bytes_;         // bytes of K floats in a message
   std::vector<CombineRows> senders_;  // by index in the node
   RowSumFunction sum_row_;
   RankSums rank_sums_;
-  std::vector<std::vector<float>> topk_weights_;  // by node: [items, entries_bytes_ / 4] of the sources there
-  std::vector<std::byte> own_sum_;                // of the token being finished
+  std::vector<std::vector<float>> topk_weights_;  // by node: [items, entries_bytes_ / 4] weights of the sources there
+  std::vector<std::byte> own_sum_;                // sum of this node's rows for the token being finished
   std::vector<float> entries_;                    // scratch of an item's returned weights
-  std::vector<float> node_weights_;               // what a node returns for the token being finished
+  std::vector<float> node_weights_;               // weights that a node returned for the token being finished
   std::vector<const std::byte*> rows_;            // scratch of a sum
   std::vector<float> weights_;
   std::int64_t next_token_ = 0;
-  std::vector<std::int64_t> next_item_;  // by node: of its table, the first that is not finished
+  std::vector<std::int64_t> next_item_;  // by node: first unfinished item of its table
 };
 
 Status Combiner::prepare(CallDescriptor& descriptor) {
@@ -162,7 +162,7 @@ void Combiner::sum_item_weights(std::span<const Destination> destinations, std::
   std::memcpy(to, entries_.data(), entries_bytes_);
 }
 
-/// Sums and sends one chunk of the node's rows to `node`, if there is room and something is left.
+/// Sums and sends one chunk of the node's rows to `node`, if there is room and anything is left to send.
 bool Combiner::send_sums(const ItemSlice& slice, int node) {
   rail::Ring& ring = rails_.ring(node);
   const rail::Ring::Batch batch = ring.reserve();
@@ -177,7 +177,7 @@ bool Combiner::send_sums(const ItemSlice& slice, int node) {
           call_.weighted ? topk_weights_[to_size(node)].data() + to_size(item) * floats_per_item : nullptr;
       sum_item(destinations, weights, slice, to);
     }
-    // A slice holds all of them or none: see run().
+    // A slice holds all of the weights or none: see run().
     if (slice.record_bytes() > 0) sum_item_weights(destinations, to + slice.row_bytes());
   }
   ring.commit(batch);
@@ -193,7 +193,7 @@ void Combiner::add_token_weights(std::span<const Destination> destinations, cons
   }
 }
 
-/// Sums the next token if all nodes' rows of it have arrived. False: they have not, or there are no more tokens.
+/// Sums the next token if the rows of all nodes for it have arrived. False: they have not, or there are no more tokens.
 bool Combiner::finish_token(const ItemSlice& slice) {
   if (next_token_ == routing_.num_tokens) return false;
   const auto has_next = [this](int node) {
@@ -240,7 +240,7 @@ bool Combiner::finish_token(const ItemSlice& slice) {
   for (int node = 0; node < topology_.num_nodes(); ++node) {
     if (!has_next(node)) continue;
     if (node != my_node()) rails_.ring(node).release(1);
-    // Last: has_next reads it.
+    // Advance last: has_next reads next_item_.
     ++next_item_[to_size(node)];
   }
   ++next_token_;
@@ -248,7 +248,7 @@ bool Combiner::finish_token(const ItemSlice& slice) {
 }
 
 bool Combiner::finish_tokens(const ItemSlice& slice) {
-  // At most about a chunk or two at a time, so that forwarding other ranks' sums continues.
+  // About a chunk or two at a time, so that the forwarding of other ranks' sums continues.
   constexpr int kTokensAtATime = 16;
   int num_finished = 0;
   while (num_finished < kTokensAtATime && finish_token(slice)) ++num_finished;
@@ -292,7 +292,7 @@ Status Combiner::run() {
       if (Status status = exchange_sums(ItemSlice::of(row_bytes, 0, begin, capacity)); !status.ok()) return status;
     }
     if (record_bytes > 0) {
-      // The weights in a slice of their own, so that no slice holds only a part of them.
+      // Send the weights in a separate slice, so that no slice holds only a part of them.
       ItemSlice slice;
       slice.row_begin = slice.row_end = row_bytes;
       slice.record_end = record_bytes;

@@ -12,13 +12,13 @@
 #include "cpu/rows/row_copy.hpp"
 #include "cpu/rows/token_records.hpp"
 
-/// Dispatch over several nodes. A rank does four things at once: it packs its tokens for other nodes into the rings, it
-/// forwards what arrives from its rail peers to the ranks of its node, it copies its tokens for its own node, and the
-/// network moves chunks meanwhile.
+/// Dispatch over several nodes. A rank does three things at once, while the network moves chunks: it packs its tokens
+/// for other nodes into the rings, forwards arrivals from its rail peers to the ranks of its node, and copies its
+/// tokens for its own node.
 ///
 /// Rows are written directly into the receiver's output if all ranks of its node can reach it; otherwise into the
 /// receiver's arena, from which the receiver copies them at the end. Records (scales, ids, weights) are in the arena of
-/// the source, or of the forwarder, and every receiver unpacks those of its rows.
+/// the source or of the forwarder, and every receiver unpacks the records of its rows.
 
 namespace ferry::cpu::internode {
 namespace {
@@ -56,7 +56,7 @@ class Dispatcher {
   int my_node() const { return rails_.node(); }
   const ForwardTable& incoming(int node) const { return routing_.incoming[to_size(node)]; }
   const ForwardTable& outgoing(int node) const { return routing_.outgoing[to_size(node)]; }
-  /// Records in a rank's arena: of its own tokens, then of what came from each node.
+  /// Number of records in a rank's arena: those of its own tokens, then of the items from each node.
   std::int64_t num_records_of(int rank) const;
   Status find_targets();
   Status exchange(const ItemSlice& slice);
@@ -74,12 +74,12 @@ class Dispatcher {
   const Topology& topology_;
   const CpuRouting& routing_;
   std::size_t record_bytes_;
-  std::byte* records_ = nullptr;          // of this rank's tokens
-  std::vector<std::byte*> records_from_;  // by node: of the items that came from there
+  std::byte* records_ = nullptr;          // records of this rank's tokens
+  std::vector<std::byte*> records_from_;  // by node: records of the items that arrived from there
   std::vector<Target> targets_;           // by index in the node
   std::byte* staged_ = nullptr;           // receives rows for this rank if peers cannot reach its output
   CopyMode mode_ = CopyMode::kCached;
-  std::vector<std::int64_t> next_in_;  // by node: item that comes next
+  std::vector<std::int64_t> next_in_;  // by node: next item to arrive
   std::int64_t next_own_ = 0;          // item of this rank's table for its own node
 };
 
@@ -145,7 +145,7 @@ Status Dispatcher::find_targets() {
   return {};
 }
 
-/// Fills and sends one chunk to `node`, if there is room and something is left.
+/// Fills and sends one chunk to `node`, if there is room and anything is left to send.
 bool Dispatcher::pack(const ItemSlice& slice, int node) {
   rail::Ring& ring = rails_.ring(node);
   const rail::Ring::Batch batch = ring.reserve();
@@ -154,7 +154,7 @@ bool Dispatcher::pack(const ItemSlice& slice, int node) {
   std::byte* to = batch.to;
   for (std::int64_t item = batch.first; item < batch.first + batch.num_items; ++item) {
     const std::int64_t token = table.tokens[to_size(item)];
-    // Cached stores: the network reads the chunk next.
+    // Cached stores, because the network reads the chunk next.
     copy_row(to, call_.x.row(token) + slice.row_begin, slice.row_bytes(), CopyMode::kCached);
     to += slice.row_bytes();
     if (slice.record_bytes() == 0) continue;
@@ -245,8 +245,8 @@ Status Dispatcher::receive_records() {
   std::vector<RecordSource> sources(to_size(topology_.num_ranks));
   for (int rank = 0; rank < topology_.num_ranks; ++rank) {
     if (routing_.num_rows_from_rank[to_size(rank)] == 0) continue;
-    // Records of this node's ranks are stored by token; those that crossed the network by item, in the forwarder's
-    // arena.
+    // Records of this node's ranks are stored by token; those that crossed the network are stored by item, in the
+    // forwarder's arena.
     const int forwarder = peers_.first_rank() + topology_.rail_of(rank);
     const Location& location = peers_.descriptor_of(forwarder).records;
     const auto record_bytes = static_cast<std::int64_t>(record_bytes_);

@@ -5,10 +5,10 @@
 #include "cpu/context/context.hpp"
 #include "cpu/context/routing.hpp"
 
-/// The three calls between ranks of one node, which copy rows directly into each other's memory.
+/// Route, dispatch and combine between ranks of one node, which copy rows directly into each other's memory.
 namespace ferry::cpu::intranode {
 
-/// Fills `routing`, a new one.
+/// Fills `routing`, which must be new.
 Status route(const RouteCall& call, const Context& context, CpuRouting& routing);
 Status dispatch(const DispatchCall& call, const Context& context);
 Status combine(const CombineCall& call, const Context& context);

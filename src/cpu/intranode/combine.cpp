@@ -28,9 +28,9 @@ class Combiner {
         sync_(context.sync),
         peers_(context.sync.peers()) {}
 
-  /// Stage what peers cannot reach; fills the descriptor's locations.
+  /// Stages rows that peers cannot reach, and fills the descriptor's locations.
   Status prepare(CallDescriptor& descriptor);
-  /// After all descriptors are in: sum, and wait until no peer reads this rank's rows any more.
+  /// Called after all descriptors are in: sums, and waits until no peer reads this rank's rows any more.
   Status run();
 
  private:
@@ -91,7 +91,7 @@ void Combiner::sum_tokens() const {
   }
 }
 
-/// sum_tokens() in the order of CombineOrder::kRankSums.
+/// sum_tokens() in CombineOrder::kRankSums.
 void Combiner::sum_rank_sums() const {
   RankSums sums(choose_row_sum(call_.x.dtype));
   const auto* weight_table = static_cast<const float*>(call_.topk_weights.data);

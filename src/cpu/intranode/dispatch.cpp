@@ -14,12 +14,12 @@
 ///
 ///   push   the source can reach the receiver's output (it is in an arena, or both are threads of one process):
 ///          x ──copy──> out.x                                        the source copies each row once
-/// pull   it cannot (an ordinary pointer in another process):
-///          x ──copy──> source's arena ──copy──> out.x               the receiver copies from what the source staged;
+///   pull   it cannot (an ordinary pointer in another process):
+///          x ──copy──> source's arena ──copy──> out.x               the receiver copies the rows staged by the source;
 ///                                                                   nothing is staged if x is in the source's arena
 ///
-/// Scales, ids and weights are packed next to each other in the source's arena before the call begins, and every
-/// receiver reads the records of its rows: they are small, and only the receiver knows its outputs' types and strides.
+/// Scales, ids and weights are packed together in the source's arena before the call begins, and every receiver reads
+/// the records of its rows: they are small, and only the receiver knows the types and strides of its outputs.
 
 namespace ferry::cpu::intranode {
 namespace {
@@ -37,16 +37,16 @@ class Dispatcher {
         peers_(context.sync.peers()),
         staging_(context.staging) {}
 
-  /// Pack the records; fills the descriptor's locations.
+  /// Packs the records, and fills the descriptor's locations.
   Status prepare(CallDescriptor& descriptor);
-  /// After all descriptors are in: move everything, and wait for all ranks.
+  /// Called after all descriptors are in: moves the rows and waits for all ranks.
   Status run();
 
  private:
   bool pushes_to(int rank) const { return peers_.reachable(peers_.descriptor_of(rank).output, rank); }
   bool pulls_from(int rank) const;
   int me() const { return peers_.rank(); }
-  /// Make this rank's rows readable for peers that must pull them.
+  /// Makes this rank's rows readable for peers that must pull them.
   Status stage();
   Status push();
   Status pull();
@@ -75,8 +75,7 @@ Status Dispatcher::prepare(CallDescriptor& descriptor) {
   // After the records, which use the same arena.
   for (int rank = 0; rank < peers_.num_ranks(); ++rank) {
     if (routing_.num_rows_to_rank[to_size(rank)] == 0 || peers_.reachable(descriptor.input, rank)) continue;
-    // Whether that peer must pull is not known yet; if it must, a lack of room would be found too late to refuse the
-    // call.
+    // It is not known yet whether that peer must pull; a lack of room found later could no longer refuse the call.
     Status room = staging_.check_room_for_rows(to_size(call_.x.num_rows * call_.x.row_bytes));
     if (!room.ok()) return Status(room.code(), fmt::format("dispatch: {}", room.message()));
     break;
@@ -90,8 +89,8 @@ bool Dispatcher::pulls_from(int rank) const {
 }
 
 Status Dispatcher::stage() {
-  bool pulled = false;    // some peer pulls from this rank
-  bool reachable = true;  // and every such peer can reach x in place
+  bool pulled = false;    // a peer pulls from this rank
+  bool reachable = true;  // every such peer can reach x in place
   for (int rank = 0; rank < peers_.num_ranks(); ++rank) {
     if (routing_.num_rows_to_rank[to_size(rank)] == 0 || pushes_to(rank)) continue;
     pulled = true;

@@ -12,7 +12,7 @@ using plan::RouteTables;
 /// Fills source_table from the peers' lists of tokens.
 void read_sources(const plan::RouteShape& shape, const PeerTables& peers, const plan::ExpertGroups& groups,
                   std::size_t my_rank, CpuRouting& routing) {
-  // Where each run begins in its source's list.
+  // Start of each run in its source's list.
   std::vector<std::vector<std::int64_t>> run_begins;
   for (const plan::SourceCounts& source : peers.counts) {
     std::vector<std::int64_t>& begins = run_begins.emplace_back(shape.num_runs() + 1, 0);

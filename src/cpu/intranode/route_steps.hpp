@@ -1,8 +1,8 @@
 #ifndef FERRY_CPU_INTRANODE_ROUTE_STEPS_HPP
 #define FERRY_CPU_INTRANODE_ROUTE_STEPS_HPP
 
-/// The steps of a route on one node, without the waits between them: each rank publishes its counts and its tokens by
-/// destination in its arena, and reads those of all ranks.
+/// Steps of a route on one node, without the waits between them: each rank publishes its counts, and its tokens by
+/// destination, in its arena, and reads those of all ranks.
 
 #include <cstdint>
 #include <span>
@@ -14,13 +14,13 @@
 
 namespace ferry::cpu::intranode {
 
-/// What one rank published.
+/// Tables that one rank published.
 struct RankTables {
   plan::RouteTables tables;
   plan::SourceCounts counts;
 };
 
-/// The same of all ranks, by rank.
+/// Tables of all ranks, by rank.
 struct PeerTables {
   std::vector<plan::RouteTables> tables;
   std::vector<plan::SourceCounts> counts;
@@ -31,16 +31,16 @@ struct PeerTables {
   }
 };
 
-/// Writes this rank's tables; fills the descriptor's locations.
+/// Writes this rank's tables and fills the descriptor's locations.
 Status publish_tables(const RouteCall& call, const plan::RouteShape& shape, const CpuRouting& routing,
                       const Context& context, node::CallDescriptor& descriptor);
 
-/// The tables that a rank's descriptor locates.
-/// @errors kInternal: they are outside its memory, or counts contradict each other
+/// Tables at the locations in a rank's descriptor.
+/// @errors kInternal: they are outside the rank's memory, or counts contradict each other
 Result<RankTables> find_tables(const plan::RouteShape& shape, const node::Peers& peers, int rank,
                                const node::CallDescriptor& descriptor);
 
-/// Fills the routing, whose inputs are copied, from the tables of all ranks. `ids` are those of this rank's entries.
+/// Fills the routing, which has copies of the inputs, from the tables of all ranks. `ids`: this rank's entries.
 /// @errors kCapacity, the same on every rank
 Status plan_from_tables(const RouteCall& call, const plan::RouteShape& shape, const PeerTables& peers,
                         std::size_t my_rank, std::span<const std::int64_t> ids, CpuRouting& routing);

@@ -7,20 +7,20 @@
 
 namespace ferry::cpu {
 
-/// Publishes the locations of combine's rows and returned weights in the descriptor. Weights are copied into the arena,
-/// and so are the rows unless `readers_reach_rows`: all ranks that will read them can reach them in place.
+/// Publishes the locations of combine's rows and returned weights in the descriptor. Copies the weights into the arena,
+/// and the rows too unless `readers_reach_rows`: all ranks that read them can reach them in place.
 /// @errors those of Staging, without the name of the call
 Status publish_combine_inputs(const CombineCall& call, const CpuRouting& routing, const Context& context,
                               bool readers_reach_rows, node::CallDescriptor& descriptor);
 
-/// A rank's rows and returned weights, as others of its node read them.
+/// Rows and returned weights of a rank, as other ranks of its node read them.
 struct CombineRows {
   const std::byte* rows = nullptr;
   std::int64_t stride_bytes = 0;
-  const float* weights = nullptr;  ///< null where none are summed back
+  const float* weights = nullptr;  ///< null if no weights are summed back
 };
 
-/// What `rank`, which has rows, published for this call. Breaks the group if that is not in its memory.
+/// Inputs that `rank`, which has rows, published for this call. Breaks the group if they are outside its memory.
 /// @errors kInternal
 Result<CombineRows> resolve_combine_inputs(const CombineCall& call, const CpuRouting& routing, const Context& context,
                                            int rank);

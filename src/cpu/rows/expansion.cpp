@@ -21,7 +21,7 @@ void clear_row(const plan::ExpandParams& params, std::int64_t slot) {
   for (std::int64_t i = 0; i < params.num_scales; ++i) params.out_scales.at(slot, i) = 0;
 }
 
-/// The rows that a row's slots name, in the order of choices.
+/// Rows that a row's slots name, in the order of choices.
 struct NamedRows {
   std::array<const std::byte*, kMaxTopk> rows;
   std::size_t num_rows = 0;
@@ -35,7 +35,7 @@ struct NamedRows {
   }
 };
 
-/// Sums in f32 that are not rounded.
+/// Unrounded sums in f32.
 void sum_exactly(const NamedRows& named, std::int64_t hidden, float* out) {
   std::fill_n(out, hidden, 0.0F);
   for (std::size_t at = 0; at < named.num_rows; ++at) {
@@ -61,8 +61,8 @@ void expand_rows(const plan::ExpandParams& params) {
     for (int k = 0; k < table.num_topk; ++k) {
       const std::int32_t slot = table.slot(row, k);
       if (slot < 0) continue;
-      // Never past the caches: new outputs are of pages that the system has just cleared, through the caches. (29 MB in
-      // new pages: 12.5 ms, streamed 18; in used ones 1.3 and 1.5.)
+      // Plain copy, which does not bypass the caches: the pages of new outputs have just been cleared through the
+      // caches. (29 MB in new pages: 12.5 ms, streamed 18; in used pages 1.3 and 1.5.)
       std::memcpy(params.out_x + slot * params.row_bytes, params.x + row * params.row_bytes, to_size(params.row_bytes));
       copy_scales(params, row, slot);
       if (params.out_weights != nullptr) params.out_weights[slot] = params.slot_weight(row, k);

@@ -8,13 +8,13 @@
 
 namespace ferry::cpu {
 
-/// One token's weighted sum in two steps (CombineOrder::kRankSums): the rows of each rank are summed and rounded, then
-/// those sums. One object serves one token after another and keeps its memory.
+/// Weighted sum of a token in two steps (CombineOrder::kRankSums): the rows of each rank are summed and rounded, then
+/// these sums. One object serves one token after another and keeps its memory.
 class RankSums {
  public:
   explicit RankSums(RowSumFunction sum_row) : sum_row_(sum_row) {}
 
-  /// The next token, of which `row_bytes` of each row are summed.
+  /// Begins the next token; `row_bytes` of each row are summed.
   void begin(std::size_t row_bytes) {
     rank_ = -1;
     rows_.clear();
@@ -22,7 +22,7 @@ class RankSums {
     ends_.clear();
     row_bytes_ = row_bytes;
   }
-  /// The next row; ranks ascend.
+  /// Adds the next row; ranks must ascend.
   void add(int rank, const std::byte* row, float weight) {
     if (rank != rank_) ends_.push_back(rows_.size());
     rank_ = rank;
@@ -32,7 +32,7 @@ class RankSums {
   }
   /// Writes the token's sum to `out`.
   void finish(std::byte* out) {
-    // A token without rows has no groups, whose ends are not looked at then.
+    // For a token without rows, which has no groups; the value is not read then.
     static constexpr std::size_t kNoEnd = 0;
     sum_row_({rows_.data(), weights_.data(), rows_.size(), out, row_bytes_, ends_.empty() ? &kNoEnd : ends_.data(),
               ends_.size()});
@@ -44,7 +44,7 @@ class RankSums {
   int rank_ = -1;
   std::vector<const std::byte*> rows_;
   std::vector<float> weights_;
-  std::vector<std::size_t> ends_;  ///< of the rows of each rank that has any
+  std::vector<std::size_t> ends_;  ///< end of the rows of each rank that has any
 };
 
 }  // namespace ferry::cpu

@@ -9,8 +9,9 @@
 namespace ferry::cpu {
 namespace {
 
-/// Above this a batch cannot stay in the caches until it is used: about a core's share of a server's last-level cache.
-/// (Measured by benchmarks: below it cached stores win, because the receiver reads them back from the cache.)
+/// Batches above this size are evicted from the caches before they are used: about a core's share of a server's
+/// last-level cache. (Measured by benchmarks: below it cached stores win, because the receiver reads the rows from the
+/// cache.)
 constexpr std::int64_t kStreamingThresholdBytes = std::int64_t{4} << 20;
 
 }  // namespace

@@ -6,16 +6,16 @@
 
 namespace ferry::cpu {
 
-/// How the copies of one call treat the caches.
+/// Cache behaviour of a call's copies.
 enum class CopyMode {
   kCached,     ///< ordinary stores: the receiver finds small batches in its caches
-  kStreaming,  ///< stores that bypass the caches, and with them the read of every line before it is overwritten
+  kStreaming,  ///< stores that bypass the caches, which also avoids reading every line before it is overwritten
 };
 
-/// Which mode suits a call that writes `written_bytes`.
+/// Mode for a call that writes `written_bytes`.
 CopyMode choose_copy_mode(std::int64_t written_bytes);
 
-/// Copy a row; both sides are aligned to 16 bytes and `bytes` is a multiple of 16.
+/// Copies a row; both sides are aligned to 16 bytes and `bytes` is a multiple of 16.
 void copy_row(std::byte* to, const std::byte* from, std::size_t bytes, CopyMode mode);
 
 /// Must follow a call's last streaming copy, before the flag that publishes it: a release store alone does not order

@@ -14,8 +14,8 @@ extern const RowSumFunction row_sum_avx512_f32;
 #if defined(__x86_64__)
 namespace {
 
-// The parts of the x86-64-v3 and -v4 levels that every compiler's builtin can name; no processor has these without the
-// rest of the level.
+// Parts of the x86-64-v3 and -v4 levels that every compiler's builtin can name; no processor has these without the rest
+// of the level.
 bool has_avx2_level() {
   return __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0 &&
          __builtin_cpu_supports("bmi") != 0 && __builtin_cpu_supports("bmi2") != 0;

@@ -1,9 +1,9 @@
 #ifndef FERRY_CPU_ROWS_ROW_SUM_KERNEL_HPP
 #define FERRY_CPU_ROWS_ROW_SUM_KERNEL_HPP
 
-/// The loops behind row_sum.hpp, included by one source file per instruction set. Everything has internal linkage and
-/// uses no library code but intrinsics, which are always inlined, so that the linker can never put one file's
-/// instructions into another's functions.
+/// Loops behind row_sum.hpp, included by one source file per instruction set. Everything has internal linkage and uses
+/// no library code except intrinsics, which are always inlined, so that the linker can never put one file's
+/// instructions into another file's functions.
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -24,13 +24,14 @@ constexpr std::size_t kLanes = 8;
 #else
 constexpr std::size_t kLanes = 4;
 #endif
-/// Vectors summed together in two steps, which take two accumulators each.
+/// Vectors summed together in the two-step sum, which needs two accumulators for each.
 #if defined(__AVX512F__)
 constexpr std::size_t kGroupVectors = 8;
 #else
 constexpr std::size_t kGroupVectors = 4;
 #endif
-/// Vectors summed together: enough independent additions to hide their latency (4 cycles, two a cycle, on current x86).
+/// Vectors summed together: enough independent additions to hide their latency (4 cycles, two per cycle, on current
+/// x86).
 constexpr std::size_t kVectors = 8;
 
 using Floats = float __attribute__((vector_size(kLanes * 4)));
@@ -38,8 +39,8 @@ using Words = std::uint32_t __attribute__((vector_size(kLanes * 4)));
 using Masks = std::int32_t __attribute__((vector_size(kLanes * 4)));
 using Halves = std::uint16_t __attribute__((vector_size(kLanes * 2)));
 
-/// weight * row + acc, rounded once. An instruction that is named, because compilers decide by their tuning whether
-/// they fuse what is written as a product and a sum.
+/// weight * row + acc, rounded once. Uses a named instruction, because compilers decide by their tuning whether to fuse
+/// a product and a sum.
 inline __attribute__((always_inline)) Floats multiply_add(float weight, const Floats& row, const Floats& acc) {
 #if defined(__AVX512F__)
   return _mm512_fmadd_ps(_mm512_set1_ps(weight), row, acc);
@@ -55,11 +56,12 @@ inline __attribute__((always_inline)) Floats multiply_add(float weight, const Fl
 }
 
 #if defined(__AVX512F__)
-/// With it the conversions below need no undefined vector, of which GCC 12 warns in its own header.
+/// With this mask the conversions below need no undefined vector, for which GCC 12 warns in its own header.
 constexpr __mmask16 kAllLanes = 0xFFFF;
 #endif
 
-/// Named too, as GCC 12 and 13 compile __builtin_convertvector into five instructions for one.
+/// Uses a named instruction, because GCC 12 and 13 compile __builtin_convertvector into five instructions instead of
+/// one.
 inline __attribute__((always_inline)) Words widen(const Halves& halves) {
 #if defined(__AVX512F__)
   return reinterpret_cast<Words>(_mm512_maskz_cvtepu16_epi32(kAllLanes, reinterpret_cast<__m256i>(halves)));
@@ -70,7 +72,7 @@ inline __attribute__((always_inline)) Words widen(const Halves& halves) {
 #endif
 }
 
-/// Of words below 2^16.
+/// For words below 2^16.
 inline __attribute__((always_inline)) Halves narrow(const Words& words) {
 #if defined(__AVX512F__)
   return reinterpret_cast<Halves>(_mm512_maskz_cvtepi32_epi16(kAllLanes, reinterpret_cast<__m512i>(words)));
@@ -94,7 +96,7 @@ struct Bf16 {
     return floats;
   }
 
-  /// To nearest, ties to even, in the upper half of each word; what the lower half has is anything.
+  /// Rounds to nearest, ties to even, into the upper half of each word; the lower half is unspecified.
   static inline __attribute__((always_inline)) Words round_upper(const Floats& floats) {
     Words words;
     __builtin_memcpy(&words, &floats, sizeof(words));
@@ -108,7 +110,7 @@ struct Bf16 {
     __builtin_memcpy(to, &halves, sizeof(halves));
   }
 
-  /// What a load gives of what is stored.
+  /// Value that a load returns after a store.
   static inline __attribute__((always_inline)) Floats round(const Floats& floats) {
     const Words words = round_upper(floats) & 0xFFFF0000U;
     Floats rounded;
@@ -135,7 +137,7 @@ struct Float32 {
     __builtin_memcpy(to, &chosen, sizeof(chosen));
   }
 
-  /// A NaN stays one, whatever its bits are.
+  /// Keeps NaNs, with any bits.
   static inline __attribute__((always_inline)) Floats round(const Floats& floats) { return floats; }
 };
 
@@ -153,7 +155,7 @@ inline __attribute__((always_inline)) void sum_block(const RowSum& sum, std::siz
     Element::store(sum.out + offset + i * kLanes * Element::kElementBytes, acc[i]);
 }
 
-/// In two steps. Sums of groups never leave the registers.
+/// Sums in two steps. Sums of groups never leave the registers.
 template <typename Element, std::size_t kCount>
 inline __attribute__((always_inline)) void sum_group_block(const RowSum& sum, std::size_t offset) {
   Floats total[kCount] = {};
@@ -174,7 +176,7 @@ inline __attribute__((always_inline)) void sum_group_block(const RowSum& sum, st
   }
 }
 
-/// Fewer elements than a vector: through a padded copy.
+/// Sums the last elements, fewer than a vector, through a padded copy.
 template <typename Element>
 inline __attribute__((always_inline)) void sum_group_tail(const RowSum& sum, std::size_t offset) {
   constexpr std::size_t kVectorBytes = kLanes * Element::kElementBytes;
@@ -206,7 +208,7 @@ void sum_groups(const RowSum& sum) {
   if (offset < sum.row_bytes) sum_group_tail<Element>(sum, offset);
 }
 
-/// Fewer elements than a vector: through a padded copy.
+/// Sums the last elements, fewer than a vector, through a padded copy.
 template <typename Element, bool kWeighted>
 inline __attribute__((always_inline)) void sum_tail(const RowSum& sum, std::size_t offset) {
   constexpr std::size_t kVectorBytes = kLanes * Element::kElementBytes;

@@ -8,7 +8,7 @@
 namespace ferry::cpu {
 namespace {
 
-/// Copy `count` elements with any strides.
+/// Copies `count` elements with any strides.
 template <typename Word>
 void copy_strided_as(const std::byte* from, std::int64_t from_stride, std::byte* to, std::int64_t to_stride,
                      std::int64_t count) {
@@ -37,7 +37,7 @@ void copy_strided(const StridedElements& copy) {
   }
 }
 
-/// Row `row` of scales [rows, S] or [L, C, S].
+/// Row `row` of scales with shape [rows, S] or [L, C, S].
 StridedElements scale_row(const TensorView& scales, std::int64_t row) {
   const int last = scales.num_dims - 1;
   std::int64_t element = row * scales.stride(last - 1);
@@ -53,7 +53,7 @@ StridedElements scale_row(const TensorView& scales, std::int64_t row) {
   return elements;
 }
 
-/// Unpacks one row after another.
+/// Unpacks rows one after another.
 class Unpacker {
  public:
   Unpacker(const DispatchCall& call, const CpuRouting& routing)
@@ -69,14 +69,14 @@ class Unpacker {
     copy_strided(elements);
   }
 
-  /// kTokens: all K entries of the token, those of other ranks blanked.
+  /// kTokens: writes all K entries of the token and blanks those of other ranks.
   void token_entries(const std::byte* record, std::int64_t row) const {
     const TensorView& out_ids = call_.out_topk_idx;
     auto* out_weights = static_cast<float*>(call_.out_topk_weights.data);
     if (!out_ids.present() && !call_.out_topk_weights.present()) return;
     for (std::size_t topk = 0; topk < num_topk_; ++topk) {
       const std::int32_t expert = id(record, topk);
-      // Ids come from other ranks: check before indexing the table.
+      // Ids arrive from other ranks: check them before indexing the table.
       const bool known = expert >= 0 && expert < routing_.num_experts;
       const std::int32_t local = known ? routing_.local_expert[to_size(expert)] : -1;
       const std::size_t entry = to_size(row) * num_topk_ + topk;
@@ -89,7 +89,7 @@ class Unpacker {
     }
   }
 
-  /// kExperts, kSlab: the weight of the row's expert; duplicates are added in k order.
+  /// kExperts, kSlab: writes the weight of the row's expert; weights of duplicates are added in k order.
   void expert_weight(const std::byte* record, std::int64_t row, std::int32_t expert) const {
     if (!call_.out_topk_weights.present()) return;
     float sum = 0.0F;
@@ -120,7 +120,7 @@ class Unpacker {
   std::size_t num_topk_;
 };
 
-/// Calls fn(first row, end row) for each run of rows that hold no token.
+/// Calls fn(first row, end row) for each run of rows without a token.
 template <typename Function>
 void for_each_gap(const CpuRouting& routing, Function&& fn) {
   std::int64_t row = 0;

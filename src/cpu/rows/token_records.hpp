@@ -1,8 +1,8 @@
 #ifndef FERRY_CPU_ROWS_TOKEN_RECORDS_HPP
 #define FERRY_CPU_ROWS_TOKEN_RECORDS_HPP
 
-/// What a dispatch sends with the payload. The source packs one record per token into its arena; receivers read the
-/// records of their rows and unpack them into outputs of any type and stride.
+/// Data that a dispatch sends with the payload. The source packs one record per token into its arena; receivers read
+/// the records of their rows and unpack them into outputs of any type and stride.
 
 #include <span>
 
@@ -12,23 +12,24 @@
 
 namespace ferry::cpu {
 
-/// The record format that a call needs; the same on every rank, because ranks agree on what it depends on.
+/// Record format that a call needs; the same on every rank, because all ranks agree on the options that determine it.
 plan::TokenRecord record_format(const DispatchCall& call);
 
-/// Pack this rank's T records at `to`.
+/// Packs this rank's T records at `to`.
 void pack_records(const DispatchCall& call, const CpuRouting& routing, std::byte* to);
 
-/// Where the records of a source rank are.
+/// Location of the records of a source rank.
 struct RecordSource {
-  const std::byte* records = nullptr;  ///< null if it sent none
-  /// [num_used_rows] index of each row's record; null: the index is the token's number.
+  const std::byte* records = nullptr;  ///< null if the rank sent none
+  /// [num_used_rows] index of each row's record; null: the index is the token's number
   const std::int32_t* record_of_row = nullptr;
 };
 
-/// Unpack the records of all used rows of this rank. `sources` by rank.
+/// Unpacks the records of all used rows of this rank. `sources` by rank.
 void unpack_records(const DispatchCall& call, const CpuRouting& routing, std::span<const RecordSource> sources);
 
-/// Fill what does not come from a peer: `source`, ids of unused rows, and, if asked, zeros in rows without a token.
+/// Fills outputs that do not depend on peers: `source`, ids of unused rows, and, if requested, zeros in rows without a
+/// token.
 void fill_local_outputs(const DispatchCall& call, const CpuRouting& routing);
 
 }  // namespace ferry::cpu

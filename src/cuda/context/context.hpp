@@ -1,7 +1,7 @@
 #ifndef FERRY_CUDA_CONTEXT_CONTEXT_HPP
 #define FERRY_CUDA_CONTEXT_CONTEXT_HPP
 
-/// An open group on this rank: its parts, and how calls begin, end and fail, whatever they move.
+/// An open group on this rank: its parts, and how calls of any kind begin, end and fail.
 
 #include <cuda_runtime_api.h>
 
@@ -17,10 +17,10 @@
 
 namespace ferry::cuda {
 
-/// What CUDA numbers streams by. Unlike a handle it is never used again.
+/// CUDA's number of a stream. Unlike a handle it is never reused.
 using StreamId = unsigned long long;
 
-/// A call that is being launched: its stream, and how peers identify it.
+/// A call that is being launched: its stream, and its identification for the peers.
 struct Launch {
   cudaStream_t stream = nullptr;
   bool captured = false;
@@ -33,8 +33,8 @@ class Context {
  public:
   Context(Parts parts, std::int64_t timeout_ns)
       : timeout_ns_(timeout_ns), parts_(std::move(parts)), staging_(parts_.memory) {}
-  /// Waits for the last call: kernels end by their deadline, or when a peer is lost, and what they use must last until
-  /// then.
+  /// Waits for the last call: kernels end by their deadline, or when a peer is lost, and the memory that they use must
+  /// live until then.
   ~Context();
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
@@ -43,40 +43,42 @@ class Context {
   std::int64_t timeout_ns() const { return timeout_ns_; }
   Staging& staging() { return staging_; }
 
-  /// Checks that the group is whole and the stream one of this GPU's. The result: is the stream being captured?
+  /// Checks that the group is whole and that the stream belongs to this GPU. Returns whether the stream is being
+  /// captured.
   Result<bool> check_stream(std::string_view operation, Stream stream);
-  /// Orders the stream after earlier calls and publishes the record to the peers. An error leaves the peers waiting:
-  /// refuse the call.
+  /// Orders the stream after earlier calls and publishes the record to the peers. After an error the peers still wait,
+  /// so the caller must refuse the call.
   Result<Launch> begin(const CallRecord& record, cudaStream_t stream, bool captured);
-  /// After the call's last launch, whether or not it succeeded: memory is reused only after what was launched.
+  /// Must follow the call's last launch, whether or not it succeeded: memory is reused only after the launched kernels.
   Status end(const Launch& launch, cudaError_t launched, std::string_view operation);
-  /// This rank cannot make the call, because of `status`: launches a kernel by which the peers learn of it. Returns
-  /// `status` in the words that the peers will find.
+  /// Launches a kernel that informs the peers that this rank cannot make the call because of `status`. Returns `status`
+  /// in the words that the peers will read.
   Status refuse(const CallRecord& record, Stream stream, const Status& status,
                 const std::function<cudaError_t(const Launch&)>& launch_refusal);
 
-  /// Puts work of this rank alone on the stream, after its earlier calls; what they use rests until it is done.
-  /// `captured`: what check_stream has just said of the stream, if it was asked.
+  /// Puts work of this rank alone on the stream, after its earlier calls, whose memory is kept until the work is done.
+  /// `captured`: result of check_stream for this stream, if the caller has it.
   Status launch_local(std::string_view operation, Stream stream, const std::function<cudaError_t(cudaStream_t)>& launch,
                       std::optional<bool> captured = {});
 
-  /// Breaks the group because of an error that is this rank's own.
+  /// Breaks the group because of an error of this rank alone.
   Status fail(const Status& status);
-  /// Breaks the group because `rank` did not come in time.
+  /// Breaks the group because `rank` did not arrive in time.
   Status give_up_on(int rank, std::string_view what);
-  /// For waits of the host: see GroupState::expect_wait.
+  /// Called before the host waits: see GroupState::expect_wait.
   void expect_wait();
-  /// For waits of the host in `operation`: see GroupState::check_interrupt. Kernels of this rank that wait end as well.
+  /// Called while the host waits in `operation`: see GroupState::check_interrupt. Waiting kernels of this rank end as
+  /// well.
   Status check_interrupt(std::string_view operation);
-  /// This rank ran out of host memory inside a call: the others must not wait for it.
+  /// Breaks the group because this rank ran out of host memory inside a call: the other ranks must not wait for it.
   Status out_of_memory(Operation operation);
 
-  /// A wait of a kernel that timed out or was stopped, as a Status that breaks the group; ok if there was none.
+  /// Returns a kernel's wait that timed out or was stopped as a Status, which breaks the group; ok if there was none.
   Status check_lost();
   Status describe(const FaultReport& fault, std::string_view operation,
                   RailLink::FaultOf records = RailLink::FaultOf::kAnyCall) const;
 
-  /// Backend::trim, ::wait, ::poll and ::destroy.
+  /// Implement Backend::trim, ::wait, ::poll and ::destroy.
   Status trim();
   Status wait(Stream stream);
   Status poll();
@@ -84,20 +86,21 @@ class Context {
 
  private:
   bool is_last_stream(StreamId id) const { return launched_ && id == last_stream_id_; }
-  /// Orders the stream, which is not captured, after earlier calls; returns its id.
+  /// Orders the stream, which is not being captured, after earlier calls; returns its id.
   Result<StreamId> follow_last_call(std::string_view operation, cudaStream_t stream);
-  /// After the launches of a call that is not captured.
+  /// Records the end of a call that is not captured, after its launches.
   cudaError_t record_last_call(cudaStream_t stream, StreamId id);
   /// Clears the pending fault and describes it; ok if there is none.
   Status take_fault();
 
-  LiveGroup alive_;  // first, so that it goes last: memory of the parts may have to rest
+  LiveGroup alive_;  // declared first, so that it is destroyed last: it keeps memory of the parts that must outlive
+                     // them
   std::int64_t timeout_ns_;
   Parts parts_;
   Staging staging_;
-  bool launched_ = false;        // something was, so the last call's event has been recorded
-  StreamId last_stream_id_ = 0;  // if launched_: one more call there needs neither checks nor ordering
-  /// Of the call that is being made, once its stream was checked.
+  bool launched_ = false;        // a call was launched, so the last call's event has been recorded
+  StreamId last_stream_id_ = 0;  // if launched_: another call on this stream needs neither checks nor ordering
+  /// Stream of the current call, once it was checked.
   struct CheckedStream {
     cudaStream_t stream;
     StreamId id;
@@ -105,7 +108,7 @@ class Context {
   std::optional<CheckedStream> checked_;
 };
 
-/// Status of a call whose arguments this rank's checks refused; ok for others.
+/// Status of a call whose arguments were refused by this rank's checks; ok for other calls.
 Status status_of(const CallRecord& record);
 
 }  // namespace ferry::cuda

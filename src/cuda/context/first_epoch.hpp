@@ -5,8 +5,8 @@
 
 namespace ferry::cuda {
 
-/// For tests of what happens after very many calls: groups that this process makes from now on count their epochs from
-/// this number, instead of 0. The same on all ranks of a group.
+/// For tests of behaviour after very many calls: groups that this process makes from now on count their epochs from
+/// this number instead of 0. All ranks of a group must set the same number.
 void count_epochs_from(std::uint64_t epoch);
 
 }  // namespace ferry::cuda

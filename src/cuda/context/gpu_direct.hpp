@@ -5,7 +5,7 @@
 
 namespace ferry::cuda {
 
-/// What the driver says of memory of `device` (-1: the current GPU) and network cards.
+/// The driver's information on memory of `device` (-1: the current GPU) and network cards.
 rail::GpuPart gpu_direct_part(int device);
 
 }  // namespace ferry::cuda

@@ -1,7 +1,7 @@
 #ifndef FERRY_CUDA_CONTEXT_PARTS_HPP
 #define FERRY_CUDA_CONTEXT_PARTS_HPP
 
-/// Everything that a group has on this rank, and how it is made.
+/// Parts of a group on this rank, and how they are made.
 
 #include <cstddef>
 #include <memory>
@@ -26,40 +26,40 @@ struct Parts {
   int device = 0;
   int num_sms = 0;                       ///< of the GPU, divided by the number of ranks that share it
   bool has_bulk = true;                  ///< the GPU has the bulk copy engine
-  std::size_t shared_limit = 0;          ///< most shared memory of a block
-  std::vector<TuningEntry> tuning;       ///< for this GPU and number of ranks
+  std::size_t shared_limit = 0;          ///< most shared memory that a block may have
+  std::vector<TuningEntry> tuning;       ///< entries for this GPU and number of ranks
   std::shared_ptr<std::byte> rings;      ///< in groups of several nodes; outlives `sync`, whose network uses it
   std::shared_ptr<std::byte> gpu_rings;  ///< likewise, with chunks in GPU memory
   std::unique_ptr<call::CallSync> sync;
   std::optional<CallLog> call_log;
   std::unique_ptr<RailLink> rail_link;  ///< in groups of several nodes
   std::shared_ptr<DeviceArena> arena;
-  std::unique_ptr<ArenaExchange> exchange;  // after `sync`, whose links it uses
+  std::unique_ptr<ArenaExchange> exchange;  // declared after `sync`, whose links it uses
   std::shared_ptr<TableMemory> memory;
   std::shared_ptr<PinnedMemory> pinned;
   DeviceReport* report = nullptr;  ///< in `pinned`
   std::shared_ptr<std::byte> control;
-  std::shared_ptr<std::byte> latency;  ///< GroupOptions::latency_bytes in pages, right behind `control`; or null
+  std::shared_ptr<std::byte> latency;  ///< GroupOptions::latency_bytes in pages, directly after `control`; or null
   std::size_t latency_bytes = 0;
   std::shared_ptr<std::byte> masks;   ///< zeroed; in groups that mask lost ranks and have latency_bytes, else null
-  std::uint64_t mask_timeout_ns = 0;  ///< of groups that mask lost ranks, else 0
+  std::uint64_t mask_timeout_ns = 0;  ///< in groups that mask lost ranks, else 0
   RankParams ranks;
   std::shared_ptr<OwnStream> stream;           ///< for work that waits for no other rank: setup, zeroing
-  std::shared_ptr<OwnStream> refusals_stream;  ///< where refused calls wait for the peers
-  std::unique_ptr<PeerWatch> watch;            ///< last: it reads `sync` and `report` from a thread of its own
+  std::shared_ptr<OwnStream> refusals_stream;  ///< stream on which refused calls wait for the peers
+  std::unique_ptr<PeerWatch> watch;            ///< declared last: its thread reads `sync` and `report`
 };
 
-/// Loads the kernels of all calls on the current GPU; `has_bulk`: whether they can use the bulk copy engine there.
-/// Loading them later would wait for running kernels, which may be waiting for this rank.
+/// Loads the kernels of all calls on the current GPU. `has_bulk`: whether they can use the bulk copy engine there. A
+/// later load would wait for running kernels, which may be waiting for this rank.
 using LoadKernels = Status (*)(int device, std::size_t shared_limit, bool& has_bulk);
 
-/// Prepares the memory of latency mode, which is zeroed, by work on the stream, and takes what else it needs.
+/// Prepares the zeroed memory of latency mode by work on the stream, and allocates the other memory that it needs.
 using StartLatency = Status (*)(Parts& parts, int num_ranks, cudaStream_t stream);
 
 /// Collective: succeeds on all ranks or fails on all.
 Result<Parts> create_parts(const BackendContext& context, LoadKernels load_kernels, StartLatency start_latency);
 
-/// Whether this process can use any GPU; ok or why not.
+/// Ok if this process can use any GPU, otherwise the reason why not.
 Status probe();
 
 }  // namespace ferry::cuda

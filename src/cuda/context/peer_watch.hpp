@@ -1,14 +1,14 @@
 #ifndef FERRY_CUDA_CONTEXT_PEER_WATCH_HPP
 #define FERRY_CUDA_CONTEXT_PEER_WATCH_HPP
 
-/// Kernels cannot see that a process has died or that a rank has given up; hosts can. One thread per rank looks at the
-/// peers, whatever the rank itself is doing, and stops this rank's waiting kernels once one of them is lost. It is the
-/// same for peers in other processes and in this one, and makes no CUDA call, so that nothing on the GPU can delay it.
-/// Kernels that go on without lost ranks look at which those are instead (LostRanks).
+/// Watches the peers for this rank's kernels, which cannot see that a process has died or that a rank has given up. One
+/// host thread per rank polls the peers, whatever the rank itself is doing, and stops this rank's waiting kernels once
+/// a peer is lost. It treats peers in this process and in others alike and makes no CUDA call, so no work on the GPU
+/// can delay it. Kernels that continue without lost ranks read LostRanks instead.
 ///
-/// A kernel that is stopped writes the same report as one that times out, and so fails only if it really was waiting:
-/// calls that already have what they need complete. From that report the watch also tells the peers, for a rank whose
-/// own thread may make no call for a long time; the verdict is the one that the rank itself would reach.
+/// A kernel that is stopped writes the same report as one that times out. It fails only if it was really waiting: calls
+/// that already have all their data complete. From that report the watch also informs the peers, since a rank's own
+/// thread may make no call for a long time; the verdict is the same as the rank's own.
 
 #include <condition_variable>
 #include <cstdint>
@@ -27,8 +27,8 @@ namespace ferry::cuda {
 
 class PeerWatch {
  public:
-  /// All must outlive the watch. `report` is pinned memory, which this rank's kernels reach. `calls`, if there is such
-  /// a log, is for its messages. `rail_link`: in groups of several nodes.
+  /// All arguments must outlive the watch. `report`: pinned memory that this rank's kernels reach. `calls`: the log for
+  /// messages, if there is one. `rail_link`: in groups of several nodes.
   PeerWatch(call::GroupState& group, DeviceReport& report, std::optional<CallLog> calls = std::nullopt,
             RailLink* rail_link = nullptr)
       : group_(group), report_(report), calls_(calls), rail_link_(rail_link) {}
@@ -37,10 +37,10 @@ class PeerWatch {
   PeerWatch(const PeerWatch&) = delete;
   PeerWatch& operator=(const PeerWatch&) = delete;
 
-  /// Also tells kernels which ranks are lost. Before start().
+  /// Makes the watch also report lost ranks to kernels. Call before start().
   void tell_lost_ranks() { was_lost_.resize(static_cast<std::size_t>(group_.topology().num_ranks)); }
 
-  /// Starts to watch. A group of one rank has nobody to watch.
+  /// Starts to watch. In a group of one rank this does nothing.
   /// @errors kSystem: no thread could be started
   Status start();
 
@@ -53,11 +53,11 @@ class PeerWatch {
   DeviceReport& report_;
   const std::optional<CallLog> calls_;
   RailLink* rail_link_;
-  // Of the thread.
-  bool told_ = false;         // the peers know of a wait that failed here
-  bool lost_before_ = false;  // a peer was lost at an earlier look
+  // Used by the watch's thread only.
+  bool told_ = false;         // the peers have been informed of a failed wait on this rank
+  bool lost_before_ = false;  // a peer was lost at an earlier poll
   bool stopped_ = false;
-  std::vector<bool> was_lost_;  // of each rank, as lost_before_; empty: kernels are not told which
+  std::vector<bool> was_lost_;  // lost_before_ of each rank; empty: lost ranks are not reported to kernels
 
   std::mutex mutex_;
   std::condition_variable ending_;

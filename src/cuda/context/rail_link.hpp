@@ -1,7 +1,7 @@
 #ifndef FERRY_CUDA_CONTEXT_RAIL_LINK_HPP
 #define FERRY_CUDA_CONTEXT_RAIL_LINK_HPP
 
-/// What the kernels of a rank share with its network and its host, in groups of several nodes: rings, which the proxy
+/// Memory that a rank's kernels share with its network and its host, in groups of several nodes: rings that the proxy
 /// serves, with words in pinned memory and chunks there or in GPU memory; and the records of calls that were refused.
 
 #include <cstddef>
@@ -17,14 +17,14 @@
 
 namespace ferry::cuda {
 
-/// The memory of the rings, before there is a group.
+/// Memory of the rings, allocated before the group exists.
 struct RingMemory {
   PinnedBlock block;
   net::RingWords* words = nullptr;    ///< [nodes], in the block, as is the next
-  std::span<std::byte> rails_memory;  ///< of all that the network moves
+  std::span<std::byte> rails_memory;  ///< all memory that the network moves
   static Result<RingMemory> create(const Topology& topology);
 
-  /// Chunks in memory of `device` that network cards reach, apart from all else.
+  /// Variant with chunks in memory of `device` that network cards reach, separate from all other memory.
   static Result<RingMemory> create_in_gpu(const Topology& topology, int device);
   std::shared_ptr<std::byte> gpu{};
   std::function<Status()> make_visible{};  ///< card_write_flush
@@ -36,20 +36,20 @@ class RailLink {
   RailLink(const RailLink&) = delete;
   RailLink& operator=(const RailLink&) = delete;
 
-  /// Prepares what kernels use; `stream`: for zeroing.
+  /// Prepares the memory that kernels use; `stream`: for zeroing.
   Status start(TableMemory& tables, cudaStream_t stream);
   const RailParams& params() const { return params_; }
 
-  /// The records that come with a fault. A route, whose host waits, has its own, since a fault before may not have been
-  /// read.
+  /// Sets of records that accompany a fault. A route, whose host waits, has a set of its own, since an earlier fault
+  /// may not have been read.
   enum class FaultOf { kAnyCall, kRoute };
   const FoundRecord* found(FaultOf fault) const { return found_at(found_.data.get(), fault); }
   FoundRecord* found_of_kernels(FaultOf fault) const { return found_at(found_.kernel_view, fault); }
 
-  /// Kernels are about to use the rings: the network must look, since they cannot wake it.
+  /// Wakes the network, because kernels are about to use the rings and cannot wake it.
   void wake() { sync_.rails().keep_polling(true); }
-  /// Lets the network sleep when the rings have been still for a while, and wakes it when they move again, as they do
-  /// in a graph's replays. For the watch.
+  /// Lets the network sleep after the rings have been idle for a while, and wakes it when they move again, as in
+  /// replays of a graph. Called by the watch.
   void look();
 
  private:
@@ -62,7 +62,7 @@ class RailLink {
   RailParams params_;
   std::shared_ptr<std::byte> state_;
   std::shared_ptr<std::byte> log_;
-  // Of the watch.
+  // Used by the watch's thread only.
   std::uint64_t last_sum_ = 0;
   int num_still_looks_ = 0;
 };

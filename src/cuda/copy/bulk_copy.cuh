@@ -17,19 +17,19 @@ __device__ inline SharedAddress shared_address(const void* pointer) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-/// `num_arrivals` complete a phase of the barrier. Follow with `publish_barriers` before another thread uses it.
+/// `num_arrivals` arrivals complete a phase of the barrier. Call `publish_barriers` before another thread uses it.
 __device__ inline void init_barrier(std::uint64_t* barrier, int num_arrivals = 1) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(num_arrivals) : "memory");
 }
 
-/// Makes initialised barriers known to the copy engine.
+/// Makes initialised barriers visible to the copy engine.
 __device__ inline void publish_barriers() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 #endif
 }
 
-/// The barrier's current phase completes when loads of `bytes` in all have landed.
+/// Sets the barrier's current phase to complete when loads of `bytes` in total have landed.
 __device__ inline void expect_loads(std::uint64_t* barrier, std::uint32_t bytes) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
@@ -37,7 +37,7 @@ __device__ inline void expect_loads(std::uint64_t* barrier, std::uint32_t bytes)
 #endif
 }
 
-/// Starts `bytes` from global to shared memory; reported to `barrier`, which expects them.
+/// Starts to load `bytes` from global to shared memory; the load reports to `barrier`, which expects it.
 __device__ inline void start_load(void* shared, const void* global, std::uint32_t bytes, std::uint64_t* barrier) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
@@ -47,7 +47,7 @@ __device__ inline void start_load(void* shared, const void* global, std::uint32_
 #endif
 }
 
-/// Waits until the phase of parity `parity` is complete. Bounded: the load was started, so it ends.
+/// Waits until the phase of parity `parity` is complete. The wait is bounded: the load has been started, so it ends.
 __device__ inline void wait_barrier(std::uint64_t* barrier, std::uint32_t parity) {
 #if __CUDA_ARCH__ >= 900
   std::uint32_t done = 0;
@@ -65,8 +65,8 @@ __device__ inline void wait_barrier(std::uint64_t* barrier, std::uint32_t parity
 #endif
 }
 
-/// 16 bytes that have landed. Of an address in shared memory, because what a pointer points to is easily lost to the
-/// compiler, and loads that may be of any memory take longer.
+/// Loads 16 bytes that have landed. Takes a shared-memory address because the compiler easily loses track of the memory
+/// that a pointer refers to, and loads from generic addresses take longer.
 __device__ inline uint4 load_landed(SharedAddress address) {
   uint4 value;
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -75,7 +75,8 @@ __device__ inline uint4 load_landed(SharedAddress address) {
   return value;
 }
 
-/// Starts `bytes` from shared to global memory, of this GPU or a peer's, as part of the thread's open bulk group.
+/// Starts to store `bytes` from shared to global memory, of this GPU or a peer, as part of the thread's open bulk
+/// group.
 __device__ inline void start_store(void* global, const void* shared, std::uint32_t bytes) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global), "r"(shared_address(shared)),
@@ -90,7 +91,7 @@ __device__ inline void close_store_group() {
 #endif
 }
 
-/// Waits until at most `kOpen` of the thread's latest groups still read shared memory: all earlier stages are free.
+/// Waits until at most `kOpen` of the thread's latest groups still read shared memory; all earlier stages are free.
 template <int kOpen>
 __device__ inline void wait_store_reads() {
 #if __CUDA_ARCH__ >= 900
@@ -98,7 +99,8 @@ __device__ inline void wait_store_reads() {
 #endif
 }
 
-/// Waits until at most `kOpen` of the thread's latest groups are unfinished: all earlier writes have been made.
+/// Waits until at most `kOpen` of the thread's latest groups are incomplete; the writes of all earlier groups are
+/// complete.
 template <int kOpen>
 __device__ inline void wait_store_groups() {
 #if __CUDA_ARCH__ >= 900

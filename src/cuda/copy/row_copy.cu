@@ -5,12 +5,12 @@ namespace ferry::cuda {
 namespace {
 
 constexpr int kCopyThreads = 512;
-/// Loads that a thread has in flight at once.
+/// Loads that a thread has in flight.
 constexpr int kUnroll = 4;
-/// Few enough to leave the GPU to others, enough for some 1 TB/s.
+/// Few enough to leave most of the GPU to other kernels, enough for about 1 TB/s.
 constexpr int kMostCopyBlocks = 32;
 
-/// Words of the type are what threads copy: the rows are whole multiples of one, and aligned to it.
+/// Copies rows in units of Word: rows are whole multiples of a Word, and aligned to it.
 template <typename Word>
 __global__ void __launch_bounds__(kCopyThreads) row_copy_kernel(const __grid_constant__ RowCopyParams params) {
   const std::int64_t words_per_row = params.row_bytes / static_cast<std::int64_t>(sizeof(Word));

@@ -11,12 +11,12 @@
 
 namespace ferry::cuda {
 
-/// Ok, or the error of `operation` ("allocate: zeroing 4096 bytes"); `hint` says what to do about it. kSystem when
-/// device memory ran out, kUnsupported where there is no usable driver or GPU, otherwise kCuda. Clears the runtime's
-/// own record of the error, so that the caller's next cudaGetLastError does not return ours.
+/// Ok, or the error of `operation` ("allocate: zeroing 4096 bytes"); `hint` tells the user how to avoid it. kSystem if
+/// device memory ran out, kUnsupported if there is no usable driver or GPU, otherwise kCuda. Clears the runtime's own
+/// record of the error, so that the caller's next cudaGetLastError does not return Ferry's.
 Status runtime_status(cudaError_t error, std::string_view operation, std::string_view hint = {});
 
-/// Lets this thread make calls that are forbidden while any thread captures a stream in global mode. They are not
+/// Lets this thread make calls that are forbidden while any thread captures a stream in global mode. The calls are not
 /// captured.
 class RelaxedCapture {
  public:

@@ -5,7 +5,7 @@
 
 namespace ferry::cuda {
 
-/// Makes `device` current on this thread, and restores what was current before.
+/// Makes `device` current on this thread and restores the previous device on destruction.
 class DeviceGuard {
  public:
   explicit DeviceGuard(int device);
@@ -13,7 +13,7 @@ class DeviceGuard {
   DeviceGuard(const DeviceGuard&) = delete;
   DeviceGuard& operator=(const DeviceGuard&) = delete;
 
-  /// Why `device` could not be made current; ok when it is.
+  /// Reason why `device` could not be made current; ok if it is current.
   const Status& status() const { return status_; }
 
  private:

@@ -1,9 +1,9 @@
 #ifndef FERRY_CUDA_DRIVER_DRIVER_HPP
 #define FERRY_CUDA_DRIVER_DRIVER_HPP
 
-/// The CUDA driver's functions that the runtime has no counterpart for, and those that every call needs: the runtime's
-/// take longer on the host. They are looked up when first needed: a library linked against libcuda would not load on a
-/// machine without a GPU.
+/// Functions of the CUDA driver without a counterpart in the runtime, and functions that every call needs, because the
+/// runtime's take longer on the host. They are looked up at first use: a library linked against libcuda would not load
+/// on a machine without a GPU.
 
 #include <cuda.h>
 #include <cudaTypedefs.h>
@@ -51,45 +51,45 @@ struct Driver {
   PFN_cuMemImportFromShareableHandle_v10020 mem_import_from_shareable_handle = nullptr;
 };
 
-/// The driver, loaded and initialized by the first call. Safe from any thread; lives for ever.
+/// The driver, loaded and initialized by the first call. Safe from any thread; never unloaded.
 /// @errors kUnsupported: no driver, no GPU, or a driver that lacks one of these functions
 Result<const Driver*> driver();
 
-/// The same without a Result, for what happens in every call; null before driver() has succeeded once.
+/// Variant without a Result, for code that runs in every call; null before driver() has succeeded once.
 inline std::atomic<const Driver*> loaded_driver_table{nullptr};
 inline const Driver* loaded_driver() { return loaded_driver_table.load(std::memory_order_acquire); }
 
-/// As runtime_status, for the driver's own codes.
+/// Counterpart of runtime_status for the driver's codes.
 Status driver_status(CUresult result, std::string_view operation, std::string_view hint = {});
 
-/// The runtime's code for the driver's: since CUDA 10.1 they have the same numbers.
+/// The runtime's code for a driver's code: since CUDA 10.1 both have the same numbers.
 constexpr cudaError_t as_runtime_error(CUresult result) { return static_cast<cudaError_t>(result); }
 static_assert(as_runtime_error(CUDA_ERROR_OUT_OF_MEMORY) == cudaErrorMemoryAllocation);
 static_assert(as_runtime_error(CUDA_ERROR_LAUNCH_FAILED) == cudaErrorLaunchFailure);
 static_assert(as_runtime_error(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED) == cudaErrorStreamCaptureInvalidated);
 
-/// Whether all work before the event, or on the stream, is done. Unlike the runtime's queries these do not leave
-/// cudaErrorNotReady as the thread's last error, in place of what the program may find there.
+/// Whether all work before the event, or on the stream, is done. Unlike the runtime's queries these do not set the
+/// thread's last error to cudaErrorNotReady, which would overwrite an error that the program may look for.
 /// @errors kCuda: work failed
 Result<bool> is_done(CUevent event);
 Result<bool> is_idle(CUstream stream);
 
 /// The context that the CUDA runtime uses on `device`, kept for the life of the process.
 Result<CUcontext> primary_context(int device);
-/// The same if it has been asked for before, else null.
+/// The same context if primary_context has been called for it, else null.
 CUcontext known_primary_context(int device);
 
 inline CUdeviceptr device_address(const void* data) {
   return static_cast<CUdeviceptr>(reinterpret_cast<std::uintptr_t>(data));
 }
 
-/// Memory of `device` that other processes can map through a file descriptor.
+/// Properties of memory of `device` that other processes can map through a file descriptor.
 CUmemAllocationProp shareable_memory(int device);
 
-/// What sizes and offsets of such memory are multiples of.
+/// Unit of the sizes and offsets of such memory.
 Result<std::size_t> allocation_granularity(int device);
 
-/// Read and write access from `device`.
+/// Descriptor of read and write access from `device`.
 CUmemAccessDesc access_from(int device);
 
 }  // namespace ferry::cuda

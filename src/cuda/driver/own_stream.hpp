@@ -10,7 +10,7 @@
 
 namespace ferry::cuda {
 
-/// A stream of the backend's own. It waits for no other stream of the program, the default one included.
+/// A stream of the backend. It waits for no other stream of the program, the default one included.
 class OwnStream {
  public:
   static Result<std::shared_ptr<OwnStream>> create() {
@@ -18,8 +18,8 @@ class OwnStream {
     Status status = runtime_status(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "making a stream");
     if (!status.ok()) return status;
     auto made = std::make_shared<OwnStream>(stream);
-    // Its first kernel may find no way to the GPU while kernels of other ranks wait there for it: where ranks of one
-    // process shared a GPU, a third of the runs that began so stood still, and none since.
+    // A stream's first kernel may not start while kernels of other ranks wait on the GPU for it. Where ranks of one
+    // process shared a GPU, a third of the runs without this empty kernel hung; since then none has.
     status = runtime_status(run_empty_kernel(stream), "making a stream");
     if (!status.ok()) return status;
     return made;

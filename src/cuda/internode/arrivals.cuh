@@ -1,8 +1,8 @@
 #ifndef FERRY_CUDA_INTERNODE_ARRIVALS_CUH
 #define FERRY_CUDA_INTERNODE_ARRIVALS_CUH
 
-/// Rows taken out of the node's staging while the network still fills it: ranks publish how many items from each node
-/// are there (RailLog::Arrivals), and warps take rows in the order in which items come.
+/// Rows that ranks take from the node's staging while the network still fills it: ranks publish the number of items
+/// that have arrived from each node (RailLog::Arrivals), and warps take rows in the order in which items arrive.
 
 #include "cuda/internode/exchange_params.hpp"
 #include "cuda/internode/pull.cuh"
@@ -10,12 +10,13 @@
 
 namespace ferry::cuda::device {
 
-/// The number of items that are there, as it is published.
+/// Number of items that have arrived, in the published form.
 __device__ inline std::uint64_t arrival_count(std::uint64_t epoch, std::int64_t num_items) {
   return half_of(epoch) << 32 | static_cast<std::uint64_t>(num_items);
 }
 
-/// Tells the ranks of the node which items will come. All threads of one block; the counts come later.
+/// Publishes to the ranks of the node which items will arrive. All threads of one block call it; the counts follow
+/// later.
 __device__ inline void publish_flows(const ExchangeParams& params, std::uint64_t epoch) {
   const auto node = static_cast<int>(threadIdx.x);
   RailLog& log = *params.rails.log;
@@ -30,7 +31,7 @@ __device__ inline void publish_flows(const ExchangeParams& params, std::uint64_t
   store_release_system(&log.known, epoch);
 }
 
-/// A rank of the node, and what is known of its staging. In shared memory.
+/// A rank of the node: its staging and its log. In shared memory.
 struct PullSource {
   PullHolder staging;
   const RailLog* log;
@@ -40,10 +41,10 @@ struct PullSource {
 struct PullFlow {
   std::int32_t first;
   std::int32_t num;
-  std::int32_t num_seen;  ///< that are there; any warp raises it
+  std::int32_t num_seen;  ///< items known to have arrived; any warp may raise it
 };
 
-/// The block's view of the node, for all warps.
+/// The block's view of the node, shared by all warps.
 class PullView {
  public:
   __device__ PullView(const ExchangeParams& params, std::byte* memory, std::uint64_t epoch)
@@ -58,7 +59,8 @@ class PullView {
 
   __device__ void set(int rank, const PullSource& source) { sources_[rank] = source; }
 
-  /// Waits until all ranks have told which items will come; false when the group broke. All threads of the block.
+  /// Waits until all ranks have published which items will arrive; false if the group broke. All threads of the block
+  /// call it.
   __device__ bool open() {
     __syncthreads();
     const int num_flows = params_.ranks.num_ranks * params_.rails.num_nodes;
@@ -74,7 +76,7 @@ class PullView {
     return __syncthreads_and(static_cast<int>(here)) != 0;
   }
 
-  /// Waits until an item is in a rank's staging; false when the group broke. All lanes of a warp.
+  /// Waits until an item is in a rank's staging; false if the group broke. All lanes of a warp call it.
   __device__ bool wait_item(int rank, std::int32_t item) const {
     bool here = true;
     if (lane_idx() < params_.rails.num_nodes) {
@@ -85,14 +87,14 @@ class PullView {
       }
     }
     here = __all_sync(kAllLanes, static_cast<int>(here)) != 0;
-    __syncwarp();  // hands what one lane has acquired to all of them
+    __syncwarp();  // passes the data that one lane acquired to all lanes
     return here;
   }
 
   __device__ const PullHolder& staging(int rank) const { return sources_[rank].staging; }
 
  private:
-  /// As wait_until; the deadline starts again whenever something arrives.
+  /// Variant of wait_until whose deadline restarts whenever an item arrives.
   __device__ __noinline__ bool wait_count(int rank, std::int32_t wanted, PullFlow& flow) const {
     const std::uint64_t* word = &sources_[rank].log->arrivals[lane_idx()].count;
     std::int32_t last = -1;
@@ -121,7 +123,7 @@ class PullView {
       }
       StepCount(params_.ranks, rank).looked(deadline_ns - params_.ranks.timeout_ns, now);
       if (spin == 0 || spin % kSpinsPerStopCheck != 0) continue;
-      stopped = is_stopped(params_.ranks);  // the count is read once more after it
+      stopped = is_stopped(params_.ranks);  // the count is read once more after this
     }
   }
 
@@ -131,8 +133,9 @@ class PullView {
   std::uint64_t epoch_;
 };
 
-/// Takes rows as long as there are any, a warp a row. Rows of one source, or of one expert and source, lie together and
-/// arrive one after the other, those of different ones at the same time; so warps go round them.
+/// Takes rows until none is left, one warp per row. Rows of one source, or of one expert and source, are contiguous and
+/// arrive one after another; rows of different sources arrive at the same time. Warps therefore take one row of each in
+/// turn.
 __device__ inline void pull_arriving_rows(const ExchangeParams& params, const PullView& view) {
   const PullParams& pull = params.pull;
   const std::int64_t num_runs = pull.row_experts == nullptr ? pull.num_sources : pull.num_experts;

@@ -1,8 +1,8 @@
 #ifndef FERRY_CUDA_INTERNODE_CALLS_HPP
 #define FERRY_CUDA_INTERNODE_CALLS_HPP
 
-/// The calls of a group of GPU ranks on several nodes. Dispatch and combine run in kernels. An exact route is made by
-/// the hosts, which wait for its counts in any case, once kernels have found that all ranks make it.
+/// Calls of a group of GPU ranks on several nodes. Dispatch and combine run in kernels. Hosts make an exact route,
+/// whose counts they wait for in any case, after kernels have found that all ranks make it.
 
 #include <array>
 #include <cstdint>
@@ -20,7 +20,7 @@
 
 namespace ferry::cuda::internode {
 
-/// In the host arena: two blocks of each kind, in turn (see call::RouteMemory).
+/// Memory for tables in the host arena: two blocks of each kind, used in turn (see call::RouteMemory).
 class HostTables final : public call::RouteMemory {
  public:
   explicit HostTables(node::Arena& arena) : arena_(arena) {}
@@ -40,12 +40,12 @@ class HostTables final : public call::RouteMemory {
   std::size_t turn_ = 0;
 };
 
-/// What the calls of a group use again and again.
+/// Resources that the calls of a group reuse.
 class CallScratch {
  public:
-  /// Of the pinned block through which tables pass between host and GPU.
+  /// Size of the pinned block through which tables pass between host and GPU.
   static constexpr std::size_t kWindowBytes = std::size_t{1} << 20;
-  /// Of the kernels that copy to and from it.
+  /// Blocks of the kernels that copy to and from the pinned block.
   static constexpr int kWindowBlocks = 4;
 
   static Result<std::unique_ptr<CallScratch>> create(const Parts& parts);
@@ -59,27 +59,27 @@ class CallScratch {
 
 NodePlace place_of(const Parts& parts);
 CallIdentity identity_of(const Context& context, const CallRecord& record, const Launch& launch);
-/// As Context::refuse: all ranks of the group learn of it. `routing`: that the call is made on; of one that turns out
-/// to have been refused none does.
+/// Counterpart of Context::refuse: all ranks of the group learn of the refusal. `routing`: the Routing that the call is
+/// made on. If that Routing turns out to have been refused, no other rank is informed.
 Status refuse(Context& context, const CallRecord& record, Stream stream, const Status& status,
               const RoutingState* routing = nullptr);
 StepBlocks blocks_of(const Parts& parts, const KernelOptions& kernel);
 
-/// The part of a dispatch that follows its checks: of tokens that are routed, or that kernels route in the same call.
+/// The part of a dispatch after its checks. Its tokens are already routed, or kernels route them in the same call.
 struct DispatchRun {
   const DispatchCall& call;
   const RoutedTokens& routed;
   bool exact_rows = false;
   bool captured = false;
   const NodeRouteInput* route = nullptr;
-  std::int64_t* wait_times_ns = nullptr;  ///< [R], what the call waits for is added; null: nobody asks
+  std::int64_t* wait_times_ns = nullptr;  ///< [R], to which the call's waits are added; null: not measured
 };
 Status make_dispatch(Context& context, const DispatchRun& run);
-/// The same of a combine.
+/// The same part of a combine.
 Status make_combine(Context& context, const CombineCall& call, const RoutedTokens& routed, bool captured,
                     std::int64_t* wait_times_ns);
 
-/// A route whose rows and tokens are bounded, once it is checked.
+/// Makes a route whose rows and tokens are bounded, after its checks.
 Result<std::shared_ptr<RoutingState>> bounded_route(Context& context, Placements& placements, const RouteCall& call,
                                                     bool captured);
 Result<std::shared_ptr<RoutingState>> route(Context& context, Placements& placements, CallScratch& scratch,

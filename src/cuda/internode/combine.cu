@@ -1,4 +1,4 @@
-/// The sums of a combine over several nodes. One warp per item, or token.
+/// Sums of a combine over several nodes. One warp per item or token.
 
 #include "cuda/driver/launch.hpp"
 #include "cuda/internode/combine_params.hpp"
@@ -13,10 +13,10 @@ namespace {
 
 using namespace device;
 
-/// As many warps as registers allow without spilling what is in flight.
+/// As many warps as registers allow without spilling the loads in flight.
 constexpr int kSumThreads = kSumWarps * kWarpLanes;
 
-/// Where a rank of the node has its rows. In shared memory, one per rank.
+/// Location of the rows of a rank of the node. In shared memory, one per rank.
 struct Holder {
   const std::byte* rows;
   std::int64_t row_stride;
@@ -26,7 +26,7 @@ struct Holder {
 
 template <bool kFloat32>
 __device__ void sum_terms(const Terms& terms, int num_rows, std::byte* out, std::int64_t row_bytes) {
-  // As many loads at once as registers hold: two shapes, for few and for many rows.
+  // As many loads at a time as registers hold, in two shapes: few rows and many rows.
   if (num_rows <= 4) {
     sum_row<kFloat32, 4, 3>(terms, num_rows, out, row_bytes);
   } else {
@@ -34,8 +34,7 @@ __device__ void sum_terms(const Terms& terms, int num_rows, std::byte* out, std:
   }
 }
 
-/// Fills `terms` with the rows of an item, each with the weights that it counts with; returns their number. Of the
-/// lanes in `which`.
+/// Fills `terms` with the rows of an item, each with its weights, for the lanes in `which`; returns the number of rows.
 __device__ int collect_rows(const NodeSumParams& params, const Holder* holders, std::int64_t item,
                             const Destination& destination, unsigned which, Terms& terms) {
   const bool present = destination.rank >= 0 && (which >> lane_idx() & 1U) != 0;
@@ -59,7 +58,8 @@ __device__ int collect_rows(const NodeSumParams& params, const Holder* holders, 
   return __popc(rows);
 }
 
-/// kTokens: entry k is the sum over the node's ranks of what they returned at k. Else: the weight of the entry's row.
+/// kTokens: entry k becomes the sum of the weights that the node's ranks returned for entry k. Other layouts: the
+/// weight of the entry's row.
 __device__ void sum_item_weights(const NodeSumParams& params, const Holder* holders, std::int64_t item,
                                  const Destination& destination) {
   float* out = params.sum_weights + item * params.num_topk;
@@ -82,7 +82,7 @@ __device__ void sum_item_weights(const NodeSumParams& params, const Holder* hold
   if (lane_idx() < params.num_topk) out[lane_idx()] = sum;
 }
 
-/// CombineOrder::kRankSums: each rank's rows are summed and rounded, then those sums.
+/// CombineOrder::kRankSums: sums and rounds each rank's rows, then adds these sums.
 template <bool kFloat32>
 __device__ void sum_by_rank(const NodeSumParams& params, const Holder* holders, std::int64_t item,
                             const Destination& destination, Terms& terms) {
@@ -95,7 +95,7 @@ __device__ void sum_by_rank(const NodeSumParams& params, const Holder* holders, 
     const unsigned of_rank = __ballot_sync(kAllLanes, static_cast<int>(present && destination.rank == rank));
     const int num_rows = collect_rows(params, holders, item, destination, of_rank, terms);
     sum_terms<kFloat32>(terms, num_rows, rows + num_ranks * params.row_bytes, params.row_bytes);
-    __syncwarp();  // the terms are read
+    __syncwarp();  // all lanes have read the terms
     left &= ~of_rank;
   }
   for (int row = lane_idx(); row <= num_ranks; row += kWarpLanes) {
@@ -123,7 +123,7 @@ __device__ void sum_item(const NodeSumParams& params, const Holder* holders, std
     if (params.returns_weights) sum_item_weights(params, holders, item, destination);
     sum_terms<kFloat32>(terms, num_rows, params.sums + item * params.row_bytes, params.row_bytes);
   }
-  __syncwarp();  // the terms are read
+  __syncwarp();  // all lanes have read the terms
 }
 
 template <bool kFloat32>
@@ -160,13 +160,14 @@ __global__ void __launch_bounds__(kSumThreads, 1) node_sum_kernel(const __grid_c
     }
   });
   if (outcome == Outcome::kStop) return;
-  let_next_kernel_begin();  // not before: it would hold multiprocessors while this one waits for the node's ranks
+  let_next_kernel_begin();  // not earlier: the next kernel would hold multiprocessors while this one waits for the
+                            // node's ranks
   if (outcome == Outcome::kGo) sum_items<kFloat32>(params, holders, terms[warp_idx()]);
   post_block_done(ranks, start.epoch);
   if (first) finish_blocks(ranks, start.epoch, num_blocks);
 }
 
-/// Position of the token's sum of a node; -1: that node has none of its rows.
+/// Position of a node's sum for the token; -1 if the node has no rows of the token.
 __device__ std::int32_t item_of(const TokenSumParams& params, int node, std::int64_t token) {
   return params.item_of_token[node * params.num_tokens + token];
 }
@@ -190,7 +191,7 @@ __device__ void sum_token_weights(const TokenSumParams& params, std::int64_t tok
   params.out_weights[entry] = sum;
 }
 
-/// Biases, then nodes in ascending order; a lane collects one. Returns their number.
+/// Collects biases, then nodes in ascending order, one node per lane. Returns the number of rows.
 __device__ int collect_nodes(const TokenSumParams& params, std::int64_t token, Terms& terms) {
   int num_rows = 0;
   for (const BiasRows& bias : params.bias) {

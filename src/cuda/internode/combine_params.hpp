@@ -1,10 +1,10 @@
 #ifndef FERRY_CUDA_INTERNODE_COMBINE_PARAMS_HPP
 #define FERRY_CUDA_INTERNODE_COMBINE_PARAMS_HPP
 
-/// Combine over several nodes: an exchange begins the call and brings the weights of a weighted sum; then every rank
-/// sums, for each token that it forwards and each of its own, the rows that its node has; an exchange takes those sums
-/// back to the tokens' ranks; and those sum the nodes. Four kernels, of which the third may begin while the second
-/// makes sums, and sends what there is of them.
+/// Combine over several nodes, in four kernels. An exchange begins the call and carries the weights of a weighted sum.
+/// Then every rank sums the rows that its node has for each token that it forwards and for each of its own. An exchange
+/// returns these sums to the tokens' ranks, which add up the nodes. The third kernel may begin while the second makes
+/// sums, and sends the sums already made.
 
 #include <cuda_runtime_api.h>
 
@@ -17,15 +17,15 @@
 
 namespace ferry::cuda {
 
-/// The rows that this rank's node has for each item, summed.
+/// Parameters of the sums of this node's rows for each item.
 struct NodeSumParams {
   RankParams ranks;
   RailParams rails;
-  EntryMessage entry;  ///< offsets of the rows that this rank gives, and of their weights
+  EntryMessage entry;  ///< offsets of this rank's rows, and of their weights
   const RouteSummary* gate = nullptr;
-  const Destination* destinations = nullptr;  ///< [items, K], ranks counted in the node
-  const ItemFlow* to_nodes = nullptr;         ///< [nodes] of dispatch: where items from each node are
-  bool overlaps = false;                      ///< an exchange sends sums as they are made
+  const Destination* destinations = nullptr;  ///< [items, K], ranks numbered in the node
+  const ItemFlow* to_nodes = nullptr;         ///< [nodes] flows of dispatch: positions of each node's items
+  bool overlaps = false;                      ///< an exchange sends sums while others are made
   int num_topk = 0;
   bool one_row_per_token = true;  ///< kTokens
   bool float32 = false;
@@ -36,12 +36,12 @@ struct NodeSumParams {
   std::int64_t row_bytes = 0;
   std::byte* sums = nullptr;       ///< [items, row_bytes]
   float* sum_weights = nullptr;    ///< [items, K]
-  std::byte* rank_rows = nullptr;  ///< with rank_sums: room for sums of ranks, num_rank_rows rows for each warp
+  std::byte* rank_rows = nullptr;  ///< with rank_sums: memory for sums of ranks, num_rank_rows rows per warp
   int num_rank_rows = 0;
   int num_blocks = 1;
 };
 
-/// What all nodes have for each of this rank's tokens, summed.
+/// Parameters of the sums over all nodes for each of this rank's tokens.
 struct TokenSumParams {
   const RouteSummary* gate = nullptr;
   const std::uint32_t* broken = nullptr;        ///< LocalState::broken
@@ -56,7 +56,7 @@ struct TokenSumParams {
   std::int64_t row_bytes = 0;
   const std::byte* own = nullptr;  ///< sums of this rank's node
   const float* own_weights = nullptr;
-  const std::byte* returned = nullptr;  ///< of other nodes
+  const std::byte* returned = nullptr;  ///< sums of other nodes
   const float* returned_weights = nullptr;
   const std::int64_t* ids = nullptr;    ///< [T, K]
   const std::int32_t* owner = nullptr;  ///< [E]
@@ -68,7 +68,7 @@ struct TokenSumParams {
   int num_blocks = 1;
 };
 
-/// Warps of a block of launch_node_sums.
+/// Warps in a block of launch_node_sums.
 inline constexpr int kSumWarps = 8;
 
 cudaError_t launch_node_sums(const NodeSumParams& params, cudaStream_t stream);

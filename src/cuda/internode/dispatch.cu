@@ -1,4 +1,4 @@
-/// The kernels of a dispatch over several nodes before and after the exchange. One warp per token, or row.
+/// Kernels of a dispatch over several nodes before and after the exchange. One warp per token or row.
 
 #include "cuda/driver/launch.hpp"
 #include "cuda/internode/dispatch_params.hpp"
@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(kRecordThreads) record_kernel(const __grid_con
   }
 }
 
-/// In shared memory, one per rank.
+/// Staging of a rank of the node and its number of blocks. In shared memory, one per rank.
 struct Holder {
   PullHolder staging;
   int num_blocks;
@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(kPullThreads, 1) pull_kernel(const __grid_cons
   });
   if (outcome == Outcome::kStop) return;
   if (first && threadIdx.x == 0) {
-    // For the kernel that fills rows without a token.
+    // Read by the kernel that fills rows without a token.
     store_release_system(&ranks.control.local->outcome, start.epoch << 2 | static_cast<std::uint64_t>(outcome));
   }
   if (outcome == Outcome::kGo) pull_rows(params, holders);

@@ -1,9 +1,9 @@
 #ifndef FERRY_CUDA_INTERNODE_DISPATCH_PARAMS_HPP
 #define FERRY_CUDA_INTERNODE_DISPATCH_PARAMS_HPP
 
-/// Dispatch over several nodes: the records of this rank's tokens, a kernel by itself; the exchange, which brings every
-/// token of the rail that comes to this node into staging, its own tokens included; and the pull, by which every rank
-/// takes its rows out of the staging of its node: in the exchange's kernel as they arrive, or in one after it.
+/// Dispatch over several nodes. One kernel makes the records of this rank's tokens. The exchange brings all tokens of
+/// the rail that go to this node, this rank's own included, into staging. In the pull, every rank takes its rows from
+/// the staging of its node: in the exchange's kernel as they arrive, or in a later kernel.
 
 #include <cuda_runtime_api.h>
 
@@ -14,7 +14,8 @@
 
 namespace ferry::cuda {
 
-/// The records of this rank's tokens (plan/token_record.hpp), with ids of the group. A kernel of this rank alone.
+/// Parameters of the records of this rank's tokens (plan/token_record.hpp), with ids of the group. The kernel involves
+/// this rank alone.
 struct RecordParams {
   std::int64_t num_tokens = 0;
   int num_topk = 0;
@@ -26,7 +27,7 @@ struct RecordParams {
   int max_blocks = 1;
 };
 
-/// Where a row's token is: at position `item` of the staging of rank `forwarder` of this node. -1: no token.
+/// Location of a row's token: position `item` in the staging of rank `forwarder` of this node. -1: no token.
 struct RowItem {
   std::int32_t forwarder;
   std::int32_t item;
@@ -43,12 +44,12 @@ struct PullParams {
   const std::int32_t* local_expert = nullptr;  ///< [E]
   int num_experts = 0;
   int num_topk = 0;
-  int group_rank = 0;  ///< of this rank, in the group
+  int group_rank = 0;  ///< this rank's number in the group
   std::int64_t row_bytes = 0;
   plan::TokenRecord format;
   DispatchOutputs out;
-  int num_blocks = 1;   ///< of a kernel of its own
-  int num_sources = 1;  ///< ranks that rows come from, which arrive at the same time
+  int num_blocks = 1;   ///< blocks of a separate pull kernel
+  int num_sources = 1;  ///< ranks whose rows arrive at the same time
 };
 
 cudaError_t launch_records(const RecordParams& params, cudaStream_t stream);

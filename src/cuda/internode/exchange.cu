@@ -1,4 +1,5 @@
-/// Exchanges with the rail peers: some blocks send to each, as many receive, some copy what stays in the node.
+/// Exchanges with the rail peers: some blocks send to each peer, the same number receive from it, and some copy the
+/// items that stay in the node.
 
 #include "cuda/copy/warp_copy.cuh"
 #include "cuda/driver/launch.hpp"
@@ -17,16 +18,16 @@ using namespace device;
 constexpr int kExchangeThreads = 512;
 constexpr int kExchangeWarps = kExchangeThreads / kWarpLanes;
 
-/// What copy_by_warp has in flight at once: four loads of 16 bytes a lane.
+/// Bytes that copy_by_warp has in flight: four loads of 16 bytes per lane.
 constexpr int kPieceBytes = 4 * 16 * kWarpLanes;
 
-/// Leads the items of a call's first exchange, in a chunk of its own.
+/// Header of a call's first exchange, in a chunk before the items.
 struct alignas(16) CallAnnouncement {
   std::uint64_t agreement;
   CallRecord record;
 };
 
-/// Not inlined, as the functions of this kernel that wait: the instruction cache is for one copy of each.
+/// Not inlined, like this kernel's waiting functions: the instruction cache holds only one copy of each.
 __device__ __noinline__ void copy_row(std::byte* to, const std::byte* from, std::int64_t bytes) {
   copy_by_warp(to, from, bytes);
 }
@@ -39,7 +40,8 @@ __device__ __noinline__ void copy_record(std::byte* to, const std::byte* from, s
   }
 }
 
-/// Copies bytes [begin, end) of an item, which is its row and then its record, to or from where they lie side by side.
+/// Copies bytes [begin, end) of an item (its row, then its record) from the tables to a chunk, where both are
+/// contiguous, or back.
 template <bool kPack>
 __device__ void copy_slice(const ExchangeParams& params, std::int64_t position, std::int64_t begin, std::int64_t end,
                            std::byte* chunk) {
@@ -61,13 +63,13 @@ __device__ void copy_slice(const ExchangeParams& params, std::int64_t position, 
   copy_record(kPack ? in_chunk : to, kPack ? from : in_chunk, record_end - record_begin);
 }
 
-/// Where an outgoing item is in this rank's tables.
+/// Position of an outgoing item in this rank's tables.
 __device__ std::int64_t position_of(const ExchangeParams& params, std::int64_t item) {
   return params.items != nullptr ? params.items[item] : item;
 }
 
-/// Copies the same bytes [begin, end) of `num_items` items, `position(i)` in the tables, to or from a chunk. Warps take
-/// pieces, so that all of a block work whatever the length of items.
+/// Copies the same bytes [begin, end) of `num_items` items, at `position(i)` in the tables, to or from a chunk. Warps
+/// take pieces, so that all warps of a block have work whatever the length of items.
 template <bool kPack, typename Position>
 __device__ void copy_items(const ExchangeParams& params, std::int64_t num_items, std::int64_t begin, std::int64_t end,
                            std::byte* chunk, Position position) {
@@ -96,7 +98,7 @@ __device__ void send_items(const ExchangeParams& params, Sender& sender, int pee
   });
 }
 
-/// `arrived`: where the node's ranks learn what has come, or null.
+/// `arrived`: word in which the node's ranks read the number of arrived items, or null.
 __device__ void receive_items(const ExchangeParams& params, Receiver& receiver, const ItemFlow& flow, int worker,
                               std::uint64_t* arrived, std::uint64_t epoch) {
   for_each_chunk(params, flow.num_in, worker, [&](const ItemChunk& items) {
@@ -105,14 +107,14 @@ __device__ void receive_items(const ExchangeParams& params, Receiver& receiver, 
     if (chunk == nullptr) return false;
     copy_items<false>(params, items.num_items, items.begin, items.end, const_cast<std::byte*>(chunk),
                       [&](int item) { return flow.first_in + items.first + item; });
-    // Of items in slices only the last slice makes them whole.
+    // If items are divided into slices, only the last slice completes them.
     const bool whole = items.end == params.item_bytes();
     receiver.release(whole ? arrived : nullptr, arrival_count(epoch, items.first + items.num_items));
     return true;
   });
 }
 
-/// What stays in the node, by block `block` of those that copy it.
+/// Copies the items that stay in the node. `block`: number among the blocks that copy them.
 __device__ void copy_own_items(const ExchangeParams& params, const ItemFlow& flow, int block) {
   const ItemPart& row = params.row;
   const ItemPart& record = params.item_record;
@@ -126,7 +128,8 @@ __device__ void copy_own_items(const ExchangeParams& params, const ItemFlow& flo
   }
 }
 
-/// Tells the node's ranks that all own items are there, once all blocks that copy them have called it.
+/// Publishes to the node's ranks that all items of this node are complete, once all blocks that copy them have called
+/// it.
 __device__ void publish_own_items(const ExchangeParams& params, const ItemFlow& flow, std::uint64_t epoch) {
   __syncthreads();
   if (threadIdx.x != 0) return;
@@ -137,7 +140,7 @@ __device__ void publish_own_items(const ExchangeParams& params, const ItemFlow& 
   store_release_system(&params.rails.log->arrivals[params.rails.node].count, arrival_count(epoch, flow.num_out));
 }
 
-/// Copies a struct by all threads of the block.
+/// Copies a struct with all threads of the block.
 template <typename T>
 __device__ void copy_words(T& to, const T& from) {
   static_assert(sizeof(T) % sizeof(std::uint32_t) == 0);
@@ -158,7 +161,7 @@ __device__ __noinline__ void announce_call(const ExchangeParams& params, Sender&
   sender.commit(1, sizeof(CallAnnouncement));
 }
 
-/// Compares the peer's call with this rank's, and keeps its record if they differ.
+/// Compares the peer's call with this rank's, and keeps the peer's record if they differ.
 __device__ __noinline__ void await_call(const ExchangeParams& params, Receiver& receiver, int peer,
                                         std::uint64_t exchange) {
   const std::byte* const chunk = receiver.front(0, Awaited::kRailCall, 1, sizeof(CallAnnouncement));
@@ -183,7 +186,8 @@ __device__ __noinline__ void await_call(const ExchangeParams& params, Receiver& 
   }
 }
 
-/// Whether all rail peers make this rank's call; all threads of block 0, `here` false when the group broke.
+/// Whether all rail peers make this rank's call. All threads of block 0 call it; sets `here` to false if the group
+/// broke.
 __device__ bool await_verdicts(const ExchangeParams& params, std::uint64_t exchange, bool& here) {
   bool all_here = true;
   bool all_equal = true;
@@ -197,7 +201,7 @@ __device__ bool await_verdicts(const ExchangeParams& params, std::uint64_t excha
   return __syncthreads_and(static_cast<int>(all_equal)) != 0;
 }
 
-/// What this node's ranks know of the current call, in shared memory, one per rank.
+/// Log and record number of a rank of this node for the current call. In shared memory, one per rank.
 struct NodeRank {
   const RailLog* log;
   std::int64_t record_number;
@@ -205,9 +209,10 @@ struct NodeRank {
 
 __device__ NodeRank* node_ranks() { return reinterpret_cast<NodeRank*>(&shared() + 1); }
 
-/// Takes this rank's rows from the ranks of its node. All threads of a block whose part in the exchange is over.
+/// Takes this rank's rows from the ranks of its node. All threads of a block call it after the block's part in the
+/// exchange.
 __device__ void pull_rows(const ExchangeParams& params, std::uint64_t epoch) {
-  // The entries have come: they stand until all ranks are done.
+  // The entries have arrived and stay valid until all ranks are done.
   PullView view(params, reinterpret_cast<std::byte*>(node_ranks() + params.ranks.num_ranks), epoch);
   EntryMessage entry;
   entry.agreement = params.agreement;
@@ -220,12 +225,12 @@ __device__ void pull_rows(const ExchangeParams& params, std::uint64_t epoch) {
   if (outcome == Outcome::kGo && view.open()) pull_arriving_rows(params, view);
 }
 
-/// Reports to the host that ranks of the group disagree, and what the rail peers of this node call. All threads of
-/// block 0.
+/// Reports to the host that ranks of the group disagree, and the calls of this node's rail peers. All threads of block
+/// 0 call it.
 __device__ __noinline__ void report_difference(const ExchangeParams& params, std::uint64_t epoch) {
   FaultReport& fault = *params.fault;
   const bool reported = *static_cast<volatile std::uint64_t*>(&fault.state) != 0;
-  if (__syncthreads_or(static_cast<int>(reported)) != 0) return;  // the first one counts
+  if (__syncthreads_or(static_cast<int>(reported)) != 0) return;  // only the first fault counts
   const int num_ranks = params.ranks.num_ranks;
   const int num_nodes = params.rails.num_nodes;
 #pragma unroll 1
@@ -258,7 +263,7 @@ __device__ __noinline__ void report_difference(const ExchangeParams& params, std
   store_release_system(&fault.state, 1);
 }
 
-/// The call is made on a Routing that was refused. One thread.
+/// Reports that the call is made on a Routing that was refused. One thread calls it.
 __device__ __noinline__ void report_refused_routing(const ExchangeParams& params) {
   FaultReport& fault = params.ranks.report->fault;
   const bool reported = *static_cast<volatile std::uint64_t*>(&fault.state) != 0;
@@ -266,7 +271,8 @@ __device__ __noinline__ void report_refused_routing(const ExchangeParams& params
   report_refused_route(params.ranks, *params.routed);
 }
 
-/// What all ranks of the group make of the call. All threads of block 0, which has announced it.
+/// Outcome of the call for all ranks of the group. All threads of block 0 call it, after the block has announced the
+/// call.
 __device__ __noinline__ Outcome agree(const ExchangeParams& params, std::uint64_t exchange, std::uint64_t epoch) {
   bool here = true;
   const bool equal = await_verdicts(params, exchange, here);
@@ -295,7 +301,7 @@ __device__ __noinline__ Outcome agree(const ExchangeParams& params, std::uint64_
   return outcome;
 }
 
-/// All threads of a block other than the first.
+/// Waits for block 0's outcome. All threads of a block other than block 0 call it.
 __device__ __noinline__ Outcome await_outcome(const ExchangeParams& params, std::uint64_t exchange) {
   __syncthreads();
   if (threadIdx.x == 0) {
@@ -307,7 +313,7 @@ __device__ __noinline__ Outcome await_outcome(const ExchangeParams& params, std:
   return static_cast<Outcome>(shared().outcome);
 }
 
-/// Ends the exchange once all blocks are done. All threads of block 0.
+/// Ends the exchange once all blocks are done. All threads of block 0 call it.
 __device__ __noinline__ void finish(const ExchangeParams& params, std::uint64_t exchange, std::uint64_t epoch,
                                     Outcome outcome) {
   RailState& state = *params.rails.state;
@@ -339,7 +345,7 @@ __device__ __noinline__ void finish(const ExchangeParams& params, std::uint64_t 
   if (__syncthreads_and(static_cast<int>(all)) != 0 && warp_idx() == 0) end_epoch(params.ranks, epoch);
 }
 
-/// A call on a Routing that was refused. All threads.
+/// Ends a call on a Routing that was refused. All threads call it.
 __device__ __noinline__ void end_alone(const ExchangeParams& params) {
   if (blockIdx.x != 0 || threadIdx.x != 0) return;
   if (params.agreement != 0) report_refused_routing(params);
@@ -355,7 +361,7 @@ __global__ void __launch_bounds__(kExchangeThreads, 1) exchange_kernel(const __g
   const CallStart start = start_call(params.ranks, params.begins_call ? first_look : &rails.state->gate);
   if (start.broken || !start.routed) {
     if (!start.broken && params.begins_call) end_alone(params);
-    await_kernel_before();  // which the kernels after this one take to have ended
+    await_kernel_before();  // later kernels assume that the previous kernel has ended
     return;
   }
   const std::uint64_t exchange = *static_cast<const volatile std::uint64_t*>(&rails.state->exchange) + 1;
@@ -375,7 +381,7 @@ __global__ void __launch_bounds__(kExchangeThreads, 1) exchange_kernel(const __g
       outcome = agree(params, exchange, start.epoch);
       if (threadIdx.x == 0) {
         fence_system();
-        // For the kernel that fills rows without a token.
+        // Read by the kernel that fills rows without a token.
         params.ranks.control.local->outcome = start.epoch << 2 | static_cast<std::uint64_t>(outcome);
         store_release_system(&rails.state->outcome, exchange << 2 | static_cast<std::uint64_t>(outcome));
       }
@@ -399,7 +405,8 @@ __global__ void __launch_bounds__(kExchangeThreads, 1) exchange_kernel(const __g
     if (pulls) pull_rows(params, start.epoch);
   }
   __syncthreads();
-  // The kernels after this one take it to have ended; and it may still look at the number of this exchange.
+  // Later kernels assume that the previous kernel has ended, and that kernel may still read the number of this
+  // exchange.
   await_kernel_before();
   if (first) {
     if (outcome != Outcome::kStop) finish(params, exchange, start.epoch, outcome);

@@ -1,4 +1,4 @@
-/// The ids of all tokens of the group, on every rank: a rank's own, and those that ranks of its node have.
+/// Gathers the ids of all tokens of the group on every rank: the rank's own, and those held by ranks of its node.
 
 #include "cuda/copy/warp_copy.cuh"
 #include "cuda/driver/launch.hpp"
@@ -22,7 +22,7 @@ __device__ std::int64_t id_at(const IdsParams& params, std::int64_t entry) {
   return static_cast<const std::int32_t*>(params.topk_idx)[entry];
 }
 
-/// One block, so that it finds the first bad id by itself.
+/// Runs as one block, which finds the first bad id without other blocks.
 __global__ void __launch_bounds__(kIdsThreads) ids_kernel(const __grid_constant__ IdsParams params) {
   auto& first_bad = *reinterpret_cast<unsigned*>(dynamic_shared());
   if (threadIdx.x == 0) first_bad = kNoBadEntry;
@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(kIdsThreads) ids_kernel(const __grid_constant_
   header.homes_hash = hash_of_homes(params.placement);
 }
 
-/// Where a rank of the node has the blocks of its rail. In shared memory, one per rank.
+/// Location of the id blocks that a rank of the node received over its rail. In shared memory, one per rank.
 struct Holder {
   const std::byte* blocks;
   int num_blocks;

@@ -1,7 +1,7 @@
 #ifndef FERRY_CUDA_INTERNODE_KERNEL_ROUTING_HPP
 #define FERRY_CUDA_INTERNODE_KERNEL_ROUTING_HPP
 
-/// A Routing over several nodes that kernels fill in, on the host.
+/// The host's part of a Routing over several nodes that kernels fill in.
 
 #include <cstdint>
 #include <string_view>
@@ -13,7 +13,7 @@
 
 namespace ferry::cuda::internode {
 
-/// A call that kernels route.
+/// A call whose tokens kernels route.
 struct KernelRoute {
   const RouteCall& call;
   std::string_view name;
@@ -26,8 +26,8 @@ struct KernelRoute {
 std::size_t kernel_tables_bytes(const Topology& topology, const NodeRouteInput& input, std::int64_t num_rows,
                                 bool weights, bool latency);
 
-/// Takes memory for the tables of `routing` and sets all that is known of it; returns what the kernels need.
-/// @errors kUnsupported, kInvalidArgument: larger than the kernels can count; kCapacity and others of memory
+/// Allocates the tables of `routing` and sets all fields that are known; returns the input of the kernels.
+/// @errors kUnsupported, kInvalidArgument: larger than the kernels can count; kCapacity and other errors of memory
 Result<NodeRouteInput> begin_routing(Context& context, Placements& placements, const KernelRoute& route,
                                      NodesRouting& routing);
 

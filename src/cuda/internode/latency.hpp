@@ -1,8 +1,8 @@
 #ifndef FERRY_CUDA_INTERNODE_LATENCY_HPP
 #define FERRY_CUDA_INTERNODE_LATENCY_HPP
 
-/// Latency mode of GPU ranks on several nodes: a route by kernels and a dispatch in one call, and a combine. A split
-/// call runs on a stream of the group's own, beside what the program does between its halves; one that is captured runs
+/// Latency mode of GPU ranks on several nodes: a route by kernels together with a dispatch in one call, and a combine.
+/// A split call runs on a stream of the group, beside the program's work between its two halves; a captured call runs
 /// where its send half is.
 
 #include <atomic>
@@ -19,20 +19,21 @@
 namespace ferry::cuda::internode {
 
 struct NodesLatencyRouting final : NodesRouting {
-  /// Before it is received nobody waits for its counts.
+  /// Waits for the counts, but only after the call was received: before that, no caller waits for them.
   void settle() const override {
     if (received.load(std::memory_order_acquire)) CudaRouting::settle();
   }
   bool dispatch_failed() const override { return received.load(std::memory_order_acquire) && counts_state() == 2; }
 
-  std::shared_ptr<StreamPoint> sent;  ///< the end of the latest split call; null: it was captured
-  std::vector<std::shared_ptr<StreamPoint>> awaited_by_graphs;  ///< so that no other call takes them meanwhile
-  std::atomic<bool> received{false};  ///< the rows are there in stream order, and the host is told the counts
+  std::shared_ptr<StreamPoint> sent;  ///< end of the latest split call; null: that call was captured
+  std::vector<std::shared_ptr<StreamPoint>> awaited_by_graphs;  ///< held so that no other call takes them meanwhile
+  std::atomic<bool> received{false};  ///< the rows are complete in stream order, and kernels report the counts to the
+                                      ///< host
 };
 
 class NodesLatency {
  public:
-  /// All must outlive it. `side`: in groups of several nodes.
+  /// All arguments must outlive this object. `side`: in groups of several nodes.
   NodesLatency(Context& context, Placements& placements, SideStream* side)
       : context_(context), placements_(placements), side_(side) {}
 

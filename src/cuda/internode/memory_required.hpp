@@ -8,8 +8,8 @@
 
 namespace ferry::cuda::internode {
 
-/// BackendFactory::bytes_required for groups of several nodes: as much as any routing of this shape needs, as what goes
-/// to other nodes is not said. Needs no GPU.
+/// Implements BackendFactory::bytes_required for groups of several nodes: the bytes that any routing of this shape may
+/// need, since the shape does not give the number of tokens for other nodes. Needs no GPU.
 /// @errors kUnsupported: more ranks of a node, or nodes, than this backend connects
 Result<std::size_t> bytes_required(const MemoryShape& shape, const Topology& topology);
 

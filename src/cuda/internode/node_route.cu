@@ -1,4 +1,4 @@
-/// The tables of a route over several nodes, out of the ids of all tokens of the group, which every rank has.
+/// Builds the tables of a route over several nodes from the ids of all tokens of the group, which every rank has.
 
 #include "cuda/driver/launch.hpp"
 #include "cuda/internode/node_route_count.cuh"
@@ -13,17 +13,17 @@ namespace {
 
 using namespace device;
 
-/// As many as a block can have: calls over nodes have few multiprocessors (kMostCallSms in steps.hpp), and what these
-/// kernels do is wait for memory.
+/// As many threads as a block can have: calls over nodes get few multiprocessors (kMostCallSms in steps.hpp), and these
+/// kernels spend their time waiting for memory.
 constexpr int kThreads = 1024;
 constexpr unsigned kNone = 0xFFFFFFFFU;
 
-/// Whether the ranks agree on the call, of which this kernel is a part, and the group is whole.
+/// Whether the ranks agree on the call to which this kernel belongs, and the group is whole.
 __device__ bool goes_on(const NodeRouteParams& params) {
   return !is_broken(params.ranks) && static_cast<const volatile RouteSummary&>(params.rails->gate).valid != 0;
 }
 
-/// Marks all rows and places as empty. They are filled in a later kernel, and a token's items in the one between.
+/// Marks all rows and places as empty. A later kernel fills them; the kernel in between fills a token's items.
 __global__ void __launch_bounds__(kThreads) clear_kernel(const __grid_constant__ NodeRouteParams params) {
   if (!goes_on(params)) return;
   auto* const begin = reinterpret_cast<std::uint32_t*>(params.tables.out_tokens);
@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kThreads) clear_kernel(const __grid_constant__
   }
 }
 
-/// One warp for each run and source, and for each rank and node that items come from or go to.
+/// One warp for each run and source, and for each rank and node that items arrive from or go to.
 __global__ void __launch_bounds__(kThreads) count_kernel(const __grid_constant__ NodeRouteParams params) {
   if (!goes_on(params)) return;
   constexpr int kWarps = kThreads / kWarpLanes;
@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(kThreads) count_kernel(const __grid_constant__
   const int end_in = end_own + num_ranks;
   const int end_out = end_in + params.num_nodes();
   const auto num_blocks = static_cast<int>(gridDim.x);
-  // Few tasks are for all blocks as well.
+  // A few tasks are spread over all blocks too.
   for (int task = warp_idx() * num_blocks + static_cast<int>(blockIdx.x); task < end_out; task += kWarps * num_blocks) {
     if (task < end_runs) {
       count_run(params, task / num_ranks, task % num_ranks);
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(kThreads) count_kernel(const __grid_constant__
   }
 }
 
-/// Shared memory of the kernel that sums, followed by [runs] rows of each run.
+/// Shared memory of the sum kernel, followed by [runs] rows of each run.
 struct SumShared {
   unsigned first_bad_rank;
   unsigned first_other_rank;
@@ -74,7 +74,7 @@ __device__ std::int64_t count_of(const NodeRouteParams& params, int run, int sou
   return params.scratch.run_counts[static_cast<std::int64_t>(run) * params.num_ranks + source];
 }
 
-/// Rows of a rank, from the first run on. What a rank says of the rows it can take is known in `all`.
+/// Places the runs of a rank, beginning with the first; returns the rank's number of rows.
 __device__ std::int64_t place_runs_of(const NodeRouteParams& params, int rank, const std::int32_t* run_rows) {
   const int num_ranks = params.num_ranks;
   const auto enter = [&params, num_ranks](int run, std::int64_t first) {
@@ -100,7 +100,7 @@ __device__ std::int64_t place_runs_of(const NodeRouteParams& params, int rank, c
   return next;
 }
 
-/// Records why the call is refused, for later kernels and the host. One thread.
+/// Records why the call is refused, for later kernels and the host. One thread calls it.
 __device__ void refuse(const NodeRouteParams& params, const SumShared& shared, const std::int32_t* run_rows) {
   RouteSummary& summary = *params.tables.summary;
   summary.valid = 0;
@@ -137,7 +137,7 @@ __device__ void refuse(const NodeRouteParams& params, const SumShared& shared, c
   report_refused_route(params.ranks, summary);
 }
 
-/// What the counts say of this rank, for later kernels and the host. All threads of the block.
+/// Writes the counts of this rank for later kernels and the host. All threads of the block call it.
 __device__ void write_counts(const NodeRouteParams& params) {
   const int num_ranks = params.num_ranks;
   const int me = params.group_rank;
@@ -200,13 +200,14 @@ __device__ void write_counts(const NodeRouteParams& params) {
     const std::int32_t num_out = params.scratch.items_out[node];
     const std::int32_t num_in = params.scratch.items_in[peer];
     tables.to_nodes[node] = {first_out, num_out, first_in, num_in};
-    // What stays in the node is summed where it is.
+    // Items that stay in the node are summed in place.
     tables.from_nodes[node] =
         node == params.node() ? ItemFlow{} : ItemFlow{first_in, num_in, first_back(params, node), num_out};
   }
 }
 
-/// The ranks have not agreed: another kernel has told the host, and nobody waits for counts any more. One thread.
+/// Marks the route as refused because the ranks have not agreed: another kernel has informed the host, and no host
+/// waits for counts any more. One thread calls it.
 __device__ void tell_refused(const NodeRouteParams& params) {
   RouteSummary& summary = *params.tables.summary;
   summary.valid = 0;
@@ -275,21 +276,21 @@ __global__ void __launch_bounds__(kThreads, 1) sum_kernel(const __grid_constant_
   summary.valid = 1;
   if (params.host.result == nullptr) return;
   params.host.result->num_used_rows = shared.num_rows_here;
-  params.host.result->repeats = 1;  // not looked for
+  params.host.result->repeats = 1;  // repeats are not detected here
   fence_system();
   store_release_system(&params.host.result->state, 1);
 }
 
-/// One entry of a token, in the lane of its index.
+/// One entry of a token, held by the lane with its index.
 struct Entry {
-  int expert = -1;  ///< -1: none
+  int expert = -1;  ///< -1: no expert
   int rank = -1;
   std::int32_t row = -1;
-  std::int32_t position = 0;  ///< in its run, from its source
+  std::int32_t position = 0;  ///< position in its run among its source's rows
 };
 
-/// Writes the destinations of the entries that are `wanted`, ascending by (rank, row, topk), to the first of K places.
-/// A warp. `first_rank`: which ranks are counted from.
+/// Writes the destinations of the `wanted` entries, ascending by (rank, row, topk), to the first of K places. One warp
+/// calls it. `first_rank`: rank that is number 0 in the destinations.
 __device__ void write_destinations(const Entry& entry, bool wanted, int first_rank, Destination* places) {
   const auto key = [](int rank, std::int32_t row) {
     return static_cast<std::uint64_t>(static_cast<std::uint32_t>(rank)) << 32 | static_cast<std::uint32_t>(row);
@@ -318,7 +319,7 @@ __device__ void write_destinations(const Entry& entry, bool wanted, int first_ra
   places[place] = destination;
 }
 
-/// A token of the group, by a warp.
+/// Fills the tables for one token of the group. One warp calls it.
 __device__ void fill_token(const NodeRouteParams& params, int rank, std::int64_t token, const RankIds& source) {
   const int lane = lane_idx();
   const std::int64_t at = rank * params.blocks.max_tokens + token;

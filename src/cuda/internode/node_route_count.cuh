@@ -1,7 +1,7 @@
 #ifndef FERRY_CUDA_INTERNODE_NODE_ROUTE_COUNT_CUH
 #define FERRY_CUDA_INTERNODE_NODE_ROUTE_COUNT_CUH
 
-/// What the ids of all tokens say, and how many of them go where. By a warp, each of these counts.
+/// Reads the ids of all tokens and counts the tokens of each destination. Each count is made by one warp.
 
 #include <cstdint>
 
@@ -10,7 +10,7 @@
 
 namespace ferry::cuda::device {
 
-/// What one rank has told all.
+/// Ids of one rank, as every rank received them.
 struct RankIds {
   const IdsHeader* header;
   const std::int32_t* ids;  ///< [max_tokens, K]
@@ -19,18 +19,18 @@ struct RankIds {
       : header(reinterpret_cast<const IdsHeader*>(params.all + rank * params.blocks.block_bytes())),
         ids(reinterpret_cast<const std::int32_t*>(header + 1)) {}
 
-  /// What comes from other ranks is held to the bounds of this rank's memory.
+  /// Number of the rank's tokens, clamped to this rank's memory because it comes from another rank.
   __device__ std::int64_t num_tokens(const NodeRouteParams& params) const {
     const std::int64_t num = header->num_tokens;
     return num < 0 ? 0 : num < params.blocks.max_tokens ? num : params.blocks.max_tokens;
   }
-  /// -1: none.
+  /// Expert of a choice; -1: none.
   __device__ int expert(const NodeRouteParams& params, std::int64_t token, int topk) const {
     const std::int32_t id = ids[token * params.num_topk + topk];
     return id >= 0 && id < params.num_experts ? id : -1;
   }
-  /// Calls `visit(topk, expert)` for a token's choices that are experts. One load takes four where it can: lanes have
-  /// a token each, and what a load costs is the lines that all of them touch.
+  /// Calls `visit(topk, expert)` for those of a token's choices that name an expert. One load takes four choices if
+  /// possible: each lane has a token of its own, and a load's cost is the number of lines that all lanes touch.
   template <typename Visit>
   __device__ void visit_experts(const NodeRouteParams& params, std::int64_t token, Visit visit) const {
     const std::int32_t* const choices = ids + token * params.num_topk;
@@ -55,7 +55,8 @@ __device__ inline int run_of(const NodeRouteParams& params, int expert) {
   return params.by_token() ? params.placement.owner[expert] : expert;
 }
 
-/// Calls `take(token, position)` for the tokens that `wants(token)`, in order; returns their number. A warp.
+/// Calls `take(token, position)` for the tokens for which `wants(token)` is true, in order; returns their number. One
+/// warp calls it.
 template <typename Wants, typename Take>
 __device__ inline int number_tokens(std::int64_t num_tokens, Wants wants, Take take) {
   int num = 0;
@@ -69,7 +70,7 @@ __device__ inline int number_tokens(std::int64_t num_tokens, Wants wants, Take t
   return num;
 }
 
-/// Whether any of a token's experts is `wanted(expert)`.
+/// Whether `wanted(expert)` is true for any of a token's experts.
 template <typename Wanted>
 __device__ inline bool has_expert(const NodeRouteParams& params, const RankIds& source, std::int64_t token,
                                   Wanted wanted) {
@@ -93,7 +94,7 @@ __device__ inline void count_run(const NodeRouteParams& params, int run, int ran
   if (lane_idx() == 0) params.scratch.run_counts[static_cast<std::int64_t>(run) * params.num_ranks + rank] = count;
 }
 
-/// In kTokens, where rows of experts are only counted.
+/// Counts the tokens of an expert, for layout kTokens, in which the rows of experts are only counted.
 __device__ inline int count_tokens_of(const NodeRouteParams& params, int wanted, int rank) {
   const RankIds source(params, rank);
   return number_tokens(
@@ -121,7 +122,7 @@ __device__ inline bool goes_to(const NodeRouteParams& params, const RankIds& sou
   });
 }
 
-/// The items that a rank sends to this node.
+/// Numbers the items that a rank sends to this node.
 __device__ inline void number_items_in(const NodeRouteParams& params, int rank) {
   const RankIds source(params, rank);
   std::int32_t* const items = params.scratch.node_items + rank * params.blocks.max_tokens;
@@ -134,12 +135,13 @@ __device__ inline void number_items_in(const NodeRouteParams& params, int rank) 
   if (lane_idx() == 0) params.scratch.items_in[rank] = num;
 }
 
-/// Of the items that combine returns from another node. What this rank sends to its own node does not come back.
+/// First of the items that combine returns from another node. Items that this rank sends to its own node are not
+/// returned.
 __device__ inline std::int32_t first_back(const NodeRouteParams& params, int node) {
   return static_cast<std::int32_t>((node < params.node() ? node : node - 1) * params.num_tokens);
 }
 
-/// The items that this rank sends to a node.
+/// Numbers the items that this rank sends to a node.
 __device__ inline void number_items_out(const NodeRouteParams& params, int node) {
   const RankIds source(params, params.group_rank);
   const std::int64_t first = node == params.node() ? node * params.blocks.max_tokens : first_back(params, node);

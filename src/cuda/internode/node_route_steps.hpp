@@ -1,7 +1,7 @@
 #ifndef FERRY_CUDA_INTERNODE_NODE_ROUTE_STEPS_HPP
 #define FERRY_CUDA_INTERNODE_NODE_ROUTE_STEPS_HPP
 
-/// The kernels of a route that no host waits for, in their order (node_route_params.hpp).
+/// Kernels of a route for which no host waits, in order (node_route_params.hpp).
 
 #include <cuda_runtime_api.h>
 
@@ -14,15 +14,15 @@
 
 namespace ferry::cuda {
 
-/// What is routed, and the Routing that comes of it.
+/// Input of the route, and the tables of the resulting Routing.
 struct NodeRouteInput {
   const void* topk_idx = nullptr;  ///< [T, K]
   bool wide_ids = false;           ///< i64, else i32
-  /// [1] tokens that count, or null: all.
+  /// [1] number of tokens that count; null: all.
   const std::int32_t* num_tokens_view = nullptr;
   const float* weights = nullptr;  ///< [T, K] or null
   std::int64_t num_tokens = 0;     ///< T
-  std::int64_t max_tokens = 0;     ///< of any rank; the same on all
+  std::int64_t max_tokens = 0;     ///< most tokens of any rank; the same on all ranks
   int num_topk = 0;
   int num_experts = 0;
   int num_local_experts = 0;
@@ -32,23 +32,23 @@ struct NodeRouteInput {
   std::int64_t max_recv_rows = 0;  ///< 0: not bounded
   bool latency = false;
   PlacementTables placement;
-  HomesParams homes;  ///< of a placement that only the GPU knows; ranges is null: there is none
+  HomesParams homes;  ///< homes of a placement that only the GPU knows; ranges is null if there is none
   CounterTables counters;
   NodeTables tables;
   std::int32_t* source_ranges = nullptr;  ///< [L, R, 2] or null
   RouteResultTables host;
 };
 
-/// Sizes of the tables of such a Routing of `num_rows` rows.
+/// Sizes of the tables of such a Routing with `num_rows` rows.
 NodeTables::Shape bounded_tables(const Topology& topology, const NodeRouteInput& input, std::int64_t num_rows,
                                  bool weights);
-/// The Routing as later kernels use it, with as many rows.
+/// The Routing as later kernels use it, with `num_rows` rows.
 RoutedTokens bounded_tokens(const Topology& topology, const NodeRouteInput& input, std::int64_t num_rows);
 
 /// Memory that the kernels use. `rail` is in the arena.
 struct NodeRouteStaging {
   std::byte* own = nullptr;   ///< this rank's block of ids
-  std::byte* rail = nullptr;  ///< [nodes] those of its rail
+  std::byte* rail = nullptr;  ///< [nodes] id blocks of this rank's rail
   std::byte* all = nullptr;   ///< [R]
   ItemFlow* flows = nullptr;  ///< [nodes]
   NodeRouteScratch scratch;

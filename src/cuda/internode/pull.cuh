@@ -1,7 +1,7 @@
 #ifndef FERRY_CUDA_INTERNODE_PULL_CUH
 #define FERRY_CUDA_INTERNODE_PULL_CUH
 
-/// How a rank takes a row of its own, and what the row's record says, out of the staging of a rank of its node.
+/// Takes a row of this rank, and the contents of the row's record, from the staging of a rank of its node.
 
 #include "cuda/copy/warp_copy.cuh"
 #include "cuda/internode/dispatch_params.hpp"
@@ -9,7 +9,7 @@
 
 namespace ferry::cuda::device {
 
-/// Where a rank of the node has its staging.
+/// Staging of a rank of the node.
 struct PullHolder {
   const std::byte* rows;
   const std::byte* records;
@@ -26,12 +26,13 @@ __device__ inline void pull_scales(const ScaleTable& out, const std::uint32_t* w
   }
 }
 
-/// kTokens: all K entries of the token; those of other ranks are -1 and 0. `expert`: of this lane's entry.
+/// kTokens: writes all K entries of the token; those of other ranks are -1 and 0. `expert`: expert of this lane's
+/// entry.
 __device__ inline void pull_entries(const PullParams& params, const std::uint32_t* words, std::int64_t row,
                                     int expert) {
   if (lane_idx() >= params.num_topk) return;
   const std::int64_t at = row * params.num_topk + lane_idx();
-  // Ids come from other ranks.
+  // Checked because ids come from other ranks.
   const bool mine = expert >= 0 && expert < params.num_experts && params.owner[expert] == params.group_rank;
   if (params.out.ids != nullptr) {
     const std::int32_t id = mine ? params.local_expert[expert] : -1;
@@ -46,14 +47,14 @@ __device__ inline void pull_entries(const PullParams& params, const std::uint32_
   }
 }
 
-/// kExperts, kSlab: the weight of the row's expert; duplicates are added in topk order.
+/// kExperts, kSlab: writes the weight of the row's expert; duplicates are added in topk order.
 __device__ inline void pull_weight(const PullParams& params, const std::uint32_t* words, std::int64_t row, int expert) {
   const unsigned holders = __ballot_sync(kAllLanes, lane_idx() < params.num_topk && expert == params.row_experts[row]);
   if (lane_idx() != 0) return;
   float sum = 0.0F;
   for (unsigned left = holders; left != 0; left &= left - 1) {
     const float weight = __uint_as_float(words[params.format.weights_word + __ffs(static_cast<int>(left)) - 1]);
-    sum = left == holders ? weight : __fadd_rn(sum, weight);  // alone, -0 stays -0
+    sum = left == holders ? weight : __fadd_rn(sum, weight);  // not added to 0, so that a single -0 stays -0
   }
   params.out.weights[row] = sum;
 }
@@ -70,7 +71,7 @@ __device__ inline void pull_record(const PullParams& params, const std::uint32_t
   }
 }
 
-/// One row, by a warp.
+/// Takes one row. One warp calls it.
 __device__ inline void pull_row(const PullParams& params, const PullHolder& holder, std::int64_t row,
                                 std::int32_t item) {
   copy_by_warp(params.out.x + row * params.out.x_stride, holder.rows + item * params.row_bytes, params.row_bytes);

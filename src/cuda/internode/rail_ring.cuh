@@ -1,8 +1,8 @@
 #ifndef FERRY_CUDA_INTERNODE_RAIL_RING_CUH
 #define FERRY_CUDA_INTERNODE_RAIL_RING_CUH
 
-/// The ends of a rail's rings as the blocks of an exchange share them. Blocks have chunks of their own in turn, so that
-/// several are written and read at once; they are published and released in order.
+/// Ends of a rail's rings, shared by the blocks of an exchange. Blocks take chunks in turn, so that several chunks are
+/// written and read at the same time; chunks are published and released in order.
 
 #include "cuda/internode/exchange_params.hpp"
 #include "cuda/internode/rail_wait.cuh"
@@ -12,24 +12,25 @@
 
 namespace ferry::cuda::device {
 
-/// Exchanges of kernels are numbered apart from those of hosts, which use the same rings.
+/// Offset that separates the numbers of kernels' exchanges from those of hosts' exchanges, which use the same rings.
 inline constexpr std::uint64_t kDeviceExchange = std::uint64_t{1} << 63;
 
-/// A block's shared memory.
+/// Shared memory of a block.
 struct Shared {
-  std::byte* chunk;  ///< the one that is written or read; null: the group broke
+  std::byte* chunk;  ///< the chunk being written or read; null: the group broke
   std::uint64_t outcome;
 };
 
 __device__ inline Shared& shared() { return *reinterpret_cast<Shared*>(dynamic_shared()); }
 
-/// One of the blocks at a ring. Of thread 0.
+/// One of the blocks that serve a ring. Used by thread 0.
 class RingWorker {
  public:
   __device__ RingWorker(const ExchangeParams& params, RingTurn& turn, std::uint64_t exchange, int worker)
       : params_(params), turn_(turn), exchange_(exchange), leads_(worker == 0) {}
 
-  /// Finds where the exchange begins in the ring, the first time; the first block knows. False when the group broke.
+  /// Finds where the exchange begins in the ring, at the first call; only the first block derives it. False if the
+  /// group broke.
   template <typename Ring>
   __device__ bool open(const Ring& ring) {
     if (is_open_) return true;
@@ -46,12 +47,12 @@ class RingWorker {
     }
     return is_open_;
   }
-  /// Looks whether the next chunk of the ring can be written, or read. Of all blocks mostly one looks over PCIe, the
-  /// one whose chunk comes first, and tells the others: many that poll slow each other and the chunks on their way.
+  /// Checks whether the next chunk of the ring can be written, or read. Usually one block, whose chunk is first, polls
+  /// over PCIe and shares the result: many pollers would slow each other and the chunks in transit.
   template <typename Ring>
   __device__ void look(Ring& ring) {
     ring.see(load_acquire_device(&turn_.seen));
-    // The block whose chunk comes first may be busy with the one before.
+    // The block whose chunk is first may be busy with its previous chunk.
     if (ring.is_ready() || (!ring.is_first_missing() && ++num_looks_ % kLooksPerLook != 0)) return;
     const std::uint64_t seen = ring.look();
     if (seen == ring.seen()) return;
@@ -60,9 +61,9 @@ class RingWorker {
   }
   /// Number in the ring of a chunk of the exchange.
   __device__ std::uint64_t number_of(std::uint64_t chunk_idx) const { return first_ + chunk_idx; }
-  /// Waits until all chunks below are done with; false when the group broke.
+  /// Waits until all lower chunks are completed; false if the group broke.
   __device__ bool await_turn(std::uint64_t number) const { return wait_word(&turn_.turn, number); }
-  /// All chunks below are done with.
+  /// Signals that all lower chunks are completed.
   __device__ void pass_turn(std::uint64_t number) { store_release_device(&turn_.turn, number); }
 
  private:
@@ -83,7 +84,7 @@ class RingWorker {
   bool is_open_ = false;
 };
 
-/// A block that sends to a peer. Thread 0 keeps it; all threads of the block call.
+/// A block that sends to a peer. Thread 0 holds its state; all threads of the block call its functions.
 class Sender {
  public:
   __device__ Sender(const ExchangeParams& params, int peer, std::uint64_t exchange, int worker)
@@ -94,9 +95,9 @@ class Sender {
         ring_(params.rails.words + peer, params.rails.chunks_out + params.rails.ring_offset(peer),
               params.rails.num_chunks, params.rails.chunk_bytes) {}
 
-  /// The items of chunk `chunk_idx` of the exchange are to be written there; null when the group broke.
+  /// Returns the memory for the items of chunk `chunk_idx` of the exchange; null if the group broke.
   __device__ __noinline__ std::byte* reserve(std::uint64_t chunk_idx) {
-    __syncthreads();  // the threads have left what was there before
+    __syncthreads();  // all threads have read the previous value
     if (threadIdx.x == 0) {
       std::byte* chunk = nullptr;
       bool here = worker_.open(ring_);
@@ -136,7 +137,7 @@ class Sender {
   SendRing ring_;
 };
 
-/// A block that receives from a peer, likewise.
+/// A block that receives from a peer; threads as in Sender.
 class Receiver {
  public:
   __device__ Receiver(const ExchangeParams& params, int peer, std::uint64_t exchange, int worker)
@@ -147,8 +148,8 @@ class Receiver {
         ring_(params.rails.words + peer, params.rails.chunks_in + params.rails.ring_offset(peer),
               params.rails.num_chunks, params.rails.chunk_bytes) {}
 
-  /// The items of chunk `chunk_idx` of the exchange, which must be `num_items` of `item_bytes`; null when the group
-  /// broke.
+  /// Returns the items of chunk `chunk_idx` of the exchange, which must be `num_items` of `item_bytes`; null if the
+  /// group broke.
   __device__ __noinline__ const std::byte* front(std::uint64_t chunk_idx, Awaited awaited, std::int64_t num_items,
                                                  std::int64_t item_bytes) {
     __syncthreads();
@@ -173,20 +174,22 @@ class Receiver {
     return shared().chunk;
   }
 
-  /// `arrived`: where not null, is set to `count`, which says that the items of this chunk and those before are there.
+  /// `arrived`, unless null, is set to `count`, which publishes that the items of this chunk and the previous ones
+  /// arrived.
   __device__ __noinline__ void release(std::uint64_t* arrived = nullptr, std::uint64_t count = 0) {
     __syncthreads();
     if (threadIdx.x != 0) return;
-    fence_system();  // by all blocks at once: then there is little to wait for while the turn is this one's
+    fence_system();  // before the turn, so that all blocks fence concurrently and little is left to wait for in this
+                     // block's turn
     if (!worker_.await_turn(ring_.chunk_idx())) return;
-    // Not after the ring's word: a release waits for the stores before it, and that one's is on its way over PCIe.
+    // Stored before the ring's word: a release waits for earlier stores, and the store of that word goes over PCIe.
     if (arrived != nullptr) store_release_system(arrived, count);
     ring_.release();
     worker_.pass_turn(ring_.chunk_idx());
   }
 
  private:
-  /// All fields are loaded before any is compared: each load goes over PCIe.
+  /// All fields are loaded before any is compared, because each load goes over PCIe.
   __device__ bool is_expected(const std::byte* chunk, std::int64_t num_items, std::int64_t item_bytes) const {
     const auto& header = *reinterpret_cast<const volatile rail::ChunkHeader*>(chunk);
     const std::uint64_t chunk_idx = header.chunk_idx;
@@ -204,17 +207,17 @@ class Receiver {
   ReceiveRing ring_;
 };
 
-/// What a chunk carries: bytes [begin, end) of `num_items` items from `first` on.
+/// Contents of a chunk: bytes [begin, end) of `num_items` items, starting with item `first`.
 struct ItemChunk {
-  std::uint64_t chunk_idx;  ///< in the exchange
+  std::uint64_t chunk_idx;  ///< number in the exchange
   std::int64_t first;
   std::int64_t num_items;
   std::int64_t begin;
   std::int64_t end;
 };
 
-/// Calls `move(ItemChunk)` for each chunk of `num_items` items that is `worker`'s; ends where that is false. Items
-/// longer than a chunk are cut: first slices of all, then second ones. The same at both ends.
+/// Calls `move(ItemChunk)` for each of `worker`'s chunks of `num_items` items, until it returns false. Items longer
+/// than a chunk are divided: the first slices of all items precede the second ones. Both ends use the same division.
 template <typename Move>
 __device__ void for_each_chunk(const ExchangeParams& params, std::int64_t num_items, int worker, Move move) {
   const std::int64_t item_bytes = params.item_bytes();

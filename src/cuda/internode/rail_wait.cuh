@@ -6,7 +6,7 @@
 
 namespace ferry::cuda::device {
 
-/// A thread has waited for the rail peer in `node`.
+/// Counts the time that a thread has waited for the rail peer in `node`.
 __device__ __noinline__ inline void count_rail_step(const ExchangeParams& params, int node, std::uint64_t start_ns,
                                                     std::uint64_t now) {
   RailState& state = *params.rails.state;
@@ -15,10 +15,10 @@ __device__ __noinline__ inline void count_rail_step(const ExchangeParams& params
   count_step(words, start_ns, now);
 }
 
-/// As wait_until, for a rail peer, whose node `wait.peer` is: until `try_once()`, of an end of the ring with that peer,
-/// is true; false when the group broke. One thread. The deadline starts again whenever the ring moves, since the chunk
-/// that is waited for may be several after the next. Tries look over PCIe, so the host's stop word is looked at as
-/// often as the clock.
+/// Variant of wait_until for the rail peer in node `wait.peer`: waits until `try_once()`, on one end of the ring with
+/// that peer, returns true; false if the group broke. One thread calls it. The deadline restarts whenever the ring
+/// moves, since the awaited chunk may be several after the next one. Each try reads a word over PCIe, so the host's
+/// stop word is read as often as the clock.
 template <typename Ring, typename TryOnce>
 __device__ inline bool wait_rail(const ExchangeParams& params, const Wait& wait, const Ring& ring, TryOnce try_once) {
   std::uint64_t deadline_ns = 0;
@@ -42,7 +42,7 @@ __device__ inline bool wait_rail(const ExchangeParams& params, const Wait& wait,
     }
     const std::uint64_t moved_ns = deadline_ns - params.rail_timeout_ns;
     if (moved_ns != now) count_rail_step(params, wait.peer, moved_ns, now);
-    stopped = spin != 0 && is_stopped(params.ranks);  // tried once more after it
+    stopped = spin != 0 && is_stopped(params.ranks);  // try_once runs once more after this
   }
 }
 

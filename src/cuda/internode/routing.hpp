@@ -8,8 +8,8 @@
 
 namespace ferry::cuda::internode {
 
-/// A Routing over several nodes: its tables are on the GPU. Its counts are on the host, if hosts have routed; else they
-/// come there as those of one node do.
+/// A Routing over several nodes: its tables are on the GPU. Its counts are on the host at once if hosts have routed;
+/// otherwise kernels report them as for one node.
 struct NodesRouting : CudaRouting {
   RoutedTokens routed;
 };

@@ -1,8 +1,8 @@
 #ifndef FERRY_CUDA_INTERNODE_SIDE_STREAM_HPP
 #define FERRY_CUDA_INTERNODE_SIDE_STREAM_HPP
 
-/// Where split calls run: a stream of the group's own, beside the program's. It is the one on which refused calls wait
-/// for the peers: those are ordered behind all earlier calls in any case, and CUDA has few queues for streams.
+/// Stream on which split calls run, beside the program's stream. It is the stream on which refused calls wait for the
+/// peers: those calls follow all earlier calls in any case, and CUDA has few queues for streams.
 
 #include <cuda_runtime_api.h>
 
@@ -16,7 +16,7 @@
 
 namespace ferry::cuda::internode {
 
-/// A point in the work of a stream.
+/// A point in a stream's work.
 class StreamPoint {
  public:
   static Result<std::shared_ptr<StreamPoint>> create();
@@ -35,11 +35,12 @@ class SideStream {
  public:
   static Result<SideStream> create(std::shared_ptr<OwnStream> stream);
 
-  /// One that nobody else holds. Made ahead for all calls that may be in flight: to make an event may wait for kernels.
+  /// Returns a point that no other call holds. Points are made in advance for all calls in flight, because creating an
+  /// event may wait for kernels.
   Result<std::shared_ptr<StreamPoint>> point();
-  /// Orders it after what is on `caller`.
+  /// Orders the side stream after the work on `caller`.
   Result<Stream> fork(std::string_view operation, Stream caller) const;
-  /// Takes note of the end of what is on it.
+  /// Records the end of the side stream's work in `point`.
   Status mark(std::string_view operation, const StreamPoint& point) const;
 
  private:

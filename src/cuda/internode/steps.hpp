@@ -1,7 +1,7 @@
 #ifndef FERRY_CUDA_INTERNODE_STEPS_HPP
 #define FERRY_CUDA_INTERNODE_STEPS_HPP
 
-/// The kernels of a dispatch and a combine over several nodes in their order, with what each gets of the others.
+/// Kernels of a dispatch and a combine over several nodes in order, with the data that each takes from the others.
 
 #include <cuda_runtime_api.h>
 
@@ -15,7 +15,7 @@
 
 namespace ferry::cuda {
 
-/// This rank among others. `ranks` counts in the node.
+/// Position of this rank in the group. `ranks` numbers ranks in the node.
 struct NodePlace {
   RankParams ranks;
   RailParams rails;
@@ -23,7 +23,7 @@ struct NodePlace {
   int ranks_per_node = 1;
 };
 
-/// How one call is known to the other ranks.
+/// Data that identifies a call to the other ranks.
 struct CallIdentity {
   std::uint64_t agreement = 0;
   std::int64_t record_number = 0;
@@ -32,50 +32,53 @@ struct CallIdentity {
   FoundRecord* found = nullptr;
 };
 
-/// Most multiprocessors of a call over nodes whose caller gives no number, all kernels that run at the same time
-/// together. Kernels at the rings hold theirs for as long as the network takes and have no use for more. Kernels that
-/// wait for nobody would end sooner with the whole GPU, but the network takes most of a call's time, and a program that
-/// computes beside the call counts on having the rest.
+/// Most multiprocessors of a call over nodes if the caller sets no number, for all concurrent kernels together. Kernels
+/// that serve rings hold multiprocessors for as long as the network takes and do not run faster with more. Kernels that
+/// wait for no other rank would end sooner with the whole GPU, but the network takes most of a call's time, and a
+/// program that computes during the call relies on having the rest of the GPU.
 constexpr int kMostCallSms = 24;
 
-/// What a call over nodes has of the `device_sms` that a rank has of its GPU. `asked`: KernelOptions::num_sms.
+/// Multiprocessors of a call over nodes, of the `device_sms` that a rank has of its GPU. `asked`:
+/// KernelOptions::num_sms.
 constexpr int call_sms(int asked, int device_sms) {
   const int most = asked > 0 ? asked : kMostCallSms;
   return most < device_sms ? most : device_sms;
 }
 
-/// Blocks of a call's kernels. Those of an exchange run at the same time: at least two for each rail peer and one more.
+/// Blocks of a call's kernels. The blocks of an exchange run at the same time: at least two for each rail peer and one
+/// more.
 struct StepBlocks {
-  int per_ring = 1;    ///< of an exchange
-  int num_own = 1;     ///< of an exchange, for what stays in the node
-  int num_other = 1;   ///< of every other kernel, at most
-  int num_beside = 1;  ///< of a kernel beside an exchange that copies nothing inside the node
-  int num_all = 1;     ///< of kernels that wait for nobody
-  /// A combine sends sums while it makes others. Needs compute capability 9.0, and no graph: kernels there have whole
-  /// kernels before them.
+  int per_ring = 1;    ///< blocks of an exchange per ring
+  int num_own = 1;     ///< blocks of an exchange for items that stay in the node
+  int num_other = 1;   ///< most blocks of every other kernel
+  int num_beside = 1;  ///< blocks of a kernel beside an exchange that copies no items inside the node
+  int num_all = 1;     ///< blocks of kernels that wait for no other rank
+  /// A combine sends sums while it makes others. Needs compute capability 9.0, and no graph: in a graph each kernel
+  /// begins after the previous one has ended.
   bool overlaps = false;
 
-  /// Within `num_sms`, where those suffice for an exchange.
+  /// Blocks within `num_sms`, if that suffices for an exchange.
   static StepBlocks of(int num_nodes, int num_sms);
   int num_sums() const { return overlaps ? num_beside : num_other; }
 };
 
-/// A call's first exchange without items; agreement 0 refuses the call.
+/// First exchange of a call, without items; agreement 0 refuses the call.
 ExchangeParams agreement_only(const NodePlace& place, const CallIdentity& call);
 
-/// The Routing as kernels use it.
+/// The Routing in the form that kernels use.
 struct RoutedTokens {
   NodeTables tables;
   std::int64_t num_tokens = 0;
   int num_topk = 0;
-  std::int64_t num_items_back = 0;  ///< that combine returns to this rank
+  std::int64_t num_items_back = 0;  ///< items that combine returns to this rank
   std::int64_t num_items_in = 0;
   std::int64_t num_used_rows = 0;
   bool by_token = true;  ///< kTokens
   int num_experts = 0;
   const std::int32_t* owner = nullptr;         ///< [E]
   const std::int32_t* local_expert = nullptr;  ///< [E]
-  bool by_kernels = false;                     ///< its counts are bounds, and only kernels know whether it is valid
+  bool by_kernels = false;                     ///< the counts are upper bounds, and only kernels know whether the
+                                               ///< Routing is valid
 };
 
 struct DispatchTensors {
@@ -116,7 +119,7 @@ struct CombineTensors {
   bool rank_sums = false;
   const float* topk_weights = nullptr;  ///< [T, K]
   bool returns_weights = false;
-  const float* weights = nullptr;  ///< of this rank's rows
+  const float* weights = nullptr;  ///< weights of this rank's rows
   BiasRows bias[2];
   std::byte* out_x = nullptr;
   std::int64_t out_stride = 0;

@@ -1,10 +1,10 @@
 #ifndef FERRY_CUDA_INTERNODE_SUM_TURNS_CUH
 #define FERRY_CUDA_INTERNODE_SUM_TURNS_CUH
 
-/// The order in which a combine sums the items that a rank forwards. Turn i is that of warp i modulo the number of
-/// warps. First come the items of other nodes, one for each node in turn, so that all rings have something to send from
-/// the beginning; then those of the own node, which no network waits for. Warps publish how many of their turns are
-/// done (RailState::summed), and the blocks that fill a ring wait for those that they need.
+/// Order in which a combine sums the items that a rank forwards. Turn i belongs to warp i modulo the number of warps.
+/// Items of other nodes are first, one for each node in turn, so that every ring can send from the beginning; items of
+/// this node follow, since no network waits for them. Warps publish the number of their completed turns
+/// (RailState::summed), and the blocks that fill a ring wait for the turns that they need.
 
 #include "cuda/internode/exchange_params.hpp"
 #include "cuda/sync/rank_sync.cuh"
@@ -13,7 +13,7 @@ namespace ferry::cuda::device {
 
 class SumTurns {
  public:
-  /// `to_nodes`: of dispatch, [nodes]. All lanes of a warp.
+  /// `to_nodes`: [nodes] flows of dispatch. All lanes of a warp call it.
   __device__ SumTurns(const RailParams& rails, const ItemFlow* to_nodes) : rails_(rails), to_nodes_(to_nodes) {
     for (int node = 0; node < rails.num_nodes; ++node) {
       const int num_in = to_nodes[node].num_in;
@@ -21,11 +21,11 @@ class SumTurns {
     }
   }
 
-  /// Turns of other nodes' items, some of which may have none.
+  /// Number of turns for other nodes' items; some turns have no item.
   __device__ std::int64_t num_for_peers() const { return std::int64_t{most_in_} * (rails_.num_nodes - 1); }
   __device__ std::int64_t num_turns() const { return num_for_peers() + to_nodes_[rails_.node].num_out; }
 
-  /// The item whose turn it is; -1: none.
+  /// Item of a turn; -1: none.
   __device__ std::int64_t item_of(std::int64_t turn) const {
     const std::int64_t num_peers = rails_.num_nodes - 1;
     if (turn >= num_for_peers()) return to_nodes_[rails_.node].first_in + (turn - num_for_peers());
@@ -35,7 +35,7 @@ class SumTurns {
     return idx < flow.num_in ? flow.first_in + idx : -1;
   }
 
-  /// The turn of item `idx` of those that go to another node.
+  /// Turn of item `idx` among the items for another node.
   __device__ static std::int64_t turn_of(const RailParams& rails, int peer, std::int64_t idx) {
     return idx * (rails.num_nodes - 1) + (peer - rails.node - 1 + rails.num_nodes) % rails.num_nodes;
   }
@@ -46,7 +46,7 @@ class SumTurns {
   std::int32_t most_in_ = 0;
 };
 
-/// What one warp publishes of its turns; all lanes of it.
+/// Publishes the completed turns of one warp. All of its lanes call it.
 class SumReport {
  public:
   /// `row_bytes`: short sums are published several at a time.
@@ -55,11 +55,11 @@ class SumReport {
         tag_(half_of(*static_cast<const volatile std::uint64_t*>(&rails.state->exchange) + 1) << 32),
         interval_(row_bytes < kReportBytes ? static_cast<std::uint32_t>(kReportBytes / row_bytes) : 1) {}
 
-  /// One more turn is done; `last`: of this warp.
+  /// Counts one more completed turn; `last`: it is the warp's last one.
   __device__ void add(bool last) {
     ++num_done_;
     if (num_done_ % interval_ != 0 && !last) return;
-    __syncwarp();  // one release covers what all lanes have written
+    __syncwarp();  // one release covers the writes of all lanes
     if (lane_idx() == 0) store_release_device(word_, tag_ | num_done_);
   }
 
@@ -72,13 +72,13 @@ class SumReport {
   std::uint32_t num_done_ = 0;
 };
 
-/// Waits until sums [first, first + num) of those that go to a peer are there; false when the group broke. All threads
-/// of the block.
+/// Waits until sums [first, first + num) of those for a peer are complete; false if the group broke. All threads of the
+/// block call it.
 __device__ __noinline__ inline bool await_sums(const ExchangeParams& params, int peer, std::int64_t first,
                                                std::int64_t num, std::uint64_t exchange) {
   const std::int64_t num_warps = params.num_sum_warps;
   const std::int64_t end = first + num;
-  // Warps take their turns in order, and equal warps come back after so many items at most.
+  // Warps take their turns in order, and each warp recurs after at most num_warps items.
   const std::int64_t begin = num > num_warps ? end - num_warps : first;
   bool here = true;
   for (std::int64_t idx = begin + threadIdx.x; idx < end; idx += blockDim.x) {

@@ -1,8 +1,8 @@
 #ifndef FERRY_CUDA_INTRANODE_ARRIVAL_SLOTS_CUH
 #define FERRY_CUDA_INTRANODE_ARRIVAL_SLOTS_CUH
 
-/// The slots of rows that are expanded. A block takes an expert and looks through the rows until it has found all of
-/// that expert's: a row's place is the number of those before it, which nobody else has to tell.
+/// Slots of expanded rows. A block takes one expert and scans the rows until it has found all rows of that expert. The
+/// place of a row is the number of that expert's rows before it, so blocks exchange nothing.
 
 #include <cstdint>
 
@@ -13,10 +13,10 @@ namespace ferry::cuda::device {
 
 template <int kNumWarps>
 class SlotWriter {
-  /// Rows that a block looks at together, a bit of a word for each.
+  /// Words that a warp fills in one pass; each bit stands for one row.
   static constexpr int kWordsPerWarp = 8;
   static constexpr int kWords = kNumWarps * kWordsPerWarp;
-  static_assert(kWords == 2 * kWarpLanes, "a lane counts two words");
+  static_assert(kWords == 2 * kWarpLanes, "each lane counts two words");
 
  public:
   struct Shared {
@@ -30,7 +30,7 @@ class SlotWriter {
         reads_pairs_(params.wide_ids && params.num_topk % 2 == 0 &&
                      reinterpret_cast<std::uintptr_t>(params.ids) % sizeof(longlong2) == 0) {}
 
-  /// All threads of the block.
+  /// Writes the slots of one expert. Called by all threads of the block.
   __device__ void write(std::int64_t expert) {
     const std::int32_t start = rows_before(expert);
     const std::int32_t count = params_.rows_per_expert[expert];
@@ -45,7 +45,7 @@ class SlotWriter {
       look(expert, first);
       __syncthreads();
       found += place(expert, first, start + found);
-      __syncthreads();  // the words are written again
+      __syncthreads();  // all threads must have read the words before the next pass overwrites them
     }
   }
 
@@ -56,7 +56,7 @@ class SlotWriter {
       sum += params_.aligned_rows(before);
     }
     for (int distance = kWarpLanes / 2; distance > 0; distance /= 2) sum += __shfl_xor_sync(kAllLanes, sum, distance);
-    __syncthreads();  // an expert before this one may still be adding
+    __syncthreads();  // threads may still be reading the sums of the block's previous expert
     if (lane_idx() == 0) shared_.sums[warp_idx()] = sum;
     __syncthreads();
     sum = 0;
@@ -64,14 +64,14 @@ class SlotWriter {
     return sum;
   }
 
-  /// The last choice of a row that has the expert; -1: none.
+  /// Last choice of `row` that names `expert`; -1 if none does.
   __device__ int find(std::int64_t row, std::int64_t expert) const {
     if (row >= params_.num_rows || params_.is_spare(row)) return -1;
     int last = -1;
     for (int k = 0; !reads_pairs_ && k < params_.num_topk; ++k) {
       if (params_.id(row * params_.num_topk + k) == expert) last = k;
     }
-    for (int k = 0; reads_pairs_ && k < params_.num_topk; k += 2) {  // what takes the time are the loads
+    for (int k = 0; reads_pairs_ && k < params_.num_topk; k += 2) {  // two ids per load: loads take most of the time
       const longlong2 ids = static_cast<const longlong2*>(params_.ids)[(row * params_.num_topk + k) / 2];
       if (ids.x == expert) last = k;
       if (ids.y == expert) last = k + 1;
@@ -80,7 +80,7 @@ class SlotWriter {
   }
 
   __device__ void look(std::int64_t expert, std::int64_t first) {
-    unsigned mine = 0;  // a bit for each word, so that no load waits for a vote
+    unsigned mine = 0;  // one bit per word, so that no load waits for a vote
 #pragma unroll
     for (int i = 0; i < kWordsPerWarp; ++i) {
       if (find(row_of(first, i), expert) >= 0) mine |= 1U << i;
@@ -92,7 +92,7 @@ class SlotWriter {
     }
   }
 
-  /// Writes the slots from `next` on. -> how many there are
+  /// Writes the slots of the rows found, starting with slot `next`. -> number of slots written
   __device__ std::int32_t place(std::int64_t expert, std::int64_t first, std::int32_t next) {
     const int low = __popc(shared_.words[2 * lane_idx()]);
     std::int32_t through = low + __popc(shared_.words[2 * lane_idx() + 1]);

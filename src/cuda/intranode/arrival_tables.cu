@@ -1,5 +1,5 @@
-/// What a dispatch brought, a thread for each row, and a block for each expert of rows that are expanded. Nothing is
-/// read that another block writes, so blocks need not meet.
+/// Tables of the rows that a dispatch received. One thread handles each row; one block handles each expert of expanded
+/// rows. No block reads data that another block writes, so blocks need no barrier.
 
 #include "cuda/intranode/arrival_tables.hpp"
 
@@ -19,19 +19,19 @@ using device::lane_idx;
 using device::warp_idx;
 
 constexpr int kThreads = 256;
-/// Enough to hide the latency of the loads for the rows of 8 x 4096 tokens.
+/// Enough blocks to hide the latency of loads for the rows of 8 x 4096 tokens.
 constexpr std::int64_t kMaxBlocks = 128;
-/// Of more experts some share a block.
+/// With more experts than this, a block handles several of them.
 constexpr std::int64_t kMaxExpertBlocks = 512;
 
 using SlotWriter = device::SlotWriter<kThreads / kWarpLanes>;
 
 struct ArrivalKernelParams {
   plan::ArrivalParams arrivals;
-  unsigned num_expert_blocks = 0;  ///< the first ones; the others take rows
+  unsigned num_expert_blocks = 0;  ///< the first blocks take experts; the others take rows
 };
 
-/// Prefix sums by one warp. All of its lanes.
+/// Prefix sums by one warp. Called by all of its lanes.
 __device__ void write_expert_ends(const plan::ArrivalParams& params) {
   std::int32_t before = 0;
   for (std::int64_t first = 0; first < params.num_experts; first += kWarpLanes) {
@@ -47,7 +47,7 @@ __device__ void write_expert_ends(const plan::ArrivalParams& params) {
 }
 
 __device__ void write_rows(const plan::ArrivalParams& params, unsigned block, unsigned num_blocks) {
-  // The last block has the fewest rows.
+  // The last block has the fewest rows, so it also writes the ends of experts.
   if (params.expert_ends != nullptr && !params.expand && block == num_blocks - 1 && warp_idx() == 0) {
     write_expert_ends(params);
   }

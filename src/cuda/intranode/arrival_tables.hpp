@@ -9,7 +9,7 @@
 
 namespace ferry::cuda {
 
-/// On `device` (-1: the current one), in stream order; all pointers are memory of that GPU.
+/// Runs on `device` (-1: the current one) in stream order; all pointers refer to memory of that GPU.
 Status write_arrivals(const plan::ArrivalParams& params, int device, Stream stream);
 
 cudaError_t launch_arrivals(const plan::ArrivalParams& params, cudaStream_t stream);

@@ -1,7 +1,7 @@
 #ifndef FERRY_CUDA_INTRANODE_CALLS_HPP
 #define FERRY_CUDA_INTRANODE_CALLS_HPP
 
-/// The calls of a group whose ranks are all on one host: what Backend asks of each is in core/backend.hpp.
+/// Calls of a group whose ranks are all on one host. core/backend.hpp describes each call.
 
 #include <memory>
 
@@ -11,10 +11,10 @@
 
 namespace ferry::cuda {
 
-/// What the routes of a group leave for later ones.
+/// Facts about past routes of a group that later routes use.
 struct RouteHistory {
   Placements placements;
-  std::int64_t most_rows = 0;  ///< of an exact route
+  std::int64_t most_rows = 0;  ///< most rows that an exact route has had
 };
 
 namespace intranode {

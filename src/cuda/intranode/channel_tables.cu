@@ -1,5 +1,6 @@
-/// Each entry of a prefix table is a search by one warp: for a received channel in the rows of its source, which ascend
-/// by token; for a sent one among the tokens behind it, the first of which that goes to the rank has the number.
+/// Prefix tables by channel. One warp finds each entry by a search. For a received channel it searches the rows of the
+/// source rank, which ascend by token. For a sent channel it searches the tokens after the channel for the first one
+/// that goes to the rank: its number is the entry.
 
 #include "cuda/intranode/channel_tables.hpp"
 
@@ -18,21 +19,21 @@ using device::warp_idx;
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarpLanes;
-/// Enough to hide the latency of searches and of the copy of T = 4096 tokens' numbers.
+/// Enough blocks to hide the latency of searches and of copying the numbers of T = 4096 tokens.
 constexpr std::int64_t kMaxBlocks = 128;
 constexpr unsigned kAllLanes = 0xFFFFFFFFU;
 
-/// This rank's number of `token` among its tokens for `rank`; -1 if it does not go there.
+/// This rank's number of `token` among its tokens for `rank`; -1 if the token does not go there.
 __device__ std::int32_t number_of(const ChannelTablesParams& params, std::int64_t token, int rank) {
   for (int k = 0; k < params.num_topk; ++k) {
     const Destination destination = params.tables.destinations[token * params.num_topk + k];
-    if (destination.rank < 0 || destination.rank > rank) break;  // they ascend
+    if (destination.rank < 0 || destination.rank > rank) break;  // ranks ascend
     if (destination.rank == rank) return destination.token_row - params.tables.rank_base[rank];
   }
   return -1;
 }
 
-/// Tokens before `end` that go to `rank`. All lanes of a warp.
+/// Number of tokens before `end` that go to `rank`. Called by all lanes of a warp.
 __device__ std::int32_t count_sent(const ChannelTablesParams& params, int rank, std::int32_t total, std::int64_t end) {
   for (std::int64_t first = end; first < params.num_tokens; first += kWarpLanes) {
     const std::int64_t token = first + lane_idx();
@@ -43,8 +44,8 @@ __device__ std::int32_t count_sent(const ChannelTablesParams& params, int rank, 
   return total;
 }
 
-/// Rows from `first` to before `end`, ascending by token, whose token is below `bound`. All lanes of a warp: each round
-/// cuts the range into 33 parts.
+/// Number of rows from `first` to before `end`, ascending by token, whose token is below `bound`. Called by all lanes
+/// of a warp. Each round divides the range into 33 parts.
 __device__ std::int32_t count_below(const ChannelTablesParams& params, std::int32_t first, std::int32_t end,
                                     std::int64_t bound) {
   std::int32_t low = first;
@@ -54,7 +55,8 @@ __device__ std::int32_t count_below(const ChannelTablesParams& params, std::int3
     const std::int32_t row = low + step * (lane_idx() + 1) - 1;
     const bool below = row < high && params.source[static_cast<std::int64_t>(row) * 2 + 1] < bound;
     const int num_below = __popc(__ballot_sync(kAllLanes, below));
-    // Lanes below the bound come first: the answer is behind the last of them and at or before the next one's row.
+    // Lanes below the bound precede the others: the answer lies after the last such lane's row and at or before the
+    // next lane's row.
     const std::int32_t next = low + step * (num_below + 1) - 1;
     low += step * num_below;
     if (num_below < kWarpLanes && next < high) high = next;
@@ -87,11 +89,12 @@ __device__ void write_received(const ChannelTablesParams& params, bool valid, in
 }
 
 __global__ void __launch_bounds__(kThreads) channel_tables_kernel(ChannelTablesParams params) {
-  // Loaded at once: each may go to memory. Routes over several nodes have no source offsets, and are not early.
+  // All three are loaded together because each load may go to memory. Routes over several nodes have no source offsets
+  // and are never early.
   const std::uint32_t broken = *static_cast<const volatile std::uint32_t*>(&params.local->broken);
   const std::int64_t source_offset = params.early ? params.tables.source_offsets[params.rank] : 0;
   const bool valid = params.tables.summary->valid != 0;
-  // What a broken route has written may be nothing, and the numbers found in its memory anything.
+  // A broken route may have written nothing, so its memory may hold any numbers.
   if (broken != 0) return;
   if (source_offset == kAnnouncedLater) return;
   const int num_ranks = params.num_ranks;

@@ -1,7 +1,7 @@
 #ifndef FERRY_CUDA_INTRANODE_CHANNEL_TABLES_HPP
 #define FERRY_CUDA_INTRANODE_CHANNEL_TABLES_HPP
 
-/// A Routing's tables by channel, in one kernel of this rank alone.
+/// Writes a Routing's tables by channel, with one kernel that involves this rank alone.
 
 #include <cuda_runtime_api.h>
 
@@ -24,8 +24,8 @@ struct ChannelTablesParams {
   int num_ranks = 1;
   std::int64_t num_tokens = 0;
   int num_topk = 1;
-  /// The host has not seen yet whether the route's last step is to be launched again; then this kernel is, too, and
-  /// writes nothing before.
+  /// The host has not yet seen whether it must launch the route's last step again. If it must, it launches this kernel
+  /// again too, and this kernel writes nothing until then.
   bool early = false;
 };
 

@@ -1,9 +1,9 @@
 #ifndef FERRY_CUDA_INTRANODE_CHUNK_BORDERS_HPP
 #define FERRY_CUDA_INTRANODE_CHUNK_BORDERS_HPP
 
-/// Where a rank's tokens, or the rows that it sends to each other rank, are cut into chunks that it reports to the
-/// receivers. Chunks are whole blocks: of tokens those of route's count, of rows kBorderRows. They are equal but for
-/// the last one, which is halved again and again: receivers that copy what has been reported finish soon after the
+/// Borders of the chunks in which a rank reports its tokens, or its rows for each other rank, to receivers. A chunk is
+/// a whole number of blocks: blocks of route's count for tokens, blocks of kBorderRows rows for rows. All chunks are
+/// equal except the last, which is halved repeatedly, so that receivers that copy reported chunks finish soon after the
 /// sender.
 
 #include "plan/host_device.hpp"
@@ -14,17 +14,17 @@ inline constexpr int kBorderRows = 32;
 
 struct ChunkBorders {
   int num_blocks = 1;    ///< at least one
-  int chunk_blocks = 1;  ///< of an undivided chunk
+  int chunk_blocks = 1;  ///< blocks in an undivided chunk
 
   FERRY_HOST_DEVICE constexpr int num_whole() const { return (num_blocks - 1) / chunk_blocks; }
-  /// Blocks that are cut by halves, 1 to chunk_blocks.
+  /// Blocks of the chunk that is halved, 1 to chunk_blocks.
   FERRY_HOST_DEVICE constexpr int num_rest() const { return num_blocks - num_whole() * chunk_blocks; }
   FERRY_HOST_DEVICE constexpr int num_chunks() const {
     int halves = 0;
     for (int rest = num_rest(); rest > 0; rest /= 2) ++halves;
     return num_whole() + halves;
   }
-  /// First block behind a chunk.
+  /// First block after a chunk.
   FERRY_HOST_DEVICE constexpr int end_block(int chunk) const {
     const int half = chunk - num_whole();
     return half < 0 ? (chunk + 1) * chunk_blocks : num_blocks - (num_rest() >> (half + 1));

@@ -1,4 +1,4 @@
-/// The combine kernel: which block does what, and how a call begins and ends.
+/// The combine kernel: the work of each block, and how a call begins and ends.
 
 #include "cuda/driver/launch.hpp"
 #include "cuda/intranode/combine_stage.cuh"
@@ -12,17 +12,17 @@ namespace {
 
 using namespace device;
 
-/// Warps of a block that sums by loads: as many as registers allow without spilling what is in flight.
+/// Warps of a block that sums by loads: as many as registers allow without spilling the loads in flight.
 constexpr int kThreadPathWarps = 12;
-/// Warps of a block that sums what the copy engine brings: as many as shared memory holds the sets of.
+/// Warps of a block that sums rows landed by the copy engine: as many as have their sets in shared memory.
 constexpr int kBulkPathWarps = 12;
 
-/// A warp sums with one per set, or stages with one per piece.
+/// Barriers of a warp: one per set when it sums, one per piece when it stages.
 constexpr int kStageBarriers = kSumSets > kStagerPieces ? kSumSets : kStagerPieces;
 
 FERRY_HOST_DEVICE constexpr int warps_of(bool bulk) { return bulk ? kBulkPathWarps : kThreadPathWarps; }
 
-/// Waits for the entries and tells the host what they came to. All threads of a block.
+/// Waits for the entries and reports their outcome to the host. All threads of a block call it.
 template <typename Take>
 __device__ Outcome enter(const CombineParams& params, std::uint64_t epoch, Take take) {
   const Outcome outcome = await_entries(params.ranks, params.entry, epoch, take);
@@ -32,17 +32,17 @@ __device__ Outcome enter(const CombineParams& params, std::uint64_t epoch, Take 
   return outcome;
 }
 
-/// A block's shared memory, sizes and pointers from one place. Sets come first, where they are aligned to
-/// kLandingBytes.
+/// Layout of a block's shared memory: one function yields both sizes and pointers. Sets are at the start, where they
+/// are aligned to kLandingBytes.
 struct Shared {
   std::byte* sets;          ///< [warps, kSumSets, kSetBytes]
   Holder* holders;          ///< [R]
-  int* num_blocks;          ///< [R] of each rank's kernel
+  int* num_blocks;          ///< [R] blocks of each rank's kernel
   Terms* terms;             ///< [warps, kSumTokens], or [warps] without sets
   FetchedEntries* entries;  ///< [warps]
   float* weights;           ///< [warps, kFetchedWeights]
   std::uint64_t* barriers;  ///< [warps, kStageBarriers]
-  std::uint32_t* marks;     ///< [warps] RoundMarker's
+  std::uint32_t* marks;     ///< [warps] marks of RoundMarker
   std::uint32_t* known;     ///< [R] rows of each rank that are known to be staged
   std::size_t size_bytes;
 
@@ -64,7 +64,7 @@ struct Shared {
   }
 };
 
-/// This warp's part of it. No other warp uses it.
+/// This warp's part of the shared memory. No other warp uses that part.
 __device__ SumStages make_stages(const Shared& shared) {
   const auto warp = static_cast<std::size_t>(warp_idx());
   const SumStages stages{shared.sets + warp * kSumSets * kSetBytes, shared.barriers + warp * kStageBarriers,
@@ -77,7 +77,7 @@ __device__ SumStages make_stages(const Shared& shared) {
   return stages;
 }
 
-/// Waits for the entries, and sums what is to be summed. All threads of a summing block.
+/// Waits for the entries and sums this block's share of the tokens. All threads of a summing block call it.
 template <bool kFloat32, bool kBulk>
 __device__ Outcome sum(const CombineParams& params, const Shared& shared, const SumStages& stages,
                        std::uint64_t epoch) {
@@ -90,7 +90,7 @@ __device__ Outcome sum(const CombineParams& params, const Shared& shared, const 
       shared.known[rank] = 0;
     }
   };
-  // Small batches spread over the blocks.
+  // Consecutive items go to different blocks, so that small batches spread over the blocks.
   const int first = warp_idx() * params.num_sum_blocks + static_cast<int>(blockIdx.x);
   const int step = params.num_sum_blocks * warps_of(kBulk);
   TermFinder finder(params, shared.holders, shared.known, epoch);
@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(warps_of(kBulk) * kWarpLanes, 1)
   if constexpr (kBulk) await_kernel_before();
   const RankParams& ranks = params.ranks;
   const int block = static_cast<int>(blockIdx.x) - params.num_sum_blocks;
-  // Beside what the call begins with: a staging block's first rows come after it.
+  // Prefetched beside the loads that begin the call: a staging block's first rows depend on it.
   if (block >= 0 && threadIdx.x == 0) prefetch_l2(params.source_base + ranks.rank);
   const CallStart start = start_call(ranks, params.summary);
   if (start.broken) return;

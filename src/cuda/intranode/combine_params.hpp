@@ -1,9 +1,9 @@
 #ifndef FERRY_CUDA_INTRANODE_COMBINE_PARAMS_HPP
 #define FERRY_CUDA_INTRANODE_COMBINE_PARAMS_HPP
 
-/// Combine: summing blocks pull the rows of this rank's tokens out of the peers' memory and sum them. If this rank's
-/// own rows are in memory that peers cannot reach, staging blocks copy them to memory that they can, while the peers
-/// sum the rows that are already there. One kernel.
+/// Combine, in one kernel: summing blocks read the rows of this rank's tokens from the peers' memory and sum them. If
+/// this rank's own rows are in memory that peers cannot reach, staging blocks copy them to reachable memory while the
+/// peers sum the rows already staged.
 
 #include <cuda_runtime_api.h>
 
@@ -21,25 +21,25 @@ struct BiasRows {
 
 struct CombineParams {
   RankParams ranks;
-  EntryMessage entry;  ///< agreement 0: this rank refuses; then nothing below is read
+  EntryMessage entry;  ///< agreement 0: this rank refuses the call; the fields below are then not read
   const RouteSummary* summary = nullptr;
 
   // Summing.
   const Destination* destinations = nullptr;  ///< [T, K]
-  const std::int32_t* block_ranks = nullptr;  ///< [blocks + 1, R]; the last: token rows sent to each rank
+  const std::int32_t* block_ranks = nullptr;  ///< [blocks + 1, R]; the last row: token rows sent to each rank
   const std::int32_t* rank_base = nullptr;    ///< [R]
   int num_blocks = 0;
   std::int64_t num_tokens = 0;
   int num_topk = 0;
   bool one_row_per_token = true;  ///< kTokens
-  bool float32 = false;           ///< payload type, else bf16
+  bool float32 = false;           ///< payload type is float32, else bf16
   bool weighted = false;
   const float* topk_weights = nullptr;  ///< [T, K]
   BiasRows bias[2];
   std::byte* out_x = nullptr;
   std::int64_t out_stride = 0;
   std::int64_t row_bytes = 0;
-  float* out_weights = nullptr;  ///< [T, K], null: no weights return
+  float* out_weights = nullptr;  ///< [T, K], null: no weights are returned
 
   // This rank's own rows.
   const std::byte* x = nullptr;
@@ -48,16 +48,17 @@ struct CombineParams {
   const std::int32_t* source = nullptr;       ///< [rows, 2]
   const std::int32_t* source_base = nullptr;  ///< [R + 1]
 
-  // How.
+  // Shape of the launch.
   bool bulk = true;
   bool overlaps = false;  ///< LaunchShape::overlaps
   int num_sum_blocks = 1;
-  int num_stage_blocks = 0;        ///< 0 exactly when nothing is staged
-  int rounds_between_reports = 1;  ///< of a staging block, at least; a round: a row for each peer
+  int num_stage_blocks = 0;        ///< 0 if and only if nothing is staged
+  int rounds_between_reports = 1;  ///< least number of rounds between two reports of a staging block; a round is one
+                                   ///< row for each peer
 };
 
 cudaError_t launch_combine(const CombineParams& params, cudaStream_t stream);
-/// After load_dispatch_kernels: `has_bulk` becomes false also where the sets do not fit `shared_limit`.
+/// Called after load_dispatch_kernels. Clears `has_bulk` also if the sets do not fit `shared_limit`.
 cudaError_t load_combine_kernels(std::size_t shared_limit, bool& has_bulk);
 
 }  // namespace ferry::cuda

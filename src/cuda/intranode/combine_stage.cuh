@@ -1,28 +1,28 @@
 #ifndef FERRY_CUDA_INTRANODE_COMBINE_STAGE_CUH
 #define FERRY_CUDA_INTRANODE_COMBINE_STAGE_CUH
 
-/// Staging warps: copy this rank's rows to memory that peers reach, each source's rows in the order in which it will
-/// want them, all sources at the same pace. They wait for nobody: until the peers have entered the call only reports
-/// of progress must wait, and rows that are staged for a call that is then refused are not looked at.
+/// Staging warps copy this rank's rows to memory that peers reach. They stage each source's rows in the order in which
+/// the source sums them, and all sources at the same pace. Staging itself waits for no peer: only progress reports wait
+/// until the peers have entered the call. No rank reads rows that were staged for a refused call.
 
 #include "cuda/intranode/combine_sum_bulk.cuh"
 
 namespace ferry::cuda::device {
 
-/// The stager divides the memory of a warp's sets into smaller slots, to have more pieces in flight.
+/// Slots into which the stager divides the memory of a warp's sets, to keep more pieces in flight.
 inline constexpr int kStagerPieces = 4;
 inline constexpr int kStagerPieceBytes = kSumSets * kSetBytes / kStagerPieces;
 
-/// A staging block, and its words in shared memory.
+/// A staging block and its words in shared memory.
 struct StageBlock {
   int idx;
-  int num_warps;         ///< that stage; one more reports
-  std::uint32_t* marks;  ///< [num_warps] RoundMarker's, 0
+  int num_warps;         ///< warps that stage; one more reports
+  std::uint32_t* marks;  ///< [num_warps] marks of RoundMarker, initially 0
 };
 
-/// The pieces of rows that one warp stages, in order. In a round a block has a row of each of the other ranks, so that
-/// all get theirs at the same pace; pieces of a block's rows go round its warps, so that the first rows are there as
-/// soon as can be.
+/// Pieces of rows that one warp stages, in order. In each round a block stages one row for every other rank, so that
+/// all ranks progress at the same pace. The pieces of a block's rows are dealt to its warps in turn, so that the first
+/// rows are complete as early as possible.
 class StagedPieces {
  public:
   __device__ StagedPieces(const CombineParams& params, const StageBlock& block)
@@ -43,14 +43,14 @@ class StagedPieces {
   struct Piece {
     std::int64_t row = 0;
     std::int64_t offset = 0;
-    std::uint32_t bytes = 0;  ///< 0: no more
+    std::uint32_t bytes = 0;  ///< 0: no piece is left
     std::uint32_t round = 0;
   };
 
   __device__ Piece next() { return params_.one_row_per_token ? next_of_sources() : next_of_experts(); }
 
  private:
-  /// Pieces of equal length, or warps whose turn is always the last piece would have less to do.
+  /// Pieces have equal length; otherwise warps whose turn is always the last piece would have less to do.
   __device__ static std::int64_t piece_bytes_of(std::int64_t row_bytes) {
     const std::int64_t num_pieces = (row_bytes + kStagerPieceBytes - 1) / kStagerPieceBytes;
     if (num_pieces <= 1) return kStagerPieceBytes;
@@ -69,7 +69,7 @@ class StagedPieces {
       const int turn = walk_.owner() / num_pieces_;
       const int behind = params_.ranks.rank + 1 + turn;
       const int source = behind < params_.ranks.num_ranks ? behind : behind - params_.ranks.num_ranks;
-      // Between two ranks it is always the same.
+      // With two ranks the source never changes.
       if (source != source_) {
         source_ = source;
         first_row_ = params_.source_base[source];
@@ -83,8 +83,8 @@ class StagedPieces {
     }
   }
 
-  /// Grouped by expert: a source's first token may be anywhere, so there is one round only. The source of a row is
-  /// looked up once, by the warp that stages all of it.
+  /// Rows grouped by expert: a source's first token may be anywhere, so there is only one round. The warp that stages a
+  /// row looks up its source, once.
   __device__ Piece next_of_experts() {
     const std::int64_t num_rows = params_.summary->num_used_rows;
     for (; row_ < num_rows; row_ += step_) {
@@ -112,8 +112,8 @@ class StagedPieces {
   std::int64_t step_;
   std::int64_t offset_ = 0;
   std::int32_t most_rows_ = 0;
-  int source_ = -1;             // of the piece before
-  std::int32_t first_row_ = 0;  // of its rows
+  int source_ = -1;             // source of the previous piece
+  std::int32_t first_row_ = 0;  // first row of that source
   std::int32_t num_rows_ = 0;
 };
 
@@ -138,18 +138,18 @@ __device__ inline void stage_by_threads(const CombineParams& params, StagedPiece
   }
 }
 
-/// Of so many pieces at the most a warp waits for the stores together: to wait after each takes half of what it could
-/// move. The first ones it waits for one by one, as peers have nothing else to sum.
+/// Most pieces whose stores a warp waits for together: waiting after each piece halves the rate at which it moves data.
+/// The first pieces are awaited one by one, since peers have nothing else to sum yet.
 inline constexpr int kMarkTurns = 4;
 
-/// By the copy engine, through the memory of the warp's sets.
+/// Stages by the copy engine, through the memory of the warp's sets.
 class BulkStager {
  public:
   __device__ BulkStager(const CombineParams& params, StagedPieces& pieces, RoundMarker& marker, const SumStages& stages)
       : params_(params), pieces_(pieces), marker_(marker), stages_(stages) {}
 
   __device__ void run() {
-    // Three pieces land while one is stored. The first turns only land.
+    // Three pieces land while one is stored. The first turns only load.
     constexpr int kAhead = 3;
     static_assert(kStagerPieces == kAhead + 1);
     Piece now;
@@ -176,7 +176,7 @@ class BulkStager {
 
   __device__ std::byte* slot_data(int slot) const { return stages_.sets + slot * kStagerPieceBytes; }
 
-  /// Starts the next piece into the slot that the piece before the latest was stored from.
+  /// Starts to load the next piece. Its slot was last stored from two pieces ago.
   __device__ Piece load(int slot) {
     const Piece piece = pieces_.next();
     if (piece.bytes == 0) return piece;
@@ -200,8 +200,8 @@ class BulkStager {
     __syncwarp();
   }
 
-  /// Waits now and then until all that has been stored is there, and marks that. `next` is what is stored next, if
-  /// anything; `turn`: that was stored, from 0.
+  /// Waits from time to time until all stores are complete, and marks their rounds. `next`: the piece stored next, if
+  /// any. `turn`: number of the piece just stored, from 0.
   __device__ void mark(const Piece& next, int turn) {
     if (next.bytes == 0 || turn < next_mark_) return;
     if (lane_idx() == 0) wait_store_groups<0>();
@@ -216,10 +216,11 @@ class BulkStager {
   RoundMarker& marker_;
   SumStages stages_;
   std::uint32_t parities_ = 0;
-  int next_mark_ = 0;  // a turn
+  int next_mark_ = 0;  // first turn at which to mark again
 };
 
-/// Waits until all ranks have entered a call of this epoch, whichever; false when the group broke. All lanes of a warp.
+/// Waits until every rank has entered a call of this epoch, of any kind; false if the group broke. All lanes of a warp
+/// call it.
 __device__ inline bool await_all_entered(const RankParams& ranks, std::uint64_t epoch) {
   bool here = true;
   for (int rank = lane_idx(); rank < ranks.num_ranks; rank += kWarpLanes) {
@@ -232,13 +233,13 @@ __device__ inline bool await_all_entered(const RankParams& ranks, std::uint64_t 
   return __all_sync(0xFFFFFFFFU, static_cast<int>(here)) != 0;
 }
 
-/// All that a block stages, each warp its own part. `stages` as for summing, where kBulk. All threads of the block. Not
-/// inlined: summing would lose the instruction cache to it.
+/// Stages the rows of a block; each warp stages its own part. `stages`: as for summing, used only with kBulk. All
+/// threads of the block call it. Not inlined: it would push the summing code out of the instruction cache.
 template <bool kBulk>
 __device__ __noinline__ inline void stage_rows(const CombineParams& params, const SumStages& stages,
                                                std::uint64_t epoch, const StageBlock& block) {
   if (warp_idx() == block.num_warps) {
-    // Until a rank has entered this call, its words of `staged` are those of the call before.
+    // Until a rank has entered this call, it still reads the words of `staged` that belong to the previous call.
     if (!await_all_entered(params.ranks, epoch)) return;
     report_rounds(params.ranks, epoch,
                   {block.idx, block.num_warps, static_cast<std::uint32_t>(params.rounds_between_reports)}, block.marks);

@@ -1,10 +1,10 @@
 #ifndef FERRY_CUDA_INTRANODE_COMBINE_SUM_BULK_CUH
 #define FERRY_CUDA_INTRANODE_COMBINE_SUM_BULK_CUH
 
-/// Summing by the bulk copy engine: a warp's rows land in shared memory while it adds up others. A set is the same
-/// piece of the rows of a token, the shorter the more rows there are. Few multiprocessors then hold enough bytes in
-/// flight to fill the links, if adding keeps up with them: its loops are short, because code that a multiprocessor's
-/// instruction cache cannot hold runs several times slower.
+/// Summing by the bulk copy engine: some of a warp's rows land in shared memory while the warp adds others. A set is
+/// the same piece of all rows of a token; more rows make it shorter. A few multiprocessors then keep enough bytes in
+/// flight to fill the links, if adding keeps up. The adding loops are short because code that does not fit a
+/// multiprocessor's instruction cache runs several times slower.
 
 #include "cuda/copy/bulk_copy.cuh"
 #include "cuda/intranode/combine_weights.cuh"
@@ -13,34 +13,34 @@
 namespace ferry::cuda::device {
 
 inline constexpr int kSumSets = 2;
-/// Tokens between being found and being summed: one per set that lands, and the next one.
+/// Tokens that are found but not yet summed: one per set that lands, and the next one.
 inline constexpr int kSumTokens = kSumSets + 1;
 inline constexpr int kSetBytesLog2 = 13;
 inline constexpr int kSetBytes = 1 << kSetBytesLog2;
 inline constexpr std::uint32_t kVectorBytes = sizeof(uint4);
 inline constexpr std::uint32_t kStepBytes = kWarpLanes * kVectorBytes;
-/// Sets of up to so many rows are added with all rows of a step in registers.
+/// Most rows of a set that are added with all rows of a step in registers, in three code variants.
 inline constexpr int kTwoRows = 2;
 inline constexpr int kFewRows = 4;
 inline constexpr int kManyRows = 8;
-/// Tokens of more rows are rare.
+/// Tokens with more rows are rare.
 inline constexpr int kMostRows = 64;
 static_assert(kMostRows >= kMaxTerms);
-static_assert(kSetBytes / kMostRows % kLandingBytes == 0, "every piece of a set begins at a good destination");
+static_assert(kSetBytes / kMostRows % kLandingBytes == 0, "every piece of a set is aligned to kLandingBytes");
 
-/// What is left for the end is cut into parts of rows, which are smaller units of work than tokens: so warps, and with
-/// them multiprocessors, end together. Nothing else is gained by parts, and each has the token's terms to find.
+/// The last tokens are divided into parts, which are smaller units of work than tokens, so that warps, and with them
+/// multiprocessors, finish together. Parts have no other benefit, and each part must find the token's terms again.
 inline constexpr std::int64_t kPartBytes = 8192;
 inline constexpr int kMaxPartsLog2 = 3;
-/// Per warp.
+/// Tokens in parts, per warp.
 inline constexpr int kPartedTokens = 4;
-/// With no more than these, everything is in parts.
+/// Up to this many tokens per warp, all tokens are divided into parts.
 inline constexpr int kManyTokens = 8;
 
-/// The units of work of a combine: first whole tokens, in order, then the parts of those that are left.
+/// Units of work of a combine: whole tokens in order, then the parts of the remaining tokens.
 struct SumItems {
   int num_whole;
-  int parts_log2;  ///< of each of the other tokens
+  int parts_log2;  ///< log2 of the number of parts of each remaining token
   int num;
 
   struct Item {
@@ -65,11 +65,11 @@ struct SumItems {
   }
 };
 
-/// A walk over the sets of an item.
+/// Iterates over the sets of an item.
 struct SetCursor {
   int piece = 0;
   int end_piece = 0;
-  int bytes_log2 = 0;  ///< of a piece, one row's part of a set
+  int bytes_log2 = 0;  ///< log2 of the size of a piece, one row's part of a set
 
   __device__ static SetCursor of(const SumItems::Item& item, int num_rows, std::int64_t row_bytes) {
     SetCursor cursor;
@@ -102,7 +102,7 @@ struct SumStages {
 template <bool kFloat32>
 class BulkSummer {
  public:
-  /// Of each warp the first two items follow from its number, `first` of `step`; the others it claims.
+  /// A warp's first two items follow from its number, `first` of `step` warps; it claims the others.
   __device__ BulkSummer(const CombineParams& params, TermFinder& finder, ReturnedWeights& weights,
                         const SumStages& stages, int first, int step)
       : params_(params),
@@ -117,8 +117,8 @@ class BulkSummer {
   }
 
   __device__ void run() {
-    // Each turn but the first ones adds a set. One more than there are sets come before: the first one only finds what
-    // the others load.
+    // Every turn except the first ones adds a set. The first turns number one more than the sets: the very first turn
+    // only finds the item that the others load.
     constexpr int kFirstTurn = -1 - kSumSets;
 #pragma unroll 1
     for (int turn = kFirstTurn; turn < 0 || next_to_add(); ++turn) {
@@ -130,16 +130,16 @@ class BulkSummer {
     weights_.sum();
   }
 
-  /// When nothing is to be summed: waits for what was fetched.
+  /// Ends the fetches of the constructor when the call sums nothing.
   __device__ void drop() const { wait_fetches(); }
 
  private:
-  /// Of the next item. Every lane has used those before.
+  /// Starts to fetch the entries of the next item. Every lane has used the previous ones.
   __device__ void fetch_entries() const {
     if (next_item_ < items_.num) finder_.fetch_entries(items_.at(next_item_).token, *stages_.entries);
   }
 
-  /// Starts the next set, or finds the first item. All lanes.
+  /// Starts to load the next set, or finds the first item. All lanes call it.
   __device__ void load(int set) {
     if (!loading_.ended()) {
       const Terms& terms = stages_.terms[loading_terms_];
@@ -157,11 +157,11 @@ class BulkSummer {
     if (loading_.ended()) begin_item();
   }
 
-  /// Finds the next item's terms. All lanes.
+  /// Finds the next item's terms. All lanes call it.
   __device__ void begin_item() {
     if (next_item_ >= items_.num) return;
     const SumItems::Item item = items_.at(next_item_);
-    // Fetched and claimed ahead of their use, so that no lane waits for them.
+    // Entries are fetched and items are claimed ahead of their use, so that no lane waits for them.
     const TokenEntry entry = finder_.fetched_entry(*stages_.entries);
     weights_.sum();
     next_item_ = num_given_ + __shfl_sync(0xFFFFFFFFU, claim_, 0);
@@ -187,7 +187,7 @@ class BulkSummer {
     ++num_found_;
   }
 
-  /// Whether a set is left to be added.
+  /// Whether any set remains to be added.
   __device__ bool next_to_add() {
     if (!using_.ended()) return true;
     if (num_found_ == 0) return false;
@@ -199,7 +199,7 @@ class BulkSummer {
     return true;
   }
 
-  /// What this lane adds up of a set: vectors kStepBytes apart, while any of the bytes are left.
+  /// Part of a set that this lane adds: vectors kStepBytes apart, until no bytes are left.
   struct Vectors {
     SharedAddress from;  ///< of the first row
     std::byte* to;
@@ -212,7 +212,7 @@ class BulkSummer {
     }
   };
 
-  /// Adds a set up and writes the sum. All lanes.
+  /// Adds a set and writes the sum. All lanes call it.
   __device__ void add(int set) {
     wait_barrier(stages_.barriers + set, parities_ >> set & 1U);
     parities_ ^= 1U << set;
@@ -221,7 +221,7 @@ class BulkSummer {
     const Vectors vectors{shared_address(stages_.sets) + set * kSetBytes + lane_bytes,
                           params_.out_x + terms.token * params_.out_stride + using_.offset() + lane_bytes,
                           static_cast<int>(using_.bytes(params_.row_bytes)) - static_cast<int>(lane_bytes)};
-    // Mostly a row counts once.
+    // Usually each row counts once.
     if (terms.num_rows > kManyRows || terms.num_weights != terms.num_rows) {
       add_any_rows(terms, vectors);
     } else if (terms.num_rows <= kTwoRows) {
@@ -235,7 +235,7 @@ class BulkSummer {
     ++using_.piece;
   }
 
-  /// Each of up to `kRows` rows counts with one weight.
+  /// Adds up to `kRows` rows, each with one weight.
   template <int kRows>
   __device__ static void add_rows(const Terms& terms, Vectors vectors) {
     const int num_rows = terms.num_rows;
@@ -259,7 +259,8 @@ class BulkSummer {
     }
   }
 
-  /// Any number of rows, which several of the token's entries may share: such a row counts with each of their weights.
+  /// Adds any number of rows. Several of the token's entries may share a row; such a row counts with each of their
+  /// weights.
   __device__ void add_any_rows(const Terms& terms, Vectors vectors) const {
 #pragma unroll 1
     for (; vectors.bytes_left > 0; vectors.advance()) {
@@ -281,13 +282,13 @@ class BulkSummer {
   SumStages stages_;
   SumItems items_;
   int next_item_;
-  int claim_;  // lane 0: of the item after it, behind those that are given
+  int claim_;  // lane 0: claimed number of the item after next_item_, counted from num_given_
   int num_given_;
   SetCursor loading_;
   SetCursor using_;
   int loading_terms_ = 0;
   int using_terms_ = 0;
-  int num_found_ = 0;  // items that have not been begun to be added
+  int num_found_ = 0;  // items found but not yet begun to be added
   std::uint32_t parities_ = 0;
 };
 

@@ -1,7 +1,7 @@
 #ifndef FERRY_CUDA_INTRANODE_COMBINE_TERMS_CUH
 #define FERRY_CUDA_INTRANODE_COMBINE_TERMS_CUH
 
-/// What a token is the sum of: its biases and its rows, in the contract's order, each with the weights it counts with.
+/// Terms of a token's sum: its biases and its rows, in the order that the contract prescribes, each with its weights.
 
 #include "cuda/copy/prefetch.cuh"
 #include "cuda/intranode/combine_params.hpp"
@@ -11,15 +11,15 @@
 
 namespace ferry::cuda::device {
 
-/// Where a rank's rows are, for this rank. In shared memory, one per rank.
+/// Location of a rank's rows as this rank sees it. In shared memory, one per rank.
 struct Holder {
   const std::byte* rows;
   std::int64_t row_stride;
   const float* weights;
-  std::int64_t num_stagers;  ///< blocks that stage them; 0: they are there
+  std::int64_t num_stagers;  ///< number of blocks that stage the rows; 0: the rows need no staging
 };
 
-/// From a rank's entry.
+/// Holder described by a rank's entry.
 __device__ inline Holder holder_of(const CombineParams& params, int rank, const ReceivedEntry& entry) {
   const RankParams& ranks = params.ranks;
   const std::byte* base = ranks.peer_bases[rank];
@@ -32,23 +32,23 @@ __device__ inline Holder holder_of(const CombineParams& params, int rank, const 
           !self && (flags & kRowsStaged) != 0 ? flags >> kStagersShift : 0};
 }
 
-/// What a lane knows of a token: where the entry of its number goes, if it has one, and the weight of that entry.
+/// A lane's entry of a token: its destination, if it has one, and its weight.
 struct TokenEntry {
   Destination destination;
   float weight = 1.0F;
 };
 
-/// The same of all lanes, as it lands in a warp's shared memory. Loaded into registers ahead of its use it would be
-/// waited for at once: parts of a destination are taken apart where they come to.
+/// Entries of all lanes as they land in a warp's shared memory. Entries loaded into registers ahead of their use would
+/// be awaited at once, because the compiler extracts a destination's fields right after the load.
 struct alignas(16) FetchedEntries {
   uint4 destinations[kWarpLanes];
   float weights[kWarpLanes];
 };
 
-/// Finds terms, one warp.
+/// Finds the terms of tokens. Used by one warp.
 class TermFinder {
  public:
-  /// `known_staged`: [R], shared by the block, 0 when it has the entries.
+  /// `known_staged`: [R], shared by the block, 0 when the block has received the entries.
   __device__ TermFinder(const CombineParams& params, const Holder* holders, std::uint32_t* known_staged,
                         std::uint64_t epoch)
       : params_(params), holders_(holders), known_staged_(known_staged), epoch_(epoch) {}
@@ -63,7 +63,7 @@ class TermFinder {
     return entry;
   }
 
-  /// Starts to load them. What landed before has been used.
+  /// Starts to load the entries of `token`. The entries that landed before have been used.
   __device__ void fetch_entries(std::int64_t token, FetchedEntries& to) const {
     if (lane_idx() >= params_.num_topk) return;
     const std::int64_t at = token * params_.num_topk + lane_idx();
@@ -71,7 +71,7 @@ class TermFinder {
     if (params_.weighted) start_fetch<sizeof(float)>(to.weights + lane_idx(), params_.topk_weights + at);
   }
 
-  /// Waits for them.
+  /// Waits for the fetched entries and returns this lane's.
   __device__ TokenEntry fetched_entry(const FetchedEntries& from) const {
     wait_fetches();
     if (lane_idx() >= params_.num_topk) return {none(), 1.0F};
@@ -79,8 +79,8 @@ class TermFinder {
     return {*reinterpret_cast<const Destination*>(&raw), params_.weighted ? from.weights[lane_idx()] : 1.0F};
   }
 
-  /// Waits until the rows of `token` can be read, fills `terms` and returns the number of rows; -1 when the group
-  /// broke. All lanes.
+  /// Waits until the rows of `token` can be read, fills `terms` and returns the number of rows; -1 if the group broke.
+  /// All lanes call it.
   __device__ int find(std::int64_t token, const TokenEntry& entry, Terms& terms) {
     if (!await_rows(entry.destination)) return -1;
     return collect_terms(token, entry, terms);
@@ -93,17 +93,17 @@ class TermFinder {
     return destination;
   }
 
-  /// Waits until the rows of all destinations are where this rank can read them.
+  /// Waits until this rank can read the rows of all destinations.
   __device__ bool await_rows(const Destination& destination) {
     const auto rank = static_cast<int>(destination.rank);
     std::uint32_t needed = 0;
     if (rank >= 0 && holders_[rank].num_stagers != 0) {
-      // Grouped by expert, a row may be anywhere.
+      // Rows grouped by expert: a row may be anywhere.
       needed = params_.one_row_per_token
                    ? static_cast<std::uint32_t>(destination.token_row - params_.rank_base[rank]) + 1
                    : kAllStaged;
     }
-    // Most tokens need nothing that is not known to be there.
+    // Most tokens need only rows that are already known to be staged.
     const std::uint32_t known = __shfl_sync(0xFFFFFFFFU, known_rows_, rank & (kWarpLanes - 1));
     const bool kept = params_.ranks.num_ranks <= kWarpLanes;
     if (__all_sync(0xFFFFFFFFU, static_cast<int>(needed == 0 || (kept && needed <= known))) != 0) return true;
@@ -111,7 +111,7 @@ class TermFinder {
     if (needed != 0) rows = {rank, static_cast<int>(holders_[rank].num_stagers), needed};
     if (!await_staged(params_.ranks, rows, epoch_, known_staged_)) return false;
     if (lane_idx() < params_.ranks.num_ranks) known_rows_ = load_acquire_block(known_staged_ + lane_idx());
-    __syncwarp();  // hands what each lane has acquired to all of them
+    __syncwarp();  // passes the data that each lane acquired to all lanes
     fence_async_proxy();
     return true;
   }
@@ -155,7 +155,7 @@ class TermFinder {
   const Holder* holders_;
   std::uint32_t* known_staged_;
   std::uint64_t epoch_;
-  std::uint32_t known_rows_ = 0;  // of the rank of this lane's number, that are staged
+  std::uint32_t known_rows_ = 0;  // rows known to be staged by the rank whose number is this lane's
 };
 
 }  // namespace ferry::cuda::device

@@ -1,25 +1,26 @@
 #ifndef FERRY_CUDA_INTRANODE_COMBINE_WEIGHTS_CUH
 #define FERRY_CUDA_INTRANODE_COMBINE_WEIGHTS_CUH
 
-/// The weights that ranks return with their rows, summed for each token. They come out of the peers' memory while the
-/// token's rows do: a warp that loaded them into registers would wait for a trip over the link with every token.
+/// Sums the weights that ranks return with their rows, for each token. The weights are fetched from peers' memory
+/// together with the token's rows: a warp that loaded them into registers would wait for one link round trip per token.
 
 #include "cuda/intranode/combine_terms.cuh"
 
 namespace ferry::cuda::device {
 
-/// Weights of a token that a warp has room for. Of K <= 8 entries all fit.
+/// Weights of a token that a warp can hold. With K <= 8 entries all of them fit.
 inline constexpr int kFetchedWeights = 64;
-static_assert(kFetchedWeights >= kWarpLanes, "a row of them fits, and one of each entry");
+static_assert(kFetchedWeights >= kWarpLanes, "the weights of a row fit, and one weight per entry");
 
-/// One warp's. Nothing happens where the caller does not want them.
+/// Returned weights of one warp's tokens. Does nothing if the caller asked for none.
 class ReturnedWeights {
  public:
   /// `fetched`: [kFetchedWeights] of shared memory. Each lane reads only what it has fetched.
   __device__ ReturnedWeights(const CombineParams& params, const Holder* holders, float* fetched)
       : params_(params), holders_(holders), fetched_(fetched) {}
 
-  /// Starts to fetch those of `token`. What was fetched before has been summed. After the ranks' entries, all lanes.
+  /// Starts to fetch the weights of `token`. The weights fetched before have been summed. Called after the ranks'
+  /// entries have arrived, by all lanes.
   __device__ void fetch(int token, const Destination& destination) {
     if (params_.out_weights == nullptr) return;
     token_ = token;
@@ -31,7 +32,7 @@ class ReturnedWeights {
     if (topk_ >= 0) start_fetch<sizeof(float)>(fetched_ + lane_idx(), weights_of(destination.rank) + destination.row);
   }
 
-  /// Sums what has been fetched, if anything: the caller has waited for it. All lanes.
+  /// Sums the fetched weights, if there are any; the caller has waited for them. All lanes call it.
   __device__ void sum() {
     if (token_ < 0) return;
     float* out = params_.out_weights + static_cast<std::int64_t>(token_) * params_.num_topk;
@@ -42,14 +43,15 @@ class ReturnedWeights {
       if (has_entry) out[lane_idx()] = sum_;
       return;
     }
-    // Entries without an expert have no destination: clear first.
+    // Entries without an expert have no destination, so all entries are cleared first.
     if (has_entry) out[lane_idx()] = 0.0F;
     __syncwarp();
     if (topk_ >= 0) out[topk_] = fetched_[lane_idx()];
   }
 
  private:
-  /// Entry k is the sum over all ranks of what they returned at k.
+  /// Fetches the weights of each row: entry k becomes the sum over all ranks of the weights that they returned for
+  /// entry k.
   __device__ void fetch_rows(const Destination& destination) {
     sum_ = 0.0F;
     num_rows_ = 0;
@@ -85,8 +87,8 @@ class ReturnedWeights {
   const CombineParams& params_;
   const Holder* holders_;
   float* fetched_;
-  int token_ = -1;  // whose weights are being fetched, -1: none
-  int topk_ = -1;   // this lane's entry, where rows have one weight each
+  int token_ = -1;  // token whose weights are being fetched; -1: none
+  int topk_ = -1;   // this lane's entry, if each row has one weight
   int num_rows_ = 0;
   float sum_ = 0.0F;
 };

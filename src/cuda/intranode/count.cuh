@@ -1,8 +1,8 @@
 #ifndef FERRY_CUDA_INTRANODE_COUNT_CUH
 #define FERRY_CUDA_INTRANODE_COUNT_CUH
 
-/// How a block counts the distinct ranks and the distinct experts of its tokens, and how the last block to have done so
-/// adds up the counts of all.
+/// Counts the distinct ranks and the distinct experts of each block's tokens. The last block to finish adds up the
+/// counts of all blocks.
 
 #include <cstdint>
 
@@ -11,22 +11,24 @@
 
 namespace ferry::cuda::device {
 
-/// Rows of counts that a thread loads together, to overlap their latencies. For T = 4096 those are all of its part.
+/// Rows of counts that a thread loads together, to overlap their latencies. For T = 4096 they are all of a thread's
+/// rows.
 inline constexpr int kSumBatch = 6;
 
 __device__ inline int4 add_quads(const int4& a, const int4& b) {
   return make_int4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
 }
 
-/// What a thread needs first of all to count. Loaded along with what the call starts with: each may go to memory.
+/// Values that a thread needs first in order to count. They are loaded together with the values that start the call,
+/// since each load may go to memory.
 struct FirstLoads {
-  LoadedId id;                 ///< of the block's first part
-  std::int32_t owner;          ///< of the expert with the thread's number, if the placement is near
-  std::int32_t by_owner;       ///< the entry with that number, likewise
-  std::int32_t first_of_rank;  ///< of the rank with the thread's number
+  LoadedId id;                 ///< lane's id in the block's first part
+  std::int32_t owner;          ///< owner of the expert with the thread's number, if the placement is near
+  std::int32_t by_owner;       ///< entry of by_owner with the thread's number, if the placement is near
+  std::int32_t first_of_rank;  ///< first expert of the rank with the thread's number
 };
 
-/// Tokens of one part of them, and how far apart those are that a warp looks at.
+/// Token range of a warp within one part of the tokens, and the step between its tokens.
 struct PartTokens {
   std::int64_t first;  ///< of this warp
   std::int64_t end;
@@ -55,7 +57,7 @@ __device__ inline FirstLoads load_first(const RouteParams& params) {
           thread <= params.ranks.num_ranks ? params.placement.first_of_rank[thread] : 0};
 }
 
-/// Copies the tables of homes. All threads; a barrier follows. Not inlined, as pick_home.
+/// Copies the tables of homes. All threads call it; a barrier follows. Not inlined, for the same reason as pick_home.
 __device__ __noinline__ inline void load_near_homes(const HomeTables& from, int num_experts, plan::HomeRange* ranges,
                                                     std::int32_t* homes) {
 #pragma unroll 1
@@ -65,8 +67,8 @@ __device__ __noinline__ inline void load_near_homes(const HomeTables& from, int 
   }
 }
 
-/// Copies the placement's tables to shared memory, and returns where those are that counting reads. All threads; a
-/// barrier follows.
+/// Copies the placement's tables to shared memory and returns the tables that counting must read. All threads call it;
+/// a barrier follows.
 __device__ inline PlacementTables load_near_placement(const RouteParams& params, const FirstLoads& loads,
                                                       const Scratch& scratch) {
   PlacementTables near = params.placement;
@@ -87,7 +89,7 @@ __device__ inline PlacementTables load_near_placement(const RouteParams& params,
   return near;
 }
 
-/// Counts the tokens of one part of them, the first ids of which are loaded. All threads of a block of threads.
+/// Counts the tokens of one part, whose first ids are already loaded. All threads of a block call it.
 __device__ inline void count_part(const RouteParams& params, const PlacementTables& placement, int block,
                                   LoadedId loaded, const Scratch& scratch, Shared& shared) {
   const int thread = static_cast<int>(threadIdx.x);
@@ -108,7 +110,7 @@ __device__ inline void count_part(const RouteParams& params, const PlacementTabl
     loaded = load_lane_id(params, token + step, tokens.end);
     if (entry.first_of_rank) atomicAdd(&counts[entry.owner], 1);
     if (entry.first_of_expert) atomicAdd(&counts[columns.first_expert + entry.expert], 1);
-    if (entry.expert >= 0 && !entry.first_of_expert) shared.repeats = 1;  // all write the same
+    if (entry.expert >= 0 && !entry.first_of_expert) shared.repeats = 1;  // all threads write the same value
     if (entry.bad) {
       atomicMin(&shared.bad_entry, static_cast<unsigned long long>(entry.token * params.num_topk + entry.topk));
     }
@@ -123,7 +125,8 @@ __device__ inline void count_part(const RouteParams& params, const PlacementTabl
   __syncthreads();
 }
 
-/// Counts this block's parts of the tokens. True in the one block that finds the counts of all parts in memory.
+/// Counts this block's parts of the tokens. Returns true in exactly one block: the one that finds the counts of all
+/// parts in memory.
 __device__ inline bool count_tokens(const RouteParams& params, const FirstLoads& loads, const Scratch& scratch,
                                     Shared& shared) {
   const PlacementTables placement = load_near_placement(params, loads, scratch);
@@ -143,7 +146,7 @@ __device__ inline bool count_tokens(const RouteParams& params, const FirstLoads&
   return shared.is_last;
 }
 
-/// Calls use(row, where its quad is, quad of counts) for the rows of one part, loading several at a time.
+/// Calls use(row, address of the row's quad, quad of counts) for the rows of one part, loading several at a time.
 template <typename Use>
 __device__ inline void for_each_row(const RouteParams& params, const plan::SumShares& shares, int part, int quad,
                                     Use use) {
@@ -157,7 +160,7 @@ __device__ inline void for_each_row(const RouteParams& params, const plan::SumSh
     const int4* next = at;
 #pragma unroll
     for (int i = 0; i < kSumBatch; ++i) {
-      // From the L2 cache, where other blocks' stores are.
+      // Loads from the L2 cache, which holds the stores of other blocks.
       batch[i] = row + i < end ? __ldcg(next) : make_int4(0, 0, 0, 0);
       next += shares.num_quads;
     }
@@ -169,12 +172,13 @@ __device__ inline void for_each_row(const RouteParams& params, const plan::SumSh
   }
 }
 
-/// Adds up the blocks' counts and marks: `totals`, and in `part_sums` the counts before each part of the blocks.
+/// Adds up the blocks' counts and marks. Results: `totals`, and in `part_sums` the counts before each part of the
+/// blocks.
 __device__ inline void sum_blocks(const RouteParams& params, const Scratch& scratch, Shared& shared) {
   const int thread = static_cast<int>(threadIdx.x);
   const auto columns = plan::CountColumns::of(params.ranks.num_ranks, params.num_experts);
   const auto shares = plan::SumShares::of(columns, params.num_blocks, kExchangeThreads);
-  // By the last threads first: those have no share of the sums where there are few columns.
+  // Threads take blocks in reverse order: with few columns, the last threads have no share of the sums.
 #pragma unroll 1
   for (int block = kExchangeThreads - 1 - thread; block < params.num_blocks; block += kExchangeThreads) {
     const int4 marks = __ldcg(reinterpret_cast<const int4*>(&params.tables.block_marks[block]));
@@ -207,7 +211,7 @@ __device__ inline void sum_blocks(const RouteParams& params, const Scratch& scra
   __syncthreads();
 }
 
-/// Turns each block's counts into the counts of the blocks before it. After sum_blocks.
+/// Turns each block's counts into the counts of the blocks before it. Called after sum_blocks.
 __device__ inline void write_counts_before(const RouteParams& params, const Scratch& scratch) {
   const int num_ranks = params.ranks.num_ranks;
   const auto columns = plan::CountColumns::of(num_ranks, params.num_experts);

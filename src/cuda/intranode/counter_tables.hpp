@@ -1,7 +1,7 @@
 #ifndef FERRY_CUDA_INTRANODE_COUNTER_TABLES_HPP
 #define FERRY_CUDA_INTRANODE_COUNTER_TABLES_HPP
 
-/// A program's counters (ferry/placement.hpp) as kernels see them.
+/// A program's counters (ferry/placement.hpp) in the form that kernels take.
 
 #include <cuda_runtime_api.h>
 
@@ -12,7 +12,7 @@
 namespace ferry::cuda {
 
 struct CounterTable {
-  void* data = nullptr;  ///< null: none
+  void* data = nullptr;  ///< null: no counter
   bool wide = false;     ///< i64, else i32
 };
 

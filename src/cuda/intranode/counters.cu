@@ -1,4 +1,4 @@
-/// Counters of a route whose counts hosts have exchanged: nothing but the additions.
+/// Adds the counts of a route to the program's counters when hosts, not kernels, have exchanged the counts.
 
 #include "cuda/driver/launch.hpp"
 #include "cuda/intranode/counters.cuh"

@@ -1,7 +1,7 @@
 #ifndef FERRY_CUDA_INTRANODE_COUNTERS_CUH
 #define FERRY_CUDA_INTRANODE_COUNTERS_CUH
 
-/// Adds the counts of a route that turned out good to the program's counters, in the one block that knows them.
+/// Adds the counts of a valid route to the program's counters, in the one block that has these counts.
 
 #include <cstdint>
 
@@ -9,7 +9,7 @@
 
 namespace ferry::cuda::device {
 
-/// Atomic, since several homes of an expert add to one entry.
+/// Atomic, because several homes of an expert add to one entry.
 __device__ inline void add_to_counter(const CounterTable& counter, int at, std::int32_t count) {
   if (count == 0) return;
   if (counter.wide) {
@@ -23,8 +23,8 @@ __device__ inline bool has_counters(const CounterTables& counters) {
   return counters.logical.data != nullptr || counters.physical.data != nullptr || counters.received.data != nullptr;
 }
 
-/// own(expert): rows of this rank's tokens for it; received(local): rows of all for a local expert. All threads of a
-/// block.
+/// own(expert): rows of this rank's tokens for the expert; received(local): rows of all ranks for a local expert. All
+/// threads of a block call it.
 template <typename Own, typename Received>
 __device__ inline void add_to_counters(const CounterTables& counters, const PlacementTables& placement, int num_experts,
                                        int num_local_experts, Own own, Received received) {

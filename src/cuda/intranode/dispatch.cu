@@ -1,4 +1,4 @@
-/// The dispatch kernel: which block does what, and how a call begins and ends.
+/// The dispatch kernel: the work of each block, and how a call begins and ends.
 
 #include "cuda/driver/launch.hpp"
 #include "cuda/intranode/dispatch_receive.cuh"
@@ -16,13 +16,13 @@ namespace {
 
 using namespace device;
 
-/// Warps of a block that receive row by row. The last warp of a receiving block watches what arrives, for all of them.
+/// Warps of a block that receive row by row. The last warp of a receiving block watches arrivals for the others.
 constexpr int kReceiveWarps = kDispatchWarps - 1;
 static_assert(kRunWarps <= kReceiveWarps);
 
 std::size_t shared_bytes(int num_ranks, bool bulk) { return Shared::at(nullptr, num_ranks, bulk).size_bytes; }
 
-/// Warps of a block that send in runs.
+/// Number of warps of a block that send in runs.
 __device__ int sending_warps(const DispatchParams& params) {
   return params.few_run_warps ? DispatchParams::kFewRunWarps : kRunWarps;
 }
@@ -41,7 +41,7 @@ __device__ bool may_send_runs(const DispatchParams& params) {
   return kBulk && params.entry.agreement != 0 && params.one_row_per_token;
 }
 
-/// What this rank sends to the rank of this thread's number, or a receiving block gets from it.
+/// Run that this rank sends to the rank with this thread's number, or that a receiving block receives from that rank.
 static_assert(kMaxRanks <= DispatchParams::kFewRunWarps * kWarpLanes);
 __device__ Run load_run(const DispatchParams& params) {
   const int num_ranks = params.ranks.num_ranks;
@@ -51,7 +51,7 @@ __device__ Run load_run(const DispatchParams& params) {
   return {params.rank_base[rank], params.block_ranks[params.num_blocks * num_ranks + rank]};
 }
 
-/// The part in sending that one warp of a block takes.
+/// One warp's share of the sending.
 struct RunPart {
   RunTargets targets;
   int warp;
@@ -64,7 +64,7 @@ struct RunPart {
     const bool own = block >= num_link_blocks;
     const int first_block = own ? num_link_blocks : 0;
     const int num_blocks = own ? params.num_own_blocks : num_link_blocks;
-    // Small batches spread over the blocks.
+    // Consecutive units go to different blocks, so that small batches spread over the blocks.
     RunPart part{{ranks.rank, 1}, warp_idx() * num_blocks + block - first_block, num_blocks * sending_warps(params)};
     if (params.num_own_blocks == 0) part.targets = {ranks.rank, ranks.num_ranks};
     if (params.num_own_blocks != 0 && !own) part.targets = {(ranks.rank + 1) % ranks.num_ranks, ranks.num_ranks - 1};
@@ -72,7 +72,7 @@ struct RunPart {
   }
 };
 
-/// Sends in runs, after `prime`. Where a receiver watches progress, one warp of each block reports it.
+/// Sends in runs, after `prime`. If a receiver watches progress, one warp of each block reports it.
 __device__ void send_runs(const DispatchParams& params, const Shared& shared, RunSender& sender, std::uint64_t epoch,
                           bool watched) {
   const ChunkBorders chunks = run_chunks(params, shared.runs);
@@ -91,7 +91,7 @@ __device__ void send_runs(const DispatchParams& params, const Shared& shared, Ru
   }
 }
 
-/// Sends token by token. Where a receiver watches progress, one warp of each block reports it.
+/// Sends token by token. If a receiver watches progress, one warp of each block reports it.
 template <bool kBulk>
 __device__ void send_tokens(const DispatchParams& params, const Shared& shared, std::uint64_t epoch, bool watched) {
   const int warps_per_block = watched ? kDispatchWarps - 1 : kDispatchWarps;
@@ -122,7 +122,7 @@ __device__ void send_tokens(const DispatchParams& params, const Shared& shared, 
 }
 
 /// Passes the outcome to the receiving blocks. They must not read the entries themselves: a peer may write its next
-/// entry as soon as the sending blocks are done with this one.
+/// entry as soon as the sending blocks have finished with this one.
 __device__ void post_outcome(const RankParams& ranks, std::uint64_t epoch, Outcome outcome) {
   store_release_system(&ranks.control.local->outcome, epoch << 2 | static_cast<std::uint64_t>(outcome));
 }
@@ -137,7 +137,8 @@ __device__ Outcome await_outcome(const RankParams& ranks, std::uint64_t epoch, O
   return *outcome;
 }
 
-/// Waits for the entries and tells the receiving blocks and the host what they came to. All threads of a sending block.
+/// Waits for the entries and passes their outcome to the receiving blocks and the host. All threads of a sending block
+/// call it.
 template <typename Take>
 __device__ Outcome enter(const DispatchParams& params, std::uint64_t epoch, Take take) {
   const Outcome outcome = await_entries(params.ranks, params.entry, epoch, take);
@@ -148,11 +149,11 @@ __device__ Outcome enter(const DispatchParams& params, std::uint64_t epoch, Take
   return outcome;
 }
 
-/// Waits for the entries, and sends what is to be sent. All threads of a sending block.
+/// Waits for the entries and sends this block's share. All threads of a sending block call it.
 template <bool kBulk>
 __device__ Outcome send(const DispatchParams& params, const Shared& shared, const Run& run, std::uint64_t epoch) {
   bool watched = false;                                             // some receiver watches progress
-  if (threadIdx.x < kDispatchWarps) shared.marks[threadIdx.x] = 0;  // the entry ends with a barrier
+  if (threadIdx.x < kDispatchWarps) shared.marks[threadIdx.x] = 0;  // published by the barrier at the end of the entry
   const auto take = [&params, &shared, &watched](int rank, const ReceivedEntry& entry) {
     const Receiver receiver = receiver_of(params, rank, entry);
     const int num_blocks = entry.num_blocks();
@@ -163,15 +164,15 @@ __device__ Outcome send(const DispatchParams& params, const Shared& shared, cons
     watched = watched || receiver.staged || receiver.gets_record;
   };
   if constexpr (kBulk) {
-    // What comes first is loaded while the entries come.
+    // Loads the first rows while the entries are arriving.
     if (may_send_runs<kBulk>(params)) {
       const bool takes_part = warp_idx() < sending_warps(params);
       RunStages stages{};
-      stages.stage_bytes = run_stage_bytes(sending_warps(params));  // the others use nothing else of theirs
+      stages.stage_bytes = run_stage_bytes(sending_warps(params));  // other warps use only this field of `stages`
       if (takes_part) {
         if (static_cast<int>(threadIdx.x) < params.ranks.num_ranks) shared.runs[threadIdx.x] = run;
         stages = make_run_stages(shared, sending_warps(params));
-        meet_sending_warps(params);  // the warp that posts the entry meanwhile is none of them
+        meet_sending_warps(params);  // the warp that posts the entry is not a sending warp
       }
       const RunPart part = RunPart::of(params);
       RunSender sender(params, shared.receivers, shared.runs, stages, part.targets, part.warp, part.num_warps);
@@ -193,7 +194,7 @@ __device__ Outcome send(const DispatchParams& params, const Shared& shared, cons
   return outcome;
 }
 
-/// Receives with every warp of the block but the last, which watches what arrives.
+/// Receives with all warps of the block except the last, which watches arrivals.
 template <bool kBulk>
 __device__ void receive_rows(const DispatchParams& params, const Shared& shared, std::uint64_t epoch) {
   const int block = static_cast<int>(blockIdx.x) - params.num_send_blocks;
@@ -202,7 +203,7 @@ __device__ void receive_rows(const DispatchParams& params, const Shared& shared,
     if (may_send_runs<kBulk>(params)) {
       if (watches) watch_arrivals(params, epoch, shared.arrived);
       if (warp_idx() >= kRunWarps) return;
-      // Small batches spread over the blocks.
+      // Consecutive units go to different blocks, so that small batches spread over the blocks.
       const int warp = warp_idx() * params.num_receive_blocks + block;
       RunReceiver(params, shared.arrived, shared.runs, make_run_stages(shared, kRunWarps), warp,
                   params.num_receive_blocks * kRunWarps)
@@ -225,14 +226,14 @@ __device__ void receive_rows(const DispatchParams& params, const Shared& shared,
   }
 }
 
-/// All threads of a receiving block. `run`: what comes from the rank of this thread's number.
+/// Receives with one block, all of whose threads call it. `run`: rows from the rank with this thread's number.
 template <bool kBulk>
 __device__ void receive(const DispatchParams& params, const Shared& shared, const Run& run, std::uint64_t epoch) {
   if (static_cast<int>(threadIdx.x) < params.ranks.num_ranks) {
     shared.runs[threadIdx.x] = run;
     shared.arrived[threadIdx.x] = 0;
   }
-  // Ends with a barrier.
+  // await_outcome ends with a barrier.
   if (await_outcome(params.ranks, epoch, shared.outcome) == Outcome::kGo) receive_rows<kBulk>(params, shared, epoch);
   __syncthreads();
   if (threadIdx.x == 0) {
@@ -241,7 +242,8 @@ __device__ void receive(const DispatchParams& params, const Shared& shared, cons
   }
 }
 
-/// This rank's receiving blocks have all ended; false when the group broke. All threads of the first block.
+/// Waits until all of this rank's receiving blocks have ended; false if the group broke. All threads of the first block
+/// call it.
 __device__ bool await_receivers(const DispatchParams& params, std::uint64_t epoch) {
   LocalState& local = *params.ranks.control.local;
   bool own = true;
@@ -259,7 +261,7 @@ template <bool kBulk>
 __global__ void __launch_bounds__(kDispatchThreads, 1) dispatch_kernel(const __grid_constant__ DispatchParams params) {
   if constexpr (kBulk) await_kernel_before();
   const RankParams& ranks = params.ranks;
-  // Loaded along with what the call starts with: each may go to memory.
+  // Loaded together with the values that start the call, since each load may go to memory.
   Run run{};
   if (may_send_runs<kBulk>(params)) run = load_run(params);
   const CallStart start = start_call(ranks, params.summary);

@@ -1,22 +1,22 @@
 #ifndef FERRY_CUDA_INTRANODE_DISPATCH_ARRIVALS_CUH
 #define FERRY_CUDA_INTRANODE_DISPATCH_ARRIVALS_CUH
 
-/// What has arrived, as the warps of a receiving block learn it: one of them looks at the peers' progress, the others
-/// at what it notes in shared memory. If all did, the looks of many multiprocessors would hold up the stores from the
-/// peers that go to the same part of the second-level cache.
+/// Arrivals as the warps of a receiving block see them: one warp polls the peers' progress, and the others poll its
+/// notes in shared memory. If all warps polled the progress words, the polls of many multiprocessors would delay the
+/// stores that peers make to the same part of the second-level cache.
 ///
-///   arrived[s], shared   the watching warp   st.release.cta / ld.acquire.cta   what progress[s] says: the rows of
-///                                                                        source s that are here
+///   arrived[s], shared   the watching warp   st.release.cta / ld.acquire.cta   rows of source s that have arrived,
+///                                                                        copied from progress[s]
 
 #include "cuda/intranode/dispatch_units.cuh"
 
 namespace ferry::cuda::device {
 
-/// In arrived[s]: the group broke, and no more rows come.
+/// Value of arrived[s] after the group broke: no more rows will arrive.
 inline constexpr std::uint32_t kNoMoreRows = 0xFFFFFFFF;
 
-/// Notes in `arrived`, [R] and 0 before, what comes from each source until all is here or the group broke. All lanes
-/// of the watching warp.
+/// Notes in `arrived`, [R] and initially 0, the rows that have arrived from each source, until all have arrived or the
+/// group broke. All lanes of the watching warp call it.
 __device__ __noinline__ inline void watch_arrivals(const DispatchParams& params, std::uint64_t epoch,
                                                    std::uint32_t* arrived) {
   const RankParams& ranks = params.ranks;
@@ -27,7 +27,7 @@ __device__ __noinline__ inline void watch_arrivals(const DispatchParams& params,
       const std::uint32_t noted = load_acquire_block(arrived + source);
       if (noted >= num_rows) continue;
       const std::uint64_t* flag = ranks.control.progress + source;
-      // Noted at once: lanes may leave this wait together.
+      // Noted inside the poll, because lanes may leave this wait together.
       const auto read = [flag, epoch, noted, arrived, source] {
         const std::uint64_t rows = rows_reported(load_acquire_system(flag), epoch);
         if (rows > noted) store_release_block(arrived + source, static_cast<std::uint32_t>(rows));
@@ -42,16 +42,16 @@ __device__ __noinline__ inline void watch_arrivals(const DispatchParams& params,
   }
 }
 
-/// Waits until the first `num_rows` rows of `source` are here, to be loaded by the copy engine too; false when the
-/// group broke. All lanes.
+/// Waits until the first `num_rows` rows of `source` have arrived and the copy engine may load them; false if the group
+/// broke. All lanes call it.
 __device__ inline bool await_rows(const std::uint32_t* arrived, int source, std::int32_t num_rows) {
-  // Bounded: the watching warp's waits are.
+  // The loop is bounded because the watching warp's waits are.
   for (;;) {
     std::uint32_t seen = 0;
     if (lane_idx() == 0) seen = load_acquire_block(arrived + source);
     seen = __shfl_sync(kAllLanes, seen, 0);
     if (seen < static_cast<std::uint32_t>(num_rows)) continue;
-    __syncwarp();  // hands what lane 0 has acquired to all lanes
+    __syncwarp();  // passes the data that lane 0 acquired to all lanes
     fence_async_proxy();
     return seen != kNoMoreRows;
   }

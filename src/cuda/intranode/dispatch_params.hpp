@@ -1,8 +1,8 @@
 #ifndef FERRY_CUDA_INTRANODE_DISPATCH_PARAMS_HPP
 #define FERRY_CUDA_INTRANODE_DISPATCH_PARAMS_HPP
 
-/// Dispatch: sending blocks push this rank's rows and records to their receivers; receiving blocks unpack what arrives
-/// as it arrives. One kernel, then one that fills rows without tokens if the caller asked for that.
+/// Dispatch: sending blocks write this rank's rows and records to their receivers; receiving blocks unpack rows as they
+/// arrive. One kernel, followed by one that fills rows without tokens if the caller asked for that.
 
 #include <cuda_runtime_api.h>
 
@@ -21,7 +21,8 @@ struct ScaleTable {
   int element_bytes = 0;
   std::int64_t row_stride = 0;
   std::int64_t column_stride = 0;
-  /// Rows in slabs [L, C, S], whose experts are not evenly spaced like their rows: C and the stride of experts; or 0.
+  /// Rows in slabs [L, C, S] whose experts are not spaced evenly like their rows: C and the stride of experts;
+  /// otherwise 0.
   std::int64_t slab_rows = 0;
   std::int64_t slab_stride = 0;
 
@@ -43,7 +44,7 @@ struct DispatchOutputs {
 
 struct DispatchParams {
   RankParams ranks;
-  EntryMessage entry;  ///< agreement 0: this rank refuses; then nothing below is read
+  EntryMessage entry;  ///< agreement 0: this rank refuses the call; the fields below are then not read
   const RouteSummary* summary = nullptr;
 
   // Sending.
@@ -69,19 +70,19 @@ struct DispatchParams {
   const std::byte* records = nullptr;
   const std::int32_t* source_base = nullptr;  ///< [R + 1]
   bool one_row_per_token = true;              ///< kTokens
-  bool unpacks = false;  ///< scales, ids or weights come in records; else peers write them straight into `out`
+  bool unpacks = false;  ///< records carry scales, ids or weights; else peers write them straight into `out`
 
-  // How.
+  // Shape of the launch.
   bool bulk = true;
   bool overlaps = false;  ///< LaunchShape::overlaps
   int num_send_blocks = 1;
-  int num_own_blocks = 0;  ///< of these, that send nothing to peers; 0: all blocks send to all
+  int num_own_blocks = 0;  ///< blocks among these that send nothing to peers; 0: all blocks send to all ranks
   int num_receive_blocks = 0;
-  /// Warps of a sending block that send in runs: kRunWarps of dispatch_units.cuh, or so few, each with longer stages.
+  /// Warps of a sending block that send in runs: kRunWarps (dispatch_units.cuh), or this few, each with longer stages.
   static constexpr int kFewRunWarps = 4;
   bool few_run_warps = false;
-  ChunkBorders chunks;       ///< of tokens
-  int run_chunk_blocks = 1;  ///< kBorderRows rows each, of a chunk of what goes to one rank
+  ChunkBorders chunks;       ///< chunks of tokens
+  int run_chunk_blocks = 1;  ///< blocks of kBorderRows rows in a chunk of the rows for one rank
 };
 
 struct PaddingParams {
@@ -100,10 +101,10 @@ struct PaddingParams {
 };
 
 cudaError_t launch_dispatch(const DispatchParams& params, cudaStream_t stream);
-/// Rows that hold no token, and the source table. After launch_dispatch.
+/// Fills rows that hold no token, and the source table. Called after launch_dispatch.
 cudaError_t launch_padding(const PaddingParams& params, cudaStream_t stream);
-/// `has_bulk`: whether they were compiled for an architecture with the bulk copy engine (older code also runs on newer
-/// GPUs) and the stages fit `shared_limit` bytes of shared memory per block.
+/// `has_bulk`: whether the kernels were compiled for an architecture with the bulk copy engine (older code also runs on
+/// newer GPUs) and the stages fit `shared_limit` bytes of shared memory per block.
 cudaError_t load_dispatch_kernels(std::size_t shared_limit, bool& has_bulk);
 
 }  // namespace ferry::cuda

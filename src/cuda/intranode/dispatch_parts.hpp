@@ -1,7 +1,7 @@
 #ifndef FERRY_CUDA_INTRANODE_DISPATCH_PARTS_HPP
 #define FERRY_CUDA_INTRANODE_DISPATCH_PARTS_HPP
 
-/// Parts of a dispatch that are the same on one node and on several.
+/// Parts of a dispatch that a group of one node and a group of several nodes share.
 
 #include <optional>
 
@@ -14,12 +14,13 @@ namespace ferry::cuda {
 ScaleTable scale_table(const ConstTensorView& view);
 DispatchOutputs dispatch_outputs(const DispatchCall& call);
 
-/// The two steps of a call that quantises; none of one that does not.
+/// The two steps of a call that quantises; nullopt for other calls.
 Result<std::optional<QuantizedDispatch>> split_quantizing(Context& context, const DispatchCall& call, bool captured);
 
-/// Whether there can be rows without a token that the caller wants written. (An exact kTokens output has none.)
+/// Whether the caller wants rows without a token written and there can be such rows. (An exact kTokens output has
+/// none.)
 bool needs_padding(const DispatchCall& call, bool exact_rows);
-/// Still without `summary`, `source` and `max_blocks`.
+/// Parameters without `summary`, `source` and `max_blocks`, which the caller sets.
 PaddingParams padding_params(const RankParams& ranks, const DispatchCall& call);
 
 }  // namespace ferry::cuda

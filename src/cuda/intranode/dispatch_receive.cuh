@@ -1,9 +1,10 @@
 #ifndef FERRY_CUDA_INTRANODE_DISPATCH_RECEIVE_CUH
 #define FERRY_CUDA_INTRANODE_DISPATCH_RECEIVE_CUH
 
-/// Receiving row by row: each warp takes every n-th arriving token row, source by source in turn, unpacks its record
-/// into this rank's outputs and, where peers could not reach those, copies its payload to all rows that it takes there.
-/// With the copy engine, rows and records land in shared memory two items ahead of their use.
+/// Receiving row by row. Each warp takes every n-th arriving token row, from the sources in turn. It unpacks the row's
+/// record into this rank's outputs and, if peers cannot reach the outputs, copies the row's payload to all output rows
+/// that the token takes here. With the copy engine, rows and records land in shared memory two items ahead of their
+/// use.
 
 #include "cuda/copy/warp_copy.cuh"
 #include "cuda/intranode/dispatch_arrivals.cuh"
@@ -12,10 +13,10 @@
 
 namespace ferry::cuda::device {
 
-/// The token rows that one warp takes, in the order in which they arrive.
+/// Token rows that one warp takes, in order of arrival.
 class Arrivals {
  public:
-  /// `arrived`: what the watching warp notes.
+  /// `arrived`: rows noted by the watching warp.
   __device__ Arrivals(const DispatchParams& params, const std::uint32_t* arrived, int warp, int num_warps)
       : params_(params), arrived_(arrived), walk_(num_peers(params.ranks), warp, num_warps) {
     for (int peer = 0; peer < params.ranks.num_ranks - 1; ++peer) {
@@ -24,7 +25,8 @@ class Arrivals {
     }
   }
 
-  /// Waits for the next token row; -1: no more, or the group broke, and then also from now on. All lanes.
+  /// Waits for the next token row; -1 if no row is left or the group broke, in this and all later calls. All lanes call
+  /// it.
   __device__ std::int32_t next() {
     for (; !broken_ && walk_.idx() < most_rows_; walk_.advance()) {
       const int source = source_of(walk_.owner());
@@ -32,7 +34,7 @@ class Arrivals {
       const Run run = run_from(params_, source);
       if (idx >= run.num_rows) continue;
       walk_.advance();
-      // A row of another source that is there would be loaded by a block that ends before the load does.
+      // A broken group ends all sources: a load of another source's row could outlive this block.
       broken_ = !await_rows(arrived_, source, idx + 1);
       return broken_ ? -1 : run.first_row + idx;
     }
@@ -40,7 +42,7 @@ class Arrivals {
   }
 
  private:
-  /// Those after this rank come first, so that ranks do not all begin with the same.
+  /// Sources after this rank come first, so that ranks do not all begin with the same source.
   __device__ int source_of(int peer) const {
     const int source = params_.ranks.rank + 1 + peer;
     return source < params_.ranks.num_ranks ? source : source - params_.ranks.num_ranks;
@@ -53,7 +55,7 @@ class Arrivals {
   bool broken_ = false;
 };
 
-/// By the copy engine, where a token may take several rows: its record says which.
+/// Receives by the copy engine when a token may take several rows, which its record names.
 class BulkReceiver {
  public:
   __device__ BulkReceiver(const DispatchParams& params, WarpStages& stages, Arrivals& arrivals)
@@ -64,7 +66,7 @@ class BulkReceiver {
         num_pieces_(params.staged_rows != nullptr ? num_pieces(params.row_bytes) : 1) {}
 
   __device__ void run() {
-    // Two items land while one is used. The first two turns only land.
+    // Two items land while one is used. The first two turns only load.
     constexpr int kAhead = 2;
     static_assert(kStages == kAhead + 1);
     Landing now;
@@ -87,7 +89,7 @@ class BulkReceiver {
     int piece = 0;
   };
 
-  /// Starts the next item into a stage whose last use is over.
+  /// Starts to load the next item into a stage that is no longer in use.
   __device__ Landing land(int stage) {
     Landing landing;
     if (piece_ == 0) landed_row_ = arrivals_.next();
@@ -149,12 +151,12 @@ class BulkReceiver {
   int num_pieces_;
   std::int32_t landed_row_ = -1;
   int piece_ = 0;
-  const std::uint32_t* words_ = nullptr;  // being used
+  const std::uint32_t* words_ = nullptr;  // record of the item in use
   std::int32_t rows_ = -1;
   unsigned holders_ = 0;
 };
 
-/// By loads and stores.
+/// Receives by loads and stores.
 __device__ inline void receive_by_threads(const DispatchParams& params, Arrivals& arrivals) {
   for (std::int32_t row = arrivals.next(); row >= 0; row = arrivals.next()) {
     const std::uint32_t* words = params.record.num_words != 0 ? record_in_memory(params, row) : nullptr;

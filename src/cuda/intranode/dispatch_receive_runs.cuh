@@ -1,9 +1,9 @@
 #ifndef FERRY_CUDA_INTRANODE_DISPATCH_RECEIVE_RUNS_CUH
 #define FERRY_CUDA_INTRANODE_DISPATCH_RECEIVE_RUNS_CUH
 
-/// Receiving where a token has one row here: what a source has sent lies side by side in staging, and so it does in the
-/// outputs. So a warp copies a few rows at once, and unpacks their records together. Units land in shared memory two
-/// ahead of their use.
+/// Receiving when each token has one row here: the rows of a source are contiguous in staging and in the outputs, so a
+/// warp copies a few rows at a time and unpacks their records together. Units land in shared memory two ahead of their
+/// use.
 
 #include "cuda/intranode/dispatch_arrivals.cuh"
 #include "cuda/intranode/dispatch_units.cuh"
@@ -13,7 +13,7 @@ namespace ferry::cuda::device {
 
 class RunReceiver {
  public:
-  /// `arrived`: what the watching warp notes. `runs`: of each source.
+  /// `arrived`: rows noted by the watching warp. `runs`: the run of each source.
   __device__ RunReceiver(const DispatchParams& params, const std::uint32_t* arrived, const Run* runs,
                          const RunStages& stages, int warp, int num_warps)
       : params_(params),
@@ -52,13 +52,13 @@ class RunReceiver {
   }
 
   __device__ std::int64_t first_row(const Unit& unit) const { return runs_[unit.rank].first_row + unit.row; }
-  /// 0 where rows are not staged.
+  /// Returns 0 if rows are not staged.
   __device__ std::uint32_t bytes_of(const Unit& unit) const {
     return params_.staged_rows == nullptr ? 0 : walk_.shape().bytes_of(params_.row_bytes, unit.piece);
   }
 
-  /// Waits for the next unit and starts to load it into a stage whose last use is over. None when the group broke:
-  /// what comes after it would be loaded by a block that ends before the load does.
+  /// Waits for the next unit and starts to load it into a stage that is no longer in use. Returns no unit if the group
+  /// broke: a load of a later unit could outlive this block.
   __device__ Unit land(int stage) {
     if (broken_) return {};
     const Unit unit = walk_.next();

@@ -1,12 +1,13 @@
 #ifndef FERRY_CUDA_INTRANODE_DISPATCH_RUNS_CUH
 #define FERRY_CUDA_INTRANODE_DISPATCH_RUNS_CUH
 
-/// Sending receiver by receiver, into its outputs or its staging. What one rank sends to another lies there side by
-/// side, in token order: rows, and scales, ids and weights, or the records that hold them. So a warp takes a few such
-/// rows at once, and writes each of them as one piece of memory. Where rows are long, it takes a piece of one.
+/// Sending receiver by receiver, into the receiver's outputs or its staging. The rows that one rank sends to another
+/// are contiguous there, in token order, and so are their scales, ids and weights, or the records that hold them. A
+/// warp therefore takes a few such rows at a time and writes them as one piece of memory. If rows are long, it takes a
+/// piece of one row.
 ///
-/// Blocks that send to peers send to nobody else, so that what they offer is what the links take: this rank's own rows
-/// have blocks of their own.
+/// Blocks that send to peers send to no other rank, so that the links limit their rate: this rank's own rows have
+/// separate blocks.
 
 #include "cuda/copy/warp_copy.cuh"
 #include "cuda/intranode/dispatch_tables.cuh"
@@ -14,8 +15,8 @@
 
 namespace ferry::cuda::device {
 
-/// Chunks of rows in which this rank's progress is reported, of the longest run that the blocks send: to a peer, or,
-/// where none are set aside for that, to this rank itself.
+/// Chunks of rows in which this rank reports its progress. They divide the longest run that the blocks send to a peer,
+/// or to any rank, this one included, if no blocks are set aside for this rank's own rows.
 __device__ inline ChunkBorders run_chunks(const DispatchParams& params, const Run* runs) {
   std::int32_t most_rows = 1;
   for (int rank = 0; rank < params.ranks.num_ranks; ++rank) {
@@ -48,7 +49,7 @@ class RunSender {
     }
   }
 
-  /// Starts to load what is sent first. Reads only this rank's inputs.
+  /// Starts to load the first units. Reads only this rank's inputs.
   __device__ void prime() {
     walk_.begin();
     now_ = walk_.next();
@@ -62,20 +63,20 @@ class RunSender {
     fetch_tables(now_, now_token_);
   }
 
-  /// Waits for what `prime` started, when nothing is to be sent.
+  /// Waits for the loads that `prime` started, when the call sends nothing.
   __device__ void drop() {
     if (now_.rank >= 0) stages_.wait(0);
     if (next_.rank >= 0) stages_.wait(1);
-    // Only a row's first piece brings tables.
+    // Only a row's first piece has tables.
     if (now_.rank >= 0 && now_.piece == 0) stages_.wait(kStages);
   }
 
-  /// Sends everything, after `prime`. What it wrote is there when it returns; if somebody watches, it marks chunks of
-  /// rows on the way.
+  /// Sends everything, after `prime`. All writes are complete when it returns; if a receiver watches, the warp marks
+  /// chunks of rows meanwhile.
   __device__ void run(ChunkMarker& marker, const ChunkBorders& chunks, bool watched) {
     constexpr std::int32_t kNever = 0x7FFFFFFF;
     std::int32_t border = watched ? chunks.end_block(0) * kBorderRows : kNever;
-    int chunk = 0;  // of the unit before
+    int chunk = 0;  // chunk of the previous unit
     for (int stage = 0; now_.rank >= 0;) {
       const Unit fetched = walk_.next();
       const std::int32_t fetched_token = load_token(fetched);
@@ -83,7 +84,7 @@ class RunSender {
       store_unit(now_, stage);
       close_store_group();
       if (chunk > marker.next()) {
-        // All units before the last one are complete when at most this one's stores and the last one's are open.
+        // All units before the last one are complete when at most the stores of this unit and the last one are open.
         wait_store_groups<2>();
         __syncwarp();
         marker.report_before(chunk);
@@ -108,7 +109,7 @@ class RunSender {
   }
 
  private:
-  /// Of row `lane` of the unit.
+  /// Token of the unit's row with this lane's number.
   __device__ std::int32_t load_token(const Unit& unit) const {
     if (lane_idx() >= unit.num_rows) return 0;
     return params_.sent_tokens[unit.rank * params_.num_tokens + unit.row + lane_idx()];
@@ -138,7 +139,7 @@ class RunSender {
                receiver.row_stride, stages_.stage(stage), bytes_of(unit), unit.num_rows);
   }
 
-  /// Starts to load them. Those of the unit before have been stored.
+  /// Starts to load the tables of a unit. Those of the previous unit have been stored.
   __device__ void fetch_tables(const Unit& unit, std::int32_t token) const {
     if (unit.rank < 0 || unit.piece != 0) return;
     const int lane = lane_idx();
@@ -238,7 +239,7 @@ class RunSender {
   int num_scales_;
   int scale_rows_[kRunScaleWords] = {};
   int scale_columns_[kRunScaleWords] = {};
-  // The unit that is being sent, the two whose rows are landing, and the tokens of their rows, one a lane.
+  // The unit being sent, the two whose rows are landing, and the tokens of their rows, one per lane.
   Unit now_;
   Unit next_;
   Unit ahead_;

@@ -1,7 +1,7 @@
 #ifndef FERRY_CUDA_INTRANODE_DISPATCH_SHARED_CUH
 #define FERRY_CUDA_INTRANODE_DISPATCH_SHARED_CUH
 
-/// What a block of dispatch has in shared memory, and what it keeps there of the receivers.
+/// Shared memory of a dispatch block, and the description of each receiver that the block keeps there.
 
 #include "cuda/intranode/dispatch_tables.cuh"
 #include "cuda/intranode/dispatch_units.cuh"
@@ -10,19 +10,19 @@
 
 namespace ferry::cuda::device {
 
-/// A block's shared memory, sizes and pointers from one place. Stages come first, where they are aligned to
-/// kLandingBytes.
+/// Layout of a block's shared memory: one function yields both sizes and pointers. Stages are at the start, where they
+/// are aligned to kLandingBytes.
 struct Shared {
   std::byte* stages;            ///< with the copy engine only: stages and their barriers
   std::uint64_t* run_barriers;  ///< [kRunWarps, kRunBarriers]
   std::byte* run_records;       ///< [kRunWarps, kStages, kUnitRecordBytes] of receiving warps
   FetchedTables* run_tables;    ///< [kRunWarps] of sending warps
   Receiver* receivers;          ///< [R]
-  Run* runs;                    ///< [R] what goes to each rank, or comes from it
-  int* num_blocks;              ///< [R] of each rank's kernel
-  std::uint32_t* marks;         ///< [kDispatchWarps] ChunkMarker's
-  std::uint32_t* arrived;       ///< [R] watch_arrivals'
-  Outcome* outcome;             ///< of a receiving block
+  Run* runs;                    ///< [R] run for each rank, or from it
+  int* num_blocks;              ///< [R] blocks of each rank's kernel
+  std::uint32_t* marks;         ///< [kDispatchWarps] marks of ChunkMarker
+  std::uint32_t* arrived;       ///< [R] rows noted by watch_arrivals
+  Outcome* outcome;             ///< outcome of the entry, for a receiving block
   std::size_t size_bytes;
 
   FERRY_HOST_DEVICE static Shared at(std::byte* base, int num_ranks, bool bulk) {
@@ -44,7 +44,7 @@ struct Shared {
   }
 };
 
-/// This warp's part of it, for what `num_warps` of the block move in runs.
+/// This warp's part of the shared memory when `num_warps` warps of the block move runs.
 __device__ inline RunStages make_run_stages(const Shared& shared, int num_warps) {
   const int warp = warp_idx();
   const int stage_bytes = run_stage_bytes(num_warps);
@@ -60,7 +60,7 @@ __device__ inline RunStages make_run_stages(const Shared& shared, int num_warps)
   return stages;
 }
 
-/// Where a rank wants what it receives, from its entry.
+/// Addresses at which a rank receives rows, taken from its entry.
 __device__ inline Receiver receiver_of(const DispatchParams& params, int rank, const ReceivedEntry& entry) {
   std::byte* base = params.ranks.peer_bases[rank];
   const std::int64_t flags = entry.flags();
@@ -76,7 +76,7 @@ __device__ inline Receiver receiver_of(const DispatchParams& params, int rank, c
   receiver.scales_column_stride = params.scales.element_bytes;
   receiver.ids = base + entry.ids_offset();
   receiver.weights = reinterpret_cast<float*>(base + entry.weights_offset());
-  if (rank == params.ranks.rank) {  // this rank can reach its own memory, of whatever kind
+  if (rank == params.ranks.rank) {  // this rank can reach its own memory, of any kind
     const ScaleTable& scales = params.out.scales;
     receiver = {params.out.x,
                 params.out.x_stride,
@@ -93,7 +93,7 @@ __device__ inline Receiver receiver_of(const DispatchParams& params, int rank, c
                 0,
                 0};
   }
-  // Copying a staged row needs the rows that the token takes.
+  // To copy a staged row the receiver needs the rows that the token takes.
   const plan::TokenRecord& record = params.record;
   receiver.gets_record = !receiver.direct || (receiver.staged && record.has_rows);
   if (receiver.direct) {

@@ -1,7 +1,7 @@
 #ifndef FERRY_CUDA_INTRANODE_DISPATCH_STAGES_CUH
 #define FERRY_CUDA_INTRANODE_DISPATCH_STAGES_CUH
 
-/// What sending and receiving blocks share: their shape, and a warp's stages of shared memory.
+/// Parts that sending and receiving blocks share: block shape, and a warp's stages of shared memory.
 
 #include "cuda/copy/bulk_copy.cuh"
 #include "cuda/intranode/dispatch_params.hpp"
@@ -9,26 +9,26 @@
 
 namespace ferry::cuda::device {
 
-/// Warps per block, each with its own stages. Two warps on each of eight multiprocessors fill the links of an H200 with
-/// long rows; many hide the fixed cost of a token, which dominates for short rows.
+/// Warps per block, each with its own stages. With long rows, two warps on each of eight multiprocessors fill the links
+/// of an H200; with short rows many warps hide the fixed cost of a token, which dominates.
 inline constexpr int kDispatchWarps = 16;
 inline constexpr int kDispatchThreads = kDispatchWarps * kWarpLanes;
-/// One being stored, one landing, one waiting.
+/// One stage is being stored, one is landing, one waits.
 inline constexpr int kStages = 3;
-/// Longest piece of a row in one stage; longer rows go in pieces. Sizes from 512 B to 14 KiB copy equally fast.
+/// Longest piece of a row in one stage; longer rows are divided. Sizes from 512 B to 14 KiB copy equally fast.
 inline constexpr int kPieceBytes = 3584;
-/// Longest record that is loaded into a stage next to the piece; longer ones are read from memory.
+/// Longest record that is loaded into a stage after the piece; longer records are read from memory.
 inline constexpr int kStagedRecordBytes = 512;
 inline constexpr int kStageBytes = kPieceBytes + kStagedRecordBytes;
 static_assert(kPieceBytes % kLandingBytes == 0 && kStageBytes % kLandingBytes == 0);
 
-/// Scale words that a lane holds: rows of up to 64 words are loaded ahead.
+/// Scale words that a lane holds; rows of up to 64 words are loaded ahead.
 inline constexpr int kHeldScaleWords = 2;
 
 struct WarpStages {
   std::byte* data;             ///< [kStages, kStageBytes]
   std::uint64_t* barriers;     ///< [kStages]
-  std::uint32_t parities = 0;  ///< bit s: parity that the next completed load of stage s has
+  std::uint32_t parities = 0;  ///< bit s: parity of the next completed load of stage s
 
   __device__ std::byte* stage(int idx) const { return data + idx * kStageBytes; }
   __device__ std::byte* record(int idx) const { return stage(idx) + kPieceBytes; }
@@ -54,7 +54,7 @@ __device__ inline WarpStages make_stages(std::byte* shared) {
   return stages;
 }
 
-/// Pieces that a row goes in.
+/// Number of pieces that a row is divided into.
 __device__ inline int num_pieces(std::int64_t row_bytes) {
   return static_cast<int>((row_bytes + kPieceBytes - 1) / kPieceBytes);
 }

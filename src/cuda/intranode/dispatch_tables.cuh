@@ -1,15 +1,15 @@
 #ifndef FERRY_CUDA_INTRANODE_DISPATCH_TABLES_CUH
 #define FERRY_CUDA_INTRANODE_DISPATCH_TABLES_CUH
 
-/// What travels with a token's payload: scales, ids, weights. Written by the sending warp straight into the receiver's
-/// outputs where it reaches them, else into a record that the receiver unpacks. Loaded a token ahead.
+/// Scales, ids and weights that accompany a token's payload. The sending warp loads them one token ahead. It writes
+/// them straight into the receiver's outputs if it can reach those, else into a record that the receiver unpacks.
 
 #include "cuda/copy/warp_copy.cuh"
 #include "cuda/intranode/dispatch_stages.cuh"
 
 namespace ferry::cuda::device {
 
-/// Addresses at a receiver for what this rank sends it. In shared memory, one per rank.
+/// Addresses at a receiver for the data that this rank sends to it. In shared memory, one per rank.
 struct Receiver {
   std::byte* rows;
   std::int64_t row_stride;
@@ -23,12 +23,12 @@ struct Receiver {
   bool direct;    ///< scales, ids and weights go straight to the outputs
   bool wide_ids;  ///< i64
   bool gets_record;
-  // Bytes from row to row where rows are sent in runs, which write records as they write outputs.
+  // Bytes between rows when rows are sent in runs, which write records in the same way as outputs.
   std::int64_t ids_stride;
   std::int64_t weights_stride;
 };
 
-/// One token's, spread over the lanes of a warp.
+/// Tables of one token, spread over the lanes of a warp.
 struct TokenTables {
   Destination destination;
   float weight = 0.0F;
@@ -40,7 +40,8 @@ class TableSender {
   __device__ TableSender(const DispatchParams& params, const Receiver* receivers)
       : params_(params), receivers_(receivers), holds_scales_(params.scales.element_bytes == 4) {}
 
-  /// This lane's of `token`, as it is in memory: what is taken from it is waited for, so take nothing before its time.
+  /// Loads this lane's destination of `token` as raw bits. Extracting a field waits for the load, so the caller
+  /// extracts none before it needs it.
   __device__ uint4 load_destination(std::int64_t token) const {
     const int topk = lane_idx() < params_.num_topk ? lane_idx() : 0;
     return reinterpret_cast<const uint4*>(params_.destinations)[token * params_.num_topk + topk];
@@ -48,7 +49,7 @@ class TableSender {
 
   __device__ Destination destination_of(uint4 raw) const {
     asm volatile(""
-                 : "+r"(raw.x), "+r"(raw.y), "+r"(raw.z), "+r"(raw.w));  // or the compiler does it where it is loaded
+                 : "+r"(raw.x), "+r"(raw.y), "+r"(raw.z), "+r"(raw.w));  // else the compiler extracts them at the load
     Destination destination = *reinterpret_cast<const Destination*>(&raw);
     if (lane_idx() >= params_.num_topk) destination.rank = -1;
     return destination;
@@ -71,7 +72,7 @@ class TableSender {
     return tables;
   }
 
-  /// Prefetches what `load_destination` and `load` will read.
+  /// Prefetches the data that `load_destination` and `load` will read.
   __device__ void prefetch(std::int64_t token) const {
     if (lane_idx() < params_.num_topk) {
       prefetch_l2(params_.destinations + token * params_.num_topk + lane_idx());
@@ -85,7 +86,7 @@ class TableSender {
     }
   }
 
-  /// Writes the token's tables to every receiving rank. All lanes.
+  /// Writes the token's tables to every receiving rank. All lanes call it.
   __device__ void send(std::int64_t token, const TokenTables& tables) const {
     if (params_.record.num_words == 0) return;
     const Destination& destination = tables.destination;
@@ -105,7 +106,7 @@ class TableSender {
   }
 
  private:
-  /// Of a 4-byte scale.
+  /// Address of a 4-byte scale.
   __device__ const std::byte* scale_address(std::int64_t token, int column) const {
     const ScaleTable& scales = params_.scales;
     return scales.data + 4 * (token * scales.row_stride + column * scales.column_stride);
@@ -177,8 +178,8 @@ class TableSender {
     }
   }
 
-  /// On the first destination of a row: the weights of its destinations, in topk order. Their lanes are this one and
-  /// those that follow.
+  /// Sum of the weights of a row's destinations in topk order, on the lane of the row's first destination. The lanes of
+  /// the others follow that lane.
   __device__ float sum_duplicates(const TokenTables& tables) const {
     const Destination& destination = tables.destination;
     const bool first = destination.rank >= 0 && (destination.flags & kFirstOfRow) != 0;

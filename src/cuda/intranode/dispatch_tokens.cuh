@@ -1,8 +1,8 @@
 #ifndef FERRY_CUDA_INTRANODE_DISPATCH_TOKENS_CUH
 #define FERRY_CUDA_INTRANODE_DISPATCH_TOKENS_CUH
 
-/// Sending token by token: each warp takes every n-th, loads its row once and stores it wherever it goes, to final rows
-/// or staging, and reports progress to receivers that copy or unpack what arrives.
+/// Sending token by token: each warp takes every n-th token, loads its row once, stores it to each destination (final
+/// row or staging), and reports progress to receivers that copy or unpack rows as they arrive.
 
 #include "cuda/intranode/dispatch_tables.cuh"
 
@@ -13,7 +13,7 @@ class Sender {
   __device__ Sender(const DispatchParams& params, const Receiver* receivers, int warp, int num_warps)
       : params_(params), receivers_(receivers), warp_(warp), num_warps_(num_warps) {}
 
-  /// This warp's tokens: `num_tokens` of them, from `first_token` on, `token_step` apart.
+  /// This warp's tokens: `num_tokens` of them, starting with `first_token`, `token_step` apart.
   __device__ int first_token() const { return warp_; }
   __device__ int token_step() const { return num_warps_; }
   __device__ int num_tokens() const {
@@ -21,7 +21,7 @@ class Sender {
   }
   __device__ const std::byte* row(std::int64_t token) const { return params_.x + token * params_.x_stride; }
 
-  /// Address of the row at this lane's destination; null where it needs no copy of its own.
+  /// Address of the row at this lane's destination; null if the destination needs no copy of its own.
   __device__ std::byte* target(const Destination& destination) const {
     if (destination.rank < 0) return nullptr;
     const Receiver& receiver = receivers_[destination.rank];
@@ -31,8 +31,8 @@ class Sender {
     return receiver.rows + row * receiver.row_stride;
   }
 
-  /// Calls `store(pointer)` in the whole warp for each target, beginning with the ranks after this one, so that ranks
-  /// do not all write to the same peer at once.
+  /// Calls `store(pointer)` in the whole warp for each target. Ranks after this one come first, so that ranks do not
+  /// all write to the same peer at the same time.
   template <typename Store>
   __device__ void for_each_target(const Destination& destination, std::byte* target, Store store) const {
     const unsigned wanted = __ballot_sync(0xFFFFFFFFU, target != nullptr);
@@ -52,7 +52,7 @@ class Sender {
   int num_warps_;
 };
 
-/// A walk over the pieces of a warp's tokens, and over the stages that they go through.
+/// Iterates over the pieces of a warp's tokens and over the stages that hold them.
 class PieceWalk {
  public:
   __device__ PieceWalk(const Sender& sender, int num_pieces)
@@ -63,7 +63,7 @@ class PieceWalk {
 
   __device__ bool ended() const { return num_left_ == 0; }
   __device__ int token() const { return token_; }
-  /// Tokens from this one on.
+  /// Number of tokens left, including this one.
   __device__ int num_left() const { return num_left_; }
   __device__ int piece() const { return piece_; }
   __device__ int stage() const { return stage_; }
@@ -83,7 +83,7 @@ class PieceWalk {
   int stage_ = 0;
 };
 
-/// The tables of a warp's tokens in order, loaded one token ahead of their use, destinations two ahead.
+/// Tables of a warp's tokens in order, loaded one token ahead of their use; destinations are loaded two tokens ahead.
 class TableStream {
  public:
   __device__ TableStream(const TableSender& tables, const PieceWalk& first, int step) : tables_(tables), step_(step) {
@@ -93,7 +93,7 @@ class TableStream {
     if (first.num_left() > 1) destination_after_ = tables.load_destination(first.token() + step);
   }
 
-  /// Tables of the token at `walk`; call once for each.
+  /// Tables of the token at `walk`. Called once for each token.
   __device__ TokenTables take(const PieceWalk& walk) {
     const TokenTables taken = next_;
     if (walk.num_left() > 1) next_ = tables_.load(walk.token() + step_, tables_.destination_of(destination_after_));
@@ -111,7 +111,7 @@ class TableStream {
   uint4 destination_after_{};
 };
 
-/// Sends by the bulk copy engine. `chunk_of(token)`: the chunk that a token is reported with.
+/// Sends by the bulk copy engine. `chunk_of(token)`: chunk in which a token is reported.
 template <typename Reporter, typename ChunkOf>
 __device__ void send_bulk(const DispatchParams& params, const Sender& sender, const TableSender& table_sender,
                           WarpStages& stages, Reporter& reporter, ChunkOf chunk_of) {
@@ -154,8 +154,8 @@ __device__ void send_bulk(const DispatchParams& params, const Sender& sender, co
     __syncwarp();
     load_next();
     if (piece != 0) continue;
-    // Tokens before the last one are complete when at most this item's store and the last one's are open. Reported
-    // before this token's tables are written, whose stores the report would wait for.
+    // Tokens before the last one are complete when at most the stores of this item and the last one are open. The
+    // report precedes the stores of this token's tables, because it would otherwise wait for them.
     const int chunk = chunk_of(token_before);
     if (chunk > reporter.next()) {
       if (lane_idx() == 0) wait_store_groups<2>();

@@ -1,78 +1,79 @@
 #ifndef FERRY_CUDA_INTRANODE_DISPATCH_UNITS_CUH
 #define FERRY_CUDA_INTRANODE_DISPATCH_UNITS_CUH
 
-/// Runs, the rows that one rank sends to another, cut into units that warps move: a few whole rows side by side, or a
-/// piece of a long one.
+/// Runs, the rows that one rank sends to another, divided into the units that warps move: a few contiguous whole rows,
+/// or one piece of a long row.
 
 #include "cuda/intranode/dispatch_stages.cuh"
 
 namespace ferry::cuda::device {
 
-/// Most warps of a block that move runs; each has the stages of several others.
+/// Most warps of a block that move runs; each uses the stages of several warps.
 inline constexpr int kRunWarps = 8;
 static_assert(kRunWarps % DispatchParams::kFewRunWarps == 0);
 inline constexpr int kRunStageBytes = kDispatchWarps / kRunWarps * kStageBytes;
 static_assert(kRunStageBytes % kLandingBytes == 0);
 
-/// Of one of `num_warps`, which are kRunWarps or kFewRunWarps.
+/// Stage size of a warp when `num_warps` warps, kRunWarps or kFewRunWarps, move runs.
 FERRY_HOST_DEVICE constexpr int run_stage_bytes(int num_warps) { return kRunStageBytes * (kRunWarps / num_warps); }
 
 /// Scale words that a lane of a sending warp holds: two rows of 7168 channels have 112.
 inline constexpr int kRunScaleWords = 4;
 /// Longest records of a unit that land with its rows.
 inline constexpr int kUnitRecordBytes = 512;
-/// Of a warp: of each stage's loads, and of tables.
+/// Barriers of a warp: one for each stage's loads, and one for tables.
 inline constexpr int kRunBarriers = kStages + 1;
 
-/// Tables of a unit's rows as they land in a sending warp's shared memory. What a lane fetches it alone uses; entry k
-/// of row r is lane r * K + k's. Loaded into registers ahead of their use they would be waited for at once, where the
-/// compiler moves them on.
+/// Tables of a unit's rows as they land in a sending warp's shared memory. Each lane uses only the values that it
+/// fetched; lane r * K + k fetches entry k of row r. Values loaded into registers ahead of their use would be awaited
+/// at once, where the compiler moves them between registers.
 struct FetchedTables {
   std::int32_t homes[kWarpLanes];
   float weights[kWarpLanes];
   std::uint32_t scale_words[kRunScaleWords][kWarpLanes];
 };
 
-/// One warp's shared memory.
+/// Shared memory of one warp.
 struct RunStages {
   std::byte* data;          ///< [kStages, stage_bytes]
   std::byte* records;       ///< [kStages, kUnitRecordBytes] of a receiving warp
   FetchedTables* tables;    ///< of a sending warp
-  std::uint64_t* barriers;  ///< [kStages] of loads, and of tables
+  std::uint64_t* barriers;  ///< [kStages] for loads, and one for tables
   int stage_bytes;
   std::uint32_t parities = 0;  ///< bit s: parity that the next phase of barrier s completes
 
   __device__ std::byte* stage(int idx) const { return data + idx * stage_bytes; }
   __device__ std::byte* record(int idx) const { return records + idx * kUnitRecordBytes; }
   __device__ std::uint64_t* tables_barrier() const { return barriers + kStages; }
-  /// Each phase of a barrier is waited for once.
+  /// Must be called exactly once for each phase of a barrier.
   __device__ void wait(int barrier) {
     wait_barrier(barriers + barrier, parities >> barrier & 1U);
     parities ^= 1U << barrier;
   }
 };
-/// What one rank sends to another lies there side by side, in token order. In shared memory, one per rank.
+/// Rows that one rank sends to another: contiguous at the receiver, in token order. In shared memory, one per rank.
 struct Run {
   std::int32_t first_row;  ///< at the receiver
   std::int32_t num_rows;
 };
 
-/// What this rank gets from another. Of itself it gets nothing: what stays on this GPU goes to its outputs at once.
+/// Run that this rank receives from `source`. Empty for this rank itself: rows that stay on this GPU go straight to its
+/// outputs.
 __device__ inline Run run_from(const DispatchParams& params, int source) {
   const std::int32_t first_row = params.source_base[source];
   return {first_row, source == params.ranks.rank ? 0 : params.source_base[source + 1] - first_row};
 }
 
-/// Ranks that what is dealt over the others is dealt over; one where there are none.
+/// Number of ranks over which work for the other ranks is dealt; 1 if there are no others.
 __device__ inline int num_peers(const RankParams& ranks) { return ranks.num_ranks > 1 ? ranks.num_ranks - 1 : 1; }
 
-/// How runs are cut into units, each one stage full.
+/// How runs are divided into units; each unit fills one stage.
 struct UnitShape {
-  int num_rows = 1;    ///< of a unit
-  int num_pieces = 1;  ///< of a row
+  int num_rows = 1;    ///< rows of a unit
+  int num_pieces = 1;  ///< pieces of a row
   std::int64_t piece_bytes = 0;
 
-  /// Of no more than `most_rows`. Rows of 0 bytes are those of which only tables are moved.
+  /// Shape with at most `most_rows` rows per unit. Rows of 0 bytes stand for units that move tables only.
   __device__ static UnitShape of(std::int64_t row_bytes, int num_topk, int stage_bytes, int most_rows = kWarpLanes) {
     UnitShape shape;
     const auto pieces = static_cast<int>((row_bytes + stage_bytes - 1) / stage_bytes);
@@ -89,7 +90,7 @@ struct UnitShape {
     return shape;
   }
 
-  /// Of each row of a unit, from piece `piece` on.
+  /// Bytes of each row of a unit in piece `piece`.
   __device__ std::uint32_t bytes_of(std::int64_t row_bytes, int piece) const {
     const std::int64_t left = row_bytes - piece * piece_bytes;
     return static_cast<std::uint32_t>(left < piece_bytes ? left : piece_bytes);
@@ -97,19 +98,19 @@ struct UnitShape {
 };
 
 struct Unit {
-  int rank = -1;  ///< -1: no more
+  int rank = -1;  ///< -1: no unit is left
   std::int32_t row = 0;
   int num_rows = 0;
   int piece = 0;
 };
 
-/// The ranks that a block sends to, or receives from: `num` of them from `first` on, and on past the last rank.
+/// Ranks that a block sends to or receives from: `num` ranks starting with `first`, wrapping after the last rank.
 struct RunTargets {
   int first = 0;
   int num = 1;
 };
 
-/// The units of one warp, dealt over the targets in turn, so that all of them are written to all the time. A target's
+/// Units of one warp, dealt over the targets in turn, so that the warp writes to all targets throughout. A target's
 /// rows ascend.
 class UnitWalk {
  public:
@@ -117,7 +118,7 @@ class UnitWalk {
                       int num_warps)
       : runs_(runs), shape_(shape), targets_(targets), num_ranks_(num_ranks), walk_(targets.num, warp, num_warps) {}
 
-  /// Once the runs are there.
+  /// Called after the runs are in shared memory.
   __device__ void begin() {
     std::int32_t most_rows = 0;
     for (int i = 0; i < targets_.num; ++i) {
@@ -160,7 +161,7 @@ class UnitWalk {
   int num_units_ = 0;
 };
 
-/// Stores `num_rows` rows of `bytes` that lie side by side at `from`, in shared memory. All lanes, each of which then
+/// Stores `num_rows` rows of `bytes` that are contiguous at `from`, in shared memory. All lanes call it; each lane then
 /// closes the group of its stores.
 __device__ inline void store_rows(std::byte* to, std::int64_t stride, const std::byte* from, std::uint32_t bytes,
                                   int num_rows) {

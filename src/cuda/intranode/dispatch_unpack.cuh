@@ -1,7 +1,7 @@
 #ifndef FERRY_CUDA_INTRANODE_DISPATCH_UNPACK_CUH
 #define FERRY_CUDA_INTRANODE_DISPATCH_UNPACK_CUH
 
-/// From a token's record to this rank's outputs, by one warp. Functions are called by all lanes.
+/// Unpacks a token's record into this rank's outputs, by one warp. All lanes call each function.
 
 #include "cuda/intranode/dispatch_stages.cuh"
 
@@ -11,14 +11,14 @@ __device__ inline const std::uint32_t* record_in_memory(const DispatchParams& pa
   return reinterpret_cast<const std::uint32_t*>(params.records + token_row * params.record.size_bytes());
 }
 
-/// Final row of this lane's entry of a token row; -1 where it has none. `words` is the record where there is one.
+/// Final row of this lane's entry of a token row; -1 if the lane has no entry. `words` is the record, if there is one.
 __device__ inline std::int32_t find_rows(const DispatchParams& params, const std::uint32_t* words,
                                          std::int32_t token_row) {
   if (params.one_row_per_token) return lane_idx() == 0 ? token_row : -1;
   return lane_idx() < params.num_topk ? static_cast<std::int32_t>(words[params.record.rows_word + lane_idx()]) : -1;
 }
 
-/// Lanes that are the first with their row.
+/// Mask of the lanes that are the first to hold their row.
 __device__ inline unsigned first_holders(std::int32_t rows) {
   const unsigned same = __match_any_sync(0xFFFFFFFFU, rows);
   return __ballot_sync(0xFFFFFFFFU, rows >= 0 && __ffs(static_cast<int>(same)) - 1 == lane_idx());
@@ -35,7 +35,7 @@ __device__ inline void unpack_scales(const ScaleTable& out, const std::uint32_t*
   }
 }
 
-/// The weight of (token, expert), `row` being theirs: duplicates are added in topk order.
+/// Writes the weight of (token, expert), whose row is `row`. The weights of duplicates are added in topk order.
 __device__ inline void unpack_row_weight(const DispatchParams& params, const std::uint32_t* words, std::int32_t rows,
                                          std::int32_t row) {
   const unsigned holders = __ballot_sync(0xFFFFFFFFU, rows == row);
@@ -43,12 +43,12 @@ __device__ inline void unpack_row_weight(const DispatchParams& params, const std
   float sum = 0.0F;
   for (unsigned left = holders; left != 0; left &= left - 1) {
     const float weight = __uint_as_float(words[params.record.weights_word + __ffs(static_cast<int>(left)) - 1]);
-    sum = left == holders ? weight : __fadd_rn(sum, weight);  // alone, -0 stays -0
+    sum = left == holders ? weight : __fadd_rn(sum, weight);  // not added to 0, so that a single -0 stays -0
   }
   params.out.weights[row] = sum;
 }
 
-/// kTokens: one entry of a row.
+/// kTokens: writes one entry of a row.
 __device__ inline void unpack_entry(const DispatchParams& params, const std::uint32_t* words, std::int64_t row,
                                     int topk) {
   const std::int64_t at = row * params.num_topk + topk;

@@ -1,7 +1,7 @@
 #ifndef FERRY_CUDA_INTRANODE_ENTRIES_CUH
 #define FERRY_CUDA_INTRANODE_ENTRIES_CUH
 
-/// A warp's view of [T, K] ids: several tokens side by side, one entry a lane, tokens in ascending order.
+/// A warp's view of [T, K] ids: several tokens at a time, one entry per lane, tokens in ascending order.
 
 #include <cstdint>
 
@@ -13,7 +13,7 @@ namespace ferry::cuda::device {
 
 /// Lanes that a token takes: K rounded up to a power of two.
 struct TokenLanes {
-  int shift = 0;  ///< their number is 1 << shift
+  int shift = 0;  ///< the number of lanes is 1 << shift
 
   __device__ explicit TokenLanes(int num_topk) {
     if (num_topk > 1) shift = kWarpLanes - __clz(num_topk - 1);
@@ -28,8 +28,8 @@ struct Entry {
   std::int64_t token = 0;
   int topk = 0;
   bool exists = false;  ///< a lane beyond T or K has no entry
-  bool bad = false;     ///< its id is no expert
-  int expert = -1;      ///< -1: none
+  bool bad = false;     ///< the id names no expert
+  int expert = -1;      ///< -1: no expert
   int owner = -1;
   unsigned same_rank = 0;    ///< lanes of this token whose expert has the same owner
   unsigned same_expert = 0;  ///< lanes of this token with the same expert
@@ -42,7 +42,7 @@ __device__ inline std::int64_t load_id(const RouteParams& params, std::int64_t a
                          : static_cast<const std::int32_t*>(params.topk_idx)[at];
 }
 
-/// What a lane reads of [T, K] when its warp stands at a token.
+/// Entry of [T, K] that a lane loads when its warp is at a token.
 struct LoadedId {
   std::int64_t token = 0;
   int topk = 0;
@@ -60,7 +60,7 @@ __device__ inline LoadedId load_lane_id(const RouteParams& params, std::int64_t 
   return loaded;
 }
 
-/// The entry of this lane, by the tables of `placement`. All lanes call it.
+/// Returns the entry of this lane, by the tables of `placement`. All lanes call it.
 __device__ inline Entry entry_of(const RouteParams& params, const PlacementTables& placement, const LoadedId& loaded) {
   Entry entry;
   entry.token = loaded.token;
@@ -71,7 +71,7 @@ __device__ inline Entry entry_of(const RouteParams& params, const PlacementTable
     entry.bad = entry.expert < 0 && loaded.id != -1;
     if (entry.expert >= 0) entry.owner = placement.owner[entry.expert];
   }
-  // Keys name the token within the warp and the run; lanes without an expert get keys of their own.
+  // A key names the token within the warp, and the owner or expert; each lane without an expert gets a key of its own.
   const unsigned none = 0x80000000U | static_cast<unsigned>(lane_idx());
   const auto token_key = static_cast<unsigned>(TokenLanes(params.num_topk).token_of(lane_idx())) << 16;
   entry.same_rank =
@@ -83,7 +83,7 @@ __device__ inline Entry entry_of(const RouteParams& params, const PlacementTable
   return entry;
 }
 
-/// The entry of this lane when the warp stands at `first_token`. All lanes call it.
+/// Returns the entry of this lane when the warp is at `first_token`. All lanes call it.
 __device__ inline Entry load_entry(const RouteParams& params, std::int64_t first_token, std::int64_t end_token) {
   return entry_of(params, params.placement, load_lane_id(params, first_token, end_token));
 }

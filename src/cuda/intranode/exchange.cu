@@ -1,6 +1,6 @@
-/// First step of route: every block counts the ids of its tokens, and the last one to have done so exchanges the
-/// counts: adds them up, posts them to every rank, waits for theirs, and derives where rows begin everywhere. The host
-/// waits for nothing else.
+/// First step of route. Every block counts the ids of its tokens. The last block to finish exchanges the counts: it
+/// adds them up, posts them to every rank, waits for the counts of the others, and derives where rows begin on every
+/// rank. The host waits for no other step.
 
 #include "cuda/driver/launch.hpp"
 #include "cuda/intranode/count.cuh"
@@ -15,12 +15,14 @@ namespace {
 
 using namespace device;
 
-/// The host's deadline runs from here. One thread; a store that nothing waits for.
+/// Reports that the kernel has started: the host's deadline runs from here. One thread calls it; no step waits for the
+/// store.
 __device__ void report_started(const RouteParams& params) {
   if (params.host.result != nullptr) store_relaxed_system(&params.host.result->started, 1);
 }
 
-/// `totals`: this rank's counts. The barriers since they were summed have made them known to all threads.
+/// Adds the counts of this route to the program's counters. `totals`: this rank's counts, visible to all threads since
+/// the barriers after their summation.
 __device__ __noinline__ void add_counts(const RouteParams& params, const int4* totals) {
   const auto* const counts = reinterpret_cast<const std::int32_t*>(totals) +
                              plan::CountColumns::of(params.ranks.num_ranks, params.num_experts).first_expert;
@@ -30,8 +32,8 @@ __device__ __noinline__ void add_counts(const RouteParams& params, const int4* t
       [&params](int local) { return params.tables.rows_per_expert[local]; });
 }
 
-/// Ends a call that all ranks refuse: those that made another one wait for `done`. Not inlined, nor are counters: they
-/// are not for most calls, and a short kernel's time is that of fetching its code.
+/// Ends a call that all ranks refuse: ranks that made another call wait for `done`. Neither this function nor
+/// add_counts is inlined: most calls do not use them, and a short kernel spends its time on fetching code.
 __device__ __noinline__ void end_refused(const RankParams& ranks, std::uint64_t epoch) {
   if (warp_idx() != 0) return;
   post_done(ranks, epoch);
@@ -77,7 +79,7 @@ __global__ void __launch_bounds__(kExchangeThreads) exchange_kernel(const __grid
   if (counted && warp_idx() == kSourceWarp) publish_source_offset(params, shared, epoch);
   if (thread == kExchangeThreads - 1) report_started(params);
   if (warp_idx() == kFlagWarp) await_flags(ranks, shared, epoch);
-  // Before it is known whether the ranks agree: if they do not, nobody looks at what this makes of their counts.
+  // Derived before it is known whether the ranks agree. If they do not, no rank reads tables derived from these counts.
   const Posted posted(params, shared, epoch);
   if (counted) {
     load_headers(params, posted, scratch);
@@ -95,11 +97,12 @@ __global__ void __launch_bounds__(kExchangeThreads) exchange_kernel(const __grid
     return;
   }
   const Verdict verdict = judge(params, scratch, shared, epoch);
-  // Not before, nor in a call that all refuse: it would hold multiprocessors while this kernel waits for peers to come
-  // or to end, which may need them. All that it still waits for here is sent by kernels that run.
+  // The next kernel may begin only here, and only after a call that is not refused: while this kernel waits for peers
+  // to arrive or to end, the next kernel would hold multiprocessors that they may need. Everything that this kernel
+  // still waits for is sent by kernels that are already running.
   if (verdict.go) let_next_kernel_begin();
   report_verdict(params, posted, scratch, verdict, shared.num_token_rows, epoch);
-  write_counts_before(params, scratch);  // not before: the host waits for nothing else here
+  write_counts_before(params, scratch);  // written last, because the host waits only for the report above
   if (verdict.valid) {                   // the last step ends the call
     if (has_counters(params.counters)) add_counts(params, scratch.totals);
     return;

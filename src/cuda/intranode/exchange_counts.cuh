@@ -1,7 +1,7 @@
 #ifndef FERRY_CUDA_INTRANODE_EXCHANGE_COUNTS_CUH
 #define FERRY_CUDA_INTRANODE_EXCHANGE_COUNTS_CUH
 
-/// Counts between ranks: how the exchanging block posts this rank's, and reads those of all.
+/// Counts between ranks: the exchanging block posts this rank's counts and reads those of all ranks.
 
 #include <cstdint>
 
@@ -12,36 +12,37 @@
 
 namespace ferry::cuda::device {
 
-/// Sources whose counts a thread loads together: one latency up to 8 ranks.
+/// Sources whose counts a thread loads together: one load latency for up to 8 ranks.
 inline constexpr int kSourceBatch = 8;
 
-/// The warp that waits for the flags of all ranks, and the one that lets them write into the source table. In small
-/// calls they have nothing else to do.
+/// Warp that waits for the flags of all ranks, and warp that lets the ranks write into the source table. In small calls
+/// they have no other work.
 inline constexpr int kFlagWarp = kExchangeWarps / 2 - 1;
 inline constexpr int kSourceWarp = kFlagWarp - 1;
 
-/// Where this rank's headers and counts of `epoch` begin, here and in every rank's memory.
+/// Position of this rank's headers and counts of `epoch`, the same in every rank's memory.
 struct PostedSlot {
   std::size_t first_rank;  ///< slots are [2][R]
-  std::size_t stride;      ///< of counts
+  std::size_t stride;      ///< stride of counts
 
   __device__ PostedSlot(const RankParams& ranks, std::uint64_t epoch)
       : first_rank(static_cast<std::size_t>(epoch % 2) * static_cast<std::size_t>(ranks.num_ranks)),
         stride(Control::counts_stride(static_cast<std::size_t>(ranks.num_ranks))) {}
 };
 
-/// The same word of another rank's control block.
+/// Address of the same word in another rank's control block.
 __device__ inline std::uint64_t* on_rank(const RankParams& ranks, std::byte* base, std::uint64_t* own) {
   return reinterpret_cast<std::uint64_t*>(base + (reinterpret_cast<std::byte*>(own) - ranks.peer_bases[ranks.rank]));
 }
 
-/// Tells the host a count, if it asks: RouteWords. 64 bits, of which it gets what there is in routes that are good.
+/// Passes a count to the host in a 64-bit word of RouteWords, if the host asks for it. The word holds 32 bits of the
+/// count, enough in valid routes.
 __device__ inline void tell_host(const RouteParams& params, std::uint64_t* word, std::int64_t count) {
   if (params.host_words.words == nullptr) return;
   store_relaxed_system(word, RouteWords::kThere | static_cast<std::uint32_t>(count));
 }
 
-/// Fills in this rank's header. One thread, after sum_blocks.
+/// Fills in this rank's header. One thread calls it, after sum_blocks.
 __device__ inline void make_header(const RouteParams& params, Shared& shared, std::uint64_t epoch) {
   const bool counted = params.agreement != 0;
   const bool bad = counted && shared.bad_entry != kNoEntry;
@@ -60,20 +61,21 @@ __device__ inline void make_header(const RouteParams& params, Shared& shared, st
   header.unused = 0;
 }
 
-/// Of a word; the others are the epoch's.
+/// Payload bits of a word; the other bits hold the epoch.
 inline constexpr int kPayloadBits = 32;
 
-/// Two words of payload, each with the epoch.
+/// Packs two payloads into two words, each tagged with the epoch.
 __device__ inline WordPair tagged(std::uint64_t epoch, std::uint32_t first, std::uint32_t second) {
   return {half_of(epoch) << kPayloadBits | first, half_of(epoch) << kPayloadBits | second};
 }
 
-/// Words of a header that are sent by themselves: where the source table is.
+/// Words of a header that are sent separately: the location of the source table.
 inline constexpr int kSourceOffsetWords = sizeof(std::int64_t) / sizeof(std::uint32_t);
-static_assert(offsetof(CountsHeader, source_offset) == 0, "the first two");
+static_assert(offsetof(CountsHeader, source_offset) == 0, "the first two words");
 
-/// Lets every rank write into this rank's source table: what calls before have done with that memory is done. Nobody
-/// waits for the fence here, nor for what is sent at once elsewhere. All lanes of kSourceWarp.
+/// Lets every rank write into this rank's source table: the fence orders all uses of that memory by previous calls
+/// before the words sent here. Only this warp waits for the fence; headers and counts are sent by other warps at once.
+/// All lanes of kSourceWarp call it.
 __device__ inline void publish_source_offset(const RouteParams& params, const Shared& shared, std::uint64_t epoch) {
   const RankParams& ranks = params.ranks;
   const std::size_t mine = PostedSlot(ranks, epoch).first_rank + static_cast<std::size_t>(ranks.rank);
@@ -88,13 +90,14 @@ __device__ inline void publish_source_offset(const RouteParams& params, const Sh
   }
 }
 
-/// Sends every rank the rest of this rank's header, and that it routes. All lanes of the first warp.
+/// Sends every rank the rest of this rank's header, and the flag that this rank routes. All lanes of the first warp
+/// call it.
 __device__ inline void publish_header(const RouteParams& params, Shared& shared, std::uint64_t epoch) {
   const RankParams& ranks = params.ranks;
   if (lane_idx() == 0) make_header(params, shared, epoch);
   __syncwarp();
   constexpr int kPairs = kCountsHeaderWords / 2;
-  static_assert(kPairs <= kWarpLanes, "a lane for each pair");
+  static_assert(kPairs <= kWarpLanes, "one lane per pair");
   const std::size_t mine = PostedSlot(ranks, epoch).first_rank + static_cast<std::size_t>(ranks.rank);
   std::uint64_t* const own = ranks.control.headers + mine * kCountsHeaderWords + 2 * lane_idx();
   const auto* const payload = reinterpret_cast<const std::uint32_t*>(&shared.header) + 2 * lane_idx();
@@ -111,7 +114,7 @@ __device__ inline void publish_header(const RouteParams& params, Shared& shared,
   }
 }
 
-/// Sends every rank this rank's counts. All threads.
+/// Sends this rank's counts to every rank. All threads call it.
 __device__ inline void publish_counts(const RouteParams& params, const Scratch& scratch, const Shared& shared,
                                       std::uint64_t epoch) {
   const RankParams& ranks = params.ranks;
@@ -119,7 +122,7 @@ __device__ inline void publish_counts(const RouteParams& params, const Scratch& 
   const std::size_t mine = slot.first_rank + static_cast<std::size_t>(ranks.rank);
   const auto* const counts = reinterpret_cast<const int2*>(scratch.totals);
   const int num_pairs = plan::CountColumns::of(ranks.num_ranks, params.num_experts).size / 2;
-  // By the second warp first: the first one sends the header.
+  // Work begins with the second warp: the first one sends the header.
   const int thread = (static_cast<int>(threadIdx.x) + kExchangeThreads - kWarpLanes) % kExchangeThreads;
 #pragma unroll 1
   for (int i = thread; i < ranks.num_ranks * num_pairs; i += kExchangeThreads) {
@@ -131,14 +134,14 @@ __device__ inline void publish_counts(const RouteParams& params, const Scratch& 
         tagged(epoch, static_cast<std::uint32_t>(payload.x), static_cast<std::uint32_t>(payload.y)));
   }
 }
-static_assert(kMaxRanks <= kExchangeThreads, "a thread for each rank");
+static_assert(kMaxRanks <= kExchangeThreads, "one thread per rank");
 
-/// In place of a deadline: the host has stopped the wait. No clock is that early.
+/// Value in place of a deadline: the host has stopped the wait. No clock reads this early a time.
 inline constexpr std::uint64_t kStopFound = 1;
 
-/// Of a thread that looks for words and has not found all: the time, `broken` and the host's stop word now and then.
-/// Returns its deadline; 0 when the wait is over. A stop ends it at the next look, when the words have been read again.
-/// Not inlined, as what follows a wait that fails.
+/// Occasional checks of a thread that polls words and has not found all: the time, `broken` and the host's stop word.
+/// Returns the thread's deadline; 0 when the wait is over. A stop ends the wait at the next check, after the thread has
+/// read the words again. Not inlined, nor is the code after a failed wait.
 __device__ __noinline__ inline std::uint64_t look_around(const RankParams& ranks, int peer, std::uint64_t epoch,
                                                          unsigned spins, std::uint64_t deadline_ns) {
   if (is_broken(ranks)) return 0;
@@ -154,10 +157,10 @@ __device__ __noinline__ inline std::uint64_t look_around(const RankParams& ranks
   return 0;
 }
 
-/// Waits for the flags of all ranks, for all threads that look for words meanwhile: those find in `shared` that some
-/// will not come. All lanes of kFlagWarp; a barrier follows.
+/// Waits for the flags of all ranks, on behalf of all threads that poll words meanwhile: they see in `shared` that some
+/// words will not arrive. All lanes of kFlagWarp call it; a barrier follows.
 __device__ inline void await_flags(const RankParams& ranks, Shared& shared, std::uint64_t epoch) {
-  // A rank that dispatches or combines instead posts an entry.
+  // A rank that dispatches or combines instead of routing posts an entry.
   const bool here = wait_all_ranks(ranks, Awaited::kCounts, count_flags(ranks), epoch, entry_flags(ranks, epoch));
   bool others = !here;
 #pragma unroll 1
@@ -168,8 +171,8 @@ __device__ inline void await_flags(const RankParams& ranks, Shared& shared, std:
   if (others) *static_cast<volatile bool*>(&shared.others) = true;
 }
 
-/// What every rank posts in this epoch. Each thread waits for the words that it reads. Words that will not come are 0:
-/// of a rank that makes another call, or another route, with other counts or none.
+/// Words that every rank posts in this epoch. Each thread waits for the words that it reads. A word that will not
+/// arrive reads as 0: its rank makes another call, or a route with other counts or none.
 class Posted {
  public:
   __device__ Posted(const RouteParams& params, Shared& shared, std::uint64_t epoch)
@@ -184,14 +187,14 @@ class Posted {
     stride_ = slot.stride;
   }
 
-  int first_expert;  ///< column
+  int first_expert;  ///< column of the first expert
   int num_ranks;
 
   __device__ std::int32_t count(int source, int column) const {
     const std::uint64_t* const address = counts_ + static_cast<std::size_t>(source) * stride_ + column;
     return static_cast<std::int32_t>(await(source, [address] { return load_relaxed_system(address); }));
   }
-  /// For all threads that wait: some of the words may not come.
+  /// Ends the waits of all threads: some of the words may not arrive.
   __device__ void stop_waiting() const { *static_cast<volatile bool*>(&shared_->others) = true; }
   /// Word `idx` of the headers of all ranks.
   __device__ std::uint32_t header_word(int idx) const {
@@ -199,13 +202,13 @@ class Posted {
     return static_cast<std::uint32_t>(
         await(idx / kCountsHeaderWords, [address] { return load_acquire_system(address); }));
   }
-  /// Where a rank's source table is, once this rank may write there.
+  /// Offset of a rank's source table, once this rank may write there.
   __device__ std::int64_t source_offset(int rank) const {
     const std::uint64_t low = header_word(rank * kCountsHeaderWords);
     return static_cast<std::int64_t>(static_cast<std::uint64_t>(header_word(rank * kCountsHeaderWords + 1)) << 32 |
                                      low);
   }
-  /// Calls use(source, count) for every source in order; `exists` false: with counts of 0.
+  /// Calls use(source, count) for every source in order; if not `exists`, with counts of 0.
   template <typename Use>
   __device__ void for_each_source(int column, bool exists, Use use) const {
     const std::uint64_t* from = counts_ + column;
@@ -267,12 +270,12 @@ class Posted {
   std::size_t stride_;
 };
 
-/// Copies the headers of all ranks to shared memory, but for where their source tables are, and looks for one that is
-/// not of the same call. All threads.
+/// Copies the headers of all ranks, except the locations of their source tables, to shared memory, and looks for a
+/// header of another call. All threads call it.
 __device__ inline void load_headers(const RouteParams& params, const Posted& posted, const Scratch& scratch) {
   auto* const to = reinterpret_cast<std::uint32_t*>(scratch.headers);
   constexpr int kAgreementWord = offsetof(CountsHeader, agreement) / sizeof(std::uint32_t);
-  // By threads in the middle: the first and the last have words of their own to wait for.
+  // Work begins with threads in the middle: the first and the last warps wait for words of their own.
   constexpr int kFirst = kExchangeThreads / 2;
   const int thread = (static_cast<int>(threadIdx.x) + kFirst) % kExchangeThreads;
 #pragma unroll 1

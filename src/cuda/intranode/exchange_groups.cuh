@@ -1,9 +1,9 @@
 #ifndef FERRY_CUDA_INTRANODE_EXCHANGE_GROUPS_CUH
 #define FERRY_CUDA_INTRANODE_EXCHANGE_GROUPS_CUH
 
-/// Where rows begin, from the counts of all ranks. Each count is loaded once, and all loads of a thread together. What
-/// goes into the tables is right once every rank's rows are found to be within row_limit; sums are of 64 bits. The host
-/// gets its copies at once: it reads them only if the route is valid.
+/// Derives where rows begin from the counts of all ranks. Each count is loaded once, and all loads of a thread are in
+/// flight together. The tables are correct if every rank's rows are found to be within row_limit; sums have 64 bits.
+/// The host gets its copies at once and reads them only if the route is valid.
 
 #include <cstdint>
 
@@ -12,8 +12,8 @@
 
 namespace ferry::cuda::device {
 
-/// Copies to shared memory what of the placement is not there yet, and clears what is added to. All threads of the
-/// block that exchanges; a barrier follows.
+/// Copies the rest of the placement to shared memory and clears the sums. All threads of the exchanging block call it;
+/// a barrier follows.
 __device__ inline void prepare_groups(const RouteParams& params, const Scratch& scratch, Shared& shared) {
   const int thread = static_cast<int>(threadIdx.x);
   if (params.num_experts > kNearExperts) {
@@ -55,9 +55,9 @@ __device__ inline std::int64_t scan_block(Shared& shared, std::int64_t value) {
   __syncthreads();
   return result;
 }
-static_assert(kExchangeWarps == kWarpLanes, "one warp adds up the warps' sums");
+static_assert(kExchangeWarps == kWarpLanes, "one warp scans the sums of all warps");
 
-/// Sum over the lanes of a warp of counts that are not negative: it may take more than 32 bits.
+/// Sum over the lanes of a warp of nonnegative counts. It may exceed 32 bits.
 __device__ inline std::int64_t sum_lanes(std::int32_t count) {
   constexpr int kHalfBits = 16;
   const std::uint32_t low = __reduce_add_sync(kAllLanes, static_cast<std::uint32_t>(count) & 0xFFFFU);
@@ -65,14 +65,14 @@ __device__ inline std::int64_t sum_lanes(std::int32_t count) {
   return static_cast<std::int64_t>(high) * (std::int64_t{1} << kHalfBits) + low;
 }
 
-/// Token rows of each (source, rank) pair; where those are the rows, also what the host asks for. All threads: a warp
-/// for each rank, a lane for each source.
+/// Counts the token rows of each (source, rank) pair; in the layout where these are the rows, also passes them to the
+/// host. All threads call it: one warp per rank, one lane per source.
 __device__ inline void place_token_rows(const RouteParams& params, const Posted& posted, const Scratch& scratch,
                                         Shared& shared) {
   const int num_ranks = params.ranks.num_ranks;
   const int me = params.ranks.rank;
   const bool by_token = params.layout == Layout::kTokens;
-  // By the last warps first: the first ones have experts.
+  // Ranks start at the last warps, because the first warps have experts.
 #pragma unroll 1
   for (int rank = kExchangeWarps - 1 - warp_idx(); rank < num_ranks; rank += kExchangeWarps) {
     std::int64_t before_me = 0;
@@ -107,7 +107,7 @@ __device__ inline void store_rows_of_expert(const RouteParams& params, int local
   tell_host(params, params.host_words.rows_per_expert() + local_expert, rows);
 }
 
-/// Layout kTokens: rows of all experts, this rank's for the Routing. All threads.
+/// Layout kTokens: counts the rows of all experts; this rank's go into the Routing. All threads call it.
 __device__ inline void count_expert_rows(const RouteParams& params, const Posted& posted, const Scratch& scratch) {
   const int first_local = scratch.first_of_rank[params.ranks.rank];
   const int end_local = scratch.first_of_rank[params.ranks.rank + 1];
@@ -121,7 +121,7 @@ __device__ inline void count_expert_rows(const RouteParams& params, const Posted
   }
 }
 
-/// Layouts grouped by expert: rows that each expert's group takes, and where it begins. All threads.
+/// Layouts grouped by expert: rows that each expert's group takes, and where the group begins. All threads call it.
 __device__ inline void place_groups(const RouteParams& params, const Posted& posted, const Scratch& scratch,
                                     Shared& shared) {
   const int me = params.ranks.rank;

@@ -1,7 +1,7 @@
 #ifndef FERRY_CUDA_INTRANODE_EXCHANGE_REPORT_CUH
 #define FERRY_CUDA_INTRANODE_EXCHANGE_REPORT_CUH
 
-/// What the count exchange finds, for later kernels and for the host: the counts, or why the call was refused.
+/// Report of the count exchange to later kernels and to the host: the counts, or why the call was refused.
 
 #include <cstdint>
 
@@ -11,8 +11,8 @@
 
 namespace ferry::cuda::device {
 
-/// What the counts of all ranks mean; all of them find the same. All lanes of one warp, after the headers and rows of
-/// all ranks are known.
+/// Judges the counts of all ranks; every rank reaches the same verdict. All lanes of one warp call it, after the
+/// headers and rows of all ranks are known.
 __device__ inline Verdict judge(const RouteParams& params, const Scratch& scratch, const Shared& shared,
                                 std::uint64_t epoch) {
   const unsigned num_ranks = static_cast<unsigned>(params.ranks.num_ranks);
@@ -27,7 +27,7 @@ __device__ inline Verdict judge(const RouteParams& params, const Scratch& scratc
     const CountsHeader& header = scratch.headers[rank];
     equal = equal && header.epoch == epoch && header.agreement == params.agreement;
     repeats = repeats || header.repeats != 0;
-    // One that refuses or makes another call, or whose route is exact.
+    // Hosts know at once of ranks that refuse, make another call, or have an exact route.
     const bool bounded = header.max_recv_rows > 0 || params.layout == Layout::kSlab;
     known = known || header.epoch != epoch || header.agreement == 0 || !bounded;
     if (header.bad_entry >= 0 && rank < first_bad) first_bad = rank;
@@ -57,8 +57,8 @@ __device__ inline Verdict judge(const RouteParams& params, const Scratch& scratc
   return verdict;
 }
 
-/// Records why the call was refused, in the summary and for the host. One thread. Not inlined, and what is not a
-/// parameter of the kernel is handed over by value: good calls keep that in registers.
+/// Records why the call was refused, in the summary and for the host. One thread calls it. Not inlined, and arguments
+/// other than the kernel's parameter are passed by value, so that valid calls keep them in registers.
 __device__ __noinline__ inline void report_fault(const RouteParams& params, Posted posted, Scratch scratch,
                                                  Verdict verdict, std::uint64_t epoch) {
   RouteSummary& summary = *params.tables.summary;
@@ -96,13 +96,14 @@ __device__ __noinline__ inline void report_fault(const RouteParams& params, Post
   store_release_system(&report.state, 1);
 }
 
-/// Tells the host the outcome, if it asks, and later kernels. The first thread. Of a good route the host waits for this
-/// and for all words; of one that is refused for this only, and then nothing more may be written there.
+/// Reports the outcome to the host, if it asks, and to later kernels. The first thread calls it. For a valid route the
+/// host waits for this outcome and for all words; for a refused route it waits for the outcome only, and no thread may
+/// write to these words afterwards.
 ///
-/// The host may know that a route is good before the last wait of this kernel that can fail, for where the source
-/// tables are. If that one fails, the group is broken: the counts are right nevertheless, the last step and all calls
-/// after it move nothing, and the host learns of the loss with the next call or wait, as it does when the last step's
-/// own wait fails.
+/// The host may learn that a route is valid before the last wait of this kernel that can fail: the wait for the
+/// locations of the source tables. If that wait fails, the group is broken. The counts are correct nevertheless; the
+/// last step and all later calls move nothing; and the host learns of the loss with its next call or wait, as it does
+/// when the last step's own wait fails.
 __device__ inline void report_outcome(const RouteParams& params, const Posted& posted, const Scratch& scratch,
                                       const Verdict& verdict, std::int32_t num_token_rows, std::uint64_t epoch) {
   const auto num_used_rows = static_cast<std::int32_t>(scratch.rank_rows[params.ranks.rank]);
@@ -118,21 +119,22 @@ __device__ inline void report_outcome(const RouteParams& params, const Posted& p
     summary.num_token_rows = num_token_rows;
   }
   if (verdict.valid) return;
-  // What made it bad is there before the host knows of it; so are the words of all threads before the last barrier.
+  // The details of the refusal must be visible to the host before the outcome, as must the words that all threads wrote
+  // before the last barrier.
   report_fault(params, posted, scratch, verdict, epoch);
   if (result == nullptr) return;
   fence_system();
   store_relaxed_system(&result->state, verdict.known_to_some ? RouteResult::kRefusedBySome : RouteResult::kRefused);
 }
 
-/// The same, and what later kernels need of each rank. All threads.
+/// Reports the outcome, and the values of each rank that later kernels need. All threads call it.
 __device__ inline void report_verdict(const RouteParams& params, const Posted& posted, const Scratch& scratch,
                                       const Verdict& verdict, std::int32_t num_token_rows, std::uint64_t epoch) {
   const int thread = static_cast<int>(threadIdx.x);
   if (thread == 0) report_outcome(params, posted, scratch, verdict, num_token_rows, epoch);
 #pragma unroll 1
   for (int rank = thread; rank < params.ranks.num_ranks; rank += kExchangeThreads) {
-    // Else they are already known, or the host, which needs none of them, may have given their memory away.
+    // In other cases the host already has them, or needs none and may have released their memory.
     if (verdict.valid && params.layout != Layout::kTokens) {
       tell_host(params, params.host_words.from_rank() + rank, scratch.from_rank[rank]);
       tell_host(params, params.host_words.to_rank() + rank, scratch.to_rank[rank]);

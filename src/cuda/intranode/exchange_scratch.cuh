@@ -15,25 +15,25 @@ namespace ferry::cuda::device {
 inline constexpr int kExchangeThreads = 1024;
 inline constexpr int kExchangeWarps = kExchangeThreads / kWarpLanes;
 
-/// What the counts of all ranks mean.
+/// Verdict on the counts of all ranks.
 struct Verdict {
-  bool go;     ///< all ranks made this call, with good ids
-  bool valid;  ///< and all have room for their rows
+  bool go;     ///< all ranks made this call, with valid ids
+  bool valid;  ///< and all ranks have room for their rows
   bool repeats;
-  bool known_to_some;  ///< unless valid: hosts of other ranks may have known at once
-  Fault fault;         ///< unless valid
+  bool known_to_some;  ///< if not valid: hosts of other ranks may have known at once
+  Fault fault;         ///< if not valid
   std::int64_t at;     ///< rank or expert at fault
 };
 
-/// What has the same size in every call.
+/// Part of the shared memory whose size is the same in every call.
 struct alignas(kSharedAlignment) Shared {
   std::byte* bases[kMaxRanks];
   CountsHeader header;           ///< this rank's own
-  unsigned long long bad_entry;  ///< as BlockMarks, of the block and then of all
+  unsigned long long bad_entry;  ///< as in BlockMarks: first of the block, then of all blocks
   std::uint32_t repeats;
   bool is_last;
-  bool here;    ///< all ranks have come, and all their words; else the group is broken
-  bool others;  ///< words of some rank may not come: it makes another call, or the group is broken
+  bool here;    ///< all ranks have arrived, with all their words; else the group is broken
+  bool others;  ///< words of some rank may not arrive: it makes another call, or the group is broken
   unsigned long long first_full_expert;  ///< kNoExpert: none
   std::int32_t num_token_rows;           ///< of this rank
   std::int64_t warp_sums[kExchangeWarps];
@@ -41,11 +41,11 @@ struct alignas(kSharedAlignment) Shared {
 };
 inline constexpr unsigned long long kNoExpert = UINT64_MAX;
 
-/// A placement with at most so many experts is copied to the shared memory of every block that counts, beside the loads
-/// of ids: in global memory its tables are loads that wait for each other.
+/// Most experts of a placement that every counting block copies to its shared memory, beside its loads of ids. In
+/// global memory the placement's tables would cost loads that depend on each other.
 inline constexpr int kNearExperts = 2048;
 
-/// Where the parts of a Scratch begin. Found by the host: on the GPU it took a tenth of the kernel's instructions.
+/// Offsets of the parts of a Scratch. Computed on the host: on the GPU this took a tenth of the kernel's instructions.
 struct ScratchOffsets {
   std::uint32_t part_sums = 0;
   std::uint32_t totals = 0;
@@ -62,7 +62,7 @@ struct ScratchOffsets {
   std::uint32_t homes = 0;
   std::uint32_t size_bytes = 0;
 
-  /// `num_logical`: experts with homes in tables, 0 where they are the homes that they have.
+  /// `num_logical`: experts whose homes are in tables; 0 if each expert is its only home.
   static constexpr ScratchOffsets of(int num_ranks, int num_experts, int num_logical) {
     const auto columns = plan::CountColumns::of(num_ranks, num_experts);
     const int most_items = columns.num_quads() < kExchangeThreads ? kExchangeThreads : columns.num_quads();
@@ -94,20 +94,20 @@ struct ScratchOffsets {
   }
 };
 
-/// What depends on the call. Where ranks do not agree the contents mean nothing.
+/// Part of the shared memory whose size depends on the call. If ranks do not agree, its contents are meaningless.
 struct Scratch {
   int4* part_sums;              ///< [SumShares::num_items]
   int4* totals;                 ///< [CountColumns] counts of a block, then of this rank
-  std::int32_t* by_owner;       ///< [E] of the placement, as are the next two
+  std::int32_t* by_owner;       ///< [E] table of the placement, as are the next two
   std::int32_t* owner;          ///< [E]
   std::int32_t* first_of_rank;  ///< [R + 1]
   std::int32_t* rows_before;    ///< [E] rows of sources before this rank, in the order of `by_owner`
-  std::int64_t* group_first;    ///< [E + 1] first row of each group, counted over all ranks, in that order
+  std::int64_t* group_first;    ///< [E + 1] first row of each group, counted over all ranks, in the order of `by_owner`
   std::int64_t* rank_rows;      ///< [R] rows of each rank
-  std::int32_t* from_rank;      ///< [R] rows that come here from each
-  std::int32_t* to_rank;        ///< [R] rows of this rank's tokens on each
+  std::int32_t* from_rank;      ///< [R] rows that this rank receives from each rank
+  std::int32_t* to_rank;        ///< [R] rows of this rank's tokens on each rank
   CountsHeader* headers;        ///< [R]
-  plan::HomeRange* ranges;      ///< of the placement, if it is near: [logical experts]
+  plan::HomeRange* ranges;      ///< [logical experts] of the placement, if it is near
   std::int32_t* homes;          ///< [E]
 
   __device__ Scratch(std::byte* base, const ScratchOffsets& offsets)

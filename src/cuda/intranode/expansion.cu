@@ -1,5 +1,5 @@
-/// Rows by token copied to their slots, and slots summed. A warp takes a piece of a row, so that few rows fill a GPU
-/// too; a row that is copied is read once.
+/// Copies rows by token to their slots, and sums slots. A warp takes a piece of a row, so that few rows fill a GPU too;
+/// a row that is copied is read once.
 
 #include "cuda/intranode/expansion.hpp"
 
@@ -19,13 +19,13 @@ using device::warp_idx;
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarpLanes;
-/// Blocks that a multiprocessor holds at once.
+/// Blocks that a multiprocessor holds at the same time.
 constexpr std::int64_t kBlocksPerSm = 8;
 constexpr std::int64_t kVectorBytes = sizeof(uint4);
-/// Vectors of a row that a lane copies, or sums, at a time.
+/// Vectors of a row that a lane copies, or sums, in one step.
 constexpr int kCopySteps = 4;
 constexpr int kSumSteps = 2;
-/// Rows that are loaded before the first is added.
+/// Rows that are loaded before the first one is added.
 constexpr int kRowsAtOnce = 4;
 
 __host__ __device__ constexpr std::int64_t num_pieces(std::int64_t row_bytes, int steps) {
@@ -33,12 +33,12 @@ __host__ __device__ constexpr std::int64_t num_pieces(std::int64_t row_bytes, in
   return (row_bytes + piece_bytes - 1) / piece_bytes;
 }
 
-/// Of a lane: its choice's slot, -1 where there is none.
+/// Slot of this lane's choice; -1 if there is none.
 __device__ std::int32_t slot_of_lane(const plan::SlotTable& table, std::int64_t row) {
   return lane_idx() < table.num_topk ? table.slot(row, lane_idx()) : -1;
 }
 
-/// The lowest of the bits that are left, which loses it.
+/// Clears the lowest set bit of `left` and returns its index.
 __device__ int take_lowest(unsigned& left) {
   const int lowest = __ffs(static_cast<int>(left)) - 1;
   left &= left - 1;
@@ -91,7 +91,7 @@ __device__ std::int64_t num_warps() { return static_cast<std::int64_t>(gridDim.x
 __device__ std::int64_t this_thread() { return static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x; }
 __device__ std::int64_t num_threads() { return static_cast<std::int64_t>(gridDim.x) * kThreads; }
 
-/// The pieces of all rows, then, if gaps are cleared, those of all slots.
+/// Takes the pieces of all rows, then, if gaps are cleared, the pieces of all slots.
 __global__ void __launch_bounds__(kThreads) expand_kernel(const __grid_constant__ plan::ExpandParams params) {
   const std::int64_t pieces = num_pieces(params.row_bytes, kCopySteps);
   const std::int64_t num_rows = params.table.num_rows;
@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(kThreads) expand_kernel(const __grid_constant_
   }
 }
 
-/// No slot is named yet.
+/// Clears the row and the weight of every slot.
 __global__ void __launch_bounds__(kThreads) forget_kernel(const __grid_constant__ plan::ExpandParams params) {
   for (std::int64_t slot = this_thread(); slot < params.table.num_slots; slot += num_threads()) {
     if (params.row_of_slot != nullptr) params.row_of_slot[slot] = -1;
@@ -125,7 +125,7 @@ __global__ void __launch_bounds__(kThreads) name_kernel(const __grid_constant__ 
 
 using Sum = device::Vector<false>;
 
-/// Eight sums that are not rounded; NaN becomes the canonical one.
+/// Stores eight sums without rounding; NaN becomes the canonical NaN.
 __device__ void store_exactly(const Sum& sum, float* out) {
   device::Vector<true> half;
 #pragma unroll
@@ -189,7 +189,7 @@ __global__ void __launch_bounds__(kThreads) reduce_kernel(const __grid_constant_
   }
 }
 
-/// So many items of `per_block` that a block takes at a time.
+/// Launches a kernel over `num_items` items, of which a block takes `per_block` at a time.
 template <typename Params>
 cudaError_t launch_over(void (*kernel)(Params), const Params& params, std::int64_t num_items, std::int64_t per_block,
                         int num_sms, cudaStream_t stream) {

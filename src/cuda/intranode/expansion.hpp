@@ -9,7 +9,7 @@
 
 namespace ferry::cuda {
 
-/// On `device` (-1: the current one), in stream order; all pointers are memory of that GPU.
+/// Runs on `device` (-1: the current one) in stream order; all pointers refer to memory of that GPU.
 Status expand_rows(const plan::ExpandParams& params, int device, Stream stream);
 Status reduce_rows(const plan::ReduceParams& params, int device, Stream stream);
 

@@ -1,4 +1,4 @@
-/// Makes the table that tokens pick from (plan/replicas.hpp) out of a placement in device memory, and checks that.
+/// Builds the table of homes (plan/replicas.hpp) from a placement in device memory, and checks the placement.
 
 #include <algorithm>
 
@@ -15,17 +15,17 @@ using namespace device;
 constexpr int kHomesThreads = 1024;
 constexpr unsigned kNobody = 0xFFFFFFFFU;
 
-/// How far a home is from the rank whose tokens choose; kNoHome is farther than all.
+/// Distance for an expert without a home; larger than the distance of any home from the rank whose tokens choose.
 constexpr unsigned kNoHome = 3;
 
-/// In shared memory.
+/// Shared memory of the block.
 struct HomesShared {
   unsigned long long hash;
-  unsigned first_wrong;    ///< physical expert whose entry is no expert; kNobody: none
-  unsigned first_missing;  ///< logical expert without a home, likewise
-  std::int32_t* logical;   ///< [P] -1 where none
-  unsigned* distance;      ///< [E] of the nearest home
-  unsigned* count;         ///< [E] homes that are as near
+  unsigned first_wrong;    ///< physical expert whose entry names no expert; kNobody: none
+  unsigned first_missing;  ///< logical expert without a home; kNobody: none
+  std::int32_t* logical;   ///< [P] -1: none
+  unsigned* distance;      ///< [E] distance of the nearest home
+  unsigned* count;         ///< [E] number of homes at that distance
 };
 
 __host__ __device__ std::size_t homes_shared_bytes(int num_physical, int num_logical) {
@@ -39,7 +39,7 @@ __device__ unsigned distance_of(const HomesParams& params, int physical) {
   return owner / params.ranks_per_node == params.rank / params.ranks_per_node ? 1 : 2;
 }
 
-/// Differs with every entry and its place, in the sum over all entries (the last step of splitmix64).
+/// Hash of an entry and its place, to be summed over all entries (the last step of splitmix64).
 __device__ unsigned long long mix(int physical, std::int32_t logical) {
   unsigned long long value = static_cast<unsigned long long>(physical + 1) << 32 | static_cast<unsigned>(logical);
   value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9ULL;
@@ -47,7 +47,7 @@ __device__ unsigned long long mix(int physical, std::int32_t logical) {
   return value ^ (value >> 31);
 }
 
-/// Which homes are nearest. All threads.
+/// Finds the nearest homes. All threads call it.
 __device__ void find_nearest(const HomesParams& params, HomesShared& shared) {
   for (int physical = static_cast<int>(threadIdx.x); physical < params.num_physical; physical += kHomesThreads) {
     const std::int32_t logical = params.physical_to_logical[physical];
@@ -65,13 +65,13 @@ __device__ void find_nearest(const HomesParams& params, HomesShared& shared) {
     if (distance_of(params, physical) == shared.distance[logical]) {
       atomicAdd(&shared.count[logical], 1U);
     } else {
-      shared.logical[physical] = -1;  // nobody here picks it
+      shared.logical[physical] = -1;  // no token of this rank picks this home
     }
   }
   __syncthreads();
 }
 
-/// Where each expert's homes begin in the list. One warp.
+/// Computes where each expert's homes begin in the list. One warp calls it.
 __device__ void place_ranges(const HomesParams& params, HomesShared& shared) {
   unsigned before = 0;
   for (int first = 0; first < params.num_logical; first += kWarpLanes) {
@@ -83,7 +83,7 @@ __device__ void place_ranges(const HomesParams& params, HomesShared& shared) {
       if (lane_idx() >= distance) end += below;
     }
     if (logical < params.num_logical) {
-      // Of an expert without a home the call is refused, but kernels may look before they know.
+      // A call with an expert without a home is refused, but kernels may read its range before the refusal.
       if (count == 0) atomicMin(&shared.first_missing, static_cast<unsigned>(logical));
       params.ranges[logical] = count == 0 ? plan::HomeRange{0, 1} : plan::HomeRange{before + end - count, count};
     }
@@ -91,7 +91,7 @@ __device__ void place_ranges(const HomesParams& params, HomesShared& shared) {
   }
 }
 
-/// One block, so that it knows the whole table.
+/// Runs as one block, which sees the whole table.
 __global__ void __launch_bounds__(kHomesThreads) homes_kernel(const __grid_constant__ HomesParams params) {
   auto& shared = *reinterpret_cast<HomesShared*>(dynamic_shared());
   const auto thread = static_cast<int>(threadIdx.x);

@@ -1,8 +1,8 @@
 #ifndef FERRY_CUDA_INTRANODE_HOMES_HPP
 #define FERRY_CUDA_INTRANODE_HOMES_HPP
 
-/// What tokens pick from, made by a kernel out of a table that the program has in device memory. It runs ahead of the
-/// kernels that read ids, in each replay of a graph too.
+/// Homes that tokens pick, built by a kernel from a table that the program has in device memory. The kernel runs before
+/// the kernels that read ids, in each replay of a graph too.
 
 #include <cuda_runtime_api.h>
 
@@ -15,9 +15,9 @@
 
 namespace ferry::cuda {
 
-/// Of a call whose placement only the GPU knows, otherwise nothing.
+/// Homes of a call whose placement only the GPU knows; empty for other calls.
 struct BuiltHomes {
-  std::shared_ptr<std::byte> memory{};  ///< as long as kernels may read them
+  std::shared_ptr<std::byte> memory{};  ///< held as long as kernels may read the homes
   HomesParams params{};
 
   bool present() const { return memory != nullptr; }
@@ -28,12 +28,12 @@ struct BuiltHomes {
 };
 
 struct HomesOf {
-  int rank = 0;  ///< of the group
+  int rank = 0;  ///< rank in the group
   int ranks_per_node = 1;
   const std::int32_t* owner = nullptr;  ///< [P] in device memory
 };
 Result<BuiltHomes> prepare_homes(const RouteCall& call, TableMemory& memory, const HomesOf& of);
-/// What that takes of the memory.
+/// Bytes of memory that prepare_homes takes.
 std::size_t built_homes_bytes(std::size_t num_physical, std::size_t num_logical);
 
 }  // namespace ferry::cuda

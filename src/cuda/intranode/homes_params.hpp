@@ -10,7 +10,7 @@
 
 namespace ferry::cuda {
 
-/// Params of the kernel that makes what tokens pick from out of a table in device memory.
+/// Parameters of the kernel that builds the homes from a table in device memory.
 struct HomesParams {
   const std::int32_t* physical_to_logical = nullptr;  ///< [P], perhaps wrong
   const std::int32_t* owner = nullptr;                ///< [P]

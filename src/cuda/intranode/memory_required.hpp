@@ -8,22 +8,22 @@
 
 namespace ferry::cuda {
 
-/// What calls hold of the arena beside what every group does. In whole pages.
+/// Arena bytes that calls hold beyond the fixed part of every group, in whole pages.
 struct CallBytes {
-  std::size_t routing_bytes = 0;  ///< of one Routing
+  std::size_t routing_bytes = 0;  ///< for one Routing
   std::size_t staging_bytes = 0;
 };
 
-/// L of a rank of this shape.
+/// Number of local experts (L) of a rank of this shape.
 std::size_t num_local_experts(const MemoryShape& shape);
 
-/// Of where experts are, in whole pages: of one placement, and of each Routing.
+/// Bytes of expert locations, in whole pages: for one placement, and for each Routing.
 std::size_t placement_bytes(const MemoryShape& shape, const Topology& topology);
 
-/// Of route, dispatch and combine.
+/// Bytes of route, dispatch and combine.
 CallBytes call_bytes(const MemoryShape& shape);
 
-/// BackendFactory::bytes_required for calls that hold this much. Needs no GPU.
+/// Implements BackendFactory::bytes_required for calls that hold `calls`. Needs no GPU.
 Result<std::size_t> bytes_required(const MemoryShape& shape, const Topology& topology, const CallBytes& calls);
 
 }  // namespace ferry::cuda

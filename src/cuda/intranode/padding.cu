@@ -1,4 +1,4 @@
-/// Rows that hold no token: ids -1, source -1, and zeros if the caller asked for them. One warp per row.
+/// Fills rows that hold no token: ids -1, source -1, and zeros if the caller asked for them. One warp per row.
 
 #include "cuda/driver/launch.hpp"
 #include "cuda/intranode/dispatch_params.hpp"
@@ -30,7 +30,7 @@ __device__ void zero_row(const PaddingParams& params, std::int64_t row) {
   }
 }
 
-/// Whether the call before, which may have been refused, has moved rows.
+/// Whether the previous call, which may have been refused, has moved rows.
 __device__ bool has_moved(const PaddingParams& params) {
   const RankParams& ranks = params.ranks;
   if (is_broken(ranks) || params.summary->valid == 0) return false;

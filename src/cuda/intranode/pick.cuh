@@ -1,7 +1,8 @@
 #ifndef FERRY_CUDA_INTRANODE_PICK_CUH
 #define FERRY_CUDA_INTRANODE_PICK_CUH
 
-/// The home that a token picks, where a kernel first reads its ids. Every kernel that reads them again picks the same.
+/// The home that a token picks, computed where a kernel first reads its ids. Every kernel that reads them again picks
+/// the same home.
 
 #include <cstdint>
 
@@ -9,20 +10,20 @@
 
 namespace ferry::cuda::device {
 
-/// Ids that programs may name are below this.
+/// Exclusive upper bound of the ids that programs may name.
 FERRY_HOST_DEVICE inline int num_named_experts(const PlacementTables& placement, int num_experts) {
   return placement.homes.ranges == nullptr ? num_experts : placement.homes.num_logical;
 }
 
-/// Of an expert with homes in tables. Not inlined, so that calls without a placement hold none of its instructions: a
-/// short kernel's time is that of fetching its code.
+/// Picks a home of an expert with homes in tables. Not inlined, so that calls without a placement contain none of its
+/// instructions: a short kernel spends its time on fetching code.
 __device__ __noinline__ inline int pick_home(const plan::HomeRange* ranges, const std::int32_t* homes, int expert,
                                              std::int64_t token, int rank) {
   const plan::HomeRange range = ranges[expert];
   return homes[range.first + (range.count == 1 ? 0 : plan::pick_of(range.count, token, rank))];
 }
 
-/// The expert, among those that rows are for, of an id of a token of `rank`; -1: none, or no expert at all.
+/// Physical expert that the token of `rank` picks for the id; -1: the id is -1 or no expert.
 __device__ inline int pick_expert(const PlacementTables& placement, int num_experts, std::int64_t id,
                                   std::int64_t token, int rank) {
   if (id < 0 || id >= num_named_experts(placement, num_experts)) return -1;
@@ -30,12 +31,12 @@ __device__ inline int pick_expert(const PlacementTables& placement, int num_expe
   return pick_home(placement.homes.ranges, placement.homes.homes, static_cast<int>(id), token, rank);
 }
 
-/// The hash of a placement that only the GPU knows, for ranks to compare.
+/// Hash of a placement that only the GPU knows, which ranks compare.
 __device__ inline std::uint64_t hash_of_homes(const PlacementTables& placement) {
   return placement.homes.check == nullptr ? 0 : placement.homes.check->hash;
 }
 
-/// What is wrong with that placement comes before what is wrong with ids.
+/// Overwrites a bad id with the fault of such a placement, which takes precedence.
 __device__ inline void note_bad_homes(const PlacementTables& placement, std::int64_t& bad_entry, std::int64_t& bad_id) {
   const HomesCheck* const check = placement.homes.check;
   if (check == nullptr || check->bad_entry < 0) return;
@@ -43,14 +44,14 @@ __device__ inline void note_bad_homes(const PlacementTables& placement, std::int
   bad_id = check->bad_value;
 }
 
-/// What a rank gave to a route that is refused.
+/// Bad input of a rank, which makes all ranks refuse the route.
 struct BadInput {
   std::int64_t rank = 0;
-  std::int64_t entry = 0;  ///< from its header, as is `value`
+  std::int64_t entry = 0;  ///< from the rank's header, as is `value`
   std::int64_t value = 0;
 };
 
-/// An id that is none of `num_ids`, into the summary. One thread.
+/// Writes into the summary an id that is none of `num_ids`. One thread calls it.
 __device__ inline void report_bad_id(RouteSummary& summary, const BadInput& bad, int num_topk, int num_ids) {
   summary.fault = static_cast<std::int32_t>(Fault::kBadId);
   summary.fault_rank = bad.rank;
@@ -60,7 +61,7 @@ __device__ inline void report_bad_id(RouteSummary& summary, const BadInput& bad,
   summary.fault_limit = num_ids - 1;
 }
 
-/// The same of whatever it is. One thread.
+/// Writes into the summary any kind of bad input. One thread calls it.
 __device__ inline void report_bad_input(RouteSummary& summary, const BadInput& bad, int num_topk,
                                         const PlacementTables& placement, int num_experts) {
   report_bad_id(summary, bad, num_topk, num_named_experts(placement, num_experts));

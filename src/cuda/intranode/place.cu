@@ -16,9 +16,9 @@ using namespace device;
 
 constexpr int kPlaceThreads = 256;
 constexpr int kPlaceWarps = kPlaceThreads / kWarpLanes;
-/// Rows of a bounded table for each thread to look at; more take more blocks.
+/// Rows of a bounded table that each thread looks at; larger tables take more blocks.
 constexpr std::int64_t kRowsPerThread = 4;
-/// Above every real key; topk added.
+/// Key above every real key; topk is added to it.
 constexpr std::uint64_t kNoDestination = std::uint64_t{1} << 62;
 
 /// Tokens of one warp of one counting block.
@@ -36,18 +36,19 @@ __device__ TokenRange tokens_of_warp(const RouteParams& params, int block) {
   return range;
 }
 
-/// Runs whose positions a warp keeps: token rows of each rank, then, where groups are by expert, rows of each expert.
+/// Number of runs whose positions a warp keeps: token rows of each rank, then, in layouts grouped by expert, rows of
+/// each expert.
 __host__ __device__ int num_runs_of(const RouteParams& params) {
   return params.ranks.num_ranks + (params.layout == Layout::kTokens ? 0 : params.num_experts);
 }
 
-/// A destination as one number that orders as (rank, row, topk) does.
+/// Number that orders destinations by (rank, row, topk).
 __device__ std::uint64_t destination_key(int rank, std::int32_t row, int topk) {
   return static_cast<std::uint64_t>(rank) << 40 | static_cast<std::uint64_t>(static_cast<std::uint32_t>(row)) << 6 |
          static_cast<std::uint64_t>(topk);
 }
 
-/// An entry and all else that this rank's own tables say of it.
+/// An entry, and its data from this rank's own tables.
 struct PlacedEntry {
   Entry entry;
   std::int32_t local_expert = 0;
@@ -64,14 +65,14 @@ __device__ PlacedEntry placed_entry(const RouteParams& params, const LoadedId& l
   return placed;
 }
 
-/// Entries of a warp, of its first steps, which stay in registers from when they are counted until they are placed: for
-/// T <= 8192 and K <= 8 those are all. What they are loaded from is there before the counts of the peers are.
+/// Entries of a warp's first steps, kept in registers from counting to placing. For T <= 8192 and K <= 8 they are all
+/// of the warp's entries. Their inputs are available before the peers' counts.
 constexpr int kKeptSteps = 2;
 struct KeptEntries {
   PlacedEntry steps[kKeptSteps];
 };
 
-/// Rows of a token's entries, from the warp's running positions.
+/// Rows of a token's entries, computed from the warp's running positions.
 struct Rows {
   std::int32_t row = -1;
   std::int32_t token_row = -1;
@@ -96,7 +97,7 @@ __device__ Rows take_rows(const RouteParams& params, const Entry& entry, std::in
   Rows rows;
   const std::int32_t token_row = take_position(next, entry.owner, entry.first_of_rank);
   const std::int32_t row = by_token ? token_row : take_position(next, num_ranks + entry.expert, entry.first_of_expert);
-  // Entries of one rank, or one expert, share the first one's row.
+  // Entries of one rank, or one expert, share the row of the first one.
   const int rank_leader = entry.expert >= 0 ? __ffs(static_cast<int>(entry.same_rank)) - 1 : lane_idx();
   const int expert_leader = entry.expert >= 0 ? __ffs(static_cast<int>(entry.same_expert)) - 1 : lane_idx();
   rows.token_row = __shfl_sync(0xFFFFFFFFU, token_row, rank_leader);
@@ -143,7 +144,7 @@ __device__ void write_destinations(const RouteParams& params, const PlacedEntry&
   if (params.weights != nullptr) params.tables.weights[at + entry.topk] = placed.weight;
 }
 
-/// Lists the token among those that go to its ranks.
+/// Appends the token to the lists of tokens for each of its ranks.
 __device__ void write_sent_token(const RouteParams& params, const Entry& entry, const Rows& rows) {
   if (!entry.first_of_rank) return;
   const std::int32_t idx = rows.token_row - params.tables.rank_base[entry.owner];
@@ -164,7 +165,7 @@ __device__ void count_entry(const RouteParams& params, const Entry& entry, std::
   }
 }
 
-/// Counts the runs of each warp of counting block `block`, in `next` [warps, runs]. Needs nothing of the exchange.
+/// Counts the runs of each warp of counting block `block`, in `next` [warps, runs]. Uses no result of the exchange.
 __device__ KeptEntries count_runs(const RouteParams& params, int block, std::int32_t* next) {
   const int num_runs = num_runs_of(params);
 #pragma unroll 1
@@ -199,7 +200,8 @@ __device__ std::int32_t run_base(const RouteParams& params, int block, int run) 
                          : params.tables.expert_base[expert] + before[columns.first_expert + expert];
 }
 
-/// Turns the counts of count_runs into positions before each warp. `first_base`: of the run with the thread's number.
+/// Turns the counts of count_runs into positions before each warp. `first_base`: base of the run with the thread's
+/// number.
 __device__ void fill_next(const RouteParams& params, int block, std::int32_t first_base, std::int32_t* next) {
   const int num_runs = num_runs_of(params);
   __syncthreads();
@@ -215,13 +217,13 @@ __device__ void fill_next(const RouteParams& params, int block, std::int32_t fir
   __syncthreads();
 }
 
-/// What a thread needs first of what the exchange has written. Loaded along with what the call starts with: each may go
-/// to memory. Nothing yet if the route turned out bad.
+/// Results of the exchange that a thread needs first. They are loaded together with the values that start the call,
+/// since each load may go to memory. They are not meaningful if the route is invalid.
 struct FirstLoads {
   std::int64_t own_source;  ///< offset of this rank's source table
-  std::int64_t source;      ///< of that of the rank with the thread's number
-  std::byte* base;          ///< memory of that rank
-  std::int32_t run_base;    ///< in the first block: of the run with the thread's number
+  std::int64_t source;      ///< offset of the source table of the rank with the thread's number
+  std::byte* base;          ///< base of that rank's memory
+  std::int32_t run_base;    ///< in the first block: base of the run with the thread's number
 };
 
 __device__ FirstLoads load_first(const RouteParams& params) {
@@ -238,8 +240,8 @@ __device__ FirstLoads load_first(const RouteParams& params) {
   return loads;
 }
 
-/// Finds every rank's source table, in `sources` [R] (shared memory); false when the group broke. All threads of a
-/// block.
+/// Finds every rank's source table, in `sources` [R] (shared memory); false if the group broke. All threads of a block
+/// call it.
 __device__ bool find_sources(const RankParams& ranks, const FirstLoads& loads, std::uint64_t epoch, int2** sources) {
   bool here = true;
   if (const int rank = static_cast<int>(threadIdx.x); rank < ranks.num_ranks) {
@@ -251,10 +253,10 @@ __device__ bool find_sources(const RankParams& ranks, const FirstLoads& loads, s
   }
   return __syncthreads_and(here ? 1 : 0) != 0;
 }
-static_assert(kMaxRanks <= kPlaceThreads, "a thread for each rank");
+static_assert(kMaxRanks <= kPlaceThreads, "one thread per rank");
 
-/// Marks the rows of this rank that hold no token: source -1. Nobody else writes to them. All threads of all blocks;
-/// `memory` is the block's shared memory.
+/// Marks the rows of this rank that hold no token with source -1. No other rank writes to them. All threads of all
+/// blocks call it; `memory` is the block's shared memory.
 __device__ void mark_gaps(const PlaceParams& params, bool valid, std::int32_t* memory) {
   const RouteParams& route = params.route;
   const std::int64_t num_used = valid ? route.tables.summary->num_used_rows : 0;
@@ -280,7 +282,7 @@ __device__ void mark_gaps(const PlaceParams& params, bool valid, std::int32_t* m
   }
 }
 
-/// What has the same size in every call.
+/// Part of the shared memory whose size is the same in every call.
 struct alignas(kSharedAlignment) PlaceShared {
   int2* sources[kMaxRanks];  ///< each rank's source table
   bool is_last;
@@ -303,7 +305,7 @@ __global__ void __launch_bounds__(kPlaceThreads) place_kernel(const __grid_const
     mark_gaps(params, false, next);
     return;
   }
-  // The host launches this step again, with a larger table.
+  // The host launches this step again with a larger table.
   if (!params.announces && loads.own_source == kAnnouncedLater) return;
   if (params.announces && blockIdx.x == 0 && warp_idx() == 0) post_entry(ranks, params.entry, epoch);
   if (!find_sources(ranks, loads, epoch, shared.sources)) return;
@@ -332,7 +334,7 @@ __global__ void __launch_bounds__(kPlaceThreads) place_kernel(const __grid_const
       write_sent_token(route, placed.entry, rows);
       write_source(route, shared.sources, placed.entry, rows);
     }
-    static_assert(kKeptSteps == 2, "each has a line above");
+    static_assert(kKeptSteps == 2, "one line above per step");
     __syncthreads();
   }
   mark_gaps(params, true, next);
@@ -343,13 +345,13 @@ __global__ void __launch_bounds__(kPlaceThreads) place_kernel(const __grid_const
     if (shared.is_last) local.num_blocks_done = 0;
   }
   __syncthreads();
-  // One release covers what all blocks have written to the peers, because releases are cumulative.
+  // One release covers the writes of all blocks to the peers, because releases are cumulative.
   if (!shared.is_last || warp_idx() != 0) return;
   post_done(ranks, epoch);
   finish_call(ranks, epoch);
 }
 
-/// Shared memory whose size depends on the call.
+/// Bytes of shared memory whose size depends on the call.
 std::size_t next_bytes(int num_runs) {
   return static_cast<std::size_t>(kPlaceWarps) * static_cast<std::size_t>(num_runs) * sizeof(std::int32_t);
 }

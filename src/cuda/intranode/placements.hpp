@@ -1,7 +1,7 @@
 #ifndef FERRY_CUDA_INTRANODE_PLACEMENTS_HPP
 #define FERRY_CUDA_INTRANODE_PLACEMENTS_HPP
 
-/// Expert placements in device memory. Programs use one or a few; each is uploaded when first seen and kept.
+/// Expert placements in device memory. Programs use one or a few; each is uploaded at its first use and kept.
 
 #include <cstdint>
 #include <memory>
@@ -17,7 +17,7 @@ namespace ferry::cuda {
 /// One placement, on the host and on the device.
 struct Placement {
   std::shared_ptr<const ExpertPlacement> made_of;
-  std::vector<std::int32_t> local_expert_ids;  ///< of this rank
+  std::vector<std::int32_t> local_expert_ids;  ///< local experts of this rank
   PlacementTables tables;
   std::shared_ptr<std::byte> memory;
 };
@@ -27,7 +27,7 @@ class Placements {
   Placements(std::shared_ptr<TableMemory> memory, std::shared_ptr<OwnStream> stream, int rank, int num_ranks)
       : memory_(std::move(memory)), stream_(std::move(stream)), rank_(rank), num_ranks_(num_ranks) {}
 
-  /// Uploads and waits for that when the placement is new.
+  /// Returns the placement's tables. Uploads a new placement and waits for the upload.
   Result<std::shared_ptr<const Placement>> find(const std::shared_ptr<const ExpertPlacement>& placement);
 
  private:
@@ -37,7 +37,7 @@ class Placements {
   std::shared_ptr<OwnStream> stream_;
   int rank_;
   int num_ranks_;
-  std::vector<std::shared_ptr<const Placement>> recent_;  // latest last
+  std::vector<std::shared_ptr<const Placement>> recent_;  // most recent last
 };
 
 }  // namespace ferry::cuda

@@ -13,23 +13,23 @@
 
 namespace ferry::cuda {
 
-/// What a kernel has found of a placement that only the GPU knows.
+/// Result of a kernel's check of a placement that only the GPU knows.
 struct HomesCheck {
-  std::uint64_t hash;      ///< of the table; equal tables have equal ones
-  std::int64_t bad_entry;  ///< what stands for a bad id in headers, below; -1: the table is good
-  std::int64_t bad_value;  ///< the wrong entry, or the expert that is missing
+  std::uint64_t hash;      ///< hash of the table; equal tables have equal hashes
+  std::int64_t bad_entry;  ///< stands in headers for a bad id, see below; -1: the table is good
+  std::int64_t bad_value;  ///< the wrong entry, or the expert without a home
 };
-/// Beyond all entries of [T, K], which are numbered by 32 bits. The first is of physical expert 0.
+/// Numbers above all entries of [T, K], which have 32 bits. The first stands for physical expert 0.
 inline constexpr std::int64_t kFirstBadHome = std::int64_t{1} << 40;
 inline constexpr std::int64_t kFirstMissingHome = std::int64_t{1} << 41;
 
-/// What the tokens of this rank pick from (plan/replicas.hpp), in device memory. Null: experts are those that ids name.
+/// Homes that this rank's tokens pick (plan/replicas.hpp), in device memory. Null: ids name the experts themselves.
 struct HomeTables {
   const plan::HomeRange* ranges = nullptr;   ///< [E]
   const std::int32_t* homes = nullptr;       ///< [at most P]
-  const std::int32_t* logical_of = nullptr;  ///< [P] the expert whose home each is, or below 0
+  const std::int32_t* logical_of = nullptr;  ///< [P] logical expert whose home each physical expert is; negative: none
   int num_logical = 0;                       ///< E
-  const HomesCheck* check = nullptr;         ///< null: hosts have checked the placement, and compared it
+  const HomesCheck* check = nullptr;         ///< null: hosts have checked and compared the placement
 };
 
 /// The owner of each expert, in device memory.
@@ -41,14 +41,14 @@ struct PlacementTables {
   HomeTables homes;
 };
 
-/// What the exchange tells the host in words that are their own flags: memory that was 0 holds kThere and a count. So
-/// nothing waits until they have arrived before the host may know of them. In this order: rows of this rank, token
-/// rows, repeats, rows from each rank [R], to each rank [R], of each local expert [L], and, in the layouts with groups,
-/// where those begin [L + 1]. What is told of a route that is refused means nothing.
+/// Counts that the exchange passes to the host in words that are their own flags: the memory is 0 before, then kThere
+/// plus a count. No kernel has to wait for the counts to arrive before the host may see them. In order: rows of this
+/// rank, token rows, repeats, rows from each rank [R], to each rank [R], of each local expert [L], and, in layouts with
+/// groups, first row of each group [L + 1]. The words of a refused route are meaningless.
 struct RouteWords {
   static constexpr std::uint64_t kThere = std::uint64_t{1} << 32;
 
-  std::uint64_t* words = nullptr;  ///< null: nobody asks
+  std::uint64_t* words = nullptr;  ///< null: the host does not ask
   int num_ranks = 0;
   int num_local_experts = 0;
 
@@ -65,7 +65,7 @@ struct RouteWords {
   }
 };
 
-/// Where the host reads the outcome: the device's addresses of pinned memory. Null where the host does not ask.
+/// Device addresses of the pinned memory in which the host reads the outcome. Null if the host does not ask.
 struct RouteResultTables {
   RouteResult* result = nullptr;
   FaultReport* fault = nullptr;
@@ -77,7 +77,7 @@ struct RouteResultTables {
 
 struct RouteParams {
   RankParams ranks;
-  std::uint64_t agreement = 0;  ///< 0: this rank refuses; then only the exchange runs
+  std::uint64_t agreement = 0;  ///< 0: this rank refuses the call; only the exchange runs then
   std::int64_t record_number = 0;
   const void* topk_idx = nullptr;
   bool wide_ids = false;  ///< i64, else i32
@@ -90,19 +90,19 @@ struct RouteParams {
   std::int64_t expert_alignment = 1;
   std::int64_t slab_capacity = 0;
   std::int64_t max_recv_rows = 0;
-  std::int64_t source_offset = 0;  ///< in this rank's arena: its source table
-  std::int64_t source_rows = 0;    ///< that this table has room for
+  std::int64_t source_offset = 0;  ///< offset of this rank's source table in its arena
+  std::int64_t source_rows = 0;    ///< rows that this table has room for
   int tokens_per_block = 0;
   int num_blocks = 0;
-  int max_blocks = 1;  ///< of a launch
+  int max_blocks = 1;  ///< of one launch
   PlacementTables placement;
   RoutingTables tables;
   CounterTables counters;
-  RouteResultTables host;  ///< of which only `result` and `fault`
+  RouteResultTables host;  ///< only `result` and `fault` are used
   RouteWords host_words;
 };
 
-/// Params of what adds to counters where no kernel has counted.
+/// Parameters of the kernel that adds to counters when no kernel has counted.
 struct CountersParams {
   CounterTables counters;
   PlacementTables placement;
@@ -114,15 +114,15 @@ struct CountersParams {
 cudaError_t launch_counters(const CountersParams& params, cudaStream_t stream);
 cudaError_t load_counters_kernel();
 
-/// Params of the last step.
+/// Parameters of the last step.
 struct PlaceParams {
   RouteParams route;
-  /// This rank's rows did not fit the source table that it announced: a first launch found that and did nothing, this
-  /// one announces another table in its entry.
+  /// Whether this rank announces another source table in its entry: its rows did not fit the first one, which a
+  /// previous launch found and then did nothing.
   bool announces = false;
-  EntryMessage entry;                 ///< tables_offset: where that is
+  EntryMessage entry;                 ///< tables_offset: location of the announced table
   std::int32_t* source = nullptr;     ///< [rows, 2] this rank's source table
-  std::int64_t num_bounded_rows = 0;  ///< of a bounded route; 0: as many as it turns out to have
+  std::int64_t num_bounded_rows = 0;  ///< of a bounded route; 0: the number is known only at run time
   bool overlaps = false;              ///< begins while the exchange ends (LaunchShape)
 };
 
@@ -131,7 +131,7 @@ cudaError_t launch_place(const PlaceParams& params, cudaStream_t stream);
 /// Loads the kernels.
 /// `shared_limit`: most shared memory of a block on this GPU.
 cudaError_t load_route_kernels(std::size_t shared_limit);
-/// Shared memory that a block of each step needs, whatever the layout.
+/// Bytes of shared memory that a block of each step needs, in any layout.
 std::size_t exchange_shared_bytes(int num_ranks, int num_experts);
 std::size_t place_shared_bytes(int num_ranks, int num_experts);
 

@@ -15,12 +15,13 @@
 
 namespace ferry::cuda {
 
-/// Where one entry of a token goes. A token's destinations ascend by (rank, row, topk) and fill the first of its K.
+/// Destination of one entry of a token. A token's destinations ascend by (rank, row, topk) and fill the first of its K
+/// places.
 struct alignas(16) Destination {
   std::int32_t row;           ///< in the receiver's output
   std::int32_t token_row;     ///< index among the receiver's distinct (source, token) pairs, in that order
-  std::int16_t rank;          ///< -1: no more destinations
-  std::uint8_t topk;          ///< also where there is no destination
+  std::int16_t rank;          ///< -1: no destination, here and in the following places
+  std::uint8_t topk;          ///< valid also without a destination
   std::uint8_t flags;         ///< kFirstOfRow, kFirstOfRank
   std::int32_t local_expert;  ///< index among the rank's experts
 };
@@ -28,7 +29,7 @@ static_assert(sizeof(Destination) == 16, "one 16-byte load");
 inline constexpr std::uint8_t kFirstOfRow = 1;   ///< the destination before this one is another row
 inline constexpr std::uint8_t kFirstOfRank = 2;  ///< the destination before this one is on another rank
 
-/// Where one entry goes, in one word: -1, or rank << kHomeExpertBits | index among the rank's experts.
+/// Destination of one entry, packed into one word: -1, or rank << kHomeExpertBits | index among the rank's experts.
 inline constexpr int kHomeExpertBits = 16;
 FERRY_HOST_DEVICE constexpr std::int32_t home_of(int rank, int local_expert) {
   return rank << kHomeExpertBits | local_expert;
@@ -36,21 +37,21 @@ FERRY_HOST_DEVICE constexpr std::int32_t home_of(int rank, int local_expert) {
 FERRY_HOST_DEVICE constexpr int home_rank(std::int32_t home) { return home >> kHomeExpertBits; }
 FERRY_HOST_DEVICE constexpr int home_expert(std::int32_t home) { return home & ((1 << kHomeExpertBits) - 1); }
 
-/// What a block that counts ids finds out about them.
+/// Result of a counting block's check of its ids.
 struct alignas(16) BlockMarks {
-  std::uint64_t bad_entry;  ///< first index in [T, K] whose id is no expert; kNoEntry: all are good
+  std::uint64_t bad_entry;  ///< first index in [T, K] whose id is no expert; kNoEntry: all ids are valid
   std::uint64_t repeats;    ///< 1: some token names an expert twice
 };
 inline constexpr std::uint64_t kNoEntry = UINT64_MAX;
 
-/// The parts of the tokens that route counts by themselves, a block of threads each.
+/// Parts of the tokens that route counts separately, one thread block for each.
 struct RouteBlocks {
   int tokens_per_block = 0;
   int num_blocks = 0;
 
   static constexpr RouteBlocks of(std::int64_t num_tokens) {
-    // Enough blocks to hide latencies for T = 4096, and a bound on them for large T so that the one block that adds
-    // them up stays quick. A multiple of a block's warps.
+    // Enough blocks to hide latencies for T = 4096, and an upper bound for large T, so that the one block that adds
+    // them up stays fast. A multiple of the number of warps in a block.
     constexpr std::int64_t kTokensUnit = 64;
     constexpr std::int64_t kMaxBlocks = 128;
     const std::int64_t least = (num_tokens + kMaxBlocks - 1) / kMaxBlocks;
@@ -67,12 +68,12 @@ struct PlacementParts {
   std::int32_t* local_expert = nullptr;   ///< [E] index among its owner's experts
   std::int32_t* by_owner = nullptr;       ///< [E] experts in order of (owner, id)
   std::int32_t* first_of_rank = nullptr;  ///< [R + 1] where a rank's experts begin in `by_owner`
-  plan::HomeRange* ranges = nullptr;      ///< [logical experts] of a placement with replicas, as are the next two
+  plan::HomeRange* ranges = nullptr;      ///< [logical experts] table of a placement with replicas, as are the next two
   std::int32_t* homes = nullptr;          ///< [E] at most
   std::int32_t* logical_of = nullptr;     ///< [E]
   std::size_t size_bytes = 0;
 
-  /// `num_logical` is 0 where experts have the one home that they are.
+  /// `num_logical` is 0 if each expert is its only home.
   static constexpr PlacementParts at(std::byte* base, std::size_t num_experts, std::size_t num_ranks,
                                      std::size_t num_logical = 0) {
     plan::Carver carver(base);
@@ -91,13 +92,14 @@ struct PlacementParts {
   }
 };
 
-/// Bytes of a Routing's source table of `num_rows` rows; there is always one.
+/// Bytes of a Routing's source table of `num_rows` rows; at least 1, since the table always exists.
 constexpr std::size_t source_bytes(std::int64_t num_rows) {
   return num_rows == 0 ? 1 : static_cast<std::size_t>(num_rows) * 2 * sizeof(std::int32_t);
 }
 
-/// An exact route takes memory for its source table before it knows its rows, so that peers can write there as soon as
-/// they know theirs. Rows are cheap here (8 bytes, thousands in an output); too few cost one exchange more.
+/// Size of an exact route's source table, which is allocated before the route's rows are known, so that peers can write
+/// there as soon as they know theirs. Rows are cheap here (8 bytes, thousands in an output); too few rows cost one more
+/// exchange.
 struct SourceGuess {
   std::int64_t num_ranks = 1;
   std::int64_t num_tokens = 0;
@@ -105,10 +107,10 @@ struct SourceGuess {
   std::int64_t num_local_experts = 0;
   std::int64_t expert_alignment = 1;
   bool by_token = true;
-  std::int64_t known_rows = 0;  ///< of an exact route before
+  std::int64_t known_rows = 0;  ///< rows of a previous exact route
 
   constexpr std::int64_t num_rows() const {
-    // Room for twice the rows that come if ids are spread evenly, and for a little more than came before.
+    // Room for twice the rows of evenly spread ids, and for slightly more than the previous rows.
     constexpr std::int64_t kTimesEven = 2;
     constexpr std::int64_t kSpareShare = 8;
     const std::int64_t rows_of_token = by_token ? 1 : std::min(num_topk, num_local_experts);
@@ -119,7 +121,7 @@ struct SourceGuess {
   }
 };
 
-/// In RoutingTables::source_offsets: the rank's rows did not fit its table, and its entry names another.
+/// Value in RoutingTables::source_offsets: the rank's rows did not fit its table, and its entry names another one.
 inline constexpr std::int64_t kAnnouncedLater = -1;
 
 struct RoutingTables {
@@ -129,7 +131,7 @@ struct RoutingTables {
     std::size_t num_topk = 0;
     std::size_t num_experts = 0;
     std::size_t num_local_experts = 0;
-    std::size_t num_blocks = 0;  ///< parts of the tokens that route counts by themselves
+    std::size_t num_blocks = 0;  ///< parts of the tokens that route counts separately
     bool weights = false;
   };
 
@@ -137,21 +139,22 @@ struct RoutingTables {
   Destination* destinations = nullptr;      ///< [T, K]
   std::int32_t* slots = nullptr;            ///< [T, K]
   std::int32_t* homes = nullptr;            ///< [T, K] home_of each entry
-  std::int32_t* sent_tokens = nullptr;      ///< [R, T] tokens that go to each rank, ascending
+  std::int32_t* sent_tokens = nullptr;      ///< [R, T] tokens for each rank, ascending
   std::int64_t* ids = nullptr;              ///< [T, K]
   float* weights = nullptr;                 ///< [T, K]
   std::int32_t* block_ranks = nullptr;      ///< [blocks + 1, R] this rank's token rows for each rank before a block
-  std::int32_t* block_counts = nullptr;     ///< [blocks, CountColumns] of each block, then of those before it
+  std::int32_t* block_counts = nullptr;     ///< [blocks, CountColumns] counts of each block, then of the blocks before
+                                            ///< it
   std::int32_t* rank_base = nullptr;        ///< [R] first token row of this rank on each rank
   std::int64_t* expert_rows = nullptr;      ///< [E] rows of all ranks
   std::int32_t* expert_base = nullptr;      ///< [E] first row of this rank's entries in each expert's group
   std::int32_t* source_base = nullptr;      ///< [R + 1] first token row here of each source
-  std::int32_t* rank_counts = nullptr;      ///< [R, R] token rows that each rank sends to each
+  std::int32_t* rank_counts = nullptr;      ///< [R, R] token rows from each rank to each rank
   std::int64_t* tokens_of_rank = nullptr;   ///< [R] T of each rank
   std::int32_t* rows_per_expert = nullptr;  ///< [L]
   std::int64_t* row_offsets = nullptr;      ///< [L + 1]
   BlockMarks* block_marks = nullptr;        ///< [blocks]
-  std::int64_t* source_offsets = nullptr;   ///< [R] each rank's source table in its arena; kAnnouncedLater
+  std::int64_t* source_offsets = nullptr;   ///< [R] offset of each rank's source table in its arena, or kAnnouncedLater
   std::size_t size_bytes = 0;
 
   static constexpr RoutingTables at(std::byte* base, const Shape& shape) {

@@ -1,5 +1,5 @@
-/// Counts of one rank's tokens by rank, node and expert. A thread takes a token, so that a token's distinct ranks are
-/// bits of a register; a warp adds them up by votes.
+/// Counts of one rank's tokens by rank, node and expert. Each thread takes one token, so that the token's distinct
+/// ranks are bits of a register; a warp adds them up by votes.
 
 #include "cuda/intranode/token_layout.hpp"
 
@@ -19,7 +19,7 @@ constexpr unsigned kThreads = 1024;
 
 struct LayoutKernelParams {
   plan::TokenLayoutParams layout;
-  bool alone = true;  ///< one block counts everything, and stores instead of adding
+  bool alone = true;  ///< one block counts everything and stores its counts instead of adding them
 };
 
 /// Shared memory of a block.
@@ -35,13 +35,13 @@ __device__ std::int64_t id_at(const plan::TokenLayoutParams& layout, std::int64_
                          : static_cast<const std::int32_t*>(layout.ids)[at];
 }
 
-/// The owner of an entry's expert, -1 if it has none.
+/// Owner of an id's expert; -1 if the id names none.
 __device__ int owner_of(const plan::TokenLayoutParams& layout, const Counts& counts, std::int64_t id) {
   return id >= 0 && id < layout.num_experts ? counts.owner[id] : -1;
 }
 
-/// Adds the token's distinct keys, `num_keys` of them, to `sums`. All lanes of a warp call it; a lane without a token
-/// has token -1. `each_word` gets every 32 keys as bits.
+/// Adds the token's distinct keys, of `num_keys` possible ones, to `sums`. All lanes of a warp call it; a lane without
+/// a token passes token -1. `each_word` gets the keys as bits, 32 at a time.
 template <typename EachWord>
 __device__ void count_distinct(const plan::TokenLayoutParams& layout, const Counts& counts, std::int64_t token,
                                int ranks_per_key, int num_keys, std::int32_t* sums, EachWord each_word) {
@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(kThreads) layout_kernel(LayoutKernelParams par
   __syncthreads();
 
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kThreads;
-  // Blocks share the tokens warp by warp, so that all have some.
+  // Blocks share the tokens warp by warp, so that every block gets some.
   const std::int64_t first =
       (static_cast<std::int64_t>(device::warp_idx()) * gridDim.x + static_cast<std::int64_t>(blockIdx.x)) * kWarpLanes;
   for (std::int64_t base = first; base < layout.num_tokens; base += step) {
@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(kThreads) layout_kernel(LayoutKernelParams par
   give(layout.tokens_per_node, counts.nodes, num_nodes, params.alone);
 }
 
-/// Zeroes what the blocks of a layout add to.
+/// Zeroes the counts to which the blocks of a layout add.
 __global__ void __launch_bounds__(kThreads) clear_kernel(plan::TokenLayoutParams layout) {
   device::let_next_kernel_begin();
   const auto clear = [](std::int32_t* counts, int num_counts) {

@@ -11,17 +11,20 @@
 
 namespace ferry::cuda {
 
-/// Counts on `device` (-1: the current one), in stream order; all pointers are memory of that GPU.
+/// Counts on `device` (-1: the current one) in stream order; all pointers refer to memory of that GPU.
 Status count_layout(const plan::TokenLayoutParams& params, int device, Stream stream);
 
-/// How many blocks count. One stores its counts; more add theirs to counts that a kernel before them clears.
+/// Number of blocks that count. A single block stores its counts; several add theirs to counts that a previous kernel
+/// clears.
 struct LayoutBlocks {
   std::int64_t num_blocks = 1;
-  bool overlap = false;  ///< they begin beside that kernel; for GPUs that can (LaunchShape::overlaps)
+  bool overlap = false;  ///< the blocks begin while that kernel runs; for GPUs that support this
+                         ///< (LaunchShape::overlaps)
 };
 cudaError_t launch_layout(const plan::TokenLayoutParams& layout, const LayoutBlocks& blocks, cudaStream_t stream);
 cudaError_t load_layout_kernels();
-/// Whether this process has the kernels for GPUs that can, by the first one that is asked about: the current one.
+/// Whether this process has kernels compiled for GPUs that support overlap, decided by the current GPU of the first
+/// call.
 bool layout_can_overlap();
 
 }  // namespace ferry::cuda

@@ -10,7 +10,7 @@ using namespace device;  // NOLINT(google-build-using-namespace)
 
 constexpr int kThreads = kMaxRanks > kMaxNodes ? kMaxRanks : kMaxNodes;
 
-/// Calls on other streams may add to the same sums at the same time.
+/// Adds with an atomic: calls on other streams may add to the same sums at the same time.
 __device__ void add_time(const WaitTimesParams& params, int rank, std::uint64_t counted_ns) {
   if (counted_ns == 0) return;
   add_relaxed_device(reinterpret_cast<std::uint64_t*>(params.times_ns + rank),

@@ -1,9 +1,9 @@
 #ifndef FERRY_CUDA_INTRANODE_WAIT_TIMES_HPP
 #define FERRY_CUDA_INTRANODE_WAIT_TIMES_HPP
 
-/// What the kernels of one call have waited for each rank: the difference of what the rank's kernels had counted
-/// (wait_count.cuh) before and after it. Kernels of their own take it, so that those of calls that are not asked are as
-/// they were; what is before is taken away from the program's sums, so that there is nothing to keep in between.
+/// Time that the kernels of one call waited for each rank: the difference of the rank's wait counts (wait_count.cuh)
+/// before and after the call. Separate kernels take the counts, so that calls without this measurement are unchanged.
+/// The count before is subtracted from the program's sums, so that no state is kept in between.
 
 #include <cuda_runtime_api.h>
 
@@ -26,13 +26,13 @@ struct WaitTimesParams {
   std::int64_t* times_ns = nullptr;  ///< [R]
   bool subtracts = false;
 };
-/// `times_ns`: [R] of the program; null: nobody asks.
+/// `times_ns`: [R] sums of the program; null: the program does not measure.
 WaitTimesParams wait_times_of(const Parts& parts, std::int64_t* times_ns);
 cudaError_t launch_wait_times(const WaitTimesParams& params, cudaStream_t stream);
 cudaError_t load_wait_times_kernel();
 
-/// Adds to `params.times_ns`, unless it is null, what the kernels wait for that `launch` puts on the stream, whether or
-/// not all of them can be launched.
+/// Adds to `params.times_ns`, unless it is null, the time that the kernels put on the stream by `launch` wait, whether
+/// or not all of them can be launched.
 template <typename Launch>
 cudaError_t launch_timed(WaitTimesParams params, cudaStream_t stream, Launch launch) {
   if (params.times_ns == nullptr) return launch();

@@ -1,7 +1,7 @@
 #ifndef FERRY_CUDA_MEMORY_ARENA_EXCHANGE_HPP
 #define FERRY_CUDA_MEMORY_ARENA_EXCHANGE_HPP
 
-/// Makes every rank's device memory accessible to all others: at creation of a group, and as the arenas grow.
+/// Makes every rank's device memory accessible to all other ranks: at creation of a group, and as the arenas grow.
 
 #include <cstddef>
 #include <memory>
@@ -29,24 +29,24 @@ class ArenaExchange {
                                                        std::shared_ptr<DeviceArena> arena);
 
   ArenaExchange(Private, int rank, std::shared_ptr<DeviceArena> arena) : rank_(rank), arena_(std::move(arena)) {}
-  /// Ends the thread, then unmaps the peers: none of this rank's work on the GPU may still touch their memory.
-  /// Growth of the arena is no longer announced.
+  /// Ends the thread, then unmaps the peers' memory, which no GPU work of this rank may still use. Growth of the arena
+  /// is no longer announced.
   ~ArenaExchange();
   ArenaExchange(const ArenaExchange&) = delete;
   ArenaExchange& operator=(const ArenaExchange&) = delete;
 
-  /// Where this rank's GPU sees the arena of `rank`; this rank's own included. Never changes. Only what its owner has
-  /// allocated may be touched.
+  /// Address of the arena of `rank` on this rank's GPU, this rank's own included. Constant. Only memory that the owner
+  /// has allocated may be used.
   std::byte* peer_base(int rank) const { return peers_[static_cast<std::size_t>(rank)].base; }
-  /// Size of that arena's address range.
+  /// Size of the address range of the arena of `rank`.
   std::size_t peer_size_bytes(int rank) const { return peers_[static_cast<std::size_t>(rank)].size_bytes; }
 
  private:
   struct Peer {
     std::byte* base = nullptr;
     std::size_t size_bytes = 0;
-    std::shared_ptr<DeviceArena> same_process;  // keeps the memory alive while this rank may touch it
-    std::unique_ptr<PeerMapping> mapping;       // other processes
+    std::shared_ptr<DeviceArena> same_process;  // keeps the memory alive while this rank may use it
+    std::unique_ptr<PeerMapping> mapping;       // for other processes
   };
 
   Status meet(const node::Peers& peers, const std::vector<ArenaAnnouncement>& announcements,
@@ -57,7 +57,7 @@ class ArenaExchange {
   std::shared_ptr<DeviceArena> arena_;
   std::vector<Peer> peers_;  // by rank, this rank included
   std::unique_ptr<ArenaService> service_;
-  std::vector<const node::PeerLink*> shared_links_;  // those that the arena holds too
+  std::vector<const node::PeerLink*> shared_links_;  // links that the arena holds too
 };
 
 }  // namespace ferry::cuda

@@ -1,9 +1,9 @@
 #ifndef FERRY_CUDA_MEMORY_ARENA_SERVICE_HPP
 #define FERRY_CUDA_MEMORY_ARENA_SERVICE_HPP
 
-/// Announces new memory to ranks in other processes, and maps what they announce. One thread per rank answers its peers
-/// whatever the rank itself is doing, so ranks may grow in any order, also at the same time, without waiting for each
-/// other's calls.
+/// Announces new memory to ranks in other processes, and maps memory that they announce. One thread per rank answers
+/// its peers, whatever the rank itself is doing, so ranks may grow in any order, even at the same time, without waiting
+/// for each other's calls.
 
 #include <poll.h>
 
@@ -33,12 +33,12 @@ class ArenaService {
   };
 
   struct Options {
-    std::int64_t timeout_ns = 0;  ///< how long `announce` waits
-    bool without_lost = false;    ///< peers that are lost need not map anything: the group goes on without them
+    std::int64_t timeout_ns = 0;  ///< limit on how long `announce` waits
+    bool without_lost = false;    ///< lost peers need not map memory: the group continues without them
   };
 
   ArenaService(const std::vector<Peer>& peers, const Options& options);
-  /// Ends the thread. No `announce` may be under way.
+  /// Ends the thread. No `announce` may be in progress.
   ~ArenaService();
   ArenaService(const ArenaService&) = delete;
   ArenaService& operator=(const ArenaService&) = delete;
@@ -47,11 +47,11 @@ class ArenaService {
   Status start();
 
   /// Announces a chunk of this rank's arena to every peer, and waits until all have mapped it. After an error, asks the
-  /// peers that got the announcement to unmap it. One call at a time.
-  /// @errors kPeerLost, kTimeout naming the rank; what a peer reports that could not map it; kTransport, kSystem
+  /// peers that received the announcement to unmap it. One call at a time.
+  /// @errors kPeerLost, kTimeout naming the rank; the error of a peer that could not map it; kTransport, kSystem
   Status announce(const ArenaChunk& chunk);
 
-  /// Make the `announce` under way, if there is one, fail soon, and every later one.
+  /// Makes the `announce` in progress, if any, fail soon, and every later one.
   void cancel();
 
  private:
@@ -59,7 +59,7 @@ class ArenaService {
     Peer peer;
     bool answered = false;  // guarded by mutex_: to the current announcement
     Status answer;          // guarded by mutex_
-    Status lost;            // guarded by mutex_: why nothing more comes from this peer; ok while it may
+    Status lost;            // guarded by mutex_: reason why this peer sends no more messages; ok while it may
   };
 
   Status send_to_all(const ArenaMessage& message, int fd, std::size_t* num_sent);
@@ -80,7 +80,7 @@ class ArenaService {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<PeerState> states_;
-  std::uint64_t sequence_ = 0;  // guarded by mutex_: of the current announcement
+  std::uint64_t sequence_ = 0;  // guarded by mutex_: number of the current announcement
   bool cancelled_ = false;      // guarded by mutex_
 };
 

@@ -2,9 +2,9 @@
 #define FERRY_CUDA_MEMORY_DEVICE_ARENA_HPP
 
 /// A rank's GPU memory that peers can reach: one range of addresses, reserved once, that never moves. Physical memory
-/// backs its start, [0, backed_bytes), and grows in chunks as it is allocated. Each chunk is made known to the peers
-/// before any of it is handed out. Memory given back stays backed until the arena dies, because a late peer may still
-/// write to it.
+/// backs its start, [0, backed_bytes), and grows in chunks as memory is allocated. Each chunk is announced to the peers
+/// before any of it is handed out. Freed memory stays backed until the arena is destroyed, because a late peer may
+/// still write to it.
 
 #include <cuda_runtime_api.h>
 
@@ -25,9 +25,9 @@
 
 namespace ferry::cuda {
 
-/// How other processes access the memory. The values are sent between processes.
+/// Mechanism by which other processes access the memory. The values are sent between processes.
 enum class MemoryPath : std::int32_t {
-  kVmm = 0,  ///< cuMem* memory, whose handles travel as file descriptors
+  kVmm = 0,  ///< cuMem* memory, whose handles are passed as file descriptors
   kIpc = 1,  ///< cudaMalloc memory and cudaIpc handles: one chunk, no growth
 };
 
@@ -37,22 +37,22 @@ std::string_view to_string(MemoryPath path);
 /// Environment variable that forces a path by its name, for systems where the choice below is wrong.
 inline constexpr const char* kMemoryPathVariable = "FERRY_CUDA_MEMORY";
 
-/// kVmm where the device, the driver and the sandbox around this process let memory be shared as file descriptors,
+/// kVmm if the device, the driver and the sandbox around this process allow memory to be shared as file descriptors,
 /// unless kMemoryPathVariable says otherwise.
 /// @errors kInvalidArgument: the variable names no path; kUnsupported: it names kVmm, which does not work here
 Result<MemoryPath> choose_memory_path(int device);
 
-/// Largest arena of kIpc, whose memory is taken all at once.
+/// Largest arena of kIpc, whose memory is allocated all at once.
 inline constexpr std::size_t kMaxIpcArenaBytes = std::size_t{2} << 30;
 
-/// Largest arena at all: half of x86-64's user address space.
+/// Largest arena of either path: half of x86-64's user address space.
 inline constexpr std::size_t kMaxDeviceArenaBytes = std::size_t{1} << 46;
 
 /// A piece of an arena's memory, as announced to the peers.
 struct ArenaChunk {
   std::size_t offset = 0;  ///< from the arena's base
   std::size_t size_bytes = 0;
-  int fd = -1;               ///< kVmm: valid during the call that brings it
+  int fd = -1;               ///< kVmm: valid during the call that delivers it
   cudaIpcMemHandle_t ipc{};  ///< kIpc
 };
 
@@ -60,8 +60,8 @@ class DeviceArena : public std::enable_shared_from_this<DeviceArena> {
   struct Private {};  // lets only `create` construct
 
  public:
-  /// Reserves `size_bytes` of addresses for memory of `device`, rounded up to the device's granularity. kVmm takes no
-  /// memory yet. kIpc takes the smaller of that and kMaxIpcArenaBytes at once.
+  /// Reserves `size_bytes` of addresses for memory of `device`, rounded up to the device's granularity. kVmm allocates
+  /// no memory yet. kIpc allocates the smaller of that and kMaxIpcArenaBytes at once.
   /// Memory is zeroed on `stream`, which must not wait for any other work.
   /// @errors kInvalidArgument: absurd size or device; kUnsupported; kSystem: device memory ran out; kCuda
   static Result<std::shared_ptr<DeviceArena>> create(int device, std::size_t size_bytes, MemoryPath path,
@@ -77,41 +77,42 @@ class DeviceArena : public std::enable_shared_from_this<DeviceArena> {
   MemoryPath path() const { return path_; }
   std::byte* base() const { return base_; }
   std::size_t size_bytes() const { return size_bytes_; }
-  /// Whether [data, data + bytes) is inside.
+  /// Whether [data, data + bytes) lies inside.
   bool contains(const void* data, std::size_t bytes) const;
 
-  /// Whether `data` points at memory of this arena, handed out or not, rather than at addresses that have none yet.
+  /// Whether `data` points at memory of this arena, handed out or not, rather than at addresses without memory.
   bool is_backed_at(const void* data) const {
     const auto* byte = static_cast<const std::byte*>(data);
     return byte >= base_ && byte < base_ + backed_bytes();
   }
 
   /// Announces a chunk to the peers, and returns when all can use it. An error undoes the growth, so the callee must
-  /// withdraw what it announced.
+  /// withdraw its announcement.
   using Announce = std::function<Status(const ArenaChunk&)>;
-  /// Calls `announce` for each existing chunk, and from then on for each new one before any of it is handed out; an
-  /// empty function ends that. After an error nothing is set. Waits for a growth that is under way.
+  /// Calls `announce` for each existing chunk, and from then on for each new chunk before any of it is handed out; an
+  /// empty function ends that. After an error nothing is set. Waits for a growth in progress.
   Status set_announce(Announce announce);
 
-  /// kIpc: who will open the memory. It is not freed before they are gone.
+  /// kIpc: processes that will open the memory. It is not freed before they have closed it.
   void set_importers(Importers importers) { importers_ = std::move(importers); }
 
   /// Lets another GPU of this process use the arena, now and as it grows.
   Status grant_access(int device);
 
-  /// `bytes` at a page boundary, with whatever they hold; `give` frees them, or the end of the arena does. Safe from
-  /// any thread, as the two below are, also while streams are being captured. Waits for the peers when the arena grows.
+  /// Allocates `bytes` at a page boundary, with undefined content; `give`, or the end of the arena, frees them. Safe
+  /// from any thread, as are the next two, also while streams are being captured. Waits for the peers if the arena
+  /// grows.
   /// @errors kCapacity: no such range is free; kSystem: device memory ran out; kCuda; those of `announce`
   Result<std::byte*> take(std::size_t bytes);
   void give(std::byte* data, std::size_t bytes);
-  /// Zeroes what was taken, and waits for that. Never captured.
+  /// Zeroes allocated memory, and waits for that. Never captured.
   Status zero(std::byte* data, std::size_t bytes) const;
 
-  /// Bytes taken, rounded up to pages.
+  /// Bytes allocated, rounded up to pages.
   std::size_t allocated_bytes() const;
-  /// Largest block that the address range has room for now; the device may have less memory.
+  /// Largest block for which the address range has room now; the device may have less memory.
   std::size_t largest_free_bytes() const;
-  /// Device memory this arena holds.
+  /// Device memory that this arena holds.
   std::size_t backed_bytes() const { return backed_bytes_.load(std::memory_order_acquire); }
 
  private:
@@ -143,13 +144,13 @@ class DeviceArena : public std::enable_shared_from_this<DeviceArena> {
   node::PageHeap heap_{0};           // guarded by heap_mutex_
   std::size_t allocated_bytes_ = 0;  // guarded by heap_mutex_
 
-  // Held while peers map a new chunk. They do that on threads of their own which never take this lock, so ranks may
-  // grow at the same time.
+  // Held while peers map a new chunk. They map it on their own threads, which never take this lock, so ranks may grow
+  // at the same time.
   std::mutex growth_mutex_;
   std::vector<Chunk> chunks_;                 // guarded by growth_mutex_; back to back from offset 0
   std::vector<int> granted_;                  // guarded by growth_mutex_: other GPUs of this process that use the arena
   Announce announce_;                         // guarded by growth_mutex_
-  std::atomic<std::size_t> backed_bytes_{0};  // written under growth_mutex_, when every peer can use the memory
+  std::atomic<std::size_t> backed_bytes_{0};  // written under growth_mutex_, once every peer can use the memory
 };
 
 }  // namespace ferry::cuda

@@ -1,9 +1,9 @@
 #ifndef FERRY_CUDA_MEMORY_MEMORY_CHECKS_HPP
 #define FERRY_CUDA_MEMORY_MEMORY_CHECKS_HPP
 
-/// Checks that a caller's tensors are in memory of this rank's GPU, and that its stream belongs to it. What is in the
-/// group's arena needs no look-up; the driver is asked about every other pointer in every call, because a freed address
-/// may have become something else since the last one.
+/// Checks that a caller's tensors are in memory of this rank's GPU, and that its stream belongs to it. Memory of the
+/// group's arena needs no look-up. Every other pointer is looked up through the driver in every call, because a freed
+/// address may have been reused since the previous one.
 
 #include <cuda_runtime_api.h>
 
@@ -20,9 +20,9 @@ Status check_route_memory(const RouteCall& call, const DeviceArena& arena);
 Status check_dispatch_memory(const DispatchCall& call, const DeviceArena& arena);
 Status check_combine_memory(const CombineCall& call, const DeviceArena& arena);
 Status check_channel_tables_memory(const ChannelTablesCall& call, std::int64_t num_tokens, const DeviceArena& arena);
-/// `times_ns`: of a call of latency mode; null: none.
+/// `times_ns`: wait times of a call of latency mode; null: none.
 Status check_wait_times_memory(std::string_view operation, const std::int64_t* times_ns, const DeviceArena& arena);
-/// `out`: of latency_query_mask.
+/// `out`: result of latency_query_mask.
 Status check_mask_memory(const ConstTensorView& out, const DeviceArena& arena);
 Status check_layout_memory(const plan::TokenLayoutParams& params, int device);
 Status check_arrivals_memory(const plan::ArrivalParams& params, int device);

@@ -1,8 +1,8 @@
 #ifndef FERRY_CUDA_MEMORY_PEER_MAPPING_HPP
 #define FERRY_CUDA_MEMORY_PEER_MAPPING_HPP
 
-/// The device arena of a rank in another process, as this process sees it: a range of addresses that never moves, into
-/// which each chunk is mapped when the peer announces it.
+/// The device arena of a rank in another process, as mapped into this process: a range of addresses that never moves,
+/// into which each chunk is mapped when the peer announces it.
 
 #include <atomic>
 #include <cstddef>
@@ -19,21 +19,21 @@ class PeerMapping {
   struct Private {};  // lets only `create` construct
 
  public:
-  /// Room for an arena of `size_bytes`, to be used from `device` (this rank's GPU).
+  /// Reserves addresses for an arena of `size_bytes`, for use from `device` (this rank's GPU).
   static Result<std::unique_ptr<PeerMapping>> create(int device, MemoryPath path, std::size_t size_bytes);
 
   PeerMapping(Private, int device, MemoryPath path, std::size_t size_bytes)
       : device_(device), path_(path), size_bytes_(size_bytes) {}
-  /// No work of this process may still touch the memory.
+  /// No work of this process may still use the memory.
   ~PeerMapping();
   PeerMapping(const PeerMapping&) = delete;
   PeerMapping& operator=(const PeerMapping&) = delete;
 
-  /// Constant once set. kVmm: from creation; kIpc: null until the arena's one chunk is there.
+  /// Constant once set. kVmm: from creation; kIpc: null until the arena's only chunk is mapped.
   std::byte* base() const { return base_.load(std::memory_order_acquire); }
 
-  /// Maps an announced chunk. Whatever a faulty peer announces, only the next free part of its own range is touched.
-  /// @errors kTransport: not the chunk that comes next; kSystem, kCuda: the driver refused
+  /// Maps an announced chunk. Any announcement of a faulty peer affects only the next free part of that peer's range.
+  /// @errors kTransport: not the next chunk; kSystem, kCuda: the driver refused
   Status add(const ArenaChunk& chunk);
   /// Unmaps the newest chunk, if it starts at `offset`: its owner could not announce it to all ranks.
   void take_back(std::size_t offset);

@@ -1,8 +1,8 @@
 #ifndef FERRY_CUDA_MEMORY_PINNED_MEMORY_HPP
 #define FERRY_CUDA_MEMORY_PINNED_MEMORY_HPP
 
-/// Host memory that kernels write to: reports, and the results of route. One block per group, handed out in pages;
-/// a later group takes over the block of one that has ended.
+/// Host memory that kernels write to: reports, and the results of route. One block per group, handed out in pages; a
+/// later group reuses the block of a group that has ended.
 
 #include <cstddef>
 #include <memory>
@@ -15,8 +15,8 @@
 
 namespace ferry::cuda {
 
-/// Host memory that the GPUs of this process reach, zeroed; taken again by a later group when the last copy of the
-/// pointer is gone. `kernel_view`: where kernels see it.
+/// Host memory that the GPUs of this process reach, zeroed. A later group reuses it after the last copy of the pointer
+/// is destroyed. `kernel_view`: its address for kernels.
 struct PinnedBlock {
   std::shared_ptr<std::byte> data;
   std::byte* kernel_view = nullptr;
@@ -25,7 +25,7 @@ Result<PinnedBlock> take_pinned(std::size_t bytes);
 
 class PinnedMemory {
  public:
-  /// For the GPU that is current.
+  /// Creates the memory for the current GPU.
   static Result<std::shared_ptr<PinnedMemory>> create();
 
   PinnedMemory(std::byte* host, std::byte* device);
@@ -33,26 +33,26 @@ class PinnedMemory {
   PinnedMemory& operator=(const PinnedMemory&) = delete;
   ~PinnedMemory();
 
-  /// Zeroed, unless the caller does that: what kernels wrote last is in no cache of the host. Any thread.
+  /// Zeroed, unless the caller does that: the latest writes of kernels are in no cache of the host. Any thread.
   /// @errors kCapacity: too many routes whose counts have not been read
   Result<std::byte*> take(std::size_t bytes, bool zeroed = true);
   void give(std::byte* host, std::size_t bytes);
-  /// Where the GPU sees it.
+  /// Device address of `host`.
   template <typename T>
   T* on_device(T* host) const {
     return reinterpret_cast<T*>(device_ + (reinterpret_cast<std::byte*>(host) - host_));
   }
 
  private:
-  /// Under the lock.
+  /// Called under the lock.
   std::optional<std::size_t> take_range(std::size_t bytes);
 
   std::byte* host_;
   std::byte* device_;
   std::mutex mutex_;
   node::PageHeap heap_;  // guarded by mutex_
-  /// Pages that were given back, the last one on top: most blocks are one page, and the heap takes longer. Guarded by
-  /// mutex_; the heap gets them back where it has no room.
+  /// Freed pages, the last one on top: most blocks are one page, and the heap is slower. Guarded by mutex_; returned to
+  /// the heap when it has no room.
   std::vector<std::size_t> pages_;
 };
 

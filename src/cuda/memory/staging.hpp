@@ -2,8 +2,8 @@
 #define FERRY_CUDA_MEMORY_STAGING_HPP
 
 /// Device memory that the backend itself uses during a call: records, rows that peers cannot reach otherwise, and rows
-/// that dispatch quantises. Kept from call to call and grown when a call needs more. Blocks that a graph has captured
-/// are kept: its replays use them again.
+/// that dispatch quantises. It is kept from call to call and grows when a call needs more. Blocks that a graph has
+/// captured are kept, because its replays use them again.
 
 #include <memory>
 #include <vector>
@@ -12,7 +12,7 @@
 
 namespace ferry::cuda {
 
-/// Which of a group's calls stages. Dispatch and combine use the same blocks in turn.
+/// Kind of call that stages. Dispatch and combine use the same blocks in turn.
 enum class StagedBy : unsigned { kRoute = 1, kDispatch = 2, kCombine = 4 };
 
 class Staging {
@@ -27,7 +27,7 @@ class Staging {
     return ensure(quantized_, StagedBy::kDispatch, bytes, captured);
   }
 
-  /// Gives back what no captured graph uses, as soon as the calls that were launched have finished.
+  /// Frees the blocks that no captured graph uses, as soon as the launched calls have finished.
   void trim() {
     for (Block* block : {&records_, &rows_, &quantized_}) {
       if (!block->captured) *block = {};
@@ -47,10 +47,10 @@ class Staging {
     const auto bit = static_cast<unsigned>(by);
     const unsigned used_by = block.used_by;
     if (block.data == nullptr || !memory_->use(block.data, bytes)) {
-      // The first calls of a program may be all it makes: those take what they need.
+      // The first calls of a program may be its only ones, so they take only the bytes that they need.
       const std::size_t spare_bytes = (used_by & bit) != 0 ? bytes / kSpareShare : 0;
       if (block.captured) kept_.push_back(std::move(block.data));
-      block = {};  // before the new one is taken: the arena may not have room for both
+      block = {};  // reset before the new block is allocated: the arena may not have room for both
       Result<std::shared_ptr<std::byte>> data = memory_->take_with_spare(bytes, spare_bytes);
       if (!data.ok()) return data.status();
       block.data = std::move(*data);

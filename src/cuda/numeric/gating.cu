@@ -1,5 +1,5 @@
-/// Gating on a GPU. A warp takes a token at a time, or, where there are few experts, each of its threads takes one;
-/// many tokens go to gating_team.cu.
+/// Gating on a GPU. A warp takes one token at a time or, with few experts, each of its threads takes one;
+/// gating_team.cu handles many tokens.
 
 #include "cuda/numeric/gating.hpp"
 
@@ -18,23 +18,23 @@ namespace {
 using namespace device;  // NOLINT(google-build-using-namespace)
 
 constexpr int kBlockWarps = 4;
-/// More than run together at the registers they take, so that blocks which end early are replaced.
+/// More blocks than run at the same time with the registers they take, so that blocks that end early are replaced.
 constexpr std::int64_t kBlocksPerSm = 16;
-/// Blocks whose registers a multiprocessor holds: 64 of each thread suffice for runs of 8 without spills, 80 for 12, 96
-/// for 16.
+/// Blocks whose registers fit a multiprocessor: 64 registers per thread suffice for runs of 8 without spills, 80 for
+/// 12, 96 for 16.
 template <int kRun>
 constexpr unsigned kResidentBlocks = kRun <= 8    ? 8
                                      : kRun <= 12 ? 6
                                                   : 5;
-/// Few, so that a batch of some thousand tokens spreads over all multiprocessors.
+/// Few threads, so that a batch of some thousand tokens spreads over all multiprocessors.
 constexpr int kSmallBlockThreads = 64;
-/// Warps of a multiprocessor that run together.
+/// Warps of a multiprocessor that run at the same time.
 constexpr int kWarpsInFlight = 32;
-/// Loads of choices that a warp has on their way when it keeps to the capacity.
+/// Loads of choices that a warp has in flight when it enforces the capacity.
 constexpr int kAhead = 8;
 constexpr int kDropWarps = 8;
 
-/// Words of shared memory of a warp: none where groups are whole lanes.
+/// Words of shared memory of a warp; none if groups are whole lanes.
 __host__ __device__ int scratch_words(const GatingKernelParams& params) {
   if (!numeric::is_group_limited(params.gating.options) || params.group_lanes > 0) return 0;
   return params.gating.num_experts + params.gating.options.num_groups;
@@ -72,8 +72,8 @@ __global__ void __launch_bounds__(kSmallBlockThreads) gating_thread_kernel(Gatin
   for (; token < params.gating.num_tokens; token += num_threads) gate_in_thread(params, token);
 }
 
-/// A warp calls use(entry, how many of these tokens before it) for those of some tokens' choices that are the expert,
-/// and returns how many they are.
+/// A warp calls use(entry, number of earlier choices of the expert among these tokens) for each choice of the expert,
+/// and returns the number of such choices.
 template <typename Use>
 __device__ std::int64_t visit_choices(const GatingParams& gating, int expert, std::int64_t first_token,
                                       std::int64_t end_token, Use use) {
@@ -101,8 +101,9 @@ __device__ std::int64_t visit_choices(const GatingParams& gating, int expert, st
   return num_before;
 }
 
-/// A block for each expert counts which tokens chose it, its warps side by side, and then drops it from those that find
-/// it full. What others drop meanwhile it may see as it was or as -1: neither is its expert.
+/// The block of each expert counts the tokens that chose it, with all warps in parallel, and then drops it from the
+/// choices of the tokens that find it full. Entries that other blocks drop meanwhile read as before or as -1: neither
+/// is this block's expert.
 __global__ void __launch_bounds__(kDropWarps* kWarpLanes) drop_kernel(GatingKernelParams params) {
   const GatingParams& gating = params.gating;
   const int expert = static_cast<int>(blockIdx.x);
@@ -121,7 +122,7 @@ __global__ void __launch_bounds__(kDropWarps* kWarpLanes) drop_kernel(GatingKern
   });
 }
 
-/// As many warps as have the registers that they need.
+/// As many warps as have enough registers.
 template <int kRun>
 constexpr int kRechooseWarps = kRun <= 8 ? 32 : 16;
 
@@ -145,7 +146,7 @@ const Kernels kAllKernels[] = {kKernels<1>, kKernels<2>, kKernels<4>, kKernels<8
 
 bool is_power_of_two(int value) { return value > 0 && (value & (value - 1)) == 0; }
 
-/// For `num_tokens` at so many a block, as many as are useful.
+/// Number of blocks for `num_tokens` at `block_tokens` per block, limited to the useful number.
 unsigned num_blocks(std::int64_t num_tokens, int block_tokens, int num_sms) {
   return static_cast<unsigned>(std::min((num_tokens + block_tokens - 1) / block_tokens, num_sms * kBlocksPerSm));
 }
@@ -166,15 +167,16 @@ GatingKernelParams kernel_params(const GatingParams& gating, int run, int num_sm
                       reinterpret_cast<std::uintptr_t>(gating.logits) % kRowAlignment == 0;
   params.slot_lanes = 1;
   while (params.slot_lanes < gating.options.num_topk) params.slot_lanes *= 2;
-  // Few tokens go one to a warp: together they are in flight, which counts more there than fewer instructions.
+  // With few tokens each warp takes one: concurrency then matters more than a lower number of instructions.
   const std::int64_t tokens_per_warp = gating.num_tokens / (static_cast<std::int64_t>(num_sms) * kWarpsInFlight);
   params.batch_tokens = static_cast<int>(std::clamp<std::int64_t>(tokens_per_warp, 1, kWarpLanes / params.slot_lanes));
   return params;
 }
 
-/// With as many warps as shared memory suffices for.
+/// Launches with as many warps as shared memory allows.
 cudaError_t launch_rechoose(const Kernels& kernels, const GatingKernelParams& params, cudaStream_t stream) {
-  constexpr int kMostWords = (48 << 10) / sizeof(std::uint32_t);  // of a launch that does not ask for more
+  constexpr int kMostWords = (48 << 10) / sizeof(std::uint32_t);  // shared memory of a launch that does not request
+                                                                  // more
   const int words = rechoose_words(params);
   const int warp_words = scratch_words(params);
   const int num_warps = std::min(kernels.most_rechoose_warps, (kMostWords - words) / std::max(warp_words, 1));

@@ -11,15 +11,16 @@
 
 namespace ferry::cuda {
 
-/// One kernel on at most `num_sms` multiprocessors of the current GPU: a warp for each token, for several of many, or,
-/// of few experts, a thread; with a capacity a second one, of a block for each expert or, where tokens choose again, of
-/// one. At most kMaxGatingExpertsOnGpu experts.
+/// Launches one kernel on at most `num_sms` multiprocessors of the current GPU: one warp per token, one warp for
+/// several tokens if there are many, or one thread per token if there are few experts. With a capacity a second kernel
+/// follows: one block per expert or, if tokens choose again, a single block. At most kMaxGatingExpertsOnGpu experts.
 cudaError_t launch_gating(const numeric::GatingParams& params, int num_sms, cudaStream_t stream);
-/// Loading a kernel can wait for those that run, and those of a group wait for other ranks: it comes first.
+/// Loads the kernels before calls run: loading a kernel may wait for running kernels, and those of a group wait for
+/// other ranks.
 cudaError_t load_gating_kernels();
 
-/// The same on all of `device` (-1: the current one), as a call that needs no group; all pointers are memory of that
-/// GPU.
+/// Runs the kernel on all of `device` (-1: the current one), as a call that needs no group; all pointers refer to
+/// memory of that GPU.
 Status select_experts(std::string_view operation, const numeric::GatingParams& params, int device, Stream stream);
 
 }  // namespace ferry::cuda

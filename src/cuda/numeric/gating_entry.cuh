@@ -1,7 +1,7 @@
 #ifndef FERRY_CUDA_NUMERIC_GATING_ENTRY_CUH
 #define FERRY_CUDA_NUMERIC_GATING_ENTRY_CUH
 
-/// What the kernels of gating read and write: logits and entries of the choices.
+/// Data that gating kernels read and write: logits and entries of the choices.
 
 #include <cstddef>
 #include <cstdint>
@@ -16,12 +16,12 @@ using numeric::kClosedKey;
 
 struct GatingKernelParams {
   GatingParams gating;
-  int run_length = 1;       ///< experts of a lane, at most kRun
-  bool whole_runs = false;  ///< each lane has run_length = kRun experts or none, which can be loaded four at a time
-  bool whole_rows = false;  ///< rows that a thread can load four logits at a time (gating_thread.cuh)
+  int run_length = 1;       ///< experts per lane, at most kRun
+  bool whole_runs = false;  ///< each lane has run_length = kRun experts or none, and can load them four at a time
+  bool whole_rows = false;  ///< a thread can load a row four logits at a time (gating_thread.cuh)
   int group_lanes = 0;      ///< lanes of a group, a power of two, if groups are whole lanes of one warp; else 0
-  int slot_lanes = 32;      ///< the least power of two that is not below K
-  int batch_tokens = 1;     ///< whose choices a warp weighs at once, at most 32 / slot_lanes
+  int slot_lanes = 32;      ///< smallest power of two that is at least K
+  int batch_tokens = 1;     ///< tokens whose choices a warp weighs together, at most 32 / slot_lanes
 };
 
 __device__ inline float logit_at(const GatingParams& params, std::int64_t token, int expert) {
@@ -35,7 +35,7 @@ struct Entry {
   int k = 0;
 };
 
-/// The entry 32 further on.
+/// Entry 32 positions after `entry`.
 __device__ inline Entry entry_after_warp(const Entry& entry, int num_topk) {
   Entry next{entry.token + kWarpLanes / num_topk, entry.k + kWarpLanes % num_topk};
   if (next.k >= num_topk) {

@@ -1,12 +1,13 @@
 #ifndef FERRY_CUDA_NUMERIC_GATING_RECHOOSE_CUH
 #define FERRY_CUDA_NUMERIC_GATING_RECHOOSE_CUH
 
-/// Keeping to a capacity where tokens that find an expert full choose again. That is defined token after token, but a
-/// token depends on those before it only through the experts that they filled, which are few. So the warps of a block
-/// settle a window of tokens together: suppose after which token each expert is full, let all tokens choose by that,
-/// see from their choices after which token it really is, and repeat until both agree. Then every token has chosen by
-/// what those before it did: by induction over the tokens, the result is the one that is defined. It ends, because the
-/// choices up to the first token after which something changed stay as they are, so that the next change is behind it.
+/// Enforces a capacity when tokens that find an expert full choose again. The rule is defined token by token, but a
+/// token depends on earlier tokens only through the experts that they filled, which are few. Therefore the warps of a
+/// block settle a window of tokens together: assume after which token each expert is full, let all tokens choose under
+/// that assumption, derive from their choices after which token each expert really is full, and repeat until both
+/// agree. Every token has then chosen according to the choices of earlier tokens, so by induction over the tokens the
+/// result is the defined one. The process ends because choices up to the first token after which something changed stay
+/// fixed, so the next change is at a later token.
 
 #include <climits>
 #include <cstddef>
@@ -18,28 +19,30 @@
 namespace ferry::cuda::device {
 
 inline constexpr int kWindowTokens = 128;
-inline constexpr int kWindowWords = kWindowTokens / 32;  ///< of a bit for each token
-inline constexpr int kFullBefore = -1;                   ///< instead of the token after which an expert is full
+inline constexpr int kWindowWords = kWindowTokens / 32;  ///< words that hold one bit per token
+inline constexpr int kFullBefore = -1;                   ///< expert is full before the window, instead of after one of
+                                                         ///< its tokens
 inline constexpr int kNotFull = kWindowTokens;
 
-/// Experts stand in the order of their places in the lanes, so that the lanes of a warp read beside each other.
+/// Position of an expert in these tables: by its place within the lanes, so that the lanes of a warp read adjacent
+/// words.
 __device__ inline int rechoose_place(const GatingKernelParams& params, int expert) {
   return expert % params.run_length * kWarpLanes + expert / params.run_length;
 }
 
-/// The block's shared memory.
+/// Shared memory of the block.
 struct RechooseMemory {
-  int* room;                ///< tokens that each expert can take from this window on
-  int* full_after;          ///< the token of the window with which an expert becomes full
-  unsigned* takers;         ///< tokens of the window that have chosen each expert
-  int* first_changed;       ///< [2], of two attempts
-  unsigned* has_rechosen;   ///< of each token
-  std::int16_t* unlimited;  ///< choices without regard to capacity, [kWindowTokens, K]
+  int* room;                ///< tokens that each expert can still take from this window on
+  int* full_after;          ///< token of the window with which an expert becomes full
+  unsigned* takers;         ///< bits of the tokens of the window that have chosen each expert
+  int* first_changed;       ///< [2], for two attempts
+  unsigned* has_rechosen;   ///< one word per token
+  std::int16_t* unlimited;  ///< choices before the capacity is enforced, [kWindowTokens, K]
   std::int16_t* ids;        ///< choices
-  std::uint32_t* scratch;   ///< of this warp
+  std::uint32_t* scratch;   ///< scratch memory of this warp
 };
 
-/// In words, without what the warps need.
+/// Size in words, without the scratch memory of the warps.
 __host__ __device__ inline int rechoose_words(const GatingKernelParams& params) {
   const int num_places = params.run_length * kWarpLanes;
   return num_places * (2 + kWindowWords) + 2 + kWindowTokens + kWindowTokens * params.gating.options.num_topk;
@@ -60,7 +63,7 @@ __device__ inline RechooseMemory rechoose_memory(const GatingKernelParams& param
   return memory;
 }
 
-/// A warp lets one token of the window choose, if what is full concerns it or did before.
+/// Lets one token of the window choose again, if a full expert affects its choice or did before. One warp calls it.
 template <int kRun>
 __device__ void rechoose_token(const GatingKernelParams& params, std::int64_t first_token, int token,
                                const float (&bias)[kRun], const RechooseMemory& memory) {
@@ -79,11 +82,11 @@ __device__ void rechoose_token(const GatingKernelParams& params, std::int64_t fi
     store_entry(params.gating, {first_token + token, lane_idx()}, choice.id, weight);
     memory.ids[at] = static_cast<std::int16_t>(choice.id);
   }
-  __syncwarp();  // all lanes have looked whether it chose again
+  __syncwarp();  // all lanes have read has_rechosen
   if (lane_idx() == 0) memory.has_rechosen[token] = rechooses ? 1 : 0;
 }
 
-/// The token after which an expert with room for so many is full.
+/// Token after which an expert with `room` places is full.
 __device__ inline int full_after(int room, const unsigned* takers) {
   if (room == 0) return kFullBefore;
   for (int word = 0; word < kWindowWords; ++word) {
@@ -99,8 +102,8 @@ __device__ inline int full_after(int room, const unsigned* takers) {
   return kNotFull;
 }
 
-/// Looks from the choices when each expert is full. `first_changed`: the first token after which that is not as it was
-/// supposed.
+/// Derives from the choices when each expert is full. `first_changed`: first token after which this differs from the
+/// assumption.
 __device__ inline void find_full(const GatingKernelParams& params, int num_entries, const RechooseMemory& memory,
                                  int* first_changed) {
   const int thread = static_cast<int>(threadIdx.x);

@@ -1,4 +1,4 @@
-/// Gating of many tokens with the numbers of experts that models have: several tokens a warp.
+/// Gating of many tokens, several per warp, for the numbers of experts that models have.
 
 #include "cuda/numeric/gating_team.cuh"
 
@@ -13,12 +13,12 @@ namespace {
 using namespace device;  // NOLINT(google-build-using-namespace)
 
 constexpr int kBlockWarps = 4;
-/// More than run together, so that blocks which end early are replaced.
+/// More blocks than run at the same time, so that blocks that end early are replaced.
 constexpr std::int64_t kBlocksPerSm = 16;
-/// Blocks whose registers a multiprocessor holds.
+/// Blocks whose registers fit a multiprocessor.
 constexpr unsigned kResidentBlocks = 7;
-/// Logits for each multiprocessor, of fewer of which tokens are sooner done one a warp (on an H200: with 128 and 256
-/// experts from 1024 and 2048 tokens on several at once were faster, with 384 from 4096 on).
+/// Logits per multiprocessor below which one token per warp is faster (on an H200, several at a time were faster with
+/// 128 and 256 experts from 1024 and 2048 tokens on, with 384 from 4096 on).
 constexpr std::int64_t kLeastLogitsPerSm = 12 * 256;
 
 template <int kTeam, int kSlice>
@@ -53,7 +53,7 @@ bool suits(const TeamKernel& one, const GatingParams& gating) {
   const GatingOptions& options = gating.options;
   if (gating.num_experts != one.team * one.slice || options.num_topk > kKept || options.noise > 0) return false;
   if (reinterpret_cast<std::uintptr_t>(gating.logits) % sizeof(uint4) != 0) return false;
-  // Sums over a row are made by whole warps.
+  // Only the whole-warp kernels compute sums over a row.
   const bool by_logit = numeric::selects_by_logit(options, gating.bias != nullptr);
   if (!by_logit && options.score != GatingScore::kSigmoid) return false;
   if (options.score == GatingScore::kSoftmax && !numeric::sum_of_row_cancels(options)) return false;

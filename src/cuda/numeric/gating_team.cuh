@@ -1,12 +1,13 @@
 #ifndef FERRY_CUDA_NUMERIC_GATING_TEAM_CUH
 #define FERRY_CUDA_NUMERIC_GATING_TEAM_CUH
 
-/// A warp that chooses the experts of several tokens at once: a token has a team of kTeam lanes, each with a slice of
-/// kSlice consecutive experts. What costs a warp the same however much its lanes know (finding the K best of them, the
-/// weights, the stores) is then shared by the tokens. The rules and their bits are those of numeric/gating.hpp.
+/// A warp chooses the experts of several tokens together: each token has a team of kTeam lanes, and each lane a slice
+/// of kSlice consecutive experts. The tokens share the work whose cost to a warp does not depend on the number of
+/// experts per lane: finding the K best, the weights, the stores. The rules, and the bits of the results, are those of
+/// numeric/gating.hpp.
 ///
-/// Each lane sorts its slice down to the best kKept keys; those of a team are merged, lane with lane, which gives the
-/// K-th best key; the lanes then look which of their experts reach it.
+/// Each lane sorts its slice down to the best kKept keys. The keys of a team's lanes are merged pairwise, which yields
+/// the K-th best key. Each lane then finds which of its experts reach that key.
 
 #include <cstddef>
 #include <cstdint>
@@ -16,20 +17,21 @@
 
 namespace ferry::cuda::device {
 
-/// Keys of a sorted run: K is at most as many.
+/// Keys of a sorted run; K is at most this number.
 inline constexpr int kKept = 8;
-/// Experts that go between shared memory and registers at once.
+/// Experts moved between shared memory and registers by one instruction.
 inline constexpr int kVector = 4;
-/// A sum of squares below it shows that none of some logits is NaN, infinite, or so large that its exponential is 0.
+/// A sum of squares below this limit shows that no logit is NaN, infinite, or so large that its exponential is 0.
 inline constexpr float kPlainSquares = numeric::kExponentialFloor * numeric::kExponentialFloor;
 
 using KeptKeys = std::uint32_t[kKept];
 
-/// Of a slice in shared memory: an odd number of 16-byte words, so that the lanes' slices start in different banks.
+/// Words of a slice in shared memory: an odd number of 16-byte words, so that the lanes' slices start in different
+/// banks.
 template <int kSlice>
 inline constexpr int kSliceWords = kSlice + kVector;
 
-/// Where experts are in a stage or among the biases.
+/// Position of an expert in a stage or among the biases.
 template <int kSlice>
 __device__ int slice_place(int expert) {
   return expert + static_cast<int>(static_cast<unsigned>(expert) / kSlice) * kVector;
@@ -40,7 +42,7 @@ __device__ int team_lane() {
   return lane_idx() & (kTeam - 1);
 }
 
-/// Of the lanes of the team up to this one.
+/// Sum over the lanes of the team up to this one.
 template <int kTeam>
 __device__ int running_sum(int value) {
 #pragma unroll
@@ -51,7 +53,7 @@ __device__ int running_sum(int value) {
   return value;
 }
 
-/// Where the warp's `load`-th vectors of `kValues` experts go in its stage, of this lane.
+/// Position in the warp's stage of this lane's `load`-th vector of `kValues` experts.
 template <int kSlice, int kValues>
 __device__ int stage_place(int load) {
   constexpr int kLoaded = kWarpLanes * kValues;
@@ -62,7 +64,7 @@ __device__ int stage_place(int load) {
   }
 }
 
-/// Loads kLoads vectors a lane, of the first `num_words`; zeros past them.
+/// Loads kLoads vectors per lane, of the first `num_words` vectors; zeros after them.
 template <int kLoads>
 __device__ void load_words(const std::byte* from, int num_words, uint4 (&words)[kLoads]) {
   const auto* const own = reinterpret_cast<const uint4*>(from) + lane_idx();
@@ -77,7 +79,7 @@ __device__ void load_words(const std::byte* from, int num_words, uint4 (&words)[
   }
 }
 
-/// Copies the logits of `num_tokens` tokens, at most one a team, from `from` on to the warp's stage.
+/// Copies the logits of `num_tokens` tokens, at most one per team, starting at `from`, to the warp's stage.
 template <int kTeam, int kSlice>
 __device__ void stage_logits(bool is_bfloat16, const std::byte* from, int num_tokens, float* stage) {
   const int count = num_tokens * kTeam * kSlice;
@@ -115,15 +117,15 @@ __device__ inline void load_kept(const float* from, float (&values)[kKept]) {
 
 /// A lane's part of its block's shared memory.
 struct TeamPlace {
-  const float* bias = nullptr;  ///< of the lane's slice
-  bool plain_bias = false;      ///< as kPlainSquares says of logits
-  float* stage = nullptr;       ///< the warp's
-  float* token = nullptr;       ///< the team's part of it
-  float* slice = nullptr;       ///< the lane's
+  const float* bias = nullptr;  ///< biases of the lane's slice
+  bool plain_bias = false;      ///< all biases are small, as kPlainSquares defines for logits
+  float* stage = nullptr;       ///< stage of the warp
+  float* token = nullptr;       ///< the team's part of the stage
+  float* slice = nullptr;       ///< the lane's part of the stage
   int* ids = nullptr;           ///< kKept words of the team
 };
 
-/// The keys of a lane's next experts. Lanes of a warp take the same way.
+/// Computes the keys of a lane's next experts. All lanes of a warp take the same branch.
 __device__ inline void make_kept_keys(bool by_sigmoid, bool plain_bias, const float (&logits)[kKept],
                                       const float (&bias)[kKept], KeptKeys& keys) {
   float squares[2] = {0, 0};
@@ -150,11 +152,11 @@ __device__ inline void make_kept_keys(bool by_sigmoid, bool plain_bias, const fl
   }
 }
 
-/// Of both, which descend, the best, descending.
+/// Merges two descending runs and keeps the best keys, in descending order.
 __device__ inline void merge_kept(KeptKeys& keys, const KeptKeys& others) {
 #pragma unroll
   for (int i = 0; i < kKept; ++i) keys[i] = max(keys[i], others[kKept - 1 - i]);
-    // Bitonic now.
+    // The sequence is now bitonic.
 #pragma unroll
   for (int distance = kKept / 2; distance > 0; distance /= 2) {
 #pragma unroll
@@ -168,7 +170,7 @@ __device__ inline void merge_kept(KeptKeys& keys, const KeptKeys& others) {
   }
 }
 
-/// Puts keys in place of the lane's logits from `first` on; they come back in descending order.
+/// Replaces the lane's logits from `first` on by keys, and returns these keys in descending order.
 __device__ inline void take_keys(bool by_sigmoid, const TeamPlace& place, int first, KeptKeys& keys) {
   float logits[kKept];
   float bias[kKept];
@@ -182,7 +184,7 @@ __device__ inline void take_keys(bool by_sigmoid, const TeamPlace& place, int fi
   sort_descending<kKept>(keys);
 }
 
-/// Puts keys in place of the lane's logits, and gives the best of them.
+/// Replaces the lane's logits by keys and returns the best of them.
 template <int kSlice>
 __device__ void sort_slice(bool by_sigmoid, const TeamPlace& place, KeptKeys& best) {
   take_keys(by_sigmoid, place, 0, best);
@@ -194,8 +196,8 @@ __device__ void sort_slice(bool by_sigmoid, const TeamPlace& place, KeptKeys& be
   }
 }
 
-/// Whether the key of the lane that is `mask` from this one goes before this lane's, which is not the closed one: lanes
-/// are in the order of experts, so among equals the lower goes first.
+/// Whether the key of the lane at distance `mask` (by xor) precedes this lane's key, which is not the closed one. Lanes
+/// are in the order of experts, so among equal keys the lower lane's precedes.
 __device__ inline bool goes_first(std::uint32_t other, std::uint32_t own, int mask) {
   const int highest = static_cast<int>(0x80000000U >> __clz(mask));
   const bool is_lower = (lane_idx() & highest) != 0;
@@ -225,7 +227,7 @@ __device__ bool in_selected_group(const GatingKernelParams& params, const KeptKe
   return num_better < options.num_selected_groups;
 }
 
-/// The experts of a slice whose keys are not below `least`, a bit each.
+/// Bits of the experts of a slice whose keys are at least `least`.
 template <int kSlice>
 __device__ unsigned experts_from(const float* slice, std::uint32_t least) {
   unsigned experts = 0;
@@ -240,7 +242,7 @@ __device__ unsigned experts_from(const float* slice, std::uint32_t least) {
   return experts;
 }
 
-/// Some experts of this lane's slice, a bit each, and how many those of the team's lanes up to this one are.
+/// Bits of some experts of this lane's slice, and their number over the team's lanes up to this one.
 struct TeamExperts {
   unsigned own = 0;
   int running = 0;
@@ -253,7 +255,7 @@ __device__ TeamExperts count_experts(unsigned own) {
   return {own, running, __shfl_sync(kAllLanes, running, lane_idx() | (kTeam - 1))};
 }
 
-/// Those of a team whose keys are the best K, `kept` being the best of this lane's, and none if the lane is closed.
+/// Experts of a team with the best K keys. `kept`: the best keys of this lane; a closed lane has none.
 template <int kTeam, int kSlice>
 __device__ TeamExperts best_experts(int num_topk, const float* slice, KeptKeys& kept) {
   const bool is_open = kept[0] != kClosedKey;
@@ -269,7 +271,8 @@ __device__ TeamExperts best_experts(int num_topk, const float* slice, KeptKeys& 
   for (int i = 1; i < kKept; ++i) last = i < num_topk ? kept[i] : last;
   const TeamExperts reach = count_experts<kTeam>(is_open ? experts_from<kSlice>(slice, last) : 0);
   if (__all_sync(kAllLanes, reach.total == num_topk)) return reach;
-  // More have the last key than are wanted: the lowest. Or there are not so many, and the last key is the closed one.
+  // More experts than wanted have the last key, and the lowest of them win; or too few experts exist, and the last key
+  // is the closed one.
   const unsigned above = is_open ? experts_from<kSlice>(slice, last + 1) : 0;
   const TeamExperts equal = count_experts<kTeam>(reach.own & ~above);
   const int wanted = last == kClosedKey ? 0 : num_topk - (reach.total - equal.total);
@@ -282,8 +285,8 @@ __device__ TeamExperts best_experts(int num_topk, const float* slice, KeptKeys& 
   return count_experts<kTeam>(above | kept_equal);
 }
 
-/// The id that lane k of a team stores as its token's entry k, -1 if there is none. `ids` are kKept words of the team,
-/// `keys` those of its token.
+/// Id that lane k of a team stores as its token's entry k; -1 if there is none. `ids`: kKept words of the team; `keys`:
+/// keys of its token.
 template <int kTeam, int kSlice>
 __device__ int order_experts(const TeamExperts& experts, const float* keys, int* ids) {
   int slot = experts.running - __popc(experts.own);
@@ -294,7 +297,7 @@ __device__ int order_experts(const TeamExperts& experts, const float* keys, int*
   const int own = team_lane<kTeam>();
   const int id = own < experts.total ? ids[own] : -1;
   const std::uint32_t key = id < 0 ? kClosedKey : numeric::bits_of(keys[slice_place<kSlice>(id)]);
-  // Ids ascend with the lanes, so among equals lower lanes come first.
+  // Ids ascend with the lanes, so among equal keys lower lanes come first.
   int num_better = 0;
 #pragma unroll
   for (int mask = 1; mask < kKept; ++mask) {
@@ -307,7 +310,7 @@ __device__ int order_experts(const TeamExperts& experts, const float* keys, int*
   return own < experts.total ? ids[own] : -1;
 }
 
-/// Words of shared memory: the biases first, then for each warp a stage and ids.
+/// Words of shared memory: the biases, then a stage and ids for each warp.
 template <int kTeam, int kSlice>
 struct TeamWords {
   static constexpr int kBias = kTeam * kSliceWords<kSlice>;
@@ -322,7 +325,7 @@ __device__ TeamPlace stage_bias(const GatingParams& gating, int num_warps) {
   auto* const bias = reinterpret_cast<float*>(dynamic_shared());
 #pragma unroll 1
   for (int expert = static_cast<int>(threadIdx.x); expert < kTeam * kSlice; expert += num_warps * kWarpLanes) {
-    // A zero is made positive: the sum with a score is then no negative zero.
+    // Adding 0 turns a negative zero into a positive one, so that its sum with a score is never a negative zero.
     bias[slice_place<kSlice>(expert)] = gating.bias != nullptr ? gating.bias[expert] + 0.0F : 0.0F;
   }
   __syncthreads();
@@ -340,7 +343,7 @@ __device__ TeamPlace stage_bias(const GatingParams& gating, int num_warps) {
   return place;
 }
 
-/// Chooses, weighs and stores the experts of `num_tokens` tokens, at most one a team, whose logits are at `logits`.
+/// Chooses, weighs and stores the experts of `num_tokens` tokens, at most one per team, whose logits are at `logits`.
 template <int kTeam, int kSlice>
 __device__ void gate_in_teams(const GatingKernelParams& params, std::int64_t first_token, int num_tokens,
                               const std::byte* logits, const TeamPlace& place) {
@@ -367,7 +370,7 @@ __device__ void gate_in_teams(const GatingKernelParams& params, std::int64_t fir
   if (has_token && team_lane<kTeam>() < options.num_topk) {
     store_entry(gating, {token, team_lane<kTeam>()}, choice.id, weight);
   }
-  __syncwarp();  // the stage and the ids have been read
+  __syncwarp();  // all lanes have read the stage and the ids
 }
 
 }  // namespace ferry::cuda::device

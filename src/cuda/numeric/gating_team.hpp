@@ -7,8 +7,8 @@
 
 namespace ferry::cuda {
 
-/// For launch_gating: chooses with several tokens a warp, without regard to capacity, if there are kernels for these
-/// experts and options and tokens enough. False: nothing was launched. `error` is that of the launch.
+/// For launch_gating: chooses with several tokens per warp, without enforcing the capacity, if there is a kernel for
+/// these experts and options and enough tokens. False: nothing was launched. `error`: error of the launch.
 bool launch_gating_teams(const numeric::GatingParams& gating, int num_sms, cudaStream_t stream, cudaError_t* error);
 cudaError_t load_gating_team_kernels();
 

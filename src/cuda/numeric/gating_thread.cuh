@@ -1,8 +1,8 @@
 #ifndef FERRY_CUDA_NUMERIC_GATING_THREAD_CUH
 #define FERRY_CUDA_NUMERIC_GATING_THREAD_CUH
 
-/// A thread that chooses the experts of a token, where there are few: a warp would leave most of its lanes idle. The
-/// rules and their bits are those of numeric/gating.hpp; what a run of experts is there is one expert here.
+/// A thread chooses the experts of a token when there are few experts: a warp would leave most of its lanes idle. The
+/// rules, and the bits of the results, are those of numeric/gating.hpp; a run of experts there is a single expert here.
 
 #include <cstddef>
 #include <cstdint>
@@ -11,11 +11,11 @@
 
 namespace ferry::cuda::device {
 
-inline constexpr int kThreadExperts = 8;  ///< at most
+inline constexpr int kThreadExperts = 8;  ///< most experts
 
 using ThreadRow = float[kThreadExperts];
 
-/// As a tree, in the order of a sum over 32 places of which the rest are zeros.
+/// Sum by a tree, in the order of a sum over 32 places whose others are zeros.
 __device__ inline float sum_of_tree(ThreadRow& values) {
 #pragma unroll
   for (int distance = kThreadExperts / 2; distance > 0; distance /= 2) {
@@ -25,7 +25,7 @@ __device__ inline float sum_of_tree(ThreadRow& values) {
   return values[0];
 }
 
-/// -infinity if all are NaN.
+/// Largest value; -infinity if all are NaN.
 __device__ inline float largest_of_thread(const ThreadRow& values) {
   float largest = numeric::float_of(0x80000000U | numeric::kFloatInfinity);
 #pragma unroll
@@ -33,7 +33,7 @@ __device__ inline float largest_of_thread(const ThreadRow& values) {
   return largest;
 }
 
-/// Exponentials of a row and their sum, 1 if that is zero.
+/// Exponentials of a row, and their sum, or 1 if the sum is zero.
 __device__ inline float exponentials_of_thread(const ThreadRow& logits, float largest, ThreadRow& exponentials) {
   ThreadRow places;
 #pragma unroll
@@ -45,7 +45,7 @@ __device__ inline float exponentials_of_thread(const ThreadRow& logits, float la
   return sum == 0 ? 1.0F : sum;
 }
 
-/// NaN where there is no expert.
+/// Loads a row of logits, with NaN for places without an expert.
 __device__ inline void load_row(const GatingKernelParams& params, std::int64_t token, ThreadRow& logits) {
   const GatingParams& gating = params.gating;
   if (params.whole_rows) {
@@ -98,7 +98,7 @@ __device__ inline void make_thread_keys(const GatingParams& gating, std::int64_t
   }
 }
 
-/// Chooses, weighs and stores the experts of a token; groups are not limited.
+/// Chooses, weighs and stores the experts of a token, without limiting groups.
 __device__ inline void gate_in_thread(const GatingKernelParams& params, std::int64_t token) {
   const GatingParams& gating = params.gating;
   const GatingOptions& options = gating.options;
@@ -108,7 +108,7 @@ __device__ inline void gate_in_thread(const GatingKernelParams& params, std::int
   make_thread_keys(gating, token, logits, keys);
   const float none = numeric::float_of(0x80000000U | numeric::kFloatInfinity);
   int ids[kThreadExperts];
-  ThreadRow parts;  // first the logits of those chosen
+  ThreadRow parts;  // holds the chosen experts' logits first
 #pragma unroll
   for (int k = 0; k < kThreadExperts; ++k) {
     ids[k] = -1;
@@ -117,7 +117,7 @@ __device__ inline void gate_in_thread(const GatingKernelParams& params, std::int
       std::uint32_t best = kClosedKey;
 #pragma unroll
       for (int i = 0; i < kThreadExperts; ++i) best = max(best, keys[i]);
-        // The lowest expert among equals.
+        // The lowest expert wins among equal keys.
 #pragma unroll
       for (int i = 0; i < kThreadExperts; ++i) {
         const bool wins = best != kClosedKey && ids[k] < 0 && keys[i] == best;

@@ -1,10 +1,10 @@
 #ifndef FERRY_CUDA_NUMERIC_GATING_WARP_CUH
 #define FERRY_CUDA_NUMERIC_GATING_WARP_CUH
 
-/// A warp that chooses the experts of a token: lane l has the l-th run of ceil(E/32) consecutive experts, which is also
-/// how sums over a row are made, so that the lowest lane among equals has the lowest expert. What follows a choice
-/// (weights, stores) takes few lanes of a token, so a warp does it for several tokens at once, each in its slot of
-/// lanes. The rules and their bits are those of numeric/gating.hpp.
+/// A warp chooses the experts of a token. Lane l has the l-th run of ceil(E/32) consecutive experts, the order in which
+/// sums over a row are made too, so that among equal keys the lowest lane has the lowest expert. The steps after a
+/// choice (weights, stores) need few lanes per token, so a warp does them for several tokens together, each in a slot
+/// of lanes. The rules, and the bits of the results, are those of numeric/gating.hpp.
 
 #include <cstddef>
 #include <cstdint>
@@ -16,19 +16,19 @@
 
 namespace ferry::cuda::device {
 
-/// A lane's entry of the choices that its warp has in hand.
+/// A lane's entry among the choices that its warp is processing.
 struct LaneChoice {
   int id = -1;
-  float largest = 0;  ///< logit of the row; this and the sum only where weights need the whole row
+  float largest = 0;  ///< largest logit of the row; this and the sum are set only if weights need the whole row
   float row_sum = 1;
 };
 
-/// A lane's experts.
+/// Experts of a lane.
 template <int kRun>
 struct LaneRow {
-  float logits[kRun];          ///< NaN where there is no expert
-  std::uint32_t keys[kRun];    ///< kClosedKey where there is no expert
-  std::uint32_t sorted[kRun];  ///< keys of those that may be chosen, descending
+  float logits[kRun];          ///< NaN for places without an expert
+  std::uint32_t keys[kRun];    ///< kClosedKey for places without an expert
+  std::uint32_t sorted[kRun];  ///< keys of experts that may still be chosen, descending
 };
 
 __device__ inline std::uint32_t max_of_warp(std::uint32_t value) { return __reduce_max_sync(kAllLanes, value); }
@@ -41,7 +41,7 @@ __device__ inline float sum_of_warp(float value) {
   return value;
 }
 
-/// Of the lanes of a slot. The rest of a sum over 32 places is zeros, which leave it as it is.
+/// Sum over the lanes of a slot. The remaining places of a sum over 32 are zeros and do not change it.
 __device__ inline float sum_of_slot(float value, int slot_lanes) {
   for (int distance = slot_lanes / 2; distance > 0; distance /= 2) {
     value += __shfl_xor_sync(kAllLanes, value, distance);
@@ -49,7 +49,7 @@ __device__ inline float sum_of_slot(float value, int slot_lanes) {
   return value;
 }
 
-/// -infinity if all are NaN.
+/// Largest value over the lanes of a slot; -infinity if all are NaN.
 __device__ inline float largest_of_slot(float value, int slot_lanes) {
   std::uint32_t key = numeric::selection_key(value);
   for (int distance = slot_lanes / 2; distance > 0; distance /= 2) {
@@ -58,17 +58,17 @@ __device__ inline float largest_of_slot(float value, int slot_lanes) {
   return numeric::score_of_key(key);
 }
 
-/// -infinity if all are NaN.
+/// Largest value over the lanes of the warp; -infinity if all are NaN.
 __device__ inline float largest_of_warp(float value) {
   return numeric::score_of_key(max_of_warp(numeric::selection_key(value)));
 }
 
-/// Expert of place `i` of this lane; those past the end are not below num_experts.
+/// Expert at place `i` of this lane; at least num_experts for places past the end.
 __device__ inline int expert_at(const GatingKernelParams& params, int i) {
   return i < params.run_length ? lane_idx() * params.run_length + i : params.gating.num_experts;
 }
 
-/// How many experts this lane has.
+/// Number of experts of this lane.
 __device__ inline int num_present_experts(const GatingKernelParams& params) {
   const int first = lane_idx() * params.run_length;
   return min(max(params.gating.num_experts - first, 0), params.run_length);
@@ -108,7 +108,7 @@ __device__ void load_logits(const GatingKernelParams& params, std::int64_t token
   }
 }
 
-/// Exponentials of a row and their sum, 1 if that is zero.
+/// Exponentials of a row, and their sum, or 1 if the sum is zero.
 template <int kRun>
 __device__ float exponentials_of_row(const float (&logits)[kRun], float largest, float (&exponentials)[kRun]) {
   float run = 0;
@@ -162,7 +162,7 @@ __device__ void make_keys(const GatingKernelParams& params, std::int64_t token, 
     if (has_bias) scores[i] += bias[i];
     has_nan |= !(scores[i] == scores[i] && compared[i] == compared[i]);
   }
-  // Most rows: keys without a look at NaN, of lanes that have all their experts or none.
+  // Most rows need no check for NaN: every lane has all of its experts, or none.
   const bool is_plain = num_present == 0 || (num_present == kRun && !has_nan);
   if (__all_sync(kAllLanes, is_plain)) {
 #pragma unroll
@@ -182,7 +182,7 @@ __device__ void sort_keys(LaneRow<kRun>& row) {
   sort_descending<kRun>(row.sorted);
 }
 
-/// Groups of whole lanes: closes those lanes whose group is not among the best.
+/// Groups of whole lanes: closes the lanes whose group is not among the best.
 template <int kRun>
 __device__ void close_lanes(const GatingKernelParams& params, LaneRow<kRun>& row) {
   const GatingOptions& options = params.gating.options;
@@ -198,7 +198,7 @@ __device__ void close_lanes(const GatingKernelParams& params, LaneRow<kRun>& row
   const bool has_second = params.gating.num_experts > options.num_groups;
   const std::uint32_t own = numeric::group_key(best, second, sums, has_second);
   const int own_group = lane_idx() / params.group_lanes;
-  // Each lane of a group compares it with some of the others.
+  // The lanes of a group share the comparisons with the other groups.
   int num_better = 0;
   for (int first = 0; first < options.num_groups; first += params.group_lanes) {
     const int group = first + lane_idx() % params.group_lanes;
@@ -214,7 +214,7 @@ __device__ void close_lanes(const GatingKernelParams& params, LaneRow<kRun>& row
   for (int i = 0; i < kRun; ++i) row.sorted[i] = kClosedKey;
 }
 
-/// Groups of any size, through shared memory: `scratch` has a word for each expert and for each group.
+/// Groups of any size: closes experts through shared memory. `scratch` has one word per expert and per group.
 template <int kRun>
 __device__ void close_experts(const GatingKernelParams& params, LaneRow<kRun>& row, std::uint32_t* scratch) {
   const GatingOptions& options = params.gating.options;
@@ -239,7 +239,7 @@ __device__ void close_experts(const GatingKernelParams& params, LaneRow<kRun>& r
     group_keys[group] = numeric::group_key(best, second, sums, group_size > 1);
   }
   __syncwarp();
-  // The keys have been read: their place takes whether each group is among the best.
+  // The keys have been read; their memory now holds whether each group is among the best.
   for (int group = lane_idx(); group < options.num_groups; group += kWarpLanes) {
     const std::uint32_t own = group_keys[group];
     int num_better = 0;
@@ -258,21 +258,21 @@ __device__ void close_experts(const GatingKernelParams& params, LaneRow<kRun>& r
   __syncwarp();
 }
 
-/// Which key a lane's entry has, and the lanes that had it first.
+/// Key of a lane's entry, and the lanes that had it first.
 struct ChosenKey {
   std::uint32_t key = kClosedKey;
   unsigned holders = 1;
 };
 
-/// Takes the best key of the warp, as entry of lane `taker`, from the lowest lane that has it. Of the keys that follow
-/// there `num_kept` come up, as many as may still be chosen.
+/// Takes the best key of the warp from the lowest lane that has it, as the entry of lane `taker`. Moves up the next
+/// `num_kept` keys of that lane, as many as may still be chosen.
 template <int kRun>
 __device__ void take_best(LaneRow<kRun>& row, int taker, int num_kept, ChosenKey& own) {
   const std::uint32_t head = row.sorted[0];
   const std::uint32_t best = max_of_warp(head);
   const unsigned holders = __ballot_sync(kAllLanes, head == best);
   if (lane_idx() == taker) own = {best, holders};
-  // The lowest lane among them has the lowest expert.
+  // The lowest of these lanes has the lowest expert.
   const unsigned lower_lanes = (1U << lane_idx()) - 1;
   const bool wins = head == best && (holders & lower_lanes) == 0;
 #pragma unroll
@@ -282,11 +282,11 @@ __device__ void take_best(LaneRow<kRun>& row, int taker, int num_kept, ChosenKey
   }
 }
 
-/// The place in lane `winner` of the key that this lane's entry has.
+/// Place within lane `winner` of the key of this lane's entry.
 template <int kRun>
 __device__ int place_of_key(const LaneRow<kRun>& row, std::uint32_t own_key, int winner) {
-  // Choices of one key from one lane follow each other: as many as come before this one, so many places of that key are
-  // passed over.
+  // Entries with the same key from the same lane are adjacent. An entry skips as many places with that key as there are
+  // such entries before it.
   const std::uint32_t key_before = __shfl_up_sync(kAllLanes, own_key, 1);
   const int winner_before = __shfl_up_sync(kAllLanes, winner, 1);
   const bool is_open = own_key != kClosedKey;
@@ -309,8 +309,8 @@ __device__ int place_of_key(const LaneRow<kRun>& row, std::uint32_t own_key, int
   return place;
 }
 
-/// The best K, descending: lane `first_lane` + k returns the id of the k-th; -1 if there are not so many, and in all
-/// other lanes.
+/// Chooses the best K in descending order: lane `first_lane` + k returns the id of the k-th; -1 if there are fewer, and
+/// in all other lanes.
 template <int kRun>
 __device__ int choose_best(const GatingKernelParams& params, LaneRow<kRun>& row, int first_lane) {
   const int num_topk = params.gating.options.num_topk;
@@ -329,8 +329,8 @@ __device__ int choose_best(const GatingKernelParams& params, LaneRow<kRun>& row,
   return own.key == kClosedKey ? -1 : winner * params.run_length + place;
 }
 
-/// The weight of this lane's entry, which is of token `token`; 0 without an expert. Each token has a slot of
-/// `slot_lanes`.
+/// Weight of this lane's entry, which belongs to token `token`; 0 without an expert. Each token has a slot of
+/// `slot_lanes` lanes.
 __device__ inline float weigh(const GatingParams& gating, std::int64_t token, const LaneChoice& choice,
                               int slot_lanes) {
   const GatingOptions& options = gating.options;
@@ -357,8 +357,8 @@ __device__ void load_bias(const GatingKernelParams& params, float (&bias)[kRun])
   }
 }
 
-/// Sets the entries of the K lanes from `first_lane` on. `is_closed(i)`: the expert at place i of this lane may not be
-/// chosen.
+/// Sets the entries of the K lanes starting with `first_lane`. `is_closed(i)`: the expert at place i of this lane must
+/// not be chosen.
 template <int kRun, typename IsClosed>
 __device__ void choose(const GatingKernelParams& params, std::int64_t token, int first_lane, const float (&bias)[kRun],
                        std::uint32_t* scratch, IsClosed is_closed, LaneChoice& choice) {

@@ -1,7 +1,7 @@
 #ifndef FERRY_CUDA_NUMERIC_LOCAL_CALL_HPP
 #define FERRY_CUDA_NUMERIC_LOCAL_CALL_HPP
 
-/// Calls that need no group: checks of the caller's GPU, memory and stream around a launch.
+/// Calls that need no group: a launch, with checks of the caller's GPU, memory and stream.
 
 #include <cuda_runtime_api.h>
 
@@ -14,11 +14,11 @@
 namespace ferry::cuda {
 
 struct LocalPlace {
-  int device = -1;  ///< -1: the calling thread's current one
+  int device = -1;  ///< -1: current device of the calling thread
   Stream stream;
 };
 
-/// `launch` gets the number of the GPU's multiprocessors and the stream, with the GPU current; nothing is launched if
+/// Calls `launch` with the GPU's number of multiprocessors and the stream, with the GPU current. Launches nothing if
 /// `check_memory`, which gets the GPU, or another check fails.
 Status run_local(std::string_view operation, const LocalPlace& place,
                  const std::function<Status(int device)>& check_memory,

@@ -1,5 +1,5 @@
-/// Quantising and dequantising whole tensors. A warp takes a part of a row at a time, and loads all of it before it
-/// computes, so that enough loads are on their way to keep the memory busy.
+/// Quantises and dequantises whole tensors. A warp takes a part of a row at a time and loads all of it before it
+/// computes, so that enough loads are in flight to keep the memory busy.
 
 #include "cuda/numeric/quantize.hpp"
 
@@ -16,8 +16,8 @@ using namespace device;  // NOLINT(google-build-using-namespace)
 using numeric::QuantizeParams;
 
 constexpr unsigned kMaxThreads = 1024;
-/// Blocks of channels that half a warp has in registers at a time. With four of bf16, a multiprocessor's 32 warps have
-/// 64 KiB on their way.
+/// Blocks of channels that half a warp holds in registers. With four blocks of bf16, a multiprocessor's 32 warps have
+/// 64 KiB in flight.
 template <bool kIsBfloat16>
 constexpr int kUnroll = kIsBfloat16 ? 4 : 2;
 template <bool kIsBfloat16>
@@ -26,11 +26,11 @@ constexpr int kPartBlocks = kUnroll<kIsBfloat16>* kBlocksPerWarp;
 struct KernelParams {
   QuantizeParams quantize;
   std::int64_t parts_per_row = 1;
-  /// All channels of a lane can be loaded and stored at once; if not, they go one by one.
+  /// Each lane can load and store all of its channels at once; otherwise it moves them one by one.
   bool aligned = false;
 };
 
-/// Where a lane's channels of one block are.
+/// Position of a lane's channels of one block.
 struct Place {
   std::int64_t row = 0;
   std::int64_t block = 0;
@@ -43,7 +43,7 @@ __device__ Place place_of(std::int64_t row, std::int64_t part, int step) {
   return {row, block, block * kQuantBlockSize + lane_idx() % kBlockLanes * kLaneChannels};
 }
 
-/// A lane's channels as memory holds them: unpacked they would take twice the registers.
+/// A lane's channels in their memory format: unpacked they would take twice the registers.
 template <bool kIsBfloat16>
 struct StoredChannels {
   uint4 words[kIsBfloat16 ? 1 : 2];
@@ -57,7 +57,7 @@ __device__ LaneChannels unpack(const StoredChannels<false>& stored) {
   return {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
 }
 
-/// One by one, those of the row. The others are zero.
+/// Loads one by one the channels that lie in the row. The others are zero.
 __device__ StoredChannels<true> gather(const std::uint16_t* from, std::int64_t num_left) {
   std::uint32_t words[kLaneChannels / 2] = {};
 #pragma unroll
@@ -100,7 +100,7 @@ __device__ void store_codes(const KernelParams& params, const Place& place, uint
   }
 }
 
-/// The byte of an exponent, as in numeric/quantize.cpp.
+/// Byte of an exponent, as in numeric/quantize.cpp.
 __device__ std::byte* exponent_at(const numeric::BlockScales& scales, std::int64_t row, std::int64_t block) {
   if (scales.dtype == DType::kUint8) return scales.data + row * scales.row_stride + block * scales.column_stride;
   const std::int64_t word = row * scales.row_stride + block / numeric::kPackedScales * scales.column_stride;
@@ -111,7 +111,7 @@ __device__ float* float_at(const numeric::BlockScales& scales, std::int64_t row,
   return reinterpret_cast<float*>(scales.data) + row * scales.row_stride + block * scales.column_stride;
 }
 
-/// One lane of a block stores its scale, that of the row's last block also the exponents of no block.
+/// Stores a block's scale, from one lane. For the row's last block, also clears the exponents after it.
 __device__ void store_scale(const QuantizeParams& rows, const Place& place, const numeric::BlockScale& scale) {
   if (lane_idx() % kBlockLanes != 0) return;
   if (rows.scales.dtype == DType::kFloat32) {
@@ -130,7 +130,7 @@ __device__ float load_scale(const QuantizeParams& rows, const Place& place) {
   return numeric::float_from_ue8m0(static_cast<std::uint32_t>(*exponent_at(rows.scales, place.row, place.block)));
 }
 
-/// Calls fn(row, part of the row) for each that this warp takes.
+/// Calls fn(row, part of the row) for each part that this warp takes.
 template <typename Function>
 __device__ void for_each_part(const KernelParams& params, Function fn) {
   const std::int64_t warps_per_block = blockDim.x / kWarpLanes;
@@ -260,7 +260,7 @@ cudaError_t launch(const QuantizeParams& rows, int num_sms, cudaStream_t stream,
   params.aligned = is_aligned(rows);
   const std::int64_t num_parts = rows.num_rows * params.parts_per_row;
   if (num_parts == 0) return cudaSuccess;
-  // One block on each multiprocessor, with as many warps as there is work for.
+  // One block per multiprocessor, with as many warps as there is work for.
   constexpr std::int64_t kMaxWarps = kMaxThreads / kWarpLanes;
   const std::int64_t num_warps = std::min<std::int64_t>((num_parts + num_sms - 1) / num_sms, kMaxWarps);
   const std::int64_t num_blocks = std::min<std::int64_t>((num_parts + num_warps - 1) / num_warps, num_sms);

@@ -1,9 +1,9 @@
 #ifndef FERRY_CUDA_NUMERIC_QUANTIZE_CUH
 #define FERRY_CUDA_NUMERIC_QUANTIZE_CUH
 
-/// Blocks of 128 channels on a GPU: half a warp has a block, a lane eight consecutive channels of it. The same bits as
-/// on the host, whose arithmetic this is (numeric/block_codec.hpp). Needs no memory but registers, so that kernels can
-/// quantise rows on their way.
+/// Blocks of 128 channels on a GPU: half a warp holds a block, and a lane eight consecutive channels of it. The results
+/// have the same bits as on the host, whose arithmetic is shared (numeric/block_codec.hpp). Uses registers only, so
+/// that kernels can quantise rows as they move them.
 
 #include <cstdint>
 
@@ -13,7 +13,7 @@
 namespace ferry::cuda::device {
 
 inline constexpr int kLaneChannels = 8;
-inline constexpr int kBlockLanes = 16;  // of kQuantBlockSize / kLaneChannels
+inline constexpr int kBlockLanes = 16;  // kQuantBlockSize / kLaneChannels
 inline constexpr int kBlocksPerWarp = kWarpLanes / kBlockLanes;
 
 /// Bits of eight f32 values.
@@ -21,7 +21,7 @@ struct LaneChannels {
   std::uint32_t bits[kLaneChannels];
 };
 
-/// Eight bf16 values, as 16 bytes of memory hold them.
+/// Unpacks eight bf16 values from 16 bytes of memory.
 __device__ inline LaneChannels channels_of_bfloat16(uint4 packed) {
   const std::uint32_t words[] = {packed.x, packed.y, packed.z, packed.w};
   LaneChannels channels;
@@ -33,8 +33,8 @@ __device__ inline LaneChannels channels_of_bfloat16(uint4 packed) {
   return channels;
 }
 
-/// The scale of a block from its channels. All lanes of the warp call it; each gets that of its half. Lanes past the
-/// end of a row give zeros.
+/// Scale of a block from its channels. All lanes of the warp call it; each gets the scale of its half. Lanes past the
+/// end of a row pass zeros.
 template <bool kIsInt8>
 __device__ numeric::BlockScale scale_of_block(const LaneChannels& channels, Quantization mode) {
   std::uint32_t amax = numeric::bits_of(kQuantAmaxFloor);
@@ -69,7 +69,7 @@ __device__ inline std::uint32_t quantize_e4m3_pair(std::uint32_t low, std::uint3
   return codes | (low >> 31) << 7 | (high >> 31) << 15;
 }
 
-/// A lane's eight codes, the first in the low byte of x.
+/// Codes of a lane's eight channels, the first in the low byte of x.
 template <bool kIsInt8>
 __device__ uint2 quantize_channels(const LaneChannels& channels, const numeric::BlockScale& scale) {
   std::uint32_t words[2] = {0, 0};
@@ -90,7 +90,7 @@ __device__ uint2 quantize_channels(const LaneChannels& channels, const numeric::
   return {words[0], words[1]};
 }
 
-/// The value of a code before it is scaled.
+/// Value of a code before scaling.
 template <bool kIsInt8>
 __device__ float value_of_code(std::uint32_t code) {
   return kIsInt8 ? static_cast<float>(static_cast<std::int8_t>(code)) : numeric::decode_e4m3(code);

@@ -11,13 +11,13 @@
 
 namespace ferry::cuda {
 
-/// One kernel on at most `num_sms` multiprocessors of the current GPU. Reads and writes memory at the speed of the
-/// multiprocessors it gets.
+/// Launches one kernel on at most `num_sms` multiprocessors of the current GPU. It runs at the memory speed of these
+/// multiprocessors.
 cudaError_t launch_quantize(const numeric::QuantizeParams& params, int num_sms, cudaStream_t stream);
 cudaError_t launch_dequantize(const numeric::QuantizeParams& params, int num_sms, cudaStream_t stream);
 cudaError_t load_quantize_kernels();
 
-/// The same on all of `device` (-1: the current one), as calls that need no group; all pointers are memory of that GPU.
+/// Run on all of `device` (-1: the current one), as calls that need no group; all pointers refer to memory of that GPU.
 Status quantize(std::string_view operation, const numeric::QuantizeParams& params, int device, Stream stream);
 Status dequantize(std::string_view operation, const numeric::QuantizeParams& params, int device, Stream stream);
 

@@ -1,7 +1,7 @@
 #ifndef FERRY_CUDA_NUMERIC_ROW_SUM_CUH
 #define FERRY_CUDA_NUMERIC_ROW_SUM_CUH
 
-/// Weighted sums of rows, in a given order, by the loads of a warp: 16 bytes a lane, all rows of a step loaded before
+/// Weighted sums of rows, in a given order, by a warp's loads: 16 bytes per lane, with all rows of a step loaded before
 /// the first is added.
 
 #include <cstddef>
@@ -14,21 +14,21 @@
 namespace ferry::cuda::device {
 
 inline constexpr int kMaxBiases = 2;
-/// Rows that one token can have: each entry's own, and the biases.
+/// Most rows of one token: one per entry, and the biases.
 inline constexpr int kMaxTerms = kMaxTopk + kMaxBiases;
 
-/// What a token is the sum of, in order. In shared memory, one per warp.
+/// Terms of a token's sum, in order. In shared memory, one per warp.
 struct Terms {
   const std::byte* rows[kMaxTerms];
-  std::uint8_t first_weight[kMaxTerms + 1];  ///< where a row's weights begin in `weights`
+  std::uint8_t first_weight[kMaxTerms + 1];  ///< start of a row's weights in `weights`
   float weights[kMaxTerms];
   int num_rows;
   int num_weights;
   int token;
-  int part;  ///< of the token's row, as BulkSummer cuts it
+  int part;  ///< part of the token's row, as divided by BulkSummer
 };
 
-/// Two bf16, the first in the low half, rounded to nearest-even. NaN becomes 0x7FFF.
+/// Rounds two f32 to bf16, to nearest-even, the first in the low half. NaN becomes 0x7FFF.
 __device__ inline std::uint32_t round_bfloat16_pair(float low, float high) {
 #if __CUDA_ARCH__ >= 800
   std::uint32_t pair;
@@ -61,7 +61,7 @@ struct Vector {
       }
     }
   }
-  /// Rounded to nearest-even; NaN becomes the canonical quiet one of either type.
+  /// Rounds to nearest-even; NaN becomes the canonical quiet NaN of the type.
   __device__ uint4 round() const {
     std::uint32_t words[4];
 #pragma unroll
@@ -76,7 +76,7 @@ struct Vector {
   }
 };
 
-/// A peer's memory: not kept in the first-level cache, where it would outlive the call.
+/// Loads from a peer's memory without keeping the line in the first-level cache, where it would outlive the call.
 __device__ inline uint4 load_row(const std::byte* address) {
 #if __CUDA_ARCH__ >= 800
   uint4 value;
@@ -90,7 +90,7 @@ __device__ inline uint4 load_row(const std::byte* address) {
 #endif
 }
 
-/// Adds rows [first, first + kRows) of `terms`, those that exist, to kSteps vectors, 512 bytes apart.
+/// Adds the existing rows among [first, first + kRows) of `terms` to kSteps vectors, 512 bytes apart.
 template <bool kFloat32, int kRows, int kSteps>
 __device__ inline void add_rows(const Terms& terms, int first, int num_rows, std::int64_t offset,
                                 std::int64_t row_bytes, Vector<kFloat32> (&sums)[kSteps]) {
@@ -117,7 +117,7 @@ __device__ inline void add_rows(const Terms& terms, int first, int num_rows, std
   }
 }
 
-/// out = the sum of all terms, one warp.
+/// Writes the sum of all terms to `out`. One warp calls it.
 template <bool kFloat32, int kRows, int kSteps>
 __device__ inline void sum_row(const Terms& terms, int num_rows, std::byte* out, std::int64_t row_bytes) {
   constexpr std::int64_t kStepBytes = kWarpLanes * sizeof(uint4);

@@ -13,7 +13,7 @@ namespace ferry::cuda::device {
 // Batcher's odd-even merge sort (Knuth, The Art of Computer Programming, volume 3, section 5.2.2, algorithm M).
 
 struct SortSteps {
-  static constexpr int kMax = 64;  ///< 63 of 16 keys
+  static constexpr int kMax = 64;  ///< 16 keys take 63
   int low[kMax] = {};
   int high[kMax] = {};
   int count = 0;

@@ -6,8 +6,8 @@
 
 namespace ferry::cuda {
 
-/// Takes the error that kernels have left, so that they may leave another; ok if there is none. `presence`: what the
-/// host knows of the ranks, for errors that name none.
+/// Takes the error that kernels have recorded, so that they may record another; ok if there is none. `presence`: the
+/// host's view of the ranks, for errors that name none.
 Status take_error(::ferry::device::ErrorRecord& record, const Status& presence);
 
 }  // namespace ferry::cuda

@@ -8,9 +8,9 @@ namespace {
 
 using ::ferry::device::Scope;
 
-/// Enough that 16 bytes of each thread fill a link with few blocks.
+/// Enough threads that 16 bytes of each fill a link with few blocks.
 constexpr unsigned kCopyThreads = 512;
-/// A block with less to copy costs more than it gains.
+/// A smaller slice costs a block more than it gains.
 constexpr std::uint64_t kMinSliceBytes = std::uint64_t{64} << 10;
 constexpr std::uint64_t kUnitBytes = 16;
 
@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(kCopyThreads) get_kernel(const __grid_constant
                                               params.symmetric + slice.first, slice.num_bytes, !params.later);
 }
 
-/// After an error there is nothing to hand over.
+/// Stores a fetched value; after an error there is none.
 __device__ void hand_over(const ::ferry::device::Fetched& fetched, std::uint64_t* to) {
   if (fetched.code == ::ferry::device::Code::kOk) *to = fetched.value;
 }
@@ -88,11 +88,11 @@ unsigned blocks_of(const CopyParams& params) {
   return static_cast<unsigned>((params.num_bytes + params.slice_bytes - 1) / params.slice_bytes);
 }
 
-/// Whether the proxy is asked for all of it by one request, so that more blocks would only ask more often.
+/// Whether one request to the proxy covers the whole copy, so that more blocks would only send more requests.
 bool is_one_request(const CopyParams& params) {
   const ::ferry::device::World& world = params.world;
   const bool is_near = params.rank >= world.first_in_node && params.rank < world.first_in_node + world.ranks_per_node;
-  // As numbers: the address may be anything.
+  // Compared as numbers, because the address may be anything.
   const std::uint64_t offset =
       reinterpret_cast<std::uintptr_t>(params.own) - reinterpret_cast<std::uintptr_t>(world.heap);
   const bool is_symmetric = offset <= world.heap_bytes && params.num_bytes <= world.heap_bytes - offset;

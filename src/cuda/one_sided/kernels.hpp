@@ -1,8 +1,8 @@
 #ifndef FERRY_CUDA_ONE_SIDED_KERNELS_HPP
 #define FERRY_CUDA_ONE_SIDED_KERNELS_HPP
 
-/// Calls of the host as kernels: each is what a kernel of the program would do with ferry/device/one_sided.cuh. Nothing
-/// but kernels, so all of them can be captured.
+/// Host calls as kernels: each kernel does the same as a program's kernel with ferry/device/one_sided.cuh. Calls
+/// consist of kernels only, so all of them can be captured.
 
 #include <cuda_runtime_api.h>
 
@@ -14,23 +14,24 @@
 
 namespace ferry::cuda {
 
-/// put and put_signal, get. `symmetric` is of this rank, as all addresses are that name memory of others.
+/// Parameters of put, put_signal and get. `symmetric` is this rank's address, as are all addresses that name memory of
+/// other ranks.
 struct CopyParams {
   ::ferry::device::World world;
   int rank = 0;
   std::byte* symmetric = nullptr;
   std::byte* own = nullptr;  ///< source of a put, destination of a get
   std::uint64_t num_bytes = 0;
-  std::uint64_t slice_bytes = 0;  ///< of a block
+  std::uint64_t slice_bytes = 0;  ///< bytes of a block's slice
   bool later = false;             ///< put_nbi, get_nbi
-  std::uint64_t* word = nullptr;  ///< of put_signal, which takes one block; else null
+  std::uint64_t* word = nullptr;  ///< for put_signal, which takes one block; else null
   std::uint64_t value = 0;
   SignalOp op = SignalOp::kSet;
 };
 
 enum class WordCall : std::int32_t { kSignal, kFetchAdd, kCompareSwap, kWaitUntil, kFence, kQuiet };
 
-/// Calls that one thread makes.
+/// Parameters of calls that one thread makes.
 struct WordParams {
   ::ferry::device::World world;
   WordCall call = WordCall::kQuiet;
@@ -54,10 +55,10 @@ cudaError_t launch_get(const CopyParams& params, cudaStream_t stream);
 cudaError_t launch_word_call(const WordParams& params, cudaStream_t stream);
 cudaError_t launch_barrier(const BarrierParams& params, cudaStream_t stream);
 
-/// Blocks that a copy of so many bytes is shared by, at most `max_blocks`; sets slice_bytes.
+/// Number of blocks that share a copy, at most `max_blocks`; sets slice_bytes.
 unsigned share_copy(CopyParams& params, unsigned max_blocks);
 
-/// On the current GPU: loading them later would wait for kernels that wait for this rank.
+/// Loads the kernels on the current GPU. A later load would wait for kernels that wait for this rank.
 cudaError_t load_one_sided_kernels();
 
 }  // namespace ferry::cuda

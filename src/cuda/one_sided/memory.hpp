@@ -1,9 +1,9 @@
 #ifndef FERRY_CUDA_ONE_SIDED_MEMORY_HPP
 #define FERRY_CUDA_ONE_SIDED_MEMORY_HPP
 
-/// The memory of a OneSided whose ranks have GPUs. Symmetric memory is the GPU's where all ranks are of one node. Over
-/// several nodes it is locked host memory, which every network and every GPU of the node reaches; words are then
-/// changed by processors only, because GPUs change host memory in one step for themselves alone.
+/// Memory of a OneSided whose ranks have GPUs. If all ranks are in one node, symmetric memory is GPU memory. With
+/// several nodes it is locked host memory, which every network and every GPU of the node reaches. Only processors
+/// change words there, because a GPU's atomics on host memory are atomic only for that GPU.
 
 #include <cuda_runtime_api.h>
 
@@ -39,20 +39,20 @@ class OneSidedMemory {
   const ::ferry::device::World& world() const { return world_; }
   std::byte* heap() const { return world_.heap; }
   std::size_t heap_bytes() const { return world_.heap_bytes; }
-  /// Where this rank's GPU sees the heap of `rank`; null: it does not.
+  /// Address of the heap of `rank` on this rank's GPU; null if the GPU cannot reach it.
   std::byte* peer_heap(int rank) const;
   bool is_on_host() const { return !world_.gpu_words; }
 
-  /// The team as kernels see it. Any thread; one at a time for a team that was never asked for.
+  /// The team in the form that kernels take. Any thread, but one at a time for a team requested for the first time.
   Result<::ferry::device::TeamView> view_of(const one_sided::TeamState& team);
 
-  /// In pinned memory.
+  /// Error record in pinned memory.
   ::ferry::device::ErrorRecord& errors() { return *errors_; }
-  /// Where a kernel leaves a result for the host, and where the host finds it.
+  /// Address at which a kernel leaves a result for the host, and the host's address of it.
   std::uint64_t* result_of_kernels() const { return on_device(result_); }
   const std::uint64_t& result() const { return *result_; }
 
-  /// What the proxy reads; without slots where all ranks are of one node.
+  /// Options of the ring that the proxy reads; without slots if all ranks are in one node.
   one_sided::RingSource::Options ring_options() const;
 
  private:
@@ -67,10 +67,10 @@ class OneSidedMemory {
 
   int device_ = 0;
   unsigned num_sms_ = 1;
-  std::size_t total_bytes_ = 0;  // symmetric memory: the heap, and the words of barriers behind it
+  std::size_t total_bytes_ = 0;  // symmetric memory: the heap, followed by the words of barriers
   std::shared_ptr<OwnStream> stream_;
   PinnedBlock pinned_;
-  ::ferry::device::ErrorRecord* errors_ = nullptr;  // these are in it
+  ::ferry::device::ErrorRecord* errors_ = nullptr;  // in pinned_, as is the next
   std::uint64_t* result_ = nullptr;
   one_sided::RequestRingMemory ring_;
   std::byte* staging_ = nullptr;
@@ -80,7 +80,7 @@ class OneSidedMemory {
   std::shared_ptr<DeviceArena> arena_;
   std::unique_ptr<ArenaExchange> exchange_;  // with one node
   std::vector<std::byte*> peer_heaps_;       // by index in the node
-  // In the arena: tables of kernels, by team.
+  // Tables of kernels in the arena, by team.
   std::uint64_t* epochs_ = nullptr;
   ::ferry::device::TeamMate* team_mates_ = nullptr;  // [kMaxTeams][R]
   std::vector<bool> has_mates_;

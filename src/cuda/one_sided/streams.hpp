@@ -1,8 +1,8 @@
 #ifndef FERRY_CUDA_ONE_SIDED_STREAMS_HPP
 #define FERRY_CUDA_ONE_SIDED_STREAMS_HPP
 
-/// The streams that calls were made on, for the calls that wait for all of them. Calls on different streams are not
-/// ordered: one may wait for what the other sends.
+/// Streams on which calls were made, for the calls that wait for all of them. Calls on different streams are not
+/// ordered: one may wait for data that another sends.
 
 #include <cuda_runtime_api.h>
 
@@ -22,14 +22,14 @@ class UsedStreams {
   UsedStreams& operator=(const UsedStreams&) = delete;
 
   static Result<bool> is_captured(std::string_view operation, cudaStream_t stream);
-  /// After a launch on the stream, which is not captured.
+  /// Must follow a launch on the stream, which is not captured.
   cudaError_t note(cudaStream_t stream);
-  /// Until everything launched before is done.
+  /// Waits until all earlier launches are done.
   cudaError_t wait();
 
  private:
   struct Used {
-    unsigned long long id = 0;  // CUDA's, never used again
+    unsigned long long id = 0;  // CUDA's number of the stream, never reused
     cudaEvent_t last = nullptr;
   };
   std::mutex mutex_;

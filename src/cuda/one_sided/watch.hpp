@@ -1,8 +1,8 @@
 #ifndef FERRY_CUDA_ONE_SIDED_WATCH_HPP
 #define FERRY_CUDA_ONE_SIDED_WATCH_HPP
 
-/// Kernels cannot see that a rank is lost, nor wake the thread that reads their requests. One thread per rank looks at
-/// both every 20 ms, makes no CUDA call, and tells the kernels by a word in pinned memory.
+/// Watches for lost ranks and wakes the thread that reads requests, neither of which kernels can do. One thread per
+/// rank checks both every 20 ms, makes no CUDA call, and informs the kernels through a word in pinned memory.
 
 #include <condition_variable>
 #include <cstdint>
@@ -17,7 +17,7 @@ namespace ferry::cuda {
 
 class OneSidedWatch {
  public:
-  /// All outlive the watch. `source`: null with one node.
+  /// All arguments must outlive the watch. `source`: null with one node.
   OneSidedWatch(one_sided::Fabric& fabric, ::ferry::device::ErrorRecord& errors, one_sided::RingSource* source)
       : fabric_(fabric), errors_(errors), source_(source) {}
   ~OneSidedWatch();
@@ -26,7 +26,7 @@ class OneSidedWatch {
 
   /// @errors kSystem: no thread could be started
   Status start();
-  /// Kernels are about to write requests: the network must look, since they cannot wake it.
+  /// Wakes the network, because kernels are about to write requests and cannot wake it.
   void expect_requests();
   /// Ends waits of kernels: see device::stop_word.
   static void stop_kernels(::ferry::device::ErrorRecord& errors, std::uint64_t why);
@@ -38,7 +38,7 @@ class OneSidedWatch {
   one_sided::Fabric& fabric_;
   ::ferry::device::ErrorRecord& errors_;
   one_sided::RingSource* source_;
-  // Of the thread.
+  // Used by the watch's thread only.
   bool lost_before_ = false;
   bool stopped_ = false;
   std::uint64_t last_taken_ = 0;

@@ -1,13 +1,13 @@
 #ifndef FERRY_CUDA_SYNC_CALL_LOG_HPP
 #define FERRY_CUDA_SYNC_CALL_LOG_HPP
 
-/// Each rank's latest call records, where the peers' hosts can read them. Kernels compare hashes only; when those
-/// differ, the hosts read the records and all derive the same message from them.
+/// Latest call records of each rank, readable by the peers' hosts. Kernels compare only hashes; if those differ, the
+/// hosts read the records, and all of them derive the same message.
 ///
 ///   field    writer  readers  order                        publishes
 ///   number   owner   all      store release / load acquire  record (checked again after it was copied)
 ///
-/// Owners run ahead of readers: a record that has been overwritten is reported in general terms.
+/// Owners may run ahead of readers: a record that has been overwritten is reported in general terms.
 
 #include <array>
 #include <atomic>
@@ -22,26 +22,27 @@ namespace ferry::cuda {
 
 class CallLog {
  public:
-  /// Must be the first thing that every rank takes from its host arena, so that the offset is the same in all.
+  /// Must be called before any other allocation from the host arena, on every rank, so that the offset is the same in
+  /// all.
   static Result<CallLog> create(node::Peers& peers);
 
   /// Publishes `record` to the peers; returns its number.
   std::int64_t append(const CallRecord& record);
-  /// Record `number` of `rank`; nothing if it was overwritten.
+  /// Record `number` of `rank`; nullopt if it was overwritten.
   std::optional<CallRecord> find(int rank, std::int64_t number) const;
 
   struct Difference {
-    int rank = 0;  ///< this one
+    int rank = 0;  ///< this rank
     Operation mine{};
     Operation theirs{};
   };
-  /// The first calls in both logs, this rank's and that of `peer`, which have the same number and are not the same kind
-  /// of call. Ranks number alike unless one alone has captured calls or made some on a Routing that was refused, so
-  /// this is for messages.
+  /// First calls with the same number in the logs of this rank and of `peer` that are of different kinds. Used for
+  /// messages only: numbers differ between ranks after a rank alone has captured calls, or made calls on a Routing that
+  /// was refused.
   std::optional<Difference> find_difference(int peer) const;
 
  private:
-  /// Calls by which a rank's host may be ahead of a peer that looks up its record.
+  /// Most calls by which a rank's host may be ahead of a peer that looks up its record.
   static constexpr std::size_t kNumSlots = 64;
   struct Slot {
     std::atomic<std::int64_t> number{0};
@@ -60,7 +61,7 @@ class CallLog {
   std::int64_t last_number_ = 0;
 };
 
-/// Hash of everything that all ranks must pass alike; 0 exactly for a record of a failure.
+/// Hash of all arguments that every rank must pass alike; 0 if and only if the record is of a failure.
 std::uint64_t agreement_word(const CallRecord& record);
 
 }  // namespace ferry::cuda

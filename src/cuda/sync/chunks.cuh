@@ -1,15 +1,15 @@
 #ifndef FERRY_CUDA_SYNC_CHUNKS_CUH
 #define FERRY_CUDA_SYNC_CHUNKS_CUH
 
-/// Progress of many warps, reported to the peers chunk by chunk. Warps finish their share of a chunk in any order. To
-/// report takes waiting until what was written has arrived, microseconds in which a warp moves nothing; so one warp of
-/// each block reports, and the others mark in shared memory which chunks they have no more of. The last block to get
-/// there reports to the peers. Chunks are reported in ascending order, because a flag may never go back.
+/// Progress of many warps, reported to the peers chunk by chunk. Warps finish their share of a chunk in any order. A
+/// report waits until all written data has arrived, microseconds in which a warp moves no data. Therefore one warp of
+/// each block reports, and the others mark in shared memory which chunks they have finished. The last block to finish a
+/// chunk reports it to the peers. Chunks are reported in ascending order, because a flag may never decrease.
 ///
-///   marks[w], shared         warp w of a block   st.release.cta / ld.acquire.cta   what the warp wrote for chunks
+///   marks[w], shared         warp w of a block   st.release.cta / ld.acquire.cta   the warp's writes for chunks
 ///                                                                            before that one, bulk stores complete
-///   local.chunk_arrivals[c]  reporting warps     atom.add.acq_rel.gpu        what the block wrote to the peers; also
-///                                                ld.acquire.gpu by the last warp of c - 1: are all there?
+///   local.chunk_arrivals[c]  reporting warps     atom.add.acq_rel.gpu        the block's writes to the peers; also
+///                                                ld.acquire.gpu by the last warp of c - 1, to see if c is complete
 ///   local.num_chunks_sent    last warp of c      st.release.gpu / ld.acquire.gpu   progress of chunk c was stored,
 ///                                                                            or a later chunk's is about to be
 
@@ -17,19 +17,20 @@
 
 namespace ferry::cuda::device {
 
-/// progress[] word: the lower half of the epoch's number, and the rows reported so far in it.
+/// Value of a progress[] word: the lower half of the epoch, and the rows reported so far in that epoch.
 __device__ inline std::uint64_t progress_value(std::uint64_t epoch, std::int64_t rows) {
   return epoch << 32 | static_cast<std::uint64_t>(rows);
 }
 
-/// Rows of `epoch` that the word counts. One of another epoch counts none: it is an older one, however the halves
-/// compare, because nobody reports before this rank has taken part, and end_epoch leaves none with the same half.
+/// Rows of `epoch` that the word counts. A word of another epoch counts none: it is from an earlier epoch, however the
+/// halves compare, because no peer reports before this rank has taken part, and end_epoch leaves no word with the same
+/// half.
 __device__ inline std::uint64_t rows_reported(std::uint64_t word, std::uint64_t epoch) {
   return word >> 32 == (epoch & 0xFFFFFFFFU) ? word & 0xFFFFFFFFU : 0;
 }
 
-/// Waits until `source` has reported `num_rows` rows of `epoch`; false when the group broke. One thread. `seen`: how
-/// many it has reported.
+/// Waits until `source` has reported `num_rows` rows of `epoch`; false if the group broke. One thread calls it. `seen`:
+/// the number of rows reported.
 __device__ inline bool wait_rows(const RankParams& ranks, int source, std::uint64_t epoch, std::int64_t num_rows,
                                  std::uint64_t& seen) {
   const std::uint64_t* flag = ranks.control.progress + source;
@@ -43,23 +44,25 @@ __device__ inline bool wait_rows(const RankParams& ranks, int source, std::uint6
 }
 
 struct ChunkPlan {
-  int num_warps = 1;  ///< that report, over all blocks
+  int num_warps = 1;  ///< reporting warps, over all blocks
   int num_chunks = 1;
 };
 
-/// One warp's part. `rows_after(chunk, rank)` says how many rows for `rank` are there once `chunk` is.
+/// One warp's part in reporting. `rows_after(chunk, rank)`: number of rows for `rank` that are complete once `chunk`
+/// is.
 template <typename RowsAfter>
 class ChunkReporter {
  public:
   __device__ ChunkReporter(const RankParams& ranks, const ChunkPlan& plan, std::uint64_t epoch, RowsAfter rows_after)
       : ranks_(ranks), plan_(plan), epoch_(epoch), rows_after_(rows_after) {}
 
-  /// This warp's writes for all chunks before `end` are complete (every lane's own, bulk ones included). All lanes.
+  /// Reports that this warp's writes for all chunks before `end` are complete (every lane's own, bulk ones included).
+  /// All lanes call it.
   __device__ void report_before(int end) {
     for (; next_ < end; ++next_) report(next_);
   }
 
-  /// The first chunk that this warp has not reported.
+  /// First chunk that this warp has not reported.
   __device__ int next() const { return next_; }
 
  private:
@@ -72,16 +75,16 @@ class ChunkReporter {
       last = add_acq_rel_device(&local.chunk_arrivals[chunk], 1) + 1 == static_cast<std::uint32_t>(plan_.num_warps);
     }
     last = __shfl_sync(0xFFFFFFFFU, last, 0);
-    __syncwarp();  // hands what lane 0 has acquired to the lanes that store the progress
+    __syncwarp();  // passes the data that lane 0 acquired to the lanes that store the progress
     if (last == 0) return;
-    // Everything slow happens before this warp's turn: turns are serial, so their length bounds the pace of chunks.
+    // All slow work precedes this warp's turn: turns are serial, so their length limits the rate of chunks.
     const std::int64_t rows = lane_idx() < ranks_.num_ranks ? rows_after_(chunk, lane_idx()) : 0;
     fence_system();
-    // Bounded: the warps that report the chunks before are running, and wait for nothing else.
+    // The loop is bounded: the warps that report the previous chunks are running and wait for no other rank.
     while (load_acquire_device(&local.num_chunks_sent) != static_cast<std::uint32_t>(chunk)) {
     }
     const bool final_chunk = chunk + 1 == plan_.num_chunks;
-    // The warp that waits for the next turn reports more.
+    // If so, the warp that waits for the next turn reports more rows.
     const bool overtaken = !final_chunk && load_acquire_device(&local.chunk_arrivals[chunk + 1]) ==
                                                static_cast<std::uint32_t>(plan_.num_warps);
     if (!overtaken) store_progress(chunk, rows);
@@ -92,7 +95,7 @@ class ChunkReporter {
     }
   }
 
-  /// `rows`: of the rank of this lane's number.
+  /// `rows`: rows for the rank with this lane's number.
   __device__ void store_progress(int chunk, std::int64_t rows) const {
     for (int rank = lane_idx(); rank < ranks_.num_ranks; rank += kWarpLanes) {
       if (rank >= kWarpLanes) rows = rows_after_(chunk, rank);
@@ -107,13 +110,13 @@ class ChunkReporter {
   int next_ = 0;
 };
 
-/// What a warp that moves rows says of its progress: the first chunk that it may still have something of.
+/// Marks the progress of a warp that moves rows: the first chunk that it may not have finished.
 class ChunkMarker {
  public:
-  /// `mark`: this warp's word in shared memory, 0 before.
+  /// `mark`: this warp's word in shared memory, initially 0.
   __device__ explicit ChunkMarker(std::uint32_t* mark) : mark_(mark) {}
 
-  /// As ChunkReporter's. All lanes.
+  /// Marks the same as ChunkReporter::report_before reports. All lanes call it.
   __device__ void report_before(int end) {
     if (end <= next_) return;
     next_ = end;
@@ -129,25 +132,26 @@ class ChunkMarker {
   int next_ = 0;
 };
 
-/// Reports what `num_warps` warps of this block mark, until they have marked the end. All lanes of another warp of it.
+/// Reports the marks of `num_warps` warps of this block until they have marked the end. All lanes of another warp of
+/// the block call it.
 template <typename Reporter>
 __device__ inline void report_marks(const std::uint32_t* marks, int num_warps, int num_chunks, Reporter& reporter) {
-  // Bounded: the warps that mark are running, and wait for nothing else.
+  // The loop is bounded: the warps that mark are running and wait for no other rank.
   while (reporter.next() < num_chunks) {
     const auto all = static_cast<std::uint32_t>(num_chunks);
     const std::uint32_t marked = lane_idx() < num_warps ? load_acquire_block(marks + lane_idx()) : all;
     const auto least = static_cast<int>(__reduce_min_sync(0xFFFFFFFFU, marked));
-    __syncwarp();  // hands what each lane has acquired to all of them
+    __syncwarp();  // passes the data that each lane acquired to all lanes
     if (least == reporter.next()) pause();
     reporter.report_before(least);
   }
 }
 
-/// Items that several owners have in turn, ranks or the parts of a row: item i is number i / n of owner i % n, so that
-/// all owners make progress at the same pace. A warp takes every so-many-th item, and divides only once.
+/// Iterates over items that belong to n owners in turn (ranks, or the parts of a row): item i is number i / n of owner
+/// i % n, so that all owners progress at the same pace. A warp takes items at a fixed step and divides only once.
 class TurnWalk {
  public:
-  /// Items first, first + step, …
+  /// Visits items first, first + step, …
   __device__ TurnWalk(int num_owners, int first, int step)
       : num_owners_(num_owners),
         idx_(first / num_owners),
@@ -155,7 +159,7 @@ class TurnWalk {
         step_idx_(step / num_owners),
         step_owner_(step % num_owners) {}
 
-  /// Which of its owner's items this is.
+  /// Number of the current item among its owner's items.
   __device__ int idx() const { return idx_; }
   __device__ int owner() const { return owner_; }
   __device__ void advance() {

@@ -5,10 +5,12 @@
 
 namespace ferry::cuda::device {
 
-/// Takes the next number of a count that all warps of the GPU share. Lane 0 alone; it waits where it uses the number.
+/// Takes the next number of a counter that all warps of the GPU share. Called by lane 0 alone. The wait for the result
+/// is at the first use of the number.
 __device__ inline std::uint32_t claim(std::uint32_t* num_claimed) {
   std::uint32_t number;
-  // Of equal summands the compiler makes one sum for the lanes that come to it, and waits for the result to share it.
+  // The lane number keeps the summands different: the compiler merges equal summands of converged lanes into one sum,
+  // and then waits for the result in order to share it.
   std::uint32_t lane;
   asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
   asm volatile("atom.add.relaxed.gpu.global.u32 %0, [%1], %2;"

@@ -1,24 +1,24 @@
 #ifndef FERRY_CUDA_SYNC_CONTROL_HPP
 #define FERRY_CUDA_SYNC_CONTROL_HPP
 
-/// The control words of a rank, at the start of its arena: everything that ranks send each other on the device except
-/// rows and their tables. All flags of the CUDA backend are here.
+/// Control words of a rank, at the start of its arena: all data that ranks send each other on the device except rows
+/// and their tables. All flags of the CUDA backend are here.
 ///
-/// Every call has an epoch (from 1), counted on the device so that graph replays count too; all ranks make the same
-/// calls in the same order, so their epochs agree. Flags only grow and are never reset; entries, progress and staged,
-/// which have room for half of an epoch, say whether they are of this one.
+/// Every call has an epoch (from 1), counted on the device so that graph replays count too. All ranks make the same
+/// calls in the same order, so their epochs agree. Flags only grow and are never reset. Entries, progress and staged
+/// have room for half of an epoch, which names the epoch that they belong to.
 ///
 ///   field             writer     order               publishes
 ///   entries[s]        rank s     relaxed / acquire   s's outputs and staging may be written, its inputs read; and the
 ///                                                    words of its EntryMessage, each with the epoch's lower half
 ///   progress[s]       rank s     release / acquire   rows and records that s has written here: epoch << 32 | rows
 ///                                                    so far (rows_reported in chunks.cuh)
-///   staged[s][b]      rank s     relaxed / acquire   rows that block b of those that stage has staged for this rank:
+///   staged[s][b]      rank s     relaxed / acquire   rows that staging block b of s has staged for this rank:
 ///                                                    epoch << 32 | rounds so far (staged.cuh)
-///   done[s]           rank s     release / acquire   s writes and reads nothing here any more in this epoch: of route,
-///                                                    and of calls that are refused
-///   block_done[s][b]  rank s     relaxed / acquire   the same of block b of s's kernel, in dispatch and combine; s's
-///                                                    entry says how many blocks there are
+///   done[s]           rank s     release / acquire   s writes and reads no more data here in this epoch; used by
+///                                                    route and by calls that are refused
+///   block_done[s][b]  rank s     relaxed / acquire   the same for block b of s's kernel, in dispatch and combine; s's
+///                                                    entry holds the number of blocks
 ///   headers[..][s]    rank s     relaxed / acquire   in slot epoch % 2: the words of its CountsHeader, each with the
 ///                                                    epoch's lower half; those of source_offset also that s's source
 ///                                                    table may be written
@@ -26,20 +26,20 @@
 ///   counts_ready[s]   rank s     relaxed / acquire   s routes in this epoch
 ///   local             this rank  device scope        see the kernels
 ///
-/// This rank reads all of them; all but the last are st.release.sys, or fence.acq_rel.sys and st.relaxed.sys, and
-/// ld.acquire.sys. No fence comes before counts, counts_ready and the words of headers other than source_offset, which
-/// publish nothing but themselves; counts are ld.relaxed.sys. Entries, headers and counts need no flags of their own,
-/// and so no second trip over the link: each of their words is half payload, half epoch, and one 8-byte store writes
-/// both (PTX ISA, "Memory Consistency Model", scalar accesses).
+/// This rank reads all of them. All except `local` are written by st.release.sys, or by fence.acq_rel.sys and
+/// st.relaxed.sys, and read by ld.acquire.sys. No fence precedes counts, counts_ready and the words of headers other
+/// than source_offset, which publish only themselves; counts are read by ld.relaxed.sys. Entries, headers and counts
+/// need no flags of their own, and so no second trip over the link: each word is half payload, half epoch, and one
+/// 8-byte store writes both (PTX ISA, "Memory Consistency Model", scalar accesses).
 ///
-/// A route is one epoch: counts, then every rank writes its part of each receiver's source table, then done. Where a
-/// receiver's rows do not fit the table that it announced with its counts, it announces another in its entry of the
-/// same epoch, and the others wait for that before they write there.
+/// A route is one epoch: counts first, then every rank writes its part of each receiver's source table, then done. If a
+/// receiver's rows do not fit the table that it announced with its counts, it announces another table in its entry of
+/// the same epoch, and the others wait for that entry before they write to the table.
 ///
 /// One slot per entry is enough: s writes the entry of epoch e + 1 only after it saw that this rank was done with e,
-/// which this rank sends after it has read s's entry of e. Routes that are refused for their rows have no such end of
-/// call; so counts alternate between two slots, and s writes those of e + 2 only after it has finished e + 1, in which
-/// this rank took part after reading e.
+/// which this rank sends after it has read s's entry of e. Routes that are refused because of their rows do not end
+/// that way. Therefore counts alternate between two slots: s writes the counts of e + 2 only after it has finished e +
+/// 1, in which this rank took part after reading the counts of e.
 
 #include <cstddef>
 #include <cstdint>
@@ -49,76 +49,79 @@
 
 namespace ferry::cuda {
 
-/// Bound on E here: a block counts all experts in shared memory (eight warps, 4 bytes each, of 227 KiB).
+/// Upper bound of E: a block counts all experts in shared memory (eight warps, 4 bytes each, of 227 KiB).
 inline constexpr std::int64_t kMaxExperts = 4096;
-/// Bound on R here: tables of that many peers fit a block's shared memory many times over.
+/// Upper bound of R: tables of this many peers fit a block's shared memory many times over.
 inline constexpr int kMaxRanks = 128;
 /// Maximum number of chunks in which a rank reports the progress of its tokens.
 inline constexpr int kMaxChunks = 1024;
-/// Bound on the blocks of a kernel that writes to peers or reads from them: more than any GPU has multiprocessors.
+/// Upper bound of the number of blocks of a kernel that writes to peers or reads from them; exceeds the number of
+/// multiprocessors of any GPU.
 inline constexpr int kMaxCallBlocks = 256;
 
 /// Bits of EntryMessage::flags.
 inline constexpr std::int64_t kRowsStaged = 1;    ///< rows_offset is staging; dispatch: indexed by token row
 inline constexpr std::int64_t kTablesDirect = 2;  ///< dispatch: scales, ids and weights go straight to the outputs
 inline constexpr std::int64_t kWideIds = 4;       ///< dispatch: ids_offset holds i64
-/// Combine, with kRowsStaged: the bits from this one on are the number of blocks that stage.
+/// Combine, with kRowsStaged: the bits from this one upwards hold the number of staging blocks.
 inline constexpr int kStagersShift = 8;
 
-/// A rank's part in a call, as it sends it to every peer. Offsets are in its own arena. What the first two refer to:
+/// A rank's part in a call, as it sends it to every peer. Offsets are in the rank's own arena. Meaning of the first
+/// two:
 ///
-///   call       rows_offset           tables_offset
-///   dispatch   where its rows go     where its token records go, if it gets any
-///   combine    where its rows are    where the weights of its rows are
-///   route      not used              where its source table is, if its rows do not fit the one announced before
+///   call       rows_offset              tables_offset
+///   dispatch   destination of its rows  destination of its token records, if it receives any
+///   combine    location of its rows     location of the weights of its rows
+///   route      not used                 location of its source table, if its rows do not fit the announced one
 struct EntryMessage {
-  std::uint64_t agreement = 0;     ///< hash of what all ranks must pass alike; 0: this rank refuses the call
+  std::uint64_t agreement = 0;     ///< hash of the arguments that all ranks must pass alike; 0: this rank refuses the
+                                   ///< call
   std::int64_t record_number = 0;  ///< of the call in the host's CallLog
   std::int64_t rows_offset = 0;
   std::int64_t rows_stride = 0;  ///< bytes
   std::int64_t tables_offset = 0;
   std::int64_t flags = 0;
-  std::int64_t scales_offset = 0;  ///< this and the next three only with kTablesDirect
+  std::int64_t scales_offset = 0;  ///< used only with kTablesDirect, as are the next three
   std::int64_t scales_stride = 0;  ///< bytes between rows; a row is contiguous
   std::int64_t ids_offset = 0;
   std::int64_t weights_offset = 0;
-  std::int64_t num_blocks = 0;  ///< of the kernel: words of block_done
+  std::int64_t num_blocks = 0;  ///< blocks of the kernel, and so words of block_done
 };
-/// Words of 4 bytes, one a lane of a warp.
+/// Words of 4 bytes, one per lane of a warp.
 inline constexpr int kEntryWords = sizeof(EntryMessage) / sizeof(std::uint32_t);
 inline constexpr int kEntrySlotWords = 32;
 static_assert(kEntryWords <= kEntrySlotWords);
 
-/// What a rank sends with its counts.
+/// Header that a rank sends with its counts.
 struct alignas(16) CountsHeader {
-  std::int64_t source_offset;  ///< in its arena: its source table, which may be written
-  std::uint64_t epoch;         ///< not this one: the rank made another call
+  std::int64_t source_offset;  ///< offset in its arena of its source table, which may be written
+  std::uint64_t epoch;         ///< of the call; another epoch means that the rank made another call
   std::uint64_t agreement;
   std::int64_t record_number;
   std::int64_t max_recv_rows;  ///< 0: not bounded
   std::int64_t num_tokens;     ///< T of that rank
-  std::int64_t bad_entry;      ///< index in [T, K] of the first id that is no expert, -1: all are good
+  std::int64_t bad_entry;      ///< index in [T, K] of the first id that is no expert; -1: all ids are valid
   std::int64_t bad_id;
   std::int64_t repeats;      ///< 1: some token names an expert twice
-  std::int64_t source_rows;  ///< that its source table has room for
-  std::uint64_t homes_hash;  ///< of a placement that only GPUs know, else 0
+  std::int64_t source_rows;  ///< rows that its source table has room for
+  std::uint64_t homes_hash;  ///< hash of a placement that only GPUs know, else 0
   std::int64_t unused;
 };
-/// Words of 4 bytes, as it is sent.
+/// Words of 4 bytes, the unit in which the header is sent.
 inline constexpr int kCountsHeaderWords = sizeof(CountsHeader) / sizeof(std::uint32_t);
 static_assert(kCountsHeaderWords % 2 == 0, "posted two words at a time");
 
 /// This rank's own words.
 struct LocalState {
-  std::uint64_t epoch;    ///< calls finished
-  std::uint64_t outcome;  ///< of the current call: epoch << 2 | device::Outcome
-  std::uint32_t broken;   ///< a wait timed out or was stopped: every kernel ends at once
+  std::uint64_t epoch;    ///< number of finished calls
+  std::uint64_t outcome;  ///< outcome of the current call: epoch << 2 | device::Outcome
+  std::uint32_t broken;   ///< a wait timed out or was stopped; every kernel then ends at once
   std::uint32_t num_chunks_sent;
-  std::uint32_t num_blocks_done;  ///< whose part in the kernel is over
+  std::uint32_t num_blocks_done;  ///< blocks whose part in the kernel is complete
   std::uint32_t num_receivers_done;
-  std::uint32_t num_items_claimed;           ///< of a combine's work; 0 between calls
+  std::uint32_t num_items_claimed;           ///< claimed items of a combine's work; 0 between calls
   std::uint32_t chunk_arrivals[kMaxChunks];  ///< warps that have finished their part of a chunk
-  // As WaitTimes, where kernels need not go over PCIe to add to it.
+  // The same sums as WaitTimes, in memory to which kernels add without going over PCIe.
   std::uint64_t wait_ns[kMaxRanks];
   std::uint64_t step_wait_ns[kMaxRanks];
   std::uint64_t counted_until_ns[kMaxRanks];  ///< see wait_count.cuh
@@ -136,7 +139,7 @@ struct Control {
   LocalState* local = nullptr;
   std::size_t size_bytes = 0;
 
-  /// Counts from one rank's row to the next.
+  /// Distance between the counts of one rank and the next, in words.
   FERRY_HOST_DEVICE static constexpr std::size_t counts_stride(std::size_t num_ranks) {
     return static_cast<std::size_t>(
         plan::CountColumns::of(static_cast<int>(num_ranks), static_cast<int>(kMaxExperts)).size);

@@ -1,19 +1,19 @@
 #ifndef FERRY_CUDA_SYNC_ENTRY_CUH
 #define FERRY_CUDA_SYNC_ENTRY_CUH
 
-/// The entry of a call: every rank tells every other which call it makes and where its memory is, and all find the same
-/// outcome. One trip over the link: see `entries` in control.hpp.
+/// Entry of a call: every rank sends every other rank the kind of its call and the locations of its memory, and all
+/// ranks reach the same outcome. One trip over the link; see `entries` in control.hpp.
 
 #include "cuda/sync/rank_sync.cuh"
 
 namespace ferry::cuda::device {
 
-/// Rank by rank, whether its entry of `epoch` is there.
+/// Flags of all ranks: whether the rank's entry of `epoch` has arrived.
 struct EntryFlags {
   const std::uint64_t* entries;
   std::uint64_t epoch;
 
-  /// `epoch`, or 0 while the entry is not there.
+  /// Returns `epoch`, or 0 before the entry has arrived.
   __device__ std::uint64_t load(int rank) const {
     const std::uint64_t word = load_acquire_system(entries + static_cast<std::size_t>(rank) * kEntrySlotWords);
     return word >> 32 == half_of(epoch) ? epoch : 0;
@@ -24,7 +24,7 @@ __device__ inline EntryFlags entry_flags(const RankParams& ranks, std::uint64_t 
   return {ranks.control.entries, epoch};
 }
 
-/// A rank's entry, as one warp holds it: lane i has word i.
+/// A rank's entry, held by one warp: lane i has word i.
 class ReceivedEntry {
  public:
   __device__ explicit ReceivedEntry(std::uint32_t word) : word_(word) {}
@@ -53,7 +53,7 @@ class ReceivedEntry {
   std::uint32_t word_;
 };
 
-/// Sends every rank this rank's part in the call. All lanes of one warp of one block.
+/// Sends this rank's entry to every rank. All lanes of one warp of one block call it.
 __device__ inline void post_entry(const RankParams& ranks, const EntryMessage& entry, std::uint64_t epoch) {
   const int lane = lane_idx();
   std::uint32_t word = 0;
@@ -67,9 +67,9 @@ __device__ inline void post_entry(const RankParams& ranks, const EntryMessage& e
   }
 }
 
-/// Waits for the entries of all ranks and compares them; calls `take(rank, entry)` in a whole warp for each that is
-/// there, also of calls that are then refused. All threads of a block; all of them, on every rank, get the same
-/// outcome, and what `take` wrote to shared memory. The first block's waits are counted.
+/// Waits for the entries of all ranks and compares them. Calls `take(rank, entry)` in a whole warp for each entry that
+/// arrives, also in calls that are then refused. All threads of a block call it. All threads on every rank get the same
+/// outcome and see the data that `take` wrote to shared memory. The waits of the first block are counted.
 template <typename Take>
 __device__ inline Outcome await_entries(const RankParams& ranks, const EntryMessage& entry, std::uint64_t epoch,
                                         Take take) {
@@ -77,7 +77,7 @@ __device__ inline Outcome await_entries(const RankParams& ranks, const EntryMess
   bool here = true;
   bool equal = true;
   for (int rank = warp_idx(); rank < ranks.num_ranks; rank += num_warps) {
-    // Lanes without a word of their own read the first one once more.
+    // Lanes without a word of their own read the first word again.
     const std::uint64_t* address = ranks.control.entries + static_cast<std::size_t>(rank) * kEntrySlotWords +
                                    (lane_idx() < kEntryWords ? lane_idx() : 0);
     std::uint64_t word = 0;
@@ -90,7 +90,7 @@ __device__ inline Outcome await_entries(const RankParams& ranks, const EntryMess
     const bool came = wait_until(ranks, {Awaited::kEntry, rank, epoch}, read, epoch, count);
     here = here && came;
     const bool is_entry = __all_sync(0xFFFFFFFFU, static_cast<int>(came && word >> 32 == half_of(epoch))) != 0;
-    __syncwarp();  // hands what each lane has acquired to all of them
+    __syncwarp();  // passes the data that each lane acquired to all lanes
     equal = equal && is_entry;
     if (!is_entry) continue;
     const ReceivedEntry received(static_cast<std::uint32_t>(word));
@@ -99,11 +99,11 @@ __device__ inline Outcome await_entries(const RankParams& ranks, const EntryMess
   }
   const bool all_here = __syncthreads_and(static_cast<int>(here)) != 0;
   const bool all_equal = __syncthreads_and(static_cast<int>(equal)) != 0;
-  fence_async_proxy();  // what peers did before is also before this rank's bulk copies
+  fence_async_proxy();  // orders the peers' earlier actions before this rank's bulk copies
   return !all_here ? Outcome::kStop : all_equal ? Outcome::kGo : Outcome::kSkip;
 }
 
-/// One thread's wait for one field of a rank's entry, its offset in EntryMessage given; false when the group broke.
+/// Waits, in one thread, for one field of a rank's entry, given its offset in EntryMessage; false if the group broke.
 __device__ inline bool wait_entry_field(const RankParams& ranks, int rank, std::uint64_t epoch,
                                         std::size_t offset_bytes, std::int64_t& value) {
   const std::uint64_t* words =
@@ -117,8 +117,8 @@ __device__ inline bool wait_entry_field(const RankParams& ranks, int rank, std::
   return wait_until(ranks, {Awaited::kEntry, rank, epoch}, read, epoch, StepCount(ranks, rank));
 }
 
-/// Two words of an entry, or of what a rank sends with its counts; -1 if they never come. Who calls this has not waited
-/// for them, but for others that were stored with them.
+/// Reads two words of an entry, or of a header sent with counts; -1 if they do not arrive. The caller has not waited
+/// for these words, but for others that were stored with them.
 __device__ inline std::int64_t record_number_in(const std::uint64_t* words, std::uint64_t epoch) {
   constexpr int kMaxPolls = 1 << 20;
   for (int polls = 0; polls < kMaxPolls; ++polls) {
@@ -131,7 +131,7 @@ __device__ inline std::int64_t record_number_in(const std::uint64_t* words, std:
   return -1;
 }
 
-/// The number of a rank's call record in this epoch, whatever call it makes.
+/// Number of a rank's call record in this epoch, for any kind of call.
 __device__ inline std::int64_t record_number_of(const RankParams& ranks, int rank, std::uint64_t epoch) {
   if (count_flags(ranks).load(rank) >= epoch && entry_flags(ranks, epoch).load(rank) < epoch) {
     const std::uint64_t slot = epoch % 2 * static_cast<std::uint64_t>(ranks.num_ranks) + static_cast<unsigned>(rank);
@@ -144,10 +144,10 @@ __device__ inline std::int64_t record_number_of(const RankParams& ranks, int ran
                           epoch);
 }
 
-/// Reports to the host that ranks disagree. One thread of the call.
+/// Reports to the host that ranks disagree. One thread of the call calls it.
 __device__ __noinline__ inline void report_disagreement(const RankParams& ranks, std::uint64_t epoch) {
   FaultReport& fault = ranks.report->fault;
-  if (*static_cast<volatile std::uint64_t*>(&fault.state) != 0) return;  // the first one counts
+  if (*static_cast<volatile std::uint64_t*>(&fault.state) != 0) return;  // only the first fault counts
   fault.fault = static_cast<std::int32_t>(Fault::kDisagreement);
   fault.rank = -1;
   for (int rank = 0; rank < ranks.num_ranks; ++rank) fault.record_numbers[rank] = record_number_of(ranks, rank, epoch);
@@ -155,7 +155,7 @@ __device__ __noinline__ inline void report_disagreement(const RankParams& ranks,
   store_release_system(&fault.state, 1);
 }
 
-/// Copies why a route was refused from where later kernels find it to where the host does.
+/// Copies the reason why a route was refused from the summary, which later kernels read, to the host's report.
 __device__ inline void copy_fault(FaultReport& report, const RouteSummary& summary) {
   report.fault = summary.fault;
   report.rank = static_cast<std::int32_t>(summary.fault_rank);
@@ -165,7 +165,7 @@ __device__ inline void copy_fault(FaultReport& report, const RouteSummary& summa
   report.limit = summary.fault_limit;
 }
 
-/// Reports once more a Routing that route refused. One thread of the call.
+/// Reports again that route refused the Routing. One thread of the call calls it.
 __device__ __noinline__ inline void report_refused_route(const RankParams& ranks, const RouteSummary& summary) {
   FaultReport& fault = ranks.report->fault;
   if (*static_cast<volatile std::uint64_t*>(&fault.state) != 0) return;

@@ -11,23 +11,24 @@
 
 namespace ferry::cuda {
 
-/// The rank of the group that a wait of a kernel of `topology.rank` missed.
+/// Rank in the group for which a kernel of `topology.rank` waited in vain.
 int rank_missed(const LostReport& lost, const Topology& topology);
 
-/// The wait that failed, without what to do about it: "exchange 7 on the GPU: timed out after 50 ms waiting …". `calls`
-/// may show that the rank it waited for has made another call; null: there is none.
+/// Describes the wait that failed, without a hint: "exchange 7 on the GPU: timed out after 50 ms waiting …".
+/// `calls` may show that the awaited rank has made another call; null: there is no log.
 std::string describe_lost(const LostReport& lost, const Topology& topology, std::int64_t timeout_ns,
                           const CallLog* calls = nullptr);
 
-/// What hosts know of the calls of other ranks.
+/// Records of other ranks' calls, as this host can read them.
 struct RankRecords {
   const CallLog& calls;
-  const FoundRecord* found = nullptr;  ///< [ranks of the node, nodes] with the fault; in groups of several nodes
+  const FoundRecord* found = nullptr;  ///< [ranks of the node, nodes] records that accompany the fault; in groups of
+                                       ///< several nodes
   const Topology& topology;
 };
 
-/// The same on every rank. `operation` is used where the records are not known any more. Ok: the fault has been
-/// described before.
+/// Describes the fault in the same words on every rank. `operation` is used if the records are no longer available. Ok:
+/// the fault has been described before.
 Status describe_fault(const FaultReport& fault, const RankRecords& records, std::string_view operation);
 
 }  // namespace ferry::cuda

@@ -1,11 +1,11 @@
 #ifndef FERRY_CUDA_SYNC_MEMORY_ORDER_CUH
 #define FERRY_CUDA_SYNC_MEMORY_ORDER_CUH
 
-/// The loads, stores and fences that flags need, each one PTX instruction (PTX ISA, "Memory Consistency Model").
-/// System scope reaches other GPUs over NVLink and the host; device scope the blocks of one kernel.
-/// Rows are moved by the bulk copy engine too, which is another proxy: `fence_async_proxy` orders it with ordinary
-/// accesses (PTX ISA, "membar / fence", fence.proxy.async). Also here, because all device code needs them: a thread's
-/// position in its block.
+/// Loads, stores and fences for flags, each one PTX instruction (PTX ISA, "Memory Consistency Model"). System scope
+/// includes other GPUs, over NVLink, and the host; device scope includes the blocks of one kernel. The bulk copy
+/// engine, which also moves rows, is another proxy: `fence_async_proxy` orders its accesses with ordinary ones (PTX
+/// ISA, "membar / fence", fence.proxy.async). The header also has a thread's position in its block, which all device
+/// code needs.
 
 #include <cstdint>
 
@@ -23,7 +23,7 @@ __device__ inline std::uint64_t load_acquire_system(const std::uint64_t* address
   return value;
 }
 
-/// A word that is all there is to know; other loads need not wait for it.
+/// Loads a word that publishes only itself; other loads need not wait for it.
 __device__ inline std::uint64_t load_relaxed_system(const std::uint64_t* address) {
   std::uint64_t value;
   asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
@@ -34,7 +34,7 @@ __device__ inline void store_release_system(std::uint64_t* address, std::uint64_
   asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
 }
 
-/// A flag whose release is a `fence_system` before.
+/// Stores a flag whose release is an earlier `fence_system`.
 __device__ inline void store_relaxed_system(std::uint64_t* address, std::uint64_t value) {
   asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
 }
@@ -65,14 +65,14 @@ __device__ inline void store_release_device(std::uint64_t* address, std::uint64_
   asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
 }
 
-/// A word in shared memory, between the warps of a block.
+/// Loads a word in shared memory that another warp of the block wrote.
 __device__ inline std::uint32_t load_acquire_block(const std::uint32_t* address) {
   std::uint32_t value;
   asm volatile("ld.acquire.cta.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
   return value;
 }
-/// The same for who looks again and again, and fences once it has found what it waits for: an acquire empties the
-/// first-level cache each time.
+/// Variant for a warp that polls and fences once it has found the awaited value: each acquire would empty the
+/// first-level cache.
 __device__ inline std::uint32_t load_relaxed_block(const std::uint32_t* address) {
   std::uint32_t value;
   asm volatile("ld.relaxed.cta.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
@@ -82,27 +82,27 @@ __device__ inline void store_release_block(std::uint32_t* address, std::uint32_t
   asm volatile("st.release.cta.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
 }
 
-/// Between two looks at a word that many warps look at: they would hold up what arrives in the same part of the
-/// second-level cache.
+/// Pauses between two polls of a word that many warps poll: their polls would delay data that arrives in the same part
+/// of the second-level cache.
 __device__ inline void pause() {
   constexpr unsigned kPauseNs = 400;
   __nanosleep(kPauseNs);
 }
 
-/// Adds and returns what was there; everything this thread has seen is visible to a thread that sees the sum.
+/// Adds and returns the previous value. Everything visible to this thread is visible to a thread that sees the sum.
 __device__ inline std::uint32_t add_acq_rel_device(std::uint32_t* address, std::uint32_t value) {
   std::uint32_t before;
   asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;" : "=r"(before) : "l"(address), "r"(value) : "memory");
   return before;
 }
 
-/// The same for a thread that does not need the sum.
+/// Variant for a thread that does not need the sum.
 __device__ inline void add_release_device(std::uint32_t* address, std::uint32_t value) {
   asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
 }
 
-/// Raises a word, or adds to it, and returns what was there; orders nothing. Written out, because the compiler makes a
-/// sum over the lanes of what they add.
+/// Raises a word, or adds to it, and returns the previous value. Orders no other access. Written in PTX because the
+/// compiler would sum the lanes' operands first.
 __device__ inline std::uint64_t raise_device(std::uint64_t* address, std::uint64_t value) {
   std::uint64_t before;
   asm volatile("atom.max.relaxed.gpu.global.u64 %0, [%1], %2;" : "=l"(before) : "l"(address), "l"(value) : "memory");
@@ -116,14 +116,14 @@ __device__ inline std::uint64_t add_relaxed_device(std::uint64_t* address, std::
 
 __device__ inline void fence_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 
-/// Orders ordinary accesses to global memory and those of the bulk copy engine, in both directions.
+/// Orders ordinary accesses to global memory with those of the bulk copy engine, in both directions.
 __device__ inline void fence_async_proxy() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("fence.proxy.async.global;" ::: "memory");
 #endif
 }
 
-/// Nanoseconds of a clock that all multiprocessors share (PTX ISA, %globaltimer; coarse, good for deadlines only).
+/// Nanoseconds of a clock that all multiprocessors share (PTX ISA, %globaltimer). Coarse: use for deadlines only.
 __device__ inline std::uint64_t now_ns() {
   std::uint64_t value;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(value)::"memory");

@@ -5,7 +5,7 @@
 
 namespace ferry::cuda::device {
 
-/// A barrier of the `kNumWarps` warps of a block that come to it, for one place in a kernel.
+/// Barrier for the `kNumWarps` warps of a block that call it, usable at one place in a kernel.
 template <int kNumWarps>
 __device__ inline void meet_warps() {
   asm volatile("bar.sync 1, %0;" ::"n"(kNumWarps * kWarpLanes) : "memory");

@@ -1,7 +1,7 @@
 #ifndef FERRY_CUDA_SYNC_RANK_PARAMS_HPP
 #define FERRY_CUDA_SYNC_RANK_PARAMS_HPP
 
-/// What every kernel of a call needs to know about the ranks. Kernels take it as a __grid_constant__, so that finding a
+/// Facts about the ranks that every kernel of a call needs. Kernels take them as a __grid_constant__, so that finding a
 /// peer costs no load from memory.
 
 #include <cstddef>
@@ -15,9 +15,9 @@ namespace ferry::cuda {
 struct RankParams {
   int rank = 0;
   int num_ranks = 1;
-  std::byte* peer_bases[kMaxRanks] = {};  ///< where this GPU sees each arena, own one included
-  Control control;                        ///< this rank's own
-  DeviceReport* report = nullptr;         ///< device's address of pinned host memory
+  std::byte* peer_bases[kMaxRanks] = {};  ///< address of each arena on this GPU, its own included
+  Control control;                        ///< control words of this rank
+  DeviceReport* report = nullptr;         ///< device address of pinned host memory
   std::uint64_t timeout_ns = 0;
 };
 

@@ -1,9 +1,9 @@
 #ifndef FERRY_CUDA_SYNC_RANK_SYNC_CUH
 #define FERRY_CUDA_SYNC_RANK_SYNC_CUH
 
-/// The protocol of a call, as blocks take part in it: waits with a deadline, and the end (all ranks are done). The
-/// entry (all ranks make the same call) is in entry.cuh. See control.hpp for the flags. A wait that times out, or that
-/// the host stops, sets `broken`; every other wait of this rank then ends too, and the kernel returns.
+/// Protocol of a call, as blocks take part in it: waits with a deadline, and the end (all ranks are done). The entry
+/// (all ranks make the same call) is in entry.cuh, the flags are in control.hpp. A wait that times out, or that the
+/// host stops, sets `broken`; every other wait of this rank then ends too, and the kernel returns.
 
 #include <cstdint>
 
@@ -16,15 +16,16 @@ namespace ferry::cuda::device {
 /// Polls of a flag between two checks of the clock and of `broken`.
 inline constexpr unsigned kSpinsPerCheck = 64;
 
-/// Polls of a flag between two looks at the host's stop word. Polls stay on the GPU (0.6 us and more each, a load from
-/// its L2 cache); the look goes over PCIe (1 to 2 us) and so takes at most a hundredth of a waiting warp's time, and
-/// nothing of a wait shorter than 150 us. The host is slower to find that somebody is lost (20 ms, PeerWatch).
+/// Polls of a flag between two polls of the host's stop word. Polls of a flag stay on the GPU (0.6 us or more each, a
+/// load from its L2 cache). A poll of the stop word goes over PCIe (1 to 2 us), so it takes at most a hundredth of a
+/// waiting warp's time, and no time of a wait shorter than 150 us. The host needs longer to detect a lost rank (20 ms,
+/// PeerWatch).
 inline constexpr unsigned kSpinsPerStopCheck = 4 * kSpinsPerCheck;
 
-/// What the entry of all ranks means for this one.
+/// Outcome for this rank of the entries of all ranks.
 enum class Outcome : int {
   kGo = 0,    ///< all ranks agree: move the rows
-  kSkip = 1,  ///< the call is refused by all: keep the protocol, move nothing
+  kSkip = 1,  ///< all ranks refuse the call: keep the protocol, move no data
   kStop = 2,  ///< the group is broken: return at once
 };
 
@@ -36,22 +37,22 @@ __device__ inline bool is_broken(const RankParams& ranks) {
   return load_relaxed_device(&ranks.control.local->broken) != 0;
 }
 
-/// Whether the host knows that somebody this rank may be waiting for will not come.
+/// Whether the host has found that a rank for which this rank may be waiting will not arrive.
 __device__ inline bool is_stopped(const RankParams& ranks) {
   return load_acquire_system(&ranks.report->stop.requested) != 0;
 }
 
-/// What words of 64 bits that carry something else too have of an epoch: its lower half.
+/// Lower 32 bits of an epoch, for 64-bit words that also carry other data.
 __device__ inline std::uint64_t half_of(std::uint64_t epoch) { return epoch & 0xFFFFFFFFU; }
 
-/// The number of the current call. Stable until `finish_call`, which all blocks of the call precede.
+/// Number of the current call. Stable until `finish_call`, which runs after all blocks of the call have read it.
 __device__ inline std::uint64_t current_epoch(const RankParams& ranks) { return ranks.control.local->epoch + 1; }
 
-/// What a kernel reads first, all at once: each of these loads may go to memory.
+/// Values that a kernel reads first, all together, since each of these loads may go to memory.
 struct CallStart {
   std::uint64_t epoch;
   bool broken;
-  bool routed;  ///< the Routing is valid, or there is none
+  bool routed;  ///< the Routing is valid, or the call has none
 };
 
 __device__ inline CallStart start_call(const RankParams& ranks, const RouteSummary* summary) {
@@ -68,15 +69,15 @@ struct Wait {
   std::uint64_t epoch = 0;
 };
 
-/// What a wait that fails saw last.
+/// Last values that a failed wait saw.
 struct LastLook {
   std::uint64_t seen = 0;
   std::uint64_t expected = 0;
   bool stopped = false;
 };
 
-/// The first wait to fail is reported; the others only end. Functions that calls mostly do not come to are not inlined:
-/// the instruction cache is for the others.
+/// Reports the first wait that fails; later ones only end. Functions that calls rarely reach are not inlined, to leave
+/// the instruction cache to the others.
 __device__ __noinline__ inline void declare_lost(const RankParams& ranks, const Wait& wait, const LastLook& look) {
   if (atomicCAS(&ranks.control.local->broken, 0U, 1U) != 0) return;
   LostReport& lost = ranks.report->lost;
@@ -90,12 +91,12 @@ __device__ __noinline__ inline void declare_lost(const RankParams& ranks, const 
   store_release_system(&lost.state, 1);
 }
 
-/// This rank's own blocks may be waiting for a peer, and then it is their wait that must time out first.
+/// Factor for waits on this rank's own blocks: they may be waiting for a peer, and their wait must time out first.
 inline constexpr int kOwnDeadlines = 4;
 
-/// Waits until `read()` is at least `expected`; false when the group broke. Called by one thread. A stop ends a wait
-/// for a peer only if what it waits for is still not there: a peer may have left because it was done. Waits for this
-/// rank's own blocks end when those have found the stop in waits of their own.
+/// Waits until `read()` is at least `expected`; false if the group broke. One thread calls it. A stop ends a wait for a
+/// peer only if the awaited value is still missing: a peer may have left because it was done. Waits for this rank's own
+/// blocks end after those blocks have found the stop in their own waits.
 template <typename Read, typename Count = NoCount>
 __device__ inline bool wait_until(const RankParams& ranks, const Wait& wait, Read read, std::uint64_t expected,
                                   Count count = {}) {
@@ -123,7 +124,7 @@ __device__ inline bool wait_until(const RankParams& ranks, const Wait& wait, Rea
     }
     count.looked(deadline_ns - ranks.timeout_ns, now);
     if (own || spin == 0 || spin % kSpinsPerStopCheck != 0) continue;
-    stopped = is_stopped(ranks);  // the flag is read once more after it
+    stopped = is_stopped(ranks);  // the flag is read once more after this
   }
 }
 
@@ -134,7 +135,7 @@ __device__ inline bool wait_flag(const RankParams& ranks, const Wait& wait, cons
       ranks, wait, [flag] { return load_acquire_system(flag); }, expected, count);
 }
 
-/// A flag of every rank, at equal distance.
+/// A flag of each rank, at a fixed distance.
 struct Flags {
   const std::uint64_t* first;
   std::size_t stride = 1;  ///< in words
@@ -147,8 +148,8 @@ struct Flags {
 __device__ inline Flags count_flags(const RankParams& ranks) { return {ranks.control.counts_ready}; }
 __device__ inline Flags done_flags(const RankParams& ranks) { return {ranks.control.done}; }
 
-/// Waits for a flag of every rank, or `instead` of it; all lanes of one warp call it and get the same answer. Only one
-/// warp of a kernel does: its waits are counted.
+/// Waits for a flag of every rank, or for `instead`. All lanes of one warp call it and get the same answer. Only one
+/// warp of a kernel calls it, so its waits are counted.
 template <typename AllFlags, typename OtherFlags>
 __device__ inline bool wait_all_ranks(const RankParams& ranks, Awaited awaited, const AllFlags& flags,
                                       std::uint64_t epoch, const OtherFlags& instead) {
@@ -162,12 +163,12 @@ __device__ inline bool wait_all_ranks(const RankParams& ranks, Awaited awaited, 
     all = wait_until(ranks, {awaited, rank, epoch}, read, epoch, WaitCount(ranks, rank, rank != ranks.rank)) && all;
   }
   const bool every = __all_sync(0xFFFFFFFFU, all) != 0;
-  __syncwarp();  // hands what each lane has acquired to all of them
+  __syncwarp();  // passes the data that each lane acquired to all lanes
   return every;
 }
 
-/// Signals every rank that this one is done with it. All lanes of one warp, after everything that it publishes has been
-/// made visible to this warp (block barrier or acquire).
+/// Signals every rank that this rank is done with it. All lanes of one warp call it, after everything that it publishes
+/// has been made visible to this warp (block barrier or acquire).
 __device__ inline void post_done(const RankParams& ranks, std::uint64_t epoch) {
   fence_async_proxy();
   fence_system();
@@ -176,8 +177,8 @@ __device__ inline void post_done(const RankParams& ranks, std::uint64_t epoch) {
   }
 }
 
-/// Words that calls older than this one have left become this one's; those of the next are a peer's that is ahead. All
-/// lanes of one warp.
+/// Sets words left by earlier calls to this epoch. Words of the next epoch stay: they are from a peer that is ahead.
+/// All lanes of one warp call it.
 __device__ __noinline__ inline void age_words(std::uint64_t* words, std::size_t num_words, std::uint64_t epoch) {
   for (auto i = static_cast<std::size_t>(lane_idx()); i < num_words; i += kWarpLanes) {
     auto* word = reinterpret_cast<unsigned long long*>(words + i);
@@ -187,18 +188,18 @@ __device__ __noinline__ inline void age_words(std::uint64_t* words, std::size_t 
   }
 }
 
-/// The call is over: the next kernel finds the next epoch. All lanes of one warp, when no rank reports progress any
-/// more.
+/// Ends the call: the next kernel finds the next epoch. All lanes of one warp call it, after all ranks have reported
+/// their last progress.
 ///
-/// Words that hold half of an epoch must not be met again by the epoch 2^32 calls later. So all words of progress[] and
-/// staged[] are cleared once in that many; peers write the next ones only after they have this rank's next entry. And
-/// words of entries and of counts that calls of other kinds have left standing become this epoch's, twice in that many,
-/// when nobody looks for this epoch's any more. A peer may be one call ahead: what it wrote for that stays. These are
-/// 65,664 words of counts with 8 ranks, 1.1 million with 128: one thread, at 0.6 us and more a load, would take 40 ms
-/// and 0.6 s while the peers wait.
+/// A word that holds half of an epoch must not be taken for a word of the epoch 2^32 calls later. Therefore all words
+/// of progress[] and staged[] are cleared once in that many calls; peers write the next ones only after they have this
+/// rank's next entry. Words of entries and of counts that calls of other kinds have left are set to this epoch, twice
+/// in that many calls, when no rank polls for this epoch's words any more. A peer may be one call ahead: its words for
+/// that call stay. There are 65,664 words of counts with 8 ranks and 1.1 million with 128: one thread, at 0.6 us or
+/// more per load, would take 40 ms and 0.6 s while the peers wait.
 __device__ __noinline__ inline void end_epoch(const RankParams& ranks, std::uint64_t epoch) {
   constexpr std::uint64_t kQuarter = 0x7FFFFFFF;
-  __syncwarp();  // no lane reads words of this epoch any more
+  __syncwarp();  // no lane still reads words of this epoch
   if (half_of(epoch) == 0) {
     for (int rank = lane_idx(); rank < ranks.num_ranks; rank += kWarpLanes) ranks.control.progress[rank] = 0;
     for (int i = lane_idx(); i < ranks.num_ranks * kMaxCallBlocks; i += kWarpLanes) ranks.control.staged[i] = 0;
@@ -212,8 +213,8 @@ __device__ __noinline__ inline void end_epoch(const RankParams& ranks, std::uint
   if (lane_idx() == 0) ranks.control.local->epoch = epoch;
 }
 
-/// One block's part in the call is over: it reads and writes nothing of the peers' any more, and its bulk stores are
-/// complete. All threads of the block.
+/// Ends one block's part in the call: the block no longer reads or writes peers' memory, and its bulk stores are
+/// complete. All threads of the block call it.
 __device__ inline void post_block_done(const RankParams& ranks, std::uint64_t epoch) {
   fence_async_proxy();
   __syncthreads();
@@ -225,16 +226,16 @@ __device__ inline void post_block_done(const RankParams& ranks, std::uint64_t ep
   }
 }
 
-/// Waits until all ranks are done and ends the call. All lanes of one warp of one block, after all other blocks of the
-/// call have read the epoch.
+/// Waits until all ranks are done and ends the call. All lanes of one warp of one block call it, after all other blocks
+/// of the call have read the epoch.
 __device__ inline bool finish_call(const RankParams& ranks, std::uint64_t epoch) {
   const bool all = wait_all_ranks(ranks, Awaited::kDone, done_flags(ranks), epoch, done_flags(ranks));
   if (all) end_epoch(ranks, epoch);
   return all;
 }
 
-/// Waits until `num_blocks` blocks of a rank are done; false when the group broke. All lanes of one warp, each of which
-/// answers for its own blocks. A rank's blocks share its work evenly, so the waits of one lane are counted.
+/// Waits until `num_blocks` blocks of a rank are done; false if the group broke. All lanes of one warp call it; each
+/// result covers the lane's own blocks. A rank's blocks share its work evenly, so the waits of one lane are counted.
 __device__ inline bool wait_blocks(const RankParams& ranks, int rank, int num_blocks, std::uint64_t epoch) {
   const Awaited awaited = rank == ranks.rank ? Awaited::kOwn : Awaited::kDone;
   const std::uint64_t* words = ranks.control.block_done + static_cast<std::size_t>(rank) * kMaxCallBlocks;
@@ -246,8 +247,8 @@ __device__ inline bool wait_blocks(const RankParams& ranks, int rank, int num_bl
   return all;
 }
 
-/// Waits until all blocks of all ranks are done and ends the call. All threads of one block, after post_block_done.
-/// `num_blocks`: [R] of each rank, in shared memory.
+/// Waits until all blocks of all ranks are done and ends the call. All threads of one block call it, after
+/// post_block_done. `num_blocks`: [R] blocks of each rank, in shared memory.
 __device__ inline void finish_blocks(const RankParams& ranks, std::uint64_t epoch, const int* num_blocks) {
   const int num_warps = static_cast<int>(blockDim.x) / kWarpLanes;
   bool all = true;
@@ -257,7 +258,7 @@ __device__ inline void finish_blocks(const RankParams& ranks, std::uint64_t epoc
   if (__syncthreads_and(static_cast<int>(all)) != 0 && warp_idx() == 0) end_epoch(ranks, epoch);
 }
 
-/// The same of a call that is refused. Ranks that made other calls know nothing of this one's blocks.
+/// Ends a call that is refused. Ranks that made other calls have no information on this call's blocks.
 __device__ __noinline__ inline void finish_refused(const RankParams& ranks, std::uint64_t epoch, int num_own_blocks) {
   bool own = true;
   if (warp_idx() == 0) own = wait_blocks(ranks, ranks.rank, num_own_blocks, epoch);

@@ -1,31 +1,32 @@
 #ifndef FERRY_CUDA_SYNC_REPORT_HPP
 #define FERRY_CUDA_SYNC_REPORT_HPP
 
-/// What kernels and their host tell each other, in words of pinned host memory that both can reach, and what kernels
-/// report to later kernels.
+/// Words of pinned host memory through which kernels and their host communicate, and reports of kernels to later
+/// kernels.
 ///
 ///   field            writer                     reader   order
 ///   lost.state       the kernel whose wait      host     st.release.sys after the other fields / acquire load
 ///                    failed first (once)
-///   fault.state      block 0 of a call          host     the same; the host sets it back to 0 when the stream is idle
-///   RouteResult      the count exchange         host     once per route. `state` likewise, of several nodes or of a
-///                                                        route that is refused; else it publishes nothing, nor do the
+///   fault.state      block 0 of a call          host     the same; the host resets it to 0 when the stream is idle
+///   RouteResult      the count exchange         host     once per route. `state`: the same, for several nodes and for
+///                                                        refused routes; otherwise it publishes no data, nor do the
 ///                                                        words that hold the counts (RouteWords): relaxed / acquire
-///                                                        load, in any order. `started` publishes nothing: the
+///                                                        load, in any order. `started` publishes no data: the
 ///                                                        kernels' deadlines run from then on
-///   stop.requested   host (any thread)          kernels  release store, after the error record or the loss that it is
-///                                                        about is there for hosts to find / ld.acquire.sys; never
-///                                                        set back
-///   lost_ranks.lost  host (PeerWatch)           kernels  release store, once what the rank has sent last has arrived /
-///                                                        ld.acquire.sys; never set back
-///   waits            kernels                    host     relaxed: each word is all there is to know, and only grows
-///                                                        (of steps that end at once one may be seen after the next)
+///   stop.requested   host (any thread)          kernels  release store, after the error record or the loss that
+///                                                        caused it is visible to hosts / ld.acquire.sys; never
+///                                                        reset
+///   lost_ranks.lost  host (PeerWatch)           kernels  release store, after the rank's last writes have arrived /
+///                                                        ld.acquire.sys; never reset
+///   waits            kernels                    host     relaxed: each word publishes only itself and only grows
+///                                                        (of steps that end together, one may be seen after the
+///                                                        next)
 
 #include <cstdint>
 
 namespace ferry::cuda {
 
-/// What a kernel waits for.
+/// Event that a kernel waits for.
 enum class Awaited : std::int32_t {
   kCounts = 0,  ///< a peer's counts
   kEntry = 1,   ///< a peer to make the same call
@@ -33,43 +34,43 @@ enum class Awaited : std::int32_t {
   kDone = 3,    ///< a peer to finish its part
   kOwn = 4,     ///< this rank's own blocks
   kRow = 5,     ///< latency mode: one row, or its place
-  // For these the peer is a node, and means the rail peer there.
+  // For these the peer is a node: the rail peer in that node.
   kRailCall = 6,      ///< a rail peer to make the same call
   kRailItems = 7,     ///< a rail peer to send a chunk
   kRailRoom = 8,      ///< a rail peer to use a chunk
-  kRailProtocol = 9,  ///< nothing: the rail peer has sent what no rank of this build sends
+  kRailProtocol = 9,  ///< no event: the rail peer has sent data that no rank of this build sends
 };
 
 /// A wait that timed out or was stopped.
 struct LostReport {
-  std::uint64_t state;  ///< 1: the rest is valid
+  std::uint64_t state;  ///< 1: the other fields are valid
   std::int32_t awaited;
   std::int32_t peer;
   std::uint64_t epoch;
   std::uint64_t seen;
   std::uint64_t expected;
-  std::uint64_t stopped;  ///< 1: by `StopWord`, before the deadline
+  std::uint64_t stopped;  ///< 1: stopped by `StopWord` before the deadline
 };
 
 enum class Fault : std::int32_t {
-  kReported = 0,      ///< the call was refused, and an exchange before this kernel has said why
-  kDisagreement = 1,  ///< ranks made different calls, or one refused: `record_numbers` says which records to compare
+  kReported = 0,      ///< the call was refused, and an exchange before this kernel has reported why
+  kDisagreement = 1,  ///< ranks made different calls, or one refused; `record_numbers`: the records to compare
   kBadId = 2,         ///< `value` of (token `row`, entry `column`) is no expert, on rank `rank`
   kSlabCapacity = 3,  ///< expert `row` of rank `rank` gets `value` rows
   kRowCapacity = 4,   ///< rank `rank` gets `value` rows, and its max_recv_rows is `limit`
   kNotRouted = 5,     ///< a captured Routing is used before its graph has run
-  // Of a placement that only GPUs know.
+  // Faults of a placement that only GPUs know.
   kBadHome = 6,      ///< entry `row` of rank `rank` is `value`
-  kMissingHome = 7,  ///< that of rank `rank` has no home of expert `value`
-  kOtherHomes = 8,   ///< that of rank `rank` is not that of rank 0
+  kMissingHome = 7,  ///< the placement of rank `rank` has no home of expert `value`
+  kOtherHomes = 8,   ///< the placement of rank `rank` differs from that of rank 0
 };
 
-/// In place of the record of a rank that is masked (GroupOptions::mask_lost_ranks).
+/// Stands for the record of a masked rank (GroupOptions::mask_lost_ranks).
 inline constexpr std::int64_t kMaskedRecord = -2;
 
-/// What the exchange refused. Nothing was sent, and the group goes on.
+/// Reason why the exchange refused the call. No row was sent, and the group remains usable.
 struct FaultReport {
-  std::uint64_t state;  ///< 1: the rest is valid
+  std::uint64_t state;  ///< 1: the other fields are valid
   std::int32_t fault;
   std::int32_t rank;
   std::int64_t row;
@@ -77,24 +78,26 @@ struct FaultReport {
   std::int64_t value;
   std::int64_t limit;
   std::int64_t record_numbers[128];  ///< [R], kMaxRanks; kMaskedRecord: the rank takes no part
-  std::int64_t latency;              ///< 1: of latency_dispatch, 0: of route; the host sets it back to 0 with `state`
+  std::int64_t latency;              ///< 1: fault of latency_dispatch, 0: of route; the host resets it to 0 with
+                                     ///< `state`
 };
 
-/// The host's word to kernels that wait: nobody will come. In lines of its own: kernels poll it over PCIe.
+/// Host flag that ends the waits of kernels: a peer will not arrive. In separate cache lines: kernels poll it over
+/// PCIe.
 struct alignas(128) StopWord {
   std::uint64_t requested;
 };
 
-/// The host's words to kernels that go on without ranks that are lost: this one has died, left or given up.
+/// Host flags for kernels that continue without lost ranks: the rank has died, left or given up.
 struct alignas(128) LostRanks {
-  std::uint64_t lost[128];  ///< [R], kMaxRanks; 1: it is
+  std::uint64_t lost[128];  ///< [R], kMaxRanks; 1: the rank is lost
 };
 
-/// How long this rank's kernels have waited for each rank: the host adds up what there is of one.
+/// Time that this rank's kernels have waited for each rank; the host adds up the sums for one rank.
 struct alignas(128) WaitTimes {
-  std::uint64_t ns[128];        ///< [R], kMaxRanks: of the node, to come to a call and to leave it
-  std::uint64_t steps_ns[128];  ///< the same ranks: rows, and words of latency mode
-  std::uint64_t rails_ns[32];   ///< [nodes], kMaxNodes: the rail peer there
+  std::uint64_t ns[128];        ///< [R], kMaxRanks: ranks of the node, waits for them to enter a call and to leave it
+  std::uint64_t steps_ns[128];  ///< the same ranks: waits for rows, and for words of latency mode
+  std::uint64_t rails_ns[32];   ///< [nodes], kMaxNodes: the rail peer in that node
 };
 
 struct DeviceReport {
@@ -110,7 +113,7 @@ struct RouteSummary {
   std::uint32_t valid;         ///< 0: refused; dispatch and combine move nothing
   std::int32_t num_used_rows;  ///< also Routing::num_recv_rows_view
   std::int32_t num_token_rows;
-  std::int32_t fault;  ///< Fault, where not valid
+  std::int32_t fault;  ///< Fault, if not valid
   std::int64_t fault_rank;
   std::int64_t fault_row;
   std::int64_t fault_column;
@@ -118,17 +121,17 @@ struct RouteSummary {
   std::int64_t fault_limit;
 };
 
-/// What route reports to the host. Of several nodes arrays follow: from_rank[R], to_rank[R], rows_per_expert[L] i32,
-/// row_offsets[L + 1] i64. Of one node RouteWords follow instead, also of the numbers here.
+/// Report of route to the host. With several nodes, arrays follow: from_rank[R], to_rank[R], rows_per_expert[L] i32,
+/// row_offsets[L + 1] i64. With one node RouteWords follow instead, which also replace the numbers here.
 struct RouteResult {
-  /// Of `state`. A route is refused by some where hosts of other ranks may have known at once: these make no calls with
-  /// its Routing.
+  /// Values of `state`. kRefusedBySome: hosts of other ranks may have known of the refusal at once; they make no calls
+  /// with the Routing.
   static constexpr std::uint64_t kValid = 1;
   static constexpr std::uint64_t kRefused = 2;
   static constexpr std::uint64_t kRefusedBySome = 3;
 
   std::uint64_t state;    ///< 0: not known yet
-  std::uint64_t started;  ///< 1: the stream has come to the route
+  std::uint64_t started;  ///< 1: the stream has reached the route
   std::int64_t num_used_rows;
   std::int64_t num_token_rows;  ///< distinct (source, token) pairs
   std::int64_t repeats;         ///< 1: some token of some rank names an expert twice

@@ -1,12 +1,12 @@
 #ifndef FERRY_CUDA_SYNC_RING_CUH
 #define FERRY_CUDA_SYNC_RING_CUH
 
-/// The ends of a ring between nodes as a kernel uses them: the device's counterpart of rail::Ring, on the same words
-/// (net/ring_words.hpp), which must be in pinned host memory. Nothing here waits. One thread of a block calls; the
-/// block's other threads are ordered with it by a barrier. Several blocks may serve one ring, each with an end of its
-/// own: each takes chunks of other numbers (seek), and they publish and release them in order.
+/// Ends of a ring between nodes, for kernels: the device's counterpart of rail::Ring, on the same words
+/// (net/ring_words.hpp), which must be in pinned host memory. No function here waits. One thread of a block calls them;
+/// a barrier orders the block's other threads with it. Several blocks may serve one ring, each with its own end: each
+/// takes chunks with different numbers (seek), and they publish and release the chunks in order.
 ///
-/// A look at a word goes over PCIe, so what it said is kept, and blocks tell each other (see): the words only grow.
+/// Reading a word goes over PCIe, so its value is kept and shared among blocks (see): the words only grow.
 
 #include <cstddef>
 #include <cstdint>
@@ -22,29 +22,29 @@ class SendRing {
   __device__ SendRing(net::RingWords* words, std::byte* chunks, std::uint64_t num_chunks, std::uint64_t chunk_bytes)
       : words_(words), chunks_(chunks), num_chunks_(num_chunks), chunk_bytes_(chunk_bytes), chunk_idx_(words->filled) {}
 
-  /// Where the next chunk goes; null while the peer has to use one first.
+  /// Destination of the next chunk; null until the peer has used an earlier chunk.
   __device__ std::byte* reserve() {
     if (!is_ready()) see(look());
     return next();
   }
-  /// As far as this end has looked.
+  /// Variant of reserve() that does not read the peer's word.
   __device__ std::byte* next() const { return is_ready() ? chunks_ + slot() * chunk_bytes_ : nullptr; }
   __device__ bool is_ready() const { return ahead() > 0; }
-  /// Whether the next chunk is the first that has no room.
+  /// Whether the next chunk is the first one without room.
   __device__ bool is_first_missing() const { return ahead() == 0; }
-  /// Chunks that the peer has used.
+  /// Number of chunks that the peer has used; reads the peer's word.
   __device__ std::uint64_t look() const { return load_acquire_system(&words_->credits); }
   __device__ void see(std::uint64_t credits) { credits_ = credits; }
-  /// What look() gives at least before chunk `chunk_idx` is filled.
+  /// Least value that look() returns before chunk `chunk_idx` is filled.
   __device__ std::uint64_t least_seen(std::uint64_t chunk_idx) const { return chunk_idx - num_chunks_; }
-  /// The reserved chunk is written, `num_bytes` of it.
+  /// Completes the reserved chunk, of which `num_bytes` are written.
   __device__ void seal(std::uint32_t num_bytes) {
     words_->chunk_bytes[slot()] = num_bytes;
     fence_system();
   }
-  /// Sends the sealed chunk. Those before it are sent.
+  /// Sends the sealed chunk. The previous chunks must have been sent.
   __device__ void publish() { store_release_system(&words_->filled, ++chunk_idx_); }
-  /// Sends the reserved chunk, `num_bytes` of it.
+  /// Sends the reserved chunk, of which `num_bytes` are written.
   __device__ void commit(std::uint32_t num_bytes) {
     seal(num_bytes);
     publish();
@@ -52,7 +52,7 @@ class SendRing {
   /// Number of the next chunk.
   __device__ std::uint64_t chunk_idx() const { return chunk_idx_; }
   __device__ void seek(std::uint64_t chunk_idx) { chunk_idx_ = chunk_idx; }
-  /// Chunks that the peer has used, as far as this end has looked.
+  /// Number of chunks that the peer has used, as this end saw last.
   __device__ std::uint64_t seen() const { return credits_; }
 
  private:
@@ -74,29 +74,29 @@ class ReceiveRing {
                          std::uint64_t chunk_bytes)
       : words_(words), chunks_(chunks), num_chunks_(num_chunks), chunk_bytes_(chunk_bytes), chunk_idx_(words->used) {}
 
-  /// The oldest chunk that this end has not released yet; null while it has not arrived.
+  /// Oldest chunk that this end has not released; null until it has arrived.
   __device__ const std::byte* front() {
     if (!is_ready()) see(look());
     return next();
   }
-  /// As far as this end has looked.
+  /// Variant of front() that does not read the peer's word.
   __device__ const std::byte* next() const {
     return is_ready() ? chunks_ + chunk_idx_ % num_chunks_ * chunk_bytes_ : nullptr;
   }
   __device__ bool is_ready() const { return arrived_ > chunk_idx_; }
-  /// Whether the front chunk is the first that has not arrived.
+  /// Whether the front chunk is the first one that has not arrived.
   __device__ bool is_first_missing() const { return arrived_ == chunk_idx_; }
-  /// Chunks that have arrived.
+  /// Number of chunks that have arrived; reads the peer's word.
   __device__ std::uint64_t look() const { return load_acquire_system(&words_->arrived); }
   __device__ void see(std::uint64_t arrived) { arrived_ = arrived; }
-  /// What look() gives at least before chunk `chunk_idx` has arrived.
+  /// Least value that look() returns before chunk `chunk_idx` has arrived.
   __device__ std::uint64_t least_seen(std::uint64_t chunk_idx) const { return chunk_idx; }
-  /// The front chunk is used, and those before it.
+  /// Releases the front chunk, and with it those before.
   __device__ void release() { store_release_system(&words_->used, ++chunk_idx_); }
   /// Number of the front chunk.
   __device__ std::uint64_t chunk_idx() const { return chunk_idx_; }
   __device__ void seek(std::uint64_t chunk_idx) { chunk_idx_ = chunk_idx; }
-  /// Chunks that have arrived, as far as this end has looked.
+  /// Number of chunks that have arrived, as this end saw last.
   __device__ std::uint64_t seen() const { return arrived_; }
 
  private:

@@ -5,17 +5,17 @@
 
 namespace ferry::cuda::device {
 
-/// To what the copy engine likes best (kLandingBytes).
+/// Alignment at which the copy engine is fastest (kLandingBytes).
 inline constexpr int kSharedAlignment = 128;
 
-/// The block's shared memory, of as many bytes as the launch asks for. Aligned to kSharedAlignment.
+/// The block's shared memory, of the size that the launch sets. Aligned to kSharedAlignment.
 __device__ inline std::byte* dynamic_shared() {
   extern __shared__ __align__(kSharedAlignment) std::byte ferry_dynamic_shared[];
   return ferry_dynamic_shared;
 }
 
-/// The block's object of this type: what has the same size in every launch. Not initialised. It comes before the memory
-/// of dynamic_shared(), so its size counts in full against what a block may have.
+/// The block's object of this type, whose size is the same in every launch. Not initialised. It lies before the memory
+/// of dynamic_shared(), so its size counts in full against a block's limit.
 template <typename T>
 __device__ inline T& static_shared() {
   static_assert(sizeof(T) % kSharedAlignment == 0, "no gap before the dynamic memory");

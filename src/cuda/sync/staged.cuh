@@ -1,32 +1,33 @@
 #ifndef FERRY_CUDA_SYNC_STAGED_CUH
 #define FERRY_CUDA_SYNC_STAGED_CUH
 
-/// Which rows a rank has staged for its peers, reported by each of its staging blocks alone: a block that waited for
-/// the others before it reported would add two trips to memory and a turn to what peers wait for anyway. Rows are dealt
-/// to the B staging blocks: of the rows for each peer number i is block i % B's, in its round i / B. A word counts the
-/// rounds that are there.
+/// Reports which rows a rank has staged for its peers. Each staging block reports alone: waiting for the other blocks
+/// first would add two trips to memory and a turn to a wait on which peers already depend. Rows are dealt to the B
+/// staging blocks: row i for a peer belongs to block i % B, in its round i / B. A word counts the rounds that are
+/// complete.
 ///
-///   marks[w], shared   warp w of a staging block   st.release.cta / ld.acquire.cta   what the warp wrote in rounds
+///   marks[w], shared   warp w of a staging block   st.release.cta / ld.acquire.cta   the warp's writes in rounds
 ///                                                                  before that one, bulk stores complete
 ///   staged[s][b]       block b of rank s           fence.acq_rel.sys, st.relaxed.sys / ld.acquire.sys   the block's
-///                                                                  rows of so many rounds
-///   known[s], shared   a warp of a summing block   st.release.cta / ld.acquire.cta   so many rows of rank s, the
-///                                                                  first ones: what words of `staged` say of them
+///                                                                  rows in that many rounds
+///   known[s], shared   a warp of a summing block   st.release.cta / ld.acquire.cta   that many first rows of rank s,
+///                                                                  as counted by the words of `staged`
 
 #include "cuda/sync/chunks.cuh"
 
 namespace ferry::cuda::device {
 
-/// All of a block's rounds, however many; all of a rank's rows.
+/// Means all rounds of a block, or all rows of a rank, whatever their number.
 inline constexpr std::uint32_t kAllStaged = 0xFFFFFFFFU;
 
-/// What a staging warp says of its progress.
+/// Marks the progress of a staging warp.
 class RoundMarker {
  public:
-  /// `mark`: this warp's word in shared memory, 0 before.
+  /// `mark`: this warp's word in shared memory, initially 0.
   __device__ explicit RoundMarker(std::uint32_t* mark) : mark_(mark) {}
 
-  /// This warp's writes of all rounds before `round` are complete (every lane's own, bulk ones included). All lanes.
+  /// Marks that this warp's writes of all rounds before `round` are complete (every lane's own, bulk ones included).
+  /// All lanes call it.
   __device__ void mark_before(std::uint32_t round) {
     if (round <= marked_) return;
     marked_ = round;
@@ -42,26 +43,26 @@ class RoundMarker {
 
 struct RoundReports {
   int block = 0;                 ///< of this rank's staging blocks
-  int num_warps = 1;             ///< that mark
-  std::uint32_t num_rounds = 1;  ///< between two reports, at least; of the first ones fewer
+  int num_warps = 1;             ///< warps that mark
+  std::uint32_t num_rounds = 1;  ///< least number of rounds between two reports; fewer between the first ones
 };
 
-/// Reports to the peers what the warps of this block mark, until they have marked everything. All lanes of another warp
-/// of the block, after all ranks have entered the call.
+/// Reports the marks of this block's warps to the peers until all rounds are marked. All lanes of another warp of the
+/// block call it, after all ranks have entered the call.
 __device__ inline void report_rounds(const RankParams& ranks, std::uint64_t epoch, const RoundReports& reports,
                                      const std::uint32_t* marks) {
   const auto load_least = [marks, &reports](auto load) {
     return __reduce_min_sync(kAllLanes, lane_idx() < reports.num_warps ? load(marks + lane_idx()) : kAllStaged);
   };
   std::uint32_t reported = 0;
-  // Bounded: the warps that mark are running, and wait for nothing else.
+  // The loop is bounded: the warps that mark are running and wait for no other rank.
   while (reported != kAllStaged) {
-    // Peers begin with the first rounds. Later they have as many left as were reported before.
+    // Peers begin with the first rounds. Later they still have as many rounds to sum as were reported before.
     const std::uint32_t enough = reported < reports.num_rounds ? reported : reports.num_rounds;
     const std::uint32_t there = load_least(load_relaxed_block);
     if (there == reported || (there - reported < enough && there != kAllStaged)) continue;
     const std::uint32_t least = load_least(load_acquire_block);
-    __syncwarp();  // hands what each lane has acquired to all of them
+    __syncwarp();  // passes the data that each lane acquired to all lanes
     fence_system();
     const std::size_t word = static_cast<std::size_t>(ranks.rank) * kMaxCallBlocks + reports.block;
     for (int rank = lane_idx(); rank < ranks.num_ranks; rank += kWarpLanes) {
@@ -71,15 +72,15 @@ __device__ inline void report_rounds(const RankParams& ranks, std::uint64_t epoc
   }
 }
 
-/// Rows that a lane waits for: the first `num_rows` of `rank`, which stages with `num_blocks` blocks.
+/// Rows that a lane waits for: the first `num_rows` rows of `rank`, which stages with `num_blocks` blocks.
 struct AwaitedRows {
   int rank = 0;
   int num_blocks = 1;
   std::uint32_t num_rows = 0;  ///< 0: nothing is awaited
 };
 
-/// One thread's wait for a word of `staged`; false when the group broke. What is reported of it are rows: as many as
-/// there are when all blocks have come as far.
+/// Waits, in one thread, for a word of `staged`; false if the group broke. A failed wait reports its progress in rows:
+/// the number of rows that are staged when all blocks have completed that many rounds.
 __device__ inline bool wait_rounds(const RankParams& ranks, const AwaitedRows& rows, std::uint64_t epoch, int block,
                                    std::uint32_t num_rounds) {
   const std::uint64_t* word = ranks.control.staged + static_cast<std::size_t>(rows.rank) * kMaxCallBlocks + block;
@@ -93,8 +94,8 @@ __device__ inline bool wait_rounds(const RankParams& ranks, const AwaitedRows& r
   return wait_until(ranks, {Awaited::kRows, rows.rank, epoch}, read, expected, StepCount(ranks, rows.rank));
 }
 
-/// Looks once at all words of a rank that stages with `num_blocks` blocks, and notes in `known` which rows are there.
-/// Returns the rounds of the block of this lane's number. All lanes.
+/// Reads once all words of a rank that stages with `num_blocks` blocks, and notes in `known` how many rows are staged.
+/// Returns the rounds of the block with this lane's number. All lanes call it.
 __device__ inline std::uint32_t look_at_staged(const RankParams& ranks, int rank, int num_blocks, std::uint64_t epoch,
                                                std::uint32_t* known) {
   const std::uint64_t* words = ranks.control.staged + static_cast<std::size_t>(rank) * kMaxCallBlocks;
@@ -108,16 +109,16 @@ __device__ inline std::uint32_t look_at_staged(const RankParams& ranks, int rank
     if (before < num_rows) num_rows = before;
   }
   num_rows = __reduce_min_sync(kAllLanes, num_rows);
-  __syncwarp();  // hands what each lane has acquired to lane 0
+  __syncwarp();  // passes the data that each lane acquired to lane 0
   if (lane_idx() == 0) store_release_block(known + rank, num_rows);
   return own;
 }
 
-/// Waits until everything is there that any lane awaits; false in all lanes when the group broke. `known`: [R], shared
-/// by the block. All lanes. Not inlined: of a rank's rows each warp waits a few times.
+/// Waits until the rows that any lane awaits are staged; false in all lanes if the group broke. `known`: [R], shared by
+/// the block. All lanes call it. Not inlined: each warp waits only a few times for a rank's rows.
 __device__ __noinline__ inline bool await_staged(const RankParams& ranks, const AwaitedRows& rows, std::uint64_t epoch,
                                                  std::uint32_t* known) {
-  // What another warp of the block has found.
+  // Another warp of the block may already have noted the rows.
   bool here = rows.num_rows == 0 || rows.num_rows <= load_acquire_block(known + rows.rank);
   unsigned missing = __ballot_sync(kAllLanes, static_cast<int>(!here));
   bool alive = true;
@@ -132,13 +133,13 @@ __device__ __noinline__ inline bool await_staged(const RankParams& ranks, const 
       if (alive) look_at_staged(ranks, all.rank, all.num_blocks, epoch, known);
     }
   } else if (missing != 0) {
-    // Of one rank all is learnt; of the others, that the row is there.
+    // The warp reads all words of one rank; for the other ranks each lane waits for its own row only.
     const int lane = __ffs(static_cast<int>(missing)) - 1;
     const int rank = __shfl_sync(kAllLanes, rows.rank, lane);
     const std::uint32_t rounds =
         look_at_staged(ranks, rank, __shfl_sync(kAllLanes, rows.num_blocks, lane), epoch, known);
     const auto num_blocks = static_cast<std::uint32_t>(rows.num_blocks);
-    const std::uint32_t row = rows.num_rows - 1;  // where any is awaited
+    const std::uint32_t row = rows.num_rows - 1;  // valid if the lane awaits a row
     const std::uint32_t round = row / num_blocks;
     const auto block = static_cast<int>(row - round * num_blocks);
     const std::uint32_t rounds_there = __shfl_sync(kAllLanes, rounds, block & (kWarpLanes - 1));
@@ -146,7 +147,7 @@ __device__ __noinline__ inline bool await_staged(const RankParams& ranks, const 
     if (!here) alive = wait_rounds(ranks, rows, epoch, block, round + 1);
     alive = __all_sync(kAllLanes, static_cast<int>(alive)) != 0;
   }
-  __syncwarp();  // hands what each lane has acquired to all of them
+  __syncwarp();  // passes the data that each lane acquired to all lanes
   return alive;
 }
 

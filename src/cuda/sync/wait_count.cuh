@@ -1,10 +1,10 @@
 #ifndef FERRY_CUDA_SYNC_WAIT_COUNT_CUH
 #define FERRY_CUDA_SYNC_WAIT_COUNT_CUH
 
-/// How kernels count what they wait for each rank, for the host (WaitTimes in report.hpp). Waits for ranks to come to a
-/// call and to leave it are counted from their beginning to their end, by one thread. Where many threads wait for rows
-/// and words of a rank at the same time, each adds what has gone by since it began, or since others have counted last,
-/// where it looks at the clock anyway: so nothing is added to the polls in between, and no time is counted twice.
+/// Counts, for the host, how long kernels wait for each rank (WaitTimes in report.hpp). One thread counts waits for
+/// ranks to enter a call and to leave it, from beginning to end. If many threads wait for rows and words of a rank at
+/// the same time, each thread adds the time since it began, or since another thread last counted, when it reads the
+/// clock anyway: so polls in between get no extra work, and no time is counted twice.
 
 #include <cstdint>
 
@@ -13,15 +13,15 @@
 
 namespace ferry::cuda::device {
 
-/// Where waits are added up that many threads have at once.
+/// Words that add up the waits of many concurrent threads.
 struct WaitWords {
   std::uint64_t* sum_ns;
-  std::uint64_t* until_ns;     ///< what is over by then is counted, or a WaitCount does it
-  std::uint64_t* reported_ns;  ///< the host's
+  std::uint64_t* until_ns;     ///< time up to which waits are counted, or are being counted by a WaitCount
+  std::uint64_t* reported_ns;  ///< the host's copy of the sum
 };
 
-/// A thread has waited from `start_ns` to `now`, and goes on. Sums that are reported at the same time may overtake each
-/// other: the host sees the higher one with the next step.
+/// Counts the time that a thread has waited from `start_ns` to `now`, while the wait continues. Sums reported at the
+/// same time may overtake each other: the host sees the higher one with the next step.
 __device__ inline void count_step(const WaitWords& words, std::uint64_t start_ns, std::uint64_t now) {
   if (load_relaxed_system(words.until_ns) >= now) return;
   const std::uint64_t until_ns = raise_device(words.until_ns, now);
@@ -32,7 +32,7 @@ __device__ inline void count_step(const WaitWords& words, std::uint64_t start_ns
   store_relaxed_system(words.reported_ns, sum_ns);
 }
 
-/// The same of a wait for a rank of the node; not for this rank itself. Not inlined: it is for those who wait.
+/// Counts a wait for a rank of the node, except for this rank itself. Not inlined: only waiting threads use it.
 __device__ __noinline__ inline void count_step(const RankParams& ranks, int rank, std::uint64_t start_ns,
                                                std::uint64_t now) {
   if (rank == ranks.rank) return;
@@ -41,27 +41,27 @@ __device__ __noinline__ inline void count_step(const RankParams& ranks, int rank
   count_step(words, start_ns, now);
 }
 
-/// Waits that are over by then are not counted, and cost nothing: the flags of ranks that come together are there after
-/// two or three polls, so a rank that is counted is some 5 us late.
+/// Polls after which a wait is counted. Shorter waits are not counted and cost nothing: flags of ranks that arrive
+/// together are set after two or three polls, so a rank that is counted is about 5 us late.
 inline constexpr unsigned kUncountedPolls = 8;
 
-/// One thread's waits for a rank, which stand for those of the whole kernel: it adds them up for the host. All threads
-/// that do so for the same rank come after each other.
+/// Adds up, for the host, one thread's waits for a rank, which stand for those of the whole kernel. Threads that count
+/// for the same rank run one after another.
 class WaitCount {
  public:
-  /// `counts`: this thread is that one.
+  /// `counts`: whether this thread counts.
   __device__ WaitCount(const RankParams& ranks, int rank, bool counts) : ranks_(ranks), rank_(rank), counts_(counts) {}
 
-  /// A poll has failed. Loads meanwhile what there is to add to.
+  /// Called when a poll has failed. Meanwhile loads the sum to which it will add.
   __device__ void missed(unsigned spin) {
     if (counts_ && spin == kUncountedPolls) {
       before_ns_ = *static_cast<const volatile std::uint64_t*>(ranks_.control.local->wait_ns + rank_);
       store_relaxed_system(ranks_.control.local->counted_until_ns + rank_, ~std::uint64_t{0});
     }
   }
-  /// The thread has looked at the clock.
+  /// Called when the thread has read the clock.
   __device__ void looked(std::uint64_t /*start_ns*/, std::uint64_t /*now*/) const {}
-  /// The wait is over. Nothing here is waited for.
+  /// Called when the wait is over. Does not wait for its stores.
   __device__ void over(unsigned spin, std::uint64_t start_ns) const {
     if (!counts_ || spin <= kUncountedPolls) return;
     const std::uint64_t now = now_ns();
@@ -78,7 +78,8 @@ class WaitCount {
   std::uint64_t before_ns_ = 0;
 };
 
-/// A thread's wait for a rank for which others may be waiting too; of this rank for itself nothing is counted.
+/// Counts a thread's wait for a rank for which other threads may be waiting too. A rank's wait for itself is not
+/// counted.
 class StepCount {
  public:
   __device__ StepCount(const RankParams& ranks, int rank) : ranks_(ranks), rank_(rank) {}
@@ -94,7 +95,7 @@ class StepCount {
   int rank_;
 };
 
-/// A wait that nobody counts.
+/// A wait that is not counted.
 struct NoCount {
   __device__ void missed(unsigned /*spin*/) const {}
   __device__ void looked(std::uint64_t /*start_ns*/, std::uint64_t /*now*/) const {}

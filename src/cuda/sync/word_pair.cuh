@@ -1,8 +1,8 @@
 #ifndef FERRY_CUDA_SYNC_WORD_PAIR_CUH
 #define FERRY_CUDA_SYNC_WORD_PAIR_CUH
 
-/// Two words of 8 bytes that one instruction moves. Each is whole; the two are in no order (PTX ISA, "Memory
-/// Consistency Model", vector data types). The address is a multiple of 16.
+/// Two words of 8 bytes that one instruction moves. Each word is moved as a whole; the order of the two is undefined
+/// (PTX ISA, "Memory Consistency Model", vector data types). The address is a multiple of 16.
 
 #include <cstdint>
 

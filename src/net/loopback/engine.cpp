@@ -28,7 +28,7 @@ std::int64_t now_ns() {
       .count();
 }
 
-/// Nanoseconds a byte of the link to an end, 0 without a rate.
+/// Nanoseconds per byte on the link to an end; 0 without a rate.
 Result<double> link_ns_per_byte() {
   const char* const given = std::getenv(kRateVariable);
   if (given == nullptr || *given == '\0') return 0.0;
@@ -52,7 +52,7 @@ struct Peer {
   std::shared_ptr<Inbox> inbox;  // null before connect and for this end itself
   bool lost = false;
   bool loss_reported = false;
-  // Latest arrival applied: of any operation, and of notifies by channel.
+  // Highest arrival number applied so far: of any operation, and of notifies by channel.
   std::uint64_t newest = 0;
   std::vector<std::uint64_t> newest_notify;
 };
@@ -86,7 +86,7 @@ class LoopbackEngine final : public Engine {
   void flush(int peer, std::uint64_t ticket) override;
   void forget(std::uint64_t ticket) override { gets_.erase(ticket); }
   bool poll() override;
-  // The sender's bytes are copied by put, so nothing is ever left to send.
+  // put() copies the sender's bytes, so nothing is ever left to send.
   bool flushed(int /*peer*/) const override { return true; }
   int event_fd() const override { return inbox_->wake().get(); }
   bool arm() override;
@@ -110,15 +110,15 @@ class LoopbackEngine final : public Engine {
   void take_answer(const Operation& operation);
 
   EngineOptions options_;
-  const double ns_per_byte_;       // of the link to this end; 0: it takes no time
-  std::int64_t link_free_ns_ = 0;  // when it has carried everything so far
+  const double ns_per_byte_;       // of the link to this end; 0: transfers take no time
+  std::int64_t link_free_ns_ = 0;  // time at which the link has carried everything so far
   std::vector<CacheLine> own_memory_;
   Token token_;
   std::shared_ptr<Inbox> inbox_;
   EngineEvents events_;
   std::vector<Peer> peers_;
   std::map<std::uint64_t, std::span<std::byte>> gets_;  // destinations, by ticket
-  std::vector<Operation> waiting_;                      // arrived and held back by a fault
+  std::vector<Operation> waiting_;                      // arrived, but held back by a fault
   std::mt19937_64 random_;
   std::uint64_t seed_ = 0;
   std::uint64_t num_arrived_ = 0;
@@ -234,14 +234,14 @@ bool LoopbackEngine::notice_cuts() {
   return any;
 }
 
-/// Polls that a scrambled operation waits: usually few or none, so that calls make progress, sometimes longer than
-/// other operations need to arrive.
+/// Number of polls that a scrambled operation waits: usually few or none, so that calls make progress, sometimes more
+/// than other operations need to arrive.
 int LoopbackEngine::draw_wait() {
   constexpr std::array<std::uint64_t, 8> kLongest = {1, 1, 1, 4, 4, 16, 16, 64};
   return static_cast<int>(random_() % kLongest[random_() % kLongest.size()]);
 }
 
-/// Whether it must stay behind what waits, by the ordering rule that no fault may break.
+/// True if the ordering rule, which no fault may break, requires the operation to stay behind a waiting one.
 bool is_behind(const Operation& operation, const std::vector<Operation>& waiting) {
   using Kind = Operation::Kind;
   return std::ranges::any_of(waiting, [&operation](const Operation& earlier) {
@@ -263,8 +263,8 @@ bool is_behind(const Operation& operation, const std::vector<Operation>& waiting
   });
 }
 
-/// What may be applied now, in order of arrival. A pair's operations stay behind the first that must wait, unless all
-/// order is to be mixed.
+/// Operations that may be applied now, in order of arrival. The operations of a pair of ends stay behind the first one
+/// that must wait, unless the mix is kAll.
 std::vector<Operation> LoopbackEngine::take_due(Mix mix) {
   for (Operation& operation : inbox_->take()) {
     operation.arrival = ++num_arrived_;
@@ -301,7 +301,7 @@ std::vector<Operation> LoopbackEngine::take_due(Mix mix) {
   return due;
 }
 
-/// A random merge of the channels: each keeps its order, and flushes and the end of a peer stay behind all it sent.
+/// Merges the channels at random: each keeps its order; a peer's flushes and its end stay behind everything it sent.
 void LoopbackEngine::mix_channels(std::vector<Operation>* operations) {
   std::vector<std::vector<Operation>> lanes;
   std::vector<std::pair<int, int>> keys;
@@ -332,13 +332,13 @@ void LoopbackEngine::mix_channels(std::vector<Operation>* operations) {
   std::ranges::move(last, std::back_inserter(*operations));
 }
 
-/// In random order, but every atomic and notify behind all puts, and flushes and the end of a peer behind everything.
+/// Random order, except that atomics and notifies follow all puts, and flushes and the end of a peer follow everything.
 void LoopbackEngine::mix_all(std::vector<Operation>* operations) {
   std::ranges::shuffle(*operations, random_);
   std::ranges::stable_sort(*operations, {}, &Operation::kind);
 }
 
-/// Lets tests check that their faults have happened.
+/// Counts reordered operations, so that tests can check that their faults have happened.
 void LoopbackEngine::note_order(const Operation& operation) {
   Peer& peer = at(operation.from);
   bool stale = false;
@@ -382,7 +382,7 @@ void LoopbackEngine::apply(const Operation& operation) {
   }
 }
 
-/// If not, its sender is lost.
+/// False for a range outside this end's memory; the sender is then lost.
 bool LoopbackEngine::is_inside(const Operation& operation, std::size_t num_bytes) {
   const bool may_be_gpu = operation.kind == Operation::Kind::kPut;
   if ((may_be_gpu || operation.offset < kGpuOffset) && Region::of(options_, operation.offset).contains(num_bytes)) {
@@ -394,7 +394,7 @@ bool LoopbackEngine::is_inside(const Operation& operation, std::size_t num_bytes
   return false;
 }
 
-/// An operation that its sender may want an answer to.
+/// Applies an operation and answers it if the sender asked for an answer.
 void LoopbackEngine::serve(const Operation& operation) {
   note_order(operation);
   Operation answer{.kind = Operation::Kind::kAnswer, .bytes = {}, .ticket = operation.ticket};
@@ -441,9 +441,9 @@ void LoopbackEngine::lose(int peer, ErrorCode code, std::string_view why) {
 
 bool LoopbackEngine::arm() {
   if (!connected_ || closed_) return true;
-  inbox_->wake().clear();  // not in every poll; what arrives after this look signals again
+  inbox_->wake().clear();  // not in every poll; operations posted after this check signal again
   if (!inbox_->empty()) return false;
-  // Operations delayed by a number of polls need polls; held ones wait for a wake-up.
+  // Operations delayed by a number of polls need polls; held ones wait for release() to wake this end.
   return std::ranges::none_of(
       waiting_, [this](const Operation& operation) { return !rule_for(operation.from, options_.self).held; });
 }

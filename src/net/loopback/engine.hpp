@@ -1,12 +1,12 @@
 #ifndef FERRY_NET_LOOPBACK_ENGINE_HPP
 #define FERRY_NET_LOOPBACK_ENGINE_HPP
 
-/// The network inside one process, for tests: ends that are threads. Every byte is written by the poll() of the end
-/// whose memory it is, so thread sanitizers see only the order that the protocol above relies on. Keeps the order of
-/// everything one end sends to another, unless a test's rules change it.
+/// Network inside one process, for tests: each end is a thread. The end that owns the memory writes every byte, in its
+/// poll(), so thread sanitizers see only the order that the protocol above the engine relies on. Keeps the order of all
+/// operations from one end to another, unless a test's rules change it (rules.hpp).
 ///
-/// With the variable FERRY_LOOPBACK_RATE, in bytes per second, when an engine is created, what is put to its end takes
-/// the time that a link of that rate needs, one put after the other: for measurements without such a network.
+/// If FERRY_LOOPBACK_RATE (bytes per second) is set when an engine is created, puts to its end take as long as on a
+/// link of that rate, one after the other: for measurements on a machine without such a network.
 
 #include <memory>
 
@@ -14,7 +14,7 @@
 
 namespace ferry::net::loopback {
 
-/// @errors kSystem: no descriptor or no random bytes; kInvalidArgument: FERRY_LOOPBACK_RATE is no number of bytes
+/// @errors kSystem: no descriptor or no random bytes; kInvalidArgument: FERRY_LOOPBACK_RATE is not a number of bytes
 Result<std::unique_ptr<Engine>> create_engine(const EngineOptions& options);
 
 /// Always ok.

@@ -8,8 +8,8 @@
 
 namespace ferry::net::loopback {
 
-/// The memory that an offset is in. This engine copies by processors: what it is given as GPU memory must be memory
-/// that they reach, as it is in tests.
+/// Memory that an offset refers to. This engine copies with processors, so its "GPU memory" must be memory that they
+/// can access, as it is in tests.
 struct Region {
   std::span<std::byte> memory;
   std::size_t offset = 0;

@@ -1,18 +1,18 @@
 #ifndef FERRY_NET_UCX_ADDRESS_HPP
 #define FERRY_NET_UCX_ADDRESS_HPP
 
-/// The engine's own part of what an end publishes (net/blob.hpp). Little-endian, no padding:
+/// Part of the published blob that this engine adds (net/blob.hpp). Little-endian, no padding:
 ///
 ///   bytes      field
 ///   16         name of the end: random
 ///   32         its X25519 public key
-///   8          where its memory begins
-///   8, 8       where its GPU memory begins, and bytes of it
-///   then for peers of its host, and for peers of other hosts:
-///   4, …       length and bytes of its worker's address, as UCX packs it; empty where it expects no such peer
-///   4, …       length and bytes of the key to its memory; empty where peers cannot write there
-///   4, …       the same of its GPU memory
-///   4, …       length and bytes of its receiver's address; empty where it has none
+///   8          first address of its memory
+///   8, 8       first address of its GPU memory, and its size in bytes
+///   then for peers of its host, and again for peers of other hosts:
+///   4, …       length and bytes of its worker's address, as UCX packs it; empty: the end expects no such peer
+///   4, …       length and bytes of the key to its memory; empty: peers cannot write there
+///   4, …       the same for its GPU memory
+///   4, …       length and bytes of its receiver's address; empty: it has no receiver
 
 #include <cstddef>
 #include <cstdint>
@@ -25,7 +25,7 @@
 
 namespace ferry::net::ucx {
 
-/// Views into what was published.
+/// Views into the published blob.
 struct ScopeAddress {
   std::span<const std::byte> worker;
   std::span<const std::byte> memory_key;

@@ -1,9 +1,9 @@
 #ifndef FERRY_NET_UCX_ADMISSION_HPP
 #define FERRY_NET_UCX_ADMISSION_HPP
 
-/// Who may connect: the peers. When this end has reached all of them, and they its receiver, it names to each the
-/// sockets by which they are connected; when all of them have done so too, it stops listening, and ends the connections
-/// that none has named (net/ucx/ports.hpp).
+/// Admits only the peers. When this end has reached all of them and their messages have reached its receiver, it names
+/// to each peer the sockets that connect the two; when all peers have done the same, it stops listening and ends the
+/// connections that no peer has named (net/ucx/ports.hpp).
 
 #include <span>
 
@@ -14,10 +14,10 @@ namespace ferry::net::ucx {
 
 class Admission {
  public:
-  /// Does what has become possible. Called from every poll. True if something is to be sent.
+  /// Takes each step that has become possible. Called from every poll. True if it sent messages.
   bool advance(std::span<Peer> peers, Scopes& scopes);
 
-  /// Everybody who may connect has done so, or was lost.
+  /// True if every peer has connected or is lost.
   bool is_closed() const { return closed_; }
 
  private:

@@ -105,7 +105,7 @@ void Connection::put(int channel, std::size_t local_offset, std::size_t remote_o
   put_from(channel, resources_.memory().subspan(local_offset, num_bytes), remote_offset);
 }
 
-/// Between GPU memory here and there, which are equally large.
+/// Puts between GPU memory at both ends, which has the same size.
 void Connection::put_gpu(int channel, std::size_t local_offset, std::size_t remote_offset, std::size_t num_bytes) {
   const std::span<std::byte> memory = resources_.gpu_memory();
   const auto is_in = [&memory, num_bytes](std::size_t offset) {
@@ -128,7 +128,7 @@ void Connection::put_gpu(int channel, std::size_t local_offset, std::size_t remo
                                       gpu_key_, &params));
 }
 
-/// The peer's memory is as large as this end's.
+/// Checks against the size of this end's memory: the peer's is the same.
 bool Connection::is_inside(std::size_t remote_offset, std::size_t num_bytes) {
   const std::size_t size = resources_.memory().size();
   if (remote_offset <= size && num_bytes <= size - remote_offset) return true;
@@ -159,14 +159,14 @@ void Connection::put_from(int channel, std::span<const std::byte> source, std::s
 }
 
 bool Connection::put_with(const Message& message, std::span<const std::byte> source) {
-  // Behind what waits to be sent, as operations without bytes are.
+  // Keep the order: operations without bytes stay behind waiting messages too.
   if (put_way_ != PutWay::kMessages || !waiting_.empty()) return false;
   if (source.empty() || source.size() > kMaxPayloadBytes) return false;
   if (usable() && !stopped_ && is_inside(message.value, source.size())) send(message, source);
   return true;
 }
 
-/// Memory of this end is registered already; other memory UCX registers by itself.
+/// Passes the handle of this end's memory, which is registered already; UCX registers other memory by itself.
 void Connection::set_memory_handle([[maybe_unused]] std::span<const std::byte> local,
                                    [[maybe_unused]] ucp_request_param_t* params) const {
 #if UCP_API_VERSION >= UCP_VERSION(1, 13)
@@ -287,7 +287,7 @@ void Connection::send(ucp_ep_h endpoint, const Message& message, std::span<const
     complete(operation, UCS_ERR_IO_ERROR);
     return;
   }
-  // The peer must see what was stored before it sees the message, on any processor.
+  // The peer must see earlier stores before it sees the message, on any processor.
   if (put_way_ == PutWay::kStores) std::atomic_thread_fence(std::memory_order_seq_cst);
   ucp_request_param_t params = params_of(operation);
   params.op_attr_mask |= UCP_OP_ATTR_FIELD_FLAGS;
@@ -332,7 +332,7 @@ Path Connection::path(int peer) const {
 Connection::Operation* Connection::take_operation(Kind kind) {
   if (spare_.empty()) {
     Operation* added = &operations_.emplace_back();
-    spare_.reserve(operations_.size());  // so that completions, inside UCX, need no memory
+    spare_.reserve(operations_.size());  // so that completions, which run inside UCX, allocate no memory
     spare_.push_back(added);
   }
   Operation* operation = spare_.back();
@@ -351,7 +351,7 @@ ucp_request_param_t Connection::params_of(Operation* operation) {
   return params;
 }
 
-/// `request` is what UCX returned for the operation: null if it is done already; then there is no callback.
+/// `request`: UCX's result for the operation. Null if it has completed; there is no callback then.
 void Connection::started(Operation* operation, ucs_status_ptr_t request) {
   if (request == nullptr) {
     complete(operation, UCS_OK);

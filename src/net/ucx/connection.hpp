@@ -1,22 +1,22 @@
 #ifndef FERRY_NET_UCX_CONNECTION_HPP
 #define FERRY_NET_UCX_CONNECTION_HPP
 
-/// The connection to one peer: an endpoint, the way to its memory, and the operations in flight. Used only by the
-/// engine's thread.
+/// Connection to one peer: an endpoint, access to its memory, and the operations in flight. Used only by the engine's
+/// thread.
 ///
-/// A put takes the first way that works:
+/// A put takes the first of these ways that works:
 ///   stores    memory of this host that UCX has mapped here: a copy
 ///   writes    a network card that writes into the peer's memory by itself: UCX's puts
-///   messages  anything else: the peer copies the payload into its memory (net/ucx/inbound.hpp). UCX would emulate a
-///             put in the same way, but its receiver answers each, and aborts if it cannot. Large ones go to the
-///             peer's receiver (net/ucx/receiver.hpp) where it has one, by an endpoint of their own.
+///   messages  in all other cases: the peer copies the payload into its memory (net/ucx/inbound.hpp). Puts emulated by
+///             UCX do the same, but their receiver answers each, and aborts if it cannot. Large messages go to the
+///             peer's receiver (net/ucx/receiver.hpp), if it has one, through a separate endpoint.
 ///
-/// Order. Stores are done when put() returns, and messages are numbered, so a message may follow both at once. Writes
-/// are numbered too: a message waits for that of the last write before it on its channel, until a flush that began
-/// after it has completed, which UCX reports when the bytes are in the peer's memory. One flush serves all writes
+/// Order. Stores are complete when put() returns, and messages are numbered, so a message may follow both at once.
+/// Writes are numbered too: a message waits for the last write before it on its channel, until a flush that began after
+/// that write has completed; UCX reports that when the bytes are in the peer's memory. One flush serves all writes
 /// before it, so there is at most one per poll; several may be in flight.
 ///
-/// UCX callbacks only record what happened. What has to wait is sent from advance().
+/// UCX callbacks only record events. advance() sends the operations that had to wait.
 
 #include <cstddef>
 #include <cstdint>
@@ -35,70 +35,71 @@ namespace ferry::net::ucx {
 
 class Connection {
  public:
-  /// `self`: this end's index, which its messages carry.
+  /// `self`: index of this end, which its messages carry.
   Connection(const Resources& resources, Seal seal, std::uint32_t self, int rank, int num_channels);
-  /// Runs after the worker's, which may call back as long as it lives.
+  /// Must run after the worker's destructor: the worker may call back as long as it lives.
   ~Connection() = default;
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;
 
-  /// The peer's memory: the key comes from UCX's own packing there, and is empty where this end cannot write.
+  /// Memory of the peer. `key` is as UCX packed it there; empty: this end cannot write.
   struct RemoteMemory {
     std::span<const std::byte> key{};
     std::uint64_t base = 0;
   };
-  /// Of the peer's workers, from UCX's packing, too. The second may be empty.
+  /// Addresses of the peer's workers, as UCX packed them. The second may be empty.
   struct Addresses {
     std::span<const std::byte> worker{};
     std::span<const std::byte> receiver{};
   };
-  /// @errors kUnsupported: this end has GPU memory, and no card reaches the peer's
+  /// @errors kUnsupported: this end has GPU memory, and no card reaches that of the peer
   Status open(const Addresses& addresses, const RemoteMemory& memory, const RemoteMemory& gpu_memory);
 
   void put(int channel, std::size_t local_offset, std::size_t remote_offset, std::size_t num_bytes);
-  /// From any memory of this process, which stays as it is until a later flush was answered.
+  /// Puts from any memory of this process, which must not change until a later flush has completed.
   void put_from(int channel, std::span<const std::byte> source, std::size_t remote_offset);
-  /// put_from and a message after it, `kind` of which says what else it is, in one. False where that takes two.
+  /// Sends a put and a message after it as one message; the `kind` of `message` names its other half. False if that
+  /// takes two messages.
   bool put_with(const Message& message, std::span<const std::byte> source);
-  /// False where the peer has to be asked for the bytes by a message. Else take_fetched() has the ticket when they are
-  /// there.
+  /// False if the peer must be asked for the bytes by a message. Otherwise take_fetched() returns the ticket when the
+  /// bytes are there.
   bool get(std::span<std::byte> into, std::size_t remote_offset, std::uint64_t ticket);
   std::vector<std::uint64_t> take_fetched() { return std::exchange(fetched_, {}); }
-  /// Sent after all earlier puts on `channel`.
+  /// Sends `message` after all earlier puts on `channel`.
   void notify(int channel, const Message& message);
-  /// Sent after all earlier puts and messages.
+  /// Sends `message` after all earlier puts and messages.
   void notify_after_all(const Message& message);
-  /// Sent at once. The payload stays as it is until it has left.
+  /// Sends `message` at once. The payload must not change until it has left.
   void answer(const Message& message, std::span<const std::byte> payload = {});
-  /// A hello by each endpoint.
+  /// Sends a hello through each endpoint.
   void greet();
-  /// Whether puts are messages that go over TCP, and nothing better.
+  /// True if puts are messages over TCP, with no faster way.
   bool puts_over_tcp() const;
-  /// Whether large puts go to a receiver.
+  /// True if large puts go to a receiver.
   bool has_receiver() const { return bulk_endpoint_ != nullptr; }
-  /// Sent after all earlier puts and messages, and followed by a flush of its own.
+  /// Sends `message` after all earlier puts and messages, followed by a flush of its own.
   void send_last(const Message& message);
-  /// Accepts nothing more. Messages not sent yet are discarded.
+  /// Accepts no further operations. Unsent messages are discarded.
   void stop();
-  /// Starts making sure that all puts given so far arrive.
+  /// Starts a flush that covers all puts given so far.
   void begin_flush() { needed_ = num_writes_; }
 
-  /// Send what is due. True if anything was, or notify() has sent something at once.
+  /// Sends due operations. True if it sent any, or if notify() has sent a message since the last call.
   bool advance();
-  /// Nothing waits and nothing is in flight.
+  /// True if no operation waits or is in flight.
   bool quiet() const { return waiting_.empty() && num_in_flight_ == 0 && needed_ <= flushed_ && !flush_wanted_; }
-  /// UCS_OK, or why the connection failed.
+  /// UCS_OK, or the reason for which the connection failed.
   ucs_status_t failure() const { return failure_; }
-  /// From now on the connection has failed, unless it had before.
+  /// Marks the connection as failed, unless it had failed before.
   void fail(ucs_status_t status);
 
-  /// Cancels what is in flight and closes the endpoint; later progress of the worker completes this. Idempotent.
+  /// Cancels operations in flight and closes the endpoint; later progress of the worker completes this. Idempotent.
   void shut();
-  /// Releases the key to the peer's memory. Before the worker is destroyed.
+  /// Releases the key to the peer's memory. Call before the worker is destroyed.
   void release_key();
   bool is_shut() const { return endpoint_ == nullptr && bulk_endpoint_ == nullptr && num_in_flight_ == 0; }
 
-  /// The transports that UCX chose for this peer, which the engine's owner knows as `peer`.
+  /// Transports that UCX chose for this peer; `peer`: its index in the engine.
   Path path(int peer) const;
 
  private:
@@ -109,7 +110,7 @@ class Connection {
     Kind kind = Kind::kWrite;
     std::uint64_t covers = 0;  // kFlush: the number of the last write before it
     std::uint64_t ticket = 0;  // kRead
-    Message message;           // kMessage: must stay where it is until sent
+    Message message;           // kMessage: must not move until sent
   };
   struct Waiting {
     Message message;
@@ -117,7 +118,7 @@ class Connection {
     bool last = false;
   };
 
-  /// noexcept: UCX calls this from C code, through which no exception may pass.
+  /// noexcept: UCX calls this from C code, through which no exception may propagate.
   static void on_completed(void* request, ucs_status_t status, void* operation) noexcept;
   static void on_failed(void* connection, ucp_ep_h endpoint, ucs_status_t status);
 
@@ -144,7 +145,7 @@ class Connection {
   const Library& library_;
   const Seal seal_;
   const std::uint32_t self_;
-  const int rank_;  // of the peer
+  const int rank_;  // rank of the peer
   ucp_ep_h endpoint_ = nullptr;
   ucp_ep_h bulk_endpoint_ = nullptr;  // to the peer's receiver; null: it has none
   ucp_rkey_h remote_key_ = nullptr;
@@ -152,18 +153,18 @@ class Connection {
   PutWay put_way_ = PutWay::kMessages;
   std::uint64_t remote_base_ = 0;  // kWrites
   std::uint64_t gpu_base_ = 0;
-  std::byte* mapped_memory_ = nullptr;  // kStores: the peer's
+  std::byte* mapped_memory_ = nullptr;  // kStores: memory of the peer
   ucs_status_t failure_ = UCS_OK;
   bool stopped_ = false;
 
-  std::uint64_t num_sent_ = 0;             // messages; also the number of the next
-  std::uint64_t num_writes_ = 0;           // also the number of the last write
-  std::uint64_t needed_ = 0;               // some message, or the owner, needs all writes up to here to have arrived
-  std::uint64_t flush_started_ = 0;        // a flush is in flight, or done, for all writes up to here
-  std::uint64_t flushed_ = 0;              // all writes up to here have arrived
-  bool flush_wanted_ = false;              // one more flush regardless of the numbers: after the last message
-  bool recheck_waiting_ = false;           // some waiting message may be due
-  bool sent_ = false;                      // a message that did not have to wait, which advance() has still to tell of
+  std::uint64_t num_sent_ = 0;             // messages sent; also the number of the next one
+  std::uint64_t num_writes_ = 0;           // writes started; also the number of the last one
+  std::uint64_t needed_ = 0;               // all writes up to this number must arrive for a message or the owner
+  std::uint64_t flush_started_ = 0;        // a flush is in flight or complete for all writes up to this number
+  std::uint64_t flushed_ = 0;              // all writes up to this number have arrived
+  bool flush_wanted_ = false;              // one more flush is due after the last message, regardless of the numbers
+  bool recheck_waiting_ = false;           // a waiting message may be due
+  bool sent_ = false;                      // notify() sent a message at once, which the next advance() reports
   std::vector<std::uint64_t> last_write_;  // by channel
   std::deque<Waiting> waiting_;
   std::vector<std::uint64_t> fetched_;

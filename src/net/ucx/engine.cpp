@@ -27,12 +27,11 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::string_view kName = "ucx";
-/// Rounds of progress in one poll: enough to receive a burst, few enough to get back to the owner's orders soon.
+/// Rounds of progress in one poll: enough to receive a burst, few enough to return to the owner's orders soon.
 constexpr int kMaxProgress = 32;
-/// Cancelling is local work, but UCX does it in steps.
+/// Time for UCX to cancel operations. Cancelling is local work, but UCX does it in steps.
 constexpr std::chrono::milliseconds kShutGrace{500};
-/// Naps while closing: at most this long if UCX wakes the thread (in case it loses a wake-up), and this long if it does
-/// not.
+/// Naps while closing: the longest if UCX wakes the thread (in case it loses a wake-up), the shortest if it does not.
 constexpr int kLongestNapMs = 5;
 constexpr int kShortestNapMs = 1;
 
@@ -101,12 +100,12 @@ class UcxEngine final : public Engine {
   EngineEvents events_;
   std::vector<Peer> peers_;
   Admission admission_;
-  ReservedDescriptors descriptors_;  // of connections that are being made
-  // By which receivers wake who sleeps on event_fd(). Cleared by arm() alone: others than who sleeps there may poll,
-  // and be gone when more comes.
+  ReservedDescriptors descriptors_;  // for connections that are being established
+  // Receivers wake the thread that sleeps on event_fd() through it. Only arm() clears it: other threads may poll, and
+  // have left when the next message arrives.
   WakeFd wake_;
   std::atomic<bool> wants_wake_{false};
-  std::atomic<bool> is_due_{false};  // a message has come that is to be delivered
+  std::atomic<bool> is_due_{false};  // a message to be delivered has arrived
   bool connected_ = false;
 };
 
@@ -156,7 +155,7 @@ Status UcxEngine::connect(std::span<const Blob> addresses, EngineEvents events) 
     if (!own_part.ok()) return own_part.status();
     own_parts[index] = *own_part;
   }
-  // UCX ends the process if it finds out in the middle of a connection.
+  // UCX ends the process if it runs out of descriptors while it connects.
   if (Status status = descriptors_.reserve(num_descriptors_for(own_parts)); !status.ok()) return status;
   const OwnEnd own{options_, scopes_, token_, keys_};
   Status status;
@@ -177,7 +176,7 @@ Status UcxEngine::connect(std::span<const Blob> addresses, EngineEvents events) 
   return {};
 }
 
-/// Connections between workers, and both ways between workers and receivers.
+/// Descriptors of connections between workers, and of both directions between workers and receivers.
 std::size_t UcxEngine::num_descriptors_for(std::span<const std::span<const std::byte>> own_parts) const {
   const bool has_peer_receiver = std::ranges::any_of(own_parts, [](std::span<const std::byte> own_part) {
     const Result<EndAddress> address = parse_address(own_part);
@@ -240,14 +239,14 @@ void UcxEngine::notify(int peer, int channel, std::uint64_t value) {
 bool UcxEngine::poll() {
   if (!usable()) return false;
   bool moved = advance();
-  // A round in which nothing comes costs a system call, which what has come need not wait for.
+  // A round without events costs a system call, for which an arrived message need not wait.
   is_due_ = false;
   for (int round = 0; round < kMaxProgress && !is_due_ && scopes_.progress(); ++round) moved = true;
   moved |= deliver();
   moved |= notice_failures();
   moved |= admission_.advance(peers_, scopes_);
   if (admission_.is_closed()) descriptors_.give_back();
-  // Send what a completed flush has made due now: the owner may sleep after this.
+  // Send the operations that a completed flush has made due: the owner may sleep after this.
   moved |= advance();
   return moved;
 }
@@ -255,7 +254,7 @@ bool UcxEngine::poll() {
 bool UcxEngine::arm() {
   if (!usable()) return true;
   if (scopes_.has_receivers()) {
-    // What a receiver has got before it sees this flag is seen here.
+    // The bytes that a receiver stored before it sees this flag are visible here.
     wake_.clear();
     wants_wake_.store(true, std::memory_order_seq_cst);
     const auto has_news = [](const Peer& peer) {
@@ -280,7 +279,7 @@ bool UcxEngine::advance() {
   return moved;
 }
 
-/// Runs outside callbacks, which only collect messages: their receivers may want to send.
+/// Delivers collected messages outside UCX's callbacks: the callbacks of the owner may want to send.
 bool UcxEngine::deliver() {
   bool any = false;
   for (int sender = 0; sender < options_.num_peers; ++sender) {
@@ -342,7 +341,7 @@ bool UcxEngine::notice_failures() {
     const int rank = options_.rank_of(index);
     if (broke_rules) {
       lose(index, Status(ErrorCode::kTransport,
-                         fmt::format("network engine ucx: rank {} sent a message that no rank sends; run the same "
+                         fmt::format("network engine ucx: rank {} sent a malformed message; run the same "
                                      "build on every rank",
                                      rank),
                          rank));
@@ -356,12 +355,13 @@ bool UcxEngine::notice_failures() {
 
 void UcxEngine::lose(int peer, const Status& why) {
   if (std::exchange(at(peer).lost, true)) return;
-  // A peer that closes still answers what it is asked, and the owner may give the memory back as soon as it is told.
+  // A closing peer still answers this end's gets, and the owner may free their memory as soon as the loss is reported.
   if (at(peer).inbound != nullptr) at(peer).inbound->forget_gets();
   if (events_.lost) events_.lost(peer, why);
 }
 
-/// Of any peer: what it waits for comes by the owner's thread, which waits for nobody.
+/// True if the receiver is ahead of any peer's messages: the owner's thread delivers the missing ones, and it never
+/// waits for the receiver.
 bool UcxEngine::is_receiver_ahead() const {
   return std::ranges::any_of(
       peers_, [](const Peer& peer) { return peer.inbound != nullptr && peer.inbound->is_receiver_ahead(); });
@@ -392,14 +392,15 @@ bool UcxEngine::poll_until(Clock::time_point deadline, Done done) {
   return true;
 }
 
-/// The wait for an unreachable peer lasts as long as the deadline allows and should not keep a core busy.
+/// Sleeps between polls while closing: an unreachable peer may take the whole deadline, during which no core should be
+/// busy.
 void UcxEngine::nap() {
   pollfd wakes{event_fd(), POLLIN, 0};
   const bool will_be_woken = arm();
   (void)::poll(&wakes, will_be_woken ? 1 : 0, will_be_woken ? kLongestNapMs : kShortestNapMs);
 }
 
-/// Peers write to this end's memory as long as they believe it exists, with some transports without involving this
+/// Peers write to this end's memory as long as they believe that it exists, with some transports without involving this
 /// process or the kernel. So close is a handshake: a goodbye, and the peer's answer that it has stopped.
 void UcxEngine::leave(std::int64_t timeout_ns) {
   if (!scopes_.is_open()) return;
@@ -425,7 +426,7 @@ void UcxEngine::leave(std::int64_t timeout_ns) {
   peers_.resize(static_cast<std::size_t>(options_.num_peers));
 }
 
-/// Cancels whatever is still in flight.
+/// Cancels all operations in flight.
 void UcxEngine::drop_connections() {
   descriptors_.give_back();
   for (Peer& peer : peers_) {
@@ -447,14 +448,14 @@ void UcxEngine::drop_connections() {
 template <Way way>
 ucs_status_t UcxEngine::on_message(void* engine, const void* header, std::size_t header_bytes, void* data,
                                    std::size_t num_bytes, const ucp_am_recv_param_t* param) noexcept {
-  // With this flag `data` only describes what the sender would like this end to fetch. No peer sends such.
+  // With this flag `data` only describes bytes that the sender offers for fetching. No peer sends such a message.
   if ((param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0) return UCS_OK;
   static_cast<UcxEngine*>(engine)->receive({static_cast<const std::byte*>(header), header_bytes},
                                            {static_cast<const std::byte*>(data), num_bytes}, way);
   return UCS_OK;
 }
 
-/// From anybody who reaches this end, by the owner's thread or a receiver's.
+/// Receives a message from any sender that reaches this end, on the owner's thread or a receiver's.
 void UcxEngine::receive(std::span<const std::byte> header, std::span<const std::byte> payload, Way way) {
   const std::optional<Message> message = parse_message(header);
   if (!message || message->sender >= peers_.size()) return;

@@ -1,9 +1,9 @@
 #ifndef FERRY_NET_UCX_ENGINE_HPP
 #define FERRY_NET_UCX_ENGINE_HPP
 
-/// The network through UCX (ucp): TCP and shared memory for tests and small clusters, InfiniBand and RoCE on large
-/// ones. UCX is loaded on first use; its UCX_* variables apply as in every program that uses it. This header includes
-/// nothing of UCX: it is also used where UCX is not installed (unavailable.cpp then replaces the engine).
+/// Network through UCX (ucp): TCP and shared memory for tests and small clusters, InfiniBand and RoCE for large ones.
+/// UCX is loaded on first use; its UCX_* variables apply as in every program that uses it. This header includes no UCX
+/// header, because it is also used without UCX (unavailable.cpp then replaces the engine).
 
 #include <memory>
 #include <string>
@@ -20,10 +20,10 @@ Result<std::unique_ptr<Engine>> create_engine(const EngineOptions& options);
 /// @errors kUnsupported: built without UCX's headers, or the library is not installed, or too old
 Status probe();
 
-/// "UCX 1.22.0, /usr/lib/libucp.so.0"; empty where the probe fails.
+/// "UCX 1.22.0, /usr/lib/libucp.so.0"; empty if the probe fails.
 std::string library_in_use();
 
-/// Whether UCX works with GPU memory in this process; opens a context for it.
+/// Reports whether UCX works with GPU memory in this process; opens a context for this.
 GpuDirectFact gpu_memory_fact();
 
 }  // namespace ferry::net::ucx

@@ -10,7 +10,7 @@ namespace {
 
 constexpr const char* kName = "network library";
 
-/// The kinds of memory that a context of this process works with, as UCX's variables let it.
+/// Kinds of memory that a context of this process works with, under UCX's variables.
 Result<std::uint64_t> memory_types(const Library& library) {
   ucp_config_t* config = nullptr;
   Status status = ucx_status(library.config_read(nullptr, nullptr, &config), "reading the UCX_* variables");

@@ -49,7 +49,7 @@ bool Inbound::accept(const Message& message, std::span<const std::byte> payload,
     lock.unlock();
     store(message, payload);
     lock.lock();
-    // The same message by two threads at once: one of them is somebody's repetition.
+    // Another thread has received the same message meanwhile: one of the two is a replay.
     if (broken() || !is_new(message)) return drop();
   } else if (!payload.empty()) {
     store(message, payload);
@@ -152,12 +152,12 @@ void Inbound::hand_on(const Message& message) {
   if (message.kind == MessageKind::kPut) return;
   if (message.kind == MessageKind::kAnswer) {
     const auto found = gets_.find(message.ticket);
-    // Of a get, whose bytes are sent in order: it is complete with the last.
+    // Only the answer with the last bytes of a get is reported: they are sent in order.
     if (message.payload_bytes > 0 &&
         (found == gets_.end() || message.operand + message.payload_bytes != found->second.size())) {
       return;
     }
-    // Whatever ends a get, its owner may use the memory for something else as soon as it is told.
+    // The owner of the get may reuse its memory as soon as the end is reported.
     if (found != gets_.end()) gets_.erase(found);
   }
   due_.push_back(message);

@@ -15,9 +15,9 @@
 namespace ferry::net::ucx {
 namespace {
 
-/// Where UCX is, for those who have several: the folder of its libucp.so.0, or that file.
+/// Location of UCX on machines with several: the folder of its libucp.so.0, or that file.
 constexpr const char* kLibraryVariable = "FERRY_UCX_LIBRARY";
-/// The same from the build (CMake's FERRY_UCX_LIBRARY); empty: as the loader finds it.
+/// Same location, set at build time (CMake's FERRY_UCX_LIBRARY); empty: the loader searches.
 constexpr std::string_view kBuiltInLibrary = FERRY_UCX_LIBRARY;
 constexpr const char* kLibraryName = "libucp.so.0";
 constexpr std::string_view kInstallHint =
@@ -31,8 +31,8 @@ struct LoadedLibrary {
   Status status;
 };
 
-/// UCX installs handlers for faults and for SIGHUP when it is loaded. How a program reacts to signals is not a
-/// library's decision, so they are removed again, unless UCX_HANDLE_ERRORS asks for them.
+/// Removes the handlers for faults and SIGHUP that UCX installs when it is loaded, unless UCX_HANDLE_ERRORS asks for
+/// them: a library should not decide how a program reacts to signals.
 class SignalHandlersKept {
  public:
   SignalHandlersKept() {
@@ -50,9 +50,9 @@ class SignalHandlersKept {
   std::array<struct sigaction, kSignals.size()> before_{};
 };
 
-/// A lost peer is reported as a Status; UCX would print it as well. Its log level is not part of a context's
-/// configuration, so this sets it for the whole process, and only if nothing else in the process uses UCX and the level
-/// is not set.
+/// Silences UCX's own report of a lost peer, which Ferry returns as a Status. UCX's log level is not part of a
+/// context's configuration, so this sets it for the whole process, and only if no other code in the process uses UCX
+/// and the level is not set.
 void keep_quiet(void* ucs) {
   if (std::getenv("UCX_LOG_LEVEL") != nullptr) return;
   using SetValue = ucs_status_t (*)(const char* name, const char* value);
@@ -68,7 +68,7 @@ Status not_loaded() {
                             kInstallHint));
 }
 
-/// What to load: a path, or a name that the loader looks for.
+/// Library to load: a path, or a name that the loader searches for.
 std::filesystem::path wanted_library() {
   const char* variable = std::getenv(kLibraryVariable);
   const std::string_view wanted = variable != nullptr && *variable != '\0' ? variable : kBuiltInLibrary;
@@ -88,7 +88,8 @@ std::string file_of_loaded(const char* name) {
   return file;
 }
 
-/// A process has one library of a name: UCX of another folder would be given parts of the one that is there.
+/// Refuses a second UCX: a process has one library per name, so parts of the loaded UCX would be combined with the
+/// wanted one.
 Status check_not_another(const std::filesystem::path& wanted) {
   if (!wanted.has_parent_path()) return {};
   for (const char* name : {kLibraryName, "libucs.so.0"}) {
@@ -105,11 +106,11 @@ Status check_not_another(const std::filesystem::path& wanted) {
   return {};
 }
 
-/// Null where it cannot be loaded. Never unloaded: UCX has threads and hooks that outlive its users.
+/// Null if it cannot be loaded. Never unloaded: UCX has threads and hooks that outlive its users.
 void* load_ucp(const std::filesystem::path& wanted) {
   constexpr int kHow = RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE;
   std::error_code error;
-  // Its parts from the same folder, whether or not it says so itself; each needs those before it.
+  // Load its parts from the same folder, whether or not it names that folder itself; each needs the ones before it.
   for (const char* part : {"libucm.so.0", "libucs.so.0", "libuct.so.0"}) {
     const std::filesystem::path file = wanted.parent_path() / part;
     if (wanted.has_parent_path() && std::filesystem::exists(file, error)) (void)dlopen(file.c_str(), kHow);

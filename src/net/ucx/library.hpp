@@ -1,7 +1,7 @@
 #ifndef FERRY_NET_UCX_LIBRARY_HPP
 #define FERRY_NET_UCX_LIBRARY_HPP
 
-/// UCX's functions, resolved on first use: a library linked against libucp would not load on a machine without it.
+/// Functions of UCX, resolved on first use: a library linked against libucp would not load on a machine without it.
 
 #include <ucp/api/ucp.h>
 
@@ -50,23 +50,24 @@ struct Library {
   decltype(&ucp_request_free) request_free = nullptr;
   decltype(&ucs_status_string) status_string = nullptr;
 
-  std::string version{};  ///< "UCX 1.22": of ranks that can be connected
-  std::string file{};     ///< for people: the whole version, and the path of the library
+  std::string version{};  ///< "UCX 1.22": ranks can only connect if theirs are the same
+  std::string file{};     ///< full version and path of the library, for display
 };
 
-/// The first call loads the library, from where FERRY_UCX_LIBRARY (a folder, or a file) says, and runs only its
-/// load-time constructors. Callable from any thread; never destroyed.
-/// @errors kUnsupported: not installed, too old, or not what this process has loaded already
+/// The first call loads the library, from FERRY_UCX_LIBRARY (a folder or a file) if set, and runs only its load-time
+/// constructors. Any thread may call this; the result is never destroyed.
+/// @errors kUnsupported: not installed, too old, or different from the one that this process has loaded
 Result<const Library*> library();
 
-/// `status` of `operation` as a Status. Ok for UCS_OK, kPeerLost if the peer is gone, else kTransport.
+/// Converts the `status` of `operation`. Ok for UCS_OK, kPeerLost if the peer is gone, else kTransport.
 Status ucx_status(ucs_status_t status, std::string_view operation, std::string_view hint = {}, int peer = -1);
 
-/// A copy of an address or key that UCX has packed, and zeros behind it: UCX reads such without knowing their length.
-/// What parse_blob accepts is what the peer packed; the zeros are for a reader that reads slightly past the end.
+/// Copy of an address or key that UCX has packed, followed by zeros: UCX reads these without a length. parse_blob
+/// accepts only intact bytes; the zeros are for a reader that goes slightly past the end.
 std::vector<std::byte> with_tail(std::span<const std::byte> packed);
 
-/// Of an endpoint to the worker whose address this is, with_tail: UCX tells `failed` with `argument` that it is lost.
+/// Parameters of an endpoint to the worker at `address` (from with_tail). UCX calls `failed` with `argument` when the
+/// endpoint is lost.
 ucp_ep_params_t endpoint_params(const std::vector<std::byte>& address, ucp_err_handler_cb_t failed, void* argument);
 
 }  // namespace ferry::net::ucx

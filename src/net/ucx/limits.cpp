@@ -17,8 +17,8 @@ namespace {
 
 constexpr const char* kSharedMemoryFolder = "/dev/shm";
 
-/// How many more file descriptors this process may open, `at_most` where there are more. Opens none, not for a moment:
-/// UCX's own thread stops listening for good where it finds none left.
+/// Number of file descriptors that this process may still open, capped at `at_most`. Opens none, not even for a moment:
+/// UCX's own thread stops listening for good if it finds none free.
 std::size_t num_free_descriptors(std::size_t at_most, rlim_t limit) {
   std::size_t num_free = 0;
   for (rlim_t fd = 0; fd < limit && num_free < at_most; ++fd) {
@@ -27,7 +27,8 @@ std::size_t num_free_descriptors(std::size_t at_most, rlim_t limit) {
   return num_free;
 }
 
-/// Of all ends of this process. An end that has opened some of its own still counts with all of them: too many is safe.
+/// Reservations of all ends of this process. Descriptors that an end has opened already are counted twice, which is
+/// safe.
 struct Reservations {
   std::mutex mutex;
   std::size_t num_reserved = 0;

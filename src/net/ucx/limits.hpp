@@ -1,8 +1,8 @@
 #ifndef FERRY_NET_UCX_LIMITS_HPP
 #define FERRY_NET_UCX_LIMITS_HPP
 
-/// What UCX needs from the system before it starts. It ends the process, or says only "out of memory", where it finds
-/// out by itself.
+/// System resources that UCX needs, checked before it starts: without them UCX ends the process, or says only "out of
+/// memory".
 
 #include <cstddef>
 #include <string>
@@ -11,12 +11,12 @@
 
 namespace ferry::net::ucx {
 
-/// Whether this process may open as many more file descriptors, beside those that are reserved.
-/// @errors kSystem: names the limit, what is left and what is needed
+/// Checks that this process may open `num_needed` more file descriptors beyond the reserved ones.
+/// @errors kSystem: names the limit, the number left and the number needed
 Status check_descriptors(std::size_t num_needed);
 
-/// File descriptors that an end of this process will open in its own time, with which no other end may reckon until
-/// then. Given back when it is destroyed. From any thread.
+/// File descriptors that an end of this process will open later and that no other end may count on until then. The
+/// destructor returns them. Any thread.
 class ReservedDescriptors {
  public:
   ReservedDescriptors() = default;
@@ -24,7 +24,7 @@ class ReservedDescriptors {
   ReservedDescriptors& operator=(const ReservedDescriptors&) = delete;
   ~ReservedDescriptors() { give_back(); }
 
-  /// Once, or again after give_back().
+  /// Call once, or again after give_back().
   /// @errors as check_descriptors; nothing is reserved then
   Status reserve(std::size_t num_needed);
   void give_back();
@@ -33,15 +33,15 @@ class ReservedDescriptors {
   std::size_t num_reserved_ = 0;
 };
 
-/// Descriptors that connections to so many peers need at most: two ends that connect to each other at the same moment
-/// have two connections until they notice, and UCX opens some for a moment.
+/// Maximum number of descriptors for connections to `num_peers` peers: two ends that connect to each other at the same
+/// moment have two connections until they notice, and UCX opens some for a moment.
 constexpr std::size_t descriptors_of_connections(std::size_t num_peers) { return 2 * num_peers + 4; }
 
-/// Where UCX's posix transport makes its files: UCX_POSIX_DIR, else /dev/shm.
+/// Folder of the files of UCX's posix transport: UCX_POSIX_DIR, else /dev/shm.
 std::string shared_memory_folder();
 
-/// Whether that folder can be written to and has so much room left.
-/// @errors kSystem: names the folder, its size, what is left and what is needed
+/// Checks that the folder is writable and has `bytes_needed` bytes free.
+/// @errors kSystem: names the folder, its size, the bytes left and the bytes needed
 Status check_shared_memory(std::size_t bytes_needed);
 
 }  // namespace ferry::net::ucx

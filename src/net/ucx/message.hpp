@@ -1,7 +1,7 @@
 #ifndef FERRY_NET_UCX_MESSAGE_HPP
 #define FERRY_NET_UCX_MESSAGE_HPP
 
-/// The header of an active message. Only puts and the answer to a get have a payload behind it.
+/// Header of an active message. Only puts and answers to gets have a payload.
 
 #include <bit>
 #include <cstddef>
@@ -14,22 +14,22 @@ namespace ferry::net::ucx {
 
 enum class MessageKind : std::uint32_t {
   /// Sets up a connection, so that a peer's death is detected before the first put; answered by kReached with the same
-  /// `value`: 1 if it went to the receiver. `operand`: 1 if one does.
+  /// `value`: 1 if the hello went to the receiver. `operand`: 1 if the sender uses the receiver.
   kHello = 1,
   kNotify = 2,    ///< `value` on `channel`
   kPut = 3,       ///< the payload belongs at offset `value` of the receiver's memory
-  kGoodbye = 4,   ///< the sender closes: it will put nothing more, and asks the receiver to stop
+  kGoodbye = 4,   ///< the sender closes: it will put no more, and asks the receiver of this message to stop
   kFarewell = 5,  ///< answers a goodbye: none of the sender's puts is in flight, and no more will follow
-  kSocket = 6,    ///< `value` names a socket by which the sender has connected to the receiver (net/ucx/ports.hpp)
+  kSocket = 6,    ///< `value` names a socket with which the sender has connected to the receiver (net/ucx/ports.hpp)
   kSettled = 7,   ///< all such sockets have been named: the sender will not connect again
-  // On the word at offset `value` of the receiver's memory; answered if there is a ticket:
+  // Atomics on the word at offset `value` of the receiver's memory; answered if there is a ticket:
   kSet = 8,     ///< it becomes `operand`
   kAdd = 9,     ///< `operand` is added to it
   kSwap = 10,   ///< if it is `compare` it becomes `operand`
   kGet = 11,    ///< asks for the `operand` bytes at offset `value`
   kFlush = 12,  ///< asks for an answer once all messages before it have arrived
-  /// Answers what the receiver asked by `ticket`. Of a get: the payload are its bytes from `operand` on; of an atomic:
-  /// `value` is what the word was before.
+  /// Answers the request with `ticket`. For a get, the payload holds its bytes from `operand` on; for an atomic,
+  /// `value` is the previous value of the word.
   kAnswer = 13,
   // kPut, and then kSet or kAdd on the word at offset `compare`:
   kPutSet = 14,
@@ -45,13 +45,13 @@ struct Message {
   MessageKind kind = MessageKind::kHello;
   std::uint32_t sender = 0;
   std::uint32_t channel = 0;
-  std::uint64_t sequence = 0;  ///< from 0, of all messages of the sender to the receiver; none has another's
+  std::uint64_t sequence = 0;  ///< number of the message among those from the sender to the receiver, from 0; unique
   std::uint64_t value = 0;
   std::uint64_t payload_bytes = 0;
   std::uint64_t ticket = 0;
   std::uint64_t operand = 0;
   std::uint64_t compare = 0;
-  /// Over everything before it, not over the payload: that would cost more than all else (docs/transport.md).
+  /// Covers all bytes before it, not the payload, whose tag would cost more than all other work (docs/transport.md).
   Tag tag{};
 
   bool has_put() const {
@@ -64,8 +64,8 @@ struct Message {
 static_assert(sizeof(Message) == 80, "peers read its bytes as they are in memory");
 static_assert(std::endian::native == std::endian::little, "its byte order on the wire");
 
-/// Payload of one message at most: what fits in a segment together with UCX's headers and this one
-/// (kTcpSegment in resources.cpp), so that the receiver need not put segments together. A whole chunk of a rail.
+/// Maximum payload of a message, a whole chunk of a rail: together with UCX's headers and this one it fits into a
+/// segment (kTcpSegment in resources.cpp), so the receiver need not join segments.
 inline constexpr std::size_t kMaxPayloadBytes = std::size_t{128} << 10;
 
 }  // namespace ferry::net::ucx

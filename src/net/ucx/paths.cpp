@@ -20,7 +20,7 @@ std::vector<Lane> lanes_of(const Library& library, ucp_ep_h endpoint) {
   return parse_lanes(info);
 }
 
-/// Lines such as "#   lane[0]:  1:tcp/eth0.0 md[1]   -> md[1]/tcp/sysdev[255] rma am am_bw#0 keepalive wireup".
+/// Parses lines such as "#   lane[0]:  1:tcp/eth0.0 md[1]   -> md[1]/tcp/sysdev[255] rma am am_bw#0 keepalive wireup".
 std::vector<Lane> parse_lanes(std::string_view info) {
   std::vector<Lane> lanes;
   std::istringstream lines{std::string(info)};

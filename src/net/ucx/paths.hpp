@@ -9,26 +9,27 @@
 
 namespace ferry::net::ucx {
 
-/// One of the transports by which an endpoint reaches its peer.
+/// Transport through which an endpoint reaches its peer.
 struct Lane {
   std::string transport;  ///< and device: "tcp/eth0.0", "posix/memory.0"
   bool puts = false;
   bool messages = false;
 };
 
-/// Lanes of an endpoint. UCX offers them only as readable text (ucp_ep_print_info); empty if that is not as expected.
+/// Lanes of an endpoint. UCX offers them only as text for people (ucp_ep_print_info); empty if the text has another
+/// form.
 std::vector<Lane> lanes_of(const Library& library, ucp_ep_h endpoint);
 
-/// The parser of that text.
+/// Parser of that text.
 std::vector<Lane> parse_lanes(std::string_view info);
 
 /// For display: "tcp/eth0.0 (puts, messages)", "unknown" if there are none.
 std::string describe(const std::vector<Lane>& lanes);
 
-/// Whether there are lanes and all go through memory of this host (UCX calls that device "memory").
+/// True if there are lanes and all of them use memory of this host (UCX calls that device "memory").
 bool are_in_memory(const std::vector<Lane>& lanes);
 
-/// Whether a network card puts, not UCX by messages: it gives a lane to puts that it emulates, too.
+/// True if a network card performs puts. UCX also assigns a lane to puts that it emulates with messages.
 bool have_remote_writes(const std::vector<Lane>& lanes);
 
 }  // namespace ferry::net::ucx

@@ -10,7 +10,7 @@
 namespace ferry::net::ucx {
 namespace {
 
-/// Whether both ends see the same hosts and the same GPU memory.
+/// Checks that both ends agree on their hosts and on the size of GPU memory.
 Status check_fits(const OwnEnd& own, int rank, Scope scope, const EndAddress& address) {
   if (address.at(scope).worker.empty()) {
     return Status(ErrorCode::kTransport,
@@ -60,7 +60,7 @@ Status connect_peer(const OwnEnd& own, int idx, std::span<const std::byte> own_p
   Status status = peer->connection->open({.worker = there.worker, .receiver = there.receiver},
                                          {there.memory_key, address->memory_base}, {there.gpu_key, address->gpu_base});
   Receiver* const receiver = own.scopes.receiver_at(scope);
-  // As the peer finds, too, which sees the same transports.
+  // The peer reaches the same result, because it sees the same transports.
   if (status.ok() && receiver != nullptr && peer->connection->puts_over_tcp()) {
     status = receiver->expect(there.worker, rank);
   }

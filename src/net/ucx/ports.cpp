@@ -15,7 +15,7 @@
 namespace ferry::net::ucx {
 namespace {
 
-/// The descriptors of this process; none where the system does not say.
+/// Descriptors of this process; empty if the system does not list them.
 std::vector<int> open_descriptors() {
   std::vector<int> descriptors;
   DIR* folder = opendir("/proc/self/fd");
@@ -34,7 +34,7 @@ struct Name {
 
 using NameFunction = int (*)(int, sockaddr*, socklen_t*);
 
-/// Null for what is not a socket of an internet protocol, or has no such name.
+/// Null for a descriptor that is not a socket of an internet protocol, or that has no such name.
 std::optional<Name> name_of(int descriptor, NameFunction function) {
   sockaddr_storage address{};
   socklen_t num_bytes = sizeof address;
@@ -44,7 +44,7 @@ std::optional<Name> name_of(int descriptor, NameFunction function) {
   if (address.ss_family == AF_INET) {
     const auto& name = reinterpret_cast<const sockaddr_in&>(address);
     port = name.sin_port;
-    // As an address of IPv6 that stands for one of IPv4.
+    // IPv4 address mapped into IPv6.
     bytes[10] = bytes[11] = 0xff;
     std::memcpy(&bytes[12], &name.sin_addr, sizeof name.sin_addr);
   } else if (address.ss_family == AF_INET6) {
@@ -66,7 +66,7 @@ bool listens(int descriptor) {
   return getsockopt(descriptor, SOL_SOCKET, SO_ACCEPTCONN, &answer, &num_bytes) == 0 && answer != 0;
 }
 
-/// The kernel drops all packets for the socket; those that it has accepted are not affected.
+/// Makes the kernel drop all packets for the socket; connections that it has accepted are not affected.
 void drop_packets(int descriptor) {
   sock_filter drop_all = BPF_STMT(BPF_RET | BPF_K, 0);
   const sock_fprog program{.len = 1, .filter = &drop_all};
@@ -116,7 +116,7 @@ void Listeners::close(const std::set<SocketName>& known_ends) {
     const std::optional<Name> name = name_of(listener.descriptor, getsockname);
     if (name && name->port == listener.port && listens(listener.descriptor)) drop_packets(listener.descriptor);
   }
-  // What a listener accepted has its port.
+  // A socket accepted from a listener has the listener's port.
   for (const int descriptor : open_descriptors()) {
     const std::optional<Name> remote = name_of(descriptor, getpeername);
     const std::optional<Name> local = remote ? name_of(descriptor, getsockname) : std::nullopt;

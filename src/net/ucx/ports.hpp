@@ -1,12 +1,12 @@
 #ifndef FERRY_NET_UCX_PORTS_HPP
 #define FERRY_NET_UCX_PORTS_HPP
 
-/// Closes the way in that UCX's TCP transport leaves open. It listens as long as a worker lives, and whoever connects
-/// and speaks its protocol can write to any address. So once all peers have connected, the kernel drops whatever comes
-/// for the sockets that listen (UCX does not stand their being closed), and this end ends the connections that no peer
-/// says are its own: each peer names its sockets in authenticated messages.
+/// Closes the entry that UCX's TCP transport leaves open. It listens as long as a worker lives, and any process that
+/// connects and speaks its protocol can write to any address. So once all peers have connected, the kernel drops
+/// packets for the listening sockets (UCX does not tolerate closing them), and this end ends the connections that no
+/// peer has claimed: each peer names its sockets in authenticated messages.
 ///
-/// UCX does not give away its sockets; they are found among those of the process, by ports that its address contains.
+/// UCX does not expose its sockets; they are found among those of the process by ports that its address contains.
 
 #include <cstddef>
 #include <cstdint>
@@ -16,7 +16,7 @@
 
 namespace ferry::net::ucx {
 
-/// Stands for an address and a port.
+/// Hash of an address and a port.
 using SocketName = std::uint64_t;
 
 /// A socket of this process that is connected over TCP.
@@ -26,21 +26,21 @@ struct ConnectedSocket {
 };
 std::vector<ConnectedSocket> connected_sockets();
 
-/// Whether a worker's address, as UCX packs it, may contain the port: it does if the worker listens there.
+/// True if a worker's address, as UCX packs it, may contain the port; it does if the worker listens there.
 bool may_contain_port(std::span<const std::byte> worker_address, std::uint16_t port);
 
-/// The sockets at which one worker listens.
+/// Sockets on which one worker listens.
 class Listeners {
  public:
-  /// Sockets that listen now. Take it before a worker is made.
+  /// Sockets that listen now. Call it before a worker is created.
   static std::set<int> all_of_process();
 
   Listeners() = default;
-  /// Those that were not there `before`, of a worker with this address.
+  /// Takes the sockets of a worker with this address that were not in `before`.
   Listeners(const std::set<int>& before, std::span<const std::byte> worker_address);
 
-  /// Nobody can connect afterwards: attempts are not answered. What is connected stays so if its other end is one of
-  /// these.
+  /// Ends listening: later connection attempts are not answered. Connections survive if their other end is in
+  /// `known_ends`.
   void close(const std::set<SocketName>& known_ends);
 
  private:

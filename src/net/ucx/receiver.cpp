@@ -17,16 +17,17 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// As net::Proxy's thread: what comes this soon finds the thread awake, and a wake-up that UCX loses costs a second.
+/// Same times as the thread of net::Proxy: a message within the spin time costs no wake-up, and a wake-up lost by UCX
+/// costs a second.
 constexpr std::chrono::microseconds kSpinTime{20};
 constexpr int kLongestSleepMs = 1000;
-/// As the engine's for its own endpoints.
+/// Same as the engine's grace for its own endpoints.
 constexpr std::chrono::milliseconds kCloseGrace{500};
 
 }  // namespace
 
 std::size_t Receiver::num_descriptors(std::size_t num_peers) {
-  constexpr std::size_t kKinds = 3;  // between workers, and both ways between workers and receivers
+  constexpr std::size_t kKinds = 3;  // between workers, and both directions between workers and receivers
   return Resources::num_descriptors(Scope::kNetwork, num_peers) + kKinds * descriptors_of_connections(num_peers);
 }
 
@@ -52,7 +53,7 @@ Status Receiver::expect(std::span<const std::byte> address, int rank) {
   return status;
 }
 
-/// Whoever sends to the peer notices.
+/// Does nothing: the connection that sends to the peer reports its loss.
 void Receiver::on_failed(void* /*argument*/, ucp_ep_h /*endpoint*/, ucs_status_t /*status*/) {}
 
 Status Receiver::start() {
@@ -76,7 +77,7 @@ void Receiver::stop() {
   close_endpoints();
 }
 
-/// Closing is local work, but UCX does it in steps.
+/// Closes the endpoints. Closing is local work, but UCX does it in steps.
 void Receiver::close_endpoints() {
   const Library& library = resources_->library();
   std::vector<void*> requests;

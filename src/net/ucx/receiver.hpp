@@ -1,11 +1,12 @@
 #ifndef FERRY_NET_UCX_RECEIVER_HPP
 #define FERRY_NET_UCX_RECEIVER_HPP
 
-/// A worker and a thread that take large puts of peers whose bytes the processor copies. Over TCP a core copies each
-/// byte that comes twice and each that goes once; two threads carry a quarter more than one that does both
-/// (docs/transport.md). Nothing is sent from here, and small messages do not come here: they would reach the engine's
-/// owner one thread later. It has endpoints all the same: UCX answers who connects, and 1.13 ends the process where a
-/// worker goes whose answer has not left, unless it leaves by an endpoint that can be closed.
+/// Worker and thread that receive large puts of peers whose bytes the processor copies. Over TCP a core copies each
+/// received byte twice and each sent byte once; two threads carry a quarter more than one thread that does both
+/// (docs/transport.md). The thread sends no messages, and small messages bypass it, because they would reach the
+/// engine's owner one thread later. It has endpoints all the same: UCX answers a connecting peer, and UCX 1.13 ends the
+/// process if a worker is destroyed before its answer has left, unless the answer leaves through an endpoint that can
+/// be closed.
 
 #include <atomic>
 #include <cstddef>
@@ -22,19 +23,19 @@
 
 namespace ferry::net::ucx {
 
-/// Puts of messages from here on come here. Between what others wait for and the chunks of rings; no other number was
-/// measured.
+/// Minimum size of a message whose put goes to the receiver. It lies between the size of messages that peers wait for
+/// and that of ring chunks; no other value was measured.
 inline constexpr std::size_t kMinReceiverBytes = std::size_t{32} << 10;
 
 class Receiver {
  public:
-  /// All are called by the thread.
+  /// Callbacks of the thread.
   struct Calls {
-    ucp_am_recv_callback_t receive = nullptr;  ///< by UCX, with each message
-    void* argument = nullptr;                  ///< for it
+    ucp_am_recv_callback_t receive = nullptr;  ///< called by UCX with each message
+    void* argument = nullptr;                  ///< argument of `receive`
     std::function<bool()> may_receive;         ///< false: not now, ask again soon
   };
-  /// That it needs, and all connections of an end that has one.
+  /// Descriptors that the receiver needs, together with all connections of an end that has one.
   static std::size_t num_descriptors(std::size_t num_peers);
   /// @errors as Resources::create
   static Result<std::unique_ptr<Receiver>> create(const Resources& scope, std::size_t num_peers, Calls calls);
@@ -42,15 +43,15 @@ class Receiver {
   Receiver(const Receiver&) = delete;
   Receiver& operator=(const Receiver&) = delete;
 
-  /// How peers reach it.
+  /// Address with which peers reach it.
   const std::vector<std::byte>& address() const { return resources_->address(); }
-  /// Before start(): a peer, by the address of its worker, may connect.
+  /// Allows a peer, given by the address of its worker, to connect. Call before start().
   /// @errors as ucx_status
   Status expect(std::span<const std::byte> address, int rank);
-  /// Once.
+  /// Call once.
   /// @errors kSystem
   Status start();
-  /// Afterwards nothing is received, and all who had connected are not any more. Idempotent.
+  /// Ends receiving and all connections. Idempotent.
   void stop();
   void stop_listening(const std::set<SocketName>& known_ends) { resources_->stop_listening(known_ends); }
 

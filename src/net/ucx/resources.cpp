@@ -11,11 +11,11 @@
 namespace ferry::net::ucx {
 namespace {
 
-/// What this engine sets unless the environment does.
-/// By default UCX probes silent peers every 20 s, which is long for survivors.
+/// Settings of this engine, unless the environment sets them.
+/// Interval of keepalive probes: UCX's default of 20 s is long for survivors.
 constexpr const char* kKeepaliveInterval = "2s";
-/// Room for a message with a whole payload (kMaxPayloadBytes) and the headers. UCX's 8 KiB carry a third as many bytes
-/// a second (docs/transport.md). A segment must fit the receiver's buffer, so both are set together.
+/// Size for a message with a full payload (kMaxPayloadBytes) and the headers. UCX's default of 8 KiB carries a third of
+/// the bytes per second (docs/transport.md). A segment must fit the receiver's buffer, so both are set together.
 constexpr const char* kTcpSegment = "256K";
 
 bool is_set(const char* variable) { return std::getenv(variable) != nullptr; }
@@ -25,13 +25,13 @@ bool may_use_tcp(const Setup& setup) {
   return allows(!setup.transports.empty() ? setup.transports : own != nullptr ? own : "all", "tcp");
 }
 
-/// Settings that another version of UCX does not know have no effect.
+/// Applies the setup. Settings that another version of UCX does not have are ignored.
 void fill_in(const Library& library, const Setup& setup, ucp_config_t* config) {
   if (!setup.transports.empty()) library.config_modify(config, "TLS", setup.transports.c_str());
   if (!setup.devices.empty()) library.config_modify(config, "NET_DEVICES", setup.devices.c_str());
   if (!is_set("UCX_KEEPALIVE_INTERVAL")) library.config_modify(config, "KEEPALIVE_INTERVAL", kKeepaliveInterval);
   if (may_use_tcp(setup) && !is_set("UCX_TCP_TX_SEG_SIZE") && !is_set("UCX_TCP_RX_SEG_SIZE")) {
-    // A transport's own settings are named without its prefix, and only tcp has these.
+    // Names of a transport's own settings omit its prefix; only tcp has these two.
     library.config_modify(config, "TX_SEG_SIZE", kTcpSegment);
     library.config_modify(config, "RX_SEG_SIZE", kTcpSegment);
   }
@@ -39,7 +39,7 @@ void fill_in(const Library& library, const Setup& setup, ucp_config_t* config) {
 
 constexpr std::string_view kVariablesHint = "check the UCX_* variables (UCX_LOG_LEVEL=info makes UCX report more)";
 
-/// Descriptors that a context and its worker hold or open for a moment, for each network interface and beside them.
+/// Descriptors that a context and its worker hold or open for a moment: a base, and more for each network interface.
 /// Measured with UCX 1.13 and 1.22: at most 16 for one interface, 5 for each further one.
 constexpr std::size_t kDescriptors = 20;
 constexpr std::size_t kDescriptorsPerInterface = 6;
@@ -53,7 +53,7 @@ Status check_limits(const Setup& setup, const Resources::Params& params) {
   return setup.shared_memory ? check_shared_memory(kPosixBytes + params.memory_bytes) : Status();
 }
 
-/// UCX says "out of memory" where a file in memory finds no room that was there when this end looked.
+/// Replaces UCX's "out of memory" by the cause, if a shared-memory file no longer finds the room that was there before.
 Status with_cause(Status status, const Setup& setup, const Resources::Params& params) {
   if (status.ok() || status.code() != ErrorCode::kTransport) return status;
   Status limits = check_limits(setup, params);
@@ -73,7 +73,7 @@ Result<std::unique_ptr<Resources>> Resources::create(const Library& library, con
   const std::vector<Setup> setups = setups_for(params.scope, params.devices, surroundings);
   for (const Setup& setup : setups) {
     Result<std::unique_ptr<Resources>> resources = create(library, params, setup);
-    // Other setups have no cards, and would hide why these do not reach GPU memory.
+    // Other setups have no cards, and would hide why this one does not reach GPU memory.
     if (resources.ok() || !setup.optional || !params.gpu_memory.empty()) return resources;
   }
   return Status(ErrorCode::kInternal, "network engine ucx: no setup to try; please report this bug");
@@ -87,14 +87,14 @@ Result<std::unique_ptr<Resources>> Resources::create(const Library& library, con
   if (status.ok()) status = resources->map_gpu_memory();
   if (status.ok()) status = resources->open_worker();
   if (!status.ok()) {
-    resources = nullptr;  // so that what it holds is not missed below
+    resources = nullptr;  // releases its resources before the check of free space below
     return with_cause(std::move(status), setup, params);
   }
   return resources;
 }
 
 Result<std::unique_ptr<Resources>> Resources::create_receiver(const Resources& of, std::size_t num_peers) {
-  const Scope scope = Scope::kNetwork;  // which of them is in `devices` already
+  const Scope scope = Scope::kNetwork;  // network devices are already chosen in `devices`
   return create(of.library_, {.scope = scope, .num_peers = num_peers},
                 {.transports = "tcp", .devices = of.setup_.devices});
 }
@@ -112,7 +112,7 @@ bool Resources::may_receive_puts() const {
   const char* own = std::getenv("UCX_TLS");
   const bool has_segments =
       setup_.shared_memory || (setup_.transports.empty() && own != nullptr && allows(own, "sysv"));
-  // UCX retries for ever where a range of ports is used up.
+  // UCX retries forever once a range of ports is exhausted.
   const char* range = std::getenv("UCX_TCP_PORT_RANGE");
   const bool has_ports = range == nullptr || std::string_view(range) == "0";
   return !setup_.remote_writes && may_use_tcp(setup_) && has_ports && !(has_segments && mapped_ != nullptr);
@@ -150,7 +150,7 @@ Status Resources::map_memory(std::size_t memory_bytes) {
   params.address = memory_.data();
   params.length = memory_.size();
   if (memory_.empty()) {
-    // Over shared memory UCX performs puts as stores only into segments it allocated.
+    // Over shared memory UCX performs puts as stores only into segments that it allocated.
     params.field_mask = UCP_MEM_MAP_PARAM_FIELD_LENGTH | UCP_MEM_MAP_PARAM_FIELD_FLAGS;
     params.length = memory_bytes;
     params.flags = UCP_MEM_MAP_ALLOCATE;
@@ -197,7 +197,7 @@ Status Resources::pack_key(ucp_mem_h mapped, std::vector<std::byte>* key) {
   return {};
 }
 
-/// UCX may allocate more than requested.
+/// Finds the allocated range: UCX may allocate more than requested.
 Status Resources::find_allocated() {
   ucp_mem_attr_t attributes{};
   attributes.field_mask = UCP_MEM_ATTR_FIELD_ADDRESS | UCP_MEM_ATTR_FIELD_LENGTH;

@@ -23,26 +23,27 @@ class Resources {
     Scope scope = Scope::kNetwork;
     std::string devices{};              ///< for scope kNetwork: EngineOptions::net_devices
     std::size_t num_peers = 0;          ///< in this scope
-    std::span<std::byte> memory{};      ///< what peers put into
-    std::size_t memory_bytes = 0;       ///< if `memory` is empty: how much to allocate
+    std::span<std::byte> memory{};      ///< memory that peers put into
+    std::size_t memory_bytes = 0;       ///< size to allocate if `memory` is empty
     std::span<std::byte> gpu_memory{};  ///< EngineOptions::gpu_memory
   };
 
-  /// Configured by UCX's own variables and, where those are not set, by this engine's choice (setup.hpp).
+  /// Creates the objects from UCX's own variables and, for those not set, this engine's settings (setup.hpp).
   /// @errors kInvalidArgument: a variable has a value that UCX refuses; kSystem: too few descriptors, or too little
   ///         shared memory; kTransport, kUnsupported
   static Result<std::unique_ptr<Resources>> create(const Library& library, const Params& params);
-  /// Without memory, over TCP alone and through the devices of `of`: for what `num_peers` send by messages.
-  /// @errors as create
-  /// File descriptors that it needs at most.
+  /// Maximum number of file descriptors that it needs.
   static std::size_t num_descriptors(Scope scope, std::size_t num_peers);
+  /// Resources of a receiver: no memory, TCP only, the devices of `of`, for puts that `num_peers` peers send as
+  /// messages.
+  /// @errors as create
   static Result<std::unique_ptr<Resources>> create_receiver(const Resources& of, std::size_t num_peers);
   /// Runs after the last connection is closed.
   ~Resources();
   Resources(const Resources&) = delete;
   Resources& operator=(const Resources&) = delete;
 
-  /// From now on UCX calls `receive` with `argument` and each message.
+  /// Makes UCX call `receive` with `argument` and each message.
   Status listen(ucp_am_recv_callback_t receive, void* argument);
 
   const Library& library() const { return library_; }
@@ -52,16 +53,16 @@ class Resources {
   int event_fd() const { return event_fd_; }
   /// Setup::remote_writes.
   bool remote_writes() const { return setup_.remote_writes; }
-  /// Whether peers may put by messages over TCP, and there is a port for a receiver.
+  /// True if peers may put by messages over TCP and there is a port for a receiver.
   bool may_receive_puts() const;
-  /// How peers reach the worker, and the key to its memory (empty if there is no memory).
+  /// Address with which peers reach the worker, and the key to its memory (empty if there is no memory).
   const std::vector<std::byte>& address() const { return address_; }
   const std::vector<std::byte>& remote_key() const { return remote_key_; }
-  /// The same of GPU memory: without a handle and a key where peers' cards cannot write there.
+  /// The same for GPU memory: no handle and no key if peers' cards cannot write there.
   std::span<std::byte> gpu_memory() const { return gpu_memory_; }
   ucp_mem_h gpu_memory_handle() const { return gpu_mapped_; }
   const std::vector<std::byte>& gpu_key() const { return gpu_key_; }
-  /// All peers have connected, by the sockets named.
+  /// Call after all peers have connected with the named sockets.
   void stop_listening(const std::set<SocketName>& known_ends) { listeners_.close(known_ends); }
 
  private:

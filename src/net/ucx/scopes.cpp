@@ -27,7 +27,7 @@ Status Scopes::open(const Library& library, const EngineOptions& options, const 
   }
   for (const Scope scope : {Scope::kHost, Scope::kNetwork}) {
     const std::size_t num_here = num_peers[static_cast<std::size_t>(scope)];
-    // An end without peers has memory and an address, too.
+    // An end without peers still has memory and an address.
     if (num_here == 0 && (scope == Scope::kHost || is_open())) continue;
     const Resources::Params params{.scope = scope,
                                    .devices = options.net_devices,
@@ -38,7 +38,7 @@ Status Scopes::open(const Library& library, const EngineOptions& options, const 
     if (Status status = open_one(library, params, listener); !status.ok()) return status;
     const Resources& resources = *at(scope);
     if (num_here == 0 || !options.may_start_receiver || !resources.may_receive_puts()) continue;
-    // Where the system has no room for one, everything comes by the scope's own worker.
+    // If the system has no room for a receiver, the scope's own worker receives everything.
     if (!check_descriptors(Receiver::num_descriptors(num_here)).ok()) continue;
     if (auto created = Receiver::create(resources, num_here, listener.receiver); created.ok()) {
       receivers_[static_cast<std::size_t>(scope)] = std::move(*created);
@@ -100,7 +100,7 @@ void Scopes::close() {
   event_fd_ = -1;
   if (all_fd_ >= 0) (void)::close(std::exchange(all_fd_, -1));
   for (auto& receiver : receivers_) receiver = nullptr;
-  // The first has allocated the memory that the second may have registered.
+  // The network scope may have registered memory that the host scope allocated.
   for (const Scope scope : {Scope::kNetwork, Scope::kHost}) resources_[static_cast<std::size_t>(scope)] = nullptr;
 }
 

@@ -1,7 +1,7 @@
 #ifndef FERRY_NET_UCX_SCOPES_HPP
 #define FERRY_NET_UCX_SCOPES_HPP
 
-/// The one or two scopes of an end, driven and waited for as if they were one, and their receivers.
+/// The one or two scopes of an end, driven and waited for together, and their receivers.
 
 #include <array>
 #include <cstddef>
@@ -22,40 +22,40 @@ class Scopes {
   Scopes& operator=(const Scopes&) = delete;
   ~Scopes() { close(); }
 
-  /// Which scope `peer` is in.
+  /// Scope of `peer`.
   static Scope of(const EngineOptions& options, int peer);
 
-  /// What UCX calls with each message, and what receivers need.
+  /// Handler that UCX calls with each message, and the callbacks of receivers.
   struct Listener {
     ucp_am_recv_callback_t receive = nullptr;
     void* argument = nullptr;
     Receiver::Calls receiver{};
-    int wake_fd = -1;  ///< by which their threads wake the owner's
+    int wake_fd = -1;  ///< wakes the owner's thread
   };
-  /// Opens those that some peer is in.
+  /// Opens the scopes that contain peers.
   /// @errors as Resources::create
   Status open(const Library& library, const EngineOptions& options, const Listener& listener);
-  /// From now on receivers receive.
+  /// Starts the receivers' threads.
   Status start_receivers();
-  /// They do no more.
+  /// Stops them.
   void stop_receivers();
-  /// Afterwards no peer accesses the memory.
+  /// No peer accesses the memory afterwards.
   void close();
 
   bool is_open() const { return at(Scope::kHost) != nullptr || at(Scope::kNetwork) != nullptr; }
-  /// Null if no peer is in it.
+  /// Null if no peer is in the scope.
   Resources* at(Scope scope) const { return resources_[static_cast<std::size_t>(scope)].get(); }
-  /// Null if the scope has none.
+  /// Null if the scope has no receiver.
   Receiver* receiver_at(Scope scope) const { return receivers_[static_cast<std::size_t>(scope)].get(); }
   bool has_receivers() const { return receiver_at(Scope::kHost) != nullptr || receiver_at(Scope::kNetwork) != nullptr; }
   std::span<std::byte> memory() const { return memory_; }
-  /// As Resources.
+  /// Like Resources::stop_listening.
   void stop_listening(const std::set<SocketName>& known_ends);
 
-  /// Moves what can be moved, in both. True if anything was.
+  /// Makes progress in both scopes. True if anything happened.
   bool progress();
   int event_fd() const { return event_fd_; }
-  /// As Engine::arm.
+  /// Like Engine::arm.
   bool arm();
 
  private:
@@ -65,7 +65,7 @@ class Scopes {
   std::array<std::unique_ptr<Resources>, kNumScopes> resources_;
   std::array<std::unique_ptr<Receiver>, kNumScopes> receivers_;
   std::span<std::byte> memory_;
-  int all_fd_ = -1;  // epoll, where there are several
+  int all_fd_ = -1;  // epoll, if there are several
   int event_fd_ = -1;
 };
 

@@ -36,7 +36,7 @@ struct MacDeleter {
   void operator()(EVP_MAC* mac) const { EVP_MAC_free(mac); }
 };
 
-/// The key of one direction, which the name of its receiver tells from the other.
+/// Derives the key of one direction: the receiver's name distinguishes it from the other direction's.
 bool derive(std::span<const std::byte> secret, KeyPair::Name receiver, SealKey* key) {
   std::vector<std::byte> info(kPurpose.size() + receiver.size());
   std::memcpy(info.data(), kPurpose.data(), kPurpose.size());
@@ -81,7 +81,8 @@ Result<PairKeys> KeyPair::agree(const PublicKey& peer_key, Name own_name, Name p
   std::size_t num_bytes = secret.size();
   if (EVP_PKEY_derive_set_peer(context.get(), theirs.get()) != 1 ||
       EVP_PKEY_derive(context.get(), raw(secret.data()), &num_bytes) != 1 || num_bytes != secret.size()) {
-    return Status(ErrorCode::kTransport, "network engine ucx: a peer published a key from which no secret follows");
+    return Status(ErrorCode::kTransport,
+                  "network engine ucx: a peer published an unusable key; run the same build on every rank");
   }
   PairKeys keys;
   const bool derived = derive(secret, peer_name, &keys.sending) && derive(secret, own_name, &keys.receiving);
@@ -116,7 +117,7 @@ bool Seal::tag(std::span<const std::byte> bytes, Tag* tag) const noexcept {
   }
   EVP_MAC_CTX* context = context_.get();
   std::size_t num_bytes = 0;
-  // With the key each time: without, OpenSSL before 3.0.3 goes on where the last message ended.
+  // Pass the key each time: without it, OpenSSL before 3.0.3 continues from the end of the last message.
   return EVP_MAC_init(context, raw(key_->bytes.data()), key_->bytes.size(), nullptr) == 1 &&
          EVP_MAC_update(context, raw(bytes.data()), bytes.size()) == 1 &&
          EVP_MAC_final(context, raw(tag->data()), &num_bytes, tag->size()) == 1 && num_bytes == tag->size();

@@ -1,14 +1,14 @@
 #ifndef FERRY_NET_UCX_SEAL_HPP
 #define FERRY_NET_UCX_SEAL_HPP
 
-/// Keys that only the two ends of a connection have, and the tag that proves that a message was made with one.
+/// Keys that only the two ends of a connection have, and the tag that proves that one of them made a message.
 ///
 /// Each end publishes an X25519 key. Both ends of a pair compute the same secret from their own private key and the
-/// other's public one, and from it one key for each direction (HKDF with SHA-256). The bootstrap must keep what is
-/// published authentic, not secret.
+/// other end's public key, and derive one key per direction from it (HKDF with SHA-256). The bootstrap must keep
+/// published keys authentic, not secret.
 ///
-/// A tag is SipHash-2-4 with 128 bits: a MAC for short messages. One of OpenSSL's AEADs takes three times as long as
-/// its SipHash to set its nonce and to read its tag, twice on the way of each message.
+/// A tag is a SipHash-2-4 of 128 bits: a MAC for short messages. An AEAD of OpenSSL takes three times as long as its
+/// SipHash to set the nonce and read the tag, twice per message.
 
 #include <openssl/types.h>
 
@@ -27,7 +27,7 @@ using PublicKey = std::array<std::byte, 32>;
 using SealKey = std::array<std::byte, 16>;
 using Tag = std::array<std::byte, 16>;
 
-/// Both directions between this end and a peer.
+/// Keys of both directions between this end and a peer.
 struct PairKeys {
   SealKey sending{};
   SealKey receiving{};
@@ -38,7 +38,7 @@ struct OpenSslDeleter {
   void operator()(EVP_MAC_CTX* context) const;
 };
 
-/// An end's own key. Made anew for each engine, so that no key ever covers two networks.
+/// Key pair of an end. Created anew for each engine, so that no key ever covers two networks.
 class KeyPair {
  public:
   /// @errors kSystem
@@ -46,9 +46,9 @@ class KeyPair {
 
   const PublicKey& public_key() const { return public_key_; }
 
-  /// Something that an end published and that differs between ends.
+  /// Published bytes that differ between ends.
   using Name = std::span<const std::byte>;
-  /// @errors kTransport: no secret follows from `peer_key`, which is not one that an honest end publishes; kSystem
+  /// @errors kTransport: no secret follows from `peer_key`, which no honest end publishes; kSystem
   Result<PairKeys> agree(const PublicKey& peer_key, Name own_name, Name peer_name) const;
 
  private:
@@ -56,10 +56,10 @@ class KeyPair {
   PublicKey public_key_{};
 };
 
-/// Whose SipHash makes tags: those of both are the same, so two ends need not have the same.
+/// SipHash implementation that makes tags. Both make the same tags, so the two ends may use different ones.
 enum class TagMaker {
-  kFastest,  ///< libsodium's where that is installed, else OpenSSL's
-  kOpenSsl,  ///< takes four times as long, as it looks the size of a tag up by name each time
+  kFastest,  ///< libsodium's if it is installed, else OpenSSL's
+  kOpenSsl,  ///< takes four times as long, because it looks the tag size up by name for each tag
 };
 
 /// Makes the tags of one direction. One thread at a time.
@@ -68,13 +68,13 @@ class Seal {
   /// @errors kSystem
   static Result<Seal> make(const SealKey& key, TagMaker maker = TagMaker::kFastest);
 
-  /// False where OpenSSL fails: no tag then. `bytes` have a number in them that no other message of the key has.
+  /// False if OpenSSL fails: no tag then. `bytes` must contain a number that no other message of the key has.
   bool tag(std::span<const std::byte> bytes, Tag* tag) const noexcept;
-  /// Whether `tag` is that of these bytes, in a time that does not depend on where it differs.
+  /// True if `tag` belongs to these bytes. Takes the same time wherever the tags differ.
   bool matches(std::span<const std::byte> bytes, const Tag& tag) const noexcept;
 
  private:
-  /// Forgets its key.
+  /// Erases its key when destroyed.
   struct HeldKey {
     SealKey bytes{};
     HeldKey() = default;
@@ -84,7 +84,7 @@ class Seal {
   };
   std::unique_ptr<HeldKey> key_;
   SodiumSipHash sodium_ = nullptr;
-  std::unique_ptr<EVP_MAC_CTX, OpenSslDeleter> context_;  // where that is null
+  std::unique_ptr<EVP_MAC_CTX, OpenSslDeleter> context_;  // used if `sodium` is null
 };
 
 }  // namespace ferry::net::ucx

@@ -17,10 +17,10 @@ namespace {
 
 constexpr std::string_view kHostTransports = "posix,tcp";
 constexpr std::string_view kHostTransportsWithoutFiles = "tcp";
-/// All but memory of this host, which scope kHost is for.
+/// All transports except memory of this host, which scope kHost uses.
 constexpr std::string_view kNetworkTransports = "^sm,self";
 constexpr std::string_view kInfinibandTransports = "ib";
-/// By those of CUDA UCX knows GPU memory, which it then registers with the cards.
+/// With the CUDA transports UCX recognises GPU memory and registers it with the cards.
 constexpr std::string_view kInfinibandTransportsWithGpu = "ib,cuda";
 /// Names that stand for several transports.
 constexpr std::array<std::string_view, 3> kSharedMemoryNames{"shm", "sm", "mm"};
@@ -46,14 +46,14 @@ bool names(std::string_view item, std::string_view transport) {
   return names_shared_memory(item) && (transport == "posix" || transport == "sysv");
 }
 
-/// Transports that reach GPU memory of this process; they connect nobody.
+/// Transports that reach GPU memory of this process; they connect no peers.
 bool is_for_gpu_memory(std::string_view item) { return item.starts_with("cuda") || item == "gdr_copy"; }
 
 bool is_remote_writer(std::string_view item) {
   return std::ranges::any_of(kRemoteWriters, [item](std::string_view name) { return item.starts_with(name); });
 }
 
-/// Whether all that this list allows writes into memory by itself (or only helps to connect).
+/// True if every transport that the list allows writes into memory by itself (or only helps to connect).
 bool only_remote_writers(std::string_view transports) {
   const std::vector<std::string_view> items = items_of(transports);
   return std::ranges::any_of(items, is_remote_writer) && std::ranges::all_of(items, [](std::string_view item) {
@@ -61,7 +61,7 @@ bool only_remote_writers(std::string_view transports) {
          });
 }
 
-/// Interfaces that are up, once for each address. What `visit` returns ends the visit if it is true.
+/// Visits the interfaces that are up, once for each address. The visit ends when `visit` returns true.
 void visit_interfaces(const std::function<bool(const ifaddrs&)>& visit) {
   ifaddrs* all = nullptr;
   if (getifaddrs(&all) != 0) return;
@@ -85,7 +85,7 @@ bool has_entries(const char* folder) {
   return std::filesystem::directory_iterator(folder, error) != std::filesystem::directory_iterator();
 }
 
-/// An empty list counts as none, as wherever devices are chosen: to UCX it would mean no device at all.
+/// Null for an empty list, as elsewhere in the choice of devices: UCX would read it as no device at all.
 const char* names_devices(const char* list) { return list != nullptr && *list != '\0' ? list : nullptr; }
 
 std::vector<Setup> host_setups(const Surroundings& surroundings) {

@@ -5,7 +5,7 @@
 namespace ferry::net::ucx {
 namespace {
 
-/// The newer first; the function is the same in both.
+/// Newest first; the function is the same in both.
 constexpr const char* kLibraryNames[] = {"libsodium.so.26", "libsodium.so.23"};
 
 SodiumSipHash load() noexcept {
@@ -13,7 +13,7 @@ SodiumSipHash load() noexcept {
     // Never unloaded: connections keep the function.
     void* library = dlopen(name, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
     if (library == nullptr) continue;
-    // The library asks for this before anything else. It returns 1 where somebody else has made the call.
+    // libsodium must be initialised first. sodium_init returns 1 if it was initialised before.
     const auto init = reinterpret_cast<int (*)()>(dlsym(library, "sodium_init"));
     const auto hash = reinterpret_cast<SodiumSipHash>(dlsym(library, "crypto_shorthash_siphashx24"));
     if (init != nullptr && hash != nullptr && init() >= 0) return hash;

@@ -1,7 +1,7 @@
 #ifndef FERRY_TOOLS_DEVICE_LAUNCH_HPP
 #define FERRY_TOOLS_DEVICE_LAUNCH_HPP
 
-/// In place of tools/device/launch.hpp where kernels are emulated.
+/// Replaces tools/device/launch.hpp where kernels are emulated.
 
 #include "device/launch_shape.hpp"
 #include "emulator/emulator.hpp"

@@ -1,9 +1,9 @@
 #ifndef FERRY_CUDA_COPY_BULK_COPY_CUH
 #define FERRY_CUDA_COPY_BULK_COPY_CUH
 
-/// In place of src/cuda/copy/bulk_copy.cuh where kernels are emulated. A load copies when it is started or when
-/// somebody waits for it, drawn by lot: what uses memory too early or again too early finds the wrong bytes. A store
-/// likewise reads and writes when it is started, or when its thread waits for that.
+/// Replaces src/cuda/copy/bulk_copy.cuh where kernels are emulated. At random, a load copies when it is started or when
+/// a thread waits for it, so a kernel that uses memory too early, or reuses it too early, finds wrong bytes. A store
+/// likewise reads and writes when it is started, or when its thread waits for it.
 
 #include <cstddef>
 #include <cstdint>
@@ -42,7 +42,7 @@ struct EmulatedLoad {
   const void* from;
   std::uint32_t bytes;
 };
-/// By barrier, those that have not been made.
+/// Loads that have not been made, by barrier.
 inline std::map<std::uint64_t*, std::vector<EmulatedLoad>> late_loads;
 inline std::uint32_t load_lots = 1;
 
@@ -99,7 +99,7 @@ struct EmulatedStore {
   }
 };
 using EmulatedStoreGroup = std::vector<EmulatedStore>;
-/// By thread, its closed groups in order, and the open one.
+/// Closed store groups of each thread in order, and the open one.
 struct EmulatedStores {
   std::deque<EmulatedStoreGroup> closed;
   EmulatedStoreGroup open;

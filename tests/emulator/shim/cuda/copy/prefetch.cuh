@@ -1,8 +1,8 @@
 #ifndef FERRY_CUDA_COPY_PREFETCH_CUH
 #define FERRY_CUDA_COPY_PREFETCH_CUH
 
-/// In place of src/cuda/copy/prefetch.cuh where kernels are emulated. A fetch copies when its thread waits for it: what
-/// is used too early is missing.
+/// Replaces src/cuda/copy/prefetch.cuh where kernels are emulated. A fetch copies when its thread waits for it, so data
+/// used too early is missing.
 
 #include <cstddef>
 #include <cstdint>
@@ -22,7 +22,7 @@ struct EmulatedFetch {
   const void* from;
   std::size_t bytes;
 };
-/// By thread, those that have not been made.
+/// Fetches that have not been made, by thread.
 inline std::map<const void*, std::vector<EmulatedFetch>> late_fetches;
 
 template <std::size_t kBytes>
@@ -34,7 +34,7 @@ inline void wait_fetches() {
   if (late.empty()) return;
   for (const EmulatedFetch& fetch : late.mapped()) std::memcpy(fetch.to, fetch.from, fetch.bytes);
 }
-/// Counts as an arrival at the barrier once this thread's fetches are made.
+/// Counts as an arrival at the barrier after this thread's fetches are made.
 inline void announce_fetches(std::uint64_t* barrier) {
   wait_fetches();
   expect_loads(barrier, 0);

@@ -1,7 +1,7 @@
 #ifndef FERRY_CUDA_DRIVER_LAUNCH_HPP
 #define FERRY_CUDA_DRIVER_LAUNCH_HPP
 
-/// In place of src/cuda/driver/launch.hpp where kernels are emulated.
+/// Replaces src/cuda/driver/launch.hpp where kernels are emulated.
 
 #include "emulator/emulator.hpp"
 

@@ -1,7 +1,7 @@
 #ifndef FERRY_CUDA_SYNC_CLAIM_CUH
 #define FERRY_CUDA_SYNC_CLAIM_CUH
 
-/// In place of src/cuda/sync/claim.cuh where kernels are emulated.
+/// Replaces src/cuda/sync/claim.cuh where kernels are emulated.
 
 #include "cuda/sync/memory_order.cuh"
 

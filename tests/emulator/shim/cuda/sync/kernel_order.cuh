@@ -1,8 +1,8 @@
 #ifndef FERRY_CUDA_SYNC_KERNEL_ORDER_CUH
 #define FERRY_CUDA_SYNC_KERNEL_ORDER_CUH
 
-/// In place of src/cuda/sync/kernel_order.cuh where kernels are emulated: a kernel that overlaps begins with the one
-/// before, whether or not that lets it, so that nothing is taken to have happened before that was not waited for.
+/// Replaces src/cuda/sync/kernel_order.cuh where kernels are emulated. A kernel that overlaps begins together with the
+/// previous one, whether or not that one permits it, so that a kernel cannot rely on events for which it did not wait.
 
 #include "emulator/emulator.hpp"
 

@@ -1,8 +1,8 @@
 #ifndef FERRY_CUDA_SYNC_MEMORY_ORDER_CUH
 #define FERRY_CUDA_SYNC_MEMORY_ORDER_CUH
 
-/// In place of src/cuda/sync/memory_order.cuh where kernels are emulated: every look at a flag is a turn for others,
-/// and every store of one may be. One thread of the kernels runs at a time; threads of the host may run beside them.
+/// Replaces src/cuda/sync/memory_order.cuh where kernels are emulated. Every load of a flag gives other threads a turn,
+/// and every store of a flag may. One thread of the kernels runs at a time; host threads may run beside them.
 
 #include <cstdint>
 

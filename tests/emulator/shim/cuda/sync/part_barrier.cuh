@@ -1,7 +1,7 @@
 #ifndef FERRY_CUDA_SYNC_PART_BARRIER_CUH
 #define FERRY_CUDA_SYNC_PART_BARRIER_CUH
 
-/// In place of src/cuda/sync/part_barrier.cuh where kernels are emulated.
+/// Replaces src/cuda/sync/part_barrier.cuh where kernels are emulated.
 
 #include <map>
 
@@ -9,9 +9,9 @@
 
 namespace ferry::cuda::device {
 
-/// By block. Kernels that meet in other numbers use the same memory one after the other.
+/// Meetings by block. Kernels with other numbers of warps use the same memory one after another.
 struct Meeting {
-  int num_met = 0;  ///< of those that wait
+  int num_met = 0;  ///< number of waiting threads
   int num_over = 0;
 };
 inline std::map<const std::byte*, Meeting> meetings;

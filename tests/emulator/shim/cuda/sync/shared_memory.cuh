@@ -1,7 +1,7 @@
 #ifndef FERRY_CUDA_SYNC_SHARED_MEMORY_CUH
 #define FERRY_CUDA_SYNC_SHARED_MEMORY_CUH
 
-/// In place of src/cuda/sync/shared_memory.cuh where kernels are emulated.
+/// Replaces src/cuda/sync/shared_memory.cuh where kernels are emulated.
 
 #include "emulator/emulator.hpp"
 
@@ -13,7 +13,7 @@ inline std::byte* dynamic_shared() { return emulator::dynamic_shared(); }
 
 template <typename T>
 T& static_shared() {
-  static const char type = 0;  // its address stands for the type
+  static const char type = 0;  // its address identifies the type
   return *reinterpret_cast<T*>(emulator::static_shared(&type, sizeof(T)));
 }
 

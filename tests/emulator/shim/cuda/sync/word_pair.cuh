@@ -1,7 +1,7 @@
 #ifndef FERRY_CUDA_SYNC_WORD_PAIR_CUH
 #define FERRY_CUDA_SYNC_WORD_PAIR_CUH
 
-/// In place of src/cuda/sync/word_pair.cuh where kernels are emulated: others may come between the two words.
+/// Replaces src/cuda/sync/word_pair.cuh where kernels are emulated: other threads may run between the two words.
 
 #include "cuda/sync/memory_order.cuh"
 

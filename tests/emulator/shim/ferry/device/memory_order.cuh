@@ -1,9 +1,8 @@
 #ifndef FERRY_DEVICE_MEMORY_ORDER_CUH
 #define FERRY_DEVICE_MEMORY_ORDER_CUH
 
-/// In place of include/ferry/device/memory_order.cuh where kernels are emulated: every look at a word is a turn for
-/// others, and every change of one may be. One thread of the kernels runs at a time; threads of the host may run
-/// beside them.
+/// Replaces include/ferry/device/memory_order.cuh where kernels are emulated. Every load of a word gives other threads
+/// a turn, and every change of a word may. One thread of the kernels runs at a time; host threads may run beside them.
 
 #include <cstddef>
 #include <cstdint>
@@ -21,7 +20,7 @@ struct GpuMemory {
   static std::uint64_t load_acquire_device(const std::uint64_t* address) { return load_acquire_system(address); }
   static std::uint64_t load_relaxed_device(const std::uint64_t* address) { return load_acquire_system(address); }
   static void load_pair_acquire_system(const std::uint64_t* address, std::uint64_t& first, std::uint64_t& second) {
-    // Others may have their turn between the two, as between words of a vector.
+    // Other threads may run between the two, as between words of a vector.
     first = load_acquire_system(address);
     second = load_acquire_system(address + 1);
   }
