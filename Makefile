@@ -1,5 +1,5 @@
-# The front door. Everything here is a thin layer over the CMake presets; see CONTRIBUTING.md for the long way.
-# Programs run in the directory where make was called, so relative file names in ARGS mean what they say.
+# Entry points: a thin layer over the CMake presets, which CONTRIBUTING.md describes. Programs run in the directory where
+# make was called, so relative file names in ARGS work.
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
@@ -8,6 +8,8 @@ MAKEFLAGS += --no-print-directory
 ROOT := $(patsubst %/,%,$(dir $(abspath $(lastword $(MAKEFILE_LIST)))))
 FERRY := $(ROOT)/build/tools/tools/ferry
 ARGS ?=
+# The kernels take half of the build, so `make demo`, `bench` and `doctor` compile them only where a GPU is found.
+CUDA ?= $(shell if nvidia-smi -L >/dev/null 2>&1; then echo AUTO; else echo OFF; fi)
 
 .PHONY: help demo bench doctor test check lint format clean tool
 
@@ -16,6 +18,7 @@ help: ## show this list
 	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/  make \1|\2/p' '$(ROOT)/Makefile' | while IFS='|' read -r name text; do \
 	  printf '%-14s %s\n' "$$name" "$$text"; done
 	@echo 'Pass options in ARGS, for example:  make bench ARGS="--op pair --ranks 8"   make demo ARGS=--help'
+	@echo 'demo, bench and doctor leave CUDA out where there is no GPU; to compile it there:  make demo CUDA=ON'
 
 demo: tool ## run a Mixture-of-Experts layer over rank processes and check it against the dense layer
 	@'$(FERRY)' demo $(ARGS)
@@ -23,18 +26,18 @@ demo: tool ## run a Mixture-of-Experts layer over rank processes and check it ag
 bench: tool ## measure route, dispatch and combine, with the copy limit measured in the same run
 	@'$(FERRY)' bench $(ARGS)
 
-doctor: tool ## say what this machine offers, what is missing, and what to do about it
+doctor: tool ## show what this machine offers, what is missing, and what to do about it
 	@'$(FERRY)' doctor $(ARGS)
 
 test: ## build optimised and run all tests, and those of the Python packages (ARGS="asan": only that preset)
 	@'$(ROOT)/scripts/setup.sh' test
 	@'$(ROOT)/scripts/test.sh' $(ARGS)
 
-check: ## all that a commit must pass: lint, the tests, the sanitizers by another compiler, and the fuzz targets
+check: ## everything that a commit must pass: lint, the tests, the sanitizers by another compiler, and the fuzz targets
 	@'$(ROOT)/scripts/setup.sh' lint
 	@'$(ROOT)/scripts/test.sh' lint release python asan fuzz tsan
 
-lint: ## check format, names, shell scripts and the links of the documentation
+lint: ## check format, comments, shell scripts, links of the documentation, Python and the names of changed code
 	@'$(ROOT)/scripts/setup.sh' lint
 	@'$(ROOT)/scripts/lint.sh' check $(ARGS)
 
@@ -45,8 +48,8 @@ format: ## format all C++ and Python files in place
 clean: ## remove everything that was built
 	rm -rf '$(ROOT)/build'
 
-# The ferry command alone: needs no test packages, and other people's compilers may warn without stopping it.
+# The ferry command alone. It needs no test packages, and a compiler's new warnings do not stop it.
 tool:
 	@'$(ROOT)/scripts/setup.sh' build
-	@cmake -S '$(ROOT)' --preset tools --log-level=WARNING >/dev/null
+	@cmake -S '$(ROOT)' --preset tools '-DFERRY_CUDA=$(CUDA)' --log-level=WARNING >/dev/null
 	@cmake --build '$(ROOT)/build/tools' --target ferry_command

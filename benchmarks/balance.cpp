@@ -4,18 +4,19 @@
 
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "ferry/balance.hpp"
+#include "options.hpp"
 #include "unit/balance_greedy.hpp"
 
 namespace {
@@ -189,12 +190,12 @@ void compare_on_large_layers(int num_runs) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("Balance of experts on ranks: max/mean and time");
+  ferry::benchmarks::Options options("Balance of experts on ranks: max/mean and time");
   std::string trace;
   int num_runs = 5;
-  app.add_option("--trace", trace, "Recorded router decisions (JSON lines)")->check(CLI::ExistingFile);
-  app.add_option("--runs", num_runs, "Times are the best of this many runs")->check(CLI::PositiveNumber);
-  CLI11_PARSE(app, argc, argv);
+  options.add_file("--trace", trace, "Recorded router decisions (JSON lines)");
+  options.add("--runs", num_runs, "Times are the best of this many runs", {{1, 1'000'000}});
+  if (const std::optional<int> exit_code = options.parse(argc, argv)) return *exit_code;
   if (!trace.empty()) compare_on_trace(trace);
   compare_on_large_layers(num_runs);
   return 0;

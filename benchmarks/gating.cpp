@@ -5,16 +5,17 @@
 
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "ferry/gating.hpp"
+#include "options.hpp"
 #if defined(FERRY_WITH_CUDA)
 #include "gating_gpu.hpp"
 #endif
@@ -109,12 +110,12 @@ void measure_on_gpu(const GatingPreset& preset, std::int64_t num_tokens) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("Times select_experts for the published models");
+  benchmarks::Options options("Times select_experts for the published models");
   std::vector<std::int64_t> token_counts = {4096, 65536};
   std::string backend = "cpu";
-  app.add_option("--tokens", token_counts, "Tokens of a batch")->delimiter(',')->capture_default_str();
-  app.add_option("--backend", backend, "cpu or cuda")->check(CLI::IsMember({"cpu", "cuda"}))->capture_default_str();
-  CLI11_PARSE(app, argc, argv);
+  options.add("--tokens", token_counts, "Tokens of a batch");
+  options.add("--backend", backend, "cpu or cuda", {"cpu", "cuda"});
+  if (const std::optional<int> exit_code = options.parse(argc, argv)) return *exit_code;
   if (backend == "cuda") fmt::print("microseconds on the GPU of one call in a graph of many, without the host\n");
   for (const GatingPreset& preset : gating_presets()) {
     for (std::int64_t num_tokens : token_counts) {

@@ -9,13 +9,13 @@
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <cstring>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -23,6 +23,7 @@
 
 #include "cuda/internode/exchange_params.hpp"
 #include "ferry/types.hpp"
+#include "options.hpp"
 #include "rail/rail_memory.hpp"
 
 namespace {
@@ -151,7 +152,7 @@ class Rings {
     return static_cast<std::size_t>(std::max<std::int64_t>(plan_.num_items * item_bytes, 1));
   }
 
-  /// What a proxy does, but for the payload: of a chunk only the header is the one that was sent.
+  /// Work of a proxy without the payload: a chunk keeps its old bytes, and only its header is the one that was sent.
   void move() {
     ferry::net::RingWords& words = params_.rails.words[kPeer];
     const std::uint64_t filled = std::atomic_ref(words.filled).load(std::memory_order_acquire);
@@ -213,22 +214,16 @@ nlohmann::json measure(const Plan& plan) {
 
 int main(int argc, char** argv) try {
   Plan plan;
-  CLI::App app("The rings of GPU ranks without a network");
-  app.add_option("--items", plan.num_items, "Each way")->capture_default_str()->check(CLI::Range(1, 1 << 20));
-  app.add_option("--row-bytes", plan.row_bytes, "Of an item, a multiple of 16")
-      ->capture_default_str()
-      ->check(CLI::Range(16, 1 << 20));
-  app.add_option("--record-bytes", plan.record_bytes, "Of an item besides, a multiple of 16")
-      ->capture_default_str()
-      ->check(CLI::Range(0, 1 << 12));
-  app.add_option("--blocks", plan.blocks_per_ring, "At each ring")->capture_default_str()->delimiter(',');
-  app.add_option("--chunk-bytes", plan.chunk_bytes, "A multiple of 128")->capture_default_str()->delimiter(',');
-  app.add_option("--chunks", plan.num_chunks, "Of a ring")
-      ->capture_default_str()
-      ->check(CLI::Range(std::size_t{1}, ferry::net::kMaxRingChunks));
-  app.add_flag("--one-way", plan.one_way, "Fill a ring, and empty none");
-  app.add_option("--iterations", plan.num_iterations)->capture_default_str()->check(CLI::Range(1, 100'000));
-  CLI11_PARSE(app, argc, argv);
+  ferry::benchmarks::Options options("The rings of GPU ranks without a network");
+  options.add("--items", plan.num_items, "Each way", {{1, 1 << 20}});
+  options.add("--row-bytes", plan.row_bytes, "Payload of an item, a multiple of 16", {{16, 1 << 20}});
+  options.add("--record-bytes", plan.record_bytes, "Record of an item, a multiple of 16", {{0, 1 << 12}});
+  options.add("--blocks", plan.blocks_per_ring, "At each ring");
+  options.add("--chunk-bytes", plan.chunk_bytes, "A multiple of 128");
+  options.add("--chunks", plan.num_chunks, "Chunks of a ring", {{1, ferry::net::kMaxRingChunks}});
+  options.add_flag("--one-way", plan.one_way, "Fill a ring, and empty none");
+  options.add("--iterations", plan.num_iterations, "Timed runs of each shape", {{1, 100'000}});
+  if (const std::optional<int> exit_code = options.parse(argc, argv)) return *exit_code;
   std::puts(measure(plan).dump(2).c_str());
   return 0;
 } catch (const std::exception& error) {

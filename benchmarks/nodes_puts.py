@@ -18,7 +18,7 @@ WARMUP_PUTS = 20
 LISTEN_TIMEOUT_S = 10
 RUN_TIMEOUT_S = 600
 
-# Of a line of /proc/net/tcp.
+# State column of a listening socket in /proc/net/tcp.
 LISTENING = "0A"
 
 
@@ -127,7 +127,7 @@ def with_library(environment):
 
 
 def figures_of(client, server):
-    """Of the last line that the client prints: us of one call, the median, and bytes/s and calls/s of the run."""
+    """Last line that the client prints: median us of one call, and bytes/s and calls/s of the run."""
     try:
         out, err = client.communicate(timeout=RUN_TIMEOUT_S)
         server.communicate(timeout=RUN_TIMEOUT_S)

@@ -81,7 +81,7 @@ def reference(options, pairs, op, num_bytes, window):
 
 
 def figures(latency_us, calls_per_s, num_bytes, op):
-    """Of one side, for the report; words have no bytes to count."""
+    """Figures of one side, for the report; words have no bytes to count."""
     found = {"latency_us": latency_us, "calls_per_s": calls_per_s}
     return found | ({"gb_per_s": calls_per_s * num_bytes / 1e9} if op in ("put", "get") else {})
 

@@ -5,13 +5,13 @@
 
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -19,6 +19,7 @@
 #include "ferry/bootstrap.hpp"
 #include "one_sided/fabric.hpp"
 #include "one_sided/ring_source.hpp"
+#include "options.hpp"
 #include "support/host_ring.hpp"
 
 namespace {
@@ -76,7 +77,7 @@ std::int64_t median_fetch_ns(const ferry::test::HostRing& ring, int num_fetches)
   return *middle;
 }
 
-/// What rank 0 has measured.
+/// Figures that rank 0 has measured.
 struct Figures {
   std::vector<double> rates;
   std::int64_t fetch_ns = 0;
@@ -125,13 +126,13 @@ ferry::Status run_rank(const std::shared_ptr<ferry::Bootstrap>& bootstrap, const
 
 int main(int argc, char** argv) {
   Plan plan;
-  CLI::App app("Requests per second through a ring of requests");
-  app.add_option("--requests", plan.num_requests, "of a run, all writers together");
-  app.add_option("--writers", plan.num_writers, "threads that write");
-  app.add_option("--runs", plan.num_runs, "");
-  app.add_option("--fetches", plan.num_fetches, "timed one after the other");
-  app.add_option("--transport", plan.transport, "loopback or ucx");
-  CLI11_PARSE(app, argc, argv);
+  ferry::benchmarks::Options options("Requests per second through a ring of requests");
+  options.add("--requests", plan.num_requests, "Requests of a run, all writers together");
+  options.add("--writers", plan.num_writers, "Threads that write");
+  options.add("--runs", plan.num_runs, "Runs of which each rate is reported");
+  options.add("--fetches", plan.num_fetches, "Fetches timed one after the other");
+  options.add("--transport", plan.transport, "loopback or ucx");
+  if (const std::optional<int> exit_code = options.parse(argc, argv)) return *exit_code;
   auto bootstraps = ferry::create_in_process_bootstraps(kNumRanks);
   if (!bootstraps.ok()) return 1;
   Figures figures;

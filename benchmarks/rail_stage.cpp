@@ -1,5 +1,5 @@
 /// The network stage of dispatch and combine alone: as many items of the same size go through the same rings to all
-/// rail peers, but nobody fills them and nobody reads them. What a call takes longer than this it spends on memory.
+/// rail peers, but they are neither filled nor read. The time that a call takes beyond this is spent on memory.
 /// With --kernel-rings the rings are those of GPU ranks, on any machine.
 ///
 /// One process a rank, started as torchrun does it, or --threads. Rank 0 prints JSON: an iteration lasts from the first
@@ -7,7 +7,6 @@
 
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -15,6 +14,7 @@
 #include <cstring>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -22,6 +22,7 @@
 
 #include "call/exchange.hpp"
 #include "ferry/bootstrap.hpp"
+#include "options.hpp"
 
 namespace {
 
@@ -152,7 +153,7 @@ class Stage {
   std::unique_ptr<ferry::call::CallSync> sync_;
 };
 
-/// What all ranks measured, by rank.
+/// Values that the ranks measured, by rank.
 template <typename Value>
 Result<std::vector<Value>> gather(Bootstrap& bootstrap, const Value& mine, const Plan& plan) {
   Result<std::vector<std::vector<std::byte>>> all =
@@ -229,30 +230,23 @@ Status measure_threads(const Plan& plan) {
 
 int main(int argc, char** argv) {
   Plan plan;
-  CLI::App app("The network stage of dispatch and combine alone; one rank, started as torchrun does it");
-  app.add_option("--threads", plan.num_threads, "So many ranks, as threads of this process")->check(CLI::Range(2, 512));
-  app.add_option("--transport", plan.transport, "auto, ucx, or among threads loopback")->capture_default_str();
-  app.add_option("--nodes", plan.num_nodes, "Nodes that the ranks are spread over evenly")->capture_default_str();
-  app.add_option("--items", plan.num_items, "Items from each rank to each rail peer")
-      ->capture_default_str()
-      ->check(CLI::Range(1, 1 << 24));
-  app.add_option("--item-bytes", plan.item_bytes, "Bytes of an item, a multiple of 16")
-      ->capture_default_str()
-      ->check(CLI::Range(16, 512 << 10));
-  app.add_flag(
-      "--kernel-rings", plan.kernel_rings,
-      "Rings as GPU ranks of up to nine nodes have them: in memory of their own, of the shape below, and polled "
-      "without a pause");
-  app.add_option("--chunks", plan.shape.num_chunks, "Of a kernel ring")
-      ->capture_default_str()
-      ->check(CLI::Range(std::size_t{1}, ferry::net::kMaxRingChunks));
-  app.add_option("--chunk-bytes", plan.shape.chunk_bytes, "Of a kernel ring, a multiple of 128")
-      ->capture_default_str()
-      ->check(CLI::Range(ferry::rail::kMinChunkBytes, std::size_t{16} << 20));
-  app.add_option("--iterations", plan.num_iterations)->capture_default_str()->check(CLI::Range(1, 1'000'000));
-  app.add_option("--warmup", plan.num_warmup)->capture_default_str()->check(CLI::Range(0, 1'000'000));
-  app.add_option("--timeout", plan.timeout_s, "Deadline of every wait, in seconds")->capture_default_str();
-  CLI11_PARSE(app, argc, argv);
+  ferry::benchmarks::Options options(
+      "The network stage of dispatch and combine alone; one rank, started as torchrun does it");
+  options.add("--threads", plan.num_threads, "So many ranks, as threads of this process", {{2, 512}});
+  options.add("--transport", plan.transport, "auto, ucx, or among threads loopback");
+  options.add("--nodes", plan.num_nodes, "Nodes that the ranks are spread over evenly");
+  options.add("--items", plan.num_items, "Items from each rank to each rail peer", {{1, 1 << 24}});
+  options.add("--item-bytes", plan.item_bytes, "Bytes of an item, a multiple of 16", {{16, 512 << 10}});
+  options.add_flag("--kernel-rings", plan.kernel_rings,
+                   "Rings as GPU ranks of up to nine nodes have them: in memory of their own, of the shape below, and "
+                   "polled without a pause");
+  options.add("--chunks", plan.shape.num_chunks, "Chunks of a kernel ring", {{1, ferry::net::kMaxRingChunks}});
+  options.add("--chunk-bytes", plan.shape.chunk_bytes, "Bytes of a kernel ring's chunk, a multiple of 128",
+              {{ferry::rail::kMinChunkBytes, 16 << 20}});
+  options.add("--iterations", plan.num_iterations, "Timed rounds", {{1, 1'000'000}});
+  options.add("--warmup", plan.num_warmup, "Rounds before those", {{0, 1'000'000}});
+  options.add("--timeout", plan.timeout_s, "Deadline of every wait, in seconds");
+  if (const std::optional<int> exit_code = options.parse(argc, argv)) return *exit_code;
   const Status status = plan.num_threads > 0 ? measure_threads(plan) : measure(plan, bootstrap_of_process());
   if (status.ok()) return 0;
   std::fprintf(stderr, "rail_stage: %s\n", std::string(status.message()).c_str());

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# scripts/lint.sh check [part...]   format, shell scripts, links of the documentation, Python, names (by far the longest);
-#                                   reports all, changes nothing
+# scripts/lint.sh check [part...]   format, prose, shell, links, python and names, or the parts given, of which all_names
+#                                   takes by far the longest; reports everything, changes nothing
 # scripts/lint.sh format            formats the C++ and Python files in place
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -9,7 +9,7 @@ readonly ruff_version=0.17.5
 jobs=$(nproc)
 num_failed=0
 
-# Files of the project by pattern: committed ones and new ones, less what git ignores or somebody has just removed.
+# Files of the project by pattern: committed and new ones that exist and that git does not ignore.
 project_files() {
   local file
   git ls-files --cached --others --exclude-standard -- "$@" | sort -u | while IFS= read -r file; do
@@ -42,17 +42,41 @@ check_format() {
   fi
 }
 
-# Names only (.clang-tidy says which). Preset lint has no precompiled headers: those of GCC are nothing to clang-tidy, and
-# without them files that do not include what they use are an error here. Those that are compiled together are read, and
-# so count, as one: most of the time goes into what they include.
-check_names() {
-  local folder=build/lint
+# Names of the C++ code (.clang-tidy has the rules). Preset lint has no precompiled headers, because clang-tidy cannot read
+# those of GCC. Files that are compiled together are read as one: most of the time goes into the headers they share.
+tidy() { # base commit, or nothing for all files
   cmake --preset lint --log-level=WARNING >/dev/null || return 1
-  {
-    sed -n "s|^ *\"file\": \"$PWD/\($folder/.*/Unity/.*\)\",*$|\1|p" "$folder/compile_commands.json" | sort -u
-    comm -12 <(project_files '*.cpp' | sort) \
-      <(sed -n "s|^ *\"file\": \"$PWD/\(.*\)\",*$|\1|p" "$folder/compile_commands.json" | sort -u)
-  } | xargs -P "$jobs" -n 1 clang-tidy --quiet -p "$folder" 2> >(grep -vE '^[0-9]+ warnings? .*(generated|treated)' >&2)
+  scripts/changed_units.py build/lint/compile_commands.json "$@" |
+    xargs --no-run-if-empty -P "$jobs" -n 1 clang-tidy --quiet -p build/lint \
+      2> >(grep -vE '^[0-9]+ warnings? .*(generated|treated)' >&2)
+}
+
+# Code that has changed since commit $FERRY_LINT_BASE, or else within the day before the last commit.
+check_names() {
+  local base=${FERRY_LINT_BASE-}
+  if [[ -z $base ]]; then base=$(git rev-list -1 --before=$(($(git log -1 --format=%ct) - 86400)) HEAD); fi
+  tidy ${base:+"$base"}
+}
+
+check_all_names() {
+  tidy
+}
+
+# Comments are plain English: CONTRIBUTING.md, Style.
+check_prose() {
+  # shellcheck disable=SC2016 # awk expands $0
+  project_files '*.cpp' '*.hpp' '*.c' '*.h' '*.cu' '*.cuh' '*.py' '*.pyi' '*.sh' '*.cmake' '*CMakeLists.txt' |
+    LC_ALL=C.UTF-8 xargs awk '
+      function refuse(rule) {
+        printf "%s:%d: %s\n  %s\n", FILENAME, FNR, rule, $0
+        refused = 1
+      }
+      FNR == 1 { commented = 0 }
+      /(\/\/[\/!]?<?|#) *Of[ ,]/ { refuse("a comment that begins with \"Of\": begin with a noun or a verb") }
+      tolower($0) ~ /(^|[^a-z])(no|any)body([^a-z]|$)/ { refuse("a person where there is none: name the rank, thread or block") }
+      /\/\/[\/!]<? *What / && commented { refuse("a description that begins with \"What\": begin with a noun or a verb") }
+      /\/\// { commented = 1 } # the first comment describes the file
+      END { exit refused }'
 }
 
 check_shell() {
@@ -74,7 +98,7 @@ check_links() {
   return $broken
 }
 
-# By number: another version would find other things. Debian has no package of it.
+# Another version of ruff would find other things, so its number is fixed; Debian has no package of it.
 find_ruff() {
   ruff=build/ruff/bin/ruff
   if [[ "$("$ruff" --version 2>/dev/null)" != "ruff $ruff_version" ]]; then
@@ -94,10 +118,10 @@ check_python() {
 case ${1-} in
   check)
     parts=("${@:2}")
-    if ((${#parts[@]} == 0)); then parts=(format shell links python names); fi
+    if ((${#parts[@]} == 0)); then parts=(format prose shell links python names); fi
     for part in "${parts[@]}"; do
       if [[ $(type -t "check_$part") != function ]]; then
-        printf 'lint: no part "%s": format, shell, links, python, names\n' "$part" >&2
+        printf 'lint: no part "%s": format, prose, shell, links, python, names, all_names\n' "$part" >&2
         exit 2
       fi
       check "$part" "check_$part"

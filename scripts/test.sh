@@ -71,10 +71,11 @@ run_tests() { # part
     *)
       read -ra launcher <<<"$(launcher_for "$1")"
       mapfile -t selected < <(selection "$1")
-      # One more than there are cores: a third of the time is deadlines of seconds.
+      # Ranks wait most of the time: of seven minutes that the tests without emulated GPUs take on two cores, with three
+      # at a time, the processor is busy for two.
       "${launcher[@]}" ctest --test-dir "build/$1" --no-tests=error --output-on-failure \
-        --parallel "$((jobs + 1))" "${selected[@]}" && return
-      # Few failures may be the machine's: whether they come back with nothing beside them. The summary names them anyway.
+        --parallel "$((2 * jobs + 1))" "${selected[@]}" && return
+      # A few failures may be the machine's, so they run again with nothing beside them. The summary names them anyway.
       failed=build/$1/Testing/Temporary/LastTestsFailed.log
       if [[ ! -s $failed ]] || (($(wc -l <"$failed") > max_repeated)); then return 1; fi
       printf '\n%s\n' "$repeat_heading"

@@ -47,9 +47,9 @@ if ! cmp -s python/requirements-test.txt "$installed"; then
   cp python/requirements-test.txt "$installed"
 fi
 
-# The native backends have tests of their own; CUDA code would only make this build longer where no GPU runs it. Linking
-# libfmt makes it three times shorter; packaging.add_subdirectory builds with {fmt} compiled in.
-settings=(--config-settings=cmake.define.FERRY_FMT_HEADER_ONLY=OFF)
+# With the settings of preset release ccache has most of the library already; packaging.add_subdirectory builds with {fmt}
+# compiled in. Where no GPU runs it, CUDA code would only make this build longer.
+settings=(--config-settings=cmake.define.FERRY_FMT_HEADER_ONLY=OFF --config-settings=cmake.define.FERRY_WERROR=ON)
 if ! nvidia-smi -L >/dev/null 2>&1; then settings+=(--config-settings=cmake.define.FERRY_CUDA=OFF); fi
 "$environment/bin/python" -m pip install -qq --no-build-isolation --no-deps --force-reinstall "${settings[@]}" . ||
   fail "pip install failed; python3-dev (Python.h) is needed to build, and what scripts/setup.sh build installs"

@@ -11,8 +11,8 @@ ferry_together(bootstrap_2 bootstrap/socket.cpp bootstrap/tcp_bootstrap.cpp boot
   bootstrap/tcp_root.cpp)
 ferry_together(c_1 c/balance.cpp c/bootstrap.cpp c/callback_bootstrap.cpp c/components.cpp c/convert.cpp
   c/exchange.cpp c/expansion.cpp c/gating.cpp)
-ferry_together(c_2 c/group.cpp c/placement.cpp c/status.cpp c/structs.cpp c/tools.cpp)
-ferry_together(c_3 c/load.cpp c/latency.cpp c/one_sided.cpp c/routing.cpp)
+ferry_together(c_2 c/group.cpp c/placement.cpp c/status.cpp c/structs.cpp c/tables.cpp)
+ferry_together(c_3 c/load.cpp c/latency.cpp c/memory.cpp c/one_sided.cpp c/quantization.cpp c/routing.cpp)
 ferry_together(core_1 call/call_sync.cpp call/exchange.cpp call/group_state.cpp call/wait.cpp core/agreement.cpp
   core/arrival_tables.cpp core/bytes_required.cpp core/check_channel_tables.cpp)
 ferry_together(core_2 call/route_nodes.cpp core/check_exchange.cpp core/check_latency.cpp core/check_route.cpp
@@ -28,7 +28,7 @@ ferry_together(cpu_2 cpu/internode/combine.cpp cpu/context/routing.cpp cpu/laten
   cpu/latency/slab_routing.cpp cpu/rows/expansion.cpp cpu/rows/row_copy.cpp cpu/rows/row_sum.cpp
   cpu/context/staging.cpp)
 ferry_together(cpu_3 cpu/internode/dispatch.cpp cpu/rows/token_records.cpp)
-ferry_together(net_1 net/blob.cpp net/devices.cpp net/gpu_direct.cpp net/loopback/engine.cpp net/loopback/faults.cpp
+ferry_together(net_1 net/blob.cpp net/devices.cpp net/gpu_direct.cpp net/loopback/engine.cpp
   net/loopback/inbox.cpp net/nearest.cpp net/proxy.cpp)
 ferry_together(net_2 net/ucx/setup.cpp net/ucx/address.cpp net/ucx/admission.cpp net/ucx/connection.cpp
   net/ucx/engine.cpp net/ucx/inbound.cpp net/ucx/limits.cpp net/ucx/paths.cpp)

@@ -18,17 +18,19 @@
 /// Threads. One call at a time for each group and each bootstrap. Any number of threads may read routings and statuses.
 /// Different handles are independent; there is no global state to set up. (ferry_observe_launches has some, for tools.)
 
-#include "ferry/ferry_balance.h"    // placement of experts on ranks
-#include "ferry/ferry_base.h"       // version, status, tensors, backends and networks
-#include "ferry/ferry_exchange.h"   // route, dispatch, combine
-#include "ferry/ferry_expansion.h"  // rows by token to rows by expert and back
-#include "ferry/ferry_gating.h"     // router logits to experts
-#include "ferry/ferry_group.h"      // bootstraps, groups, symmetric memory
-#include "ferry/ferry_latency.h"    // latency mode
-#include "ferry/ferry_launches.h"   // kernels launched by calls, known memory
-#include "ferry/ferry_load.h"       // load over many calls, traffic between nodes
-#include "ferry/ferry_one_sided.h"  // memory that other ranks read and write
-#include "ferry/ferry_placement.h"  // experts with several homes, counters of load
-#include "ferry/ferry_tools.h"      // tables, quantisation, sizes
+#include "ferry/ferry_balance.h"       // placement of experts on ranks
+#include "ferry/ferry_base.h"          // version, status, tensors, backends and networks
+#include "ferry/ferry_exchange.h"      // route, dispatch, combine
+#include "ferry/ferry_expansion.h"     // rows by token to rows by expert and back
+#include "ferry/ferry_gating.h"        // router logits to experts
+#include "ferry/ferry_group.h"         // bootstraps, groups, symmetric memory
+#include "ferry/ferry_latency.h"       // latency mode
+#include "ferry/ferry_launches.h"      // kernels launched by calls
+#include "ferry/ferry_load.h"          // load over many calls, traffic between nodes
+#include "ferry/ferry_memory.h"        // memory that calls need, known memory
+#include "ferry/ferry_one_sided.h"     // memory that other ranks read and write
+#include "ferry/ferry_placement.h"     // experts with several homes, counters of load
+#include "ferry/ferry_quantization.h"  // FP8 and INT8
+#include "ferry/ferry_tables.h"        // tables of a routing, layout of a dispatch
 
 #endif  // FERRY_FERRY_H

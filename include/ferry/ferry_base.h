@@ -101,6 +101,14 @@ FERRY_C_API int64_t ferry_component_list_size(const ferry_component_list* list);
 FERRY_C_API const ferry_component* ferry_component_list_at(const ferry_component_list* list, int64_t index);
 FERRY_C_API void ferry_component_list_free(ferry_component_list* list);
 
+/// Execution place of a call that needs no group.
+typedef struct ferry_execution_options {
+  uint64_t struct_size;
+  const char* backend;  ///< NULL: "cpu", done on return. "cuda": on the stream
+  int32_t use_device;   ///< "cuda": memory of the GPU `device`; 0: the calling thread's current one
+  int32_t device;
+} ferry_execution_options;
+
 #ifdef __cplusplus
 }  // extern "C"
 #endif

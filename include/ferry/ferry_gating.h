@@ -3,7 +3,7 @@
 
 /// C interface: router logits to top-k experts (ferry/gating.hpp). Include ferry/ferry.h.
 
-#include "ferry/ferry_tools.h"
+#include "ferry/ferry_base.h"
 
 // NOLINTBEGIN(readability-identifier-naming): C has no namespaces
 #ifdef __cplusplus

@@ -1,8 +1,7 @@
 #ifndef FERRY_LAUNCHES_H
 #define FERRY_LAUNCHES_H
 
-/// C interface: observation of the kernels that calls launch, and tensors whose memory need not be looked up. Include
-/// ferry/ferry.h.
+/// C interface: observation of the kernels that calls launch. Include ferry/ferry.h.
 
 #include "ferry/ferry_base.h"
 
@@ -28,13 +27,6 @@ typedef void (*ferry_launch_observer)(const ferry_kernel_launch* launch);
 /// Captured launches are reported when they are captured. Process-wide, unlike everything else here. NULL, the default,
 /// ends it; a thread that is launching may still make one more call.
 FERRY_C_API void ferry_observe_launches(ferry_launch_observer observer);
-
-/// From here to the matching end, calls of this thread on GPUs assume that tensors are in memory of the group's GPU
-/// (functions without a group: of `device`) instead of asking the driver where each is, which takes some tenths of a
-/// microsecond each. For callers that are certain of it for every tensor: otherwise a kernel fails or writes elsewhere.
-/// Shapes, dtypes and strides are still checked. Nests; an end without a beginning does nothing.
-FERRY_C_API void ferry_known_memory_begin(void);
-FERRY_C_API void ferry_known_memory_end(void);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -1,12 +1,10 @@
-/// C interface of the observation of kernel launches and of scopes of known memory.
+/// C interface of the observation of kernel launches.
 
 #include "ferry/launches.hpp"
 
 #include <atomic>
-#include <optional>
 
 #include "ferry/ferry.h"
-#include "ferry/known_memory.hpp"
 
 namespace ferry::c {
 namespace {
@@ -25,22 +23,10 @@ void tell(const KernelLaunch& launch) {
   observe(&told);
 }
 
-/// Scope of this thread, and the number of open begin calls in it.
-thread_local int num_open = 0;
-thread_local std::optional<KnownMemory> known;
-
 }  // namespace
 }  // namespace ferry::c
 
 void ferry_observe_launches(ferry_launch_observer observer) {
   ferry::c::observer.store(observer, std::memory_order_release);
   ferry::observe_launches(observer != nullptr ? &ferry::c::tell : nullptr);
-}
-
-void ferry_known_memory_begin() {
-  if (ferry::c::num_open++ == 0) ferry::c::known.emplace();
-}
-
-void ferry_known_memory_end() {
-  if (ferry::c::num_open > 0 && --ferry::c::num_open == 0) ferry::c::known.reset();
 }

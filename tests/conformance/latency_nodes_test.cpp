@@ -3,9 +3,9 @@
 #include <random>
 
 #include "conformance/node_shape.hpp"
-#include "net/loopback/faults.hpp"
 #include "support/latency_check.hpp"
 #include "support/latency_sequence.hpp"
+#include "support/loopback_faults.hpp"
 
 /// Latency mode on groups of several nodes, in every shape that a group can have.
 

@@ -41,7 +41,7 @@ def frame_seeds() -> dict[str, bytes]:
         "hello_longest_version": hello(b"secret", bytes(32), b"1.2.3-a-suffix-up-to-the-last-by"),
         "hello_unpadded": hello(b"secret", bytes(32), b"1.2.3\0x"),
         "failure": failure(5, 7, b"rank 7 left"),
-        "failure_nobody": failure(9, -1, b""),
+        "failure_no_rank": failure(9, -1, b""),
         "failure_clipped": failure(8, 2, b"x" * 1030),
         "failure_no_code": failure(10, 0, b"?"),
     }

@@ -15,8 +15,8 @@
 
 #include "gpu/latency_group.hpp"
 #include "gpu/survivors.hpp"
-#include "net/loopback/faults.hpp"
 #include "node/futex.hpp"
+#include "support/loopback_faults.hpp"
 
 namespace ferry::test {
 namespace {

@@ -10,8 +10,8 @@
 #include <utility>
 
 #include "gpu/survivors.hpp"
-#include "net/loopback/faults.hpp"
 #include "node/futex.hpp"
+#include "support/loopback_faults.hpp"
 
 namespace ferry::test {
 namespace {

@@ -10,8 +10,8 @@
 
 #include "gpu/gpu_group.hpp"
 #include "gpu/latency_group.hpp"
-#include "net/loopback/faults.hpp"
 #include "support/device_memory.hpp"
+#include "support/loopback_faults.hpp"
 #include "support/process_usage.hpp"
 
 namespace ferry::test {

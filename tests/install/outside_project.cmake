@@ -5,7 +5,9 @@
 #                        and find_package and pkg-config again
 cmake_minimum_required(VERSION 3.25)
 
-set(common -G "${GENERATOR}" "-DCMAKE_CXX_COMPILER=${CXX_COMPILER}" "-DCMAKE_C_COMPILER=${C_COMPILER}" -DCMAKE_BUILD_TYPE=Debug)
+# Unoptimised and without debug information, which takes a fifth of the compilation.
+set(common -G "${GENERATOR}" "-DCMAKE_CXX_COMPILER=${CXX_COMPILER}" "-DCMAKE_C_COMPILER=${C_COMPILER}" -DCMAKE_BUILD_TYPE=Debug
+           -DCMAKE_CXX_FLAGS_DEBUG=-O0)
 
 function(run)
   list(JOIN ARGN " " command_line)

@@ -16,8 +16,8 @@
 #include <thread>
 #include <vector>
 
-#include "net/loopback/faults.hpp"
 #include "one_sided/world.hpp"
+#include "support/loopback_faults.hpp"
 
 namespace ferry::test {
 namespace {

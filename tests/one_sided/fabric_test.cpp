@@ -7,10 +7,10 @@
 #include <string>
 
 #include "core/group_options.hpp"
-#include "net/loopback/faults.hpp"
 #include "node/futex.hpp"
 #include "one_sided/cpu_backend.hpp"
 #include "one_sided/world.hpp"
+#include "support/loopback_faults.hpp"
 
 namespace ferry::test {
 namespace {

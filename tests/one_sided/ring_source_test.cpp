@@ -11,10 +11,10 @@
 #include <thread>
 #include <vector>
 
-#include "net/loopback/faults.hpp"
 #include "one_sided/fabric.hpp"
 #include "one_sided/lone_source.hpp"
 #include "support/host_ring.hpp"
+#include "support/loopback_faults.hpp"
 #include "support/rank_runner.hpp"
 
 namespace ferry::one_sided {

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "net/loopback/faults.hpp"
 #include "one_sided/world.hpp"
+#include "support/loopback_faults.hpp"
 
 namespace ferry::test {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <optional>
 
-#include "net/loopback/faults.hpp"
+#include "support/loopback_faults.hpp"
 
 namespace ferry::test {
 namespace {

@@ -6,7 +6,7 @@
 #include <cstdlib>
 
 #include "net/loopback/engine.hpp"
-#include "net/loopback/faults.hpp"
+#include "support/loopback_faults.hpp"
 #include "support/net_ends.hpp"
 
 namespace ferry::test {

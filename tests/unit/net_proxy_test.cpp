@@ -8,8 +8,8 @@
 #include <mutex>
 #include <thread>
 
-#include "net/loopback/faults.hpp"
 #include "net/proxy.hpp"
+#include "support/loopback_faults.hpp"
 #include "support/net_ends.hpp"
 
 namespace ferry::test {

@@ -7,7 +7,7 @@
 #include <set>
 #include <vector>
 
-#include "net/loopback/faults.hpp"
+#include "support/loopback_faults.hpp"
 #include "support/net_ends.hpp"
 
 namespace ferry::test {

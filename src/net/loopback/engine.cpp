@@ -13,9 +13,9 @@
 #include <utility>
 
 #include "net/blob.hpp"
-#include "net/loopback/faults.hpp"
 #include "net/loopback/inbox.hpp"
 #include "net/loopback/region.hpp"
+#include "net/loopback/rules.hpp"
 
 namespace ferry::net::loopback {
 namespace {

@@ -1,7 +1,7 @@
-#ifndef FERRY_NET_LOOPBACK_FAULTS_HPP
-#define FERRY_NET_LOOPBACK_FAULTS_HPP
+#ifndef FERRY_TESTS_SUPPORT_LOOPBACK_FAULTS_HPP
+#define FERRY_TESTS_SUPPORT_LOOPBACK_FAULTS_HPP
 
-/// Injects the faults of a bad network into the operations of loopback engines. For tests only.
+/// Injects the faults of a bad network into the operations of loopback engines.
 ///
 /// Rules apply to every loopback network of this process, by the indices of the two ends, while the object lives; only
 /// one may exist at a time. Any thread may call any function at any time. Under all rules, puts arrive before a later
@@ -47,30 +47,6 @@ class LoopbackFaults {
   LoopbackFaultCounts counts() const;
 };
 
-namespace loopback {
-
-/// Faults of one pair of ends, as the engine reads them.
-struct PairRule {
-  int delay_polls = 0;
-  bool held = false;
-  bool dropped = false;
-  bool cut = false;
-};
-PairRule rule_for(int from, int to);
-
-enum class Mix { kNothing, kChannels, kAll };
-/// Kind of reordering, and its seed.
-struct MixRule {
-  Mix mix = Mix::kNothing;
-  std::uint64_t seed = 0;
-};
-MixRule mix_rule();
-
-/// Add to LoopbackFaults::counts.
-void count_delayed();
-void count_overtaken(bool stale_notify);
-
-}  // namespace loopback
 }  // namespace ferry::net
 
-#endif  // FERRY_NET_LOOPBACK_FAULTS_HPP
+#endif  // FERRY_TESTS_SUPPORT_LOOPBACK_FAULTS_HPP

@@ -1,4 +1,4 @@
-#include "net/loopback/faults.hpp"
+#include "support/loopback_faults.hpp"
 
 #include <atomic>
 #include <map>
@@ -6,23 +6,41 @@
 #include <utility>
 
 #include "net/loopback/inbox.hpp"
+#include "net/loopback/rules.hpp"
 
 namespace ferry::net {
 namespace {
 
-struct Rules {
+class InjectedRules final : public loopback::Rules {
+ public:
+  loopback::PairRule for_pair(int from, int to) override {
+    const std::lock_guard lock(mutex);
+    const auto found = by_pair.find({from, to});
+    return found == by_pair.end() ? loopback::PairRule{} : found->second;
+  }
+
+  loopback::MixRule mix() override {
+    const std::lock_guard lock(mutex);
+    return mixed;
+  }
+
+  void count_delayed() override { ++num_delayed; }
+
+  void count_overtaken(bool stale_notify) override {
+    ++num_overtaken;
+    if (stale_notify) ++num_stale_notifies;
+  }
+
   std::mutex mutex;
-  /// Lets engines skip the lock in programs without faults: in all but tests.
-  std::atomic<bool> any{false};
   std::map<std::pair<int, int>, loopback::PairRule> by_pair;
-  loopback::MixRule mix;
+  loopback::MixRule mixed;
   std::atomic<std::uint64_t> num_delayed{0};
   std::atomic<std::uint64_t> num_overtaken{0};
   std::atomic<std::uint64_t> num_stale_notifies{0};
 };
 
-Rules& rules() {
-  static Rules instance;
+InjectedRules& rules() {
+  static InjectedRules instance;
   return instance;
 }
 
@@ -37,7 +55,7 @@ void change_rule(int from, int to, Change change) {
 
 void set_mix(loopback::Mix mix, std::uint64_t seed) {
   const std::lock_guard lock(rules().mutex);
-  rules().mix = {mix, seed};
+  rules().mixed = {mix, seed};
 }
 
 }  // namespace
@@ -46,15 +64,15 @@ LoopbackFaults::LoopbackFaults() {
   rules().num_delayed = 0;
   rules().num_overtaken = 0;
   rules().num_stale_notifies = 0;
-  rules().any = true;
+  loopback::imposed_rules.store(&rules(), std::memory_order_release);
 }
 
 LoopbackFaults::~LoopbackFaults() {
+  loopback::imposed_rules.store(nullptr, std::memory_order_release);
   {
     const std::lock_guard lock(rules().mutex);
     rules().by_pair.clear();
-    rules().mix = {};
-    rules().any = false;
+    rules().mixed = {};
   }
   loopback::wake_all_ends();
 }
@@ -91,26 +109,6 @@ LoopbackFaultCounts LoopbackFaults::counts() const {
   return {.num_delayed = rules().num_delayed,
           .num_overtaken = rules().num_overtaken,
           .num_stale_notifies = rules().num_stale_notifies};
-}
-
-loopback::PairRule loopback::rule_for(int from, int to) {
-  if (!rules().any) return {};
-  const std::lock_guard lock(rules().mutex);
-  const auto found = rules().by_pair.find({from, to});
-  return found == rules().by_pair.end() ? PairRule{} : found->second;
-}
-
-loopback::MixRule loopback::mix_rule() {
-  if (!rules().any) return {};
-  const std::lock_guard lock(rules().mutex);
-  return rules().mix;
-}
-
-void loopback::count_delayed() { ++rules().num_delayed; }
-
-void loopback::count_overtaken(bool stale_notify) {
-  ++rules().num_overtaken;
-  if (stale_notify) ++rules().num_stale_notifies;
 }
 
 }  // namespace ferry::net
