@@ -87,7 +87,7 @@ class CpuBackend final : public Backend {
   Status leave(const TeamState& world) override;
 
  private:
-  Status send_put(Request request, const PutCall& call, std::string_view operation);
+  Status send_put(NetworkRequest request, const PutCall& call, std::string_view operation);
   Status await(const Answer& answer, int rank, std::string_view operation);
 
   std::unique_ptr<Fabric> fabric_;
@@ -107,7 +107,7 @@ Status CpuBackend::await(const Answer& answer, int rank, std::string_view operat
 }
 
 /// Sends a put to a rank of another node.
-Status CpuBackend::send_put(Request request, const PutCall& call, std::string_view operation) {
+Status CpuBackend::send_put(NetworkRequest request, const PutCall& call, std::string_view operation) {
   request.peer = call.rank;
   request.offset = fabric_->engine_offset(call.offset);
   request.local = const_cast<std::byte*>(call.source);  // only read
@@ -116,7 +116,7 @@ Status CpuBackend::send_put(Request request, const PutCall& call, std::string_vi
   if (Status status = fabric_->issue(request, operation); !status.ok()) return status;
   if (!call.blocking || request.copy_source) return {};
   Answer answer(*fabric_->driver(), 1);
-  const Request flush{.kind = Request::Kind::kFlush, .peer = call.rank, .completion = &answer};
+  const NetworkRequest flush{.kind = NetworkRequest::Kind::kFlush, .peer = call.rank, .completion = &answer};
   if (Status status = fabric_->issue(flush, operation); !status.ok()) return status;
   return await(answer, call.rank, operation);
 }
@@ -127,7 +127,7 @@ Status CpuBackend::put(const PutCall& call) {
     return {};
   }
   if (call.num_bytes == 0) return {};
-  return send_put({.kind = Request::Kind::kPut}, call, call.blocking ? "put" : "put_nbi");
+  return send_put({.kind = NetworkRequest::Kind::kPut}, call, call.blocking ? "put" : "put_nbi");
 }
 
 Status CpuBackend::get(const GetCall& call) {
@@ -137,11 +137,11 @@ Status CpuBackend::get(const GetCall& call) {
   }
   if (call.num_bytes == 0) return {};
   const std::string_view operation = call.blocking ? "get" : "get_nbi";
-  Request request{.kind = Request::Kind::kGet,
-                  .peer = call.rank,
-                  .offset = fabric_->engine_offset(call.offset),
-                  .local = call.dest,
-                  .num_bytes = call.num_bytes};
+  NetworkRequest request{.kind = NetworkRequest::Kind::kGet,
+                         .peer = call.rank,
+                         .offset = fabric_->engine_offset(call.offset),
+                         .local = call.dest,
+                         .num_bytes = call.num_bytes};
   if (!call.blocking) return fabric_->issue(request, operation);
   Answer answer(*fabric_->driver(), Driver::num_parts(request));
   request.completion = &answer;
@@ -154,7 +154,7 @@ Status CpuBackend::put_signal(const PutCall& put, const SignalCall& signal) {
     if (Status status = this->put(put); !status.ok()) return status;
     return this->signal(signal);
   }
-  Request request{.kind = Request::Kind::kPutSignal, .op = to_atomic(signal)};
+  NetworkRequest request{.kind = NetworkRequest::Kind::kPutSignal, .op = to_atomic(signal)};
   request.op.offset = fabric_->engine_offset(signal.offset);
   return send_put(request, put, put.blocking ? "put_signal" : "put_signal_nbi");
 }
@@ -165,7 +165,7 @@ Status CpuBackend::signal(const SignalCall& call) {
     fabric_->ring(call.rank, fabric_->engine_offset(call.offset));
     return {};
   }
-  Request request{.kind = Request::Kind::kAtomic, .peer = call.rank, .op = to_atomic(call)};
+  NetworkRequest request{.kind = NetworkRequest::Kind::kAtomic, .peer = call.rank, .op = to_atomic(call)};
   request.op.offset = fabric_->engine_offset(call.offset);
   return fabric_->issue(request, "signal");
 }
@@ -185,7 +185,8 @@ Result<std::uint64_t> CpuBackend::fetch_now(const FetchCall& call) {
   }
   const std::string_view operation = call.swap ? "compare_swap" : "fetch_add";
   Answer answer(*fabric_->driver(), 1);
-  Request request{.kind = Request::Kind::kAtomic, .peer = call.rank, .op = to_atomic(call), .completion = &answer};
+  NetworkRequest request{
+      .kind = NetworkRequest::Kind::kAtomic, .peer = call.rank, .op = to_atomic(call), .completion = &answer};
   request.op.offset = fabric_->engine_offset(call.offset);
   if (Status status = fabric_->issue(request, operation); !status.ok()) return status;
   if (Status status = await(answer, call.rank, operation); !status.ok()) return status;
@@ -218,7 +219,7 @@ Status CpuBackend::fence(int rank, Stream /*stream*/) {
   std::atomic_thread_fence(std::memory_order_seq_cst);
   for (const int peer : fabric_->all_ranks()) {
     if ((rank != kEveryRank && rank != peer) || fabric_->in_node(peer)) continue;
-    const Status status = fabric_->issue({.kind = Request::Kind::kFence, .peer = peer}, "fence");
+    const Status status = fabric_->issue({.kind = NetworkRequest::Kind::kFence, .peer = peer}, "fence");
     // With kEveryRank, lost ranks need no order.
     if (!status.ok() && rank != kEveryRank) return status;
   }

@@ -106,8 +106,8 @@ Status Driver::start(std::span<const net::Blob> addresses) {
   return {};
 }
 
-std::uint64_t Driver::num_parts(const Request& request) {
-  return request.kind == Request::Kind::kGet ? (request.num_bytes + kMaxGetBytes - 1) / kMaxGetBytes : 1;
+std::uint64_t Driver::num_parts(const NetworkRequest& request) {
+  return request.kind == NetworkRequest::Kind::kGet ? (request.num_bytes + kMaxGetBytes - 1) / kMaxGetBytes : 1;
 }
 
 bool Driver::can_issue(int peer) const {
@@ -146,11 +146,12 @@ std::span<const std::byte> Driver::copy(Peer& to, std::span<const std::byte> sou
 }
 
 /// Losses of a source's requests are reported only through their completions.
-void Driver::issue(const Request& request, Asker asker) {
+void Driver::issue(const NetworkRequest& request, Asker asker) {
   Peer& to = at(request.peer);
   const bool by_call = asker == Asker::kCall;
   if (losses_[static_cast<std::size_t>(request.peer)].gone.load(std::memory_order_relaxed)) {
-    if (request.kind == Request::Kind::kFence) return;  // a fence loses no operation that was not reported already
+    if (request.kind == NetworkRequest::Kind::kFence)
+      return;  // a fence loses no operation that was not reported already
     to.has_failed |= by_call;
     // One report per part, like the end of the operation.
     for (std::uint64_t part = 0; request.completion != nullptr && part < num_parts(request); ++part) {
@@ -159,14 +160,14 @@ void Driver::issue(const Request& request, Asker asker) {
     return;
   }
   switch (request.kind) {
-    case Request::Kind::kFence:
+    case NetworkRequest::Kind::kFence:
       if (to.num_issued > 0) begin_flush(request.peer, nullptr);
       to.fence = to.flush_begun;
       return;
-    case Request::Kind::kFlush:
+    case NetworkRequest::Kind::kFlush:
       begin_flush(request.peer, request.completion);
       return;
-    case Request::Kind::kGet: {
+    case NetworkRequest::Kind::kGet: {
       for (std::size_t done = 0; done < request.num_bytes; done += kMaxGetBytes) {
         const std::span into(request.local + done, std::min(kMaxGetBytes, request.num_bytes - done));
         // Answers arrive in any order, so each piece is counted; the completion is for the whole get.
@@ -176,13 +177,13 @@ void Driver::issue(const Request& request, Asker asker) {
       }
       return;
     }
-    case Request::Kind::kPut:
-    case Request::Kind::kPutSignal: {
+    case NetworkRequest::Kind::kPut:
+    case NetworkRequest::Kind::kPutSignal: {
       std::span<const std::byte> source(request.local, request.num_bytes);
       if (request.copy_source && !source.empty()) {
         source = copy(to, source);
       }
-      if (request.kind == Request::Kind::kPut) {
+      if (request.kind == NetworkRequest::Kind::kPut) {
         if (!source.empty()) engine_->put_from(request.peer, kPuts, source, request.offset);
       } else if (source.empty()) {
         engine_->atomic(request.peer, kPuts, request.op, net::kNoTicket);
@@ -191,7 +192,7 @@ void Driver::issue(const Request& request, Asker asker) {
       }
       break;
     }
-    case Request::Kind::kAtomic:
+    case NetworkRequest::Kind::kAtomic:
       engine_->atomic(request.peer, kAtomics, request.op,
                       request.completion == nullptr
                           ? net::kNoTicket
@@ -205,7 +206,7 @@ void Driver::issue(const Request& request, Asker asker) {
   if (to.num_issued >= kFlushAfter || to.copied_since_flush >= kFlushAfterBytes) begin_flush(request.peer, nullptr);
 }
 
-bool Driver::try_issue(const Request& request) {
+bool Driver::try_issue(const NetworkRequest& request) {
   {
     const std::lock_guard lock(mutex_);
     if (!can_issue(request.peer)) return false;
@@ -333,7 +334,7 @@ bool Driver::serve_sources() {
   const CanIssue can_issue = [this](int peer) { return this->can_issue(peer); };
   for (RequestSource* source : sources_) {
     for (int served = 0; served < kMaxRequestsPerTurn; ++served) {
-      const Request* request = source->front(can_issue);
+      const NetworkRequest* request = source->front(can_issue);
       if (request == nullptr) break;
       issue(*request, Asker::kSource);
       source->taken();

@@ -51,7 +51,7 @@ class Completion {
 };
 
 /// One operation on the memory of `peer` (a rank). Offsets refer to the engine's memory: see Fabric::engine_offset.
-struct Request {
+struct NetworkRequest {
   enum class Kind : std::uint32_t {
     kPut = 0,
     kGet = 1,
@@ -81,7 +81,7 @@ class RequestSource {
  public:
   virtual ~RequestSource() = default;
   /// Next request to a peer for which `can_issue` is true, in order for each peer. Null: there is none now.
-  virtual const Request* front(const CanIssue& can_issue) = 0;
+  virtual const NetworkRequest* front(const CanIssue& can_issue) = 0;
   /// The request returned by the last `front` was issued.
   virtual void taken() = 0;
   /// True if the driver's thread must not sleep, because the next request will not wake it.
@@ -108,9 +108,9 @@ class Driver {
 
   /// Any thread. Issues the request; returns false if that is not possible now, because of a fence to the peer or too
   /// many operations under way: then call progress() until it is. For a lost peer, `completion` receives the loss.
-  bool try_issue(const Request& request);
+  bool try_issue(const NetworkRequest& request);
   /// Number of callbacks that the completion of such a request receives: one per part of a long get, otherwise one.
-  static std::uint64_t num_parts(const Request& request);
+  static std::uint64_t num_parts(const NetworkRequest& request);
   /// `completion` receives no callback afterwards, and the destinations of its gets are not written (except by a
   /// network card that writes by itself).
   void forget(const Completion* completion);
@@ -182,7 +182,7 @@ class Driver {
   Peer& at(int peer) { return peers_[static_cast<std::size_t>(peer)]; }
   bool can_issue(int peer) const;
   enum class Asker { kCall, kSource };
-  void issue(const Request& request, Asker asker);
+  void issue(const NetworkRequest& request, Asker asker);
   std::span<const std::byte> copy(Peer& to, std::span<const std::byte> source);
   std::uint64_t add_ticket(const Ticket& ticket);
   void begin_flush(int peer, Completion* completion);

@@ -191,7 +191,7 @@ Status Fabric::presence(std::span<const int> ranks, const std::function<bool(int
   return left;
 }
 
-Status Fabric::issue(const Request& request, std::string_view operation) {
+Status Fabric::issue(const NetworkRequest& request, std::string_view operation) {
   const std::array<int, 1> peer{request.peer};
   if (Status lost = driver_->peer_status(request.peer); !lost.ok()) {
     return Status(lost.code(), fmt::format("{}: rank {} is lost ({})", operation, request.peer, lost.message()),

@@ -62,7 +62,7 @@ class Fabric {
   std::size_t heap_bytes() const { return heap_bytes_; }
   /// Host heap of a rank of this node; null for other ranks.
   std::byte* peer_heap(int rank) const;
-  /// Converts an offset in the heap to one in the engine's memory, for Request::offset.
+  /// Converts an offset in the heap to one in the engine's memory, for NetworkRequest::offset.
   std::size_t engine_offset(std::size_t heap_offset) const;
 
   /// Ranks of this node, and links to those that are other processes.
@@ -81,7 +81,7 @@ class Fabric {
 
   /// Passes a request to the driver; drives the network until it can be issued.
   /// @errors kTimeout; for a lost peer its status: the request was not issued, and its completion receives no callback
-  Status issue(const Request& request, std::string_view operation);
+  Status issue(const NetworkRequest& request, std::string_view operation);
 
   /// Waits until `done()`, driving the network meanwhile.
   /// @errors kTimeout; kPeerLost, kTransport: one of `ranks` is lost, which is checked at intervals

@@ -42,7 +42,7 @@ Status Fabric::set(int rank, std::size_t offset, std::uint64_t value, std::strin
     ring(rank, offset);
     return {};
   }
-  return issue({.kind = Request::Kind::kAtomic, .peer = rank, .op = op, .counts = false}, operation);
+  return issue({.kind = NetworkRequest::Kind::kAtomic, .peer = rank, .op = op, .counts = false}, operation);
 }
 
 Status Fabric::wait_for_mates(const TeamState& team, std::string_view operation, Meeting kind) {
@@ -134,7 +134,7 @@ Status Fabric::show(const TeamState& team, const Entry& mine, std::string_view o
     const auto offset =
         static_cast<std::size_t>(reinterpret_cast<std::byte*>(entries(topology_.rank, slot) + my_idx) - memory_);
     Entry copy = mine;
-    if (Status status = issue({.kind = Request::Kind::kPut,
+    if (Status status = issue({.kind = NetworkRequest::Kind::kPut,
                                .peer = rank,
                                .offset = offset,
                                .local = copy.data(),

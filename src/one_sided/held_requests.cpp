@@ -6,7 +6,7 @@
 
 namespace ferry::one_sided {
 
-bool HeldRequests::hold(const Request& request) {
+bool HeldRequests::hold(const NetworkRequest& request) {
   Held held{request, {}};
   const std::span<const std::byte> source(request.local, request.copy_source ? request.num_bytes : 0);
   Queue& to = queue(request.peer);
@@ -21,7 +21,7 @@ bool HeldRequests::hold(const Request& request) {
   return true;
 }
 
-const Request* HeldRequests::find(const CanIssue& can_issue) {
+const NetworkRequest* HeldRequests::find(const CanIssue& can_issue) {
   const auto found = std::ranges::find_if(peers_, can_issue);
   return found == peers_.end() ? nullptr : &queue(*found).requests.front().request;
 }

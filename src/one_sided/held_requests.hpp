@@ -27,16 +27,16 @@ class HeldRequests {
   bool has(int peer) const { return !queues_[static_cast<std::size_t>(peer)].requests.empty(); }
   /// Holds a request behind earlier ones for its peer, with a copy of its source if the driver would copy it. False,
   /// without effect, if there is no room.
-  bool hold(const Request& request);
+  bool hold(const NetworkRequest& request);
   /// First request of a peer for which `can_issue` is true, serving peers in turn; null: there is none. Valid until
   /// `drop_front`.
-  const Request* find(const CanIssue& can_issue);
+  const NetworkRequest* find(const CanIssue& can_issue);
   /// Removes the first request of the peer, which was issued.
   void drop_front(int peer);
 
  private:
   struct Held {
-    Request request;
+    NetworkRequest request;
     std::vector<std::byte> source;
     std::size_t num_bytes() const { return sizeof(Held) + source.size(); }
   };

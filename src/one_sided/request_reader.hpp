@@ -1,12 +1,12 @@
 #ifndef FERRY_ONE_SIDED_REQUEST_READER_HPP
 #define FERRY_ONE_SIDED_REQUEST_READER_HPP
 
-/// Host end of a ring of requests (ferry/device/request.hpp): takes them in ticket order and checks each, because the
+/// Host end of a ring of requests (ferry/device/proxy_request.hpp): takes them in ticket order and checks each, because the
 /// writer of the ring is not trusted. Nothing here waits. One thread at a time.
 
 #include <cstdint>
 
-#include "ferry/device/request.hpp"
+#include "ferry/device/proxy_request.hpp"
 #include "ferry/status.hpp"
 
 namespace ferry::one_sided {

@@ -114,7 +114,7 @@ void RingSource::watch_writers() {
   note_failure();
 }
 
-const Request* RingSource::front(const CanIssue& can_issue) {
+const NetworkRequest* RingSource::front(const CanIssue& can_issue) {
   for (const bool from_ring : {ring_is_next_, !ring_is_next_}) {
     offered_ = from_ring ? next_of_ring(can_issue) : held_.find(can_issue);
     if (offered_ != nullptr) {
@@ -128,7 +128,7 @@ const Request* RingSource::front(const CanIssue& can_issue) {
 }
 
 /// Next request of the ring that can be issued now. Holds those that cannot be issued, if there is room.
-const Request* RingSource::next_of_ring(const CanIssue& can_issue) {
+const NetworkRequest* RingSource::next_of_ring(const CanIssue& can_issue) {
   while (has_out_ || read_next()) {
     if (!held_.has(out_.peer) && can_issue(out_.peer)) return &out_;
     if (!held_.hold(out_)) {
@@ -172,7 +172,7 @@ bool RingSource::read_next() {
 }
 
 void RingSource::taken() {
-  const Request* const issued = std::exchange(offered_, nullptr);
+  const NetworkRequest* const issued = std::exchange(offered_, nullptr);
   if (issued == &out_) {
     finish_out();
   } else {
@@ -289,7 +289,7 @@ void RingSource::set_atomic(const device::Request& request, std::size_t offset) 
 
 /// Converts a request for a rank of another node to the driver's form.
 void RingSource::translate(const device::Request& request) {
-  out_ = Request();
+  out_ = NetworkRequest();
   out_.peer = static_cast<int>(request.peer);
   out_.offset = options_.heap_offset + request.remote_offset;
   out_.num_bytes = request.num_bytes;
@@ -299,7 +299,7 @@ void RingSource::translate(const device::Request& request) {
     case RequestOp::kPut:
     case RequestOp::kPutSignalSet:
     case RequestOp::kPutSignalAdd:
-      out_.kind = device::has_signal(request.op) ? Request::Kind::kPutSignal : Request::Kind::kPut;
+      out_.kind = device::has_signal(request.op) ? NetworkRequest::Kind::kPutSignal : NetworkRequest::Kind::kPut;
       out_.local = local_memory(request.local_offset);
       // The slot and its staging memory are free as soon as the request is taken.
       out_.copy_source = is_staged(request);
@@ -308,14 +308,14 @@ void RingSource::translate(const device::Request& request) {
     case RequestOp::kSignalSet:
     case RequestOp::kSignalAdd:
       // A put without bytes: the signal is seen after all earlier puts.
-      out_.kind = Request::Kind::kPutSignal;
+      out_.kind = NetworkRequest::Kind::kPutSignal;
       out_.num_bytes = 0;
       set_atomic(request, request.remote_offset);
       break;
     case RequestOp::kPutValue:
     case RequestOp::kPutValueSignalSet:
     case RequestOp::kPutValueSignalAdd:
-      out_.kind = device::has_signal(request.op) ? Request::Kind::kPutSignal : Request::Kind::kPut;
+      out_.kind = device::has_signal(request.op) ? NetworkRequest::Kind::kPutSignal : NetworkRequest::Kind::kPut;
       value_ = device::has_signal(request.op) ? request.operand : request.value;
       set_atomic(request, request.signal_offset);
       out_.local = reinterpret_cast<std::byte*>(&value_);
@@ -323,12 +323,12 @@ void RingSource::translate(const device::Request& request) {
       out_.copy_source = true;
       break;
     case RequestOp::kGet:
-      out_.kind = Request::Kind::kGet;
+      out_.kind = NetworkRequest::Kind::kGet;
       out_.local = local_memory(request.local_offset);
       out_.completion = expect(&request, options_.num_parts(out_));
       break;
     default:
-      out_.kind = Request::Kind::kAtomic;
+      out_.kind = NetworkRequest::Kind::kAtomic;
       set_atomic(request, request.remote_offset);
       if (request.wants_reply) out_.completion = expect(&request, 1);
   }
@@ -341,8 +341,8 @@ void RingSource::expand(const device::Request& request) {
   for (std::size_t peer = 0; peer < used_.size(); ++peer) {
     // A fence must stay behind operations that a quiet is still completing.
     if (!(is_quiet ? unquiet_ : used_)[peer] || (!every && peer != request.peer)) continue;
-    Request one;
-    one.kind = is_quiet ? Request::Kind::kFlush : Request::Kind::kFence;
+    NetworkRequest one;
+    one.kind = is_quiet ? NetworkRequest::Kind::kFlush : NetworkRequest::Kind::kFence;
     one.peer = static_cast<int>(peer);
     if (is_quiet) {
       one.completion = expect(nullptr, 1);

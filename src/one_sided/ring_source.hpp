@@ -39,7 +39,7 @@ class RingSource final : public RequestSource {
     /// Offset of symmetric memory in the network's memory.
     std::size_t heap_offset = 0;
     /// Driver::num_parts of the driver that takes the requests.
-    std::uint64_t (*num_parts)(const Request& request) = nullptr;
+    std::uint64_t (*num_parts)(const NetworkRequest& request) = nullptr;
     /// Reports that a peer is lost with requests. Must not wait.
     std::function<void(int peer)> lost{};
     /// Reports that words of a rank of this node have changed. Must not wait.
@@ -53,7 +53,7 @@ class RingSource final : public RequestSource {
   RingSource(const RingSource&) = delete;
   RingSource& operator=(const RingSource&) = delete;
 
-  const Request* front(const CanIssue& can_issue) override;
+  const NetworkRequest* front(const CanIssue& can_issue) override;
   void taken() override;
   bool needs_polling() const override { return polling_.load(std::memory_order_relaxed); }
 
@@ -74,7 +74,7 @@ class RingSource final : public RequestSource {
   };
   class Pending;
 
-  const Request* next_of_ring(const CanIssue& can_issue);
+  const NetworkRequest* next_of_ring(const CanIssue& can_issue);
   bool read_next();
   void note_failure();
   void watch_writers();
@@ -96,17 +96,17 @@ class RingSource final : public RequestSource {
 
   Options options_;
   RequestReader reader_;
-  Request out_;  // next request of the ring, in the driver's form, if has_out_
+  NetworkRequest out_;  // next request of the ring, in the driver's form, if has_out_
   bool has_out_ = false;
   HeldRequests held_;
-  const Request* offered_ = nullptr;  // result of the last front(), until taken()
-  bool ring_is_next_ = true;          // the ring and the held requests are served in turn
-  int num_served_ = 0;                // requests of the ring in this turn that were not offered
-  std::uint64_t value_ = 0;           // source of a put of 8 bytes
-  std::vector<Request> expanded_;     // requests for the network of one kQuiet or kFence, last first
-  std::vector<bool> used_;            // by peer: used at any time
-  std::vector<bool> unquiet_;         // by peer: used since the last kQuiet
-  std::deque<Epoch> epochs_;          // the last one is open
+  const NetworkRequest* offered_ = nullptr;  // result of the last front(), until taken()
+  bool ring_is_next_ = true;                 // the ring and the held requests are served in turn
+  int num_served_ = 0;                       // requests of the ring in this turn that were not offered
+  std::uint64_t value_ = 0;                  // source of a put of 8 bytes
+  std::vector<NetworkRequest> expanded_;     // requests for the network of one kQuiet or kFence, last first
+  std::vector<bool> used_;                   // by peer: used at any time
+  std::vector<bool> unquiet_;                // by peer: used since the last kQuiet
+  std::deque<Epoch> epochs_;                 // the last one is open
   std::vector<std::unique_ptr<Pending>> all_pending_;
   std::vector<Pending*> free_pending_;
   std::atomic<bool> polling_{false};

@@ -10,11 +10,11 @@
 namespace ferry::emulator {
 namespace {
 
-using one_sided::Request;
-using Kind = one_sided::Request::Kind;
+using one_sided::NetworkRequest;
+using Kind = one_sided::NetworkRequest::Kind;
 
 /// Whether `later` must wait for `earlier` to the same peer, as the engine's interface requires.
-bool must_wait(const Request& later, const Request& earlier) {
+bool must_wait(const NetworkRequest& later, const NetworkRequest& earlier) {
   if (later.peer != earlier.peer) return false;
   if (later.kind == Kind::kFlush) return earlier.kind != Kind::kGet && earlier.kind != Kind::kFlush;
   // Only the signal of a put follows puts.
@@ -60,7 +60,7 @@ void OneSidedRanks::make_source(int rank) {
   for (int peer = 0; peer < options_.num_ranks; ++peer) {
     options.peer_heaps.push_back(node_of(peer) == node_of(rank) ? heap(peer) : nullptr);
   }
-  options.num_parts = [](const Request& /*request*/) { return std::uint64_t{1}; };
+  options.num_parts = [](const NetworkRequest& /*request*/) { return std::uint64_t{1}; };
   options.lost = [this, rank](int /*peer*/) {
     if (tells_losses_) one(rank).errors.stop = device::stop_word::kRankLost;
   };
@@ -124,7 +124,7 @@ bool OneSidedRanks::can_issue(Rank& from, int peer) {
 
 /// Takes the next request of the ring into the network.
 bool OneSidedRanks::take(Rank& from) {
-  const Request* const next = from.source->front([&from](int peer) { return can_issue(from, peer); });
+  const NetworkRequest* const next = from.source->front([&from](int peer) { return can_issue(from, peer); });
   if (next == nullptr) return false;
   if (one(next->peer).is_lost) {
     if (next->completion != nullptr) next->completion->lost(next->peer);
@@ -177,7 +177,7 @@ bool OneSidedRanks::move(Rank& from) {
 }
 
 void OneSidedRanks::apply(Operation& operation) {
-  const Request& request = operation.request;
+  const NetworkRequest& request = operation.request;
   std::byte* const heap = this->heap(request.peer);
   about_to_store();
   std::uint64_t before = 0;

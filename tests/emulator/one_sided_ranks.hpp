@@ -60,7 +60,7 @@ class OneSidedRanks {
 
  private:
   struct Operation {
-    one_sided::Request request;
+    one_sided::NetworkRequest request;
     std::vector<std::byte> bytes;  ///< bytes of a put whose source was copied
   };
   struct Rank {

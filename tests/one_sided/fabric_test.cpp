@@ -165,14 +165,14 @@ TEST(OneSidedFabric, AnExchangeThatTimedOutGoesOnWhereItWasWhateverOtherTeamsDo)
 /// Source that keeps the network busy with requests this rank does not wait for.
 class Busy final : public one_sided::RequestSource {
  public:
-  const one_sided::Request* front(const one_sided::CanIssue& can_issue) override {
+  const one_sided::NetworkRequest* front(const one_sided::CanIssue& can_issue) override {
     return can_issue(fence_.peer) ? &fence_ : nullptr;
   }
   void taken() override {}
   bool needs_polling() const override { return false; }
 
  private:
-  one_sided::Request fence_{.kind = one_sided::Request::Kind::kFence, .peer = 1};
+  one_sided::NetworkRequest fence_{.kind = one_sided::NetworkRequest::Kind::kFence, .peer = 1};
 };
 
 TEST(OneSidedFabric, AWaitEndsByItsDeadlineHoweverBusyTheNetworkIs) {

@@ -22,7 +22,7 @@ constexpr std::uint64_t kNumBytes = 40;
 
 /// A request as the driver saw it.
 struct Issued {
-  Request::Kind kind = Request::Kind::kPut;
+  NetworkRequest::Kind kind = NetworkRequest::Kind::kPut;
   int peer = 0;
   std::uint64_t operand = 0;
   std::vector<std::byte> bytes;
@@ -34,10 +34,10 @@ struct Network {
   std::vector<Issued> take_all(RingSource& source) {
     std::vector<Issued> all;
     const CanIssue can_issue = [this](int peer) { return !stalled.contains(peer); };
-    for (const Request* next = source.front(can_issue); next != nullptr; next = source.front(can_issue)) {
+    for (const NetworkRequest* next = source.front(can_issue); next != nullptr; next = source.front(can_issue)) {
       EXPECT_TRUE(can_issue(next->peer));
       Issued one{next->kind, next->peer, next->op.operand, {}, next->completion};
-      if (next->kind == Request::Kind::kPut || next->kind == Request::Kind::kPutSignal) {
+      if (next->kind == NetworkRequest::Kind::kPut || next->kind == NetworkRequest::Kind::kPutSignal) {
         one.bytes.assign(next->local, next->local + next->num_bytes);
       }
       if (lost.contains(next->peer) && next->completion != nullptr) next->completion->lost(next->peer);
@@ -101,7 +101,7 @@ TEST(HeldRequests, ThoseForOtherRanksGoOnAndTheirOwnKeepTheirOrderAndBytes) {
   issued = network.take_all(*lone.source);
   ASSERT_EQ(issued.size(), 2 * kRounds + 2);
   EXPECT_EQ(issued.back().operand, 999U) << "behind the held requests";
-  EXPECT_EQ(issued[kRounds].kind, Request::Kind::kFence);
+  EXPECT_EQ(issued[kRounds].kind, NetworkRequest::Kind::kFence);
   issued.erase(issued.begin() + kRounds);
   for (std::uint64_t round = 1; round <= kRounds; ++round) {
     const Issued& staged = issued[2 * round - 2];
@@ -143,7 +143,7 @@ TEST(HeldRequests, QuietWaitsForThemAndTellsOfThoseThatAreLost) {
     if (lost) network.lost = {1};
     std::vector<Issued> issued = network.take_all(source);
     ASSERT_EQ(issued.size(), 4U);
-    EXPECT_EQ(issued.back().kind, Request::Kind::kFlush);
+    EXPECT_EQ(issued.back().kind, NetworkRequest::Kind::kFlush);
     if (!lost) {
       EXPECT_LE(writer.completed(), first) << "requests under way are not complete";
       for (const Issued& one : issued) {

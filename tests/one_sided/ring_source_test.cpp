@@ -245,8 +245,9 @@ TEST(RingSource, AGetOfNothingIsCompleteAndAnswered) {
   ring.post({.op = RequestOp::kGet, .peer = 1, .wants_reply = true, .reply = 7});
   const std::uint64_t quiet = ring.post({.op = RequestOp::kQuiet});
   // The get needs no network request, but the source may want a flush of the peer.
-  for (const Request* next = source.front(test::any_peer); next != nullptr; next = source.front(test::any_peer)) {
-    ASSERT_EQ(next->kind, Request::Kind::kFlush);
+  for (const NetworkRequest* next = source.front(test::any_peer); next != nullptr;
+       next = source.front(test::any_peer)) {
+    ASSERT_EQ(next->kind, NetworkRequest::Kind::kFlush);
     Completion* const completion = next->completion;
     source.taken();
     completion->done(0);
@@ -271,7 +272,7 @@ std::uint64_t answer_of_get(test::LoneSource& lone, std::uint32_t peer, std::uin
                   .remote_offset = kRow,
                   .num_bytes = num_bytes});
   // Copies the bytes as a network would if it is asked.
-  for (const Request* next = lone.source->front(test::any_peer); next != nullptr;
+  for (const NetworkRequest* next = lone.source->front(test::any_peer); next != nullptr;
        next = lone.source->front(test::any_peer)) {
     std::memcpy(next->local, lone.heap.data() + next->offset, next->num_bytes);
     Completion* const completion = next->completion;
@@ -350,13 +351,13 @@ TEST(RingSource, WhatIsLostUnderWayIsToldByTheQuietOfWhoAskedForIt) {
           end.ring->post({.op = RequestOp::kGet, .peer = kLost, .num_bytes = sizeof(got)});
           while (end.source->num_taken() < 2) std::this_thread::yield();
         } else {
-          Request request{.kind = Request::Kind::kPut,
-                          .peer = kLost,
-                          .offset = end.fabric->engine_offset(0),
-                          .local = reinterpret_cast<std::byte*>(&source),
-                          .num_bytes = sizeof(source)};
+          NetworkRequest request{.kind = NetworkRequest::Kind::kPut,
+                                 .peer = kLost,
+                                 .offset = end.fabric->engine_offset(0),
+                                 .local = reinterpret_cast<std::byte*>(&source),
+                                 .num_bytes = sizeof(source)};
           context.expect_ok(end.fabric->issue(request, "put"), "put");
-          request.kind = Request::Kind::kGet;
+          request.kind = NetworkRequest::Kind::kGet;
           request.local = reinterpret_cast<std::byte*>(&got);
           context.expect_ok(end.fabric->issue(request, "get"), "get");
         }

@@ -1,7 +1,7 @@
 #ifndef FERRY_TESTS_HOST_RING_HPP
 #define FERRY_TESTS_HOST_RING_HPP
 
-/// A ring of requests (ferry/device/request.hpp) whose writers are host threads in place of GPU threads.
+/// A ring of requests (ferry/device/proxy_request.hpp) whose writers are host threads in place of GPU threads.
 
 #include <array>
 #include <atomic>
@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "ferry/device/request_ring.hpp"
+#include "ferry/device/proxy_ring.hpp"
 #include "one_sided/request_reader.hpp"
 
 namespace ferry::test {

@@ -1,6 +1,6 @@
 /// Ring of requests from kernels to the proxy. Threads stand in for the kernels.
 
-#include "ferry/device/request_ring.hpp"
+#include "ferry/device/proxy_ring.hpp"
 
 #include <gtest/gtest.h>
 

@@ -11,7 +11,7 @@
 #include "ferry/device/checks.cuh"
 #include "ferry/device/comparison.hpp"
 #include "ferry/device/compute_here.hpp"
-#include "ferry/device/requests.cuh"
+#include "ferry/device/far_calls.cuh"
 #include "ferry/one_sided.hpp"
 
 namespace ferry::device {

@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "ferry/device/request.hpp"
+#include "ferry/device/proxy_request.hpp"
 
 namespace ferry::device {
 

@@ -1,5 +1,5 @@
-#ifndef FERRY_DEVICE_ASK_CUH
-#define FERRY_DEVICE_ASK_CUH
+#ifndef FERRY_DEVICE_PROXY_WAIT_CUH
+#define FERRY_DEVICE_PROXY_WAIT_CUH
 
 /// Requests of one kernel thread to the proxy, and the wait for an answer. The work of a call is in a few functions
 /// that are not inlined: their waits take longer than a function call, and programs compile sooner. Each function reads
@@ -8,7 +8,7 @@
 /// A ticket that was taken must be written, or the ring stops: if its slot does not become free before the deadline,
 /// the ring is broken for good.
 
-#include "ferry/device/request_ring.hpp"
+#include "ferry/device/proxy_ring.hpp"
 #include "ferry/device/scope.cuh"
 #include "ferry/device/wait.cuh"
 
@@ -168,4 +168,4 @@ __device__ __noinline__ inline Fetched fetch_by_request(const World& world, Requ
 
 }  // namespace ferry::device
 
-#endif  // FERRY_DEVICE_ASK_CUH
+#endif  // FERRY_DEVICE_PROXY_WAIT_CUH

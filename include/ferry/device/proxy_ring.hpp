@@ -1,10 +1,10 @@
-#ifndef FERRY_DEVICE_REQUEST_RING_HPP
-#define FERRY_DEVICE_REQUEST_RING_HPP
+#ifndef FERRY_DEVICE_PROXY_RING_HPP
+#define FERRY_DEVICE_PROXY_RING_HPP
 
-/// Writers' end of a ring of requests (request.hpp). Nothing here waits. `Memory` is the access to words:
+/// Writers' end of a ring of requests (proxy_request.hpp). Nothing here waits. `Memory` is the access to words:
 /// device::GpuMemory in kernels, threads of the host in tests.
 
-#include "ferry/device/request.hpp"
+#include "ferry/device/proxy_request.hpp"
 
 namespace ferry::device {
 
@@ -150,4 +150,4 @@ class RequestWriter {
 
 }  // namespace ferry::device
 
-#endif  // FERRY_DEVICE_REQUEST_RING_HPP
+#endif  // FERRY_DEVICE_PROXY_RING_HPP

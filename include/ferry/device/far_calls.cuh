@@ -1,11 +1,11 @@
-#ifndef FERRY_DEVICE_REQUESTS_CUH
-#define FERRY_DEVICE_REQUESTS_CUH
+#ifndef FERRY_DEVICE_FAR_CALLS_CUH
+#define FERRY_DEVICE_FAR_CALLS_CUH
 
-/// Requests by the members of a scope to the proxy: puts, gets, signals and quiet. Not inlined, see ask.cuh.
+/// Requests by the members of a scope to the proxy: puts, gets, signals and quiet. Not inlined, see proxy_wait.cuh.
 
-#include "ferry/device/ask.cuh"
 #include "ferry/device/checks.cuh"
 #include "ferry/device/copy.cuh"
+#include "ferry/device/proxy_wait.cuh"
 #include "ferry/one_sided.hpp"
 
 namespace ferry::device {
@@ -280,4 +280,4 @@ __device__ __noinline__ inline Code quiet_of_requests(const World& world) {
 
 }  // namespace ferry::device
 
-#endif  // FERRY_DEVICE_REQUESTS_CUH
+#endif  // FERRY_DEVICE_FAR_CALLS_CUH

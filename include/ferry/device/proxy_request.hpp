@@ -1,5 +1,5 @@
-#ifndef FERRY_DEVICE_REQUEST_HPP
-#define FERRY_DEVICE_REQUEST_HPP
+#ifndef FERRY_DEVICE_PROXY_REQUEST_HPP
+#define FERRY_DEVICE_PROXY_REQUEST_HPP
 
 /// Requests of a kernel to ranks that it cannot reach itself, and the words of the ring that carries them. Only for
 /// device code written by hand; other programs call ferry/device/one_sided.cuh.
@@ -201,4 +201,4 @@ struct RequestRing {
 
 }  // namespace ferry::device
 
-#endif  // FERRY_DEVICE_REQUEST_HPP
+#endif  // FERRY_DEVICE_PROXY_REQUEST_HPP
