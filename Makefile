@@ -1,5 +1,5 @@
-# Entry points: a thin layer over the CMake presets, which CONTRIBUTING.md describes. Programs run in the directory where
-# make was called, so relative file names in ARGS work.
+# Entry points: a thin layer over the CMake presets, which CONTRIBUTING.md describes. Programs run in the directory
+# where make was called, so relative file names in ARGS work.
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help

@@ -1,5 +1,5 @@
-# Compiles through ccache where that is installed, unless the user has chosen a launcher or said FERRY_CCACHE=OFF. Not for
-# projects that have this one as a part: theirs is the choice.
+# Compilation through ccache where it is installed, unless a launcher is set or FERRY_CCACHE is OFF. A project that
+# contains this one chooses for itself.
 option(FERRY_CCACHE "Compile through ccache where it is installed" ON)
 if(NOT PROJECT_IS_TOP_LEVEL OR NOT FERRY_CCACHE OR DEFINED CMAKE_CXX_COMPILER_LAUNCHER)
   return()
@@ -10,8 +10,9 @@ if(NOT FERRY_CCACHE_PROGRAM)
   return()
 endif()
 
-# What is compiled in one clone serves another. Precompiled headers take that sloppiness (ccache's manual, "Precompiled
-# headers"). A debugger shall find the sources of this clone, so a Debug build takes nothing from others.
+# Objects of one build folder or clone serve the others whose build folders are as deep. Precompiled headers need that
+# sloppiness (ccache's manual, "Precompiled headers"). A Debug build takes nothing from other clones, so that a debugger
+# finds the sources of its own.
 set(ferry_ccache "${CMAKE_COMMAND}" -E env "CCACHE_BASEDIR=${PROJECT_SOURCE_DIR}"
                  CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime)
 if(NOT CMAKE_BUILD_TYPE STREQUAL "Debug")

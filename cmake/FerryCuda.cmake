@@ -1,5 +1,5 @@
-# Decides whether the CUDA backend is built; sets FERRY_WITH_CUDA. Only the headers, the static runtime and nvcc are needed:
-# nothing links libcuda, so what is built here also runs where there is no driver.
+# Choice of the CUDA backend: sets FERRY_WITH_CUDA. It needs nvcc, the headers and the static runtime. Nothing links
+# libcuda, so the build also runs where there is no driver.
 set(FERRY_WITH_CUDA OFF)
 if(FERRY_CUDA STREQUAL "AUTO")
   include(CheckLanguage)
@@ -20,8 +20,9 @@ endif()
 enable_language(CUDA)
 find_package(CUDAToolkit 12.8 REQUIRED)
 
-# Options of every kernel. C++20 is spelled out: CMake 3.25 does not know that nvcc has it. No fused multiply-add but where
-# the source asks for it: sums are specified operation by operation. extended-lambda and fast-math stay off for that reason.
+# Options of every kernel. C++20 is spelled out because CMake 3.25 does not know that nvcc has it. Sums are specified
+# operation by operation, so the compiler fuses no multiply-add that the source does not ask for; extended-lambda and
+# fast-math stay off for the same reason.
 add_library(ferry_kernel_options INTERFACE)
 target_compile_options(ferry_kernel_options INTERFACE $<$<COMPILE_LANGUAGE:CUDA>:-std=c++20;-fmad=false;-lineinfo>)
 if(FERRY_WERROR)

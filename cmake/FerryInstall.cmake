@@ -1,4 +1,4 @@
-# Install rules, the package that `find_package(ferry)` finds, and ferry.pc for pkg-config.
+# Install rules, the package for `find_package(ferry)`, and ferry.pc for pkg-config.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
@@ -13,7 +13,7 @@ install(FILES "${PROJECT_BINARY_DIR}/include/ferry/version.hpp" DESTINATION "${C
 install(FILES "${PROJECT_SOURCE_DIR}/LICENSE" DESTINATION "${CMAKE_INSTALL_DOCDIR}")
 
 if(FERRY_TOOLS)
-  # The command finds the library beside it, wherever the tree is moved.
+  # A relative path, so that the command finds the library after the tree has been moved.
   file(RELATIVE_PATH lib_from_bin "/${CMAKE_INSTALL_BINDIR}" "/${CMAKE_INSTALL_LIBDIR}")
   set_target_properties(ferry_command PROPERTIES INSTALL_RPATH "$ORIGIN/${lib_from_bin}")
   install(TARGETS ferry_command RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}")
@@ -28,10 +28,10 @@ install(EXPORT ferry_targets NAMESPACE ferry:: FILE ferry-targets.cmake DESTINAT
 install(FILES "${PROJECT_BINARY_DIR}/ferry-config.cmake" "${PROJECT_BINARY_DIR}/ferry-config-version.cmake"
         DESTINATION "${ferry_package_dir}")
 
-# As above, a static library leaves its dependencies to the program. The paths are relative, so the tree can be moved.
+# A program links the dependencies of a static library itself. The paths are relative, so that the tree can be moved.
 set(ferry_pkgconfig_libs)
 if(ferry_library_type STREQUAL "STATIC_LIBRARY")
-  # The last two for programs in C, whose linker adds neither.
+  # The linker of C programs adds neither of the last two.
   set(ferry_pkgconfig_libs "-lcrypto -pthread -ldl -lstdc++ -lm")
   if(NOT FERRY_FMT_HEADER_ONLY)
     string(APPEND ferry_pkgconfig_libs " -lfmt")

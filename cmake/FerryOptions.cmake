@@ -1,4 +1,4 @@
-# What every target of this project is compiled with. Nothing here reaches users of the installed package.
+# Compiler options of every target of this project. None of them reaches users of the installed package.
 set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
 if(PROJECT_IS_TOP_LEVEL AND NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
   set(CMAKE_BUILD_TYPE Release CACHE STRING "Release, Debug or RelWithDebInfo" FORCE)
@@ -6,12 +6,12 @@ endif()
 
 add_library(ferry_build_options INTERFACE)
 target_compile_features(ferry_build_options INTERFACE cxx_std_20)
-# Sums are specified operation by operation, so compilers may neither reorder nor fuse them, whatever CMAKE_CXX_FLAGS say:
-# these follow. A fused operation that is wanted is named in the source.
+# Sums are specified operation by operation, so compilers may neither reorder nor fuse them. These options follow
+# CMAKE_CXX_FLAGS and override them. A fused operation that is wanted is named in the source.
 target_compile_options(
   ferry_build_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wshadow;-Wconversion;-Wsign-conversion;-fno-fast-math;-ffp-contract=off>)
-# GCC 13 reports overflows in {fmt} 9.1's big-number code that are not there, in every file that includes it. That {fmt} is
-# a system header does not help: these warnings come after inlining.
+# GCC 13 wrongly reports overflows in {fmt} 9.1's big-number code, in every file that includes it. It warns after
+# inlining, so it does not matter that {fmt} is a system header.
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_GREATER_EQUAL 13)
   target_compile_options(ferry_build_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-array-bounds;-Wno-stringop-overflow>)
 endif()
@@ -20,10 +20,11 @@ if(FERRY_WERROR)
 endif()
 
 if(FERRY_SANITIZE STREQUAL "address")
-  # Not vptr: to look at an object it opens a pipe, and tests run out of file descriptors on purpose.
+  # Check vptr opens a pipe to look at an object, but some tests run out of file descriptors on purpose.
   set(sanitize_flags -fsanitize=address,undefined -fno-sanitize=vptr -fno-sanitize-recover=all -fno-omit-frame-pointer)
 elseif(FERRY_SANITIZE STREQUAL "thread")
-  # GCC warns that this sanitizer does not see fences. The only one orders reads before a check that they were allowed.
+  # GCC warns that this sanitizer does not see fences. The only fence orders reads before a check that they were
+  # allowed.
   set(sanitize_flags -fsanitize=thread -fno-omit-frame-pointer $<$<CXX_COMPILER_ID:GNU>:-Wno-tsan>)
 elseif(FERRY_SANITIZE STREQUAL "fuzzer")
   if(NOT CMAKE_CXX_COMPILER_ID MATCHES "Clang")
@@ -36,10 +37,10 @@ endif()
 if(sanitize_flags)
   target_compile_options(ferry_build_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:${sanitize_flags}>)
   target_link_options(ferry_build_options INTERFACE ${sanitize_flags})
-  # For tests: compilers say it in different ways.
+  # A macro for tests, because compilers announce a sanitizer in different ways.
   string(TOUPPER "FERRY_SANITIZER_${FERRY_SANITIZE}" ferry_sanitizer)
   target_compile_definitions(ferry_build_options INTERFACE ${ferry_sanitizer})
-  # Clang has a part of its sanitizers for C++ only, which libferry needs and clang++ links.
+  # libferry needs the C++ part of clang's sanitizers, which only clang++ links.
   set(ferry_c_linker LINKER_LANGUAGE CXX)
 endif()
 

@@ -1,6 +1,5 @@
-# Decides whether the network engine over UCX is built; sets FERRY_WITH_UCX and, where that is on, FERRY_UCX_INCLUDE_DIR
-# and ferry_ucx_library. Only the headers are needed: nothing links UCX, so what is built here also runs where it is not
-# installed.
+# Choice of the network engine over UCX: sets FERRY_WITH_UCX and, where that is on, FERRY_UCX_INCLUDE_DIR and
+# ferry_ucx_library. It needs only the headers. Nothing links UCX, so the build also runs where UCX is not installed.
 set(FERRY_WITH_UCX OFF)
 set(ferry_ucx_library "${FERRY_UCX_LIBRARY}")
 set(ferry_ucx_headers)

@@ -1,6 +1,6 @@
 cmake_minimum_required(VERSION 3.25)
 # cmake -DSOURCE_DIR=… -DOUTPUT=… -P WriteCommit.cmake
-# Run by every build, so that a program always knows the commit it was really built from; writes only on change.
+# Writes the commit that a program is built from. Every build runs it; the file changes only when the commit does.
 execute_process(
   COMMAND git describe --always --dirty --abbrev=12 --exclude=*
   WORKING_DIRECTORY "${SOURCE_DIR}"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Prints the folder of the UCX that a Python wheel (libucx-cu13, libucx-cu12) has installed, for FERRY_UCX_LIBRARY:
 # scripts/find_ucx.sh [python3]
-# It starts nothing and imports nothing: the package is only looked up.
+# Looks the package up without importing it.
 set -euo pipefail
 python=${1:-python3}
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Where the coefficients of src/numeric/exponential.hpp come from: prints them, and the error that is left.
+"""Coefficients of src/numeric/exponential.hpp: prints them, and their largest error.
 
 e^r = 1 + r + r^2 * p(r) for |r| <= ln 2 / 2, where p of degree 4 has the least largest relative error of e^r. Found by
 Remez exchange on a grid of Chebyshev nodes in long double, then rounded to f32. Needs numpy.

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# scripts/lint.sh check [part...]   format, prose, shell, links, python and names, or the parts given, of which all_names
-#                                   takes by far the longest; reports everything, changes nothing
+# scripts/lint.sh check [part...]   format, prose, shell, links, python and names, or the parts given: all_names too,
+#                                   which takes by far the longest; reports everything, changes nothing
 # scripts/lint.sh format            formats the C++ and Python files in place
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -42,8 +42,9 @@ check_format() {
   fi
 }
 
-# Names of the C++ code (.clang-tidy has the rules). Preset lint has no precompiled headers, because clang-tidy cannot read
-# those of GCC. Files that are compiled together are read as one: most of the time goes into the headers they share.
+# Names of the C++ code (.clang-tidy has the rules). Preset lint has no precompiled headers, because clang-tidy cannot
+# read those of GCC. Files that are compiled together are read as one: most of the time goes into the headers they
+# share.
 tidy() { # base commit, or nothing for all files
   cmake --preset lint --log-level=WARNING >/dev/null || return 1
   scripts/changed_units.py build/lint/compile_commands.json "$@" |

@@ -1,22 +1,21 @@
 #!/usr/bin/env bash
-# Makes sure that the Debian or Ubuntu packages for a job are installed: scripts/setup.sh build|test|lint
-# Touches neither the network nor root's rights when they are. Asks nothing; reads no input.
+# Installs the Debian or Ubuntu packages that a job needs: scripts/setup.sh build|test|lint
+# Uses neither the network nor root's rights where they are installed already. Reads no input.
 set -euo pipefail
 
 readonly min_cmake_version=3.25 # presets version 6 and add_test working as CMakeLists.txt expects
 readonly supported="Debian 12 and Ubuntu 24.04"
 
-# package:tool names a command that will do in place of the package, wherever it came from;
-# package:header.h a header that the compiler must find; import:module and python:header.h are for python3; libfuzzer is
-# what clang++ links a fuzz target with.
+# Entries are package:part. The part that must exist is a command, wherever it was installed from; a header that the
+# compiler finds; import:module or python:header.h of python3; or libfuzzer, which clang++ links into fuzz targets.
 readonly build_packages=(g++:g++ cmake:cmake ninja-build:ninja git:git libfmt-dev:fmt/format.h libssl-dev:openssl/hmac.h
   libcli11-dev:CLI/CLI.hpp nlohmann-json3-dev:nlohmann/json.hpp libucx-dev:ucp/api/ucp.h)
-# ccache: nothing needs it; what is built a second time takes a third of the time with it.
+# ccache is optional. It compiles the library once for the tests and the Python package, and makes a second build short.
 readonly test_packages=(ccache:ccache libgtest-dev:gtest/gtest.h libgmock-dev:gmock/gmock.h binutils:nm python3:python3
   pkgconf:pkg-config
   python3-venv:import:ensurepip python3-dev:python:Python.h clang:clang++ libclang-rt-dev:libfuzzer iproute2:ip
   libopenmpi-dev:mpicc openmpi-bin:mpirun libsodium-dev:sodium.h)
-# clang-format by number: another version would format some lines differently.
+# The number of clang-format is fixed because another version would format some lines differently.
 readonly lint_packages=(clang-format-14:clang-format-14 clang-tidy:clang-tidy shellcheck:shellcheck)
 
 fail() {
@@ -36,7 +35,7 @@ has_python_header() {
   [[ -e "$(python3 -c 'import sysconfig; print(sysconfig.get_paths()["include"])' 2>/dev/null)/$1" ]]
 }
 
-# The package without a version follows the package clang; a clang++ from elsewhere may have brought its own.
+# The package without a version follows the package clang; a clang++ from elsewhere may have its own libFuzzer.
 has_libfuzzer() {
   printf '#include <cstddef>\nextern "C" int LLVMFuzzerTestOneInput(const unsigned char*, std::size_t) { return 0; }\n' |
     clang++ -fsanitize=fuzzer,address,undefined -x c++ - -o /dev/null 2>/dev/null

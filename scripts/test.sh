@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Builds and runs the tests: scripts/test.sh [part...], by default release and python. Parts: the presets release, debug,
-# asan, tsan and fuzz (the parsers, see tests/fuzz/README.md), which clang compiles, as what may depend on the compiler;
-# plain (what users build: no preset, the compiler that $CXX names or the system's); python (the packages, see
+# Builds and runs the tests: scripts/test.sh [part...], by default release and python. Parts: the presets release,
+# debug, asan, tsan and fuzz (the parsers, see tests/fuzz/README.md), compiled by clang, which shows what depends on the
+# compiler; plain (the build of users: no preset, the compiler in $CXX or the system's); python (the packages, see
 # scripts/test_python.sh); lint (scripts/lint.sh). Tests that need a GPU (label "gpu", in a release build with CUDA) run
-# where there is one; tests/gpu/run.sh runs only them, and more of them.
-# Runs every part even if an earlier one fails, then repeats each runner's own summary and says how long each part took. Up
-# to three tests of a part that fail are run once more, alone: the part passes if they do, and the summary tells of both.
+# where there is one; tests/gpu/run.sh runs only them, and more of them. Runs every part even if an earlier one fails,
+# then repeats each runner's own summary and the time of each part. Up to three failed tests of a part run once more,
+# alone: the part passes if they pass, and the summary names both results.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -18,11 +18,11 @@ summary=()
 times=() # "part build_s test_s"
 num_failed=0
 
-# Which tests a run has: ctest arguments, one a line. Tests that need a GPU run in a release build, where there is
-# one. ThreadSanitizer sees the threads of one process only: ranks that are processes would be checked against nothing,
-# slowly. Under AddressSanitizer they would mostly run the same code a second time; what only processes do is not seen. The
-# network namespaces (label "netns") change the machine's network and assert deadlines: they run alone, by
-# tests/netns/run.sh.
+# Selection of tests: ctest arguments, one a line. Tests that need a GPU run in a release build, where there is one.
+# ThreadSanitizer sees the threads of one process only, so ranks that are processes would run slowly and show nothing.
+# Under AddressSanitizer they would mostly run the same code a second time; code of processes alone is not checked. The
+# network namespaces (label "netns") change the machine's network and assert deadlines: tests/netns/run.sh runs them
+# alone.
 selection() {
   case $1 in
     asan | tsan) printf '%s\n' --label-exclude '^(gpu|netns)$' --exclude-regex '[Pp]rocesses' ;;
@@ -37,7 +37,7 @@ launcher_for() {
   if [[ $1 == asan || $1 == tsan || $1 == fuzz ]] && setarch "$(uname -m)" -R true 2>/dev/null; then echo "setarch $(uname -m) -R"; fi
 }
 
-# One line on the tests that need a GPU: how many there are and why they ran or did not.
+# One line about the tests that need a GPU: their number, and why they ran or did not.
 gpu_summary() {
   local count
   if [[ " ${parts[*]} " != *" release "* ]]; then
@@ -84,7 +84,7 @@ run_tests() { # part
   esac
 }
 
-# The runner's own summary, from its output: ctest's line, pytest's line, or the failed checks.
+# Summary line of the runner, from its output: ctest's line, pytest's line, or the checks of lint.
 summary_of() { # part log
   case $1 in
     lint) sed -nE 's/^([a-z]+) +(ok|FAILED)$/\1 \2/p' "$2" | paste -sd, | sed 's/,/, /g' ;;
@@ -93,8 +93,7 @@ summary_of() { # part log
   esac
 }
 
-# The tests that failed, by the runner's own list of them, and the first lines that say why: a summary that only counts
-# them explains nothing.
+# Failed tests as the runner lists them, and the first lines that explain the failures.
 failed_tests() { # part log
   case $1 in
     lint) if grep -qE '^[a-z]+ +FAILED$' "$2"; then grep -vE '^[a-z]+ +(ok|FAILED)$' "$2" | head -n "$max_reasons" | sed 's/^/  /'; fi ;;

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Builds the Python packages, installs them into a virtual environment of their own and runs their tests there:
 # scripts/test_python.sh [--install | --test] [pytest arguments...]
-# --install  only installs; --test  only runs the tests of what is installed
-# Where this machine's Python has torch, nanobind, scikit-build-core, setuptools, numpy and pytest, nothing is
-# downloaded but JAX, for its example.
+# --install  only installs; --test  only runs the tests of the installed packages
+# Where this machine's Python has torch, nanobind, scikit-build-core, setuptools, numpy and pytest, only JAX is
+# downloaded, for its example.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -28,7 +28,7 @@ if [[ $install == no ]]; then
   exit
 fi
 
-# Written last, so that an installation that was interrupted, or made for other requirements, is made again.
+# Written last, so that an installation that was interrupted, or made for other requirements, is repeated.
 readonly installed=$environment/installed.txt
 if ! cmp -s python/requirements-test.txt "$installed"; then
   rm -rf "$environment"
@@ -40,20 +40,20 @@ if ! cmp -s python/requirements-test.txt "$installed"; then
     "$environment/bin/python" -m pip install -qq --requirement python/requirements-test.txt ||
       fail "pip could not install python/requirements-test.txt"
   fi
-  # About 90 MB. Without it its test is skipped, and says so.
+  # JAX is about 90 MB. Without it the test of its example is skipped and says so.
   "$environment/bin/python" -c 'import jax' 2>/dev/null ||
     "$environment/bin/python" -m pip install -qq --requirement python/requirements-jax.txt ||
     printf 'test_python: pip could not install python/requirements-jax.txt\n' >&2
   cp python/requirements-test.txt "$installed"
 fi
 
-# With the settings of preset release ccache has most of the library already; packaging.add_subdirectory builds with {fmt}
-# compiled in. Where no GPU runs it, CUDA code would only make this build longer.
+# With the settings of preset release ccache has most of the library already; packaging.add_subdirectory builds with
+# {fmt} compiled in. Where no GPU runs it, CUDA code would only make this build longer.
 settings=(--config-settings=cmake.define.FERRY_FMT_HEADER_ONLY=OFF --config-settings=cmake.define.FERRY_WERROR=ON)
 if ! nvidia-smi -L >/dev/null 2>&1; then settings+=(--config-settings=cmake.define.FERRY_CUDA=OFF); fi
 "$environment/bin/python" -m pip install -qq --no-build-isolation --no-deps --force-reinstall "${settings[@]}" . ||
   fail "pip install failed; python3-dev (Python.h) is needed to build, and what scripts/setup.sh build installs"
-# A build folder of an earlier version could bring back modules that no longer exist.
+# Setuptools would also install modules that an earlier version left in the build folder.
 rm -rf build/deep_ep
 mkdir -p build/deep_ep
 cp -r python/deep_ep/pyproject.toml python/deep_ep/deep_ep python/deep_ep/deep_ep_cpp.py build/deep_ep

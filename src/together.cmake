@@ -1,5 +1,6 @@
-# Which files are compiled together; ferry_together says why. A new file may stay out of it. Where a compiler takes one file's
-# name for another's, one of the two leaves its group. registry.cpp stays alone: in a static library it brings every backend.
+# Groups of files that are compiled together, for the reason at ferry_together. A new file may stay out of them. If
+# names of two files clash, one of the files leaves the group. registry.cpp stays alone: in a static library it brings
+# every backend.
 ferry_together(plan_1 balance/arguments.cpp balance/balance.cpp balance/block.cpp balance/exchange.cpp
   balance/greedy.cpp balance/layer.cpp balance/matching.cpp numeric/fp8.cpp)
 ferry_together(plan_2 balance/move_plan.cpp numeric/gating.cpp numeric/gating_presets.cpp numeric/strided.cpp
@@ -42,7 +43,7 @@ ferry_together(one_sided_1 one_sided/collective_calls.cpp one_sided/core.cpp one
   one_sided/device_calls.cpp one_sided/driver.cpp one_sided/fabric_meetings.cpp one_sided/held_requests.cpp
   one_sided/ring_source.cpp)
 ferry_together(one_sided_2 one_sided/fabric.cpp one_sided/one_sided.cpp)
-# Emulated kernels bring the functions of cuda/driver/launch.cpp, which stays alone.
+# cuda/driver/launch.cpp stays alone, because emulated kernels replace its functions.
 if(FERRY_WITH_CUDA)
   ferry_together(cuda_1 cuda/driver/cuda_call.cpp cuda/driver/device_guard.cpp cuda/driver/launch_observer.cpp
     cuda/memory/arena_exchange.cpp cuda/memory/arena_service.cpp cuda/memory/deferred_free.cpp
