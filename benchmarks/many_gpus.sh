@@ -154,7 +154,7 @@ bench route --op route --sweep-tokens 64,512,4096
 bench plain_bf16 --op pair --memory plain --tokens 4096
 bench plain_fp8 --op dispatch --memory plain --dtype fp8 --tokens 4096
 
-part 75 # what the table of src/cuda/intranode/tuning.cpp is made from
+part 75 # what the table of src/cuda/call/tuning.cpp is made from
 tune
 
 part 55

@@ -57,11 +57,12 @@ if(FERRY_WITH_CUDA)
     cuda/internode/node_route_steps.cpp cuda/internode/node_tables.cpp cuda/internode/side_stream.cpp)
   ferry_together(cuda_internode_2 cuda/internode/dispatch.cpp cuda/internode/memory_required.cpp
     cuda/internode/steps.cpp)
-  ferry_together(cuda_intranode_1 cuda/intranode/arrival_tables.cpp cuda/intranode/channel_tables.cpp
-    cuda/intranode/combine.cpp cuda/intranode/dispatch_parts.cpp cuda/intranode/expansion.cpp cuda/intranode/homes.cpp
-    cuda/intranode/memory_required.cpp cuda/intranode/placements.cpp)
-  ferry_together(cuda_intranode_2 cuda/intranode/dispatch.cpp cuda/intranode/routing.cpp cuda/intranode/token_layout.cpp
-    cuda/intranode/tuning.cpp cuda/intranode/wait_times.cpp)
+  ferry_together(cuda_call_1 cuda/call/channel_tables.cpp cuda/call/dispatch_parts.cpp cuda/call/memory_required.cpp
+    cuda/placement/homes.cpp cuda/placement/placements.cpp)
+  ferry_together(cuda_call_2 cuda/call/routing.cpp cuda/call/tuning.cpp cuda/call/wait_times.cpp)
+  ferry_together(cuda_intranode cuda/intranode/channel_tables.cpp cuda/intranode/combine.cpp)
+  ferry_together(cuda_local cuda/local/arrival_tables.cpp cuda/local/expansion.cpp cuda/local/token_layout.cpp
+    cuda/intranode/dispatch.cpp)
   ferry_together(cuda_latency cuda/latency/calls.cpp cuda/latency/memory.cpp cuda/one_sided/backend.cpp
     cuda/one_sided/errors.cpp cuda/one_sided/memory.cpp cuda/one_sided/registered_memory.cpp cuda/one_sided/streams.cpp
     cuda/one_sided/watch.cpp)

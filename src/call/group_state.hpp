@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "call/silence_watch.hpp"
-#include "core/backend.hpp"
+#include "core/backend_context.hpp"
 #include "node/peers.hpp"
 #include "rail/rails.hpp"
 

@@ -16,10 +16,9 @@
 #include <vector>
 
 #include "core/agreement.hpp"
+#include "core/backend_context.hpp"
 #include "core/expert_placement.hpp"
 #include "core/routing_state.hpp"
-#include "core/tuning.hpp"
-#include "ferry/bootstrap.hpp"
 #include "ferry/group.hpp"
 #include "ferry/latency.hpp"
 #include "ferry/status.hpp"
@@ -200,14 +199,6 @@ class Backend {
   virtual Status poll() { return {}; }
   /// Wait for the peers to get here too, then leave. The destructor leaves without waiting.
   virtual Status destroy() = 0;
-};
-
-/// What a backend is created from. All ranks have agreed on `options` and `topology` already.
-struct BackendContext {
-  Bootstrap* bootstrap = nullptr;
-  Topology topology;
-  GroupOptions options;
-  std::vector<TuningTable> tuning{};  ///< this rank's
 };
 
 /// One entry of the registry.

@@ -17,8 +17,8 @@
 #include "cuda/internode/calls.hpp"
 #include "cuda/internode/latency.hpp"
 #include "cuda/intranode/calls.hpp"
-#include "cuda/intranode/placements.hpp"
 #include "cuda/latency/calls.hpp"
+#include "cuda/placement/placements.hpp"
 
 namespace ferry::cuda {
 

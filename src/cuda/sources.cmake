@@ -19,11 +19,26 @@ set(ferry_cuda_sources
     cuda/numeric/gating.cpp
     cuda/numeric/local_call.cpp
     cuda/numeric/quantize.cpp
+    cuda/local/arrival_tables.cpp
+    cuda/local/expansion.cpp
+    cuda/local/token_layout.cpp
     cuda/context/context.cpp
     cuda/context/gpu_direct.cpp
     cuda/context/parts.cpp
     cuda/context/peer_watch.cpp
     cuda/context/rail_link.cpp
+    cuda/placement/homes.cpp
+    cuda/placement/placements.cpp
+    cuda/call/channel_tables.cpp
+    cuda/call/dispatch_parts.cpp
+    cuda/call/memory_required.cpp
+    cuda/call/routing.cpp
+    cuda/call/tuning.cpp
+    cuda/call/wait_times.cpp
+    cuda/intranode/channel_tables.cpp
+    cuda/intranode/combine.cpp
+    cuda/intranode/dispatch.cpp
+    cuda/intranode/route.cpp
     cuda/internode/bounded_route.cpp
     cuda/internode/channel_tables.cpp
     cuda/internode/combine.cpp
@@ -36,54 +51,40 @@ set(ferry_cuda_sources
     cuda/internode/route.cpp
     cuda/internode/side_stream.cpp
     cuda/internode/steps.cpp
-    cuda/intranode/arrival_tables.cpp
-    cuda/intranode/channel_tables.cpp
-    cuda/intranode/combine.cpp
-    cuda/intranode/dispatch.cpp
-    cuda/intranode/dispatch_parts.cpp
-    cuda/intranode/expansion.cpp
-    cuda/intranode/homes.cpp
-    cuda/intranode/memory_required.cpp
-    cuda/intranode/placements.cpp
-    cuda/intranode/route.cpp
-    cuda/intranode/routing.cpp
-    cuda/intranode/token_layout.cpp
-    cuda/intranode/tuning.cpp
-    cuda/intranode/wait_times.cpp
     cuda/latency/calls.cpp
     cuda/latency/dispatch.cpp
     cuda/latency/memory.cpp
-    cuda/copy/row_copy.cu
+    cuda/one_sided/backend.cpp
+    cuda/one_sided/errors.cpp
+    cuda/one_sided/memory.cpp
+    cuda/one_sided/registered_memory.cpp
+    cuda/one_sided/streams.cpp
+    cuda/one_sided/watch.cpp
     cuda/driver/empty_kernel.cu
+    cuda/copy/row_copy.cu
+    cuda/numeric/gating.cu
+    cuda/numeric/gating_team.cu
+    cuda/numeric/quantize.cu
+    cuda/local/arrival_tables.cu
+    cuda/local/expansion.cu
+    cuda/local/token_layout.cu
+    cuda/placement/counters.cu
+    cuda/placement/homes.cu
+    cuda/call/channel_tables.cu
+    cuda/call/padding.cu
+    cuda/call/wait_times.cu
+    cuda/intranode/combine.cu
+    cuda/intranode/dispatch.cu
+    cuda/intranode/exchange.cu
+    cuda/intranode/place.cu
     cuda/internode/combine.cu
     cuda/internode/dispatch.cu
     cuda/internode/exchange.cu
     cuda/internode/gather.cu
     cuda/internode/node_route.cu
-    cuda/intranode/arrival_tables.cu
-    cuda/intranode/channel_tables.cu
-    cuda/intranode/combine.cu
-    cuda/intranode/counters.cu
-    cuda/intranode/dispatch.cu
-    cuda/intranode/exchange.cu
-    cuda/intranode/expansion.cu
-    cuda/intranode/homes.cu
-    cuda/intranode/padding.cu
-    cuda/intranode/place.cu
-    cuda/intranode/token_layout.cu
-    cuda/intranode/wait_times.cu
     cuda/latency/combine.cu
     cuda/latency/dispatch.cu
     cuda/latency/masks.cu
     cuda/latency/refusal.cu
-    cuda/numeric/gating.cu
-    cuda/numeric/gating_team.cu
-    cuda/numeric/quantize.cu
-    cuda/one_sided/backend.cpp
-    cuda/one_sided/errors.cpp
     cuda/one_sided/kernels.cu
-    cuda/one_sided/memory.cpp
-    cuda/one_sided/registered_memory.cpp
-    cuda/one_sided/streams.cpp
-    cuda/one_sided/watch.cpp
     cuda/backend.cpp)

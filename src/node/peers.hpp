@@ -11,7 +11,7 @@
 #include <optional>
 #include <vector>
 
-#include "core/backend.hpp"
+#include "core/agreement.hpp"
 #include "core/error_record.hpp"
 #include "node/control_block.hpp"
 #include "node/rendezvous.hpp"

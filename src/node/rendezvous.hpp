@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "core/backend.hpp"
+#include "core/backend_context.hpp"
 #include "core/rank_place.hpp"
 #include "node/arena.hpp"
 #include "node/peer_link.hpp"

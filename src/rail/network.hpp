@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "core/backend.hpp"
+#include "core/backend_context.hpp"
 #include "core/rank_place.hpp"
 #include "net/engine.hpp"
 #include "rail/net_devices.hpp"

@@ -27,7 +27,7 @@
 #include <string_view>
 #include <vector>
 
-#include "core/backend.hpp"
+#include "core/backend_context.hpp"
 #include "core/error_record.hpp"
 #include "core/rank_place.hpp"
 #include "ferry/transports.hpp"

@@ -1,6 +1,6 @@
 /// The kernel of arrival_tables, on cases like those of the host.
 
-#include "cuda/intranode/arrival_tables.hpp"
+#include "cuda/local/arrival_tables.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
 /// The kernel of tables by channel, on a routing small enough to be read.
 
-#include "cuda/intranode/channel_tables.hpp"
+#include "cuda/call/channel_tables.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

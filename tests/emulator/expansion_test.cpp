@@ -1,13 +1,13 @@
 /// The kernels of expand_rows and reduce_rows, and of the tables before them, on cases like those of the host.
 
-#include "cuda/intranode/expansion.hpp"
+#include "cuda/local/expansion.hpp"
 
 #include <gtest/gtest.h>
 
 #include <random>
 #include <vector>
 
-#include "cuda/intranode/arrival_tables.hpp"
+#include "cuda/local/arrival_tables.hpp"
 #include "emulator/emulator.hpp"
 #include "support/expansion_case.hpp"
 

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "cuda/intranode/wait_times.hpp"
+#include "cuda/call/wait_times.hpp"
 #include "cuda/latency/kernels.hpp"
 #include "emulator/emulator.hpp"
 #include "oracle/oracle.hpp"

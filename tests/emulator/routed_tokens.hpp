@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "cuda/intranode/routing_tables.hpp"
+#include "cuda/call/routing_tables.hpp"
 #include "emulator/node_ranks.hpp"
 #include "oracle/oracle.hpp"
 

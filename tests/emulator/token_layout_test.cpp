@@ -1,6 +1,6 @@
 /// The kernel of dispatch_layout, on cases like those of the host.
 
-#include "cuda/intranode/token_layout.hpp"
+#include "cuda/local/token_layout.hpp"
 
 #include <gtest/gtest.h>
 

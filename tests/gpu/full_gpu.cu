@@ -1,7 +1,7 @@
 #include "gpu/full_gpu.hpp"
 
 #include "cuda/driver/launch.hpp"
-#include "cuda/sync/memory_order.cuh"
+#include "cuda/sync/flags.cuh"
 
 namespace ferry::test {
 namespace {

@@ -3,7 +3,7 @@
 
 /// What the litmus kernels share: words that differ from round to round, and how to say that one is wrong.
 
-#include "cuda/sync/memory_order.cuh"
+#include "cuda/sync/flags.cuh"
 #include "gpu/litmus_kernels.hpp"
 
 namespace ferry::test {

@@ -72,7 +72,8 @@ for backend in cpu cuda; do
   allow_only "src/$backend" "a backend includes the layers below it and itself, never another backend" \
     "${backend_may_include[@]}" "$(in_source "$backend")"
 done
-# Inside src/cuda, from the bottom up: driver, memory and sync, copy, numeric, context, intranode, and the backend on top.
+# Inside src/cuda, from the bottom up: driver, memory and sync, copy, numeric, local, context, placement, call, intranode, and
+# the backend on top.
 allow_cuda() { # folder reason folder-under-src...
   local folder=$1 reason=$2 used
   local patterns=("$outside" "$public" "$(in_source "cuda/$folder")")
@@ -90,10 +91,18 @@ allow_cuda numeric "quantising knows rows, no ranks: numeric, plan, cuda/driver,
   numeric plan cuda/driver cuda/memory cuda/sync
 allow_cuda context "a group knows no kernel: core, plan, node, net, rail, call, cuda/driver, cuda/memory, cuda/sync and itself" \
   core plan node net rail call cuda/driver cuda/memory cuda/sync
-allow_cuda intranode "a kind of call includes everything of src/cuda but other kinds of call and the backend" \
-  core plan numeric node cuda/driver cuda/memory cuda/sync cuda/copy cuda/numeric cuda/context
-allow_cuda internode "calls over several nodes include all that calls of one node do, those calls, rail and call" \
-  core plan numeric node net rail call cuda/driver cuda/memory cuda/sync cuda/copy cuda/numeric cuda/context cuda/intranode
+allow_cuda local "calls that need no group: plan, numeric, cuda/driver, cuda/memory, cuda/sync, cuda/numeric and itself" \
+  plan numeric cuda/driver cuda/memory cuda/sync cuda/numeric
+allow_cuda placement "placements know no call: core, plan, cuda/driver, cuda/memory, cuda/sync and itself" \
+  core plan cuda/driver cuda/memory cuda/sync
+call_uses=(core plan numeric node cuda/driver cuda/memory cuda/sync cuda/copy cuda/numeric cuda/context cuda/placement)
+allow_cuda call "the parts of every kind of call know none of them: what is below calls, and itself" "${call_uses[@]}"
+allow_cuda intranode "a kind of call includes cuda/call and what that may include, and no other kind of call" \
+  "${call_uses[@]}" cuda/call
+allow_cuda latency "a kind of call includes cuda/call and what that may include, and no other kind of call" \
+  "${call_uses[@]}" cuda/call
+allow_cuda internode "calls over several nodes include cuda/call, what that may include, net, rail and call" \
+  "${call_uses[@]}" cuda/call net rail call
 allow_cuda one_sided "knows no call of a group: core, plan, node, one_sided, cuda/driver, cuda/memory, cuda/context, itself" \
   core plan node one_sided cuda/driver cuda/memory cuda/context
 allow_only src/c "the C interface uses the library as users do: public headers and itself" "$outside" "$public" \

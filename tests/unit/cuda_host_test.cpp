@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "cuda/intranode/routing_tables.hpp"
+#include "cuda/call/routing_tables.hpp"
 #include "cuda/sync/call_log.hpp"
 #include "cuda/sync/control.hpp"
 #include "cuda/sync/rail_params.hpp"

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "cuda/intranode/tuning.hpp"
+#include "cuda/call/tuning.hpp"
 
 namespace ferry::cuda {
 namespace {

@@ -1,9 +1,9 @@
 #ifndef FERRY_DEVICE_MEMORY_ORDER_CUH
 #define FERRY_DEVICE_MEMORY_ORDER_CUH
 
-/// Loads, stores and fences as the one-sided layer uses them, each one PTX instruction, or a few (PTX ISA, "Memory
-/// Consistency Model"; sm_70 and later). System scope reaches other GPUs and the host, device scope the threads of one
-/// GPU.
+/// Loads, stores and fences of Ferry's kernels, each one PTX instruction, or a few (PTX ISA, "Memory Consistency Model";
+/// sm_70 and later). System scope reaches other GPUs over NVLink and the host, device scope the threads of one GPU, block
+/// scope those of a block.
 
 #include <cstddef>
 #include <cstdint>
@@ -16,14 +16,41 @@ struct GpuMemory {
     asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
     return value;
   }
+  /// For a word that publishes no other data: other loads need not wait for it.
+  static __device__ std::uint64_t load_relaxed_system(const std::uint64_t* address) {
+    std::uint64_t value;
+    asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
+    return value;
+  }
+  static __device__ std::uint32_t load_acquire_device(const std::uint32_t* address) {
+    std::uint32_t value;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+    return value;
+  }
   static __device__ std::uint64_t load_acquire_device(const std::uint64_t* address) {
     std::uint64_t value;
     asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
     return value;
   }
+  static __device__ std::uint32_t load_relaxed_device(const std::uint32_t* address) {
+    std::uint32_t value;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+    return value;
+  }
   static __device__ std::uint64_t load_relaxed_device(const std::uint64_t* address) {
     std::uint64_t value;
     asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
+    return value;
+  }
+  /// For a word in shared memory or in memory of this GPU.
+  static __device__ std::uint32_t load_acquire_block(const std::uint32_t* address) {
+    std::uint32_t value;
+    asm volatile("ld.acquire.cta.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+    return value;
+  }
+  static __device__ std::uint32_t load_relaxed_block(const std::uint32_t* address) {
+    std::uint32_t value;
+    asm volatile("ld.relaxed.cta.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
     return value;
   }
   /// Two words at a multiple of 16 bytes, each as if by itself, in one trip over the link.
@@ -41,16 +68,33 @@ struct GpuMemory {
   static __device__ void store_release_system(std::uint64_t* address, std::uint64_t value) {
     asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
   }
+  static __device__ void store_release_device(std::uint32_t* address, std::uint32_t value) {
+    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+  }
   static __device__ void store_release_device(std::uint64_t* address, std::uint64_t value) {
     asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
   }
   static __device__ void store_relaxed_device(std::uint64_t* address, std::uint64_t value) {
     asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
   }
-  /// These six return what was there.
+  static __device__ void store_release_block(std::uint32_t* address, std::uint32_t value) {
+    asm volatile("st.release.cta.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+  }
+  /// These eight return the former value. Written out, because the compiler makes one sum of what lanes add.
   static __device__ std::uint64_t add_device(std::uint64_t* address, std::uint64_t value) {
     std::uint64_t before;
     asm volatile("atom.add.relaxed.gpu.global.u64 %0, [%1], %2;" : "=l"(before) : "l"(address), "l"(value) : "memory");
+    return before;
+  }
+  /// Everything that this thread has seen is visible to a thread that sees the sum.
+  static __device__ std::uint32_t add_acq_rel_device(std::uint32_t* address, std::uint32_t value) {
+    std::uint32_t before;
+    asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;" : "=r"(before) : "l"(address), "r"(value) : "memory");
+    return before;
+  }
+  static __device__ std::uint64_t max_device(std::uint64_t* address, std::uint64_t value) {
+    std::uint64_t before;
+    asm volatile("atom.max.relaxed.gpu.global.u64 %0, [%1], %2;" : "=l"(before) : "l"(address), "l"(value) : "memory");
     return before;
   }
   static __device__ std::uint64_t or_acquire_device(std::uint64_t* address, std::uint64_t bits) {
@@ -86,7 +130,10 @@ struct GpuMemory {
                  : "memory");
     return before;
   }
-  /// Adds without asking what was there, so that nothing comes back over the link.
+  /// These three do not return the former value, so nothing travels back over the link.
+  static __device__ void add_release_device(std::uint32_t* address, std::uint32_t value) {
+    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+  }
   static __device__ void add_release_system(std::uint64_t* address, std::uint64_t value) {
     asm volatile("red.release.sys.global.add.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
   }
@@ -96,6 +143,13 @@ struct GpuMemory {
   static __device__ void fence_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
   /// Orders stores before it and loads after it too: all such fences have one order.
   static __device__ void fence_total_system() { asm volatile("fence.sc.sys;" ::: "memory"); }
+  /// Orders ordinary accesses to global memory and those of the bulk copy engine, in both directions: the engine is
+  /// another proxy (PTX ISA, "membar / fence", fence.proxy.async; none before sm_90, which has no such engine).
+  static __device__ void fence_async_proxy() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.proxy.async.global;" ::: "memory");
+#endif
+  }
   /// 16 bytes that others may have changed since this multiprocessor last read them.
   static __device__ uint4 load_fresh(const uint4* address) {
     uint4 value;
@@ -142,7 +196,7 @@ struct GpuMemory {
           : "memory");
     }
   }
-  /// Nanoseconds of a clock that all multiprocessors share, coarse (PTX ISA, %globaltimer).
+  /// Nanoseconds of a clock that all multiprocessors share (PTX ISA, %globaltimer): coarse, good for deadlines only.
   static __device__ std::uint64_t now_ns() {
     std::uint64_t value;
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(value)::"memory");

@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include "cuda/copy/prefetch.cuh"
-#include "cuda/sync/memory_order.cuh"
+#include "cuda/sync/flags.cuh"
 
 namespace ferry::cuda::device {
 

@@ -15,8 +15,8 @@
 #include "cuda/internode/node_route_steps.hpp"
 #include "cuda/internode/side_stream.hpp"
 #include "cuda/internode/steps.hpp"
-#include "cuda/intranode/calls.hpp"
 #include "cuda/memory/pinned_memory.hpp"
+#include "cuda/placement/placements.hpp"
 
 namespace ferry::cuda::internode {
 

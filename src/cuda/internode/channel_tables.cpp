@@ -1,4 +1,4 @@
-#include "cuda/intranode/channel_tables.hpp"
+#include "cuda/call/channel_tables.hpp"
 
 #include "cuda/driver/device_guard.hpp"
 #include "cuda/internode/calls.hpp"

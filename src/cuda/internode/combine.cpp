@@ -2,11 +2,11 @@
 #include <new>
 
 #include "core/checks.hpp"
+#include "cuda/call/wait_times.hpp"
 #include "cuda/copy/row_copy.hpp"
 #include "cuda/driver/device_guard.hpp"
 #include "cuda/internode/calls.hpp"
 #include "cuda/internode/routing.hpp"
-#include "cuda/intranode/wait_times.hpp"
 #include "cuda/memory/memory_checks.hpp"
 #include "plan/carver.hpp"
 #include "plan/to_size.hpp"

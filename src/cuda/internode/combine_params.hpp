@@ -10,8 +10,9 @@
 
 #include <array>
 
+#include "cuda/call/routing_tables.hpp"
+#include "cuda/call/tensors.hpp"
 #include "cuda/internode/exchange_params.hpp"
-#include "cuda/intranode/combine_params.hpp"
 #include "cuda/sync/rail_params.hpp"
 #include "cuda/sync/rank_params.hpp"
 

@@ -2,11 +2,11 @@
 #include <optional>
 
 #include "core/checks.hpp"
+#include "cuda/call/dispatch_parts.hpp"
+#include "cuda/call/wait_times.hpp"
 #include "cuda/driver/device_guard.hpp"
 #include "cuda/internode/calls.hpp"
 #include "cuda/internode/routing.hpp"
-#include "cuda/intranode/dispatch_parts.hpp"
-#include "cuda/intranode/wait_times.hpp"
 #include "cuda/memory/memory_checks.hpp"
 #include "cuda/numeric/quantize.hpp"
 

@@ -7,7 +7,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "cuda/intranode/dispatch_params.hpp"
+#include "cuda/call/tensors.hpp"
 #include "cuda/sync/rail_params.hpp"
 #include "cuda/sync/rank_params.hpp"
 #include "plan/token_record.hpp"

@@ -3,7 +3,7 @@
 #include "cuda/copy/warp_copy.cuh"
 #include "cuda/driver/launch.hpp"
 #include "cuda/internode/node_route_params.hpp"
-#include "cuda/intranode/pick.cuh"
+#include "cuda/placement/pick.cuh"
 #include "cuda/sync/entry.cuh"
 #include "cuda/sync/shared_memory.cuh"
 

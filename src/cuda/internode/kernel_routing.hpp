@@ -9,7 +9,7 @@
 #include "cuda/context/context.hpp"
 #include "cuda/internode/node_route_steps.hpp"
 #include "cuda/internode/routing.hpp"
-#include "cuda/intranode/placements.hpp"
+#include "cuda/placement/placements.hpp"
 
 namespace ferry::cuda::internode {
 

@@ -14,7 +14,7 @@
 #include "cuda/internode/calls.hpp"
 #include "cuda/internode/routing.hpp"
 #include "cuda/internode/side_stream.hpp"
-#include "cuda/intranode/placements.hpp"
+#include "cuda/placement/placements.hpp"
 
 namespace ferry::cuda::internode {
 

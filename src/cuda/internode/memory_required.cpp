@@ -4,10 +4,10 @@
 
 #include <algorithm>
 
+#include "cuda/call/memory_required.hpp"
 #include "cuda/context/rail_link.hpp"
 #include "cuda/internode/kernel_routing.hpp"
 #include "cuda/internode/node_route_steps.hpp"
-#include "cuda/intranode/memory_required.hpp"
 #include "node/page_heap.hpp"
 #include "plan/carver.hpp"
 #include "plan/to_size.hpp"

@@ -2,8 +2,8 @@
 
 #include "cuda/driver/launch.hpp"
 #include "cuda/internode/node_route_count.cuh"
-#include "cuda/intranode/counters.cuh"
-#include "cuda/intranode/pick.cuh"
+#include "cuda/placement/counters.cuh"
+#include "cuda/placement/pick.cuh"
 #include "cuda/sync/entry.cuh"
 #include "cuda/sync/shared_memory.cuh"
 #include "plan/slots.hpp"

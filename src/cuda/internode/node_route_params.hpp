@@ -20,9 +20,11 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cuda/call/route_result.hpp"
 #include "cuda/internode/exchange_params.hpp"
 #include "cuda/internode/node_tables.hpp"
-#include "cuda/intranode/route_params.hpp"
+#include "cuda/placement/counters.hpp"
+#include "cuda/placement/placement_tables.hpp"
 #include "plan/host_device.hpp"
 
 namespace ferry::cuda {

@@ -10,7 +10,7 @@
 
 #include "cuda/internode/node_route_params.hpp"
 #include "cuda/internode/steps.hpp"
-#include "cuda/intranode/homes_params.hpp"
+#include "cuda/placement/homes_params.hpp"
 
 namespace ferry::cuda {
 

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "cuda/call/routing_tables.hpp"
 #include "cuda/internode/dispatch_params.hpp"
 #include "cuda/internode/exchange_params.hpp"
 #include "ferry/group.hpp"

@@ -5,7 +5,7 @@
 
 #include "cuda/copy/warp_copy.cuh"
 #include "cuda/internode/dispatch_params.hpp"
-#include "cuda/sync/memory_order.cuh"
+#include "cuda/sync/flags.cuh"
 
 namespace ferry::cuda::device {
 

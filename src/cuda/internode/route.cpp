@@ -7,13 +7,13 @@
 #include <span>
 #include <vector>
 
+#include "cuda/call/routing.hpp"
 #include "cuda/copy/row_copy.hpp"
 #include "cuda/driver/cuda_call.hpp"
 #include "cuda/driver/device_guard.hpp"
 #include "cuda/driver/driver.hpp"
 #include "cuda/internode/calls.hpp"
 #include "cuda/internode/routing.hpp"
-#include "cuda/intranode/routing.hpp"
 #include "cuda/memory/memory_checks.hpp"
 #include "plan/to_size.hpp"
 

@@ -3,8 +3,8 @@
 
 #include <memory>
 
+#include "cuda/call/routing.hpp"
 #include "cuda/internode/steps.hpp"
-#include "cuda/intranode/routing.hpp"
 
 namespace ferry::cuda::internode {
 

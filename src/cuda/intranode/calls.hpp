@@ -7,7 +7,7 @@
 
 #include "core/backend.hpp"
 #include "cuda/context/context.hpp"
-#include "cuda/intranode/placements.hpp"
+#include "cuda/placement/placements.hpp"
 
 namespace ferry::cuda {
 

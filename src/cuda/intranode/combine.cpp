@@ -2,13 +2,13 @@
 #include <new>
 #include <string_view>
 
+#include "cuda/call/routing.hpp"
+#include "cuda/call/tuning.hpp"
 #include "cuda/copy/row_copy.hpp"
 #include "cuda/driver/cuda_call.hpp"
 #include "cuda/driver/device_guard.hpp"
 #include "cuda/intranode/calls.hpp"
 #include "cuda/intranode/combine_params.hpp"
-#include "cuda/intranode/routing.hpp"
-#include "cuda/intranode/tuning.hpp"
 #include "cuda/memory/memory_checks.hpp"
 #include "plan/to_size.hpp"
 

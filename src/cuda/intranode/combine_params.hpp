@@ -9,15 +9,11 @@
 
 #include <array>
 
-#include "cuda/intranode/routing_tables.hpp"
+#include "cuda/call/routing_tables.hpp"
+#include "cuda/call/tensors.hpp"
 #include "cuda/sync/rank_params.hpp"
 
 namespace ferry::cuda {
-
-struct BiasRows {
-  const std::byte* data = nullptr;
-  std::int64_t stride = 0;
-};
 
 struct CombineParams {
   RankParams ranks;

@@ -3,13 +3,13 @@
 #include <optional>
 #include <string_view>
 
+#include "cuda/call/dispatch_parts.hpp"
+#include "cuda/call/routing.hpp"
+#include "cuda/call/tuning.hpp"
 #include "cuda/driver/cuda_call.hpp"
 #include "cuda/driver/device_guard.hpp"
 #include "cuda/intranode/calls.hpp"
 #include "cuda/intranode/dispatch_params.hpp"
-#include "cuda/intranode/dispatch_parts.hpp"
-#include "cuda/intranode/routing.hpp"
-#include "cuda/intranode/tuning.hpp"
 #include "cuda/memory/memory_checks.hpp"
 #include "cuda/numeric/quantize.hpp"
 #include "plan/to_size.hpp"

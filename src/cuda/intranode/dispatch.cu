@@ -1,5 +1,6 @@
 /// The dispatch kernel: which block does what, and how a call begins and ends.
 
+#include "cuda/call/padding.hpp"
 #include "cuda/driver/launch.hpp"
 #include "cuda/intranode/dispatch_receive.cuh"
 #include "cuda/intranode/dispatch_receive_runs.cuh"
@@ -301,8 +302,6 @@ cudaError_t launch_dispatch(const DispatchParams& params, cudaStream_t stream) {
                           .num_copy_blocks = static_cast<unsigned>(num_copy_blocks)};
   return launch_kernel(choose_kernel(params.bulk), shape, params, stream);
 }
-
-cudaError_t load_padding_kernel();
 
 cudaError_t load_dispatch_kernels(std::size_t shared_limit, bool& has_bulk) {
   if (const cudaError_t error = load_padding_kernel(); error != cudaSuccess) return error;

@@ -6,40 +6,14 @@
 
 #include <cuda_runtime_api.h>
 
+#include "cuda/call/routing_tables.hpp"
+#include "cuda/call/tensors.hpp"
 #include "cuda/intranode/chunk_borders.hpp"
-#include "cuda/intranode/routing_tables.hpp"
 #include "cuda/sync/rank_params.hpp"
 #include "plan/host_device.hpp"
 #include "plan/token_record.hpp"
 
 namespace ferry::cuda {
-
-/// [rows, S] elements of 1 or 4 bytes, strides in elements.
-struct ScaleTable {
-  std::byte* data = nullptr;
-  int num_scales = 0;
-  int element_bytes = 0;
-  std::int64_t row_stride = 0;
-  std::int64_t column_stride = 0;
-  /// Rows in slabs [L, C, S], whose experts are not evenly spaced like their rows: C and the stride of experts; or 0.
-  std::int64_t slab_rows = 0;
-  std::int64_t slab_stride = 0;
-
-  FERRY_HOST_DEVICE std::byte* row(std::int64_t idx) const {
-    const std::int64_t slab = slab_rows > 0 ? idx / slab_rows : 0;
-    return data + ((idx - slab * slab_rows) * row_stride + slab * slab_stride) * element_bytes;
-  }
-};
-
-/// This rank's output tensors.
-struct DispatchOutputs {
-  std::byte* x = nullptr;
-  std::int64_t x_stride = 0;
-  ScaleTable scales;
-  void* ids = nullptr;
-  bool wide_ids = false;
-  float* weights = nullptr;
-};
 
 struct DispatchParams {
   RankParams ranks;
@@ -84,24 +58,7 @@ struct DispatchParams {
   int run_chunk_blocks = 1;  ///< kBorderRows rows each, of a chunk of what goes to one rank
 };
 
-struct PaddingParams {
-  RankParams ranks;
-  const RouteSummary* summary = nullptr;
-  const std::int32_t* source = nullptr;  ///< [rows, 2]
-  std::int64_t num_rows = 0;
-  std::int32_t* out_source = nullptr;
-  DispatchOutputs out;
-  std::int64_t row_bytes = 0;
-  int num_topk = 0;
-  int weights_per_row = 0;
-  bool zero = false;
-  bool clears_refused = false;  ///< DispatchOptions::clear_if_refused
-  int max_blocks = 1;
-};
-
 cudaError_t launch_dispatch(const DispatchParams& params, cudaStream_t stream);
-/// Rows that hold no token, and the source table. After launch_dispatch.
-cudaError_t launch_padding(const PaddingParams& params, cudaStream_t stream);
 /// `has_bulk`: whether they were compiled for an architecture with the bulk copy engine (older code also runs on newer
 /// GPUs) and the stages fit `shared_limit` bytes of shared memory per block.
 cudaError_t load_dispatch_kernels(std::size_t shared_limit, bool& has_bulk);

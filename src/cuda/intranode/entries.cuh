@@ -5,8 +5,8 @@
 
 #include <cstdint>
 
-#include "cuda/intranode/pick.cuh"
 #include "cuda/intranode/route_params.hpp"
+#include "cuda/placement/pick.cuh"
 #include "cuda/sync/rank_sync.cuh"
 
 namespace ferry::cuda::device {

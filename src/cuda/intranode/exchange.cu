@@ -4,9 +4,9 @@
 
 #include "cuda/driver/launch.hpp"
 #include "cuda/intranode/count.cuh"
-#include "cuda/intranode/counters.cuh"
 #include "cuda/intranode/exchange_groups.cuh"
 #include "cuda/intranode/exchange_report.cuh"
+#include "cuda/placement/counters.cuh"
 #include "cuda/sync/kernel_order.cuh"
 #include "cuda/sync/shared_memory.cuh"
 

@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "cuda/intranode/route_params.hpp"
-#include "cuda/sync/memory_order.cuh"
+#include "cuda/sync/flags.cuh"
 #include "cuda/sync/shared_memory.cuh"
 #include "plan/count_columns.hpp"
 

@@ -5,14 +5,14 @@
 #include <new>
 #include <optional>
 
+#include "cuda/call/channel_tables.hpp"
+#include "cuda/call/routing.hpp"
+#include "cuda/call/tuning.hpp"
 #include "cuda/driver/cuda_call.hpp"
 #include "cuda/driver/device_guard.hpp"
 #include "cuda/driver/driver.hpp"
 #include "cuda/intranode/calls.hpp"
-#include "cuda/intranode/channel_tables.hpp"
 #include "cuda/intranode/route_params.hpp"
-#include "cuda/intranode/routing.hpp"
-#include "cuda/intranode/tuning.hpp"
 #include "cuda/memory/memory_checks.hpp"
 #include "node/pause_core.hpp"
 #include "plan/to_size.hpp"

@@ -6,9 +6,9 @@
 #include <new>
 
 #include "core/checks.hpp"
+#include "cuda/call/tuning.hpp"
+#include "cuda/call/wait_times.hpp"
 #include "cuda/driver/device_guard.hpp"
-#include "cuda/intranode/tuning.hpp"
-#include "cuda/intranode/wait_times.hpp"
 #include "cuda/latency/kernels.hpp"
 #include "cuda/latency/memory.hpp"
 #include "cuda/memory/memory_checks.hpp"

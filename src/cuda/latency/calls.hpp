@@ -9,9 +9,9 @@
 
 #include "core/backend.hpp"
 #include "cuda/context/context.hpp"
-#include "cuda/intranode/placements.hpp"
 #include "cuda/latency/mask.hpp"
 #include "cuda/latency/routing.hpp"
+#include "cuda/placement/placements.hpp"
 
 namespace ferry::cuda {
 

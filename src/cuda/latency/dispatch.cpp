@@ -6,10 +6,10 @@
 #include <utility>
 
 #include "core/checks.hpp"
+#include "cuda/call/tuning.hpp"
+#include "cuda/call/wait_times.hpp"
 #include "cuda/driver/cuda_call.hpp"
 #include "cuda/driver/device_guard.hpp"
-#include "cuda/intranode/tuning.hpp"
-#include "cuda/intranode/wait_times.hpp"
 #include "cuda/latency/calls.hpp"
 #include "cuda/latency/kept_allocator.hpp"
 #include "cuda/latency/kernels.hpp"

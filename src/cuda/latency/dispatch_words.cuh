@@ -6,8 +6,8 @@
 
 #include <cstdint>
 
-#include "cuda/intranode/pick.cuh"
 #include "cuda/latency/turns.cuh"
+#include "cuda/placement/pick.cuh"
 
 namespace ferry::cuda::device {
 

@@ -1,10 +1,10 @@
 /// Kernels of groups that mask lost ranks (mask.hpp): the gates, which wait for ranks and mask those that do not come,
 /// and the update and query of masks.
 
-#include "cuda/intranode/pick.cuh"
 #include "cuda/latency/kernel_row.hpp"
 #include "cuda/latency/kernels.hpp"
 #include "cuda/latency/mask.cuh"
+#include "cuda/placement/pick.cuh"
 #include "cuda/sync/shared_memory.cuh"
 
 namespace ferry::cuda {

@@ -5,8 +5,8 @@
 
 #include <cstddef>
 
+#include "cuda/call/memory_required.hpp"
 #include "cuda/context/parts.hpp"
-#include "cuda/intranode/memory_required.hpp"
 #include "cuda/latency/window.hpp"
 #include "ferry/latency.hpp"
 

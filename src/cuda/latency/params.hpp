@@ -6,9 +6,11 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "cuda/intranode/route_params.hpp"
+#include "cuda/call/route_result.hpp"
 #include "cuda/latency/tables.hpp"
 #include "cuda/latency/window.hpp"
+#include "cuda/placement/counters.hpp"
+#include "cuda/placement/placement_tables.hpp"
 #include "cuda/sync/rank_params.hpp"
 #include "ferry/latency.hpp"
 #include "ferry/quantization.hpp"

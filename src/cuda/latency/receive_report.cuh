@@ -5,9 +5,9 @@
 
 #include <cstdint>
 
-#include "cuda/intranode/counters.cuh"
-#include "cuda/intranode/pick.cuh"
 #include "cuda/latency/receive_counts.cuh"
+#include "cuda/placement/counters.cuh"
+#include "cuda/placement/pick.cuh"
 #include "cuda/sync/entry.cuh"
 
 namespace ferry::cuda::device {

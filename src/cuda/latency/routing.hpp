@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "cuda/intranode/routing.hpp"
+#include "cuda/call/routing.hpp"
 #include "cuda/latency/params.hpp"
 
 namespace ferry::cuda {

@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "cuda/intranode/routing_tables.hpp"
+#include "cuda/call/routing_tables.hpp"
 #include "cuda/sync/report.hpp"
 #include "plan/carver.hpp"
 #include "plan/host_device.hpp"
@@ -42,7 +42,7 @@ struct LatencyTables {
   // Tables of this rank's tokens, by the send half:
   std::int64_t* ids = nullptr;  ///< [T, K]
   float* weights = nullptr;     ///< [T, K], null if the dispatch was given none
-  /// [T, K] home_of the entry (intranode/routing_tables.hpp), -1: no expert, or lost_home.
+  /// [T, K] home_of the entry (call/routing_tables.hpp), -1: no expert, or lost_home.
   std::int32_t* homes = nullptr;
   /// [T, K] row in the slab of the entry's rank, -1: none. Rows are written by the receive half
   std::int32_t* slots = nullptr;

@@ -7,7 +7,7 @@
 #include <memory>
 #include <vector>
 
-#include "core/backend.hpp"
+#include "core/backend_context.hpp"
 #include "cuda/memory/arena_service.hpp"
 #include "cuda/memory/device_arena.hpp"
 #include "cuda/memory/peer_mapping.hpp"

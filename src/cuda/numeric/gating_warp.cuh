@@ -11,7 +11,7 @@
 
 #include "cuda/numeric/gating_entry.cuh"
 #include "cuda/numeric/sort_network.cuh"
-#include "cuda/sync/memory_order.cuh"
+#include "cuda/sync/flags.cuh"
 #include "numeric/gating.hpp"
 
 namespace ferry::cuda::device {

@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-#include "cuda/sync/memory_order.cuh"
+#include "cuda/sync/flags.cuh"
 #include "numeric/block_codec.hpp"
 
 namespace ferry::cuda::device {

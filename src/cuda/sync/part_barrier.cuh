@@ -1,7 +1,7 @@
 #ifndef FERRY_CUDA_SYNC_PART_BARRIER_CUH
 #define FERRY_CUDA_SYNC_PART_BARRIER_CUH
 
-#include "cuda/sync/memory_order.cuh"
+#include "cuda/sync/flags.cuh"
 
 namespace ferry::cuda::device {
 

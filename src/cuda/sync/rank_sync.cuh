@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-#include "cuda/sync/memory_order.cuh"
+#include "cuda/sync/flags.cuh"
 #include "cuda/sync/rank_params.hpp"
 #include "cuda/sync/wait_count.cuh"
 

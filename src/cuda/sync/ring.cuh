@@ -11,7 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "cuda/sync/memory_order.cuh"
+#include "cuda/sync/flags.cuh"
 #include "net/ring_words.hpp"
 
 namespace ferry::cuda::device {

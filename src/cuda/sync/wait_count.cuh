@@ -8,7 +8,7 @@
 
 #include <cstdint>
 
-#include "cuda/sync/memory_order.cuh"
+#include "cuda/sync/flags.cuh"
 #include "cuda/sync/rank_params.hpp"
 
 namespace ferry::cuda::device {

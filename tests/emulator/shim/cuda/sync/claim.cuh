@@ -3,7 +3,7 @@
 
 /// In place of src/cuda/sync/claim.cuh where kernels are emulated.
 
-#include "cuda/sync/memory_order.cuh"
+#include "cuda/sync/flags.cuh"
 
 namespace ferry::cuda::device {
 

@@ -5,7 +5,7 @@
 
 #include <map>
 
-#include "cuda/sync/memory_order.cuh"
+#include "cuda/sync/flags.cuh"
 
 namespace ferry::cuda::device {
 
@@ -24,7 +24,7 @@ void meet_warps() {
     meeting.num_met = 0;
     ++meeting.num_over;
   }
-  while (polled_load(&meeting.num_over) == num_over) {
+  while (ferry::device::polled_load(&meeting.num_over) == num_over) {
   }
 }
 

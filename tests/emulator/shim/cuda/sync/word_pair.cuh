@@ -3,7 +3,7 @@
 
 /// In place of src/cuda/sync/word_pair.cuh where kernels are emulated: others may come between the two words.
 
-#include "cuda/sync/memory_order.cuh"
+#include "cuda/sync/flags.cuh"
 
 namespace ferry::cuda::device {
 
@@ -13,13 +13,13 @@ struct WordPair {
 };
 
 inline WordPair load_pair_relaxed_system(const std::uint64_t* address) {
-  const std::uint64_t first = polled_load(address);
-  return {first, polled_load(address + 1)};
+  const std::uint64_t first = load_relaxed_system(address);
+  return {first, load_relaxed_system(address + 1)};
 }
 
 inline void store_pair_relaxed_system(std::uint64_t* address, const WordPair& pair) {
-  flag_store(address + 1, pair.second);
-  flag_store(address, pair.first);
+  store_relaxed_system(address + 1, pair.second);
+  store_relaxed_system(address, pair.first);
 }
 
 }  // namespace ferry::cuda::device

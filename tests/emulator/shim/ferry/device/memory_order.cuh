@@ -13,13 +13,21 @@
 
 namespace ferry::device {
 
+template <typename Word>
+Word polled_load(const Word* address) {
+  emulator::poll();
+  return __atomic_load_n(address, __ATOMIC_ACQUIRE);
+}
+
 struct GpuMemory {
-  static std::uint64_t load_acquire_system(const std::uint64_t* address) {
-    emulator::poll();
-    return __atomic_load_n(address, __ATOMIC_ACQUIRE);
-  }
-  static std::uint64_t load_acquire_device(const std::uint64_t* address) { return load_acquire_system(address); }
-  static std::uint64_t load_relaxed_device(const std::uint64_t* address) { return load_acquire_system(address); }
+  static std::uint64_t load_acquire_system(const std::uint64_t* address) { return polled_load(address); }
+  static std::uint64_t load_relaxed_system(const std::uint64_t* address) { return polled_load(address); }
+  static std::uint32_t load_acquire_device(const std::uint32_t* address) { return polled_load(address); }
+  static std::uint64_t load_acquire_device(const std::uint64_t* address) { return polled_load(address); }
+  static std::uint32_t load_relaxed_device(const std::uint32_t* address) { return polled_load(address); }
+  static std::uint64_t load_relaxed_device(const std::uint64_t* address) { return polled_load(address); }
+  static std::uint32_t load_acquire_block(const std::uint32_t* address) { return polled_load(address); }
+  static std::uint32_t load_relaxed_block(const std::uint32_t* address) { return polled_load(address); }
   static void load_pair_acquire_system(const std::uint64_t* address, std::uint64_t& first, std::uint64_t& second) {
     // Others may have their turn between the two, as between words of a vector.
     first = load_acquire_system(address);
@@ -32,10 +40,23 @@ struct GpuMemory {
   static void store_relaxed_device(std::uint64_t* address, std::uint64_t value) { change(address, value); }
   static void store_relaxed_system(std::uint64_t* address, std::uint64_t value) { change(address, value); }
   static void store_release_system(std::uint64_t* address, std::uint64_t value) { change(address, value); }
+  static void store_release_device(std::uint32_t* address, std::uint32_t value) { change(address, value); }
   static void store_release_device(std::uint64_t* address, std::uint64_t value) { change(address, value); }
+  static void store_release_block(std::uint32_t* address, std::uint32_t value) { change(address, value); }
   static std::uint64_t add_device(std::uint64_t* address, std::uint64_t value) {
     emulator::about_to_store();
     return __atomic_fetch_add(address, value, __ATOMIC_ACQ_REL);
+  }
+  static std::uint32_t add_acq_rel_device(std::uint32_t* address, std::uint32_t value) {
+    emulator::about_to_store();
+    return __atomic_fetch_add(address, value, __ATOMIC_ACQ_REL);
+  }
+  static void add_release_device(std::uint32_t* address, std::uint32_t value) { add_acq_rel_device(address, value); }
+  static std::uint64_t max_device(std::uint64_t* address, std::uint64_t value) {
+    emulator::about_to_store();
+    const std::uint64_t before = *address;
+    *address = before < value ? value : before;
+    return before;
   }
   static std::uint64_t or_acquire_device(std::uint64_t* address, std::uint64_t bits) {
     emulator::about_to_store();
@@ -60,6 +81,7 @@ struct GpuMemory {
   }
   static void fence_system() {}
   static void fence_total_system() {}
+  static void fence_async_proxy() {}
   template <typename Unit>
   static Unit load_fresh(const Unit* address) {
     return *address;
@@ -71,7 +93,8 @@ struct GpuMemory {
   static std::uint64_t now_ns() { return emulator::now_ns(); }
 
  private:
-  static std::uint64_t change(std::uint64_t* address, std::uint64_t value) {
+  template <typename Word>
+  static Word change(Word* address, Word value) {
     emulator::about_to_store();
     return __atomic_exchange_n(address, value, __ATOMIC_ACQ_REL);
   }

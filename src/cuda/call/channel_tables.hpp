@@ -1,0 +1,40 @@
+#ifndef FERRY_CUDA_CALL_CHANNEL_TABLES_HPP
+#define FERRY_CUDA_CALL_CHANNEL_TABLES_HPP
+
+/// A Routing's tables by channel, in one kernel of this rank alone.
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "core/backend.hpp"
+#include "cuda/call/routing_tables.hpp"
+#include "cuda/sync/rank_params.hpp"
+
+namespace ferry::cuda {
+
+struct CudaRouting;
+
+struct ChannelTablesParams {
+  ChannelTablesCall out;
+  RoutingTables tables;
+  const std::int32_t* source = nullptr;  ///< [rows in use, 2]
+  const LocalState* local = nullptr;
+  int rank = 0;
+  int num_ranks = 1;
+  std::int64_t num_tokens = 0;
+  int num_topk = 1;
+  /// The host has not seen yet whether the route's last step is to be launched again; then this kernel is, too, and
+  /// writes nothing before.
+  bool early = false;
+};
+
+ChannelTablesParams channel_tables_params(const RankParams& ranks, const CudaRouting& routing,
+                                          const ChannelTablesCall& call);
+
+cudaError_t launch_channel_tables(const ChannelTablesParams& params, cudaStream_t stream);
+cudaError_t load_channel_tables_kernel();
+
+}  // namespace ferry::cuda
+
+#endif  // FERRY_CUDA_CALL_CHANNEL_TABLES_HPP

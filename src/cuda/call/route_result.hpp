@@ -1,0 +1,50 @@
+#ifndef FERRY_CUDA_CALL_ROUTE_RESULT_HPP
+#define FERRY_CUDA_CALL_ROUTE_RESULT_HPP
+
+/// Pinned memory through which kernels tell the host the outcome of a route: where the counts are, and their order.
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cuda/sync/report.hpp"
+#include "plan/host_device.hpp"
+
+namespace ferry::cuda {
+
+/// What the exchange tells the host in words that are their own flags: memory that was 0 holds kThere and a count. So
+/// nothing waits until they have arrived before the host may know of them. In this order: rows of this rank, token
+/// rows, repeats, rows from each rank [R], to each rank [R], of each local expert [L], and, in the layouts with groups,
+/// where those begin [L + 1]. What is told of a route that is refused means nothing.
+struct RouteWords {
+  static constexpr std::uint64_t kThere = std::uint64_t{1} << 32;
+
+  std::uint64_t* words = nullptr;  ///< null: nobody asks
+  int num_ranks = 0;
+  int num_local_experts = 0;
+
+  FERRY_HOST_DEVICE std::uint64_t* used_rows() const { return words; }
+  FERRY_HOST_DEVICE std::uint64_t* token_rows() const { return words + 1; }
+  FERRY_HOST_DEVICE std::uint64_t* repeats() const { return words + 2; }
+  FERRY_HOST_DEVICE std::uint64_t* from_rank() const { return words + 3; }
+  FERRY_HOST_DEVICE std::uint64_t* to_rank() const { return from_rank() + num_ranks; }
+  FERRY_HOST_DEVICE std::uint64_t* rows_per_expert() const { return to_rank() + num_ranks; }
+  FERRY_HOST_DEVICE std::uint64_t* row_offsets() const { return rows_per_expert() + num_local_experts; }
+
+  static constexpr std::size_t count(std::size_t num_ranks, std::size_t num_local_experts, bool groups) {
+    return 3 + 2 * num_ranks + num_local_experts + (groups ? num_local_experts + 1 : 0);
+  }
+};
+
+/// Where the host reads the outcome: the device's addresses of pinned memory. Null where the host does not ask.
+struct RouteResultTables {
+  RouteResult* result = nullptr;
+  FaultReport* fault = nullptr;
+  std::int64_t* from_rank = nullptr;        ///< [R]
+  std::int64_t* to_rank = nullptr;          ///< [R]
+  std::int32_t* rows_per_expert = nullptr;  ///< [L]
+  std::int64_t* row_offsets = nullptr;      ///< [L + 1]
+};
+
+}  // namespace ferry::cuda
+
+#endif  // FERRY_CUDA_CALL_ROUTE_RESULT_HPP
