@@ -11,7 +11,6 @@
 
 #include "cuda/latency/dispatch_words.cuh"
 #include "cuda/latency/send_rows.cuh"
-#include "cuda/placement/pick.cuh"
 
 namespace ferry::cuda::device {
 
