@@ -5,14 +5,9 @@
 
 #include <cstdint>
 
-#include "ferry/status.hpp"
-#include "ferry/types.hpp"
 #include "plan/token_layout.hpp"
 
 namespace ferry::cuda {
-
-/// Counts on `device` (-1: the current one), in stream order; all pointers are memory of that GPU.
-Status count_layout(const plan::TokenLayoutParams& params, int device, Stream stream);
 
 /// How many blocks count. One stores its counts; more add theirs to counts that a kernel before them clears.
 struct LayoutBlocks {

@@ -1,5 +1,5 @@
-#ifndef FERRY_CUDA_NUMERIC_GATING_THREAD_CUH
-#define FERRY_CUDA_NUMERIC_GATING_THREAD_CUH
+#ifndef FERRY_CUDA_LOCAL_GATING_THREAD_CUH
+#define FERRY_CUDA_LOCAL_GATING_THREAD_CUH
 
 /// A thread that chooses the experts of a token, where there are few: a warp would leave most of its lanes idle. The
 /// rules and their bits are those of numeric/gating.hpp; what a run of experts is there is one expert here.
@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "cuda/numeric/gating_entry.cuh"
+#include "cuda/local/gating_entry.cuh"
 
 namespace ferry::cuda::device {
 
@@ -155,4 +155,4 @@ __device__ inline void gate_in_thread(const GatingKernelParams& params, std::int
 
 }  // namespace ferry::cuda::device
 
-#endif  // FERRY_CUDA_NUMERIC_GATING_THREAD_CUH
+#endif  // FERRY_CUDA_LOCAL_GATING_THREAD_CUH

@@ -1,5 +1,5 @@
-#ifndef FERRY_CUDA_NUMERIC_GATING_RECHOOSE_CUH
-#define FERRY_CUDA_NUMERIC_GATING_RECHOOSE_CUH
+#ifndef FERRY_CUDA_LOCAL_GATING_RECHOOSE_CUH
+#define FERRY_CUDA_LOCAL_GATING_RECHOOSE_CUH
 
 /// Keeping to a capacity where tokens that find an expert full choose again. That is defined token after token, but a
 /// token depends on those before it only through the experts that they filled, which are few. So the warps of a block
@@ -12,7 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "cuda/numeric/gating_warp.cuh"
+#include "cuda/local/gating_warp.cuh"
 #include "cuda/sync/shared_memory.cuh"
 
 namespace ferry::cuda::device {
@@ -185,4 +185,4 @@ __device__ void rechoose_all(const GatingKernelParams& params, int scratch_words
 
 }  // namespace ferry::cuda::device
 
-#endif  // FERRY_CUDA_NUMERIC_GATING_RECHOOSE_CUH
+#endif  // FERRY_CUDA_LOCAL_GATING_RECHOOSE_CUH

@@ -1,5 +1,5 @@
-#ifndef FERRY_CUDA_NUMERIC_GATING_TEAM_CUH
-#define FERRY_CUDA_NUMERIC_GATING_TEAM_CUH
+#ifndef FERRY_CUDA_LOCAL_GATING_TEAM_CUH
+#define FERRY_CUDA_LOCAL_GATING_TEAM_CUH
 
 /// A warp that chooses the experts of several tokens at once: a token has a team of kTeam lanes, each with a slice of
 /// kSlice consecutive experts. What costs a warp the same however much its lanes know (finding the K best of them, the
@@ -11,7 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "cuda/numeric/gating_warp.cuh"
+#include "cuda/local/gating_warp.cuh"
 #include "cuda/sync/shared_memory.cuh"
 
 namespace ferry::cuda::device {
@@ -372,4 +372,4 @@ __device__ void gate_in_teams(const GatingKernelParams& params, std::int64_t fir
 
 }  // namespace ferry::cuda::device
 
-#endif  // FERRY_CUDA_NUMERIC_GATING_TEAM_CUH
+#endif  // FERRY_CUDA_LOCAL_GATING_TEAM_CUH

@@ -1,12 +1,8 @@
-#ifndef FERRY_CUDA_NUMERIC_GATING_HPP
-#define FERRY_CUDA_NUMERIC_GATING_HPP
+#ifndef FERRY_CUDA_LOCAL_GATING_HPP
+#define FERRY_CUDA_LOCAL_GATING_HPP
 
 #include <cuda_runtime_api.h>
 
-#include <string_view>
-
-#include "ferry/status.hpp"
-#include "ferry/types.hpp"
 #include "numeric/gating.hpp"
 
 namespace ferry::cuda {
@@ -18,10 +14,6 @@ cudaError_t launch_gating(const numeric::GatingParams& params, int num_sms, cuda
 /// Loading a kernel can wait for those that run, and those of a group wait for other ranks: it comes first.
 cudaError_t load_gating_kernels();
 
-/// The same on all of `device` (-1: the current one), as a call that needs no group; all pointers are memory of that
-/// GPU.
-Status select_experts(std::string_view operation, const numeric::GatingParams& params, int device, Stream stream);
-
 }  // namespace ferry::cuda
 
-#endif  // FERRY_CUDA_NUMERIC_GATING_HPP
+#endif  // FERRY_CUDA_LOCAL_GATING_HPP
