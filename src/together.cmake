@@ -15,18 +15,19 @@ ferry_together(c_1 c/balance.cpp c/bootstrap.cpp c/callback_bootstrap.cpp c/comp
 ferry_together(c_2 c/group.cpp c/placement.cpp c/status.cpp c/structs.cpp c/tables.cpp)
 ferry_together(c_3 c/load.cpp c/latency.cpp c/memory.cpp c/one_sided.cpp c/quantization.cpp c/routing.cpp)
 ferry_together(core_1 call/call_sync.cpp call/exchange.cpp call/group_state.cpp call/wait.cpp core/agreement.cpp
-  core/arrival_tables.cpp core/bytes_required.cpp core/check_channel_tables.cpp)
+  local/arrival_tables.cpp core/bytes_required.cpp core/check_channel_tables.cpp)
 ferry_together(core_2 call/route_nodes.cpp core/check_exchange.cpp core/check_latency.cpp core/check_route.cpp
-  core/checks.cpp core/descriptors.cpp core/expert_placement.cpp core/gating.cpp)
-ferry_together(core_3 core/dispatch_layout.cpp core/group.cpp core/host_identity.cpp core/latency_calls.cpp
+  core/checks.cpp core/descriptors.cpp core/expert_placement.cpp local/gating.cpp)
+ferry_together(core_3 local/dispatch_layout.cpp core/group.cpp core/host_identity.cpp core/latency_calls.cpp
   core/known_memory.cpp core/load.cpp core/overlap.cpp core/placement.cpp)
-ferry_together(core_4 core/expansion.cpp core/group_options.cpp core/placement_digest.cpp core/process_identity.cpp
-  core/quantize.cpp core/quantized_dispatch.cpp core/rank_host.cpp core/routing.cpp)
-ferry_together(core_5 core/call_numbers.cpp core/forks.cpp core/status.cpp core/tuning.cpp core/types.cpp)
+ferry_together(core_4 local/expansion.cpp core/group_options.cpp core/placement_digest.cpp core/process_identity.cpp
+  local/quantize.cpp core/quantized_dispatch.cpp core/rank_host.cpp core/routing.cpp)
+ferry_together(core_5 core/call_numbers.cpp core/forks.cpp core/status.cpp core/tuning.cpp core/types.cpp
+  local/local_ops.cpp)
 ferry_together(cpu_1 cpu/backend.cpp cpu/backend_latency.cpp cpu/memory_required.cpp cpu/rows/combine_inputs.cpp
   cpu/internode/route.cpp cpu/intranode/route.cpp cpu/intranode/route_steps.cpp cpu/context/channel_tables.cpp)
 ferry_together(cpu_2 cpu/internode/combine.cpp cpu/context/routing.cpp cpu/latency/mask_board.cpp
-  cpu/latency/slab_routing.cpp cpu/rows/expansion.cpp cpu/rows/row_copy.cpp cpu/rows/row_sum.cpp
+  cpu/latency/slab_routing.cpp cpu/local/expansion.cpp cpu/local/local_ops.cpp cpu/rows/row_copy.cpp cpu/rows/row_sum.cpp
   cpu/context/staging.cpp)
 ferry_together(cpu_3 cpu/internode/dispatch.cpp cpu/rows/token_records.cpp)
 ferry_together(net_1 net/blob.cpp net/devices.cpp net/gpu_direct.cpp net/loopback/engine.cpp
@@ -49,10 +50,9 @@ if(FERRY_WITH_CUDA)
     cuda/memory/arena_exchange.cpp cuda/memory/arena_service.cpp cuda/memory/deferred_free.cpp
     cuda/memory/device_arena.cpp cuda/memory/memory_checks.cpp)
   ferry_together(cuda_2 cuda/driver/driver.cpp cuda/memory/peer_mapping.cpp cuda/memory/pinned_memory.cpp
-    cuda/memory/table_memory.cpp cuda/sync/call_log.cpp cuda/sync/fault_text.cpp cuda/numeric/gating.cpp
-    cuda/numeric/local_call.cpp)
-  ferry_together(cuda_3 cuda/memory/card_memory.cpp cuda/numeric/quantize.cpp cuda/context/context.cpp
-    cuda/context/gpu_direct.cpp cuda/context/parts.cpp cuda/context/peer_watch.cpp cuda/context/rail_link.cpp)
+    cuda/memory/table_memory.cpp cuda/sync/call_log.cpp cuda/sync/fault_text.cpp)
+  ferry_together(cuda_3 cuda/memory/card_memory.cpp cuda/context/context.cpp
+    cuda/context/gpu_direct.cpp cuda/context/parts.cpp cuda/context/peer_watch.cpp)
   ferry_together(cuda_internode_1 cuda/internode/bounded_route.cpp cuda/internode/channel_tables.cpp
     cuda/internode/combine.cpp cuda/internode/kernel_routing.cpp cuda/internode/latency.cpp
     cuda/internode/node_route_steps.cpp cuda/internode/node_tables.cpp cuda/internode/side_stream.cpp)
@@ -61,9 +61,10 @@ if(FERRY_WITH_CUDA)
   ferry_together(cuda_call_1 cuda/call/channel_tables.cpp cuda/call/dispatch_parts.cpp cuda/call/memory_required.cpp
     cuda/placement/homes.cpp cuda/placement/placements.cpp)
   ferry_together(cuda_call_2 cuda/call/routing.cpp cuda/call/tuning.cpp cuda/call/wait_times.cpp)
-  ferry_together(cuda_intranode cuda/intranode/channel_tables.cpp cuda/intranode/combine.cpp)
-  ferry_together(cuda_local cuda/local/arrival_tables.cpp cuda/local/expansion.cpp cuda/local/token_layout.cpp
-    cuda/intranode/dispatch.cpp)
+  ferry_together(cuda_intranode_1 cuda/intranode/channel_tables.cpp cuda/intranode/combine.cpp)
+  ferry_together(cuda_intranode_2 cuda/intranode/dispatch.cpp cuda/context/rail_link.cpp)
+  ferry_together(cuda_local cuda/local/arrival_tables.cpp cuda/local/expansion.cpp cuda/local/gating.cpp
+    cuda/local/local_call.cpp cuda/local/local_ops.cpp cuda/local/quantize.cpp cuda/local/token_layout.cpp)
   ferry_together(cuda_latency cuda/latency/calls.cpp cuda/latency/memory.cpp cuda/one_sided/backend.cpp
     cuda/one_sided/errors.cpp cuda/one_sided/memory.cpp cuda/one_sided/registered_memory.cpp cuda/one_sided/streams.cpp
     cuda/one_sided/watch.cpp)

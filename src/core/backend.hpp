@@ -23,16 +23,10 @@
 #include "ferry/latency.hpp"
 #include "ferry/status.hpp"
 #include "ferry/types.hpp"
-#include "numeric/quantize.hpp"
-#include "plan/arrival_tables.hpp"
-#include "plan/expansion.hpp"
-#include "plan/token_layout.hpp"
 
 namespace ferry {
 
-namespace numeric {
-struct GatingParams;
-}
+struct LocalOps;
 
 /// Equally long rows, evenly spaced.
 struct ConstRows {
@@ -214,19 +208,8 @@ struct BackendFactory {
   Result<std::size_t> (*bytes_required)(const MemoryShape& shape, const Topology& topology);
   /// ferry::latency_bytes_required for a shape whose numbers were checked.
   std::size_t (*latency_bytes_required)(const LatencyShape& shape);
-  /// Counts one rank's tokens, on `device` (-1: the current one) and in stream order if the backend has devices and
-  /// streams. Needs no group.
-  Status (*count_layout)(const plan::TokenLayoutParams& params, int device, Stream stream);
-  /// Fills the tables of arrival_tables, in the same way.
-  Status (*write_arrivals)(const plan::ArrivalParams& params, int device, Stream stream);
-  /// Copies rows by token to rows by expert, and sums them back; in the same way.
-  Status (*expand_rows)(const plan::ExpandParams& params, int device, Stream stream);
-  Status (*reduce_rows)(const plan::ReduceParams& params, int device, Stream stream);
-  /// Quantises rows, and dequantises them; in the same way. `operation` is the public call, for messages.
-  Status (*quantize)(std::string_view operation, const numeric::QuantizeParams& params, int device, Stream stream);
-  Status (*dequantize)(std::string_view operation, const numeric::QuantizeParams& params, int device, Stream stream);
-  /// Chooses experts, in the same way.
-  Status (*select_experts)(std::string_view operation, const numeric::GatingParams& params, int device, Stream stream);
+  /// Calls that need no group (local/local_ops.hpp).
+  const LocalOps* local;
 };
 
 /// The backends of this build, best first. Defined in src/registry.cpp.

@@ -3,8 +3,6 @@
 
 #include <vector>
 
-#include "core/tuning.hpp"
-#include "ferry/bootstrap.hpp"
 #include "ferry/group.hpp"
 
 namespace ferry {

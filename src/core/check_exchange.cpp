@@ -4,6 +4,7 @@
 
 #include "core/checks.hpp"
 #include "core/overlap.hpp"
+#include "numeric/quantize.hpp"
 
 namespace ferry {
 namespace {

@@ -14,17 +14,6 @@ std::string describe(const ConstTensorView& view) {
                      to_string(view.dtype));
 }
 
-Result<const BackendFactory*> find_backend(std::string_view operation, std::string_view name) {
-  for (const BackendFactory& factory : backend_factories()) {
-    if (factory.name == name) return &factory;
-  }
-  std::vector<std::string_view> names;
-  for (const BackendFactory& factory : backend_factories()) names.push_back(factory.name);
-  return Status(
-      name == "cuda" ? ErrorCode::kUnsupported : ErrorCode::kInvalidArgument,
-      fmt::format("{}: backend is \"{}\", expected one of this build's: {}", operation, name, fmt::join(names, ", ")));
-}
-
 Status check_table(std::string_view what, const ConstTensorView& view, std::initializer_list<std::int64_t> shape,
                    std::initializer_list<DType> dtypes) {
   if (view.num_dims != static_cast<int>(shape.size()) || !std::equal(shape.begin(), shape.end(), view.shape.begin())) {

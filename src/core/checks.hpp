@@ -60,10 +60,6 @@ Status as_error_of(std::string_view operation, const Status& status);
 /// "[128, 8] i64" for messages.
 std::string describe(const ConstTensorView& view);
 
-/// The backend of this name, for a call that needs no group.
-/// @errors kUnsupported, kInvalidArgument: this build has no CUDA backend; there is no such backend
-Result<const BackendFactory*> find_backend(std::string_view operation, std::string_view name);
-
 /// Checks that elements of an output's scales, [rows, S] or [L, C, S], do not share memory.
 Status check_scales_output(std::string_view operation, const ConstTensorView& view);
 

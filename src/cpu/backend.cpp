@@ -15,9 +15,8 @@
 #include "cpu/context/channel_tables.hpp"
 #include "cpu/internode/calls.hpp"
 #include "cpu/intranode/calls.hpp"
+#include "cpu/local/local_ops.hpp"
 #include "cpu/memory_required.hpp"
-#include "cpu/rows/expansion.hpp"
-#include "numeric/gating.hpp"
 
 namespace ferry::cpu {
 namespace {
@@ -36,55 +35,6 @@ Status probe() {
   return Status(ErrorCode::kUnsupported,
                 fmt::format("memfd_create failed: {}; the CPU backend needs Linux 3.17 and a sandbox that allows it",
                             std::strerror(error)));
-}
-
-Status check_no_stream(std::string_view operation, Stream stream) {
-  if (stream.handle == nullptr) return {};
-  return Status(
-      ErrorCode::kInvalidArgument,
-      fmt::format("{}: the stream is {}, expected null: backend \"cpu\" has no streams", operation, stream.handle));
-}
-
-Status count_layout(const plan::TokenLayoutParams& params, int /*device*/, Stream stream) {
-  Status status = check_no_stream("dispatch_layout", stream);
-  if (status.ok()) plan::count_layout(params);
-  return status;
-}
-
-Status write_arrivals(const plan::ArrivalParams& params, int /*device*/, Stream stream) {
-  Status status = check_no_stream("arrival_tables", stream);
-  if (status.ok()) plan::write_arrivals(params);
-  return status;
-}
-
-Status expand_rows_here(const plan::ExpandParams& params, int /*device*/, Stream stream) {
-  Status status = check_no_stream("expand_rows", stream);
-  if (status.ok()) expand_rows(params);
-  return status;
-}
-
-Status reduce_rows_here(const plan::ReduceParams& params, int /*device*/, Stream stream) {
-  Status status = check_no_stream("reduce_rows", stream);
-  if (status.ok()) reduce_rows(params);
-  return status;
-}
-
-Status quantize(std::string_view operation, const numeric::QuantizeParams& params, int /*device*/, Stream stream) {
-  Status status = check_no_stream(operation, stream);
-  if (status.ok()) numeric::quantize_rows(params);
-  return status;
-}
-
-Status dequantize(std::string_view operation, const numeric::QuantizeParams& params, int /*device*/, Stream stream) {
-  Status status = check_no_stream(operation, stream);
-  if (status.ok()) numeric::dequantize_rows(params);
-  return status;
-}
-
-Status select_experts(std::string_view operation, const numeric::GatingParams& params, int /*device*/, Stream stream) {
-  Status status = check_no_stream(operation, stream);
-  if (status.ok()) numeric::choose_experts(params);
-  return status;
 }
 
 /// Ranks read each other's memory in place.
@@ -225,19 +175,10 @@ Status CpuBackend::destroy() try {
 }
 
 BackendFactory cpu_backend_factory() {
-  return {"cpu",
-          "ranks of one host through shared memory, of several hosts over a network",
-          probe,
-          CpuBackend::create,
-          bytes_required,
-          latency_bytes_required,
-          count_layout,
-          write_arrivals,
-          expand_rows_here,
-          reduce_rows_here,
-          quantize,
-          dequantize,
-          select_experts};
+  return {"cpu",          "ranks of one host through shared memory, of several hosts over a network",
+          probe,          CpuBackend::create,
+          bytes_required, latency_bytes_required,
+          &local_ops()};
 }
 
 }  // namespace ferry::cpu

@@ -21,8 +21,9 @@
 #include "cuda/latency/memory.hpp"
 #include "cuda/local/arrival_tables.hpp"
 #include "cuda/local/expansion.hpp"
+#include "cuda/local/gating.hpp"
+#include "cuda/local/local_ops.hpp"
 #include "cuda/local/token_layout.hpp"
-#include "cuda/numeric/gating.hpp"
 #include "cuda/numeric/quantize.hpp"
 #include "plan/to_size.hpp"
 
@@ -140,10 +141,7 @@ BackendFactory backend_factory() {
   return {"cuda",         "ranks with GPUs: of a node through each other's memory, of several over a network",
           probe,          CudaBackend::create,
           bytes_of_group, latency_bytes_required,
-          count_layout,   write_arrivals,
-          expand_rows,    reduce_rows,
-          quantize,       dequantize,
-          select_experts};
+          &local_ops()};
 }
 
 }  // namespace ferry::cuda

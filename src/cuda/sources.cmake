@@ -16,11 +16,12 @@ set(ferry_cuda_sources
     cuda/memory/table_memory.cpp
     cuda/sync/call_log.cpp
     cuda/sync/fault_text.cpp
-    cuda/numeric/gating.cpp
-    cuda/numeric/local_call.cpp
-    cuda/numeric/quantize.cpp
     cuda/local/arrival_tables.cpp
     cuda/local/expansion.cpp
+    cuda/local/gating.cpp
+    cuda/local/local_call.cpp
+    cuda/local/local_ops.cpp
+    cuda/local/quantize.cpp
     cuda/local/token_layout.cpp
     cuda/context/context.cpp
     cuda/context/gpu_direct.cpp
@@ -62,11 +63,11 @@ set(ferry_cuda_sources
     cuda/one_sided/watch.cpp
     cuda/driver/empty_kernel.cu
     cuda/copy/row_copy.cu
-    cuda/numeric/gating.cu
-    cuda/numeric/gating_team.cu
     cuda/numeric/quantize.cu
     cuda/local/arrival_tables.cu
     cuda/local/expansion.cu
+    cuda/local/gating.cu
+    cuda/local/gating_team.cu
     cuda/local/token_layout.cu
     cuda/placement/counters.cu
     cuda/placement/homes.cu

@@ -7,7 +7,7 @@
 #include <random>
 #include <vector>
 
-#include "cuda/numeric/gating.hpp"
+#include "cuda/local/gating.hpp"
 #include "emulator/emulator.hpp"
 #include "support/gating_case.hpp"
 

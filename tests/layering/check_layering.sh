@@ -52,6 +52,8 @@ allow_only src/balance "balancing is arithmetic on loads: public headers, numeri
   "$(in_source balance)" "$(in_source numeric)"
 allow_only src/core "core includes no backend: public headers, plan, numeric and itself" "$outside" "$public" \
   "$(in_source core)" "$(in_source plan)" "$(in_source numeric)"
+allow_only src/local "calls that need no group: core's checks, plan, numeric, public headers and itself" "$outside" "$public" \
+  "$(in_source local)" "$(in_source core)" "$(in_source plan)" "$(in_source numeric)"
 allow_only src/bootstrap "bootstraps use ranks and bytes: public headers, core's file descriptors and itself" \
   "$outside" "$public" "$(in_source bootstrap)" '^"core/(unique_fd|descriptors)\.hpp"$'
 allow_only tests/oracle "the oracle is independent of the library: standard library, public headers and itself" \
@@ -67,7 +69,7 @@ allow_only src/call "calls of all ranks together: core, plan, node, rail, net, p
 allow_only src/one_sided "the one-sided layer: core, node, rail, net, public headers and itself" "$outside" "$public" \
   "$(in_source one_sided)" "$(in_source core)" "$(in_source plan)" "$(in_source node)" "$(in_source rail)" "$(in_source net)"
 backend_may_include=("$outside" "$public" "$(in_source core)" "$(in_source plan)" "$(in_source numeric)"
-  "$(in_source node)" "$(in_source net)" "$(in_source rail)" "$(in_source call)" "$(in_source one_sided)")
+  "$(in_source node)" "$(in_source net)" "$(in_source rail)" "$(in_source call)" "$(in_source one_sided)" "$(in_source local)")
 for backend in cpu cuda; do
   allow_only "src/$backend" "a backend includes the layers below it and itself, never another backend" \
     "${backend_may_include[@]}" "$(in_source "$backend")"
@@ -91,8 +93,8 @@ allow_cuda numeric "quantising uses rows, no ranks: numeric, plan, cuda/driver, 
   numeric plan cuda/driver cuda/memory cuda/sync
 allow_cuda context "no kernels: core, plan, node, net, rail, call, cuda/driver, cuda/memory, cuda/sync and itself" \
   core plan node net rail call cuda/driver cuda/memory cuda/sync
-allow_cuda local "calls that need no group: plan, numeric, cuda/driver, cuda/memory, cuda/sync, cuda/numeric and itself" \
-  plan numeric cuda/driver cuda/memory cuda/sync cuda/numeric
+allow_cuda local "calls that need no group: local, plan, numeric, cuda/driver, cuda/memory, cuda/sync, cuda/numeric, itself" \
+  local plan numeric cuda/driver cuda/memory cuda/sync cuda/numeric
 allow_cuda placement "placements use no call: core, plan, cuda/driver, cuda/memory, cuda/sync and itself" \
   core plan cuda/driver cuda/memory cuda/sync
 call_uses=(core plan numeric node cuda/driver cuda/memory cuda/sync cuda/copy cuda/numeric cuda/context cuda/placement)

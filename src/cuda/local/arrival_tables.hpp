@@ -3,14 +3,9 @@
 
 #include <cuda_runtime_api.h>
 
-#include "ferry/status.hpp"
-#include "ferry/types.hpp"
 #include "plan/arrival_tables.hpp"
 
 namespace ferry::cuda {
-
-/// Runs on `device` (-1: the current one) in stream order; all pointers refer to memory of that GPU.
-Status write_arrivals(const plan::ArrivalParams& params, int device, Stream stream);
 
 cudaError_t launch_arrivals(const plan::ArrivalParams& params, cudaStream_t stream);
 cudaError_t load_arrivals_kernel();

@@ -1,20 +1,21 @@
 #include "cuda/local/expansion.hpp"
 
+#include "cuda/local/local_call.hpp"
+#include "cuda/local/local_ops.hpp"
 #include "cuda/memory/memory_checks.hpp"
-#include "cuda/numeric/local_call.hpp"
 
 namespace ferry::cuda {
 
-Status expand_rows(const plan::ExpandParams& params, int device, Stream stream) {
+Status expand_rows(const LocalCall& call, const plan::ExpandParams& params) {
   return run_local(
-      "expand_rows", {device, stream}, [&](int gpu) { return check_expand_memory(params, gpu); },
-      [&](int num_sms, cudaStream_t handle) { return launch_expand(params, num_sms, handle); });
+      call, [&](int device) { return check_expand_memory(params, device); },
+      [&](int num_sms, cudaStream_t stream) { return launch_expand(params, num_sms, stream); });
 }
 
-Status reduce_rows(const plan::ReduceParams& params, int device, Stream stream) {
+Status reduce_rows(const LocalCall& call, const plan::ReduceParams& params) {
   return run_local(
-      "reduce_rows", {device, stream}, [&](int gpu) { return check_reduce_memory(params, gpu); },
-      [&](int num_sms, cudaStream_t handle) { return launch_reduce(params, num_sms, handle); });
+      call, [&](int device) { return check_reduce_memory(params, device); },
+      [&](int num_sms, cudaStream_t stream) { return launch_reduce(params, num_sms, stream); });
 }
 
 }  // namespace ferry::cuda

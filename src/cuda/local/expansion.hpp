@@ -3,15 +3,9 @@
 
 #include <cuda_runtime_api.h>
 
-#include "ferry/status.hpp"
-#include "ferry/types.hpp"
 #include "plan/expansion.hpp"
 
 namespace ferry::cuda {
-
-/// Runs on `device` (-1: the current one) in stream order; all pointers refer to memory of that GPU.
-Status expand_rows(const plan::ExpandParams& params, int device, Stream stream);
-Status reduce_rows(const plan::ReduceParams& params, int device, Stream stream);
 
 cudaError_t launch_expand(const plan::ExpandParams& params, int num_sms, cudaStream_t stream);
 cudaError_t launch_reduce(const plan::ReduceParams& params, int num_sms, cudaStream_t stream);

@@ -6,6 +6,8 @@
 
 #include "cuda/driver/cuda_call.hpp"
 #include "cuda/driver/device_guard.hpp"
+#include "cuda/local/local_call.hpp"
+#include "cuda/local/local_ops.hpp"
 #include "cuda/memory/memory_checks.hpp"
 #include "cuda/sync/control.hpp"
 
@@ -33,21 +35,19 @@ LayoutBlocks blocks_of(const plan::TokenLayoutParams& params, cudaStream_t strea
 
 }  // namespace
 
-Status count_layout(const plan::TokenLayoutParams& params, int device, Stream stream) {
+Status count_layout(const LocalCall& call, const plan::TokenLayoutParams& params) {
   if (params.num_experts > kMaxExperts || params.num_ranks > kMaxRanks) {
     return Status(ErrorCode::kUnsupported,
                   fmt::format("dispatch_layout: {} experts and {} ranks, expected at most {} and {} with backend "
                               "\"cuda\"",
                               params.num_experts, params.num_ranks, kMaxExperts, kMaxRanks));
   }
-  if (device < 0) {
-    const cudaError_t error = cudaGetDevice(&device);
-    if (error != cudaSuccess) return runtime_status(error, "dispatch_layout: asking for the current GPU");
-  }
-  const DeviceGuard guard(device);
+  const Result<int> device = device_of(call);
+  if (!device.ok()) return device.status();
+  const DeviceGuard guard(*device);
   if (!guard.status().ok()) return guard.status();
-  if (Status status = check_layout_memory(params, device); !status.ok()) return status;
-  const auto handle = static_cast<cudaStream_t>(stream.handle);
+  if (Status status = check_layout_memory(params, *device); !status.ok()) return status;
+  const auto handle = static_cast<cudaStream_t>(call.stream.handle);
   return runtime_status(launch_layout(params, blocks_of(params, handle), handle),
                         "dispatch_layout: launching its kernel");
 }

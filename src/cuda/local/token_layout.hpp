@@ -5,14 +5,9 @@
 
 #include <cstdint>
 
-#include "ferry/status.hpp"
-#include "ferry/types.hpp"
 #include "plan/token_layout.hpp"
 
 namespace ferry::cuda {
-
-/// Counts on `device` (-1: the current one) in stream order; all pointers refer to memory of that GPU.
-Status count_layout(const plan::TokenLayoutParams& params, int device, Stream stream);
 
 /// Number of blocks that count. A single block stores its counts; several add theirs to counts that a previous kernel
 /// clears.

@@ -12,7 +12,11 @@
 
 #include "core/backend.hpp"
 #include "cuda/memory/device_arena.hpp"
+#include "numeric/gating.hpp"
+#include "numeric/quantize.hpp"
+#include "plan/arrival_tables.hpp"
 #include "plan/expansion.hpp"
+#include "plan/token_layout.hpp"
 
 namespace ferry::cuda {
 

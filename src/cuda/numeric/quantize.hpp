@@ -3,10 +3,6 @@
 
 #include <cuda_runtime_api.h>
 
-#include <string_view>
-
-#include "ferry/status.hpp"
-#include "ferry/types.hpp"
 #include "numeric/quantize.hpp"
 
 namespace ferry::cuda {
@@ -16,10 +12,6 @@ namespace ferry::cuda {
 cudaError_t launch_quantize(const numeric::QuantizeParams& params, int num_sms, cudaStream_t stream);
 cudaError_t launch_dequantize(const numeric::QuantizeParams& params, int num_sms, cudaStream_t stream);
 cudaError_t load_quantize_kernels();
-
-/// Run on all of `device` (-1: the current one), as calls that need no group; all pointers refer to memory of that GPU.
-Status quantize(std::string_view operation, const numeric::QuantizeParams& params, int device, Stream stream);
-Status dequantize(std::string_view operation, const numeric::QuantizeParams& params, int device, Stream stream);
 
 }  // namespace ferry::cuda
 

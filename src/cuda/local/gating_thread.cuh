@@ -1,5 +1,5 @@
-#ifndef FERRY_CUDA_NUMERIC_GATING_THREAD_CUH
-#define FERRY_CUDA_NUMERIC_GATING_THREAD_CUH
+#ifndef FERRY_CUDA_LOCAL_GATING_THREAD_CUH
+#define FERRY_CUDA_LOCAL_GATING_THREAD_CUH
 
 /// A thread chooses the experts of a token when there are few experts: a warp would leave most of its lanes idle. The
 /// rules, and the bits of the results, are those of numeric/gating.hpp; a run of experts there is a single expert here.
@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "cuda/numeric/gating_entry.cuh"
+#include "cuda/local/gating_entry.cuh"
 
 namespace ferry::cuda::device {
 
@@ -155,4 +155,4 @@ __device__ inline void gate_in_thread(const GatingKernelParams& params, std::int
 
 }  // namespace ferry::cuda::device
 
-#endif  // FERRY_CUDA_NUMERIC_GATING_THREAD_CUH
+#endif  // FERRY_CUDA_LOCAL_GATING_THREAD_CUH

@@ -5,9 +5,8 @@
 #include <limits>
 #include <string>
 
-#include "core/backend.hpp"
 #include "core/checks.hpp"
-#include "plan/expansion.hpp"
+#include "local/local_ops.hpp"
 
 namespace ferry {
 namespace {
@@ -171,8 +170,8 @@ Status check_reduction(const ReduceInput& in, const ReduceOutput& out, plan::Red
 }  // namespace
 
 Status expand_rows(const ExpandInput& in, const ExpansionOptions& options, const ExpandOutput& out, Stream stream) {
-  const Result<const BackendFactory*> backend = find_backend("expand_rows", options.backend);
-  if (!backend.ok()) return backend.status();
+  const Result<const LocalOps*> ops = find_local_ops("expand_rows", options.backend);
+  if (!ops.ok()) return ops.status();
   plan::ExpandParams params;
   Status status = check_expansion(in, out, params);
   if (!status.ok()) return status;
@@ -182,15 +181,15 @@ Status expand_rows(const ExpandInput& in, const ExpansionOptions& options, const
         "zero_padding is set without output row_of_slot, expected that table, which names the rows to clear");
   }
   params.zero_padding = options.zero_padding;
-  return (*backend)->expand_rows(params, options.device, stream);
+  return (*ops)->expand_rows({"expand_rows", options.device, stream}, params);
 }
 
 Status reduce_rows(const ReduceInput& in, const ExpansionOptions& options, const ReduceOutput& out, Stream stream) {
-  const Result<const BackendFactory*> backend = find_backend("reduce_rows", options.backend);
-  if (!backend.ok()) return backend.status();
+  const Result<const LocalOps*> ops = find_local_ops("reduce_rows", options.backend);
+  if (!ops.ok()) return ops.status();
   plan::ReduceParams params;
   Status status = check_reduction(in, out, params);
-  return status.ok() ? (*backend)->reduce_rows(params, options.device, stream) : status;
+  return status.ok() ? (*ops)->reduce_rows({"reduce_rows", options.device, stream}, params) : status;
 }
 
 }  // namespace ferry

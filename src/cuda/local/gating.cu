@@ -1,15 +1,15 @@
 /// Gating on a GPU. A warp takes one token at a time or, with few experts, each of its threads takes one;
 /// gating_team.cu handles many tokens.
 
-#include "cuda/numeric/gating.hpp"
+#include "cuda/local/gating.hpp"
 
 #include <algorithm>
 
 #include "cuda/driver/launch.hpp"
-#include "cuda/numeric/gating_rechoose.cuh"
-#include "cuda/numeric/gating_team.hpp"
-#include "cuda/numeric/gating_thread.cuh"
-#include "cuda/numeric/gating_warp.cuh"
+#include "cuda/local/gating_rechoose.cuh"
+#include "cuda/local/gating_team.hpp"
+#include "cuda/local/gating_thread.cuh"
+#include "cuda/local/gating_warp.cuh"
 #include "cuda/sync/shared_memory.cuh"
 
 namespace ferry::cuda {

@@ -7,10 +7,9 @@
 #include <limits>
 #include <string>
 
-#include "core/backend.hpp"
 #include "core/checks.hpp"
 #include "ferry/routing.hpp"
-#include "numeric/gating.hpp"
+#include "local/local_ops.hpp"
 #include "numeric/strided.hpp"
 
 namespace ferry {
@@ -170,8 +169,8 @@ Status select_experts(const ConstTensorView& logits, const ConstTensorView& bias
                       const TensorView& topk_idx, const TensorView& topk_weights, const ExecutionOptions& execution,
                       Stream stream) {
   if (Status status = validate(logits, bias, options, topk_idx, topk_weights); !status.ok()) return status;
-  const Result<const BackendFactory*> backend = find_backend(kCall, execution.backend);
-  if (!backend.ok()) return backend.status();
+  const Result<const LocalOps*> ops = find_local_ops(kCall, execution.backend);
+  if (!ops.ok()) return ops.status();
   const numeric::GatingParams params{
       .options = options,
       .num_tokens = logits.extent(0),
@@ -187,7 +186,7 @@ Status select_experts(const ConstTensorView& logits, const ConstTensorView& bias
       .weights_row_stride = topk_weights.stride(0),
       .weights_column_stride = topk_weights.stride(1),
   };
-  return (*backend)->select_experts(kCall, params, execution.device, stream);
+  return (*ops)->select_experts({kCall, execution.device, stream}, params);
 }
 
 Status update_gating_bias(const TensorView& bias, const ConstTensorView& load, float rate) {

@@ -6,9 +6,8 @@
 #include <limits>
 #include <string>
 
-#include "core/backend.hpp"
 #include "core/checks.hpp"
-#include "plan/arrival_tables.hpp"
+#include "local/local_ops.hpp"
 
 namespace ferry {
 namespace {
@@ -110,8 +109,8 @@ Status check_alignment(std::int64_t alignment, std::int64_t num_experts, std::in
 
 Status arrival_tables(const Arrivals& in, const ArrivalTablesOptions& options, const ArrivalTables& out,
                       Stream stream) {
-  const Result<const BackendFactory*> backend = find_backend("arrival_tables", options.backend);
-  if (!backend.ok()) return backend.status();
+  const Result<const LocalOps*> ops = find_local_ops("arrival_tables", options.backend);
+  if (!ops.ok()) return ops.status();
   Status status = check_options(options);
   if (status.ok()) status = check_arrivals(in);
   if (status.ok()) status = check_outputs(in, out, options.num_ranks);
@@ -140,7 +139,7 @@ Status arrival_tables(const Arrivals& in, const ArrivalTablesOptions& options, c
                                    .sent_ids_copy = static_cast<std::int64_t*>(out.sent_idx.data),
                                    .rows_of_expert = static_cast<std::int32_t*>(out.rows_of_expert.data),
                                    .last_equal = static_cast<std::int8_t*>(out.last_equal.data)};
-  return (*backend)->write_arrivals(params, options.device, stream);
+  return (*ops)->write_arrivals({"arrival_tables", options.device, stream}, params);
 }
 
 }  // namespace ferry

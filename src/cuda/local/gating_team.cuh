@@ -1,5 +1,5 @@
-#ifndef FERRY_CUDA_NUMERIC_GATING_TEAM_CUH
-#define FERRY_CUDA_NUMERIC_GATING_TEAM_CUH
+#ifndef FERRY_CUDA_LOCAL_GATING_TEAM_CUH
+#define FERRY_CUDA_LOCAL_GATING_TEAM_CUH
 
 /// A warp chooses the experts of several tokens together: each token has a team of kTeam lanes, and each lane a slice
 /// of kSlice consecutive experts. The tokens share the work whose cost to a warp does not depend on the number of
@@ -12,7 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "cuda/numeric/gating_warp.cuh"
+#include "cuda/local/gating_warp.cuh"
 #include "cuda/sync/shared_memory.cuh"
 
 namespace ferry::cuda::device {
@@ -375,4 +375,4 @@ __device__ void gate_in_teams(const GatingKernelParams& params, std::int64_t fir
 
 }  // namespace ferry::cuda::device
 
-#endif  // FERRY_CUDA_NUMERIC_GATING_TEAM_CUH
+#endif  // FERRY_CUDA_LOCAL_GATING_TEAM_CUH

@@ -4,10 +4,10 @@
 
 #include <string_view>
 
-#include "core/backend.hpp"
 #include "core/checks.hpp"
 #include "ferry/fp8.hpp"
 #include "ferry/int8.hpp"
+#include "local/local_ops.hpp"
 #include "numeric/strided.hpp"
 
 namespace ferry {
@@ -114,10 +114,10 @@ QuantizeParams params_of(const Arguments& args, Quantization mode) {
 }
 
 Status run(const Arguments& args, Quantization mode, const ExecutionOptions& options, Stream stream) {
-  const Result<const BackendFactory*> backend = find_backend(args.call, options.backend);
-  if (!backend.ok()) return backend.status();
-  const auto operation = args.quantize ? (*backend)->quantize : (*backend)->dequantize;
-  return operation(args.call, params_of(args, mode), options.device, stream);
+  const Result<const LocalOps*> ops = find_local_ops(args.call, options.backend);
+  if (!ops.ok()) return ops.status();
+  const auto operation = args.quantize ? (*ops)->quantize : (*ops)->dequantize;
+  return operation({args.call, options.device, stream}, params_of(args, mode));
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include "cpu/rows/expansion.hpp"
+#include "cpu/local/expansion.hpp"
 
 #include <algorithm>
 #include <array>

@@ -1,5 +1,5 @@
-#ifndef FERRY_CUDA_NUMERIC_GATING_ENTRY_CUH
-#define FERRY_CUDA_NUMERIC_GATING_ENTRY_CUH
+#ifndef FERRY_CUDA_LOCAL_GATING_ENTRY_CUH
+#define FERRY_CUDA_LOCAL_GATING_ENTRY_CUH
 
 /// Data that gating kernels read and write: logits and entries of the choices.
 
@@ -63,4 +63,4 @@ __device__ inline int load_id(const GatingParams& params, const Entry& entry) {
 
 }  // namespace ferry::cuda::device
 
-#endif  // FERRY_CUDA_NUMERIC_GATING_ENTRY_CUH
+#endif  // FERRY_CUDA_LOCAL_GATING_ENTRY_CUH

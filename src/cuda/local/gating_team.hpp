@@ -1,5 +1,5 @@
-#ifndef FERRY_CUDA_NUMERIC_GATING_TEAM_HPP
-#define FERRY_CUDA_NUMERIC_GATING_TEAM_HPP
+#ifndef FERRY_CUDA_LOCAL_GATING_TEAM_HPP
+#define FERRY_CUDA_LOCAL_GATING_TEAM_HPP
 
 #include <cuda_runtime_api.h>
 
@@ -14,4 +14,4 @@ cudaError_t load_gating_team_kernels();
 
 }  // namespace ferry::cuda
 
-#endif  // FERRY_CUDA_NUMERIC_GATING_TEAM_HPP
+#endif  // FERRY_CUDA_LOCAL_GATING_TEAM_HPP

@@ -1,12 +1,8 @@
-#ifndef FERRY_CUDA_NUMERIC_GATING_HPP
-#define FERRY_CUDA_NUMERIC_GATING_HPP
+#ifndef FERRY_CUDA_LOCAL_GATING_HPP
+#define FERRY_CUDA_LOCAL_GATING_HPP
 
 #include <cuda_runtime_api.h>
 
-#include <string_view>
-
-#include "ferry/status.hpp"
-#include "ferry/types.hpp"
 #include "numeric/gating.hpp"
 
 namespace ferry::cuda {
@@ -19,10 +15,6 @@ cudaError_t launch_gating(const numeric::GatingParams& params, int num_sms, cuda
 /// other ranks.
 cudaError_t load_gating_kernels();
 
-/// Runs the kernel on all of `device` (-1: the current one), as a call that needs no group; all pointers refer to
-/// memory of that GPU.
-Status select_experts(std::string_view operation, const numeric::GatingParams& params, int device, Stream stream);
-
 }  // namespace ferry::cuda
 
-#endif  // FERRY_CUDA_NUMERIC_GATING_HPP
+#endif  // FERRY_CUDA_LOCAL_GATING_HPP

@@ -1,5 +1,5 @@
-#ifndef FERRY_CPU_ROWS_EXPANSION_HPP
-#define FERRY_CPU_ROWS_EXPANSION_HPP
+#ifndef FERRY_CPU_LOCAL_EXPANSION_HPP
+#define FERRY_CPU_LOCAL_EXPANSION_HPP
 
 #include "plan/expansion.hpp"
 
@@ -10,4 +10,4 @@ void reduce_rows(const plan::ReduceParams& params);
 
 }  // namespace ferry::cpu
 
-#endif  // FERRY_CPU_ROWS_EXPANSION_HPP
+#endif  // FERRY_CPU_LOCAL_EXPANSION_HPP

@@ -1,11 +1,11 @@
 /// Gating of many tokens, several per warp, for the numbers of experts that models have.
 
-#include "cuda/numeric/gating_team.cuh"
+#include "cuda/local/gating_team.cuh"
 
 #include <algorithm>
 
 #include "cuda/driver/launch.hpp"
-#include "cuda/numeric/gating_team.hpp"
+#include "cuda/local/gating_team.hpp"
 
 namespace ferry::cuda {
 namespace {

@@ -1,5 +1,5 @@
-#ifndef FERRY_CUDA_NUMERIC_GATING_RECHOOSE_CUH
-#define FERRY_CUDA_NUMERIC_GATING_RECHOOSE_CUH
+#ifndef FERRY_CUDA_LOCAL_GATING_RECHOOSE_CUH
+#define FERRY_CUDA_LOCAL_GATING_RECHOOSE_CUH
 
 /// Enforces a capacity when tokens that find an expert full choose again. The rule is defined token by token, but a
 /// token depends on earlier tokens only through the experts that they filled, which are few. Therefore the warps of a
@@ -13,7 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "cuda/numeric/gating_warp.cuh"
+#include "cuda/local/gating_warp.cuh"
 #include "cuda/sync/shared_memory.cuh"
 
 namespace ferry::cuda::device {
@@ -188,4 +188,4 @@ __device__ void rechoose_all(const GatingKernelParams& params, int scratch_words
 
 }  // namespace ferry::cuda::device
 
-#endif  // FERRY_CUDA_NUMERIC_GATING_RECHOOSE_CUH
+#endif  // FERRY_CUDA_LOCAL_GATING_RECHOOSE_CUH

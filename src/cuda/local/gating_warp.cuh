@@ -1,5 +1,5 @@
-#ifndef FERRY_CUDA_NUMERIC_GATING_WARP_CUH
-#define FERRY_CUDA_NUMERIC_GATING_WARP_CUH
+#ifndef FERRY_CUDA_LOCAL_GATING_WARP_CUH
+#define FERRY_CUDA_LOCAL_GATING_WARP_CUH
 
 /// A warp chooses the experts of a token. Lane l has the l-th run of ceil(E/32) consecutive experts, the order in which
 /// sums over a row are made too, so that among equal keys the lowest lane has the lowest expert. The steps after a
@@ -9,8 +9,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "cuda/numeric/gating_entry.cuh"
-#include "cuda/numeric/sort_network.cuh"
+#include "cuda/local/gating_entry.cuh"
+#include "cuda/local/sort_network.cuh"
 #include "cuda/sync/flags.cuh"
 #include "numeric/gating.hpp"
 
@@ -390,4 +390,4 @@ __device__ void choose(const GatingKernelParams& params, std::int64_t token, int
 
 }  // namespace ferry::cuda::device
 
-#endif  // FERRY_CUDA_NUMERIC_GATING_WARP_CUH
+#endif  // FERRY_CUDA_LOCAL_GATING_WARP_CUH

@@ -5,9 +5,8 @@
 #include <limits>
 #include <string>
 
-#include "core/backend.hpp"
 #include "core/checks.hpp"
-#include "plan/token_layout.hpp"
+#include "local/local_ops.hpp"
 
 namespace ferry {
 namespace {
@@ -72,8 +71,8 @@ Status check_outputs(const DispatchLayout& out, const plan::TokenLayoutParams& p
 
 Status dispatch_layout(const ConstTensorView& topk_idx, const DispatchLayoutOptions& options, const DispatchLayout& out,
                        Stream stream) {
-  const Result<const BackendFactory*> backend = find_backend("dispatch_layout", options.backend);
-  if (!backend.ok()) return backend.status();
+  const Result<const LocalOps*> ops = find_local_ops("dispatch_layout", options.backend);
+  if (!ops.ok()) return ops.status();
   if (Status status = check_options(options); !status.ok()) return status;
   if (Status status = check_ids(topk_idx); !status.ok()) return status;
   const plan::TokenLayoutParams params{
@@ -90,7 +89,7 @@ Status dispatch_layout(const ConstTensorView& topk_idx, const DispatchLayoutOpti
       .entries_per_expert = static_cast<std::int32_t*>(out.num_tokens_per_expert.data),
       .token_in_rank = static_cast<std::uint8_t*>(out.is_token_in_rank.data)};
   if (Status status = check_outputs(out, params); !status.ok()) return status;
-  return (*backend)->count_layout(params, options.device, stream);
+  return (*ops)->count_layout({"dispatch_layout", options.device, stream}, params);
 }
 
 }  // namespace ferry

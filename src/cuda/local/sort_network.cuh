@@ -1,5 +1,5 @@
-#ifndef FERRY_CUDA_NUMERIC_SORT_NETWORK_CUH
-#define FERRY_CUDA_NUMERIC_SORT_NETWORK_CUH
+#ifndef FERRY_CUDA_LOCAL_SORT_NETWORK_CUH
+#define FERRY_CUDA_LOCAL_SORT_NETWORK_CUH
 
 /// Sorting of a few keys in a thread's registers: every index is a constant, so that none goes to memory.
 
@@ -67,4 +67,4 @@ __device__ void sort_descending(std::uint32_t (&keys)[kSize]) {
 
 }  // namespace ferry::cuda::device
 
-#endif  // FERRY_CUDA_NUMERIC_SORT_NETWORK_CUH
+#endif  // FERRY_CUDA_LOCAL_SORT_NETWORK_CUH
