@@ -10,7 +10,7 @@ import torch
 from ferry import _native
 from ferry._eager import eager
 from ferry._errors import InvalidArgument
-from ferry._tensors import tensor_of, view_of
+from ferry._tensors import tensor_of
 
 if TYPE_CHECKING:
     import numpy
@@ -107,8 +107,8 @@ def balance(
         loads = loads.to(torch.float32)
     before = None if previous is None else _placement(previous, "previous")
     placed = _native.balance(
-        view_of(loads, "balance", "load", _CPU),
-        view_of(before, "balance", "previous", _CPU),
+        loads,
+        before,
         num_replicas,
         num_groups,
         num_nodes,
@@ -138,11 +138,7 @@ def plan_moves(previous: Table, next: Table, *, num_experts: int, num_ranks: int
     """
     before, after = _placement(previous, "previous"), _placement(next, "next")
     copies, begin, num_remote, num_between_nodes, num_local, num_staging = _native.plan_moves(
-        view_of(before, "plan_moves", "previous", _CPU),
-        view_of(after, "plan_moves", "next", _CPU),
-        num_experts,
-        num_ranks,
-        num_nodes,
+        before, after, num_experts, num_ranks, num_nodes
     )
     made = [ExpertCopy(*copy) for copy in copies]
     waves = [made[first:last] for first, last in pairwise(begin)]

@@ -29,7 +29,6 @@ import ferry
 from ferry._bench_host import measure_host_time
 from ferry._bench_latency import ORDERS, measure_latency
 from ferry._bench_layer import APIS, DTYPES, measure_layers
-from ferry._tensors import view_of
 
 _WARM_UP = 3
 _HOST_ITERATIONS = 200
@@ -102,22 +101,18 @@ def call_us(call: Callable[[], Any]) -> float:
 
 def host_costs(group: ferry.Group, routing: ferry.Routing, x: torch.Tensor, y: torch.Tensor) -> dict[str, Any]:
     """Host time of each call: the native part alone, the whole call, and the whole call with outputs given."""
-    native, stream, kernel = group._native, group._memory.stream(), (0, 0, 0)
+    native = group._calls
     out, sums = group.empty(*y.shape, dtype=y.dtype), torch.empty_like(x)
-
-    def view(tensor: torch.Tensor) -> Any:
-        return view_of(tensor, "bench", "tensor", group.device)
-
-    sent, given = (view(x), None, None), (view(out), None, None, None, None)
-    returned, summed = (view(y), None, None, None, None), (view(sums), None)
+    sent = (group, routing, x, None, None, out, None, None, False, False, 0, None)
+    returned = (group, routing, y, None, None, False, None, sums, 0)
     return {
         "dispatch": {
-            "native_us": call_us(lambda: native.dispatch(routing._native, sent, given, stream, False, kernel)),
+            "native_us": call_us(lambda: native.dispatch(*sent)),
             "outputs_given_us": call_us(lambda: group.dispatch(routing, x, out=out, tables=False)),
             "whole_us": call_us(lambda: group.dispatch(routing, x, tables=False)),
         },
         "combine": {
-            "native_us": call_us(lambda: native.combine(routing._native, returned, summed, stream, False, kernel)),
+            "native_us": call_us(lambda: native.combine(*returned)),
             "outputs_given_us": call_us(lambda: group.combine(routing, y, out=sums)),
             "whole_us": call_us(lambda: group.combine(routing, y)),
         },

@@ -16,7 +16,6 @@ from ferry import _native
 from ferry._eager import eager
 from ferry._errors import InvalidArgument
 from ferry._memory import current_stream_of
-from ferry._tensors import view_of
 
 __all__ = [
     "Choice",
@@ -128,7 +127,6 @@ def _choose(
     out_idx: torch.Tensor | None = None,
     out_weights: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    operation = "select_experts"
     device = logits.device
     shape = (logits.shape[0], options.num_topk)
     if out_idx is None:
@@ -136,18 +134,9 @@ def _choose(
     if out_weights is None:
         out_weights = torch.empty(shape, dtype=torch.float32, device=device)
     index, stream = (device.index, current_stream_of(device)) if device.type == "cuda" else (-1, 0)
-    tensors = {
-        "logits": logits.detach(),
-        "bias": None if bias is None else bias.detach(),
-        "out_idx": out_idx,
-        "out_weights": out_weights,
-    }
+    given_bias = None if bias is None else bias.detach()
     numbers = _numbers_of(options)
-    try:
-        _native.select_experts(*tensors.values(), numbers, index, stream)
-    except _native.BadTensor:
-        views = (None if t is None else view_of(t, operation, name, device) for name, t in tensors.items())
-        _native.select_experts(*views, numbers, index, stream)
+    _native.select_experts(logits.detach(), given_bias, out_idx, out_weights, numbers, index, stream)
     return out_idx, out_weights
 
 

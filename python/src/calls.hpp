@@ -1,9 +1,9 @@
 #ifndef FERRY_PYTHON_CALLS_HPP
 #define FERRY_PYTHON_CALLS_HPP
 
-/// Calls of a group with everything around them that costs time in Python: reading tensors, allocating outputs, asking
-/// for the stream. They take the common, valid case; of anything else they say so by returning None before they have
-/// done anything, and the package then makes the call step by step, with a message for each thing that can be wrong.
+/// Calls of a group on objects of Python: arguments are read and checked, outputs allocated, the stream asked for, the
+/// call made. Where that fails before the call is made, a call that all ranks refuse takes its place, so that no rank
+/// waits for this one.
 
 #include <nanobind/nanobind.h>
 
@@ -13,6 +13,7 @@
 #include <optional>
 
 #include "allocator.hpp"
+#include "arguments.hpp"
 #include "ferry/group.hpp"
 #include "ferry/known_memory.hpp"
 #include "placed.hpp"
@@ -39,7 +40,7 @@ struct ReadDispatch {
   DispatchOptions options{};
 };
 
-/// What a dispatch made; the others are not valid.
+/// Tensors that a dispatch made; the others are not valid.
 struct Received {
   nanobind::object x, scales, topk_idx, topk_weights;
 };
@@ -70,9 +71,10 @@ struct Combined {
   nanobind::object weights;  ///< None without weights
 };
 
-/// Classes of the package whose objects calls return.
+/// Classes of the package whose objects calls return or take.
 struct CallTypes {
   nanobind::object routing, received, combined;
+  LoadTypes load;
 };
 
 class Calls {
@@ -106,15 +108,26 @@ class Calls {
 
   Combined combine(const Routing& routing, const ReadCombine& call, Stream stream) const;
 
-  /// A call that all ranks refuse, in place of one that cannot be made.
+  /// Raises ferry.InvalidArgument unless it is a ferry.Routing.
+  void check_routing(nanobind::handle routing, const char* operation) const;
+  /// Routing of a ferry.Routing, which keeps it.
+  static const Routing& native_of(nanobind::handle routing);
+  /// The same, or an empty Routing for anything but a ferry.Routing of `owner`.
+  Routing routing_or_none(nanobind::handle routing, nanobind::handle owner) const;
+
+  /// Calls that all ranks refuse, in place of one that cannot be made. Their failure is not reported; what a signal's
+  /// handler raises meanwhile is.
+  void refuse_route(Stream stream) const;
   void refuse_dispatch(const Routing& routing, Stream stream) const;
   void refuse_combine(const Routing& routing, Stream stream) const;
+  void refuse_latency_dispatch(Stream stream) const;
+  void refuse_latency_combine(const Routing& routing, Stream stream) const;
 
  private:
   /// Outputs with room for some more rows than come, where that saves the next calls from taking memory. None where it
   /// does not, or where memory is not at hand.
   std::optional<MadeOutputs> make_with_room(const Routing& routing, const ReadDispatch& call) const;
-  /// Of outputs that were made for more rows.
+  /// Cuts outputs that were made for more rows to the rows of their views.
   void keep_first_rows(MadeOutputs& outputs) const;
 
   /// Outputs of so many bytes and more have found no memory for rows to spare.
@@ -125,6 +138,8 @@ class Calls {
   CallTypes types_;
 };
 
+/// Quantization of an argument `quantize`.
+Quantization quantization_of(nanobind::handle mode, const char* operation);
 /// Rows that quantising makes, [rows, hidden].
 Wanted quantized_rows(const TableTypes& types, Quantization quantize, std::int64_t rows, std::int64_t hidden);
 /// Their scales, [rows, S].

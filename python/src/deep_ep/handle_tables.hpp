@@ -1,5 +1,5 @@
-#ifndef FERRY_PYTHON_HANDLE_TABLES_HPP
-#define FERRY_PYTHON_HANDLE_TABLES_HPP
+#ifndef FERRY_PYTHON_DEEP_EP_HANDLE_TABLES_HPP
+#define FERRY_PYTHON_DEEP_EP_HANDLE_TABLES_HPP
 
 /// The tables of a handle of the second generation, in as few allocations as they have types.
 
@@ -13,7 +13,7 @@
 #include "calls.hpp"
 #include "ferry/arrival_tables.hpp"
 
-namespace ferry::python {
+namespace ferry::python::deep_ep {
 
 struct HandleShape {
   std::int64_t num_rows = 0;  ///< of the dispatch's outputs, or as many as are likely
@@ -61,7 +61,7 @@ class HandleTables {
     kNumTables
   };
 
-  /// Of the first `num_rows` rows of a table that may have more, which it then loses.
+  /// Cuts a table to its first `num_rows` rows, or makes a larger one.
   void keep_rows(std::size_t table, std::int64_t num_rows);
   TensorView view(std::size_t table) const;
 
@@ -74,6 +74,6 @@ class HandleTables {
   bool is_made_ = false;
 };
 
-}  // namespace ferry::python
+}  // namespace ferry::python::deep_ep
 
-#endif  // FERRY_PYTHON_HANDLE_TABLES_HPP
+#endif  // FERRY_PYTHON_DEEP_EP_HANDLE_TABLES_HPP
