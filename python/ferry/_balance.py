@@ -1,4 +1,4 @@
-"""Which expert lives on which rank, from loads; without a group."""
+"""Placement of experts on ranks by their loads; without a group."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class MovePlan(NamedTuple):
     num_between_nodes: int
     num_local: int
     num_staging: list[int]
-    """Of each rank: places, each for one expert's weights, that its copies need besides."""
+    """Additional places, each for one expert's weights, that the copies of each rank need."""
 
 
 @eager
@@ -131,7 +131,7 @@ def balance(
 
 @eager
 def plan_moves(previous: Table, next: Table, *, num_experts: int, num_ranks: int, num_nodes: int = 1) -> MovePlan:
-    """What to copy from where to get from one placement to another. Local: no other rank takes part.
+    """Copies that lead from one placement to another. Local: no other rank takes part.
 
     previous, next: [layers, P], as :class:`Balance` has it; -1 is an empty place. Sources are on the same rank where
     possible, else on the same node, and of those the rank that gives least so far.

@@ -149,11 +149,11 @@ class Group(LatencyCalls):
 
     @property
     def backend(self) -> str:
-        """Which backend moves the bytes, e.g. "cpu"."""
+        """Name of the backend that moves the bytes, e.g. "cpu"."""
         return self._native.backend
 
     def network_usage(self) -> NetworkUsage:
-        """What this rank has sent to other nodes so far, and over which network. No rails with one node. Local."""
+        """Bytes that this rank has sent to other nodes so far, and the network. No rails with one node. Local."""
         transport, rails, net_devices, ring_memory = self._native.network_usage()
         return NetworkUsage(transport, tuple(RailUsage(*rail) for rail in rails), net_devices, ring_memory)
 
@@ -361,7 +361,7 @@ class Group(LatencyCalls):
         try:
             self._native.destroy()
         except PeerLost as error:
-            if error.peer != self.rank:  # else what a signal's handler raised here has been told, and is on its way
+            if error.peer != self.rank:  # else a signal's handler raised here, and its error is on its way
                 raise
         finally:
             self._in_flight.clear()

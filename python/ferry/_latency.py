@@ -20,8 +20,8 @@ _ORDERS: tuple[CombineOrder, ...] = ("exact", "rank_sums")  # of ferry::CombineO
 
 
 class Sent:
-    """A split call between its halves, made before it is sent. Until it is received, or if that never happens until the
-    next call that all ranks make together, its group keeps the tensors that it reads and writes.
+    """A split call between its halves, created before the send half. Its group keeps the tensors that the call reads or
+    writes until it is received, or, if it never is, until the next call that all ranks make together.
     """
 
     __slots__ = ("_group", "_is_open", "_native", "_number", "_operation", "kept")
@@ -133,7 +133,7 @@ class LatencyDispatched(_Result):
         self.scales = scales
         """[L, C, S]; None if none were sent or made."""
         self.routing = routing
-        """What combine needs; its ``local_expert_counts``, ``source_ranges`` and ``source`` say what the rows are."""
+        """Routing for the combine. ``local_expert_counts``, ``source_ranges`` and ``source`` describe the rows."""
         self._sent = sent
 
 
@@ -306,7 +306,7 @@ def latency_bytes_required(
     order: CombineOrder = "exact",
     backend: str = "cuda",
 ) -> int:
-    """What ``latency_bytes`` of :class:`ferry.Group` must be at least for calls of latency mode. 0 for backend "cpu".
+    """Least ``latency_bytes`` of :class:`ferry.Group` for calls of latency mode. 0 for backend "cpu".
 
     num_ranks: R. max_tokens: M, the most tokens of any rank. num_topk: K. dispatch_row_bytes: a row as it travels, with
     its scales (as quantised, if it is). combine_row_bytes: a row of the experts' output. order: of all combines;

@@ -12,7 +12,7 @@ from ferry._memory import current_stream_of
 
 
 class DispatchLayout(NamedTuple):
-    """How one rank's tokens spread over ranks, nodes and experts."""
+    """Counts of one rank's tokens by rank, node and expert."""
 
     num_tokens_per_rank: torch.Tensor
     """[R] i32: tokens with an expert on the rank."""

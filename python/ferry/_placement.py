@@ -1,4 +1,4 @@
-"""Where experts live when they may have more than one home, and counters of their load."""
+"""Placement of experts that may have more than one home, and counters of their load."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class Quantized(NamedTuple):
 
 
 def number_of(mode: str | None, operation: str) -> int:
-    """As the native module numbers it."""
+    """Number of the mode in the native module."""
     if mode is None:
         return 0
     number = _NUMBERS.get(mode) if isinstance(mode, str) else None

@@ -63,14 +63,14 @@ class GatingOptions:
 
 
 class GatingPreset(NamedTuple):
-    """How a published model gates."""
+    """Gating of a published model."""
 
     num_experts: int
     has_bias: bool
     """The model comes with a selection bias."""
     options: GatingOptions
     source: str
-    """Where this was published."""
+    """Publication that specifies it."""
 
 
 class Choice(NamedTuple):
@@ -89,7 +89,7 @@ def _number(value: str, names: tuple[str, ...], what: str) -> int:
 
 
 def presets() -> dict[str, GatingPreset]:
-    """Of published models, by name: "deepseek-v3", "kimi-k2", "qwen3-235b", "gpt-oss-120b", "mixtral-8x7b"."""
+    """Gating of published models, by name: "deepseek-v3", "kimi-k2", "qwen3-235b", "gpt-oss-120b", "mixtral-8x7b"."""
     found = {}
     for name, num_experts, has_bias, source, numbers in _native.gating_presets():
         values = dict(zip((field.name for field in dataclasses.fields(GatingOptions)), numbers, strict=True))
@@ -168,7 +168,7 @@ class _SelectExperts(torch.autograd.Function):
         topk_idx, topk_weights = _choose(logits, bias, options)
         before = topk_idx
         if options.capacity > 0 and options.overflow == "drop":
-            # What was dropped took part in the sum.
+            # Dropped entries took part in the sum.
             before, _ = _choose(logits, bias, dataclasses.replace(options, capacity=0))
         ctx.save_for_backward(logits, topk_idx, before)
         ctx.options = options

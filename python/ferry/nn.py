@@ -18,7 +18,7 @@ __all__ = ["ExpertParallel", "combine", "dispatch"]
 
 
 def _contiguous(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    """What is no tensor stays as it is: the group's call refuses it, on all ranks."""
+    """Contiguous tensor. Anything but a tensor is left as it is: the group's call refuses it, on all ranks."""
     return tensor.contiguous() if isinstance(tensor, torch.Tensor) else tensor
 
 
@@ -145,7 +145,7 @@ class ExpertParallel(torch.nn.Module):
 
     @property
     def placement(self) -> Placement | None:
-        """Where experts live; None: each on one rank, in order."""
+        """Placement of the experts; None: each on one rank, in order."""
         return self._placement
 
     @placement.setter

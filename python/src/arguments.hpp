@@ -51,10 +51,10 @@ struct Load {
 Load load_of(nanobind::handle placement, nanobind::handle counters, const LoadTypes& types, Place place,
              const char* operation);
 
-/// Whether an error is one of the call, which peers have to learn of, and not KeyboardInterrupt or the like.
+/// Whether peers have to learn of an error: it is an Exception, not KeyboardInterrupt or the like.
 bool ends_call(const nanobind::python_error& error);
 
-/// Reads arguments; when that fails, tells the peers by `refuse_call`, a call that all ranks refuse.
+/// Reads arguments. If that fails, makes `refuse_call`, a call that all ranks refuse, so that no peer waits.
 template <typename Read, typename Refuse>
 auto read_or_refuse(Read read, Refuse refuse_call) {
   try {

@@ -36,15 +36,11 @@ std::int64_t with_room(std::int64_t num_rows) {
   return static_cast<std::int64_t>((rows + granule - 1) / granule * granule);
 }
 
-/// Rows whose width an output takes: a tensor of at least one dimension.
-TensorView rows_of(const Calls& calls, nb::handle tensor, const char* operation, const char* name) {
-  const std::optional<ReadTensor> read = find_tensor(tensor, calls.place());
-  if (read) return read->view;
-  const std::string what = std::string(operation) + ": " + name;
-  if (!nb::isinstance(tensor, calls.allocator().tensor_type()) || nb::cast<int>(tensor.attr("dim")()) < 1) {
-    refuse(what + ": expected a torch.Tensor of rows, got " + class_name(tensor));
-  }
-  refuse_unreadable(tensor, calls.place(), what);
+/// Refuses anything but a tensor of at least one dimension, whose width an output takes.
+void check_rows(const Calls& calls, nb::handle tensor, const char* operation, const char* name) {
+  if (find_tensor(tensor, calls.place())) return;
+  if (nb::isinstance(tensor, calls.allocator().tensor_type()) && nb::cast<int>(tensor.attr("dim")()) >= 1) return;
+  refuse(std::string(operation) + ": " + name + ": expected a torch.Tensor of rows, got " + class_name(tensor));
 }
 
 /// None, a tensor, or up to two, either of which may be None.
@@ -156,14 +152,15 @@ ReadDispatch read_dispatch(const Calls& calls, const DispatchArguments& given) {
   call.options.quantize = quantization_of(given.quantize, operation);
   calls.check_routing(given.routing, operation);
   const bool quantizes = call.options.quantize != Quantization::kNone;
-  if (given.out.is_none() || (quantizes && (given.tables || given.out_scales.is_none()))) {
-    rows_of(calls, given.x, operation, "x");
+  const std::optional<ReadTensor> x = find_tensor(given.x, place);
+  if (!x && (given.out.is_none() || (quantizes && (given.tables || given.out_scales.is_none())))) {
+    check_rows(calls, given.x, operation, "x");
   }
   if (!given.scales.is_none() && !quantizes && given.out_scales.is_none()) {
-    rows_of(calls, given.scales, operation, "scales");
+    check_rows(calls, given.scales, operation, "scales");
   }
   call.options.kernel.num_sms = whole_32(given.num_sms, operation, "num_sms");
-  call.in = {view_of(given.x, place, operation, "x"), view_of(given.scales, place, operation, "scales"),
+  call.in = {x ? x->view : view_of(given.x, place, operation, "x"), view_of(given.scales, place, operation, "scales"),
              view_of(given.topk_weights, place, operation, "topk_weights")};
   call.out.x = view_of(given.out, place, operation, "out");
   call.out.scales = view_of(given.out_scales, place, operation, "out_scales");
@@ -204,9 +201,10 @@ nb::object combine(const Calls& calls, nb::handle owner, nb::handle routing, nb:
         ReadCombine read{x};
         calls.check_routing(routing, operation);
         read.in.bias = biases_of(calls, bias);
-        if (out.is_none()) rows_of(calls, x, operation, "x");
+        const std::optional<ReadTensor> rows = find_tensor(x, place);
+        if (!rows && out.is_none()) check_rows(calls, x, operation, "x");
         read.options.kernel.num_sms = whole_32(num_sms, operation, "num_sms");
-        read.in.x = view_of(x, place, operation, "x");
+        read.in.x = rows ? rows->view : view_of(x, place, operation, "x");
         read.in.weights = view_of(weights, place, operation, "weights");
         read.in.topk_weights = view_of(topk_weights, place, operation, "topk_weights");
         read.out = view_of(out, place, operation, "out");
@@ -319,7 +317,7 @@ std::optional<MadeOutputs> Calls::make_outputs(const ReceivedShape& shape, const
       want({dtypes[0], {rows, hidden}, 2, true}, made.x, out.x);
     }
   }
-  // Scales that are given to a dispatch that makes its own are refused by the call.
+  // A dispatch that quantises refuses given scales itself.
   if (quantize == Quantization::kNone && call.in.scales.present() && !out.scales.present()) {
     dtypes[1] = dtype_of(call.scales);
     const std::int64_t width = call.in.scales.extent(call.in.scales.num_dims - 1);
@@ -371,7 +369,7 @@ std::optional<MadeOutputs> Calls::make_with_room(const Routing& routing, const R
   if (num_rows * row_bytes < kRoundedBytes || rounded_bytes >= no_room_bytes_) return {};
   std::optional<MadeOutputs> made =
       make_outputs({routing.layout(), with_room(num_rows), routing.num_topk()}, call, true);
-  // Where memory is that short, each attempt would make torch give back what it keeps.
+  // Another attempt would make torch give back its cached memory again.
   if (!made) no_room_bytes_ = rounded_bytes;
   return made;
 } catch (...) {

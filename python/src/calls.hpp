@@ -20,8 +20,8 @@
 
 namespace ferry::python {
 
-/// Around a call whose tensors have been read: their devices are known, and other threads may run Python meanwhile.
-/// Calls of a group wait for each other, and what runs along with a route needs Python: none may be made without this.
+/// Scope of a call whose tensors have been read: their devices are known, and the GIL is released. Every call needs it:
+/// calls of a group wait for each other, and the callback of a route takes the GIL.
 struct CallScope {
   KnownMemory known;
   nanobind::gil_scoped_release released;
@@ -95,7 +95,7 @@ class Calls {
   nanobind::object new_routing(const PlacedRouting& routing, nanobind::handle owner, bool has_weights,
                                bool bounded) const;
 
-  /// The outputs of a dispatch, those made that are absent. `quickly`: none where memory for them is not at hand.
+  /// The outputs of a dispatch; absent ones are made. `quickly`: none if memory would have to be taken for them.
   /// @throws nanobind::python_error
   std::optional<MadeOutputs> make_outputs(const ReceivedShape& shape, const ReadDispatch& call,
                                           bool quickly = false) const;
@@ -124,13 +124,13 @@ class Calls {
   void refuse_latency_combine(const Routing& routing, Stream stream) const;
 
  private:
-  /// Outputs with room for some more rows than come, where that saves the next calls from taking memory. None where it
-  /// does not, or where memory is not at hand.
+  /// Outputs with room for some more rows, which later calls with a few more rows can reuse. None where that is of no
+  /// use, or where memory would have to be taken.
   std::optional<MadeOutputs> make_with_room(const Routing& routing, const ReadDispatch& call) const;
   /// Cuts outputs that were made for more rows to the rows of their views.
   void keep_first_rows(MadeOutputs& outputs) const;
 
-  /// Outputs of so many bytes and more have found no memory for rows to spare.
+  /// Size from which outputs have found no memory for spare rows.
   mutable std::int64_t no_room_bytes_ = std::numeric_limits<std::int64_t>::max();
   std::shared_ptr<Group> group_;
   Allocator allocator_;

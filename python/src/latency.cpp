@@ -29,7 +29,7 @@ namespace {
 
 constexpr std::int64_t kMostRows = std::numeric_limits<std::int32_t>::max();
 
-/// L, if the options are such that the call can succeed; -1: the call finds out what is wrong.
+/// L; -1 if the options are wrong, which the call reports.
 std::int64_t find_num_local_experts(const LatencyDispatchOptions& options, const Group& group) {
   const Placement& placement = options.placement;
   const std::int64_t num_experts = placement.present() ? placement.num_physical_experts() : options.num_experts;
@@ -50,7 +50,7 @@ void keep(nb::handle kept, const nb::object& made) {
   if (PyList_Append(kept.ptr(), made.ptr()) != 0) nb::raise_python_error();
 }
 
-/// [L, C, ...] of a Wanted [rows, ...].
+/// [L, C, ...] for a Wanted [rows, ...].
 Wanted as_slab(Wanted rows, std::int64_t num_local, std::int64_t capacity) {
   rows.shape = {num_local, capacity, rows.shape[1]};
   rows.num_dims = 3;

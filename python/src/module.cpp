@@ -115,7 +115,7 @@ class PyGroup {
         without_gil([&] { return group_->channel_tables(routing.routing, num_channels, tables, stream_of(stream)); }));
   }
 
-  // On CPUs these make the split calls that are in flight first.
+  // On CPUs these three first make the split calls that are in flight.
   void latency_update_mask(nb::handle rank, bool masked, std::uintptr_t stream) {
     const int number = whole_32(rank, "latency_update_mask", "rank");
     raise_if_error(without_gil([&] { return group_->latency_update_mask(number, masked, stream_of(stream)); }));

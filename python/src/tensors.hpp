@@ -50,8 +50,8 @@ nanobind::object tensor_on(const ConstTensorView& view, Place place, std::shared
 /// Whether the elements are in row-major order without gaps.
 bool is_contiguous(const TensorView& view);
 
-/// The stream that the library of tensors of this type works on now, on a GPU; null on the host. Empty where the type
-/// does not tell.
+/// Current stream, on a GPU, of the library that tensors of this type belong to; null on the host. Empty if the type
+/// has no function for it.
 std::optional<Stream> work_stream(nanobind::handle type, Place place);
 
 }  // namespace ferry::python

@@ -17,7 +17,7 @@ SIGNAL_AFTER_S = 0.2
 
 
 class Answered(Exception):
-    """What the program's handler raises."""
+    """Error that the program's handler raises."""
 
 
 def answer(_signal: int, _frame: object) -> None:

@@ -208,7 +208,7 @@ class LatencyCalls:
         """The native calls, of a buffer in latency mode. All ranks make their buffers alike, so that none waits for one
         that is refused here.
         """
-        calls = self._member.calls_for(what)
+        calls = self._member.calls or self._member.refuse(what)
         if not self.low_latency_mode:
             raise InvalidArgument(f"{what}: the buffer was created with low_latency_mode=False, expected True")
         return calls

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -70,13 +70,16 @@ class Member:
         self._to_all: ferry.Routing | None = self._group.route(ids, num_experts=self.num_ranks)
         self._nothing = rows_for_all(torch.zeros(1, dtype=torch.int32, device=self.device), self.num_ranks)
         self._captured: list[ferry.Routing] = []
-        self._calls: BufferCalls | None = deep_ep_calls(
+        self.calls: BufferCalls | None = deep_ep_calls(
             self._group,
             types=_TYPES,
             steps=Steps(self._group, self.lane),
             captured=self._captured,
             to_all=self._to_all,
         )
+        """The native calls; None once destroyed."""
+        self.counted_ranks_per_node = self.ranks_per_node if self.num_nodes > 1 else _RANKS_PER_NODE
+        """Ranks of a node as get_dispatch_layout counts them: those of the first generation where all share memory."""
         self._group.poll()
 
     @property
@@ -103,22 +106,16 @@ class Member:
     def is_destroyed(self) -> bool:
         return self._group is None
 
-    @property
-    def counted_ranks_per_node(self) -> int:
-        """Ranks of a node as get_dispatch_layout counts them: those of the first generation where all share memory."""
-        return self.ranks_per_node if self.num_nodes > 1 else _RANKS_PER_NODE
-
-    def calls_for(self, operation: str) -> BufferCalls:
-        """The native calls, unless the buffer was destroyed."""
-        if self._calls is None:
-            raise InvalidArgument(f"{operation}: the buffer was destroyed; create a new one")
-        return self._calls
+    def refuse(self, operation: str) -> NoReturn:
+        """Refuse a call of a buffer that was destroyed: ``calls or refuse(...)``."""
+        raise InvalidArgument(f"{operation}: the buffer was destroyed; create a new one")
 
     def wait_for_all(self, on_host: bool) -> None:
         """A barrier of all ranks: on the stream, or on the host too."""
-        self.calls_for("barrier")
-        self.group.dispatch(self._to_all, self._nothing, tables=False)
-        self.group.poll()
+        if self._group is None:
+            self.refuse("barrier")
+        self._group.dispatch(self._to_all, self._nothing, tables=False)
+        self._group.poll()
         if on_host:
             self.lane.synchronize()
 
@@ -128,7 +125,7 @@ class Member:
             refuse_in_handler(self._group, "destroy")
         group, self._group = self._group, None
         self._to_all = None
-        self._calls = None
+        self.calls = None
         self._captured.clear()
         if group is not None:
             group.destroy()

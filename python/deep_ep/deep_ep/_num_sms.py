@@ -1,4 +1,4 @@
-"""How many multiprocessors of a GPU a call may use: only a number that the client chose is a bound."""
+"""Multiprocessors of a GPU that a call may use: only a number that the client chose is a bound."""
 
 from __future__ import annotations
 

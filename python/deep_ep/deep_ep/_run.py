@@ -1,4 +1,4 @@
-"""How a buffer makes one native call, in order with streams and events."""
+"""One native call of a buffer, in order with streams and events."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def run_in_order(
     operation: str,
     previous_event: Any,
     asynchronous: bool,
-    unknown: Mapping[str, Any],
+    unknown: Mapping[str, Any] | None,
     inputs: tuple,
     call: Callable[..., tuple],
     *arguments: Any,
@@ -35,7 +35,8 @@ def run_in_order(
     if previous_event is None and not asynchronous and not unknown and problem is None:
         return call(None, *arguments)
     try:
-        ignore_unknown(operation, unknown, _PROGRAM_DEPTH)
+        if unknown:
+            ignore_unknown(operation, unknown, _PROGRAM_DEPTH)
         previous = event_of(previous_event, f"{operation}: previous_event")
     except Exception as error:
         problem = error
@@ -57,9 +58,7 @@ def run_in_order(
 
 
 def event_or_problem(previous: Any, what: str) -> Any:
-    """The event of an argument; None; or, for anything else, the exception that the native call raises."""
-    if previous is None:
-        return None
+    """The event of an argument, or, for anything else, the exception that the native call raises."""
     try:
         return event_of(previous, what)
     except Exception as error:

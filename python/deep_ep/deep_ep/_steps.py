@@ -48,11 +48,13 @@ class Steps:
         self._lane.wait(event)
 
     def reads(self, tensor: torch.Tensor) -> None:
-        """The call reads a tensor that is not among its arguments, or that it does not read in most cases."""
+        """An asynchronous call reads a tensor that most calls do not read."""
         if tensor.is_cuda:
-            tensor.record_stream(torch.cuda.current_stream(tensor.device))
+            stream = torch.cuda.current_stream(tensor.device)
+            if stream == self._lane.comm_stream:
+                tensor.record_stream(stream)
 
-    # Where tokens go by a mask, and handles that are copies.
+    # Routes by a mask, also of handles that are copies.
 
     def check_mask(self, is_token_in_rank: torch.Tensor, what: str) -> None:
         _masks.check_mask(is_token_in_rank, what)

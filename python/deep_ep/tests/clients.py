@@ -1,4 +1,4 @@
-"""How a client calls the package: small steps that the tests share."""
+"""Small steps of a client that the tests share."""
 
 from __future__ import annotations
 

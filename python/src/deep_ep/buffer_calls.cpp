@@ -17,9 +17,9 @@ using namespace nb::literals;
 namespace ferry::python::deep_ep {
 namespace {
 
-/// Most memory of rows that is taken before it is known how many come.
+/// Most memory for rows whose number is not yet known.
 constexpr std::int64_t kMostEarlyBytes = std::int64_t{16} << 20;
-/// One part of so many may stay unused.
+/// Inverse of the share of early rows that may stay unused.
 constexpr std::int64_t kMostUnusedShare = 4;
 
 }  // namespace
@@ -34,7 +34,7 @@ void EarlyOutputs::make() {
 
 MadeOutputs* EarlyOutputs::get(std::int64_t num_rows) {
   if (!outputs_) return nullptr;
-  // A tensor of the rows that came keeps the memory of all that were made.
+  // The result keeps the memory of all rows that were made, used or not.
   const std::int64_t num_made = outputs_->out.x.extent(0);
   return num_rows <= num_made && num_made - num_rows <= num_made / kMostUnusedShare ? &*outputs_ : nullptr;
 }
@@ -64,14 +64,13 @@ BufferCalls::BufferCalls(nb::object calls, nb::object group, const nb::tuple& ty
 
 int BufferCalls::bound_of(nb::handle num_sms, const char* operation) const {
   if (num_sms.is_none() || nb::isinstance(num_sms, types_.suggested)) return 0;
-  const std::string what = operation;
   if (nb::isinstance(num_sms, types_.not_a_config)) {
-    refuse(what + ": config is a " + nb::cast<std::string>(num_sms.attr("shown")) +
+    refuse(std::string(operation) + ": config is a " + nb::cast<std::string>(num_sms.attr("shown")) +
            ", expected a deep_ep.Config or None");
   }
   const std::int64_t number = index_of(num_sms);
   if (number < 0 || number > std::numeric_limits<int>::max()) {
-    refuse(what + ": num_sms is " + repr_of(num_sms) +
+    refuse(std::string(operation) + ": num_sms is " + repr_of(num_sms) +
            ", expected a number of multiprocessors, or 0 for Ferry's own choice");
   }
   return static_cast<int>(number);

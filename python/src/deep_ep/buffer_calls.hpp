@@ -20,7 +20,7 @@
 
 namespace ferry::python::deep_ep {
 
-/// Arguments of a new dispatch that get_dispatch_layout returns, and the choice of experts.
+/// Results of get_dispatch_layout as arguments of a new dispatch, and the choice of experts.
 struct LayoutArguments {
   nanobind::handle tokens_per_rank{}, tokens_per_node{}, token_in_rank{}, tokens_per_expert{}, topk_idx{},
       topk_weights{};
@@ -50,18 +50,18 @@ struct FormOfSlab {
   bool use_ue8m0 = false;
 };
 
-/// Outputs of a new dispatch that are made before the number of rows is known, where route waits for it: for as many
-/// rows as come if all ranks have as many tokens, each of which goes to as many ranks as it can.
+/// Outputs of a new dispatch that are made while route waits for the number of rows: for the rows that arrive if all
+/// ranks have as many tokens as this one and each token goes to as many ranks as it can.
 class EarlyOutputs {
  public:
   /// `call` is used until the outputs are made, and has no outputs of its own.
   EarlyOutputs(const Calls& calls, const ReadDispatch& call, int num_topk)
       : calls_(calls), call_(call), num_topk_(num_topk) {}
 
-  /// Makes none where memory for them is not at hand.
+  /// Makes none where memory would have to be taken for them.
   /// @throws nanobind::python_error
   void make();
-  /// Null if there are none for so many rows, or much of them would stay unused.
+  /// Null if fewer rows were made, or if too many of them would stay unused.
   MadeOutputs* get(std::int64_t num_rows);
 
  private:
@@ -79,10 +79,10 @@ struct BufferTypes {
   nanobind::object event, suggested, not_a_config, link, elastic_handle, latency_link, hook;
 };
 
-/// Calls of one buffer. Each returns the tuple that the package's method of the same name returns, with the event of a
-/// call that is not asynchronous. problem: None, or an exception that the package has found, which is raised on this
-/// rank after the call was refused on all. epilogue: None, an event that the last part of a call waits for, or such an
-/// exception. num_sms: a number, a suggested number or None, which bound nothing.
+/// Calls of one buffer. Each returns the result of the package's method of the same name, with the event of a
+/// synchronous call. problem: None, or an exception from the package, which is raised on this rank after the call was
+/// refused on all ranks. epilogue: None, an event that the last part of a call waits for, or such an exception.
+/// num_sms: a bound, or a suggested number or None, which bound nothing.
 class BufferCalls {
  public:
   /// group: the ferry.Group of `calls`. types: in the order of BufferTypes. steps: a deep_ep._steps.Steps. captured: a
@@ -172,8 +172,8 @@ class BufferCalls {
                             nanobind::handle most_rows, nanobind::handle num_sms, bool exact) const;
   nanobind::object dispatch_in_node(Turn& turn, NewDispatch& to) const;
   nanobind::object dispatch_to_nodes(Turn& turn, NewDispatch& to) const;
-  /// Choices of each local expert on all ranks, where the route has not counted them: an exchange of its own. -> a
-  /// function that returns them; not valid where the route has
+  /// Exchanges the choices of each local expert on all ranks, unless the route has counted them. -> a function that
+  /// returns them; not valid if the route has counted them
   nanobind::object counts_of(Turn& turn, const Routing& routing, const NewDispatch& to) const;
   nanobind::object finish_dispatch(const NewDispatch& to, const nanobind::object& routing, Received& received,
                                    const nanobind::tuple& handle, const nanobind::object& read_counts) const;
@@ -200,7 +200,7 @@ class BufferCalls {
   PlacedRouting route(Turn& turn, Collective collective, const TensorView& ids, const RouteOptions& options,
                       const std::function<EarlyTables()>& while_waiting = {}) const;
 
-  /// Raises errors of calls so far, as far as they are known.
+  /// Raises errors of earlier calls that are known by now.
   void raise_known_errors() const;
   /// The rest of a call waits for an epilogue's event.
   void wait_for(nanobind::handle epilogue) const;

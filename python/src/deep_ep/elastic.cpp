@@ -163,7 +163,7 @@ void BufferCalls::check_combined(const Checks& checks, const ElasticHandle& foun
     checks.refuse("x has " + std::to_string(num_rows) + " rows, expected the " + std::to_string(found.num_rows) +
                   " that were received");
   }
-  // On a GPU the host cannot look; slots past the end are ignored there.
+  // The host cannot read slots on a GPU, where kernels ignore those past the end.
   if (calls_->place().on_gpu) return;
   const std::int64_t largest = largest_slot(found.slots.slots);
   if (largest >= num_rows) {
@@ -198,7 +198,7 @@ nb::object BufferCalls::elastic_combine(nb::handle problem, nb::handle x, nb::ha
     Turn::raise_if_given(epilogue);
     call.in.x = rows;
     call.in.weights = weights;
-    // Made for the call, and kept until it is made.
+    // Converted inputs, which live until the call is made.
     nb::object aligned;
     nb::object as_f32;
     nb::object biases_as_f32;

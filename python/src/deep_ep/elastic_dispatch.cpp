@@ -58,7 +58,7 @@ ElasticRoute read_elastic_route(const Calls& calls, const Checks& checks, std::i
                   std::to_string(route.max_tokens) + " (num_max_tokens_per_rank)");
   }
   route.stats = checks.expert_stats(given.expert_stats, route.num_local);
-  // What follows is computed in 64 bits. Rows are counted in 31.
+  // Bounds that keep the sums below within 64 bits.
   if (route.alignment > kMaxCount) {
     checks.refuse("expert_alignment is " + repr_of(given.alignment) + ", expected at most " +
                   std::to_string(kMaxCount));
@@ -78,8 +78,7 @@ std::int64_t sum_of_aligned(std::span<const std::int32_t> counts, std::int64_t a
   return sum;
 }
 
-/// Rows of an expanded output that is as long as it could have to be; more than numbers of rows count if there are too
-/// many.
+/// Most rows that an expanded output can need. May exceed 31 bits, which the allocation or the library then refuses.
 std::int64_t most_expanded(std::int64_t num_rows, std::int64_t num_topk, const ElasticRoute& route) {
   const std::int64_t most = num_rows * std::min(num_topk, route.num_local) + (route.alignment - 1) * route.num_local;
   return (most + route.alignment - 1) / route.alignment * route.alignment;
@@ -93,7 +92,7 @@ EarlyTables make_early(HandleTables& tables, EarlyOutputs& outputs) noexcept {
     outputs.make();
     tables.make();
   } catch (const std::exception&) {
-    // As if it had not been tried.
+    // The later attempt reports the failure.
   }
   return {};
 }
@@ -131,7 +130,7 @@ nb::object BufferCalls::elastic_dispatch(nb::handle problem, nb::handle x, const
     call.options.kernel.num_sms = bound;
     EarlyOutputs outputs(calls, call, static_cast<int>(num_topk));
     const std::int64_t num_rows = form.exact ? to.ids.extent(0) * calls.group().num_ranks() : options.max_recv_rows;
-    // The table of sources of an exact route has no other rows than those that come.
+    // The table of sources of an exact route has exactly the rows that arrive.
     HandleTables tables(calls,
                         {.num_rows = num_rows,
                          .num_topk = num_topk,

@@ -115,7 +115,7 @@ Reduced reduce(const Calls& calls, const ReduceInput& in, bool exact, Stream str
   const TableTypes& types = calls.allocator().types();
   const std::int64_t num_rows = in.slots.extent(0);
   Reduced made;
-  // Where peers can read it, combine need not copy it first.
+  // In symmetric memory, which combine does not stage.
   const std::array rows{Wanted{exact ? types.f32 : types.bf16, {num_rows, in.x.extent(1)}, 2, true}};
   made.x = std::move(calls.allocator().make_outputs(rows).front());
   made.x_view = read_tensor(made.x, calls.place());

@@ -47,8 +47,8 @@ bool equals_zero(nb::handle value) {
   return equal == 1;
 }
 
-/// Five tables of a handle. Route writes them where it waits for its counts, in memory that
-/// has room for as many rows as are likely.
+/// Five tables of a handle. A route that waits for its counts writes them, into memory with room for a likely number of
+/// rows.
 class HandleTables {
  public:
   static constexpr std::size_t kNumTables = 5;
@@ -127,12 +127,12 @@ EarlyTables make_early(HandleTables& tables, EarlyOutputs& outputs) noexcept {
     made = tables.make_early();
     outputs.make();
   } catch (const std::exception&) {
-    // As if it had not been tried.
+    // The later attempt reports the failure.
   }
   return made;
 }
 
-/// Half of the multiprocessors, which the package may have chosen.
+/// Channels of a handle: half of the multiprocessors, also where the package chose their number.
 int channels_of(const Checks& checks, nb::handle num_sms) {
   const std::int64_t sms = index_of(num_sms);
   if (sms < 2 || sms % 2 != 0) {
@@ -229,7 +229,7 @@ BufferCalls::Plan BufferCalls::plan_of(nb::handle handle) const {
       return plan;
     }
   }
-  // As many tensors as a handle has, on the device: copies.
+  // Tensors without a link are copies if there are as many as a handle has, on the device.
   if (nb::len(handle) != form.size) return plan;
   for (std::size_t i = 0; i < form.size; ++i) {
     const nb::object tensor = handle[i];
@@ -271,7 +271,7 @@ const Routing& BufferCalls::routing_of(Turn& turn, Plan& plan, const HandleTenso
     const nb::object ids = steps_.attr("ids_of_mask")(tensors.token_in_rank);
     RouteOptions options;
     options.num_experts = calls_->group().num_ranks();
-    // There cannot be more rows than these, so the host need not wait for the counts. 0 would mean unbounded.
+    // A bound on the rows spares the host the wait for counts. 0 would mean unbounded.
     options.max_recv_rows = std::max<std::int64_t>(1, tensors.num_rows);
     options.num_sms = num_sms;
     const PlacedRouting placed = route(turn, Collective::kRoute, read_tensor(ids, calls_->place()), options);
@@ -387,7 +387,7 @@ nb::object BufferCalls::dispatch_to_nodes(Turn& turn, NewDispatch& to) const {
 }
 
 nb::object BufferCalls::counts_of(Turn& turn, const Routing& routing, const NewDispatch& to) const {
-  // Rows count a token once for each rank; a token that names an expert twice, or no expert, is counted by choices.
+  // The route counts rows. Choices differ where a token names an expert twice, and where no ids were given.
   if (!to.exact || (to.choice.ids.present() && !routing.may_repeat_experts())) return {};
   turn.add(Collective::kGather);
   const nb::object rows = steps_.attr("rows_to_gather")(to.tokens_per_expert);
@@ -456,7 +456,7 @@ nb::object BufferCalls::combine(nb::handle problem, nb::handle x, nb::handle han
   using enum Collective;
   const Stream stream = calls_->allocator().any_stream();
   Plan plan = plan_of(handle);
-  // Where ferry does not know K, weights are sent as rows.
+  // Weights are sent as rows where the routing does not have their K.
   const bool as_rows = !topk_weights.is_none() && !plan.knows_topk;
   Turn turn(*calls_, stream, {kCombine}, false);
   if (as_rows) turn.add(kCombine);

@@ -23,7 +23,7 @@ void Turn::begin(Collective collective) {
 }
 
 bool Turn::ends_here(Collective collective) const {
-  // Calls on GPUs return before their peers have answered, but for routes whose counts the host waits for.
+  // On GPUs only routes whose counts the host waits for report a refusal before they return.
   return !calls_.place().on_gpu || (collective == Collective::kRoute && exact_route_) ||
          collective == Collective::kRailRoute;
 }

@@ -1,8 +1,8 @@
 #ifndef FERRY_PYTHON_DEEP_EP_TURN_HPP
 #define FERRY_PYTHON_DEEP_EP_TURN_HPP
 
-/// The collective calls of one operation of deep_ep, in order. An operation that fails makes those that remain as calls
-/// that all ranks refuse, so that no rank waits for this one.
+/// The collective calls of one operation of deep_ep, in order. If the operation fails, the remaining calls are made as
+/// calls that all ranks refuse, so that no rank waits for this one.
 
 #include <nanobind/nanobind.h>
 
@@ -29,7 +29,7 @@ enum class Collective : std::uint8_t {
 
 class Turn {
  public:
-  /// exact_route: kRoute waits for the counts of all ranks, which learn there that it was refused.
+  /// exact_route: kRoute waits for the counts of all ranks, which learn in that wait of a refusal.
   Turn(const Calls& calls, Stream stream, std::initializer_list<Collective> collectives, bool exact_route = true);
 
   Stream stream() const { return stream_; }
@@ -50,7 +50,7 @@ class Turn {
     }
   }
 
-  /// Routing that a collective has returned, for those that use it.
+  /// Routing that a collective has returned, for later ones that use it.
   void set_routing(const Routing& routing) { routing_ = routing; }
   void set_rail_routing(const Routing& routing) { rail_routing_ = routing; }
 
@@ -72,7 +72,7 @@ class Turn {
     }
   }
 
-  /// Raises an exception that a call was given in place of an argument; anything else is no problem.
+  /// Raises `problem` if it is an exception, given in place of an argument.
   static void raise_if_given(nanobind::handle problem);
 
  private:

@@ -234,9 +234,11 @@ class ElasticBuffer(AbsentFamilies):
         [N, K], or None if expanded; weights [N, K], 0 where the expert is on another rank, or [rows] if expanded; the
         handle; and the event.
         """
-        calls = self._member.calls_for("dispatch")
-        order = self._member, "dispatch", previous_event, async_with_compute_stream, unknown
-        epilogue = event_or_problem(previous_event_before_epilogue, "dispatch: previous_event_before_epilogue")
+        member = self._member
+        calls = member.calls or member.refuse("dispatch")
+        epilogue = previous_event_before_epilogue
+        if epilogue is not None:
+            epilogue = event_or_problem(epilogue, "dispatch: previous_event_before_epilogue")
         if handle is not None:
             given = None
             if (
@@ -258,7 +260,11 @@ class ElasticBuffer(AbsentFamilies):
                     "do_expand": True if do_expand else None,
                 }
             return run_in_order(
-                *order,
+                member,
+                "dispatch",
+                previous_event,
+                async_with_compute_stream,
+                unknown,
                 (x, topk_weights),
                 calls.elastic_dispatch_again,
                 x,
@@ -272,7 +278,11 @@ class ElasticBuffer(AbsentFamilies):
             )
         most = self.num_max_tokens_per_rank
         return run_in_order(
-            *order,
+            member,
+            "dispatch",
+            previous_event,
+            async_with_compute_stream,
+            unknown,
             (x, topk_idx, topk_weights, cumulative_local_expert_recv_stats),
             calls.elastic_dispatch,
             x,
@@ -317,10 +327,24 @@ class ElasticBuffer(AbsentFamilies):
         Returns the sums [T, H] bf16; those of the weights [T, K] f32, or None; and the event.
         """
         num_sms = num_sms or getattr(handle, "num_sms", 0)
-        calls = self._member.calls_for("combine")
-        epilogue = event_or_problem(previous_event_before_epilogue, "combine: previous_event_before_epilogue")
-        rounds_once = not self.allow_multiple_reduction
-        inputs = (x, topk_weights, bias)
-        arguments = (calls.elastic_combine, x, handle, topk_weights, bias, rounds_once, epilogue, num_sms)
-        order = self._member, "combine", previous_event, async_with_compute_stream, unknown
-        return run_in_order(*order, inputs, *arguments)
+        member = self._member
+        calls = member.calls or member.refuse("combine")
+        epilogue = previous_event_before_epilogue
+        if epilogue is not None:
+            epilogue = event_or_problem(epilogue, "combine: previous_event_before_epilogue")
+        return run_in_order(
+            member,
+            "combine",
+            previous_event,
+            async_with_compute_stream,
+            unknown,
+            (x, topk_weights, bias),
+            calls.elastic_combine,
+            x,
+            handle,
+            topk_weights,
+            bias,
+            not self.allow_multiple_reduction,
+            epilogue,
+            num_sms,
+        )

@@ -207,10 +207,21 @@ class Buffer(LatencyCalls):
         to a rank [T, R] bool; and the event.
         """
         what = "get_dispatch_layout"
-        calls = self._member.calls_for(what)
-        ranks_per_node = self._member.counted_ranks_per_node
-        arguments = (calls.layout, topk_idx, num_experts, ranks_per_node)
-        return run_in_order(self._member, what, previous_event, async_finish, {}, (topk_idx,), *arguments)
+        member = self._member
+        calls = member.calls or member.refuse(what)
+        ranks_per_node = member.counted_ranks_per_node
+        return run_in_order(
+            member,
+            what,
+            previous_event,
+            async_finish,
+            None,
+            (topk_idx,),
+            calls.layout,
+            topk_idx,
+            num_experts,
+            ranks_per_node,
+        )
 
     @eager
     def dispatch(
@@ -253,12 +264,29 @@ class Buffer(LatencyCalls):
         first and the last are not None.
         """
         num_sms = Buffer.num_sms if config is None else of_config(config)
-        calls = self._member.calls_for("dispatch")
-        order = self._member, "dispatch", previous_event, async_finish, unknown
+        member = self._member
+        calls = member.calls or member.refuse("dispatch")
         if handle is not None:
-            return run_in_order(*order, (x,), calls.dispatch_again, x, handle, topk_idx, topk_weights, num_sms)
+            return run_in_order(
+                member,
+                "dispatch",
+                previous_event,
+                async_finish,
+                unknown,
+                (x,),
+                calls.dispatch_again,
+                x,
+                handle,
+                topk_idx,
+                topk_weights,
+                num_sms,
+            )
         return run_in_order(
-            *order,
+            member,
+            "dispatch",
+            previous_event,
+            async_finish,
+            unknown,
             (x, topk_idx, topk_weights),
             calls.dispatch,
             x,
@@ -294,10 +322,22 @@ class Buffer(LatencyCalls):
         Returns the sums [T, H] bf16; those of the weights [T, K] f32, or None; and the event.
         """
         num_sms = Buffer.num_sms if config is None else of_config(config)
-        calls = self._member.calls_for("combine")
-        inputs = (x, topk_weights, bias)
-        arguments = (calls.combine, x, handle, topk_weights, bias, num_sms)
-        return run_in_order(self._member, "combine", previous_event, async_finish, unknown, inputs, *arguments)
+        member = self._member
+        calls = member.calls or member.refuse("combine")
+        return run_in_order(
+            member,
+            "combine",
+            previous_event,
+            async_finish,
+            unknown,
+            (x, topk_weights, bias),
+            calls.combine,
+            x,
+            handle,
+            topk_weights,
+            bias,
+            num_sms,
+        )
 
     # Names that programs call on several nodes: the same calls, whatever the group has.
     internode_dispatch = dispatch
