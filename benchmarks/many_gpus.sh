@@ -69,7 +69,7 @@ part_left_s() {
   "$ferry" --version
 } >"$out/machine.txt" 2>&1
 
-# One line for each result of a file of `ferry bench` or `python -m ferry.bench`.
+# One line for each result of a file of `ferry bench` or `benchmarks/python/bench.py`.
 lines_of() { # label
   python3 - "$1" "$out/$1.json" <<'PYTHON'
 import json, sys
@@ -135,14 +135,14 @@ tune() {
 
 kernel_times() { # api
   if [[ $python == no ]] || ((ranks > num_gpus)); then return; fi
-  run "latency_kernels_$1" 40 python3 -m ferry.bench --latency --kernel-times --api "$1" --order rank_sums --dtype fp8 \
-    --ranks "$ranks" --device cuda --tokens 1,8,32,128 --iterations 30
+  run "latency_kernels_$1" 40 python3 benchmarks/python/bench.py --latency --kernel-times --api "$1" \
+    --order rank_sums --dtype fp8 --ranks "$ranks" --device cuda --tokens 1,8,32,128 --iterations 30
 }
 
 layer() { # api dtype
   if [[ $python == no ]] || ((ranks > num_gpus)); then return; fi
-  run "layer_$1_$2" 60 python3 -m ferry.bench --layer --api "$1" --dtype "$2" --ranks "$ranks" --device cuda \
-    --tokens 64,128,512,1024,2048,4096
+  run "layer_$1_$2" 60 python3 benchmarks/python/bench.py --layer --api "$1" --dtype "$2" --ranks "$ranks" \
+    --device cuda --tokens 64,128,512,1024,2048,4096
 }
 
 # What is not used of a part's time goes to those after it.

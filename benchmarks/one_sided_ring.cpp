@@ -1,7 +1,7 @@
-/// Requests per second that one proxy takes from a ring (ferry/device/proxy_request.hpp) whose writers are threads: 8-byte
-/// puts to a rank of another node over the loopback engine, or UCX. And how long a fetch_add of one writer takes until
-/// it is answered: what a kernel's takes, less its own trips to memory. Two ranks, threads of this process. Prints
-/// JSON.
+/// Requests per second that one proxy takes from a ring (ferry/device/proxy_request.hpp) whose writers are threads:
+/// 8-byte puts to a rank of another node over the loopback engine, or UCX. And how long a fetch_add of one writer takes
+/// until it is answered: what a kernel's takes, less its own trips to memory. Two ranks, threads of this process.
+/// Prints JSON.
 
 #include <fmt/format.h>
 

@@ -1,8 +1,8 @@
 #ifndef FERRY_BENCHMARKS_OPTIONS_HPP
 #define FERRY_BENCHMARKS_OPTIONS_HPP
 
-/// The command line of a benchmark. Programs that include CLI11 each compile all of it, which takes ten times as long as
-/// their own code; options.cpp compiles it once for all of them.
+/// The command line of a benchmark. Programs that include CLI11 each compile all of it, which takes ten times as long
+/// as their own code; options.cpp compiles it once for all of them.
 
 #include <cstddef>
 #include <cstdint>

@@ -1,7 +1,8 @@
 #ifndef FERRY_MEMORY_H
 #define FERRY_MEMORY_H
 
-/// C interface: symmetric memory that calls need, and tensors whose memory need not be looked up. Include ferry/ferry.h.
+/// C interface: symmetric memory that calls need, and tensors whose memory need not be looked up. Include
+/// ferry/ferry.h.
 
 #include "ferry/ferry_base.h"
 

@@ -42,12 +42,11 @@ from ferry._routing import ChannelTables, Combined, Received, Routing
 from ferry.gating import GatingOptions, select_experts
 
 if TYPE_CHECKING:  # aliases, so that type checkers take them for a part of the package
-    from ferry import bench as bench
     from ferry import nn as nn
     from ferry import ops as ops
 
 # Imported when they are first used: together they take nearly as long as the rest.
-_SUBMODULES = ("bench", "nn", "ops")
+_SUBMODULES = ("nn", "ops")
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Which expert lives on which rank, from loads; without a group."""
+"""Placement of experts on ranks by their loads; without a group."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from ferry import _native
 from ferry._eager import eager
 from ferry._errors import InvalidArgument
-from ferry._tensors import tensor_of, view_of
+from ferry._tensors import tensor_of
 
 if TYPE_CHECKING:
     import numpy
@@ -66,7 +66,7 @@ class MovePlan(NamedTuple):
     num_between_nodes: int
     num_local: int
     num_staging: list[int]
-    """Of each rank: places, each for one expert's weights, that its copies need besides."""
+    """Additional places, each for one expert's weights, that the copies of each rank need."""
 
 
 @eager
@@ -107,8 +107,8 @@ def balance(
         loads = loads.to(torch.float32)
     before = None if previous is None else _placement(previous, "previous")
     placed = _native.balance(
-        view_of(loads, "balance", "load", _CPU),
-        view_of(before, "balance", "previous", _CPU),
+        loads,
+        before,
         num_replicas,
         num_groups,
         num_nodes,
@@ -131,18 +131,14 @@ def balance(
 
 @eager
 def plan_moves(previous: Table, next: Table, *, num_experts: int, num_ranks: int, num_nodes: int = 1) -> MovePlan:
-    """What to copy from where to get from one placement to another. Local: no other rank takes part.
+    """Copies that lead from one placement to another. Local: no other rank takes part.
 
     previous, next: [layers, P], as :class:`Balance` has it; -1 is an empty place. Sources are on the same rank where
     possible, else on the same node, and of those the rank that gives least so far.
     """
     before, after = _placement(previous, "previous"), _placement(next, "next")
     copies, begin, num_remote, num_between_nodes, num_local, num_staging = _native.plan_moves(
-        view_of(before, "plan_moves", "previous", _CPU),
-        view_of(after, "plan_moves", "next", _CPU),
-        num_experts,
-        num_ranks,
-        num_nodes,
+        before, after, num_experts, num_ranks, num_nodes
     )
     made = [ExpertCopy(*copy) for copy in copies]
     waves = [made[first:last] for first, last in pairwise(begin)]

@@ -1,4 +1,4 @@
-"""How the ranks of a new group find each other."""
+"""Ways in which the ranks of a new group find each other."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import torch
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-# What looks at the frames that this thread enters, None outside of compiled programs. Not every torch tells.
+# Returns the callback for frames that this thread enters, None outside of compiled programs. Not in every torch.
 _frame_callback: Callable[[], object] | None = getattr(
     getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None), "get_eval_frame_callback", None
 )

@@ -82,7 +82,7 @@ _BY_NUMBER = (
 )
 
 
-# What the library says of a view whose data is at 0, and what that means for tensors.
+# The library's text for a view whose data is at 0, and the advice that fits tensors.
 _NULL = " is a null pointer, expected memory of "
 _VIEW_ADVICE = "; leave the view empty if it is not used"
 _TENSOR_ADVICE = (

@@ -6,46 +6,35 @@ import contextlib
 import datetime
 import itertools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ferry import _native
 from ferry._bootstrap import bootstrap_for
-from ferry._dispatch_outputs import allocate_outputs
 from ferry._eager import eager
-from ferry._errors import FerryError, InvalidArgument, PeerLost
+from ferry._errors import InvalidArgument, PeerLost
 from ferry._group_arguments import (
     ARRIVAL_TIMEOUT_S,
     CALL_TIMEOUT_S,
     DEFAULT_ARENA_BYTES,
     MASK_TIMEOUT_S,
     device_of,
-    kernel_options,
-    owners_of,
     timeout_ns,
-    two_biases,
-    whole,
-    width_of,
 )
 from ferry._latency import InFlight, LatencyCalls
 from ferry._memory import memory_of
 from ferry._network import NetworkUsage, RailUsage
-from ferry._placement import LoadCounters, Placement, load_of
-from ferry._quantize import Quantization, number_of
-from ferry._routing import LAYOUTS, ChannelTables, Combined, Layout, Received, Routing, check_routing
-from ferry._tensors import View, view_of
+from ferry._placement import LoadCounters, Placement
+from ferry._quantize import Quantization
+from ferry._routing import ChannelTables, Combined, Layout, Received, Routing, check_routing
 
 if TYPE_CHECKING:
     import torch.distributed as dist
 
 _keys = itertools.count(1)
 _groups: weakref.WeakValueDictionary[int, Group] = weakref.WeakValueDictionary()
-# Arguments of a call that is made only to be refused.
-_NO_INPUTS = (None,) * 5
-_NO_OUTPUTS = (None,) * 5
-_NO_KERNEL = (0, 0, 0)
 
 
 def group_of(key: int) -> Group:
@@ -132,7 +121,7 @@ class Group(LatencyCalls):
         )
         self._in_flight = InFlight()
         self._memory = memory_of(self._native, self.device)
-        self._calls = self._native.calls(self._memory, Routing, Received, Combined)
+        self._calls = self._native.calls(self._memory, (Routing, Received, Combined, Placement, LoadCounters))
         self.key = next(_keys)
         """A number that identifies this group to :mod:`ferry.ops` in this process."""
         _groups[self.key] = self
@@ -160,11 +149,11 @@ class Group(LatencyCalls):
 
     @property
     def backend(self) -> str:
-        """Which backend moves the bytes, e.g. "cpu"."""
+        """Name of the backend that moves the bytes, e.g. "cpu"."""
         return self._native.backend
 
     def network_usage(self) -> NetworkUsage:
-        """What this rank has sent to other nodes so far, and over which network. No rails with one node. Local."""
+        """Bytes that this rank has sent to other nodes so far, and the network. No rails with one node. Local."""
         transport, rails, net_devices, ring_memory = self._native.network_usage()
         return NetworkUsage(transport, tuple(RailUsage(*rail) for rail in rails), net_devices, ring_memory)
 
@@ -234,53 +223,24 @@ class Group(LatencyCalls):
             and what dispatch gives is then about physical ones. May be another one in each call.
         counters: what this call adds its counts to, without a wait for them.
         """
-        if expert_to_rank is None and placement is None and counters is None and layout in LAYOUTS:
-            number = LAYOUTS.index(layout)
-            made = self._calls.route(
-                self,
-                topk_idx,
-                topk_weights,
-                num_experts,
-                number,
-                expert_alignment,
-                slab_capacity,
-                max_recv_rows,
-                max_tokens,
-                num_sms,
-            )
-            if made is not None:
-                if self._in_flight.calls_dropped:
-                    self._in_flight.made_whole()
-                return made
-        try:
-            if layout not in LAYOUTS:
-                raise InvalidArgument(f"route: layout is {layout!r}, expected one of {', '.join(map(repr, LAYOUTS))}")
-            rows = whole(max_recv_rows, "route", "max_recv_rows", 64)
-            options = (
-                whole(num_experts, "route", "num_experts", 64),
-                LAYOUTS.index(layout),
-                whole(expert_alignment, "route", "expert_alignment", 64),
-                whole(slab_capacity, "route", "slab_capacity", 64),
-                rows,
-                whole(max_tokens, "route", "max_tokens", 64),
-                whole(num_sms, "route", "num_sms"),
-                owners_of(expert_to_rank, "route"),
-                self._memory.stream(),
-                *load_of(placement, counters, "route", self.device),
-            )
-        except Exception:
-            self._refuse_route()
-            raise
-        try:
-            native = self._native.route(topk_idx, topk_weights, *options)
-        except _native.BadTensor:
-            try:
-                views = self._views("route", {"topk_idx": topk_idx, "topk_weights": topk_weights})
-            except Exception:
-                self._refuse_route()
-                raise
-            native = self._native.route(*views, *options)
-        return Routing(native, self, topk_weights is not None, rows > 0)
+        routing = self._calls.route(
+            self,
+            topk_idx,
+            topk_weights,
+            num_experts,
+            layout,
+            expert_alignment,
+            slab_capacity,
+            max_recv_rows,
+            max_tokens,
+            num_sms,
+            expert_to_rank,
+            placement,
+            counters,
+        )
+        if self._in_flight.calls_dropped:
+            self._in_flight.made_whole()
+        return routing
 
     @eager
     def dispatch(
@@ -312,50 +272,22 @@ class Group(LatencyCalls):
         quantize: turn bf16 rows into FP8 or INT8 on their way, as :func:`ferry.quantize` would; then no ``scales`` are
         given and ``Received.scales`` has those of each row. The same on every rank.
         """
-        mode = 0
-        if quantize is not None:
-            try:
-                mode = number_of(quantize, "dispatch")
-            except Exception:
-                self._refuse(self._native.dispatch, routing)
-                raise
-        if isinstance(routing, Routing):
-            made = self._calls.dispatch(
-                routing._native,
-                x,
-                scales,
-                topk_weights,
-                out,
-                out_scales,
-                out_source,
-                bool(tables),
-                routing.has_weights,
-                routing.is_bounded,
-                bool(zero_padding),
-                num_sms,
-                mode,
-            )
-            if made is not None:
-                if self._in_flight.calls_dropped:
-                    self._in_flight.made_whole()
-                return made
-        try:
-            received = allocate_outputs(
-                self._memory, routing, x, scales, topk_weights, out, out_scales, tables, quantize
-            )
-            stream, kernel = self._memory.stream(), kernel_options(num_sms, "dispatch")
-        except Exception:
-            self._refuse(self._native.dispatch, routing)
-            raise
-        inputs = {"x": x, "scales": scales, "topk_weights": topk_weights}
-        outputs = {
-            "out": received.x,
-            "out_scales": received.scales,
-            "received ids": received.topk_idx,
-            "received weights": received.topk_weights,
-            "out_source": out_source,
-        }
-        self._exchange("dispatch", routing, inputs, outputs, (stream, bool(zero_padding), kernel, mode))
+        received = self._calls.dispatch(
+            self,
+            routing,
+            x,
+            scales,
+            topk_weights,
+            out,
+            out_scales,
+            out_source,
+            bool(tables),
+            bool(zero_padding),
+            num_sms,
+            quantize,
+        )
+        if self._in_flight.calls_dropped:
+            self._in_flight.made_whole()
         return received
 
     @eager
@@ -381,29 +313,10 @@ class Group(LatencyCalls):
         shares no memory with what is given.
         num_sms: as for dispatch.
         """
-        if isinstance(routing, Routing):
-            made = self._calls.combine(routing._native, x, weights, bias, bool(weighted), topk_weights, out, num_sms)
-            if made is not None:
-                if self._in_flight.calls_dropped:
-                    self._in_flight.made_whole()
-                return made
-        try:
-            check_routing(routing, "combine")
-            first, second = two_biases(bias)
-            tokens = routing.num_tokens
-            if out is None:
-                out = torch.empty(tokens, width_of(x, "combine: x"), dtype=x.dtype, device=self.device)
-            sums = None
-            if weights is not None:
-                sums = torch.empty(tokens, routing.num_topk, dtype=torch.float32, device=self.device)
-            stream, kernel = self._memory.stream(), kernel_options(num_sms, "combine")
-        except Exception:
-            self._refuse_combine(routing)
-            raise
-        inputs = {"x": x, "weights": weights, "bias": first, "second bias": second, "topk_weights": topk_weights}
-        outputs = {"out": out, "summed weights": sums}
-        self._exchange("combine", routing, inputs, outputs, (stream, bool(weighted), kernel))
-        return Combined(out, sums)
+        combined = self._calls.combine(self, routing, x, weights, bias, bool(weighted), topk_weights, out, num_sms)
+        if self._in_flight.calls_dropped:
+            self._in_flight.made_whole()
+        return combined
 
     @eager
     def channel_tables(self, routing: Routing, num_channels: int) -> ChannelTables:
@@ -423,12 +336,7 @@ class Group(LatencyCalls):
             (routing.num_tokens, ranks),
         )
         tables = ChannelTables(*(torch.empty(shape, dtype=torch.int32, device=device) for shape in shapes))
-        stream = self._memory.stream()
-        try:
-            self._native.channel_tables(routing._native, channels, tuple(tables), stream)
-        except _native.BadTensor:
-            views = self._views("channel_tables", tables._asdict())
-            self._native.channel_tables(routing._native, channels, views, stream)
+        self._native.channel_tables(routing._native, channels, tuple(tables), self._memory.stream())
         return tables
 
     @eager
@@ -453,48 +361,8 @@ class Group(LatencyCalls):
         try:
             self._native.destroy()
         except PeerLost as error:
-            if error.peer != self.rank:  # else what a signal's handler raised here has been told, and is on its way
+            if error.peer != self.rank:  # else a signal's handler raised here, and its error is on its way
                 raise
         finally:
             self._in_flight.clear()
             self._memory.close()
-
-    def _exchange(
-        self,
-        operation: str,
-        routing: Routing,
-        inputs: dict[str, torch.Tensor | None],
-        outputs: dict[str, torch.Tensor | None],
-        options: tuple[object, ...],
-    ) -> None:
-        """A native dispatch or combine. The module reads most tensors in place; the others as views, made here."""
-        call = getattr(self._native, operation)
-        try:
-            call(routing._native, tuple(inputs.values()), tuple(outputs.values()), *options)
-            return
-        except _native.BadTensor:
-            pass
-        try:
-            views = self._views(operation, inputs), self._views(operation, outputs)
-        except Exception:
-            self._refuse(call, routing)
-            raise
-        call(routing._native, *views, *options)
-
-    def _views(self, operation: str, tensors: dict[str, torch.Tensor | None]) -> tuple[View | None, ...]:
-        return tuple(view_of(tensor, operation, name, self.device) for name, tensor in tensors.items())
-
-    def _refuse_route(self) -> None:
-        self._notify_peers(self._native.route, None, None, 1, 0, 1, 0, 0, 0, 0, [], self._memory.stream())
-
-    def _refuse_combine(self, routing: Routing) -> None:
-        self._refuse(self._native.combine, routing)
-
-    def _refuse(self, call: Callable[..., object], routing: object) -> None:
-        native = routing._native if isinstance(routing, Routing) and routing.group is self else _native.Routing()
-        self._notify_peers(call, native, _NO_INPUTS, _NO_OUTPUTS, self._memory.stream(), False, _NO_KERNEL)
-
-    def _notify_peers(self, call: Callable[..., object], *arguments: object) -> None:
-        """Makes a call that all ranks refuse, so that arguments that cannot be passed on leave no peer waiting."""
-        with contextlib.suppress(FerryError):
-            call(*arguments)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,8 +16,6 @@ ARRIVAL_TIMEOUT_S = 50.0  # kDefaultTimeoutNs
 MASK_TIMEOUT_S = 100.0  # kDefaultMaskTimeoutNs
 
 _NS_PER_S = 1_000_000_000
-_MAX_BIASES = 2
-_MOST = (1 << 31) - 1
 
 
 def timeout_ns(timeout: float | datetime.timedelta) -> int:
@@ -51,51 +48,3 @@ def usable_device(device: torch.device | str | int, what: str) -> torch.device:
     if index >= num_devices:
         raise InvalidArgument(f"{what} is {chosen}, expected cuda:0 to cuda:{num_devices - 1}")
     return torch.device("cuda", index)
-
-
-def width_of(tensor: torch.Tensor, what: str) -> int:
-    """The size of a row."""
-    if not isinstance(tensor, torch.Tensor) or tensor.dim() < 1:
-        raise InvalidArgument(f"{what}: expected a torch.Tensor of rows, got {type(tensor).__name__}")
-    return tensor.shape[-1]
-
-
-def two_biases(bias: torch.Tensor | Sequence[torch.Tensor] | None) -> list[torch.Tensor | None]:
-    """Both biases of a combine, None where there is none."""
-    try:
-        biases = [bias] if isinstance(bias, torch.Tensor) else list(bias or [])
-    except TypeError:
-        raise InvalidArgument(f"combine: bias is a {type(bias).__name__}, expected one or two tensors") from None
-    if len(biases) > _MAX_BIASES:
-        raise InvalidArgument(f"combine: {len(biases)} biases, expected at most two; add them first")
-    return biases + [None] * (_MAX_BIASES - len(biases))
-
-
-def whole(value: Any, operation: str, name: str, bits: int = 32) -> int:
-    """An integer that fits the native module's, which raises TypeError for others: too late to tell the peers."""
-    try:
-        number = int(value)
-    except (TypeError, ValueError, OverflowError):
-        raise InvalidArgument(f"{operation}: {name} is {value!r}, expected an integer") from None
-    if not -(1 << (bits - 1)) < number < 1 << (bits - 1):
-        raise InvalidArgument(f"{operation}: {name} is {number}, expected less than 2**{bits - 1}")
-    return number
-
-
-def owners_of(expert_to_rank: Sequence[int] | None, operation: str) -> list[int]:
-    """Empty where none are given."""
-    if expert_to_rank is None:
-        return []
-    try:
-        owners = [int(rank) for rank in expert_to_rank]
-    except (TypeError, ValueError, OverflowError) as error:
-        raise InvalidArgument(f"{operation}: expert_to_rank: expected the rank of each expert; {error}") from None
-    for expert, rank in enumerate(owners):
-        if not -_MOST <= rank <= _MOST:
-            raise InvalidArgument(f"{operation}: expert_to_rank[{expert}] is {rank}, expected less than 2**31")
-    return owners
-
-
-def kernel_options(num_sms: int, operation: str) -> tuple[int, int, int]:
-    """KernelOptions, of which Python sets one."""
-    return whole(num_sms, operation, "num_sms"), 0, 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -10,12 +9,10 @@ import torch
 
 from ferry import _native
 from ferry._eager import eager
-from ferry._errors import FerryError, InvalidArgument
-from ferry._group_arguments import owners_of, whole
-from ferry._placement import LoadCounters, Placement, load_of
-from ferry._quantize import Quantization, number_of
-from ferry._routing import Routing, check_routing
-from ferry._tensors import view_of
+from ferry._errors import InvalidArgument
+from ferry._placement import LoadCounters, Placement
+from ferry._quantize import Quantization
+from ferry._routing import Routing
 
 CombineOrder = Literal["exact", "rank_sums"]
 
@@ -23,8 +20,8 @@ _ORDERS: tuple[CombineOrder, ...] = ("exact", "rank_sums")  # of ferry::CombineO
 
 
 class Sent:
-    """A split call between its halves, made before it is sent. Until it is received, or if that never happens until the
-    next call that all ranks make together, its group keeps the tensors that it reads and writes.
+    """A split call between its halves, created before the send half. Its group keeps the tensors that the call reads or
+    writes until it is received, or, if it never is, until the next call that all ranks make together.
     """
 
     __slots__ = ("_group", "_is_open", "_native", "_number", "_operation", "kept")
@@ -136,7 +133,7 @@ class LatencyDispatched(_Result):
         self.scales = scales
         """[L, C, S]; None if none were sent or made."""
         self.routing = routing
-        """What combine needs; its ``local_expert_counts``, ``source_ranges`` and ``source`` say what the rows are."""
+        """Routing for the combine. ``local_expert_counts``, ``source_ranges`` and ``source`` describe the rows."""
         self._sent = sent
 
 
@@ -213,45 +210,27 @@ class LatencyCalls:
             counts it; of a split call the receive half. On a GPU in stream order, in every replay of a graph.
         num_sms: on a GPU, the most multiprocessors to use; 0: as many as were measured to be fastest.
         """
-        operation = "latency_dispatch"
-        try:
-            most = whole(max_tokens, operation, "max_tokens")
-            if slab_capacity is None:
-                slab_capacity = max(self.num_ranks * most, 1)
-            options = (
-                whole(num_experts, operation, "num_experts"),
-                most,
-                whole(slab_capacity, operation, "slab_capacity"),
-                owners_of(expert_to_rank, operation),
-                number_of(quantize, operation),
-                bool(column_major_scales),
-                bool(zero_padding),
-            )
-            sms = whole(num_sms, operation, "num_sms")
-            load = load_of(placement, counters, operation, self.device)
-        except Exception:
-            self._refuse_latency_dispatch()
-            raise
         if isinstance(num_tokens, torch.Tensor) and num_tokens.dim() == 0:
             num_tokens = num_tokens.view(1)
         tensors = (x, scales, topk_idx, topk_weights, out, out_scales, num_tokens, wait_times_ns)
-        sent = Sent(operation, self, *tensors) if split else None
-        options = *options, None if sent is None else sent.kept, sms, *load
-        try:
-            made = _native.latency_dispatch(self._calls, x, scales, tensors, *options)
-        except _native.BadTensor:
-            names = ("x", "scales", "topk_idx", "topk_weights", "out", "out_scales", "num_tokens", "wait_times_ns")
-            try:
-                views = tuple(view_of(t, operation, name, self.device) for t, name in zip(tensors, names, strict=True))
-            except Exception:
-                self._refuse_latency_dispatch()
-                raise
-            made = _native.latency_dispatch(self._calls, x, scales, views, *options)
-        native = made[2]
+        sent = Sent("latency_dispatch", self, *tensors) if split else None
+        rows, made_scales, native = _native.latency_dispatch(
+            self._calls,
+            *tensors,
+            num_experts,
+            max_tokens,
+            slab_capacity,
+            expert_to_rank,
+            quantize,
+            bool(column_major_scales),
+            bool(zero_padding),
+            sent,
+            num_sms,
+            placement,
+            counters,
+        )
         self._made(sent, native)
-        routing = Routing(native, self, topk_weights is not None, False)
-        rows = made[0] if out is None else out
-        return LatencyDispatched(rows, made[1] if out_scales is None else out_scales, routing, sent)
+        return LatencyDispatched(rows, made_scales, Routing(native, self, topk_weights is not None, False), sent)
 
     @eager
     def latency_combine(
@@ -277,33 +256,12 @@ class LatencyCalls:
         split, wait_times_ns, num_sms: as in :meth:`latency_dispatch`.
         out: [T, H] of x's dtype; by default a new tensor.
         """
-        operation = "latency_combine"
         routing = dispatched.routing if isinstance(dispatched, LatencyDispatched) else dispatched
-        try:
-            check_routing(routing, operation)
-            if order not in _ORDERS:
-                raise InvalidArgument(
-                    f"{operation}: order is {order!r}, expected one of {', '.join(map(repr, _ORDERS))}"
-                )
-            number, sms = _ORDERS.index(order), whole(num_sms, operation, "num_sms")
-        except Exception:
-            self._refuse_latency_combine(routing)
-            raise
-        native, tensors = routing._native, (x, topk_weights, out, wait_times_ns)
-        sent = Sent(operation, self, *tensors) if split else None
-        options = number, None if sent is None else sent.kept, sms
-        try:
-            made = _native.latency_combine(self._calls, native, x, tensors, *options)
-        except _native.BadTensor:
-            names = ("x", "topk_weights", "out", "wait_times_ns")
-            try:
-                views = tuple(view_of(t, operation, name, self.device) for t, name in zip(tensors, names, strict=True))
-            except Exception:
-                self._refuse_latency_combine(routing)
-                raise
-            made = _native.latency_combine(self._calls, native, x, views, *options)
-        self._made(sent, native)
-        return LatencyCombined(made if out is None else out, sent)
+        tensors = (x, topk_weights, out, wait_times_ns)
+        sent = Sent("latency_combine", self, *tensors) if split else None
+        sums = _native.latency_combine(self._calls, self, routing, *tensors, order, sent, num_sms)
+        self._made(sent, routing._native)
+        return LatencyCombined(sums, sent)
 
     def latency_update_mask(self, rank: int, masked: bool = True) -> None:
         """Mask a rank, or end that, in a group that was created with ``mask_lost_ranks=True``. Local.
@@ -315,18 +273,15 @@ class LatencyCalls:
         calls, with a barrier of the process group before and after. On a GPU effective for later work on the current
         stream.
         """
-        number = whole(rank, "latency_update_mask", "rank")
-        self._native.latency_update_mask(number, bool(masked), self._memory.stream())
+        self._native.latency_update_mask(rank, bool(masked), self._memory.stream())
 
     def latency_query_mask(self, out: torch.Tensor | None = None) -> torch.Tensor:
         """[R] i32, contiguous: 1 for each rank that this one masks, else 0. Local; on a GPU when the current stream
         gets there.
         """
-        operation = "latency_query_mask"
         if out is None:
             out = torch.empty(self.num_ranks, dtype=torch.int32, device=self.device)
-        view = view_of(out, operation, "out", self.device)
-        self._native.latency_query_mask(view, self._memory.stream())
+        self._native.latency_query_mask(out, self._memory.stream())
         return out
 
     def latency_clear_mask(self) -> None:
@@ -340,17 +295,6 @@ class LatencyCalls:
         else:
             sent.sent_with(native)
 
-    def _refuse_latency_dispatch(self) -> None:
-        """Makes a call that all ranks refuse, so that arguments that cannot be passed on leave no rank waiting."""
-        with contextlib.suppress(FerryError):
-            _native.latency_dispatch(self._calls, None, None, (None,) * 8, 1, 1, 1, [], 0, False, False, None, 0)
-
-    def _refuse_latency_combine(self, routing: object) -> None:
-        own = isinstance(routing, Routing) and routing.group is self
-        native = routing._native if own else _native.Routing()
-        with contextlib.suppress(FerryError):
-            _native.latency_combine(self._calls, native, None, (None,) * 4, 0, None, 0)
-
 
 def latency_bytes_required(
     *,
@@ -362,7 +306,7 @@ def latency_bytes_required(
     order: CombineOrder = "exact",
     backend: str = "cuda",
 ) -> int:
-    """What ``latency_bytes`` of :class:`ferry.Group` must be at least for calls of latency mode. 0 for backend "cpu".
+    """Least ``latency_bytes`` of :class:`ferry.Group` for calls of latency mode. 0 for backend "cpu".
 
     num_ranks: R. max_tokens: M, the most tokens of any rank. num_topk: K. dispatch_row_bytes: a row as it travels, with
     its scales (as quantised, if it is). combine_row_bytes: a row of the experts' output. order: of all combines;
@@ -375,8 +319,4 @@ def latency_bytes_required(
         raise InvalidArgument(
             f"latency_bytes_required: order is {order!r}, expected one of {', '.join(map(repr, _ORDERS))}"
         )
-    return _native.latency_bytes_required(
-        str(backend),
-        *(whole(number, "latency_bytes_required", "a number of the shape") for number in shape),
-        _ORDERS.index(order),
-    )
+    return _native.latency_bytes_required(str(backend), *shape, _ORDERS.index(order))

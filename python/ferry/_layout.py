@@ -9,11 +9,10 @@ import torch
 from ferry import _native
 from ferry._errors import InvalidArgument
 from ferry._memory import current_stream_of
-from ferry._tensors import view_of
 
 
 class DispatchLayout(NamedTuple):
-    """How one rank's tokens spread over ranks, nodes and experts."""
+    """Counts of one rank's tokens by rank, node and expert."""
 
     num_tokens_per_rank: torch.Tensor
     """[R] i32: tokens with an expert on the rank."""
@@ -52,12 +51,7 @@ def dispatch_layout(
     )
     options = num_experts, num_ranks, ranks_per_node
     index, stream = (device.index, current_stream_of(device)) if device.type == "cuda" else (-1, 0)
-    try:
-        _native.dispatch_layout(topk_idx, *options, tuple(layout), index, stream)
-    except _native.BadTensor:
-        ids = view_of(topk_idx, "dispatch_layout", "topk_idx", device)
-        outputs = tuple(view_of(tensor, "dispatch_layout", "output", device) for tensor in layout)
-        _native.dispatch_layout(ids, *options, outputs, index, stream)
+    _native.dispatch_layout(topk_idx, *options, tuple(layout), index, stream)
     return layout
 
 

@@ -59,7 +59,7 @@ class LoadWindow:
         self._waits = torch.tensor(group.wait_times_ns)
 
     def counters(self, layer: int) -> LoadCounters:
-        """What calls of ``layer`` add to."""
+        """Counters for calls of ``layer``."""
         return LoadCounters(self.logical[layer], self.physical[layer] if self.physical.shape[1] > 0 else None)
 
     def reset(self) -> None:

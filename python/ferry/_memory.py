@@ -1,4 +1,4 @@
-"""Where new tensors of a group come from: its symmetric memory, on the host or on a GPU."""
+"""Memory of a group's new tensors: symmetric memory, on the host or on a GPU."""
 
 from __future__ import annotations
 
@@ -64,10 +64,10 @@ def _functions_of(device: torch.device) -> TorchFunctions:
 
 
 class Memory:
-    """What the native module's calls ask of either memory."""
+    """Interface that the native module's calls use of either memory."""
 
     pool_id: tuple[int, int] | None = None
-    """Of the pool of torch's allocator that gives symmetric memory now; None: there is none."""
+    """Id of the pool of torch's allocator that gives symmetric memory now; None: there is none."""
 
     def __init__(self, native: _native.Group, device: torch.device) -> None:
         self._native = native
@@ -119,7 +119,7 @@ def _segment_allocator() -> torch.cuda.memory.CUDAPluggableAllocator:
     return torch.cuda.memory.CUDAPluggableAllocator(_native.__file__, "ferry_segment_alloc", "ferry_segment_free")
 
 
-# As kernel compilers use it: creating a stream object in each call would take longer than everything else.
+# The function that kernel compilers use: creating a stream object in each call would take longer than the rest.
 _raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
 

@@ -1,16 +1,11 @@
-"""Types of the native module. It takes tensors or (address, dtype number, shape, strides), returns DLPack arrays."""
+"""Types of the native module. It takes torch tensors and other arguments of calls as programs pass them, and raises
+ferry.InvalidArgument where one is wrong. Memory of the library is returned as DLPack arrays.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-
-_View = torch.Tensor | tuple[int, int, tuple[int, ...], tuple[int, ...]] | None
-_Kernel = tuple[int, int, int]
-_Payload = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
-
-class BadTensor(Exception):
-    """A tensor that the module cannot read in place: nothing was done. Pass a tuple, after a look at what is wrong."""
 
 class Bootstrap: ...
 
@@ -52,7 +47,7 @@ class Routing:
     def expert_row_offsets_view(self) -> object: ...
 
 class Calls:
-    """Whole calls of a group on tensors. None: not a common case; nothing was done."""
+    """Calls of a group. One that cannot be made is refused on all ranks, and raises."""
 
     def route(
         self,
@@ -60,16 +55,20 @@ class Calls:
         topk_idx: object,
         topk_weights: object,
         num_experts: object,
-        layout: int,
+        layout: object,
         expert_alignment: object,
         slab_capacity: object,
         max_recv_rows: object,
         max_tokens: object,
         num_sms: object,
+        expert_to_rank: object,
+        placement: object,
+        counters: object,
     ) -> Any: ...
     def dispatch(
         self,
-        routing: Routing,
+        owner: object,
+        routing: object,
         x: object,
         scales: object,
         topk_weights: object,
@@ -77,15 +76,14 @@ class Calls:
         out_scales: object,
         out_source: object,
         tables: bool,
-        has_weights: bool,
-        bounded: bool,
         zero_padding: bool,
         num_sms: object,
-        quantize: int = 0,
+        quantize: object,
     ) -> Any: ...
     def combine(
         self,
-        routing: Routing,
+        owner: object,
+        routing: object,
         x: object,
         weights: object,
         bias: object,
@@ -94,17 +92,34 @@ class Calls:
         out: object,
         num_sms: object,
     ) -> Any: ...
+    def refuse_route(self) -> None: ...
+    def refuse_combine(self, owner: object, routing: object) -> None: ...
+    def check_placement(self, placement: object, operation: str) -> None: ...
 
 class BufferCalls:
-    """Calls of a deep_ep buffer that return what its methods do. None: not a common case; nothing was done."""
+    """Calls of a deep_ep buffer, with the results of its methods.
 
-    def __init__(self, calls: Calls, group: object, types: tuple[type, ...], captured: list[Any]) -> None: ...
-    def bound_of(self, num_sms: object) -> int | None: ...
-    def layout(self, topk_idx: object, num_experts: object, ranks_per_node: int) -> Any: ...
+    problem: None, or an exception that is raised after the call was refused on all ranks. epilogue: None, an event, or
+    such an exception.
+    """
+
+    def __init__(
+        self,
+        calls: Calls,
+        group: object,
+        types: tuple[type, ...],
+        steps: object,
+        captured: list[Any],
+        to_all: object,
+    ) -> None: ...
+    def bound_of(self, num_sms: object, operation: str) -> int: ...
+    def layout(self, problem: Exception | None, topk_idx: object, num_experts: object, ranks_per_node: int) -> Any: ...
     def dispatch(
         self,
+        problem: Exception | None,
         x: object,
         tokens_per_rank: object,
+        tokens_per_node: object,
         token_in_rank: object,
         tokens_per_expert: object,
         topk_idx: object,
@@ -113,10 +128,27 @@ class BufferCalls:
         most_rows: object,
         num_sms: object,
     ) -> Any: ...
-    def dispatch_again(self, x: object, handle: object, num_sms: object) -> Any: ...
-    def combine(self, x: object, handle: object, topk_weights: object, bias: object, num_sms: object) -> Any: ...
+    def dispatch_again(
+        self,
+        problem: Exception | None,
+        x: object,
+        handle: object,
+        topk_idx: object,
+        topk_weights: object,
+        num_sms: object,
+    ) -> Any: ...
+    def combine(
+        self,
+        problem: Exception | None,
+        x: object,
+        handle: object,
+        topk_weights: object,
+        bias: object,
+        num_sms: object,
+    ) -> Any: ...
     def elastic_dispatch(
         self,
+        problem: Exception | None,
         x: object,
         topk_idx: object,
         topk_weights: object,
@@ -130,22 +162,35 @@ class BufferCalls:
         copy_ids: bool,
         exact: bool,
         expand: bool,
+        epilogue: object,
         num_sms: object,
     ) -> Any: ...
     def elastic_dispatch_again(
         self,
+        problem: Exception | None,
         x: object,
         handle: object,
         topk_weights: object,
+        given: dict[str, Any] | None,
         zero_padding: bool,
         column_major_scales: bool,
+        epilogue: object,
         num_sms: object,
     ) -> Any: ...
     def elastic_combine(
-        self, x: object, handle: object, topk_weights: object, bias: object, num_sms: object
+        self,
+        problem: Exception | None,
+        x: object,
+        handle: object,
+        topk_weights: object,
+        bias: object,
+        single_rounding: bool,
+        epilogue: object,
+        num_sms: object,
     ) -> Any: ...
     def low_latency_dispatch(
         self,
+        problem: Exception | None,
         x: object,
         topk_idx: object,
         max_tokens: object,
@@ -159,14 +204,18 @@ class BufferCalls:
     ) -> Any: ...
     def low_latency_combine(
         self,
+        problem: Exception | None,
         x: object,
         topk_idx: object,
         topk_weights: object,
         handle: object,
         out: object,
         wait_stats: object,
+        zero_copy: bool,
         sent: object,
     ) -> Any: ...
+    def check_latency_shape(self, max_tokens: object, hidden: object, num_experts: object, operation: str) -> None: ...
+    def slab_of(self, handle: object, operation: str) -> tuple[Any, tuple[int, int, int]]: ...
 
 class Placement:
     def __init__(self, physical_to_logical: Sequence[int], physical_to_rank: Sequence[int], choice: int, /) -> None: ...
@@ -185,50 +234,13 @@ class Group:
     def trim(self) -> None: ...
     def wait_times_ns(self) -> list[int]: ...
     def network_usage(self) -> tuple[str, list[tuple[int, int, int, str]], str, str]: ...
-    def route(
-        self,
-        topk_idx: _View,
-        topk_weights: _View,
-        num_experts: int,
-        layout: int,
-        expert_alignment: int,
-        slab_capacity: int,
-        max_recv_rows: int,
-        max_tokens: int,
-        num_sms: int,
-        expert_to_rank: Sequence[int],
-        stream: int,
-        placement: Placement | None = None,
-        table: _View = None,
-        counters: tuple[_View, ...] | None = None,
-    ) -> Routing: ...
-    def dispatch(
-        self,
-        routing: Routing,
-        inputs: tuple[_View, ...],
-        outputs: tuple[_View, ...],
-        stream: int,
-        zero_padding: bool,
-        kernel: _Kernel,
-        quantize: int = 0,
-    ) -> None: ...
-    def combine(
-        self,
-        routing: Routing,
-        inputs: tuple[_View, ...],
-        outputs: tuple[_View, ...],
-        stream: int,
-        weighted: bool,
-        kernel: _Kernel,
-        /,
-    ) -> None: ...
     def channel_tables(
-        self, routing: Routing, num_channels: int, outputs: tuple[_View, ...], stream: int, /
+        self, routing: Routing, num_channels: int, outputs: tuple[torch.Tensor, ...], stream: int, /
     ) -> None: ...
-    def latency_update_mask(self, rank: int, masked: bool, stream: int, /) -> None: ...
-    def latency_query_mask(self, out: _View, stream: int, /) -> None: ...
+    def latency_update_mask(self, rank: object, masked: bool, stream: int) -> None: ...
+    def latency_query_mask(self, out: object, stream: int, /) -> None: ...
     def latency_clear_mask(self, stream: int, /) -> None: ...
-    def calls(self, memory: object, routing: type, received: type, combined: type, /) -> Calls: ...
+    def calls(self, memory: object, classes: tuple[type, ...], /) -> Calls: ...
     def wait(self, stream: int, /) -> None: ...
     def poll(self) -> None: ...
     def enter_pool(self) -> None: ...
@@ -242,38 +254,44 @@ def latency_dispatch(
     calls: Calls,
     x: object,
     scales: object,
-    tensors: tuple[object, object, object, object, object, object, object, object],
-    num_experts: int,
-    max_tokens: int,
-    slab_capacity: int,
-    expert_to_rank: Sequence[int],
-    quantize: int,
+    topk_idx: object,
+    topk_weights: object,
+    out: object,
+    out_scales: object,
+    num_tokens: object,
+    wait_times_ns: object,
+    num_experts: object,
+    max_tokens: object,
+    slab_capacity: object,
+    expert_to_rank: object,
+    quantize: object,
     column_major_scales: bool,
     zero_padding: bool,
-    kept: list[object] | None,
-    num_sms: int,
-    placement: Placement | None = None,
-    table: _View = None,
-    counters: tuple[_View, ...] | None = None,
+    sent: object,
+    num_sms: object,
+    placement: object,
+    counters: object,
 ) -> tuple[torch.Tensor, torch.Tensor | None, Routing]: ...
 def latency_combine(
     calls: Calls,
-    routing: Routing,
+    owner: object,
+    routing: object,
     x: object,
-    tensors: tuple[object, object, object, object],
-    order: int,
-    kept: list[object] | None,
-    num_sms: int,
+    topk_weights: object,
+    out: object,
+    wait_times_ns: object,
+    order: object,
+    sent: object,
+    num_sms: object,
 ) -> torch.Tensor: ...
 def latency_receive(calls: Calls, routing: Routing) -> None: ...
-def latency_slab_tables(calls: Calls, routing: Routing) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
 def latency_bytes_required(
     backend: str,
-    num_ranks: int,
-    max_tokens: int,
-    num_topk: int,
-    dispatch_row_bytes: int,
-    combine_row_bytes: int,
+    num_ranks: object,
+    max_tokens: object,
+    num_topk: object,
+    dispatch_row_bytes: object,
+    combine_row_bytes: object,
     order: int,
 ) -> int: ...
 
@@ -291,8 +309,8 @@ class Balance:
     def num_moves(self) -> list[int]: ...
 
 def balance(
-    load: _View,
-    previous: _View | None,
+    load: object,
+    previous: object,
     num_replicas: int,
     num_groups: int,
     num_nodes: int,
@@ -303,48 +321,25 @@ def balance(
     max_steps: int,
 ) -> Balance: ...
 def plan_moves(
-    previous: _View, next: _View, num_experts: int, num_ranks: int, num_nodes: int, /
+    previous: object, next: object, num_experts: int, num_ranks: int, num_nodes: int, /
 ) -> tuple[list[tuple[Any, ...]], list[int], int, int, int, list[int]]: ...
-def describe_arrivals(
-    calls: Calls,
-    topk_idx: object,
-    source: object,
-    rows_per_expert: object,
-    max_tokens: int,
-    alignment: int,
-    expands: bool,
-) -> tuple[Any, Any, Any, Any, Any]: ...
-def expand_received(
-    calls: Calls,
-    x: object,
-    scales: object,
-    weights: object,
-    metadata: object,
-    last_equal: object,
-    num_rows: int,
-    zero_padding: bool,
-    column_major_scales: bool,
-) -> tuple[Any, Any, Any]: ...
-def reduce_sent(
-    calls: Calls, x: object, weights: object, metadata: object, last_equal: object, exact: bool
-) -> tuple[Any, Any]: ...
 def dispatch_layout(
-    topk_idx: _View,
+    topk_idx: object,
     num_experts: int,
     num_ranks: int,
     ranks_per_node: int,
-    outputs: tuple[_View, _View, _View, _View],
+    outputs: tuple[torch.Tensor, ...],
     device: int,
     stream: int,
     /,
 ) -> None: ...
-def quantize(x: _View, q: _View, scales: _View, mode: int, device: int, stream: int) -> None: ...
-def dequantize(q: _View, scales: _View, x: _View, device: int, stream: int) -> None: ...
+def quantize(x: object, q: object, scales: object, mode: int, device: int, stream: int) -> None: ...
+def dequantize(q: object, scales: object, x: object, device: int, stream: int) -> None: ...
 def select_experts(
-    logits: _View,
-    bias: _View,
-    topk_idx: _View,
-    topk_weights: _View,
+    logits: object,
+    bias: object,
+    topk_idx: object,
+    topk_weights: object,
     options: tuple[Any, ...],
     device: int,
     stream: int,

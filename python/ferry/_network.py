@@ -1,4 +1,4 @@
-"""What a rank has sent to other nodes."""
+"""Bytes that a rank has sent to other nodes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class NetworkUsage:
     net_devices: str = ""
     """Devices that ranks of other hosts may reach this rank through; empty if all its rail peers are on its host."""
     ring_memory: str = ""
-    """Where the rings between nodes are: "host" or "gpu"; empty with one node."""
+    """Memory of the rings between nodes: "host" or "gpu"; empty with one node."""
 
     @property
     def sent_bytes(self) -> int:

@@ -1,4 +1,4 @@
-"""Where experts live when they may have more than one home, and counters of their load."""
+"""Placement of experts that may have more than one home, and counters of their load."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import torch
 
 from ferry import _native
 from ferry._errors import InvalidArgument
-from ferry._tensors import View, view_of
 
 ReplicaChoice = Literal["nearest", "round_robin"]
 _CHOICES: tuple[ReplicaChoice, ...] = ("nearest", "round_robin")
@@ -93,36 +92,6 @@ class LoadCounters(NamedTuple):
     """[P]: of this rank's tokens, those that go to each physical expert; [E] without a placement."""
     received: torch.Tensor | None = None
     """[L]: of all ranks' tokens, those that each local expert of this rank receives."""
-
-
-class Load(NamedTuple):
-    """`placement` and `counters` as native calls take them."""
-
-    placement: _native.Placement | None = None
-    table: View | None = None
-    counters: tuple[View | None, ...] | None = None
-
-
-_NO_LOAD = Load()
-
-
-def load_of(placement: Placement | None, counters: LoadCounters | None, operation: str, device: torch.device) -> Load:
-    if placement is None and counters is None:
-        return _NO_LOAD
-    if placement is not None and not isinstance(placement, Placement):
-        raise InvalidArgument(f"{operation}: placement is a {type(placement).__name__}, expected a ferry.Placement")
-    views = None
-    if counters is not None:
-        if not isinstance(counters, LoadCounters):
-            raise InvalidArgument(f"{operation}: counters is a {type(counters).__name__}, expected ferry.LoadCounters")
-        views = tuple(
-            view_of(tensor, operation, f"counters.{name}", device)
-            for name, tensor in zip(LoadCounters._fields, counters, strict=True)
-        )
-    if placement is None:
-        return Load(None, None, views)
-    table = view_of(placement._table, operation, "placement.physical_to_logical", device)
-    return Load(placement._native, table, views)
 
 
 def _numbers(values: Sequence[int] | torch.Tensor, name: str) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import torch
@@ -11,7 +10,6 @@ from ferry import _native
 from ferry._eager import eager
 from ferry._errors import InvalidArgument
 from ferry._memory import current_stream_of
-from ferry._tensors import view_of
 
 Quantization = Literal["fp8", "fp8_power_of_two", "fp8_ue8m0", "int8"]
 
@@ -32,7 +30,7 @@ class Quantized(NamedTuple):
 
 
 def number_of(mode: str | None, operation: str) -> int:
-    """As the native module numbers it."""
+    """Number of the mode in the native module."""
     if mode is None:
         return 0
     number = _NUMBERS.get(mode) if isinstance(mode, str) else None
@@ -76,7 +74,7 @@ def quantize(
         out = torch.empty(rows[0], dtype=rows[1], device=x.device)
     if out_scales is None:
         out_scales = torch.empty(scales[0], dtype=scales[1], device=x.device)
-    _call(_native.quantize, {"x": x, "out": out, "out_scales": out_scales}, "quantize", number)
+    _native.quantize(x, out, out_scales, number, *_place_of(x))
     return Quantized(out, out_scales)
 
 
@@ -92,7 +90,7 @@ def dequantize(
     _check_matrix(x, "dequantize: x")
     if out is None:
         out = torch.empty(x.shape, dtype=dtype, device=x.device)
-    _call(_native.dequantize, {"x": x, "scales": scales, "out": out}, "dequantize")
+    _native.dequantize(x, scales, out, *_place_of(x))
     return out
 
 
@@ -102,14 +100,6 @@ def _check_matrix(x: object, what: str) -> None:
         raise InvalidArgument(f"{what} is {kind}, expected a tensor [T, H]")
 
 
-def _call(function: Callable[..., None], tensors: dict[str, torch.Tensor], operation: str, *options: int) -> None:
-    device = tensors["x"].device
-    if device.type == "cuda":
-        index, stream = device.index, current_stream_of(device)
-    else:
-        index, stream = -1, 0
-    try:
-        function(*tensors.values(), *options, index, stream)
-    except _native.BadTensor:
-        views = (view_of(tensor, operation, name, device) for name, tensor in tensors.items())
-        function(*views, *options, index, stream)
+def _place_of(x: torch.Tensor) -> tuple[int, int]:
+    """Index of the GPU, -1 on the host, and its current stream."""
+    return (x.device.index, current_stream_of(x.device)) if x.device.type == "cuda" else (-1, 0)

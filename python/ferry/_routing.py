@@ -55,7 +55,7 @@ class Combined(NamedTuple):
 
 
 class Routing(Generic[GroupT]):
-    """Where every token goes: the result of :meth:`Group.route`, or part of that of :meth:`Group.latency_dispatch`.
+    """Destination of every token: the result of :meth:`Group.route`, or part of that of :meth:`Group.latency_dispatch`.
 
     A value that may be kept and used for any number of dispatches and combines of its group, also after other routes.
     It holds everything that a cached dispatch or a backward pass needs.
@@ -107,7 +107,7 @@ class Routing(Generic[GroupT]):
 
     @property
     def layout(self) -> Layout:
-        """How received rows are arranged."""
+        """Arrangement of received rows."""
         return LAYOUTS[self._native.layout]
 
     @property
@@ -170,8 +170,8 @@ class Routing(Generic[GroupT]):
 
     @property
     def source_ranges(self) -> torch.Tensor | None:
-        """Of latency mode, otherwise None: [L, R, 2] i32 on the group's device, how many rows of each local expert come
-        from each source rank, and the first of them, counted from the start of the expert's rows.
+        """[L, R, 2] i32 on the group's device: number of rows of each local expert from each source rank, and the first
+        of them, counted from the start of the expert's rows. None except in latency mode.
 
         A view of the routing's own memory: do not write to it.
         """

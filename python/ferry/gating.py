@@ -16,7 +16,6 @@ from ferry import _native
 from ferry._eager import eager
 from ferry._errors import InvalidArgument
 from ferry._memory import current_stream_of
-from ferry._tensors import view_of
 
 __all__ = [
     "Choice",
@@ -64,14 +63,14 @@ class GatingOptions:
 
 
 class GatingPreset(NamedTuple):
-    """How a published model gates."""
+    """Gating of a published model."""
 
     num_experts: int
     has_bias: bool
     """The model comes with a selection bias."""
     options: GatingOptions
     source: str
-    """Where this was published."""
+    """Publication that specifies it."""
 
 
 class Choice(NamedTuple):
@@ -90,7 +89,7 @@ def _number(value: str, names: tuple[str, ...], what: str) -> int:
 
 
 def presets() -> dict[str, GatingPreset]:
-    """Of published models, by name: "deepseek-v3", "kimi-k2", "qwen3-235b", "gpt-oss-120b", "mixtral-8x7b"."""
+    """Gating of published models, by name: "deepseek-v3", "kimi-k2", "qwen3-235b", "gpt-oss-120b", "mixtral-8x7b"."""
     found = {}
     for name, num_experts, has_bias, source, numbers in _native.gating_presets():
         values = dict(zip((field.name for field in dataclasses.fields(GatingOptions)), numbers, strict=True))
@@ -128,7 +127,6 @@ def _choose(
     out_idx: torch.Tensor | None = None,
     out_weights: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    operation = "select_experts"
     device = logits.device
     shape = (logits.shape[0], options.num_topk)
     if out_idx is None:
@@ -136,18 +134,9 @@ def _choose(
     if out_weights is None:
         out_weights = torch.empty(shape, dtype=torch.float32, device=device)
     index, stream = (device.index, current_stream_of(device)) if device.type == "cuda" else (-1, 0)
-    tensors = {
-        "logits": logits.detach(),
-        "bias": None if bias is None else bias.detach(),
-        "out_idx": out_idx,
-        "out_weights": out_weights,
-    }
+    given_bias = None if bias is None else bias.detach()
     numbers = _numbers_of(options)
-    try:
-        _native.select_experts(*tensors.values(), numbers, index, stream)
-    except _native.BadTensor:
-        views = (None if t is None else view_of(t, operation, name, device) for name, t in tensors.items())
-        _native.select_experts(*views, numbers, index, stream)
+    _native.select_experts(logits.detach(), given_bias, out_idx, out_weights, numbers, index, stream)
     return out_idx, out_weights
 
 
@@ -179,7 +168,7 @@ class _SelectExperts(torch.autograd.Function):
         topk_idx, topk_weights = _choose(logits, bias, options)
         before = topk_idx
         if options.capacity > 0 and options.overflow == "drop":
-            # What was dropped took part in the sum.
+            # Dropped entries took part in the sum.
             before, _ = _choose(logits, bias, dataclasses.replace(options, capacity=0))
         ctx.save_for_backward(logits, topk_idx, before)
         ctx.options = options

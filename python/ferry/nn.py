@@ -11,14 +11,14 @@ import torch
 from ferry import ops
 from ferry._errors import InvalidArgument
 from ferry._group import Group
-from ferry._placement import Placement, load_of
+from ferry._placement import Placement
 from ferry._routing import Routing
 
 __all__ = ["ExpertParallel", "combine", "dispatch"]
 
 
 def _contiguous(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    """What is no tensor stays as it is: the group's call refuses it, on all ranks."""
+    """Contiguous tensor. Anything but a tensor is left as it is: the group's call refuses it, on all ranks."""
     return tensor.contiguous() if isinstance(tensor, torch.Tensor) else tensor
 
 
@@ -145,7 +145,7 @@ class ExpertParallel(torch.nn.Module):
 
     @property
     def placement(self) -> Placement | None:
-        """Where experts live; None: each on one rank, in order."""
+        """Placement of the experts; None: each on one rank, in order."""
         return self._placement
 
     @placement.setter
@@ -153,7 +153,7 @@ class ExpertParallel(torch.nn.Module):
         group = self.group
         if placement is not None:
             # Before the first call, so that a compiled one need not look.
-            load_of(placement, None, "ExpertParallel", group.device)
+            group._calls.check_placement(placement, "ExpertParallel")
             num_local = placement.num_local_experts(group.rank, group.num_ranks)
         else:
             first = group.rank * self.num_experts // group.num_ranks
@@ -182,7 +182,7 @@ class ExpertParallel(torch.nn.Module):
             return self._compiled(x, topk_idx, topk_weights, experts)
         group = self.group
         if not isinstance(topk_weights, torch.Tensor):
-            group._refuse_route()
+            group._calls.refuse_route()
             raise InvalidArgument(
                 f"ExpertParallel: topk_weights is a {type(topk_weights).__name__}, expected a torch.Tensor"
             )
@@ -200,7 +200,7 @@ class ExpertParallel(torch.nn.Module):
             rows, _, weights = dispatch(routing, x, topk_weights)
         except Exception:
             if group.device.type != "cpu":  # there the others have not heard of it yet, and combine
-                group._refuse_combine(routing)
+                group._calls.refuse_combine(group, routing)
             raise
         try:
             offsets = routing.expert_row_offsets if self.host_offsets else routing.expert_row_offsets_tensor
@@ -208,7 +208,7 @@ class ExpertParallel(torch.nn.Module):
             weighted = (y * weights.unsqueeze(-1)).to(x.dtype)
         except Exception as error:
             if not _ends_recomputation(error):
-                group._refuse_combine(routing)
+                group._calls.refuse_combine(group, routing)
             raise
         return combine(routing, weighted)
 

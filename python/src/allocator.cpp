@@ -55,7 +55,7 @@ nb::tuple strides_of(const Wanted& wanted) {
   return nb::make_tuple(middle * last, last, 1);
 }
 
-/// The shape in memory: what is made where strides cannot be given.
+/// Shape of the contiguous tensor that is made where strides cannot be given.
 nb::tuple stored_shape_of(const Wanted& wanted) {
   if (!wanted.column_major) return shape_of(wanted);
   return nb::make_tuple(wanted.shape[0], wanted.shape[2], wanted.shape[1]);
@@ -78,7 +78,7 @@ class PoolScope {
   PoolScope& operator=(const PoolScope&) = delete;
   ~PoolScope() {
     SymmetricPool::leave();
-    // An error of the call inside is kept by its exception, so none is set here.
+    // No Python error is set here: an error of the code inside is held by its exception.
     for (const nb::object& function : {end_, release_}) {
       PyObject* result = PyObject_Vectorcall(function.ptr(), arguments_.data(), arguments_.size(), nullptr);
       if (result == nullptr) PyErr_WriteUnraisable(function.ptr());
@@ -129,7 +129,7 @@ nb::object Allocator::make_quickly(const Wanted& wanted) const {
 nb::object Allocator::make(const Wanted& wanted) const {
   if (empty_strided_.is_valid()) {
     nb::object made = make_quickly(wanted);
-    // On another device if that is the current one; looking at the tensor costs less than asking beforehand.
+    // Made on the current device, which may be another. Checking the tensor costs less than asking torch first.
     if (!place_.on_gpu || find_tensor(made, place_)) return made;
   }
   return as_wanted(wanted, memory_.attr("plain")(stored_shape_of(wanted), wanted.dtype));
@@ -252,7 +252,7 @@ std::vector<nb::object> Allocator::make_outputs_quickly(std::span<const Wanted> 
         std::vector<nb::object> made = make_symmetric(wanted, pool_id);
         if (find_tensor(made.front(), place_)) return made;  // as in make
       } catch (nb::python_error&) {
-        // Out of memory, or another thread uses the pool: what follows frees memory or waits.
+        // Out of memory, or another thread uses the pool: the caller's slower way frees memory or waits.
       }
     }
   }
@@ -260,7 +260,7 @@ std::vector<nb::object> Allocator::make_outputs_quickly(std::span<const Wanted> 
     try {
       if (std::vector<nb::object> made = make_outputs_on_host(wanted); !made.empty()) return made;
     } catch (nb::python_error&) {
-      // Out of memory, which is reported by what follows; or a torch that imports tensors of fewer types.
+      // Out of memory, which the caller's slower way reports; or a torch that imports tensors of fewer types.
     }
   }
   return {};

@@ -33,7 +33,7 @@ struct TableTypes {
   nanobind::object i32, i64, f32, boolean, e4m3, i8, bf16, f16;
 };
 
-/// All of it with the GIL held.
+/// Every member function needs the GIL.
 class Allocator {
  public:
   /// memory: a ferry._memory.HostMemory or DeviceMemory.
@@ -41,13 +41,13 @@ class Allocator {
 
   const TableTypes& types() const { return types_; }
 
-  /// The stream that torch works on now. Empty where torch does not tell.
+  /// torch's current stream. Empty where this torch does not tell.
   std::optional<Stream> stream() const { return work_stream(tensor_type_, place_); }
 
   /// Whether a graph captures that stream.
   bool is_capturing() const;
 
-  /// The same, where torch's Python functions tell if nothing else does.
+  /// The same, asked of torch's Python functions where nothing else tells.
   Stream any_stream() const;
 
   /// torch.Tensor
@@ -57,7 +57,7 @@ class Allocator {
   /// @throws nanobind::python_error: torch's, out of memory for example
   nanobind::object make(const Wanted& wanted) const;
 
-  /// Ordinary tensors, as many as are wanted.
+  /// One ordinary tensor for each wanted.
   /// @throws nanobind::python_error
   void make_all(std::span<const Wanted> wanted, std::span<nanobind::object> made) const;
 
@@ -70,7 +70,7 @@ class Allocator {
   /// @throws nanobind::python_error
   void make_together(std::span<const Wanted> wanted, std::span<nanobind::object> made) const;
 
-  /// The first rows of a contiguous tensor, as a view: what `first` says of its start.
+  /// View of the first rows of a contiguous tensor, of the shape of `first`.
   /// @throws nanobind::python_error
   nanobind::object first_rows(const nanobind::object& tensor, const TensorView& first) const;
 
@@ -78,7 +78,7 @@ class Allocator {
   /// payload.
   /// @throws nanobind::python_error
   std::vector<nanobind::object> make_outputs(std::span<const Wanted> wanted) const;
-  /// The same, empty where memory for them is not at hand, or torch lacks what makes it quick.
+  /// The same, empty if memory would have to be taken for them, or if this torch lacks the functions.
   /// @throws nanobind::python_error
   std::vector<nanobind::object> make_outputs_quickly(std::span<const Wanted> wanted) const;
 
@@ -87,7 +87,7 @@ class Allocator {
   std::optional<DType> find_dtype(nanobind::handle dtype) const;
   /// Symmetric memory on the host. Not valid where this module does not know the type.
   nanobind::object make_symmetric_on_host(const Wanted& wanted) const;
-  /// Empty where some of them cannot be made here.
+  /// Empty if any of them cannot be made here.
   std::vector<nanobind::object> make_outputs_on_host(std::span<const Wanted> wanted) const;
   nanobind::object make_quickly(const Wanted& wanted) const;
   /// Part of a contiguous tensor of the same dtype, from the element `offset` on.

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "arguments.hpp"
 #include "errors.hpp"
 #include "ferry/balance.hpp"
 #include "views.hpp"
@@ -24,11 +25,11 @@ Balance balance_loads(nb::handle load, nb::handle previous, std::int64_t num_rep
   options.num_nodes = num_nodes;
   options.num_ranks = num_ranks;
   options.policy = static_cast<BalancePolicy>(policy);
-  options.previous = view_of(previous, {});
+  options.previous = view_of(previous, {}, "balance", "previous");
   options.max_moves = max_moves;
   options.move_weight = move_weight;
   options.max_steps = max_steps;
-  const ConstTensorView loads = view_of(load, {});
+  const ConstTensorView loads = view_of(load, {}, "balance", "load");
   Result<Balance> balanced = [&] {
     const nb::gil_scoped_release released;
     return balance(loads, options);
@@ -38,8 +39,8 @@ Balance balance_loads(nb::handle load, nb::handle previous, std::int64_t num_rep
 
 /// Copies as tuples, first copy of each wave, counts, staging places.
 nb::tuple plan_copies(nb::handle previous, nb::handle next, std::int64_t num_experts, int num_ranks, int num_nodes) {
-  const ConstTensorView before = view_of(previous, {});
-  const ConstTensorView after = view_of(next, {});
+  const ConstTensorView before = view_of(previous, {}, "plan_moves", "previous");
+  const ConstTensorView after = view_of(next, {}, "plan_moves", "next");
   Result<MovePlan> planned = [&] {
     const nb::gil_scoped_release released;
     return plan_moves(before, after, {num_experts, num_ranks, num_nodes});

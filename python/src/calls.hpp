@@ -1,9 +1,9 @@
 #ifndef FERRY_PYTHON_CALLS_HPP
 #define FERRY_PYTHON_CALLS_HPP
 
-/// Calls of a group with everything around them that costs time in Python: reading tensors, allocating outputs, asking
-/// for the stream. They take the common, valid case; of anything else they say so by returning None before they have
-/// done anything, and the package then makes the call step by step, with a message for each thing that can be wrong.
+/// Calls of a group on objects of Python: arguments are read and checked, outputs allocated, the stream asked for, the
+/// call made. Where that fails before the call is made, a call that all ranks refuse takes its place, so that no rank
+/// waits for this one.
 
 #include <nanobind/nanobind.h>
 
@@ -13,14 +13,15 @@
 #include <optional>
 
 #include "allocator.hpp"
+#include "arguments.hpp"
 #include "ferry/group.hpp"
 #include "ferry/known_memory.hpp"
 #include "placed.hpp"
 
 namespace ferry::python {
 
-/// Around a call whose tensors have been read: their devices are known, and other threads may run Python meanwhile.
-/// Calls of a group wait for each other, and what runs along with a route needs Python: none may be made without this.
+/// Scope of a call whose tensors have been read: their devices are known, and the GIL is released. Every call needs it:
+/// calls of a group wait for each other, and the callback of a route takes the GIL.
 struct CallScope {
   KnownMemory known;
   nanobind::gil_scoped_release released;
@@ -39,7 +40,7 @@ struct ReadDispatch {
   DispatchOptions options{};
 };
 
-/// What a dispatch made; the others are not valid.
+/// Tensors that a dispatch made; the others are not valid.
 struct Received {
   nanobind::object x, scales, topk_idx, topk_weights;
 };
@@ -70,9 +71,10 @@ struct Combined {
   nanobind::object weights;  ///< None without weights
 };
 
-/// Classes of the package whose objects calls return.
+/// Classes of the package whose objects calls return or take.
 struct CallTypes {
   nanobind::object routing, received, combined;
+  LoadTypes load;
 };
 
 class Calls {
@@ -93,7 +95,7 @@ class Calls {
   nanobind::object new_routing(const PlacedRouting& routing, nanobind::handle owner, bool has_weights,
                                bool bounded) const;
 
-  /// The outputs of a dispatch, those made that are absent. `quickly`: none where memory for them is not at hand.
+  /// The outputs of a dispatch; absent ones are made. `quickly`: none if memory would have to be taken for them.
   /// @throws nanobind::python_error
   std::optional<MadeOutputs> make_outputs(const ReceivedShape& shape, const ReadDispatch& call,
                                           bool quickly = false) const;
@@ -106,18 +108,29 @@ class Calls {
 
   Combined combine(const Routing& routing, const ReadCombine& call, Stream stream) const;
 
-  /// A call that all ranks refuse, in place of one that cannot be made.
+  /// Raises ferry.InvalidArgument unless it is a ferry.Routing.
+  void check_routing(nanobind::handle routing, const char* operation) const;
+  /// Routing of a ferry.Routing, which keeps it.
+  static const Routing& native_of(nanobind::handle routing);
+  /// The same, or an empty Routing for anything but a ferry.Routing of `owner`.
+  Routing routing_or_none(nanobind::handle routing, nanobind::handle owner) const;
+
+  /// Calls that all ranks refuse, in place of one that cannot be made. Their failure is not reported; what a signal's
+  /// handler raises meanwhile is.
+  void refuse_route(Stream stream) const;
   void refuse_dispatch(const Routing& routing, Stream stream) const;
   void refuse_combine(const Routing& routing, Stream stream) const;
+  void refuse_latency_dispatch(Stream stream) const;
+  void refuse_latency_combine(const Routing& routing, Stream stream) const;
 
  private:
-  /// Outputs with room for some more rows than come, where that saves the next calls from taking memory. None where it
-  /// does not, or where memory is not at hand.
+  /// Outputs with room for some more rows, which later calls with a few more rows can reuse. None where that is of no
+  /// use, or where memory would have to be taken.
   std::optional<MadeOutputs> make_with_room(const Routing& routing, const ReadDispatch& call) const;
-  /// Of outputs that were made for more rows.
+  /// Cuts outputs that were made for more rows to the rows of their views.
   void keep_first_rows(MadeOutputs& outputs) const;
 
-  /// Outputs of so many bytes and more have found no memory for rows to spare.
+  /// Size from which outputs have found no memory for spare rows.
   mutable std::int64_t no_room_bytes_ = std::numeric_limits<std::int64_t>::max();
   std::shared_ptr<Group> group_;
   Allocator allocator_;
@@ -125,6 +138,8 @@ class Calls {
   CallTypes types_;
 };
 
+/// Quantization of an argument `quantize`.
+Quantization quantization_of(nanobind::handle mode, const char* operation);
 /// Rows that quantising makes, [rows, hidden].
 Wanted quantized_rows(const TableTypes& types, Quantization quantize, std::int64_t rows, std::int64_t hidden);
 /// Their scales, [rows, S].

@@ -6,7 +6,7 @@
 namespace ferry::python {
 namespace {
 
-/// What a signal's handler has raised while this thread waited.
+/// Error that a signal's handler has raised while this thread waited.
 struct Kept {
   PyObject* type = nullptr;
   PyObject* value = nullptr;
@@ -32,7 +32,7 @@ SignalCheck::SignalCheck()
 bool SignalCheck::is_main_thread() const { return PyThread_get_thread_ident() == main_thread_; }
 
 bool SignalCheck::ask() {
-  // Other threads answer no signals, and need not wait for the GIL, which somebody may hold for long.
+  // Other threads answer no signals. They must not wait for the GIL, which another thread may hold for long.
   if (!is_main_thread()) return false;
   const nanobind::gil_scoped_acquire held;
   is_answering_ = true;

@@ -17,8 +17,8 @@ class SignalCheck {
  public:
   /// Needs the GIL.
   SignalCheck();
-  /// Runs the handlers of signals that have come, if the thread that waits is the one in which Python does that. True
-  /// if a handler raised something: it is kept for raise_kept(). Takes the GIL.
+  /// Runs the handlers of pending signals if the waiting thread is Python's main thread, as no other runs them. True if
+  /// a handler raised an error: it is kept for raise_kept(). Takes the GIL.
   bool ask();
   /// Raises InvalidArgument where a handler asks for `operation` while ask() runs it. Needs the GIL.
   void refuse_in_handler(const char* operation) const;
@@ -30,11 +30,11 @@ class SignalCheck {
   bool is_answering_ = false;  // guarded by the GIL
 };
 
-/// Keeps an error that is more than a failure, such as KeyboardInterrupt, for raise_kept(). Needs the GIL.
+/// Keeps an error that is no Exception, such as KeyboardInterrupt, for raise_kept(). Needs the GIL.
 void keep(nanobind::python_error& error);
 
-/// Raises what a handler has raised while this thread waited, if one did. raise() does so in place of its Status;
-/// whoever drops the Status of a call that may have waited has to do it. Needs the GIL.
+/// Raises the error that a signal's handler raised while this thread waited, if there is one. raise() raises it in
+/// place of its Status. Code that drops the Status of a call that may have waited has to call this. Needs the GIL.
 void raise_kept();
 
 inline void raise_if_error(const Status& status) {

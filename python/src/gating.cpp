@@ -4,9 +4,9 @@
 
 #include <tuple>
 
+#include "arguments.hpp"
 #include "errors.hpp"
 #include "ferry/gating.hpp"
-#include "views.hpp"
 
 namespace nb = nanobind;
 
@@ -49,10 +49,10 @@ GatingOptions options_of(const nb::tuple& numbers) {
 void choose(nb::handle logits, nb::handle bias, nb::handle ids, nb::handle weights, const nb::tuple& numbers,
             int device, std::uintptr_t stream) {
   const Place place{device >= 0, device >= 0 ? device : 0};
-  const TensorView from = view_of(logits, place);
-  const TensorView with = view_of(bias, place);
-  const TensorView to_ids = view_of(ids, place);
-  const TensorView to_weights = view_of(weights, place);
+  const TensorView from = view_of(logits, place, "select_experts", "logits");
+  const TensorView with = view_of(bias, place, "select_experts", "bias");
+  const TensorView to_ids = view_of(ids, place, "select_experts", "out_idx");
+  const TensorView to_weights = view_of(weights, place, "select_experts", "out_weights");
   const GatingOptions options = options_of(numbers);
   Status status;
   {

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "arguments.hpp"
 #include "calls.hpp"
 #include "errors.hpp"
 #include "ferry/latency.hpp"
@@ -28,7 +29,7 @@ namespace {
 
 constexpr std::int64_t kMostRows = std::numeric_limits<std::int32_t>::max();
 
-/// L, if the options are such that the call can succeed; -1: the call finds out what is wrong.
+/// L; -1 if the options are wrong, which the call reports.
 std::int64_t find_num_local_experts(const LatencyDispatchOptions& options, const Group& group) {
   const Placement& placement = options.placement;
   const std::int64_t num_experts = placement.present() ? placement.num_physical_experts() : options.num_experts;
@@ -49,7 +50,7 @@ void keep(nb::handle kept, const nb::object& made) {
   if (PyList_Append(kept.ptr(), made.ptr()) != 0) nb::raise_python_error();
 }
 
-/// [L, C, ...] of a Wanted [rows, ...].
+/// [L, C, ...] for a Wanted [rows, ...].
 Wanted as_slab(Wanted rows, std::int64_t num_local, std::int64_t capacity) {
   rows.shape = {num_local, capacity, rows.shape[1]};
   rows.num_dims = 3;
@@ -102,45 +103,111 @@ void make_outputs(const Calls& calls, ReadLatencyDispatch& call, LatencyReceived
   }
 }
 
-/// tensors: x, scales, topk_idx, topk_weights, out, out_scales, num_tokens, wait_times_ns, or views of them.
-/// -> x, scales, routing
-nb::object dispatch(const Calls& calls, nb::handle x, nb::handle scales, const nb::tuple& tensors,
-                    std::int64_t num_experts, std::int64_t max_tokens, std::int64_t slab_capacity,
-                    std::vector<std::int32_t> expert_to_rank, int quantize, bool column_major_scales, bool zero_padding,
-                    nb::handle kept, int num_sms, const Placement* placement, nb::handle table, nb::handle counters) {
-  const Place place = calls.place();
-  ReadLatencyDispatch call{x, scales};
-  call.in = {view_of(tensors[0], place), view_of(tensors[1], place), view_of(tensors[2], place),
-             view_of(tensors[3], place), view_of(tensors[6], place)};
-  call.out = {view_of(tensors[4], place), view_of(tensors[5], place)};
-  call.options.num_experts = num_experts;
-  call.options.max_tokens = max_tokens;
-  call.options.slab_capacity = slab_capacity;
-  call.options.expert_to_rank = std::move(expert_to_rank);
-  call.options.placement = placement_of(placement, table, place);
-  call.options.counters = counters_of(counters, place);
-  call.options.wait_times_ns = view_of(tensors[7], place);
-  call.options.quantize = static_cast<Quantization>(quantize);
-  call.options.zero_padding = zero_padding;
-  keep_for_split(call, kept);
-  call.options.kernel.num_sms = num_sms;
-  call.column_major_scales = column_major_scales;
-  LatencyReceived received = latency_dispatch(calls, call, calls.allocator().any_stream());
-  return nb::make_tuple(received.x.is_valid() ? received.x : nb::object(tensors[4]),
-                        received.scales.is_valid() ? received.scales : nb::object(tensors[5]), received.routing);
+/// The list of tensors that a ferry._latency.Sent keeps; None for a call that is not split.
+nb::object kept_of(nb::handle sent) { return sent.is_none() ? nb::none() : nb::object(sent.attr("kept")); }
+
+/// Nothing was sent.
+void forget(nb::handle sent) {
+  if (!sent.is_none()) sent.attr("forget")();
 }
 
-/// tensors: x, topk_weights, out, wait_times_ns, or views of them. -> out
-nb::object combine(const Calls& calls, const PlacedRouting& routing, nb::handle x, const nb::tuple& tensors, int order,
-                   nb::handle kept, int num_sms) {
+CombineOrder order_of(nb::handle order) {
+  // In the order of CombineOrder.
+  constexpr std::array names{"exact", "rank_sums"};
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    if (nb::isinstance<nb::str>(order) && PyUnicode_CompareWithASCIIString(order.ptr(), names[i]) == 0) {
+      return static_cast<CombineOrder>(i);
+    }
+  }
+  refuse("latency_combine: order is " + repr_of(order) + ", expected one of 'exact', 'rank_sums'");
+}
+
+struct DispatchArguments {
+  nb::handle x{}, scales{}, topk_idx{}, topk_weights{}, out{}, out_scales{}, num_tokens{}, wait_times_ns{};
+  nb::handle num_experts{}, max_tokens{}, slab_capacity{}, expert_to_rank{}, quantize{};
+  bool column_major_scales = false, zero_padding = false;
+  nb::handle num_sms{}, placement{}, counters{};
+};
+
+ReadLatencyDispatch read_dispatch(const Calls& calls, const DispatchArguments& given) {
+  const char* const operation = "latency_dispatch";
   const Place place = calls.place();
-  ReadLatencyCombine call{x, {view_of(tensors[0], place), view_of(tensors[1], place)}, view_of(tensors[2], place)};
-  call.options.order = static_cast<CombineOrder>(order);
-  call.options.wait_times_ns = view_of(tensors[3], place);
+  ReadLatencyDispatch call{given.x, given.scales};
+  LatencyDispatchOptions& options = call.options;
+  options.max_tokens = whole_32(given.max_tokens, operation, "max_tokens");
+  options.num_experts = whole_32(given.num_experts, operation, "num_experts");
+  options.slab_capacity = given.slab_capacity.is_none() ? whole_slab(calls.group().num_ranks(), options.max_tokens)
+                                                        : whole_32(given.slab_capacity, operation, "slab_capacity");
+  options.expert_to_rank = owners_of(given.expert_to_rank, operation);
+  options.quantize = quantization_of(given.quantize, operation);
+  options.zero_padding = given.zero_padding;
+  options.kernel.num_sms = whole_32(given.num_sms, operation, "num_sms");
+  call.column_major_scales = given.column_major_scales;
+  Load load = load_of(given.placement, given.counters, calls.types().load, place, operation);
+  options.placement = std::move(load.placement);
+  options.counters = load.counters;
+  const auto view = [&](nb::handle tensor, const char* name) { return view_of(tensor, place, operation, name); };
+  call.in.x = view(given.x, "x");
+  call.in.scales = view(given.scales, "scales");
+  call.in.topk_idx = view(given.topk_idx, "topk_idx");
+  call.in.topk_weights = view(given.topk_weights, "topk_weights");
+  call.out.x = view(given.out, "out");
+  call.out.scales = view(given.out_scales, "out_scales");
+  call.in.num_tokens_view = view(given.num_tokens, "num_tokens");
+  options.wait_times_ns = view(given.wait_times_ns, "wait_times_ns");
+  return call;
+}
+
+/// sent: a ferry._latency.Sent, or None if the call is not split. -> x, scales, native routing
+nb::object dispatch(const Calls& calls, nb::handle x, nb::handle scales, nb::handle topk_idx, nb::handle topk_weights,
+                    nb::handle out, nb::handle out_scales, nb::handle num_tokens, nb::handle wait_times_ns,
+                    nb::handle num_experts, nb::handle max_tokens, nb::handle slab_capacity, nb::handle expert_to_rank,
+                    nb::handle quantize, bool column_major_scales, bool zero_padding, nb::handle sent,
+                    nb::handle num_sms, nb::handle placement, nb::handle counters) {
+  const Stream stream = calls.allocator().any_stream();
+  ReadLatencyDispatch call = read_or_refuse(
+      [&] {
+        return read_dispatch(calls, {x, scales, topk_idx, topk_weights, out, out_scales, num_tokens, wait_times_ns,
+                                     num_experts, max_tokens, slab_capacity, expert_to_rank, quantize,
+                                     column_major_scales, zero_padding, num_sms, placement, counters});
+      },
+      [&] {
+        forget(sent);
+        calls.refuse_latency_dispatch(stream);
+      });
+  const nb::object kept = kept_of(sent);
   keep_for_split(call, kept);
-  call.options.kernel.num_sms = num_sms;
-  nb::object sums = latency_combine(calls, routing.routing, call, calls.allocator().any_stream());
-  return sums.is_valid() ? std::move(sums) : nb::object(tensors[2]);
+  LatencyReceived received = latency_dispatch(calls, call, stream);
+  return nb::make_tuple(received.x.is_valid() ? received.x : nb::borrow(out),
+                        received.scales.is_valid() ? received.scales : nb::borrow(out_scales), received.routing);
+}
+
+/// -> the sums
+nb::object combine(const Calls& calls, nb::handle owner, nb::handle routing, nb::handle x, nb::handle topk_weights,
+                   nb::handle out, nb::handle wait_times_ns, nb::handle order, nb::handle sent, nb::handle num_sms) {
+  const char* const operation = "latency_combine";
+  const Place place = calls.place();
+  const Stream stream = calls.allocator().any_stream();
+  ReadLatencyCombine call = read_or_refuse(
+      [&] {
+        ReadLatencyCombine read{x};
+        calls.check_routing(routing, operation);
+        read.options.order = order_of(order);
+        read.options.kernel.num_sms = whole_32(num_sms, operation, "num_sms");
+        read.in.x = view_of(x, place, operation, "x");
+        read.in.topk_weights = view_of(topk_weights, place, operation, "topk_weights");
+        read.out = view_of(out, place, operation, "out");
+        read.options.wait_times_ns = view_of(wait_times_ns, place, operation, "wait_times_ns");
+        return read;
+      },
+      [&] {
+        forget(sent);
+        calls.refuse_latency_combine(calls.routing_or_none(routing, owner), stream);
+      });
+  const nb::object kept = kept_of(sent);
+  keep_for_split(call, kept);
+  nb::object sums = latency_combine(calls, Calls::native_of(routing), call, stream);
+  return sums.is_valid() ? std::move(sums) : nb::borrow(out);
 }
 
 void receive(const Calls& calls, const PlacedRouting& routing) {
@@ -152,25 +219,51 @@ void receive(const Calls& calls, const PlacedRouting& routing) {
   raise_if_error(status);
 }
 
-nb::object tables(const Calls& calls, const PlacedRouting& routing) {
-  SlabTables made = slab_tables(calls, routing);
-  return nb::make_tuple(made.counts, made.tokens, made.ranges);
-}
-
-std::size_t bytes_required(const std::string& backend, int num_ranks, std::int64_t max_tokens, int num_topk,
-                           std::int64_t dispatch_row_bytes, std::int64_t combine_row_bytes, int order) {
+std::size_t bytes_required(const std::string& backend, nb::handle num_ranks, nb::handle max_tokens, nb::handle num_topk,
+                           nb::handle dispatch_row_bytes, nb::handle combine_row_bytes, int order) {
+  const auto number = [](nb::handle value) {
+    return whole_32(value, "latency_bytes_required", "a number of the shape");
+  };
   LatencyShape shape;
   shape.order = static_cast<CombineOrder>(order);
   shape.backend = backend;
-  shape.num_ranks = num_ranks;
-  shape.max_tokens = max_tokens;
-  shape.num_topk = num_topk;
-  shape.dispatch_row_bytes = dispatch_row_bytes;
-  shape.combine_row_bytes = combine_row_bytes;
+  shape.num_ranks = number(num_ranks);
+  shape.max_tokens = number(max_tokens);
+  shape.num_topk = number(num_topk);
+  shape.dispatch_row_bytes = number(dispatch_row_bytes);
+  shape.combine_row_bytes = number(combine_row_bytes);
   return value_or_raise(latency_bytes_required(shape));
 }
 
 }  // namespace
+
+std::int64_t whole_slab(int num_ranks, std::int64_t max_tokens) {
+  const std::int64_t rows = std::max<std::int64_t>(num_ranks * max_tokens, 1);
+  if (rows > kMostRows) {
+    refuse("latency_dispatch: slab_capacity is " + std::to_string(rows) + ", expected less than 2**31");
+  }
+  return rows;
+}
+
+void Calls::refuse_latency_dispatch(Stream stream) const {
+  LatencyDispatchOptions options;
+  options.num_experts = 1;
+  options.max_tokens = 1;
+  options.slab_capacity = 1;
+  {
+    const nb::gil_scoped_release released;
+    static_cast<void>(group_->latency_dispatch({}, {}, options, stream));
+  }
+  raise_kept();
+}
+
+void Calls::refuse_latency_combine(const Routing& routing, Stream stream) const {
+  {
+    const nb::gil_scoped_release released;
+    static_cast<void>(group_->latency_combine(routing, {}, {}, stream));
+  }
+  raise_kept();
+}
 
 LatencyReceived latency_dispatch(const Calls& calls, ReadLatencyDispatch& call, Stream stream) {
   LatencyReceived received;
@@ -179,11 +272,7 @@ LatencyReceived latency_dispatch(const Calls& calls, ReadLatencyDispatch& call, 
     keep(call.kept, received.x);
     keep(call.kept, received.scales);
   } catch (...) {
-    {
-      const nb::gil_scoped_release released;
-      static_cast<void>(calls.group().latency_dispatch({}, {}, {}, stream));
-    }
-    raise_kept();
+    calls.refuse_latency_dispatch(stream);
     throw;
   }
   Result<Routing> routing = [&] {
@@ -204,11 +293,7 @@ nb::object latency_combine(const Calls& calls, const Routing& routing, ReadLaten
       keep(call.kept, sums);
     }
   } catch (...) {
-    {
-      const nb::gil_scoped_release released;
-      static_cast<void>(calls.group().latency_combine(routing, {}, {}, stream));
-    }
-    raise_kept();
+    calls.refuse_latency_combine(routing, stream);
     throw;
   }
   const Status status = [&] {
@@ -240,16 +325,17 @@ SlabTables slab_tables(const Calls& calls, const PlacedRouting& placed) {
 }
 
 void define_latency(nb::module_& module) {
-  module.def("latency_dispatch", &dispatch, "calls"_a, "x"_a.none(), "scales"_a.none(), "tensors"_a, "num_experts"_a,
-             "max_tokens"_a, "slab_capacity"_a, "expert_to_rank"_a, "quantize"_a, "column_major_scales"_a,
-             "zero_padding"_a, "kept"_a.none(), "num_sms"_a, "placement"_a.none() = nb::none(),
-             "table"_a.none() = nb::none(), "counters"_a.none() = nb::none());
-  module.def("latency_combine", &combine, "calls"_a, "routing"_a, "x"_a.none(), "tensors"_a, "order"_a, "kept"_a.none(),
-             "num_sms"_a);
+  module.def("latency_dispatch", &dispatch, "calls"_a, "x"_a.none(), "scales"_a.none(), "topk_idx"_a.none(),
+             "topk_weights"_a.none(), "out"_a.none(), "out_scales"_a.none(), "num_tokens"_a.none(),
+             "wait_times_ns"_a.none(), "num_experts"_a.none(), "max_tokens"_a.none(), "slab_capacity"_a.none(),
+             "expert_to_rank"_a.none(), "quantize"_a.none(), "column_major_scales"_a, "zero_padding"_a, "sent"_a.none(),
+             "num_sms"_a.none(), "placement"_a.none(), "counters"_a.none());
+  module.def("latency_combine", &combine, "calls"_a, "owner"_a, "routing"_a.none(), "x"_a.none(),
+             "topk_weights"_a.none(), "out"_a.none(), "wait_times_ns"_a.none(), "order"_a.none(), "sent"_a.none(),
+             "num_sms"_a.none());
   module.def("latency_receive", &receive, "calls"_a, "routing"_a);
-  module.def("latency_slab_tables", &tables, "calls"_a, "routing"_a);
-  module.def("latency_bytes_required", &bytes_required, "backend"_a, "num_ranks"_a, "max_tokens"_a, "num_topk"_a,
-             "dispatch_row_bytes"_a, "combine_row_bytes"_a, "order"_a);
+  module.def("latency_bytes_required", &bytes_required, "backend"_a, "num_ranks"_a.none(), "max_tokens"_a.none(),
+             "num_topk"_a.none(), "dispatch_row_bytes"_a.none(), "combine_row_bytes"_a.none(), "order"_a);
 }
 
 }  // namespace ferry::python

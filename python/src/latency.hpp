@@ -1,8 +1,7 @@
 #ifndef FERRY_PYTHON_LATENCY_HPP
 #define FERRY_PYTHON_LATENCY_HPP
 
-/// Calls of latency mode on tensors, each in one step: reading tensors, allocating outputs, asking for the stream.
-/// BadTensor, like a TypeError of arguments, means that nothing was done; any other exception is known to all ranks.
+/// Calls of latency mode on objects of Python, as calls.hpp has them for throughput mode.
 
 #include <nanobind/nanobind.h>
 
@@ -21,7 +20,7 @@ struct ReadLatencyDispatch {
   nanobind::handle kept{};  ///< see keep_for_split; null: none
 };
 
-/// What a dispatch made; outputs that were given are not valid.
+/// Tensors that a dispatch made; outputs that were given are not valid.
 struct LatencyReceived {
   nanobind::object x, scales;
   PlacedRouting routing{};
@@ -37,7 +36,7 @@ struct ReadLatencyCombine {
 };
 
 /// kept: a list that holds the tensors of a call that is to be split, or None. Outputs that are made are added before
-/// the call: from then on, whatever interrupts the program, nothing frees what the call reads or writes.
+/// the call, so that no interruption of the program frees memory that the call reads or writes.
 /// -> whether the call is split
 template <typename Call>
 bool keep_for_split(Call& call, nanobind::handle kept) {
@@ -52,6 +51,9 @@ bool keep_for_split(Call& call, nanobind::handle kept) {
 LatencyReceived latency_dispatch(const Calls& calls, ReadLatencyDispatch& call, Stream stream);
 /// -> the sums; not valid if the output was given
 nanobind::object latency_combine(const Calls& calls, const Routing& routing, ReadLatencyCombine& call, Stream stream);
+
+/// R * M rows of each local expert, which is always enough; refused where they are too many to count.
+std::int64_t whole_slab(int num_ranks, std::int64_t max_tokens);
 
 /// The tables of a slab as programs written for deep_ep take them.
 struct SlabTables {

@@ -5,12 +5,12 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "arguments.hpp"
 #include "balance.hpp"
 #include "bootstrap.hpp"
-#include "buffer_calls.hpp"
 #include "calls.hpp"
+#include "deep_ep/buffer_calls.hpp"
 #include "errors.hpp"
-#include "expansion.hpp"
 #include "ferry/backends.hpp"
 #include "ferry/dispatch_layout.hpp"
 #include "ferry/fp8.hpp"
@@ -107,67 +107,21 @@ class PyGroup {
 
   std::vector<std::int64_t> wait_times_ns() const { return group_->wait_times_ns(); }
 
-  PlacedRouting route(nb::handle topk_idx, nb::handle topk_weights, std::int64_t num_experts, int layout,
-                      std::int64_t expert_alignment, std::int64_t slab_capacity, std::int64_t max_recv_rows,
-                      std::int64_t max_tokens, int num_sms, std::vector<std::int32_t> expert_to_rank,
-                      std::uintptr_t stream, const Placement* placement, nb::handle table, nb::handle counters) {
-    const RouteInput in{view_of(topk_idx, place_), view_of(topk_weights, place_)};
-    RouteOptions options;
-    options.num_experts = num_experts;
-    options.layout = static_cast<Layout>(layout);
-    options.expert_alignment = expert_alignment;
-    options.slab_capacity = slab_capacity;
-    options.max_recv_rows = max_recv_rows;
-    options.max_tokens = max_tokens;
-    options.num_sms = num_sms;
-    options.expert_to_rank = std::move(expert_to_rank);
-    options.placement = placement_of(placement, table, place_);
-    options.counters = counters_of(counters, place_);
-    Result<Routing> routing = [&] {
-      const nb::gil_scoped_release released;
-      return group_->route(in, options, stream_of(stream));
-    }();
-    return {value_or_raise(std::move(routing)), place_};
-  }
-
-  /// in: x, scales, topk_weights; out: x, scales, topk_idx, topk_weights, source.
-  void dispatch(const PlacedRouting& routing, const nb::tuple& in, const nb::tuple& out, std::uintptr_t stream,
-                bool zero_padding, const nb::tuple& kernel, int quantize) {
-    const DispatchInput input{view_of(in[0], place_), view_of(in[1], place_), view_of(in[2], place_)};
-    const DispatchOutput output{view_of(out[0], place_), view_of(out[1], place_), view_of(out[2], place_),
-                                view_of(out[3], place_), view_of(out[4], place_)};
-    const DispatchOptions options{zero_padding, kernel_options(kernel), static_cast<Quantization>(quantize)};
-    raise_if_error(
-        without_gil([&] { return group_->dispatch(routing.routing, input, output, stream_of(stream), options); }));
-  }
-
-  /// in: x, weights, bias, bias, topk_weights; out: x, weights.
-  void combine(const PlacedRouting& routing, const nb::tuple& in, const nb::tuple& out, std::uintptr_t stream,
-               bool weighted, const nb::tuple& kernel) {
-    const CombineInput input{view_of(in[0], place_),
-                             view_of(in[1], place_),
-                             {view_of(in[2], place_), view_of(in[3], place_)},
-                             view_of(in[4], place_)};
-    const CombineOutput output{view_of(out[0], place_), view_of(out[1], place_)};
-    const CombineOptions options{weighted, kernel_options(kernel)};
-    raise_if_error(
-        without_gil([&] { return group_->combine(routing.routing, input, output, stream_of(stream), options); }));
-  }
-
   /// out: rank prefix, send and receive channel prefix, source token, send index.
   void channel_tables(const PlacedRouting& routing, int num_channels, const nb::tuple& out, std::uintptr_t stream) {
-    const ChannelTables tables{view_of(out[0], place_), view_of(out[1], place_), view_of(out[2], place_),
-                               view_of(out[3], place_), view_of(out[4], place_)};
+    const auto view = [&](std::size_t at) { return read_tensor(out[at], place_); };
+    const ChannelTables tables{view(0), view(1), view(2), view(3), view(4)};
     raise_if_error(
         without_gil([&] { return group_->channel_tables(routing.routing, num_channels, tables, stream_of(stream)); }));
   }
 
-  // On CPUs these make the split calls that are in flight first.
-  void latency_update_mask(int rank, bool masked, std::uintptr_t stream) {
-    raise_if_error(without_gil([&] { return group_->latency_update_mask(rank, masked, stream_of(stream)); }));
+  // On CPUs these three first make the split calls that are in flight.
+  void latency_update_mask(nb::handle rank, bool masked, std::uintptr_t stream) {
+    const int number = whole_32(rank, "latency_update_mask", "rank");
+    raise_if_error(without_gil([&] { return group_->latency_update_mask(number, masked, stream_of(stream)); }));
   }
   void latency_query_mask(nb::handle out, std::uintptr_t stream) {
-    const TensorView view = view_of(out, place_);
+    const TensorView view = view_of(out, place_, "latency_query_mask", "out");
     raise_if_error(without_gil([&] { return group_->latency_query_mask(view, stream_of(stream)); }));
   }
   void latency_clear_mask(std::uintptr_t stream) {
@@ -175,8 +129,9 @@ class PyGroup {
   }
 
   /// memory: a ferry._memory.HostMemory or DeviceMemory.
-  std::shared_ptr<Calls> calls(nb::object memory, nb::object routing, nb::object received, nb::object combined) const {
-    CallTypes types{std::move(routing), std::move(received), std::move(combined)};
+  /// classes: ferry.Routing, Received, Combined, Placement and LoadCounters.
+  std::shared_ptr<Calls> calls(nb::object memory, const nb::tuple& classes) const {
+    CallTypes types{classes[0], classes[1], classes[2], {classes[3], classes[4]}};
     return std::make_shared<Calls>(group_, pool_, place_, std::move(memory), std::move(types));
   }
 
@@ -196,14 +151,6 @@ class PyGroup {
   static Status without_gil(Call call) {
     const nb::gil_scoped_release released;
     return call();
-  }
-
-  static KernelOptions kernel_options(const nb::tuple& kernel) {
-    KernelOptions options;
-    options.num_sms = nb::cast<int>(kernel[0]);
-    options.num_copy_sms = nb::cast<int>(kernel[1]);
-    options.chunk_tokens = nb::cast<int>(kernel[2]);
-    return options;
   }
 
   std::shared_ptr<Group> group_;
@@ -248,10 +195,9 @@ void count_layout(nb::handle topk_idx, std::int64_t num_experts, int num_ranks, 
   options.ranks_per_node = ranks_per_node;
   options.backend = place.on_gpu ? "cuda" : "cpu";
   options.device = device;
-  raise_if_error(
-      dispatch_layout(view_of(topk_idx, place), options,
-                      {view_of(out[0], place), view_of(out[1], place), view_of(out[2], place), view_of(out[3], place)},
-                      stream_of(stream)));
+  const TensorView ids = view_of(topk_idx, place, "dispatch_layout", "topk_idx");
+  const auto view = [&](std::size_t at) { return read_tensor(out[at], place); };
+  raise_if_error(dispatch_layout(ids, options, {view(0), view(1), view(2), view(3)}, stream_of(stream)));
 }
 
 ExecutionOptions execution_on(Place place) { return {place.on_gpu ? "cuda" : "cpu", place.on_gpu ? place.device : -1}; }
@@ -259,9 +205,9 @@ ExecutionOptions execution_on(Place place) { return {place.on_gpu ? "cuda" : "cp
 /// `device`: -1 on the host.
 void quantize_rows(nb::handle x, nb::handle q, nb::handle scales, int mode, int device, std::uintptr_t stream) {
   const Place place{device >= 0, device >= 0 ? device : 0};
-  const TensorView from = view_of(x, place);
-  const TensorView to = view_of(q, place);
-  const TensorView to_scales = view_of(scales, place);
+  const TensorView from = view_of(x, place, "quantize", "x");
+  const TensorView to = view_of(q, place, "quantize", "out");
+  const TensorView to_scales = view_of(scales, place, "quantize", "out_scales");
   const auto quantization = static_cast<Quantization>(mode);
   if (quantization == Quantization::kInt8) {
     raise_if_error(quantize_int8(from, to, to_scales, execution_on(place), stream_of(stream)));
@@ -275,9 +221,11 @@ void quantize_rows(nb::handle x, nb::handle q, nb::handle scales, int mode, int 
 
 void dequantize_rows(nb::handle q, nb::handle scales, nb::handle x, int device, std::uintptr_t stream) {
   const Place place{device >= 0, device >= 0 ? device : 0};
-  const TensorView from = view_of(q, place);
+  const TensorView from = view_of(q, place, "dequantize", "x");
+  const TensorView with = view_of(scales, place, "dequantize", "scales");
+  const TensorView to = view_of(x, place, "dequantize", "out");
   const auto call = from.dtype == DType::kInt8 ? dequantize_int8 : dequantize_fp8;
-  raise_if_error(call(from, view_of(scales, place), view_of(x, place), execution_on(place), stream_of(stream)));
+  raise_if_error(call(from, with, to, execution_on(place), stream_of(stream)));
 }
 
 void define_routing(nb::module_& module) {
@@ -324,7 +272,6 @@ void define_routing(nb::module_& module) {
 }  // namespace
 
 NB_MODULE(_native, module) {
-  nb::exception<BadTensor>(module, "BadTensor");
   // Tensors that a program still holds when the interpreter ends are not a leak.
   nb::set_leak_warnings(false);
   nb::class_<Bootstrap>(module, "Bootstrap");
@@ -334,10 +281,9 @@ NB_MODULE(_native, module) {
   });
   define_routing(module);
   define_calls(module);
-  define_buffer_calls(module);
+  deep_ep::define_calls(module);
   define_latency(module);
   define_balance(module);
-  define_expansion(module);
   define_gating(module);
   nb::class_<Placement>(module, "Placement")
       .def("__init__", [](Placement* self, std::vector<std::int32_t> physical_to_logical,
@@ -355,15 +301,8 @@ NB_MODULE(_native, module) {
       .def("trim", &PyGroup::trim)
       .def("network_usage", &PyGroup::network_usage)
       .def("wait_times_ns", &PyGroup::wait_times_ns)
-      .def("route", &PyGroup::route, "topk_idx"_a.none(), "topk_weights"_a.none(), "num_experts"_a, "layout"_a,
-           "expert_alignment"_a, "slab_capacity"_a, "max_recv_rows"_a, "max_tokens"_a, "num_sms"_a, "expert_to_rank"_a,
-           "stream"_a, "placement"_a.none() = nb::none(), "table"_a.none() = nb::none(),
-           "counters"_a.none() = nb::none())
-      .def("dispatch", &PyGroup::dispatch, "routing"_a, "inputs"_a, "outputs"_a, "stream"_a, "zero_padding"_a,
-           "kernel"_a, "quantize"_a = 0)
-      .def("combine", &PyGroup::combine)
       .def("channel_tables", &PyGroup::channel_tables)
-      .def("latency_update_mask", &PyGroup::latency_update_mask)
+      .def("latency_update_mask", &PyGroup::latency_update_mask, "rank"_a.none(), "masked"_a, "stream"_a)
       .def("latency_query_mask", &PyGroup::latency_query_mask)
       .def("latency_clear_mask", &PyGroup::latency_clear_mask)
       .def("calls", &PyGroup::calls)

@@ -1,5 +1,7 @@
 #include "objects.hpp"
 
+#include <utility>
+
 namespace nb = nanobind;
 
 namespace ferry::python {
@@ -22,12 +24,14 @@ nb::object find_attribute(nb::handle owner, const Name& name) {
   return nb::steal(value);
 }
 
+nb::object get_attribute(nb::handle owner, const Name& name) { return made(PyObject_GetAttr(owner.ptr(), name.ptr())); }
+
 nb::object dtype_of(nb::handle tensor) {
   static const Name name("dtype");
-  PyObject* dtype = PyObject_GetAttr(tensor.ptr(), name.ptr());
-  if (dtype == nullptr) nb::raise_python_error();
-  return nb::steal(dtype);
+  return get_attribute(tensor, name);
 }
+
+nb::object or_none(nb::object value) { return value.is_valid() ? std::move(value) : nb::none(); }
 
 void set_attribute(nb::handle owner, const Name& name, nb::handle value) {
   if (PyObject_SetAttr(owner.ptr(), name.ptr(), value.ptr()) != 0) nb::raise_python_error();

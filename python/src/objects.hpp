@@ -18,12 +18,18 @@ class Name {
   PyObject* text_;
 };
 
-/// Empty where there is none: no error is left behind.
+/// Not valid where there is none: no error is left behind.
 nanobind::object find_attribute(nanobind::handle owner, const Name& name);
+
+/// @throws nanobind::python_error: there is none
+nanobind::object get_attribute(nanobind::handle owner, const Name& name);
 
 /// The torch.dtype of a tensor.
 /// @throws nanobind::python_error
 nanobind::object dtype_of(nanobind::handle tensor);
+
+/// The object, or None where it is not valid.
+nanobind::object or_none(nanobind::object value);
 
 void set_attribute(nanobind::handle owner, const Name& name, nanobind::handle value);
 

@@ -20,7 +20,7 @@ namespace ferry::python {
 /// map it, and a program that queues many calls ahead needs a segment for each until the first of them is done.
 class SymmetricPool : public std::enable_shared_from_this<SymmetricPool> {
  public:
-  /// Some of the group's memory, and which ranges of it are free.
+  /// Part of the group's memory, with its free ranges.
   class Chunk {
    public:
     explicit Chunk(Buffer buffer);
@@ -35,7 +35,7 @@ class SymmetricPool : public std::enable_shared_from_this<SymmetricPool> {
     std::map<std::size_t, std::size_t> free_;  // offset -> bytes; neighbours are one range
   };
 
-  /// What torch has: a range of a chunk, which lives at least as long.
+  /// Memory that torch has: a range of a chunk, which lives at least as long.
   struct Segment {
     std::weak_ptr<SymmetricPool> pool;
     std::shared_ptr<Chunk> chunk;

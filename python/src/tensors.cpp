@@ -45,8 +45,8 @@ constexpr const char* kAttribute = "__dlpack_c_exchange_api__";
 constexpr const char* kCapsuleName = "dlpack_exchange_api";
 constexpr std::uint32_t kMajorVersion = 1;
 
-/// The table of a type, null if it has none. Types live as long as the interpreter: torch's are never freed.
-const DLPackExchangeAPI* find_table(PyTypeObject* type) {
+/// The table of a type itself, null if it has none. Types live as long as the interpreter: torch's are never freed.
+const DLPackExchangeAPI* own_table(PyTypeObject* type) {
   PyObject* capsule = PyObject_GetAttrString(reinterpret_cast<PyObject*>(type), kAttribute);
   if (capsule == nullptr) {
     PyErr_Clear();
@@ -60,6 +60,13 @@ const DLPackExchangeAPI* find_table(PyTypeObject* type) {
     table = reinterpret_cast<const DLPackExchangeAPI*>(table->header.prev_api);
   }
   return table != nullptr && table->dltensor_from_py_object_no_sync != nullptr ? table : nullptr;
+}
+
+/// The same, or that of the nearest base: a base's functions take objects of its subclasses.
+const DLPackExchangeAPI* find_table(PyTypeObject* type) {
+  const DLPackExchangeAPI* table = nullptr;
+  for (; table == nullptr && type != nullptr; type = type->tp_base) table = own_table(type);
+  return table;
 }
 
 /// Few types are ever passed: torch.Tensor and torch.nn.Parameter. Used with the GIL held.

@@ -22,14 +22,14 @@ struct Place {
   int device = 0;
 };
 
-/// A tensor that cannot be read this way: no tensor, on another device, of another dtype, without memory, or of a type
-/// without such a table. Becomes `ferry._native.BadTensor`, and the caller finds out which it is.
+/// A tensor that cannot be read this way: no tensor, on another device, of another dtype, or of a type without such a
+/// table.
 class BadTensor : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-/// A tensor as it was read, and what its view does not tell: `bool` is kUint8 there.
+/// A tensor as it was read. A view of `bool` has the dtype kUint8.
 struct ReadTensor {
   TensorView view{};
   bool is_bool = false;
@@ -38,7 +38,7 @@ struct ReadTensor {
 /// A tensor in memory of `place`. Empty where `read_tensor` throws; never leaves a Python error behind.
 std::optional<ReadTensor> find_tensor(nanobind::handle tensor, Place place);
 
-/// The view of a tensor in memory of `place`.
+/// The view of a tensor that this module has made, or has checked, in memory of `place`.
 /// @throws BadTensor
 TensorView read_tensor(nanobind::handle tensor, Place place);
 
@@ -50,8 +50,8 @@ nanobind::object tensor_on(const ConstTensorView& view, Place place, std::shared
 /// Whether the elements are in row-major order without gaps.
 bool is_contiguous(const TensorView& view);
 
-/// The stream that the library of tensors of this type works on now, on a GPU; null on the host. Empty where the type
-/// does not tell.
+/// Current stream, on a GPU, of the library that tensors of this type belong to; null on the host. Empty if the type
+/// has no function for it.
 std::optional<Stream> work_stream(nanobind::handle type, Place place);
 
 }  // namespace ferry::python

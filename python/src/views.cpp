@@ -38,39 +38,6 @@ nb::dlpack::dtype dlpack_dtype(DType dtype) {
   }
 }
 
-TensorView view_of(nb::handle tensor, Place place) {
-  if (tensor.is_none()) return {};
-  if (!nb::isinstance<nb::tuple>(tensor)) return read_tensor(tensor, place);
-  const auto parts = nb::cast<nb::tuple>(tensor);
-  const auto shape = nb::cast<nb::tuple>(parts[2]);
-  const auto strides = nb::cast<nb::tuple>(parts[3]);
-  TensorView view;
-  view.data = reinterpret_cast<void*>(nb::cast<std::uintptr_t>(parts[0]));
-  view.dtype = static_cast<DType>(nb::cast<int>(parts[1]));
-  view.num_dims = static_cast<int>(shape.size());
-  if (shape.size() == 0 || shape.size() > kMaxTensorDims) {
-    throw nb::value_error("a tensor has no dimension or more than three, expected 1 to 3");
-  }
-  for (std::size_t dim = 0; dim < shape.size(); ++dim) {
-    view.shape[dim] = nb::cast<std::int64_t>(shape[dim]);
-    view.strides[dim] = nb::cast<std::int64_t>(strides[dim]);
-  }
-  return view;
-}
-
-Placement placement_of(const Placement* placement, nb::handle table, Place place) {
-  if (placement == nullptr) return {};
-  Placement made = *placement;
-  made.physical_to_logical_view = view_of(table, place);
-  return made;
-}
-
-LoadCounters counters_of(nb::handle counters, Place place) {
-  if (counters.is_none()) return {};
-  const auto views = nb::cast<nb::tuple>(counters);
-  return {view_of(views[0], place), view_of(views[1], place), view_of(views[2], place)};
-}
-
 nb::object array_of(const ConstTensorView& view, Place place, nb::handle owner) {
   if (!view.present()) return nb::none();
   std::array<std::size_t, kMaxTensorDims> shape{};

@@ -70,7 +70,7 @@ def run_experts(slab: torch.Tensor, first_expert: int) -> torch.Tensor:
 
 
 def weighted_sums(world: World, rank: int, *, rank_sums: bool, weights: torch.Tensor | None = None) -> torch.Tensor:
-    """What :func:`run_experts` of this rank's tokens sums up to, [T, H]."""
+    """Sums of :func:`run_experts` for this rank's tokens, [T, H]."""
     x, weights = world.x[rank], world.topk_weights[rank] if weights is None else weights
     out = torch.zeros_like(x)
     for token, ids in enumerate(world.topk_idx[rank].tolist()):

@@ -1,4 +1,4 @@
-"""python -m ferry.bench as a user sees it. Timings are not checked."""
+"""benchmarks/python/bench.py as a user sees it. Timings are not checked."""
 
 import json
 import pathlib
@@ -12,13 +12,16 @@ import torch
 import torch.multiprocessing as mp
 from network import skip_without_network
 
-from ferry import _bench_kernels, bench
+FOLDER = pathlib.Path(__file__).parents[2] / "benchmarks/python"
+sys.path.insert(0, str(FOLDER))
+import bench  # noqa: E402
+import bench_kernels  # noqa: E402
 
 SMALL = ["--ranks", "2", "--tokens", "8", "--hidden", "64", "--topk", "2", "--experts", "4", "--iterations", "2"]
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "ferry.bench", *arguments]
+    command = [sys.executable, str(FOLDER / "bench.py"), *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
 
 
@@ -97,14 +100,14 @@ def test_kernel_times_are_those_of_the_packages_kernels() -> None:
     part = "ferry::cuda::(anonymous namespace)::quantize_kernel(ferry::cuda::Params)"
     events = [(whole, us) for us in (10.0, 14.0, 11.0)] + [(part, us) for us in (1.0, 2.0, 3.0, 2.0, 2.0, 9.0)]
     events += [("ncclDevKernel_AllReduce(ncclDevKernelArgs)", 99.0), ("sm90_gemm<float>", 50.0)]
-    found = _bench_kernels.summarise(_bench_kernels.by_kernel(events), num_calls=3)
+    found = bench_kernels.summarise(bench_kernels.by_kernel(events), num_calls=3)
     assert [(one["name"], one["launches_per_call"]) for one in found["kernels"]] == [
         ("combine_kernel", 1),
         ("quantize_kernel", 2),
     ]
     assert [one["us_p50"] for one in found["kernels"]] == [11, 2]
     assert found["call_us"] == 15
-    assert _bench_kernels.short_name("void deep_ep::internode_ll::dispatch<true, 7168>(void*, float*)") == "dispatch"
+    assert bench_kernels.short_name("void deep_ep::internode_ll::dispatch<true, 7168>(void*, float*)") == "dispatch"
 
 
 def test_measures_kernels_where_there_are_gpus(tmp_path: pathlib.Path) -> None:

@@ -1,4 +1,4 @@
-"""Calls of ferry.Group as the native module makes them as a whole, against the same step by step."""
+"""Calls of ferry.Group with arguments of all forms: types of results, and outputs that are given."""
 
 from __future__ import annotations
 
@@ -11,22 +11,11 @@ from world import World, make_world
 import ferry
 
 
-class NoCalls:
-    """Takes no call as a whole."""
-
-    def route(self, *_: object) -> None: ...
-
-    def dispatch(self, *_: object) -> None: ...
-
-    def combine(self, *_: object) -> None: ...
-
-
-def assert_same(left: tuple, right: tuple) -> None:
-    for one, other in zip(left, right, strict=True):
-        assert (one is None) == (other is None)
-        if one is not None:
-            assert (one.shape, one.stride(), one.dtype) == (other.shape, other.stride(), other.dtype)
-            assert one.contiguous().view(torch.uint8).equal(other.contiguous().view(torch.uint8))
+def same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    is_alike = (one.shape, one.stride(), one.dtype) == (other.shape, other.stride(), other.dtype)
+    return is_alike and one.contiguous().view(torch.uint8).equal(other.contiguous().view(torch.uint8))
 
 
 def check(rank: int, world: World, layout: str, kind: str) -> None:
@@ -36,80 +25,65 @@ def check(rank: int, world: World, layout: str, kind: str) -> None:
     idx, weights, x = world.topk_idx[rank], world.topk_weights[rank], world.x[rank]
     scales = torch.rand(2, len(x), device=device).t()
     options = {"layout": layout, "slab_capacity": 32 if layout == "slab" else 0}
-    whole, nothing = group._calls, NoCalls()
-    asked: list[str] = []
-
-    class Counted:
-        def route(self, *given: object) -> object:
-            asked.append("route")
-            made = whole.route(*given)
-            assert made is not None
-            return made
-
-        def dispatch(self, *given: object) -> object:
-            asked.append("dispatch")
-            made = whole.dispatch(*given)
-            assert made is not None
-            return made
-
-        def combine(self, *given: object) -> object:
-            asked.append("combine")
-            made = whole.combine(*given)
-            assert made is not None
-            return made
-
     for given in (None, weights):
-        for calls in (Counted(), nothing):
-            group._calls = calls
-            num_sms = 8 if given is None else 0
-            routing = group.route(idx, given, num_experts=world.num_experts, num_sms=num_sms, **options)
-            assert isinstance(routing, ferry.Routing) and routing.group is group
-            assert (routing.has_weights, routing.is_bounded) == (given is not None, False)
-            tables = routing.topk_idx, routing.topk_weights, routing.slots, routing.source
-            if calls is not nothing:
-                of_whole = tables
-        assert_same(of_whole, tables)
+        num_sms = 8 if given is None else 0
+        routing = group.route(idx, given, num_experts=world.num_experts, num_sms=num_sms, **options)
+        assert isinstance(routing, ferry.Routing) and routing.group is group
+        assert (routing.has_weights, routing.is_bounded) == (given is not None, False)
+        assert same(routing.topk_idx, idx) and same(routing.topk_weights, given)
+        # Numbers that are no int, and owners of experts by name, make the same route.
+        owners = [world.owner(expert) for expert in range(world.num_experts)]
+        numbers = {"num_experts": torch.tensor(world.num_experts), "num_sms": str(num_sms), "expert_to_rank": owners}
+        again = group.route(idx, given, **numbers, **options)
+        assert same(again.slots, routing.slots) and same(again.source, routing.source)
+
         rows = routing.num_recv_rows
         out = torch.empty(rows, x.shape[1], dtype=x.dtype, device=device)
+        plain = group.dispatch(routing, x, zero_padding=True)
+        assert isinstance(plain, ferry.Received)
+        assert (plain.x.shape, plain.x.dtype, plain.scales) == (out.shape, x.dtype, None)
+        assert (plain.topk_idx is None) == (layout != "tokens")
+        assert (plain.topk_weights is None) == (given is None)
         for how in (
-            {},
             {"scales": scales, "num_sms": 8},
             {"topk_weights": weights},
             {"tables": False},
             {"out": out, "tables": False},
+            {"out": out, "out_scales": torch.empty(2, rows, device=device).t(), "scales": scales},
+            {"num_sms": torch.tensor(0)},
         ):
-            results = []
-            for calls in (Counted(), nothing):
-                group._calls = calls
-                received = group.dispatch(routing, x, zero_padding=True, **how)
-                assert isinstance(received, ferry.Received)
-                # The caller's own memory is written both times.
-                results.append(ferry.Received(*[None if one is None else one.clone() for one in received]))
-            assert_same(*results)
+            received = group.dispatch(routing, x, zero_padding=True, **how)
+            assert same(received.x, plain.x)
             assert (received.x is out) == ("out" in how)
+            assert (received.scales is None) == ("scales" not in how)
+            assert received.scales is how.get("out_scales", received.scales)
+            assert (received.topk_idx is None) == (not how.get("tables", True) or layout != "tokens")
+            has_weights = how.get("tables", True) and (given is not None or "topk_weights" in how)
+            assert (received.topk_weights is None) == (not has_weights)
+            if given is not None and has_weights:
+                assert same(received.topk_weights, plain.topk_weights)
         y = torch.randn(out.shape).to(device, x.dtype)
         returned = torch.rand((rows, idx.shape[1]) if layout == "tokens" else (rows,), device=device)
-        for how in (
-            {},
-            {"weights": returned},
-            {"bias": x},
-            {"bias": [x, x], "num_sms": 8},
-            {"weighted": True, "topk_weights": weights},
-            {"out": torch.empty_like(x)},
-        ):
-            results = []
-            for calls in (Counted(), nothing):
-                group._calls = calls
-                combined = group.combine(routing, y, **how)
-                assert isinstance(combined, ferry.Combined)
-                results.append(ferry.Combined(*[None if one is None else one.clone() for one in combined]))
-            assert_same(*results)
-            assert ("out" in how) == (combined.x is how.get("out"))
-    assert (asked.count("route"), asked.count("dispatch"), asked.count("combine")) == (2, 10, 12)
-    group._calls = whole
+        sums = group.combine(routing, y)
+        assert isinstance(sums, ferry.Combined) and sums.weights is None
+        assert (sums.x.shape, sums.x.dtype) == (x.shape, x.dtype)
+        summed = group.combine(routing, y, weights=returned)
+        assert same(summed.x, sums.x) and summed.weights.shape == idx.shape
+        biased = group.combine(routing, y, bias=x).x
+        for bias in ([x], (x,), iter([x]), [None, x]):
+            assert same(group.combine(routing, y, bias=bias).x, biased)
+        for bias in ([], (), 0):
+            assert same(group.combine(routing, y, bias=bias).x, sums.x)
+        twice = group.combine(routing, y, bias=[x, x], num_sms=8).x
+        assert same(group.combine(routing, y, bias=(tensor for tensor in (x, x))).x, twice)
+        weighted = group.combine(routing, y, weighted=True, topk_weights=weights).x
+        if given is not None:
+            assert same(group.combine(routing, y, weighted=True).x, weighted)
+        sums_out = torch.empty_like(x)
+        assert group.combine(routing, y, out=sums_out).x is sums_out and same(sums_out, sums.x)
     group.destroy()
 
 
 @pytest.mark.parametrize("layout", ["tokens", "experts", "slab"])
-def test_same_results(layout: str, device: str) -> None:
+def test_forms_of_arguments(layout: str, device: str) -> None:
     run_ranks(2, check, make_world(2, 6, [7, 4]), layout, device)

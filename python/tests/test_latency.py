@@ -173,7 +173,7 @@ def check_micro_batches(rank: int, worlds: list[World], most: int, kind: str) ->
 
 
 def interrupt_dispatch(group: ferry.Group, dispatch: Callable[[], object]) -> weakref.ref[torch.Tensor]:
-    """Of what the call was to return."""
+    """Interrupts a dispatch right after it was sent. Gives a weak reference to its output."""
     found: list[weakref.ref[torch.Tensor]] = []
 
     def interrupt(sent: Any, _: object) -> None:

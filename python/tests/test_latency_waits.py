@@ -1,4 +1,4 @@
-"""What calls of latency mode have waited for each rank, added to a tensor of the program's."""
+"""Waits of calls of latency mode for each rank, added to a tensor of the program."""
 
 from __future__ import annotations
 

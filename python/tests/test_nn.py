@@ -183,7 +183,7 @@ def check_tokens(rank: int, world: World, kind: str) -> None:
 
 
 def check_failures(rank: int, world: World, kind: str) -> None:
-    """What goes wrong in the layer of one rank leaves no other waiting."""
+    """An error in the layer of one rank leaves no other rank waiting."""
     device = device_of(rank, kind)
     world = world.to(device)
     group = ferry.Group(dist.group.WORLD, device=device, timeout=20)

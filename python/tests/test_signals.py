@@ -17,7 +17,7 @@ SIGNAL_AFTER_S = 0.2
 
 
 class Answered(Exception):
-    """What the program's handler raises."""
+    """Error that the program's handler raises."""
 
 
 def answer(_signal: int, _frame: object) -> None:
@@ -140,7 +140,7 @@ def call_its_own_group(rank: int, world: World) -> None:
 
     def send(split: bool) -> ferry.LatencyDispatched:
         return group.latency_dispatch(
-            world.x[rank].clone(),  # nobody else keeps it
+            world.x[rank].clone(),  # no other reference keeps it
             world.topk_idx[rank],
             num_experts=world.num_experts,
             max_tokens=8,

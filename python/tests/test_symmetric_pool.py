@@ -1,4 +1,4 @@
-"""How symmetric memory is taken for torch's allocator: through the C functions that torch calls, on a CPU group."""
+"""Symmetric memory for torch's allocator: through the C functions that torch calls, on a CPU group."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class World:
         ]
 
     def without(self, lost: int) -> World:
-        """What is left of it for ranks that mask one: that has no tokens, and nobody picks its experts."""
+        """The world for ranks that mask one: the masked rank has no tokens, and no token picks its experts."""
         first = self.first_expert(lost)
         left = dataclasses.replace(self, x=list(self.x), topk_idx=list(self.topk_idx))
         for rank, ids in enumerate(self.topk_idx):

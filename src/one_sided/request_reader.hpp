@@ -1,8 +1,8 @@
 #ifndef FERRY_ONE_SIDED_REQUEST_READER_HPP
 #define FERRY_ONE_SIDED_REQUEST_READER_HPP
 
-/// Host end of a ring of requests (ferry/device/proxy_request.hpp): takes them in ticket order and checks each, because the
-/// writer of the ring is not trusted. Nothing here waits. One thread at a time.
+/// Host end of a ring of requests (ferry/device/proxy_request.hpp): takes them in ticket order and checks each, because
+/// the writer of the ring is not trusted. Nothing here waits. One thread at a time.
 
 #include <cstdint>
 

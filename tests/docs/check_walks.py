@@ -8,7 +8,12 @@ inline function in between), and in brackets the headers through which the file 
 
 For each step: the files exist; the file before it calls the function; a header declares it; this file defines the
 function entered; of each two neighbours in (file before it, headers…, this file) one includes the other, directly or
-through other headers. Prints "page:line: problem" for each breach and exits 1 if there is one.
+through other headers. A public header may end a walk: it only declares the function.
+
+Modules of Python include what they import. Python enters native code by the stub of the native module (`.pyi`) and the
+file that binds the function, both in brackets: the stub declares the function, and the file names it in a `def` call.
+
+Prints "page:line: problem" for each breach and exits 1 if there is one.
 """
 
 from __future__ import annotations
@@ -24,7 +29,14 @@ PAGE = "docs/walks.md"
 MIN_WALKS = 3
 MAX_FILES_IN_NODE = 4
 MAX_FILES_TO_NETWORK = 7
+MAX_FILES_FROM_PYTHON = 5
 NETWORK_FOLDER = "src/net/"
+PYTHON_FOLDER = "python/"
+PUBLIC_FOLDER = "include/"
+INCLUDE_FOLDERS = ("src/", "include/", "python/src/")
+PACKAGE_FOLDERS = ("python/", "python/deep_ep/")
+STUB = ".pyi"
+PYTHON = (".py", STUB)
 
 STEP = re.compile(
     r"^(?P<number>\d+)\. `(?P<file>[^`]+)` `(?P<called>\w+)`(?: → `(?P<entered>\w+)`)? \((?P<headers>[^)]+)\):"
@@ -33,6 +45,8 @@ STEP = re.compile(
 BODY = re.compile(r"\s*(?:const\b|noexcept\b|override\b|try\b|\s)*\{")
 INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+PYTHON_IMPORT = re.compile(r"^\s*(?:from\s+([\w.]+)\s+import\s+(\([^)]*\)|[^\n]+)|import\s+([\w., ]+))", re.MULTILINE)
+PYTHON_COMMENT = re.compile(r'""".*?"""|#[^\n]*', re.DOTALL)
 
 
 @dataclass
@@ -53,6 +67,8 @@ class Walk:
 
     @property
     def max_files(self) -> int:
+        if any(step.file.startswith(PYTHON_FOLDER) for step in self.steps):
+            return MAX_FILES_FROM_PYTHON
         to_network = any(step.file.startswith(NETWORK_FOLDER) for step in self.steps)
         return MAX_FILES_TO_NETWORK if to_network else MAX_FILES_IN_NODE
 
@@ -89,7 +105,8 @@ class Tree:
 
     @functools.cache  # noqa: B019
     def code(self, path: str) -> str:
-        return COMMENT.sub("", (self.root / path).read_text(encoding="utf-8"))
+        comment = PYTHON_COMMENT if path.endswith(PYTHON) else COMMENT
+        return comment.sub("", (self.root / path).read_text(encoding="utf-8"))
 
     def exists(self, path: str) -> bool:
         return (self.root / path).is_file()
@@ -99,6 +116,10 @@ class Tree:
         """Returns whether `path` defines the function, and whether it calls or declares it."""
         code = self.code(path)
         defines = calls = False
+        if path.endswith(PYTHON):
+            defines = re.search(rf"\bdef {function}\(", code) is not None
+            calls = re.search(rf"(?<!def )\b{function}\(", code) is not None
+            return defines, calls
         for found in re.finditer(rf"\b{function}\(", code):
             depth = 1
             end = found.end()
@@ -126,12 +147,31 @@ class Tree:
             if current in seen:
                 continue
             seen.add(current)
+            if current.endswith(PYTHON):
+                left += self.imports(current)
+                continue
             for header in INCLUDE.findall(self.code(current)):
-                left += [folder + header for folder in ("src/", "include/") if self.exists(folder + header)]
+                left += [folder + header for folder in INCLUDE_FOLDERS if self.exists(folder + header)]
         return frozenset(seen)
 
-    def are_linked(self, one: str, other: str) -> bool:
+    def imports(self, path: str) -> list[str]:
+        """Modules of the tree that a module of Python imports."""
+        modules: list[str] = []
+        for package, names, plain in PYTHON_IMPORT.findall(self.code(path)):
+            if package:
+                modules += [package, *(f"{package}.{name}" for name in re.findall(r"\w+", names))]
+            modules += re.findall(r"[\w.]+", plain)
+        paths = [folder + module.replace(".", "/") for folder in PACKAGE_FOLDERS for module in modules]
+        return [path + end for path in paths for end in (*PYTHON, "/__init__.py") if self.exists(path + end)]
+
+    def are_linked(self, one: str, other: str, function: str) -> bool:
+        if one.endswith(STUB) and not other.endswith(PYTHON):
+            return self.binds(other, function) and self.defines(one, function)
         return other in self.includes(one) or one in self.includes(other)
+
+    def binds(self, path: str, function: str) -> bool:
+        """Whether a native file makes the function known to Python."""
+        return re.search(rf'\bdef\(\s*"{function}"', self.code(path)) is not None
 
 
 def check_step(tree: Tree, before: Step | None, step: Step) -> list[str]:
@@ -146,13 +186,16 @@ def check_step(tree: Tree, before: Step | None, step: Step) -> list[str]:
     if before is not None and not tree.calls(before.file, step.called):
         breaches.append(f"{before.file} does not call {step.called}")
     # The definition of an inline function declares it; the last step's function may be defined in a header itself.
-    if not any(True in tree.uses(path, step.called) for path in (*step.headers, step.file)):
-        breaches.append(f"no header in brackets declares {step.called}")
-    if not tree.defines(step.file, step.entered):
+    is_bound = any(path.endswith(STUB) for path in step.headers)
+    declared = step.entered if is_bound else step.called
+    if not any(True in tree.uses(path, declared) for path in (*step.headers, step.file)):
+        breaches.append(f"no header in brackets declares {declared}")
+    ends_here = step.file.startswith(PUBLIC_FOLDER) and tree.calls(step.file, step.entered)
+    if not ends_here and not tree.defines(step.file, step.entered):
         breaches.append(f"{step.file} does not define {step.entered}")
     chain = [*([before.file] if before is not None else []), *step.headers, step.file]
     for one, other in itertools.pairwise(chain):
-        if not tree.are_linked(one, other):
+        if not tree.are_linked(one, other, step.entered):
             breaches.append(f"neither of {one} and {other} includes the other")
     return breaches
 

@@ -22,6 +22,18 @@ CODE = {
     "src/cpu/store.hpp": "inline void ring(int row) { store(row); }\nvoid store(int row);\n// pack(row)\n",
     "src/cpu/store.cpp": '#include "cpu/store.hpp"\nvoid store(int row) {}\n',
     "src/cpu/stranger.cpp": "void store(int row) {}\n",
+    "python/deep_ep/deep_ep/front.py": (
+        "from deep_ep.middle import (\n    run,\n)\ndef send(row):\n    return run(row)\n"
+    ),
+    "python/deep_ep/deep_ep/middle.py": (
+        "import os\nfrom ferry import native\ndef run(row):\n    call(row)  # other(row)\n"
+    ),
+    "python/deep_ep/deep_ep/__init__.py": "",
+    "python/ferry/__init__.py": "",
+    "python/ferry/native.pyi": "def enter(row: int) -> None: ...\n",
+    "python/src/bind.hpp": '#include "ferry/api.hpp"\nvoid enter(int row);\n',
+    "python/src/bind.cpp": '#include "bind.hpp"\nvoid bind() {\n  module.def(\n      "enter", &enter);\n}\n',
+    "python/src/enter.cpp": '#include "bind.hpp"\nvoid enter(int row) {\n  send(row);\n}\n',
 }
 GOOD = """# Page
 
@@ -39,6 +51,14 @@ GOOD = """# Page
 ## Three
 
 1. `src/core/entry.cpp` `send` (`include/ferry/api.hpp`): checks
+
+## Four
+
+1. `python/deep_ep/deep_ep/front.py` `send` (`python/deep_ep/deep_ep/front.py`): from Python
+2. `python/deep_ep/deep_ep/middle.py` `run` (`python/deep_ep/deep_ep/middle.py`): more Python
+3. `python/src/enter.cpp` `call` → `enter` (`python/ferry/native.pyi`, `python/src/bind.cpp`, `python/src/bind.hpp`):
+   native
+4. `include/ferry/api.hpp` `send` (`include/ferry/api.hpp`): ends
 """
 STORE = "3. `src/cpu/store.cpp` `ring` → `store` (`src/cpu/store.hpp`): stores"
 
@@ -95,7 +115,29 @@ class CheckWalks(unittest.TestCase):
         self.expect(STORE, "\n".join([STORE, *steps]), "One: 5 files, expected at most 4", 3)
 
     def test_too_few_walks(self) -> None:
-        self.expect("## Three", "Three", "has 2 walks, expected at least 3", 1)
+        (self.root / PAGE).write_text(GOOD.replace("## Three", "").replace("## Four", ""), encoding="utf-8")
+        self.assertIn(f"{PAGE}:1: has 2 walks, expected at least 3", check(self.root))
+
+    def test_function_of_python_that_is_not_called(self) -> None:
+        what = "python/deep_ep/deep_ep/middle.py does not call other"
+        self.expect("`call` → `enter`", "`other` → `enter`", what, 22)
+
+    def test_function_that_is_not_bound(self) -> None:
+        (self.root / "python/src/bind.cpp").write_text('#include "bind.hpp"\n', encoding="utf-8")
+        what = "neither of python/ferry/native.pyi and python/src/bind.cpp includes the other"
+        self.expect("native\n", "native code\n", what, 22)
+
+    def test_module_that_is_not_imported(self) -> None:
+        (self.root / "python/deep_ep/deep_ep/front.py").write_text(
+            "def send(row):\n    return run(row)\n", encoding="utf-8"
+        )
+        what = "neither of python/deep_ep/deep_ep/front.py and python/deep_ep/deep_ep/middle.py includes the other"
+        self.expect("more Python", "even more Python", what, 21)
+
+    def test_too_many_files_from_python(self) -> None:
+        steps = [f"{i}. `src/cpu/f{i}.cpp` `f` (`src/cpu/f.hpp`): text" for i in range(5, 7)]
+        last = "4. `include/ferry/api.hpp` `send` (`include/ferry/api.hpp`): ends"
+        self.expect(last, "\n".join([last, *steps]), "Four: 6 files, expected at most 5", 18)
 
 
 if __name__ == "__main__":

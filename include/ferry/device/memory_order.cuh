@@ -1,9 +1,9 @@
 #ifndef FERRY_DEVICE_MEMORY_ORDER_CUH
 #define FERRY_DEVICE_MEMORY_ORDER_CUH
 
-/// Loads, stores and fences of Ferry's kernels, each one PTX instruction, or a few (PTX ISA, "Memory Consistency Model";
-/// sm_70 and later). System scope reaches other GPUs over NVLink and the host, device scope the threads of one GPU, block
-/// scope those of a block.
+/// Loads, stores and fences of Ferry's kernels, each one PTX instruction, or a few (PTX ISA, "Memory Consistency
+/// Model"; sm_70 and later). System scope reaches other GPUs over NVLink and the host, device scope the threads of one
+/// GPU, block scope those of a block.
 
 #include <cstddef>
 #include <cstdint>

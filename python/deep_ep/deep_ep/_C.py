@@ -1,4 +1,4 @@
-"""Where the second generation keeps its native types; here they are Python."""  # noqa: N999
+"""Module of the second generation's native types; here they are Python."""  # noqa: N999
 
 import torch
 

@@ -109,7 +109,7 @@ def combine_config(num_sms: int, num_ranks: int) -> Config:
 
 
 def low_latency_bytes(num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int) -> int:
-    """What ferry's latency mode needs, at least the rows that a rank can be sent in bf16, each once."""
+    """Bytes that ferry's latency mode needs, at least those of all rows that a rank can receive in bf16, each once."""
     row_bytes = hidden * 2  # bf16: more than FP8 with its scales
     received = num_ranks * num_max_dispatch_tokens_per_rank * row_bytes
     try:

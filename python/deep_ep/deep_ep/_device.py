@@ -1,4 +1,4 @@
-"""Which device a new buffer works on."""
+"""Choice of the device that a new buffer works on."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 import torch
 
-from ferry._group_arguments import usable_device
+from ferry.frontend import usable_device
 
 VARIABLE = "DEEP_EP_DEVICE"
 

@@ -1,4 +1,4 @@
-"""Which ranks reach each other's memory: those of a host, or of a node emulated on one."""
+"""Ranks that reach each other's memory: those of a host, or of a node emulated on one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _OF_LAUNCHER = "LOCAL_WORLD_SIZE"
 
 
 def variable_ranks_per_node() -> int:
-    """What the environment variable says; 0 if it is not set."""
+    """Number in the environment variable; 0 if it is not set."""
     return _number(os.environ.get(VARIABLE) or "0", VARIABLE)
 
 

@@ -10,7 +10,7 @@ import ferry
 
 
 class EPHandle:
-    """Where the tokens of a dispatch went and came from. All tensors are live: combine and cached dispatches read them.
+    """Destinations and sources of a dispatch's tokens. All tensors are live: combine and cached dispatches read them.
 
     T tokens of this rank, K experts per token, L local experts, R ranks, N received rows (if the host does not wait for
     counts: as many as could arrive), M ``num_max_tokens_per_rank``.
@@ -22,7 +22,7 @@ class EPHandle:
     expert_alignment: int
     num_max_tokens_per_rank: int
     num_sms: int
-    """Of the dispatch, and of combines that name none."""
+    """Bound of the dispatch, and of combines that name none."""
     topk_idx: torch.Tensor
     """[T, K] i64: the ids that were dispatched."""
     num_recv_tokens: int
@@ -50,7 +50,7 @@ class EPHandle:
     def __init__(self, routing: ferry.Routing, **fields: Any) -> None:
         self._routing: ferry.Routing | None = routing
         self._last_equal: torch.Tensor | None = None
-        """[N, K] i8 of an expanded handle: the last choice that names the same expert; -1 where it is not here."""
+        """[N, K] i8, expanded handles only: the last choice that names the same expert; -1 where it is not here."""
         self.__dict__.update(fields)
 
     def __copy__(self) -> EPHandle:

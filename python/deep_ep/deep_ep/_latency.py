@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 import ferry
-from deep_ep import _arguments as arguments
-from deep_ep import _latency_calls as calls
-from deep_ep._latency_calls import CombineOptions, DispatchOptions, Hook, slab_shape
-from deep_ep._latency_handles import CombineMemory, link_of
-from deep_ep._member import Asked, Member
-from deep_ep._throughput import Payload
-from deep_ep._whole_calls import run_in_order
+from deep_ep._latency_handles import CombineMemory
+from deep_ep._member import Member
+from deep_ep._run import run_in_order
 from deep_ep.utils.event import EventOverlap
 from ferry import InvalidArgument
-from ferry._eager import eager
-from ferry._latency import Sent
+from ferry.frontend import BufferCalls, SplitCall, eager
+
+Hook = Callable[[], None]
+Payload = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
 
 class LatencyCalls:
@@ -72,45 +70,30 @@ class LatencyCalls:
         layout_range [L, R] i64, first row << 32 | number of rows from a rank; M; H; E). Its tensors and the counts are
         views of memory that the calls go on to use: do not write to them. src_info is not contiguous.
         """
-        if not self.low_latency_mode:
-            self._check_mode("low_latency_dispatch")
-        whole = self._member.whole
-        if whole is not None and not unknown and not (return_recv_hook and async_finish):
-            tensors = (x, topk_idx, cumulative_local_expert_recv_stats, dispatch_wait_recv_cost_stats)
-            sent = Sent("low_latency_dispatch", self._member.group, *tensors) if return_recv_hook else None
-            made = run_in_order(
-                self._member,
-                None,
-                async_finish,
-                tensors,
-                whole.low_latency_dispatch,
-                x,
-                topk_idx,
-                num_max_dispatch_tokens_per_rank,
-                num_experts,
-                cumulative_local_expert_recv_stats,
-                dispatch_wait_recv_cost_stats,
-                sent,
-                bool(use_fp8),
-                bool(round_scale),
-                bool(use_ue8m0),
-            )
-            if made is not None:
-                return made
-            if sent is not None:
-                sent.forget()
-        asked = self._asked("low_latency_dispatch", async_finish, unknown)
-        how = DispatchOptions(
+        what = "low_latency_dispatch"
+        calls = self._calls_for(what)
+        tensors = (x, topk_idx, cumulative_local_expert_recv_stats, dispatch_wait_recv_cost_stats)
+        sent = SplitCall(what, self._member.group, *tensors) if return_recv_hook else None
+        return run_in_order(
+            self._member,
+            what,
+            None,
+            async_finish,
+            unknown,
+            tensors,
+            calls.low_latency_dispatch,
+            x,
+            topk_idx,
             num_max_dispatch_tokens_per_rank,
             num_experts,
             cumulative_local_expert_recv_stats,
             dispatch_wait_recv_cost_stats,
-            use_fp8,
-            round_scale,
-            use_ue8m0,
-            return_recv_hook,
+            sent,
+            bool(use_fp8),
+            bool(round_scale),
+            bool(use_ue8m0),
+            problem=_two_ends(what) if return_recv_hook and async_finish else None,
         )
-        return calls.dispatch(self._member, x, topk_idx, how, asked)
 
     @eager
     def low_latency_combine(
@@ -143,45 +126,40 @@ class LatencyCalls:
         Each rank sums its rows of a token in fp32, by ascending row, and rounds to bf16; the token's source adds those
         in fp32, by ascending rank, and rounds. Returns the sums [T, H] bf16, the event, and the hook or None.
         """
-        if not self.low_latency_mode:
-            self._check_mode("low_latency_combine")
-        whole = self._member.whole
-        plain = not unknown and not use_logfmt and not zero_copy and not (return_recv_hook and async_finish)
-        if whole is not None and plain:
-            group = self._member.group
-            tensors = (x, topk_weights, out, combine_wait_recv_cost_stats)
-            sent = Sent("low_latency_combine", group, *tensors) if return_recv_hook else None
-            made = run_in_order(
-                self._member,
-                None,
-                async_finish,
-                tensors,
-                whole.low_latency_combine,
-                x,
-                topk_idx,
-                topk_weights,
-                handle,
-                out,
-                combine_wait_recv_cost_stats,
-                sent,
-            )
-            if made is not None:
-                return made
-            if sent is not None:
-                sent.forget()
-        asked = self._asked("low_latency_combine", async_finish, unknown)
-        how = CombineOptions(use_logfmt, zero_copy, return_recv_hook, out, combine_wait_recv_cost_stats)
-        return calls.combine(self._member, x, topk_idx, topk_weights, handle, how, asked)
+        what = "low_latency_combine"
+        calls = self._calls_for(what)
+        tensors = (x, topk_weights, out, combine_wait_recv_cost_stats)
+        sent = SplitCall(what, self._member.group, *tensors) if return_recv_hook else None
+        problem: Exception | None = None
+        if return_recv_hook and async_finish:
+            problem = _two_ends(what)
+        elif use_logfmt:
+            problem = NotImplementedError(f"{what}: use_logfmt=True is not implemented; rows are returned as bf16")
+        return run_in_order(
+            self._member,
+            what,
+            None,
+            async_finish,
+            unknown,
+            tensors,
+            calls.low_latency_combine,
+            x,
+            topk_idx,
+            topk_weights,
+            handle,
+            out,
+            combine_wait_recv_cost_stats,
+            bool(zero_copy),
+            sent,
+            problem=problem,
+        )
 
     def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
         """Checks its arguments and does nothing else, without waiting for other ranks: calls of both modes and of any
         shapes may follow each other.
         """
         what = "clean_low_latency_buffer"
-        self._check_mode(what)
-        arguments.check_size(num_max_dispatch_tokens_per_rank, f"{what}: num_max_dispatch_tokens_per_rank")
-        arguments.check_size(hidden, f"{what}: hidden")
-        arguments.check_num_experts(num_experts, what, self._member.num_ranks)
+        self._calls_for(what).check_latency_shape(num_max_dispatch_tokens_per_rank, hidden, num_experts, what)
 
     def get_next_low_latency_combine_buffer(self, handle: tuple) -> torch.Tensor:
         """Memory [L, R * M, H] bf16 for the rows that :meth:`low_latency_combine` with ``zero_copy=True`` returns.
@@ -190,9 +168,7 @@ class LatencyCalls:
         combine must be over by then. It is symmetric memory, taken when first asked for, and kept with the buffer.
         """
         what = "get_next_low_latency_combine_buffer"
-        self._check_mode(what)
-        link = link_of(handle, what, self._member.group)
-        shape = slab_shape(self._member, handle, link.routing)
+        link, shape = self._calls_for(what).slab_of(handle, what)
         if link.combine_memory is None or tuple(link.combine_memory.shape) != shape:
             link.combine_memory = self._combine_memory.next(self._member.group, shape)
         return link.combine_memory
@@ -221,21 +197,22 @@ class LatencyCalls:
 
     @contextlib.contextmanager
     def _masking(self, what: str) -> Iterator[ferry.Group]:
-        """On the stream of the calls, which the current one waits for."""
-        self._check_mode(what)
+        """The group of a buffer that can mask ranks. Known errors are raised at the end."""
+        self._calls_for(what)
         if not self.enable_shrink:
             raise InvalidArgument(f"{what}: the buffer was created with enable_shrink=False, expected True")
-        with self._member.turn(what, (), Asked()):
-            yield self._member.group
+        yield self._member.group
+        self._member.group.poll()
 
-    def _asked(self, what: str, asynchronous: bool, unknown: dict[str, Any]) -> Asked:
-        # All ranks have made their buffers alike: none is left waiting.
-        if not self.low_latency_mode:
-            self._check_mode(what)
-        return Asked(None, asynchronous, unknown)
-
-    def _check_mode(self, what: str) -> None:
-        if self._member.is_destroyed:
-            raise InvalidArgument(f"{what}: the buffer was destroyed; create a new one")
+    def _calls_for(self, what: str) -> BufferCalls:
+        """The native calls, of a buffer in latency mode. All ranks make their buffers alike, so that none waits for one
+        that is refused here.
+        """
+        calls = self._member.calls or self._member.refuse(what)
         if not self.low_latency_mode:
             raise InvalidArgument(f"{what}: the buffer was created with low_latency_mode=False, expected True")
+        return calls
+
+
+def _two_ends(what: str) -> InvalidArgument:
+    return InvalidArgument(f"{what}: async_finish and return_recv_hook are both True, expected at most one of them")

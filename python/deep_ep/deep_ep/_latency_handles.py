@@ -1,20 +1,18 @@
 """Handles of latency mode, and the memory that experts may write their output to.
 
-The storage of a handle's first tensor carries the Routing, as with the handles of throughput mode; but a handle of
-latency mode holds too little to route again, so a copy of that tensor is refused.
+The storage of a handle's first tensor carries a :class:`LatencyLink`, as with the handles of throughput mode; but a
+handle of latency mode holds too little to route again, so a copy of that tensor is refused.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 import ferry
-from ferry import InvalidArgument
-from ferry._latency import Sent
+from ferry.frontend import SplitCall
 
-_ATTRIBUTE = "_ferry_latency"
 _MAX_IN_FLIGHT = 2  # kMaxLatencyCallsInFlight
 
 
@@ -31,14 +29,14 @@ class LatencyHandle(NamedTuple):
 
 
 class LatencyLink:
-    """Attribute of a handle's first tensor."""
+    """Attribute of the storage of a handle's first tensor."""
 
     __slots__ = ("combine_memory", "routing")
 
     def __init__(self, routing: ferry.Routing) -> None:
         self.routing = routing
         self.combine_memory: torch.Tensor | None = None
-        """Of ``get_next_low_latency_combine_buffer``, once it was called."""
+        """Memory that ``get_next_low_latency_combine_buffer`` returned, once it was called."""
 
 
 class ReceiveHook:
@@ -46,39 +44,13 @@ class ReceiveHook:
 
     __slots__ = ("_group", "_sent")
 
-    def __init__(self, sent: Sent, group: ferry.Group) -> None:
+    def __init__(self, sent: SplitCall, group: ferry.Group) -> None:
         self._sent = sent
         self._group = group
 
     def __call__(self) -> None:
         self._sent.receive()
         self._group.poll()
-
-
-def attach(src_info: torch.Tensor, routing: ferry.Routing) -> None:
-    setattr(src_info.untyped_storage(), _ATTRIBUTE, LatencyLink(routing))
-
-
-def link_of(handle: Any, operation: str, group: ferry.Group) -> LatencyLink:
-    """Of a handle that this buffer returned."""
-    expected = f"expected the {len(LatencyHandle._fields)} values that low_latency_dispatch returned"
-    if not isinstance(handle, (tuple, list)) or len(handle) != len(LatencyHandle._fields):
-        shown = f"{len(handle)} values" if isinstance(handle, (tuple, list)) else f"a {type(handle).__name__}"
-        raise InvalidArgument(f"{operation}: handle is {shown}, {expected}")
-    first = handle[0]
-    if not isinstance(first, torch.Tensor):
-        raise InvalidArgument(f"{operation}: handle[0] is a {type(first).__name__}, {expected}")
-    link = None if first.is_meta else getattr(first.untyped_storage(), _ATTRIBUTE, None)
-    if link is None:
-        raise InvalidArgument(
-            f"{operation}: handle[0] is not the tensor that low_latency_dispatch returned, perhaps a copy of it; pass "
-            "the handle as it was returned"
-        )
-    if link.routing.group is not group:
-        raise InvalidArgument(
-            f"{operation}: the handle was returned by another buffer; call low_latency_dispatch on this one"
-        )
-    return link
 
 
 class CombineMemory:

@@ -1,13 +1,8 @@
-"""How many multiprocessors of a GPU a call may use: only a number that the client chose is a bound."""
+"""Multiprocessors of a GPU that a call may use: only a number that the client chose is a bound."""
 
 from __future__ import annotations
 
-import operator
 from typing import Any, NamedTuple
-
-from ferry import InvalidArgument
-
-_MOST = (1 << 31) - 1
 
 
 class Suggested(int):
@@ -19,32 +14,16 @@ class Suggested(int):
     """
 
 
-class _OfNoConfig(NamedTuple):
-    """In place of a ``num_sms``: :func:`bound_of` refuses it."""
+class NotAConfig(NamedTuple):
+    """Stands for the ``num_sms`` of an argument that is no Config; the native calls refuse it."""
 
     shown: str
+    """Name of the argument's class."""
 
 
 def of_config(config: Any) -> Any:
-    """The ``num_sms`` of an argument ``config``. Does not raise, as nobody would tell the other ranks."""
+    """The ``num_sms`` of an argument ``config``. Does not raise: a rank that raises here leaves its peers waiting."""
     try:
         return config.num_sms
     except AttributeError:
-        return _OfNoConfig(type(config).__name__)
-
-
-def bound_of(num_sms: Any, operation: str) -> int:
-    """``num_sms`` for ferry's dispatch and combine: the client's choice; 0, ferry's own, if there was none."""
-    if num_sms is None or isinstance(num_sms, Suggested):
-        return 0
-    if isinstance(num_sms, _OfNoConfig):
-        raise InvalidArgument(f"{operation}: config is a {num_sms.shown}, expected a deep_ep.Config or None")
-    try:
-        whole = operator.index(num_sms)
-    except TypeError:
-        whole = -1
-    if not 0 <= whole <= _MOST:
-        raise InvalidArgument(
-            f"{operation}: num_sms is {num_sms!r}, expected a number of multiprocessors, or 0 for Ferry's own choice"
-        )
-    return whole
+        return NotAConfig(type(config).__name__)

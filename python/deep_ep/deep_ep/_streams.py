@@ -91,16 +91,13 @@ def _tensors_in(values: Any) -> Iterator[torch.Tensor]:
 
 
 class Lane:
-    """Where the calls of a device's buffers run, one after the other. This one is for host tensors."""
+    """Stream order of the calls of a device's buffers. This class is for host tensors."""
 
     comm_stream: Any
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.comm_stream = HostStream()
-
-    reports_at_once = True
-    """Whether a refused call is reported on all ranks when it returns."""
 
     def call(self, previous: Any, asynchronous: bool) -> contextlib.AbstractContextManager[Call]:
         """Work inside waits for ``previous`` (an event), or else for the caller's stream. The caller's stream then
@@ -198,8 +195,6 @@ class CudaLane(Lane):
     """A high-priority stream, shared by all buffers of one GPU, for asynchronous calls. A call whose results the
     caller's stream may use at once gains nothing from another stream, and runs on the caller's.
     """
-
-    reports_at_once = False
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)

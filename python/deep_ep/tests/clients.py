@@ -1,4 +1,4 @@
-"""How a client calls the package: small steps that the tests share."""
+"""Small steps of a client that the tests share."""
 
 from __future__ import annotations
 
@@ -46,3 +46,21 @@ def layout_of(buffer: deep_ep.Buffer, idx: torch.Tensor, num_experts: int) -> di
 def dispatch(buffer: deep_ep.Buffer, world: World, mine: Inputs, **options: Any) -> tuple:
     layout = layout_of(buffer, mine.idx, world.num_experts)
     return buffer.dispatch(mine.x, topk_idx=mine.idx, topk_weights=mine.weights, **layout, **options)
+
+
+def assert_same(left: Any, right: Any) -> None:
+    if isinstance(left, torch.Tensor):
+        assert (left.shape, left.stride(), left.dtype, left.device) == (
+            right.shape,
+            right.stride(),
+            right.dtype,
+            right.device,
+        )
+        left, right = (one.clone(memory_format=torch.contiguous_format) for one in (left, right))
+        assert left.view(torch.uint8).equal(right.view(torch.uint8))
+    elif isinstance(left, list):
+        assert len(left) == len(right)
+        for one, other in zip(left, right):
+            assert_same(one, other)
+    else:
+        assert left == right

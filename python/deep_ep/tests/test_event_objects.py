@@ -93,7 +93,7 @@ def fake_tensor(name: str) -> FakeTensor:
 
 @pytest.fixture(params=[0, 1])
 def lane(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> _streams.CudaLane:
-    """Of GPU 0; the parameter is the current GPU."""
+    """Lane of GPU 0; the parameter is the current GPU."""
     log: list[str] = []
     stack = [FakeStream("compute", log)]
 

@@ -1,4 +1,4 @@
-"""Rows by expert and back: what the native module makes is what torch's operators make of the same rows by token."""
+"""Rows by expert and back are those that torch's operators make of the same rows by token."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ from typing import Any
 import pytest
 import torch
 import torch_expansion
-from clients import device_of, inputs_of, make_elastic
+from clients import assert_same, device_of, inputs_of, make_elastic
 from ranks import run_ranks
-from test_whole_calls import as_a_whole, assert_same, step_by_step
 from world import World, make_world
 
 import deep_ep
-from ferry import _native
 
 ALIGNMENTS = [1, 3, 128]
 
@@ -53,79 +51,91 @@ def test_slots_of_the_reference(num_rows: int, num_topk: int, num_local: int, al
     assert torch.equal(origins.rows(x, zero_padding=True), wanted)
 
 
-def check_tables(calls: Any, device: torch.device, num_rows: int, num_topk: int, num_local: int) -> None:
-    local_idx = choices(num_rows, num_topk, num_local).to(device)
+def check_tables(buffer: deep_ep.ElasticBuffer, num_rows: int, num_topk: int, num_local: int) -> None:
+    """On one rank, which receives its tokens with an expert, in their order."""
+    device = buffer.device
+    idx = choices(num_rows, num_topk, num_local)
+    is_sent = (idx >= 0).any(1)
+    local_idx = idx[is_sent]
     for alignment in ALIGNMENTS:
-        expected, counts, num_expanded = expected_slots(local_idx.cpu(), num_local, alignment)
-        source = torch.stack([torch.zeros(num_rows), torch.arange(num_rows)], dim=1).to(device, torch.int32)
+        expected, counts, num_expanded = expected_slots(local_idx, num_local, alignment)
+        x = torch.randn(num_rows, 48, device=device).to(torch.bfloat16)
+        new = {"num_experts": num_local, "expert_alignment": alignment, "do_expand": True}
+        *_, handle, _ = buffer.dispatch(x, idx.to(device), **new)
         counts = torch.tensor(counts, dtype=torch.int32, device=device)
-        metadata, _, ends, unaligned, last_equal = _native.describe_arrivals(
-            calls, local_idx, source, counts, max_tokens=max(num_rows, 1), alignment=alignment, expands=True
-        )
-        reference = torch_expansion.expand_slots(local_idx, counts, alignment)
-        assert torch.equal(metadata[:, 2:].cpu(), expected)
-        assert torch.equal(last_equal.long(), reference.last_equal)
-        assert torch.equal(unaligned, counts)
+        assert handle.num_expanded_tokens == num_expanded
+        assert torch.equal(handle.recv_src_metadata[:, 2:].cpu(), expected)
+        assert torch.equal(handle.num_unaligned_recv_tokens_per_expert, counts)
         starts = torch_expansion.aligned_ends(counts, alignment) - torch_expansion.aligned(counts, alignment)
-        assert torch.equal(ends, starts + counts)
-        check_rows(calls, metadata, last_equal, num_expanded)
-        # A table that a client rewrote: rows are named in another order, some by no slot, some past the end.
-        rewritten = metadata.clone()
-        used = rewritten[:, 2:] >= 0
-        rewritten[:, 2:][used] = rewritten[:, 2:][used].flip(0)
-        check_rows(calls, rewritten, last_equal, max(num_expanded - 2, 0))
+        assert torch.equal(handle.psum_num_recv_tokens_per_expert, starts + counts)
+        last = torch_expansion.expand_slots(local_idx.to(device), counts, alignment).last_equal
+        check_rows(buffer, handle, is_sent.to(device), last)
+        # A table that a client rewrote: rows are named in another order.
+        slots = handle.recv_src_metadata[:, 2:]
+        slots[slots >= 0] = slots[slots >= 0].flip(0)
+        check_rows(buffer, handle, is_sent.to(device), last)
 
 
-def check_rows(calls: Any, metadata: torch.Tensor, last_equal: torch.Tensor, num_expanded: int) -> None:
-    device, slots, last = metadata.device, metadata[:, 2:], last_equal.long()
-    num_rows, num_topk = slots.shape
+def check_rows(
+    buffer: deep_ep.ElasticBuffer, handle: deep_ep.EPHandle, is_sent: torch.Tensor, last: torch.Tensor
+) -> None:
+    device, slots, num_expanded = buffer.device, handle.recv_src_metadata[:, 2:], handle.num_expanded_tokens
+    num_tokens, num_topk = handle.topk_idx.shape
     origins = torch_expansion.Origins(slots, num_expanded)
-    weights = torch.rand(num_rows, num_topk, device=device)
-    scales = torch.randint(1 << 30, (num_rows, 3), dtype=torch.int32, device=device)
+    weights = torch.rand(num_tokens, num_topk, device=device)
+    named_weights = torch.where(last >= 0, weights[is_sent], 0.0)
+    scales = torch.randint(1 << 30, (num_tokens, 3), dtype=torch.int32, device=device)
+    padded = {"handle": handle, "do_zero_padding": True}
     for dtype in (torch.bfloat16, torch.float32, torch.float8_e4m3fn):
-        x = torch.randn(num_rows, 48, device=device).to(dtype)
-        rows, no_scales, of_rows = _native.expand_received(
-            calls, x, None, weights, metadata, last_equal, num_expanded, zero_padding=True, column_major_scales=False
-        )
-        assert no_scales is None
-        assert_same(rows, origins.rows(x, zero_padding=True))
-        torch.testing.assert_close(of_rows, origins.weights(weights, last))
+        x = torch.randn(num_tokens, 48, device=device).to(dtype)
+        rows, idx, of_rows, _, _ = buffer.dispatch(x, topk_weights=weights, **padded)
+        assert idx is None
+        assert_same(rows, origins.rows(x[is_sent], zero_padding=True))
+        torch.testing.assert_close(of_rows, origins.weights(named_weights, last))
         for column_major in (False, True):
-            _, made, no_weights = _native.expand_received(
-                calls, x, scales, None, metadata, last_equal, num_expanded, True, column_major
+            (_, made), _, no_weights, _, _ = buffer.dispatch(
+                (x, scales), use_tma_aligned_col_major_sf=column_major, **padded
             )
             assert no_weights is None
-            assert torch.equal(made, origins.rows(scales, zero_padding=True))
+            assert torch.equal(made, origins.rows(scales[is_sent], zero_padding=True))
             strides = (1, -(-num_expanded // 4) * 4) if column_major else (3, 1)
             assert made.stride() == tuple(max(stride, 1) for stride in strides)
     y = torch.full((num_expanded, 48), float("nan"), device=device).to(torch.bfloat16)
-    named = slots[(slots >= 0) & (slots < num_expanded)].long()
+    named = slots[slots >= 0].long()
     y[named] = torch.randn(len(named), 48, device=device).to(torch.bfloat16)
     grad = torch.rand(num_expanded, device=device)
-    for exact in (False, True):
-        sums, of_choices = _native.reduce_sent(calls, y, grad, metadata, last_equal, exact=exact)
-        assert torch.equal(sums, torch_expansion.reduce_slots(y, slots, torch.float32 if exact else torch.bfloat16))
-        assert torch.equal(of_choices, torch_expansion.slot_weights(grad, slots, last))
-    assert _native.reduce_sent(calls, y, None, metadata, last_equal, exact=False)[1] is None
+    sums, of_choices, _ = buffer.combine(y, handle, grad)
+    assert torch.equal(sums[is_sent], torch_expansion.reduce_slots(y, slots, torch.bfloat16))
+    assert torch.equal(of_choices[is_sent], torch_expansion.slot_weights(grad, slots, last))
+    assert not sums[~is_sent].any() and not of_choices[~is_sent].any()
+    assert buffer.combine(y, handle)[1] is None
 
 
-def check_one_rank(rank: int, device: str) -> None:
-    buffer = make_elastic(rank, device)
+def check_one_rank(rank: int, device: str, single_rounding: bool) -> None:
+    buffer = make_elastic(rank, device, num_max_tokens_per_rank=300, allow_multiple_reduction=not single_rounding)
     for shape in [(0, 3, 2), (1, 1, 1), (40, 4, 3), (9, 32, 2), (300, 8, 7)]:
-        check_tables(buffer._member.calls, buffer.device, *shape)
+        check_tables(buffer, *shape)
     buffer.destroy()
 
 
-def test_rows_of_one_rank(device: str) -> None:
-    run_ranks(1, check_one_rank, device)
+@pytest.mark.parametrize("single_rounding", [False, True])
+def test_rows_of_one_rank(single_rounding: bool, device: str) -> None:
+    run_ranks(1, check_one_rank, device, single_rounding)
 
 
 def check_sums_are_rounded_once(rank: int, device: str) -> None:
     buffer = make_elastic(rank, device)
+    rows = torch.zeros(1, 8, dtype=torch.bfloat16, device=buffer.device)
+    idx = torch.tensor([[0, 1, 2]], device=buffer.device)
+    *_, handle, _ = buffer.dispatch(rows, idx, num_experts=3, do_expand=True)
+    assert handle.recv_src_metadata[0, 2:].tolist() == [0, 1, 2]
     x = torch.tensor([[256.0], [1.0], [1.0]]).expand(3, 8).to(buffer.device, torch.bfloat16).contiguous()
-    metadata = torch.tensor([[0, 2, 0, 1, 2]], dtype=torch.int32, device=buffer.device)
-    sums, _ = _native.reduce_sent(buffer._member.calls, x, None, metadata, None, exact=False)
+    sums = buffer.combine(x, handle)[0]
     assert (sums == 258.0).all(), "256 + 1 in bf16 is 256"
+    unaligned = torch.cat([x.new_zeros(8), x.view(-1)])[8:].view(3, 8)
+    assert torch.equal(buffer.combine(unaligned, handle)[0], sums)
+    shifted = torch.cat([x.new_zeros(1), x.view(-1)])[1:].view(3, 8)
+    assert torch.equal(buffer.combine(shifted, handle)[0], sums)
     buffer.destroy()
 
 
@@ -136,22 +146,20 @@ def test_sums_are_rounded_once(device: str) -> None:
 def check_gradients(rank: int, device: str) -> None:
     """Reducing is the transpose of expanding, equal choices included, so gradients are right."""
     buffer = make_elastic(rank, device)
-    calls, on = buffer._member.calls, buffer.device
-    local_idx = torch.tensor([[0, 1, 0], [-1, 1, 1], [1, -1, -1], [-1, -1, -1]], device=on)
-    source = torch.tensor([[0, 0], [0, 1], [0, 2], [-1, -1]], dtype=torch.int32, device=on)
-    counts = torch.tensor([1, 3], dtype=torch.int32, device=on)
-    metadata, _, _, _, last_equal = _native.describe_arrivals(calls, local_idx, source, counts, 8, 4, True)
+    on = buffer.device
+    idx = torch.tensor([[0, 1, 0], [-1, 1, 1], [1, -1, -1], [-1, -1, -1]], device=on)
     weights = torch.rand(4, 3, device=on)
     x = torch.zeros(4, 8, dtype=torch.bfloat16, device=on)
-    _, _, there = _native.expand_received(calls, x, None, weights, metadata, last_equal, 8, False, False)
+    _, _, there, handle, _ = buffer.dispatch(x, idx, weights, num_experts=2, expert_alignment=4, do_expand=True)
     torch.testing.assert_close(there[0], weights[0, 0] + weights[0, 2])
     assert not there[1:4].any(), "gaps are zero"
+    slots, last = torch_expansion.expand_slots(idx[:3], handle.num_unaligned_recv_tokens_per_expert, 4)
     leaf = weights.clone().requires_grad_()
-    origins = torch_expansion.Origins(metadata[:, 2:], 8)
+    origins = torch_expansion.Origins(slots, 8)
     grad = torch.rand(8, device=on)
-    (expected,) = torch.autograd.grad(origins.weights(leaf, last_equal.long()), leaf, grad)
+    (expected,) = torch.autograd.grad(origins.weights(torch.where(last >= 0, leaf[:3], 0.0), last), leaf, grad)
     y = torch.zeros(8, 8, dtype=torch.bfloat16, device=on)
-    assert torch.equal(_native.reduce_sent(calls, y, grad, metadata, last_equal, False)[1], expected)
+    assert torch.equal(buffer.combine(y, handle, grad)[1], expected)
     buffer.destroy()
 
 
@@ -159,61 +167,50 @@ def test_weights_there_and_back(device: str) -> None:
     run_ranks(1, check_gradients, device)
 
 
-def check_as_torch(
-    rank: int, world: World, device: str, wait: bool, alignment: int, single_rounding: bool, whole: bool
-) -> None:
+def check_as_torch(rank: int, world: World, device: str, wait: bool, alignment: int, single_rounding: bool) -> None:
     """Dispatch and combine by token, with torch's operators between them, and the expanded calls."""
     buffer = make_elastic(rank, device, allow_multiple_reduction=not single_rounding)
     mine = inputs_of(world, rank, device_of(rank, device))
     new = {"num_experts": world.num_experts, "expert_alignment": alignment, "do_cpu_sync": wait}
     rows, idx, of_choices, by_token, _ = buffer.dispatch(mine.x, mine.idx, mine.weights, **new)
-    with as_a_whole() if whole else step_by_step():
-        x, _, weights, handle, _ = buffer.dispatch(
-            mine.x, mine.idx, mine.weights, do_expand=True, do_zero_padding=True, **new
+    x, _, weights, handle, _ = buffer.dispatch(
+        mine.x, mine.idx, mine.weights, do_expand=True, do_zero_padding=True, **new
+    )
+    counts = handle.num_unaligned_recv_tokens_per_expert
+    slots, last = torch_expansion.expand_slots(idx, counts, alignment)
+    assert torch.equal(handle.recv_src_metadata[:, 2:], slots)
+    assert torch.equal(handle.recv_src_metadata[:, :2], by_token.recv_src_metadata[:, :2])
+    origins = torch_expansion.Origins(slots, handle.num_expanded_tokens)
+    expected_x = origins.rows(rows, zero_padding=True)
+    for payload, given in ((mine.x, mine.weights), (mine.x, None), (mine.x * 2, mine.weights * 2)):
+        again, _, of_rows, _, _ = buffer.dispatch(
+            payload, topk_weights=given, handle=handle, do_expand=True, do_zero_padding=True
         )
-        counts = handle.num_unaligned_recv_tokens_per_expert
-        slots, last = torch_expansion.expand_slots(idx, counts, alignment)
-        assert torch.equal(handle.recv_src_metadata[:, 2:], slots)
-        assert torch.equal(handle.recv_src_metadata[:, :2], by_token.recv_src_metadata[:, :2])
-        origins = torch_expansion.Origins(slots, handle.num_expanded_tokens)
-        expected_x = origins.rows(rows, zero_padding=True)
-        for payload, given in ((mine.x, mine.weights), (mine.x, None), (mine.x * 2, mine.weights * 2)):
-            again, _, of_rows, _, _ = buffer.dispatch(
-                payload, topk_weights=given, handle=handle, do_expand=True, do_zero_padding=True
-            )
-            assert torch.equal(again, expected_x * (2 if payload is not mine.x else 1))
-            assert (of_rows is None) == (given is None)
-        assert_same(x, expected_x)
-        torch.testing.assert_close(weights, origins.weights(of_choices, last), rtol=1e-6, atol=0)
+        assert torch.equal(again, expected_x * (2 if payload is not mine.x else 1))
+        assert (of_rows is None) == (given is None)
+    assert_same(x, expected_x)
+    torch.testing.assert_close(weights, origins.weights(of_choices, last), rtol=1e-6, atol=0)
 
     y = torch.randn(x.shape, device=x.device).to(torch.bfloat16)
     bias = torch.ones_like(mine.x)
     by_rank = torch_expansion.reduce_slots(y, slots, torch.bfloat16)
     expected = buffer.combine(by_rank, by_token, torch_expansion.slot_weights(weights, slots, last), bias)
-    with step_by_step() if single_rounding or not whole else as_a_whole():
-        out, sums, _ = buffer.combine(y, handle, weights, bias)
+    out, sums, _ = buffer.combine(y, handle, weights, bias)
     if not single_rounding:
         assert_same(out, expected[0])
     assert_same(sums, expected[1])
     buffer.destroy()
 
 
-@pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize(
     ("wait", "alignment", "single_rounding"), [(True, 1, False), (True, 16, True), (False, 4, False)]
 )
 @pytest.mark.parametrize(("num_tokens", "num_topk"), [([9, 30], 4), ([0, 0], 3), ([0, 17, 5], 32)])
 def test_calls_give_what_torch_gives(
-    num_tokens: list[int],
-    num_topk: int,
-    wait: bool,
-    alignment: int,
-    single_rounding: bool,
-    whole: bool,
-    device: str,
+    num_tokens: list[int], num_topk: int, wait: bool, alignment: int, single_rounding: bool, device: str
 ) -> None:
     world = make_world(len(num_tokens), 12, num_tokens, num_topk=num_topk)
-    run_ranks(len(num_tokens), check_as_torch, world, device, wait, alignment, single_rounding, whole)
+    run_ranks(len(num_tokens), check_as_torch, world, device, wait, alignment, single_rounding)
 
 
 def check_no_operators(rank: int, world: World) -> None:

@@ -30,7 +30,7 @@ def _needs_a_network() -> None:
 
 
 class Nodes:
-    """What the handle of a rank should contain, counted token by token from what the documentation says."""
+    """Expected contents of a rank's handle, counted token by token from the documentation."""
 
     def __init__(self, world: World, per_node: int, rank: int) -> None:
         self.world, self.per_node, self.rank = world, per_node, rank

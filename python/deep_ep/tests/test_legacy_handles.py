@@ -16,8 +16,9 @@ from world import World, make_world
 
 import deep_ep
 import reference
-from deep_ep import _handles
-from deep_ep._handles import check_mask, ids_of_mask
+from deep_ep import _masks
+from deep_ep._masks import check_mask, ids_of_mask
+from deep_ep._steps import Steps
 from ferry import InvalidArgument
 
 
@@ -142,16 +143,16 @@ def test_layer_over_nodes(offload: bool, device: str) -> None:
     run_ranks(4, check_layer, make_world(4, 8, [6, 0, 9, 3], hidden=16, num_topk=2), device, offload, 2)
 
 
-def count_routes(buffer: deep_ep.Buffer) -> list[int]:
-    """Counts how often the buffer routes from now on."""
+def count_routes() -> list[int]:
+    """Counts how often handles are routed again from now on: by the ids of their masks."""
     routed = []
-    route = buffer.runtime.route
+    ids_of_mask = Steps.ids_of_mask
 
-    def counted(*arguments: Any, **options: Any) -> Any:
+    def counted(*arguments: Any) -> Any:
         routed.append(1)
-        return route(*arguments, **options)
+        return ids_of_mask(*arguments)
 
-    buffer.runtime.route = counted
+    Steps.ids_of_mask = counted
     return routed
 
 
@@ -161,7 +162,7 @@ def check_copies(rank: int, world: World, device: str, num_worst_tokens: int) ->
     x, _, weights, _, handle, _ = dispatch(buffer, world, mine, num_worst_tokens=num_worst_tokens)
     y = reference.scaled(x, rank)
     expected = reference.combined(world, rank, [])
-    routed = count_routes(buffer)
+    routed = count_routes()
 
     def check(given: tuple, buffer: deep_ep.Buffer = buffer) -> None:
         out, sums, _ = buffer.combine(y, given, topk_weights=weights)
@@ -253,7 +254,7 @@ def test_tokens_of_more_than_32_ranks() -> None:
 
 def check_large_masks(rank: int, world: World) -> None:
     """As in a group of more than 32 ranks, with fewer."""
-    _handles.MAX_TOPK = 2
+    _masks.MAX_TOPK = 2
     buffer = make_buffer(rank, "cpu")
     x = world.x[rank]
     right = torch.ones(len(x), 3, dtype=torch.bool)

@@ -15,12 +15,10 @@ from clients import dispatch, inputs_of, make_buffer
 from network import skip_without_network
 from ranks import all_ranks, device_of, run_ranks
 from slabs import check_ranges, check_slab, rows_of_experts, run_experts, weighted_sums, with_short_weights
-from test_whole_calls import as_a_whole, replaced
 from world import World, make_world
 
 import deep_ep
 import ferry
-from deep_ep._member import Member
 
 MODES: list[tuple[dict[str, bool], Any]] = [
     ({"use_fp8": False}, None),
@@ -70,20 +68,14 @@ def check_received(
     return ferry.dequantize(rows.view(-1, hidden), flat).view(rows.shape)
 
 
-def step_by_step() -> Any:
-    """Calls are not made as a whole by the native module."""
-    return replaced(Member, whole=None)
-
-
 LATE_RANK = 0
 LATE_SECONDS = 0.002
 # In one of so many calls each of the others has come before the late rank, however busy the machine is.
 MOST_CALLS = 400
 
 
-def check_calls(rank: int, world: World, most: int, kind: str, whole: bool, ranks_per_node: int = 0) -> None:
+def check_calls(rank: int, world: World, most: int, kind: str, ranks_per_node: int = 0) -> None:
     """ranks_per_node: all ranks, or 1, where a node rounds what its rank does."""
-    steps = as_a_whole if whole else step_by_step
     buffer = make_latency_buffer(rank, kind, world, most, ranks_per_node=ranks_per_node)
     world = world.to(buffer.device)
     mine = inputs_of(world, rank, buffer.device)
@@ -97,17 +89,16 @@ def check_calls(rank: int, world: World, most: int, kind: str, whole: bool, rank
             before = total.clone()
             if rank == LATE_RANK:
                 time.sleep(LATE_SECONDS)
-            with steps():
-                received, count, handle, event, hook = buffer.low_latency_dispatch(
-                    mine.x,
-                    mine.idx,
-                    most,
-                    world.num_experts,
-                    cumulative_local_expert_recv_stats=total,
-                    dispatch_wait_recv_cost_stats=waits,
-                    **options,
-                    **how,
-                )
+            received, count, handle, event, hook = buffer.low_latency_dispatch(
+                mine.x,
+                mine.idx,
+                most,
+                world.num_experts,
+                cumulative_local_expert_recv_stats=total,
+                dispatch_wait_recv_cost_stats=waits,
+                **options,
+                **how,
+            )
             assert (hook is None) == ("return_recv_hook" not in how)
             assert (event.event is None) == ("async_finish" not in how)
             if hook is not None:
@@ -124,10 +115,9 @@ def check_calls(rank: int, world: World, most: int, kind: str, whole: bool, rank
             expected = weighted_sums(world, rank, rank_sums=True)
             out = torch.full_like(mine.x, 7.0)
             for out_option in ({}, {"out": out}):
-                with steps():
-                    combined, event, hook = buffer.low_latency_combine(
-                        y, mine.idx, mine.weights, handle, combine_wait_recv_cost_stats=waits, **how, **out_option
-                    )
+                combined, event, hook = buffer.low_latency_combine(
+                    y, mine.idx, mine.weights, handle, combine_wait_recv_cost_stats=waits, **how, **out_option
+                )
                 if hook is not None:
                     hook()
                 event.current_stream_wait()
@@ -189,18 +179,17 @@ def check_calls(rank: int, world: World, most: int, kind: str, whole: bool, rank
     buffer.destroy()
 
 
-@pytest.mark.parametrize("whole", [True, False])
 @pytest.mark.parametrize(("num_experts", "num_tokens"), [(5, [6]), (6, [4, 0, 9])])
-def test_calls(num_experts: int, num_tokens: list[int], whole: bool, device: str) -> None:
+def test_calls(num_experts: int, num_tokens: list[int], device: str) -> None:
     """Fewer tokens than allowed, none on a rank, ids that repeat or are -1, one rank."""
     world = with_short_weights(make_world(len(num_tokens), num_experts, num_tokens, hidden=512))
-    run_ranks(len(num_tokens), check_calls, world, max(num_tokens) + 1, device, whole)
+    run_ranks(len(num_tokens), check_calls, world, max(num_tokens) + 1, device)
 
 
 def test_calls_over_nodes(device: str) -> None:
     skip_without_network()
     world = with_short_weights(make_world(3, 6, [4, 0, 9], hidden=512))
-    run_ranks(3, check_calls, world, 10, device, True, 1)
+    run_ranks(3, check_calls, world, 10, device, 1)
 
 
 class Batch:

@@ -15,46 +15,34 @@ from world import World, make_world
 import deep_ep
 import ferry
 import reference
-from ferry import _native
+from ferry.frontend import BufferCalls
 
 EXPERTS = 6
 
 
 class Bounds:
-    """What ferry was given, call by call."""
+    """Bounds that the native calls were given, call by call."""
 
     def __init__(self) -> None:
         self._found: list[tuple[str, int]] = []
-        for name in ("route", "dispatch", "combine"):
-            setattr(ferry.Group, name, self._step(name, getattr(ferry.Group, name)))
         for name in ("dispatch", "combine"):
-            for whole in (name, f"{name}_again", f"elastic_{name}", f"elastic_{name}_again"):
-                if hasattr(_native.BufferCalls, whole):
-                    watched = self._whole(name, getattr(_native.BufferCalls, whole))
-                    setattr(_native.BufferCalls, whole, watched)
+            for call in (name, f"{name}_again", f"elastic_{name}", f"elastic_{name}_again"):
+                if hasattr(BufferCalls, call):
+                    setattr(BufferCalls, call, self._watched(name, getattr(BufferCalls, call)))
 
-    def _step(self, name: str, call: Any) -> Any:
-        def watched(*arguments: Any, num_sms: int = 0, **options: Any) -> Any:
-            self._found.append((name, num_sms))
-            return call(*arguments, num_sms=num_sms, **options)
+    def _watched(self, name: str, call: Any) -> Any:
+        """A native call, whose last argument is num_sms."""
 
-        return watched
-
-    def _whole(self, name: str, call: Any) -> Any:
-        """A call of the native module, whose last argument is num_sms."""
-
-        def watched(calls: _native.BufferCalls, *arguments: Any) -> Any:
+        def watched(calls: BufferCalls, *arguments: Any) -> Any:
             made = call(calls, *arguments)
-            if isinstance(made, tuple):  # else it is made step by step
-                self._found.append((name, calls.bound_of(arguments[-1])))
+            self._found.append((name, calls.bound_of(arguments[-1], name)))
             return made
 
         return watched
 
-    def take(self, *names: str) -> list[tuple[str, int]]:
-        """Of calls of these names, dispatches and combines if none is given."""
+    def take(self) -> list[tuple[str, int]]:
         found, self._found = self._found, []
-        return [call for call in found if call[0] in (names or ("dispatch", "combine"))]
+        return found
 
 
 def check_legacy(rank: int, world: World, device: str) -> None:
@@ -127,27 +115,3 @@ def check_elastic(rank: int, world: World, device: str, expand: bool) -> None:
 @pytest.mark.parametrize("expand", [False, True])
 def test_second_generation(device: str, expand: bool) -> None:
     run_ranks(2, check_elastic, make_world(2, EXPERTS, [30, 17]), device, expand)
-
-
-def check_steps(rank: int, world: World, device: str) -> None:
-    """Routes are a call of their own where a dispatch is made step by step."""
-    for name in ("dispatch", "elastic_dispatch"):
-        setattr(_native.BufferCalls, name, lambda *_: None)
-    bounds = Bounds()
-    mine = inputs_of(world, rank, device_of(rank, device))
-    buffer = make_buffer(rank, device)
-    bounds.take()
-    for config, expected in [(None, 0), (deep_ep.Config(6), 6)]:
-        assert torch.equal(dispatch(buffer, world, mine, config=config)[0].cpu(), reference.received_rows(world, rank))
-        assert set(bounds.take("route", "dispatch")) == {("route", expected), ("dispatch", expected)}
-    buffer.destroy()
-    buffer = make_elastic(rank, device)
-    bounds.take()
-    for given in (0, 6):
-        buffer.dispatch(mine.x, mine.idx, num_experts=EXPERTS, num_sms=given)
-        assert set(bounds.take("route", "dispatch")) == {("route", given), ("dispatch", given)}
-    buffer.destroy()
-
-
-def test_routes(device: str) -> None:
-    run_ranks(2, check_steps, make_world(2, EXPERTS, [30, 17]), device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.metadata
 import inspect
@@ -16,6 +17,7 @@ import torch
 import deep_ep
 import ferry
 
+PRIVATE_OF_GROUPS = ("_native", "_in_flight", "_memory")
 UTILS = ("envs", "gate", "math", "refs", "testing")
 SNAPSHOT = pathlib.Path(__file__).with_name("signatures.json")
 
@@ -88,6 +90,33 @@ def test_importing_does_nothing_else() -> None:
     program = "import deep_ep, deep_ep_cpp, torch; assert not torch.cuda.is_initialized()"
     end = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert (end.returncode, end.stdout, end.stderr) == (0, "", "")
+
+
+def private_parts_of_ferry(path: pathlib.Path) -> list[str]:
+    """Names of ferry that begin with an underscore, as a source file imports them or asks objects of ferry for them."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Attribute) and node.attr in PRIVATE_OF_GROUPS:
+            names = [f"ferry.{node.attr}"]
+        for name in names:
+            first, *parts = name.split(".")
+            if first == "ferry" and any(part.startswith("_") for part in parts):
+                found.append(f"{path.name}:{node.lineno}: {name}")
+    return found
+
+
+def test_the_package_uses_the_public_names_of_ferry_alone(tmp_path: pathlib.Path) -> None:
+    files = sorted(pathlib.Path(deep_ep.__file__).parent.rglob("*.py"))
+    assert len(files) > 20
+    assert [name for path in files for name in private_parts_of_ferry(path)] == []
+    wrong = tmp_path / "wrong.py"
+    wrong.write_text("import ferry._eager\nfrom ferry import _native\nfrom ferry._latency import Sent\ngroup._native\n")
+    assert len(private_parts_of_ferry(wrong)) == 4
 
 
 def test_version() -> None:

@@ -1,8 +1,8 @@
 #ifndef FERRY_CUDA_SYNC_FLAGS_CUH
 #define FERRY_CUDA_SYNC_FLAGS_CUH
 
-/// Loads, stores and fences of flags under short names; ferry/device/memory_order.cuh has the instructions. System scope
-/// reaches other GPUs over NVLink and the host; device scope the blocks of one kernel; block scope its warps.
+/// Loads, stores and fences of flags under short names; ferry/device/memory_order.cuh has the instructions. System
+/// scope reaches other GPUs over NVLink and the host; device scope the blocks of one kernel; block scope its warps.
 /// Also here, because all kernels need it: a thread's position in its block.
 
 #include <cstdint>
@@ -59,8 +59,8 @@ __device__ inline void store_release_block(std::uint32_t* address, std::uint32_t
   GpuMemory::store_release_block(address, value);
 }
 
-/// Between two looks at a word that many warps poll: their loads would hold up data that arrives in the same part of the
-/// second-level cache.
+/// Pauses between two polls of a word that many warps poll: their polls would delay data that arrives in the same part
+/// of the second-level cache.
 __device__ inline void pause() {
   constexpr unsigned kPauseNs = 400;
   __nanosleep(kPauseNs);

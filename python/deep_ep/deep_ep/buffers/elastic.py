@@ -8,19 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from deep_ep import _domains, _elastic_calls
+from deep_ep import _domains
 from deep_ep._arguments import ignore_unknown
 from deep_ep._elastic_absent import AbsentFamilies
-from deep_ep._elastic_calls import DispatchOptions, RouteOptions
 from deep_ep._elastic_sizes import elastic_bytes
 from deep_ep._ep_handle import EPHandle
-from deep_ep._member import Asked, Member
+from deep_ep._member import Member
 from deep_ep._num_sms import Suggested
-from deep_ep._throughput import Payload
-from deep_ep._whole_calls import run_in_order
+from deep_ep._run import event_or_problem, run_in_order
 from deep_ep.utils.event import EventHandle, EventOverlap
 from ferry import FerryError, InvalidArgument
-from ferry._eager import eager
+from ferry.frontend import eager
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -29,7 +27,9 @@ if TYPE_CHECKING:
 
 __all__ = ["EPHandle", "ElasticBuffer"]
 
-# What clients reserve for calls; as arguments they leave it to Ferry how much of a GPU a call uses.
+Payload = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+
+# Numbers that clients reserve for calls. As arguments they leave it to Ferry how much of a GPU a call uses.
 _NUM_SMS = Suggested(16)
 _NUM_QPS = 17
 
@@ -82,7 +82,7 @@ class ElasticBuffer(AbsentFamilies):
         ranks_per_node: int | None = None,
         **unknown: Any,
     ) -> None:
-        ignore_unknown("ElasticBuffer", unknown)
+        ignore_unknown("ElasticBuffer", unknown, 3)
         if num_bytes is None and (num_max_tokens_per_rank < 1 or hidden < 1):
             raise InvalidArgument(
                 f"ElasticBuffer: num_bytes is None, num_max_tokens_per_rank {num_max_tokens_per_rank} and hidden "
@@ -234,91 +234,73 @@ class ElasticBuffer(AbsentFamilies):
         [N, K], or None if expanded; weights [N, K], 0 where the expert is on another rank, or [rows] if expanded; the
         handle; and the event.
         """
-        whole = self._member.whole
-        if (
-            whole is not None
-            and handle is not None
-            and not unknown
-            and previous_event_before_epilogue is None
-            and topk_idx is None
-            and cumulative_local_expert_recv_stats is None
-            and num_experts is None
-            and num_max_tokens_per_rank is None
-            and expert_alignment is None
-            and not do_cpu_sync
-            and (not do_expand or getattr(handle, "do_expand", False))
-        ):
-            made = run_in_order(
-                self._member,
+        member = self._member
+        calls = member.calls or member.refuse("dispatch")
+        epilogue = previous_event_before_epilogue
+        if epilogue is not None:
+            epilogue = event_or_problem(epilogue, "dispatch: previous_event_before_epilogue")
+        if handle is not None:
+            given = None
+            if (
+                topk_idx is not None
+                or cumulative_local_expert_recv_stats is not None
+                or num_experts is not None
+                or num_max_tokens_per_rank is not None
+                or expert_alignment is not None
+                or do_cpu_sync
+                or (do_expand and not getattr(handle, "do_expand", False))
+            ):
+                given = {
+                    "topk_idx": topk_idx,
+                    "cumulative_local_expert_recv_stats": cumulative_local_expert_recv_stats,
+                    "num_experts": num_experts,
+                    "num_max_tokens_per_rank": num_max_tokens_per_rank,
+                    "expert_alignment": expert_alignment,
+                    "do_cpu_sync": True if do_cpu_sync else None,
+                    "do_expand": True if do_expand else None,
+                }
+            return run_in_order(
+                member,
+                "dispatch",
                 previous_event,
                 async_with_compute_stream,
+                unknown,
                 (x, topk_weights),
-                whole.elastic_dispatch_again,
+                calls.elastic_dispatch_again,
                 x,
                 handle,
                 topk_weights,
+                given,
                 bool(do_zero_padding),
                 bool(use_tma_aligned_col_major_sf),
+                epilogue,
                 num_sms,
             )
-            if made is not None:
-                return made
         most = self.num_max_tokens_per_rank
-        asked_most = most if num_max_tokens_per_rank is None else num_max_tokens_per_rank
-        alignment = 1 if expert_alignment is None else expert_alignment
-        waits = do_cpu_sync is None or bool(do_cpu_sync)
-        if whole is not None and handle is None and not unknown and previous_event_before_epilogue is None:
-            made = run_in_order(
-                self._member,
-                previous_event,
-                async_with_compute_stream,
-                (x, topk_idx, topk_weights, cumulative_local_expert_recv_stats),
-                whole.elastic_dispatch,
-                x,
-                topk_idx,
-                topk_weights,
-                cumulative_local_expert_recv_stats,
-                num_experts,
-                asked_most,
-                most,
-                alignment,
-                bool(do_zero_padding),
-                bool(use_tma_aligned_col_major_sf),
-                bool(do_handle_copy),
-                waits,
-                bool(do_expand),
-                num_sms or _NUM_SMS,
-            )
-            if made is not None:
-                return made
-        asked = Asked(previous_event, async_with_compute_stream, unknown, num_sms)
-        how = DispatchOptions(
-            topk_weights, bool(do_zero_padding), bool(use_tma_aligned_col_major_sf), previous_event_before_epilogue
-        )
-        if handle is not None:
-            given = {
-                "topk_idx": topk_idx,
-                "cumulative_local_expert_recv_stats": cumulative_local_expert_recv_stats,
-                "num_experts": num_experts,
-                "num_max_tokens_per_rank": num_max_tokens_per_rank,
-                "expert_alignment": expert_alignment,
-                "do_cpu_sync": True if do_cpu_sync else None,
-                "do_expand": True if do_expand else None,
-            }
-            return _elastic_calls.dispatch_again(self._member, x, handle, how, given, asked)
-        to = RouteOptions(
+        return run_in_order(
+            member,
+            "dispatch",
+            previous_event,
+            async_with_compute_stream,
+            unknown,
+            (x, topk_idx, topk_weights, cumulative_local_expert_recv_stats),
+            calls.elastic_dispatch,
+            x,
             topk_idx,
+            topk_weights,
+            cumulative_local_expert_recv_stats,
             num_experts,
-            num_max_tokens_per_rank=asked_most,
-            most_tokens_per_rank=most,
-            expert_alignment=alignment,
-            expert_stats=cumulative_local_expert_recv_stats,
-            num_sms=num_sms or _NUM_SMS,
-            copy_ids=do_handle_copy,
-            wait_for_counts=waits,
-            expand=bool(do_expand),
+            most if num_max_tokens_per_rank is None else num_max_tokens_per_rank,
+            most,
+            1 if expert_alignment is None else expert_alignment,
+            bool(do_zero_padding),
+            bool(use_tma_aligned_col_major_sf),
+            bool(do_handle_copy),
+            do_cpu_sync is None or bool(do_cpu_sync),
+            bool(do_expand),
+            epilogue,
+            num_sms or _NUM_SMS,
         )
-        return _elastic_calls.dispatch(self._member, x, how, to, asked)
 
     @eager
     def combine(
@@ -345,35 +327,24 @@ class ElasticBuffer(AbsentFamilies):
         Returns the sums [T, H] bf16; those of the weights [T, K] f32, or None; and the event.
         """
         num_sms = num_sms or getattr(handle, "num_sms", 0)
-        whole = self._member.whole
-        rounds_once = not self.allow_multiple_reduction
-        if (
-            whole is not None
-            and previous_event_before_epilogue is None
-            and not unknown
-            and not (rounds_once and (self._member.num_nodes > 1 or getattr(handle, "do_expand", False)))
-        ):
-            made = run_in_order(
-                self._member,
-                previous_event,
-                async_with_compute_stream,
-                (x, topk_weights, bias),
-                whole.elastic_combine,
-                x,
-                handle,
-                topk_weights,
-                bias,
-                num_sms,
-            )
-            if made is not None:
-                return made
-        return _elastic_calls.combine(
-            self._member,
+        member = self._member
+        calls = member.calls or member.refuse("combine")
+        epilogue = previous_event_before_epilogue
+        if epilogue is not None:
+            epilogue = event_or_problem(epilogue, "combine: previous_event_before_epilogue")
+        return run_in_order(
+            member,
+            "combine",
+            previous_event,
+            async_with_compute_stream,
+            unknown,
+            (x, topk_weights, bias),
+            calls.elastic_combine,
             x,
             handle,
             topk_weights,
             bias,
-            previous_event_before_epilogue,
-            single_rounding=rounds_once,
-            asked=Asked(previous_event, async_with_compute_stream, unknown, num_sms),
+            not self.allow_multiple_reduction,
+            epilogue,
+            num_sms,
         )

@@ -8,18 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from deep_ep import _config, _throughput
+from deep_ep import _config
 from deep_ep._arguments import ignore_unknown
 from deep_ep._config import Config
 from deep_ep._latency import LatencyCalls
 from deep_ep._latency_handles import CombineMemory
-from deep_ep._member import Asked, Member
+from deep_ep._member import Member
 from deep_ep._num_sms import of_config
-from deep_ep._throughput import Payload
-from deep_ep._whole_calls import run_in_order
+from deep_ep._run import run_in_order
 from deep_ep.utils.event import EventHandle, EventOverlap
 from ferry import FerryError, InvalidArgument
-from ferry._eager import eager
+from ferry.frontend import eager
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -27,6 +26,8 @@ if TYPE_CHECKING:
     import ferry
 
 __all__ = ["Buffer", "Config", "EventHandle", "EventOverlap"]
+
+Payload = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
 # How long the first generation's receivers wait before they consider a rank lost.
 _TIMEOUTS_S = {"cpu": 100.0, "cuda": 100.0}
@@ -76,7 +77,7 @@ class Buffer(LatencyCalls):
         ranks_per_node: int | None = None,
         **unknown: Any,
     ) -> None:
-        ignore_unknown("Buffer", unknown)
+        ignore_unknown("Buffer", unknown, 3)
         for name, value in (("num_nvl_bytes", num_nvl_bytes), ("num_rdma_bytes", num_rdma_bytes)):
             if value < 0:
                 raise InvalidArgument(f"Buffer: {name} is {value}, expected at least 0")
@@ -205,21 +206,22 @@ class Buffer(LatencyCalls):
         R <= 8); choices of each expert [E] i32 (a token that names an expert twice counts twice); whether a token goes
         to a rank [T, R] bool; and the event.
         """
-        whole = self._member.whole
-        if whole is not None:
-            made = run_in_order(
-                self._member,
-                previous_event,
-                async_finish,
-                (topk_idx,),
-                whole.layout,
-                topk_idx,
-                num_experts,
-                _throughput.counted_ranks_per_node(self._member),
-            )
-            if made is not None:
-                return made
-        return _throughput.dispatch_layout(self._member, topk_idx, num_experts, Asked(previous_event, async_finish))
+        what = "get_dispatch_layout"
+        member = self._member
+        calls = member.calls or member.refuse(what)
+        ranks_per_node = member.counted_ranks_per_node
+        return run_in_order(
+            member,
+            what,
+            previous_event,
+            async_finish,
+            None,
+            (topk_idx,),
+            calls.layout,
+            topk_idx,
+            num_experts,
+            ranks_per_node,
+        )
 
     @eager
     def dispatch(
@@ -262,50 +264,41 @@ class Buffer(LatencyCalls):
         first and the last are not None.
         """
         num_sms = Buffer.num_sms if config is None else of_config(config)
-        made = None
-        whole = self._member.whole
-        if whole is not None and not unknown:
-            if handle is not None:
-                if topk_idx is None and topk_weights is None:
-                    made = run_in_order(
-                        self._member, previous_event, async_finish, (x,), whole.dispatch_again, x, handle, num_sms
-                    )
-            elif self._member.num_nodes == 1:
-                route = num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert, topk_idx, topk_weights
-                made = run_in_order(
-                    self._member,
-                    previous_event,
-                    async_finish,
-                    (x, topk_idx, topk_weights),
-                    whole.dispatch,
-                    x,
-                    *route,
-                    expert_alignment,
-                    num_worst_tokens,
-                    num_sms,
-                )
-            if isinstance(made, tuple):
-                return made
-        asked = Asked(previous_event, async_finish, unknown, num_sms)
-        given = {
-            "num_tokens_per_rank": num_tokens_per_rank,
-            "num_tokens_per_rdma_rank": num_tokens_per_rdma_rank,
-            "is_token_in_rank": is_token_in_rank,
-            "num_tokens_per_expert": num_tokens_per_expert,
-            "topk_idx": topk_idx,
-            "topk_weights": topk_weights,
-        }
+        member = self._member
+        calls = member.calls or member.refuse("dispatch")
         if handle is not None:
-            return _throughput.dispatch_again(self._member, x, handle, given, asked)
-        return _throughput.dispatch(
-            self._member,
+            return run_in_order(
+                member,
+                "dispatch",
+                previous_event,
+                async_finish,
+                unknown,
+                (x,),
+                calls.dispatch_again,
+                x,
+                handle,
+                topk_idx,
+                topk_weights,
+                num_sms,
+            )
+        return run_in_order(
+            member,
+            "dispatch",
+            previous_event,
+            async_finish,
+            unknown,
+            (x, topk_idx, topk_weights),
+            calls.dispatch,
             x,
-            given,
-            expert_alignment=expert_alignment,
-            num_worst_tokens=num_worst_tokens,
-            num_sms=num_sms,
-            made=made,
-            asked=asked,
+            num_tokens_per_rank,
+            num_tokens_per_rdma_rank,
+            is_token_in_rank,
+            num_tokens_per_expert,
+            topk_idx,
+            topk_weights,
+            expert_alignment,
+            num_worst_tokens,
+            num_sms,
         )
 
     @eager
@@ -329,25 +322,23 @@ class Buffer(LatencyCalls):
         Returns the sums [T, H] bf16; those of the weights [T, K] f32, or None; and the event.
         """
         num_sms = Buffer.num_sms if config is None else of_config(config)
-        whole = self._member.whole
-        if whole is not None and not unknown:
-            made = run_in_order(
-                self._member,
-                previous_event,
-                async_finish,
-                (x, topk_weights, bias),
-                whole.combine,
-                x,
-                handle,
-                topk_weights,
-                bias,
-                num_sms,
-            )
-            if made is not None:
-                return made
-        asked = Asked(previous_event, async_finish, unknown, num_sms)
-        return _throughput.combine(self._member, x, handle, topk_weights, bias, asked)
+        member = self._member
+        calls = member.calls or member.refuse("combine")
+        return run_in_order(
+            member,
+            "combine",
+            previous_event,
+            async_finish,
+            unknown,
+            (x, topk_weights, bias),
+            calls.combine,
+            x,
+            handle,
+            topk_weights,
+            bias,
+            num_sms,
+        )
 
-    # What a program calls that distinguishes several nodes from one: the same calls, whatever the group has.
+    # Names that programs call on several nodes: the same calls, whatever the group has.
     internode_dispatch = dispatch
     internode_combine = combine

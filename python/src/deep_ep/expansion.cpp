@@ -1,19 +1,15 @@
-#include "expansion.hpp"
+#include "deep_ep/expansion.hpp"
 
 #include <array>
-#include <limits>
 #include <span>
 #include <utility>
 
 #include "errors.hpp"
-#include "handle_tables.hpp"
 #include "objects.hpp"
-#include "views.hpp"
 
 namespace nb = nanobind;
-using namespace nb::literals;
 
-namespace ferry::python {
+namespace ferry::python::deep_ep {
 namespace {
 
 /// Columns of a handle's metadata before the slots.
@@ -54,54 +50,6 @@ class Outputs {
   std::size_t count_ = 0;
 };
 
-nb::object or_none(nb::object value) { return value.is_valid() ? std::move(value) : nb::none(); }
-
-/// -> recv_src_metadata, rows through each rank, ends of experts, rows of each expert and the last equal choices; the
-/// last two None unless expanded
-nb::tuple describe_arrivals(const Calls& calls, nb::handle topk_idx, nb::handle source, nb::handle rows_per_expert,
-                            std::int64_t max_tokens, std::int64_t alignment, bool expands) {
-  const Place place = calls.place();
-  const Arrivals in{.source = view_of(source, place),
-                    .topk_idx = view_of(topk_idx, place),
-                    .rows_per_expert = view_of(rows_per_expert, place)};
-  HandleTables tables(calls,
-                      {.num_rows = in.topk_idx.extent(0),
-                       .num_topk = in.topk_idx.extent(1),
-                       .num_local = in.rows_per_expert.extent(0),
-                       .max_tokens = max_tokens,
-                       .alignment = alignment,
-                       .expands = expands},
-                      {}, false);
-  tables.make();
-  tables.fill(in, calls.allocator().any_stream());
-  return nb::make_tuple(tables.origin(), tables.rows_through_rank(), tables.expert_ends(),
-                        or_none(tables.rows_of_expert()), or_none(tables.last_equal()));
-}
-
-nb::tuple expand_received(const Calls& calls, nb::object x, nb::object scales, nb::object weights, nb::handle metadata,
-                          nb::handle last_equal, std::int64_t num_rows, bool zero_padding, bool column_major_scales) {
-  Received by_token{std::move(x), {}, {}, {}};
-  if (!scales.is_none()) by_token.scales = std::move(scales);
-  if (!weights.is_none()) by_token.topk_weights = std::move(weights);
-  Received made =
-      expand(calls, by_token, slots_of(view_of(metadata, calls.place()), view_of(last_equal, calls.place())),
-             {num_rows, zero_padding, column_major_scales}, calls.allocator().any_stream());
-  return nb::make_tuple(made.x, or_none(made.scales), or_none(made.topk_weights));
-}
-
-nb::tuple reduce_sent(const Calls& calls, nb::handle x, nb::handle weights, nb::handle metadata, nb::handle last_equal,
-                      bool exact) {
-  const Place place = calls.place();
-  const SlotViews slots = slots_of(view_of(metadata, place), view_of(last_equal, place));
-  Reduced made = reduce(calls,
-                        {.slots = slots.slots,
-                         .x = view_of(x, place),
-                         .weights = view_of(weights, place),
-                         .last_equal = slots.last_equal},
-                        exact, calls.allocator().any_stream());
-  return nb::make_tuple(made.x, or_none(made.weights));
-}
-
 }  // namespace
 
 SlotViews slots_of(const TensorView& metadata, const TensorView& last_equal) {
@@ -115,13 +63,13 @@ SlotViews slots_of(const TensorView& metadata, const TensorView& last_equal) {
   return views;
 }
 
-bool names_row_past(const ConstTensorView& slots, std::int64_t num_rows) {
+std::int64_t largest_slot(const ConstTensorView& slots) {
   const auto* row = static_cast<const std::int32_t*>(slots.data);
   std::int32_t largest = -1;
   for (std::int64_t i = 0; i < slots.extent(0); ++i, row += slots.stride(0)) {
     for (std::int64_t k = 0; k < slots.extent(1); ++k) largest = row[k] > largest ? row[k] : largest;
   }
-  return largest >= num_rows;
+  return largest;
 }
 
 Received expand(const Calls& calls, const Received& by_token, const SlotViews& slots, const ExpandedForm& form,
@@ -167,7 +115,7 @@ Reduced reduce(const Calls& calls, const ReduceInput& in, bool exact, Stream str
   const TableTypes& types = calls.allocator().types();
   const std::int64_t num_rows = in.slots.extent(0);
   Reduced made;
-  // Where peers can read it, combine need not copy it first.
+  // In symmetric memory, which combine does not stage.
   const std::array rows{Wanted{exact ? types.f32 : types.bf16, {num_rows, in.x.extent(1)}, 2, true}};
   made.x = std::move(calls.allocator().make_outputs(rows).front());
   made.x_view = read_tensor(made.x, calls.place());
@@ -185,13 +133,4 @@ Reduced reduce(const Calls& calls, const ReduceInput& in, bool exact, Stream str
   return made;
 }
 
-void define_expansion(nb::module_& module) {
-  module.def("describe_arrivals", &describe_arrivals, "calls"_a, "topk_idx"_a, "source"_a, "rows_per_expert"_a,
-             "max_tokens"_a, "alignment"_a, "expands"_a);
-  module.def("expand_received", &expand_received, "calls"_a, "x"_a, "scales"_a.none(), "weights"_a.none(), "metadata"_a,
-             "last_equal"_a.none(), "num_rows"_a, "zero_padding"_a, "column_major_scales"_a);
-  module.def("reduce_sent", &reduce_sent, "calls"_a, "x"_a, "weights"_a.none(), "metadata"_a, "last_equal"_a.none(),
-             "exact"_a);
-}
-
-}  // namespace ferry::python
+}  // namespace ferry::python::deep_ep

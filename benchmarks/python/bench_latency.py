@@ -3,7 +3,7 @@
 Through ``ferry`` those are ``latency_dispatch`` and ``latency_combine``, through ``deep_ep`` ``low_latency_dispatch``
 and ``low_latency_combine``. Each iteration has other ids. Slabs are of the worst case, as in programs: R * tokens rows
 for each expert. Wall times are means of calls in a row on the slowest rank, until the GPU is done with the last one;
-the time of a call on the host is with an idle GPU before it. Times of kernels are those of `_bench_kernels`, of a call
+the time of a call on the host is with an idle GPU before it. Times of kernels are those of `bench_kernels`, of a call
 on the slowest rank.
 """
 
@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from bench_kernels import measure_kernels
+from bench_layer import own_arguments
 
 import ferry
-from ferry._bench_kernels import measure_kernels
-from ferry._bench_layer import own_arguments
 
 ORDERS = ("exact", "rank_sums")
 _WARM_UP = 20
@@ -32,7 +32,7 @@ _BF16_BYTES = 2
 
 
 class Batch(NamedTuple):
-    """What one rank sends. ``ids`` are of one iteration each."""
+    """Payload of one rank. ``ids`` are of one iteration each."""
 
     rows: torch.Tensor
     ids: list[torch.Tensor]

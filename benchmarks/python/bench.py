@@ -1,12 +1,12 @@
-"""python -m ferry.bench: dispatch and combine compared with all_to_all_single, on the same tensors.
+"""python benchmarks/python/bench.py: dispatch and combine compared with all_to_all_single, on the same tensors.
 
 The baseline is ``torch.distributed.all_to_all_single`` over the process group: gather each rank's rows, exchange, and
 for combine add them up again. Both know the counts beforehand; times are of the slowest rank, median of the iterations.
 On GPUs the process group is nccl and times are between events on the stream.
 
-With ``--layer`` the wall time of whole layers instead, called from Python with nothing cached: see ``_bench_layer``.
-With ``--latency`` that of the calls of latency mode: see ``_bench_latency``.
-With ``--host-time`` what calls of either mode take of the host: see ``_bench_host``.
+With ``--layer`` the wall time of whole layers instead, called from Python with nothing cached: see ``bench_layer``.
+With ``--latency`` that of the calls of latency mode: see ``bench_latency``.
+With ``--host-time`` what calls of either mode take of the host: see ``bench_host``.
 """
 
 from __future__ import annotations
@@ -24,12 +24,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from bench_host import measure_host_time
+from bench_latency import ORDERS, measure_latency
+from bench_layer import APIS, DTYPES, measure_layers
 
 import ferry
-from ferry._bench_host import measure_host_time
-from ferry._bench_latency import ORDERS, measure_latency
-from ferry._bench_layer import APIS, DTYPES, measure_layers
-from ferry._tensors import view_of
 
 _WARM_UP = 3
 _HOST_ITERATIONS = 200
@@ -102,22 +101,18 @@ def call_us(call: Callable[[], Any]) -> float:
 
 def host_costs(group: ferry.Group, routing: ferry.Routing, x: torch.Tensor, y: torch.Tensor) -> dict[str, Any]:
     """Host time of each call: the native part alone, the whole call, and the whole call with outputs given."""
-    native, stream, kernel = group._native, group._memory.stream(), (0, 0, 0)
+    native = group._calls
     out, sums = group.empty(*y.shape, dtype=y.dtype), torch.empty_like(x)
-
-    def view(tensor: torch.Tensor) -> Any:
-        return view_of(tensor, "bench", "tensor", group.device)
-
-    sent, given = (view(x), None, None), (view(out), None, None, None, None)
-    returned, summed = (view(y), None, None, None, None), (view(sums), None)
+    sent = (group, routing, x, None, None, out, None, None, False, False, 0, None)
+    returned = (group, routing, y, None, None, False, None, sums, 0)
     return {
         "dispatch": {
-            "native_us": call_us(lambda: native.dispatch(routing._native, sent, given, stream, False, kernel)),
+            "native_us": call_us(lambda: native.dispatch(*sent)),
             "outputs_given_us": call_us(lambda: group.dispatch(routing, x, out=out, tables=False)),
             "whole_us": call_us(lambda: group.dispatch(routing, x, tables=False)),
         },
         "combine": {
-            "native_us": call_us(lambda: native.combine(routing._native, returned, summed, stream, False, kernel)),
+            "native_us": call_us(lambda: native.combine(*returned)),
             "outputs_given_us": call_us(lambda: group.combine(routing, y, out=sums)),
             "whole_us": call_us(lambda: group.combine(routing, y)),
         },
@@ -125,10 +120,10 @@ def host_costs(group: ferry.Group, routing: ferry.Routing, x: torch.Tensor, y: t
 
 
 def describe(options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
-    """Where and of what a result is."""
+    """Machine, software and shape of a result."""
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
     return {
-        "command": "python -m ferry.bench",
+        "command": "python benchmarks/python/bench.py",
         "commit": ferry.__commit__,
         "torch": torch.__version__,
         "host": {"name": socket.gethostname(), "cpu": cpu_name(), "num_cpus": os.cpu_count(), "gpu": gpu},
@@ -147,7 +142,7 @@ def describe(options: argparse.Namespace, device: torch.device) -> dict[str, Any
 
 
 def cpu_name() -> str | None:
-    """As the kernel tells; None where it does not."""
+    """Name that the kernel reports, or None."""
     with contextlib.suppress(OSError), open("/proc/cpuinfo") as file:
         for line in file:
             name, _, value = line.partition(":")
@@ -287,7 +282,7 @@ def numbers(text: str) -> list[int]:
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m ferry.bench", description=__doc__.split("\n\n")[0])
+    parser = argparse.ArgumentParser(prog="python benchmarks/python/bench.py", description=__doc__.split("\n\n")[0])
     parser.add_argument("--ranks", type=int, default=8, help="rank processes to start (ignored under torchrun)")
     parser.add_argument(
         "--ranks-per-node",

@@ -1,4 +1,4 @@
-#include "handle_tables.hpp"
+#include "deep_ep/handle_tables.hpp"
 
 #include <span>
 #include <utility>
@@ -7,7 +7,7 @@
 
 namespace nb = nanobind;
 
-namespace ferry::python {
+namespace ferry::python::deep_ep {
 
 HandleTables::HandleTables(const Calls& calls, const HandleShape& shape, const ConstTensorView& sent_ids,
                            bool makes_source)
@@ -86,4 +86,4 @@ void HandleTables::fill(Arrivals in, Stream stream) {
   raise_if_error(status);
 }
 
-}  // namespace ferry::python
+}  // namespace ferry::python::deep_ep

@@ -1,7 +1,7 @@
-#ifndef FERRY_PYTHON_HANDLE_TABLES_HPP
-#define FERRY_PYTHON_HANDLE_TABLES_HPP
+#ifndef FERRY_PYTHON_DEEP_EP_HANDLE_TABLES_HPP
+#define FERRY_PYTHON_DEEP_EP_HANDLE_TABLES_HPP
 
-/// The tables of a handle of the second generation, in as few allocations as they have types.
+/// The tables of a handle of the second generation, one allocation for each dtype.
 
 #include <nanobind/nanobind.h>
 
@@ -13,7 +13,7 @@
 #include "calls.hpp"
 #include "ferry/arrival_tables.hpp"
 
-namespace ferry::python {
+namespace ferry::python::deep_ep {
 
 struct HandleShape {
   std::int64_t num_rows = 0;  ///< of the dispatch's outputs, or as many as are likely
@@ -24,13 +24,13 @@ struct HandleShape {
   bool expands = false;
 };
 
-/// Made where route waits for its counts, or before it if it does not wait.
+/// Made while route waits for its counts, or before a route that does not wait.
 class HandleTables {
  public:
   /// sent_ids: to be copied; absent: there is no copy. makes_source: there is a table of sources, too.
   HandleTables(const Calls& calls, const HandleShape& shape, const ConstTensorView& sent_ids, bool makes_source);
 
-  /// For as many rows, if their number is known by now.
+  /// num_rows: the number of rows, once it is known.
   /// @throws nanobind::python_error
   void make(std::optional<std::int64_t> num_rows = {});
   bool is_made() const { return is_made_; }
@@ -43,7 +43,7 @@ class HandleTables {
   const nanobind::object& origin() const { return made_[kOrigin]; }
   const nanobind::object& rows_through_rank() const { return made_[kRowsThroughRank]; }
   const nanobind::object& expert_ends() const { return made_[kExpertEnds]; }
-  /// None of them is valid if it was not wanted.
+  /// Tables that were not wanted are not valid.
   const nanobind::object& ids() const { return made_[kIds]; }
   const nanobind::object& rows_of_expert() const { return made_[kRowsOfExpert]; }
   const nanobind::object& last_equal() const { return made_[kLastEqual]; }
@@ -61,7 +61,7 @@ class HandleTables {
     kNumTables
   };
 
-  /// Of the first `num_rows` rows of a table that may have more, which it then loses.
+  /// Cuts a table to its first `num_rows` rows, or makes a larger one.
   void keep_rows(std::size_t table, std::int64_t num_rows);
   TensorView view(std::size_t table) const;
 
@@ -74,6 +74,6 @@ class HandleTables {
   bool is_made_ = false;
 };
 
-}  // namespace ferry::python
+}  // namespace ferry::python::deep_ep
 
-#endif  // FERRY_PYTHON_HANDLE_TABLES_HPP
+#endif  // FERRY_PYTHON_DEEP_EP_HANDLE_TABLES_HPP

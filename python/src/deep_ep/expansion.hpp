@@ -1,5 +1,5 @@
-#ifndef FERRY_PYTHON_EXPANSION_HPP
-#define FERRY_PYTHON_EXPANSION_HPP
+#ifndef FERRY_PYTHON_DEEP_EP_EXPANSION_HPP
+#define FERRY_PYTHON_DEEP_EP_EXPANSION_HPP
 
 /// Rows of a dispatch by token turned into rows by expert, and back before a combine, with their outputs.
 
@@ -10,9 +10,9 @@
 #include "calls.hpp"
 #include "ferry/expansion.hpp"
 
-namespace ferry::python {
+namespace ferry::python::deep_ep {
 
-/// What an expanded handle says of each row's copies.
+/// Copies of each row by an expanded handle.
 struct SlotViews {
   ConstTensorView slots{};       ///< [N, K] i32
   ConstTensorView last_equal{};  ///< [N, K] i8, or absent
@@ -21,8 +21,8 @@ struct SlotViews {
 /// metadata: [N, 2 + K] i32.
 SlotViews slots_of(const TensorView& metadata, const TensorView& last_equal);
 
-/// Whether a slot names a row past the first `num_rows`. Of tables on the host.
-bool names_row_past(const ConstTensorView& slots, std::int64_t num_rows);
+/// The largest row that a slot names, -1 if there is none. For tables on the host.
+std::int64_t largest_slot(const ConstTensorView& slots);
 
 struct ExpandedForm {
   std::int64_t num_rows = 0;  ///< by expert
@@ -45,9 +45,6 @@ struct Reduced {
 /// @throws as expand
 Reduced reduce(const Calls& calls, const ReduceInput& in, bool exact, Stream stream);
 
-/// The same for calls that are made step by step, and the tables of their handles.
-void define_expansion(nanobind::module_& module);
+}  // namespace ferry::python::deep_ep
 
-}  // namespace ferry::python
-
-#endif  // FERRY_PYTHON_EXPANSION_HPP
+#endif  // FERRY_PYTHON_DEEP_EP_EXPANSION_HPP

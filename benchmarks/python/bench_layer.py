@@ -31,7 +31,7 @@ _BUFFER_BYTES = 1 << 28  # of DeepEP's own buffers, if it is that package which 
 
 
 class Batch(NamedTuple):
-    """What one rank sends. ``ids`` and ``weights`` are of one iteration each."""
+    """Payload of one rank. ``ids`` and ``weights`` are of one iteration each."""
 
     rows: torch.Tensor
     scales: torch.Tensor | None
@@ -98,7 +98,7 @@ def _ferry_layer(options: argparse.Namespace, device: torch.device) -> Layer:
 
 
 def own_arguments(options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
-    """What only this deep_ep's constructors take, where it is needed: the others measure the same program."""
+    """Arguments that only this deep_ep's constructors take, where they are needed: others measure the same program."""
     arguments: dict[str, Any] = {} if device.type == "cuda" else {"device": device}
     return arguments | ({"ranks_per_node": options.ranks_per_node} if options.ranks_per_node else {})
 

@@ -1,4 +1,4 @@
-"""What each call takes of the host, with routes and handles that are kept: nothing waits for another rank's counts.
+"""Host time of each call, with routes and handles that are kept: no call waits for another rank's counts.
 
 Before each call the host waits for the GPU. Medians, of the slowest rank. On CPUs a call also moves the rows, and waits
 for the other ranks, so that only calls of few tokens tell something.
@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from bench_latency import Batch, Calls, deep_ep_calls, draw, ferry_calls, finish, slowest
+from bench_layer import own_arguments
 
 import ferry
-from ferry._bench_latency import Batch, Calls, deep_ep_calls, draw, ferry_calls, finish, slowest
-from ferry._bench_layer import own_arguments
 
 _WARM_UP = 20
 _US_PER_S = 1e6

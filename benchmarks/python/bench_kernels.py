@@ -1,4 +1,4 @@
-"""How long the kernels of a call run, by torch's profiler.
+"""Durations of a call's kernels, by torch's profiler.
 
 Before each call a matrix product and an all-reduce of the process group: the product gives the host time to put what
 follows on the stream, and the all-reduce ends on all ranks at nearly the same time, so that a kernel seldom waits for a
@@ -22,7 +22,7 @@ _PACKAGES = ("ferry", "deep_ep")
 
 
 def short_name(kernel: str) -> str:
-    """Of a demangled name with template arguments and parameters: what it is called in the source."""
+    """Name in the source for a demangled one with template arguments and parameters."""
     name = kernel.replace("(anonymous namespace)::", "").split("<")[0].split("(")[0]
     return name.rsplit("::", 1)[-1].removeprefix("void ")
 
@@ -52,7 +52,7 @@ def _events(profiler: Any) -> Iterator[tuple[str, float]]:
 
 
 def measure_kernels(call: Callable[[int], Any], iterations: int, device: torch.device) -> dict[str, Any]:
-    """Of this rank. Collective."""
+    """Kernels of this rank. Collective."""
     square = torch.randn(_PRODUCT_SIZE, _PRODUCT_SIZE, device=device)
     flag = torch.ones(1, device=device)
 

@@ -1,0 +1,65 @@
+"""One native call of a buffer, in order with streams and events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from deep_ep._arguments import ignore_unknown
+from deep_ep._ep_handle import EPHandle
+from deep_ep._member import Member
+from deep_ep._previous_event import event_of
+from deep_ep.utils.event import EventHandle, EventOverlap
+
+# Frames from ignore_unknown to the program: run_in_order, the buffer's method and the wrapper of ferry.frontend.eager.
+_PROGRAM_DEPTH = 5
+
+
+def run_in_order(
+    member: Member,
+    operation: str,
+    previous_event: Any,
+    asynchronous: bool,
+    unknown: Mapping[str, Any] | None,
+    inputs: tuple,
+    call: Callable[..., tuple],
+    *arguments: Any,
+    problem: Exception | None = None,
+) -> Any:
+    """Result of a method of :class:`ferry.frontend.BufferCalls`, with the event of the call in it.
+
+    unknown: arguments that this package does not know. inputs: tensors that the GPU reads or writes. problem: wrong
+    arguments that are found here. The native call raises it, or the first one that is found here, after it has refused
+    the operation on all ranks.
+    """
+    if previous_event is None and not asynchronous and not unknown and problem is None:
+        return call(None, *arguments)
+    try:
+        if unknown:
+            ignore_unknown(operation, unknown, _PROGRAM_DEPTH)
+        previous = event_of(previous_event, f"{operation}: previous_event")
+    except Exception as error:
+        problem = error
+    if problem is not None:
+        return call(problem, *arguments)
+    with member.lane.call(previous, asynchronous) as run:
+        made = call(None, *arguments)
+        run.takes(*inputs)
+        for one in arguments:
+            if isinstance(one, EPHandle) and one.do_expand:
+                run.takes(one.recv_src_metadata, one._last_equal)
+        run.gives(*(part for part in made if not isinstance(part, list)))  # lists are of counts
+        for part in made:
+            if isinstance(part, EPHandle) and all(part is not one for one in arguments):  # a new one
+                run.gives(*vars(part).values())
+    if run.event is not None:
+        next(part for part in made if isinstance(part, EventOverlap)).event = EventHandle._of(run.event)
+    return made
+
+
+def event_or_problem(previous: Any, what: str) -> Any:
+    """The event of an argument, or, for anything else, the exception that the native call raises."""
+    try:
+        return event_of(previous, what)
+    except Exception as error:
+        return error

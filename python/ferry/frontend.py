@@ -1,0 +1,39 @@
+"""Parts of ferry for packages that give it another interface, as ``deep_ep`` does. Programs use :class:`ferry.Group`.
+
+A front end makes its calls through one native call each, which reads and checks arguments, makes the calls of ferry and
+refuses them on all ranks where something is wrong: :func:`deep_ep_calls`. The rest is what such a package needs around
+those calls.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ferry import _native
+from ferry._eager import eager
+from ferry._group import Group
+from ferry._group_arguments import usable_device
+from ferry._latency import Sent as SplitCall
+from ferry._native import BufferCalls
+from ferry._routing import Routing
+
+__all__ = ["BufferCalls", "SplitCall", "deep_ep_calls", "eager", "refuse_in_handler", "usable_device"]
+
+
+def deep_ep_calls(
+    group: Group, *, types: tuple[type, ...], steps: Any, captured: list[Routing], to_all: Routing
+) -> BufferCalls:
+    """The native calls of a ``deep_ep`` buffer on ``group``.
+
+    types: the package's classes EventOverlap, Suggested, NotAConfig, Link, EPHandle, LatencyLink and ReceiveHook, in
+        this order.
+    steps: what the calls need operations of torch for, a ``deep_ep._steps.Steps``.
+    captured: collects the routings that a graph has captured.
+    to_all: a routing of ``group`` that sends a row of each rank to all.
+    """
+    return _native.BufferCalls(group._calls, group, types, steps, captured, to_all)
+
+
+def refuse_in_handler(group: Group, operation: str) -> None:
+    """Raise InvalidArgument if this is a signal's handler that runs while a call of ``group`` waits."""
+    group._native.refuse_in_handler(operation)
