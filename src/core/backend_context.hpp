@@ -3,6 +3,8 @@
 
 #include <vector>
 
+#include "core/tuning.hpp"
+#include "ferry/bootstrap.hpp"
 #include "ferry/group.hpp"
 
 namespace ferry {
