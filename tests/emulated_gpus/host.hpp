@@ -17,8 +17,8 @@
 
 namespace ferry::emulated {
 
-/// Few multiprocessors, since the time of a call grows with them. The ranks of a GPU share them: three nodes of two ranks
-/// need 30.
+/// Few multiprocessors, since the time of a call grows with them. The ranks of a GPU share them: three nodes of two
+/// ranks need 30.
 inline constexpr int kNumSms = 32;
 inline constexpr int kSharedBytesPerBlock = 232448;  ///< as on Hopper
 inline constexpr std::size_t kMemoryBytes = std::size_t{1} << 37;

@@ -1,8 +1,8 @@
 #ifndef FERRY_NET_LOOPBACK_RULES_HPP
 #define FERRY_NET_LOOPBACK_RULES_HPP
 
-/// Faults of a bad network that a test imposes on the loopback engines of its process (tests/support/loopback_faults.hpp).
-/// Programs without such rules pay for one load.
+/// Faults of a bad network that a test imposes on the loopback engines of its process
+/// (tests/support/loopback_faults.hpp). Programs without such rules pay for one load.
 
 #include <atomic>
 #include <cstdint>
