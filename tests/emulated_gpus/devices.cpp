@@ -93,7 +93,7 @@ cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer) {
 cudaError_t cudaDeviceEnablePeerAccess(int /*peer*/, unsigned /*flags*/) { return cudaSuccess; }
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int /*device*/) {
   *value = 1;
-  if (attribute == cudaDevAttrMultiProcessorCount) *value = kNumSms;
+  if (attribute == cudaDevAttrMultiProcessorCount) *value = num_sms();
   if (attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin) *value = kSharedBytesPerBlock;
   if (attribute == cudaDevAttrComputeCapabilityMajor) *value = kComputeMajor;
   return cudaSuccess;
@@ -119,7 +119,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   std::strncpy(properties->name, "emulated GPU", sizeof(properties->name) - 1);
   properties->uuid = uuid_of(device);
   properties->major = kComputeMajor;
-  properties->multiProcessorCount = kNumSms;
+  properties->multiProcessorCount = num_sms();
   properties->sharedMemPerBlockOptin = kSharedBytesPerBlock;
   properties->totalGlobalMem = kMemoryBytes;
   properties->canMapHostMemory = properties->unifiedAddressing = 1;

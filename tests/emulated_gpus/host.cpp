@@ -40,15 +40,21 @@ Host& host() {
 
 thread_local int device_of_thread = 0;
 
+int number_in_environment(const char* name, int otherwise) {
+  const char* const text = std::getenv(name);
+  if (text != nullptr) std::from_chars(text, text + std::strlen(text), otherwise);
+  return otherwise;
+}
+
 }  // namespace
 
 int num_devices() {
-  static const int num = [] {
-    const char* const text = std::getenv("FERRY_EMULATED_GPUS");
-    int number = 1;
-    if (text != nullptr) std::from_chars(text, text + std::strlen(text), number);
-    return number;
-  }();
+  static const int num = number_in_environment("FERRY_EMULATED_GPUS", 1);
+  return num;
+}
+
+int num_sms() {
+  static const int num = number_in_environment("FERRY_EMULATED_SMS", kNumSms);
   return num;
 }
 

@@ -17,14 +17,18 @@
 
 namespace ferry::emulated {
 
-/// Few multiprocessors, shared by the ranks of a GPU: as many as five nodes of one rank need.
-inline constexpr int kNumSms = 48;
+/// Few multiprocessors, since the time of a call grows with them. The ranks of a GPU share them: three nodes of two
+/// ranks need 30.
+inline constexpr int kNumSms = 32;
 inline constexpr int kSharedBytesPerBlock = 232448;  ///< as on Hopper
 inline constexpr std::size_t kMemoryBytes = std::size_t{1} << 37;
 inline constexpr int kComputeMajor = 9;
 
 /// Value of FERRY_EMULATED_GPUS in the environment; 1 if it is not set.
 int num_devices();
+
+/// Value of FERRY_EMULATED_SMS in the environment; kNumSms if it is not set.
+int num_sms();
 
 /// Device of the calling thread.
 int current_device();
