@@ -16,8 +16,9 @@ namespace ferry::cuda {
 ScaleTable scale_table(const ConstTensorView& view);
 DispatchOutputs dispatch_outputs(const DispatchCall& call);
 
-/// The two steps of a call that quantises; none of one that does not.
-Result<std::optional<QuantizedDispatch>> split_quantizing(Context& context, const DispatchCall& call, bool captured);
+/// Sets the two steps of a call that quantises, and nothing for other calls.
+Status split_quantizing(Context& context, const DispatchCall& call, bool captured,
+                        std::optional<QuantizedDispatch>& steps);
 
 /// Whether there can be rows without a token that the caller wants written. (An exact kTokens output has none.)
 bool needs_padding(const DispatchCall& call, bool exact_rows);

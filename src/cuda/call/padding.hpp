@@ -27,7 +27,7 @@ struct PaddingParams {
   int max_blocks = 1;
 };
 
-/// Rows that hold no token, and the source table. After launch_dispatch.
+/// Fills rows that hold no token, and the source table. Called after launch_dispatch.
 cudaError_t launch_padding(const PaddingParams& params, cudaStream_t stream);
 cudaError_t load_padding_kernel();
 

@@ -11,14 +11,14 @@
 
 namespace ferry::cuda {
 
-/// What the exchange tells the host in words that are their own flags: memory that was 0 holds kThere and a count. So
-/// nothing waits until they have arrived before the host may know of them. In this order: rows of this rank, token
-/// rows, repeats, rows from each rank [R], to each rank [R], of each local expert [L], and, in the layouts with groups,
-/// where those begin [L + 1]. What is told of a route that is refused means nothing.
+/// Counts that the exchange passes to the host in words that are their own flags: the memory is 0 before, then kThere
+/// plus a count. No kernel has to wait for the counts to arrive before the host may see them. In order: rows of this
+/// rank, token rows, repeats, rows from each rank [R], to each rank [R], of each local expert [L], and, in layouts with
+/// groups, first row of each group [L + 1]. The words of a refused route are meaningless.
 struct RouteWords {
   static constexpr std::uint64_t kThere = std::uint64_t{1} << 32;
 
-  std::uint64_t* words = nullptr;  ///< null: nobody asks
+  std::uint64_t* words = nullptr;  ///< null: the host does not ask
   int num_ranks = 0;
   int num_local_experts = 0;
 
@@ -35,7 +35,7 @@ struct RouteWords {
   }
 };
 
-/// Where the host reads the outcome: the device's addresses of pinned memory. Null where the host does not ask.
+/// Device addresses of the pinned memory in which the host reads the outcome. Null if the host does not ask.
 struct RouteResultTables {
   RouteResult* result = nullptr;
   FaultReport* fault = nullptr;

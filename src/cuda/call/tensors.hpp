@@ -17,7 +17,8 @@ struct ScaleTable {
   int element_bytes = 0;
   std::int64_t row_stride = 0;
   std::int64_t column_stride = 0;
-  /// Rows in slabs [L, C, S], whose experts are not evenly spaced like their rows: C and the stride of experts; or 0.
+  /// Rows in slabs [L, C, S] whose experts are not spaced evenly like their rows: C and the stride of experts;
+  /// otherwise 0.
   std::int64_t slab_rows = 0;
   std::int64_t slab_stride = 0;
 

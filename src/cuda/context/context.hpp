@@ -50,10 +50,10 @@ class Context {
   Result<Launch> begin(const CallRecord& record, cudaStream_t stream, bool captured);
   /// After the call's last launch, whether or not it succeeded: memory is reused only after what was launched.
   Status end(const Launch& launch, cudaError_t launched, std::string_view operation);
-  /// This rank cannot make the call, because of `status`: launches a kernel by which the peers learn of it. Returns
-  /// `status` in the words that the peers will find.
+  /// This rank cannot make the call, because of `status`: launches a kernel by which the peers learn of it. `refused` is
+  /// the record with that status. Returns `status` in the words that the peers will find.
   Status refuse(const CallRecord& record, Stream stream, const Status& status,
-                const std::function<cudaError_t(const Launch&)>& launch_refusal);
+                const std::function<cudaError_t(const Launch& launch, const CallRecord& refused)>& launch_refusal);
 
   /// Puts work of this rank alone on the stream, after its earlier calls; what they use rests until it is done.
   /// `captured`: what check_stream has just said of the stream, if it was asked.

@@ -59,29 +59,14 @@ class CallScratch {
 
 NodePlace place_of(const Parts& parts);
 CallIdentity identity_of(const Context& context, const CallRecord& record, const Launch& launch);
-/// As Context::refuse: all ranks of the group learn of it. `routing`: that the call is made on; of one that turns out
-/// to have been refused none does.
-Status refuse(Context& context, const CallRecord& record, Stream stream, const Status& status,
-              const RoutingState* routing = nullptr);
+/// Launches the kernel by which all ranks of the group learn that this one refuses the call. `routing`: the Routing of
+/// dispatch or combine; if its route was refused, no rank makes the call, and the kernel tells none.
+cudaError_t launch_refusal_of(Context& context, const Launch& launch, const CallRecord& refused,
+                              const RoutingState* routing = nullptr);
 StepBlocks blocks_of(const Parts& parts, const KernelOptions& kernel);
 
-/// The part of a dispatch that follows its checks: of tokens that are routed, or that kernels route in the same call.
-struct DispatchRun {
-  const DispatchCall& call;
-  const RoutedTokens& routed;
-  bool exact_rows = false;
-  bool captured = false;
-  const NodeRouteInput* route = nullptr;
-  std::int64_t* wait_times_ns = nullptr;  ///< [R], what the call waits for is added; null: nobody asks
-};
-Status make_dispatch(Context& context, const DispatchRun& run);
-/// The same of a combine.
-Status make_combine(Context& context, const CombineCall& call, const RoutedTokens& routed, bool captured,
-                    std::int64_t* wait_times_ns);
-
-/// A route whose rows and tokens are bounded, once it is checked.
-Result<std::shared_ptr<RoutingState>> bounded_route(Context& context, Placements& placements, const RouteCall& call,
-                                                    bool captured);
+/// A route whose rows and tokens are bounded.
+Result<std::shared_ptr<RoutingState>> bounded_route(Context& context, Placements& placements, const RouteCall& call);
 Result<std::shared_ptr<RoutingState>> route(Context& context, Placements& placements, CallScratch& scratch,
                                             const RouteCall& call);
 Status dispatch(Context& context, const DispatchCall& call);

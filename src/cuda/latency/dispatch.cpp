@@ -2,14 +2,14 @@
 
 #include <algorithm>
 #include <limits>
-#include <new>
+#include <optional>
 #include <utility>
 
 #include "core/checks.hpp"
+#include "cuda/call/group_call.hpp"
 #include "cuda/call/tuning.hpp"
 #include "cuda/call/wait_times.hpp"
 #include "cuda/driver/cuda_call.hpp"
-#include "cuda/driver/device_guard.hpp"
 #include "cuda/latency/calls.hpp"
 #include "cuda/latency/dispatch_threads.hpp"
 #include "cuda/latency/kept_allocator.hpp"
@@ -24,7 +24,7 @@ constexpr std::string_view kName = "latency_dispatch";
 /// Kernels count rows in 32 bits, in steps of all their threads.
 constexpr std::int64_t kMostSlabRows = std::numeric_limits<std::int32_t>::max() - kMaxCallBlocks * kDispatchThreads;
 constexpr std::int64_t kWarpsPerBlock = kDispatchThreads / 32;
-/// Two for each thread.
+/// Two rows for each thread.
 constexpr std::int64_t kGapRowsPerBlock = 2 * kDispatchThreads;
 
 LatencyRow row_of(const DispatchCall& call) {
@@ -54,7 +54,7 @@ ConstScales const_scales(const ConstTensorView& scales) {
   return {static_cast<const std::byte*>(scales.data), scales.stride(0), scales.stride(1)};
 }
 
-/// The source table, where the Routing keeps it, is what all other views come from.
+/// Sets the views of the Routing; all of them derive from its tables.
 void set_views(LatencyRouting& routing, bool weights, int num_ranks) {
   const LatencyTables& tables = routing.latency;
   const auto num_local = static_cast<std::int64_t>(routing.local_expert_ids.size());
@@ -81,12 +81,12 @@ Status clear_calls(const LatencyTables& tables, cudaStream_t own_stream) {
   return status.ok() ? mark_not_routed(kName, tables.summary, own_stream) : status;
 }
 
-/// How long a wait may last that ends by itself.
+/// Longest time that a wait may take before it ends by itself.
 std::int64_t longest_wait_ns(const Parts& parts, std::int64_t timeout_ns) {
   return std::max(timeout_ns, static_cast<std::int64_t>(kPatience * parts.mask_timeout_ns));
 }
 
-/// Where the receive half tells the host the counts.
+/// Prepares the host memory in which the receive half reports the counts.
 Status prepare_host(const Parts& parts, std::int64_t timeout_ns, LatencyRouting& routing) {
   Result<RouteResultTables> host = routing.expect_counts({parts.memory, parts.pinned, parts.report},
                                                          parts.ranks.num_ranks, longest_wait_ns(parts, timeout_ns));
@@ -95,7 +95,7 @@ Status prepare_host(const Parts& parts, std::int64_t timeout_ns, LatencyRouting&
   return {};
 }
 
-/// As many warps to a row as there are, and blocks for all of them. Returns the number of all blocks.
+/// Gives each row as many warps as there are, and takes blocks for all of them. Returns the number of all blocks.
 int share_receive(const LatencyParams& call, DispatchReceiveRows& params, int most_blocks) {
   const std::int64_t most_rows = call.ranks.num_ranks * call.max_tokens;
   const std::int64_t most_receivers = most_blocks - params.first_receiver;
@@ -107,7 +107,7 @@ int share_receive(const LatencyParams& call, DispatchReceiveRows& params, int mo
   const std::int64_t rows_per_block = kWarpsPerBlock / params.warps_per_row;
   const std::int64_t per_source = (call.max_tokens + rows_per_block - 1) / rows_per_block;
   const std::int64_t wanted = call.ranks.num_ranks * per_source;
-  // Clearing the rest of a slab takes all that there are.
+  // To clear the rest of a slab takes all blocks.
   if (params.zero_padding || wanted >= most_receivers) return params.first_receiver + static_cast<int>(most_receivers);
   const std::int64_t num_slab_rows = call.num_local_experts * call.slab_capacity;
   const std::int64_t gap_blocks = (num_slab_rows + kGapRowsPerBlock - 1) / kGapRowsPerBlock;
@@ -115,8 +115,8 @@ int share_receive(const LatencyParams& call, DispatchReceiveRows& params, int mo
   return params.first_receiver + static_cast<int>(wanted) + params.num_gap_blocks;
 }
 
-/// Which blocks do what. Those that receive and do not send have everything ready when rows come; so, where they are
-/// not much fewer, the others only send. Returns the number of blocks of a receive half by itself.
+/// Divides the work among blocks. Blocks that only receive have everything ready when rows come; so if there are not
+/// many fewer of these, the others only send. Returns the number of blocks of a receive half by itself.
 int share_blocks(LatencyDispatchParams& params, bool split, int most_blocks) {
   DispatchSendParams& send = params.send;
   // One block counts, and reports.
@@ -179,7 +179,7 @@ Result<std::shared_ptr<LatencyRouting>> LatencyMode::begin_routing(const Latency
                                    .num_local_experts = routing->local_expert_ids.size(),
                                    .num_slab_rows = to_size(routing->num_recv_rows),
                                    .weights = route.topk_weights.present()};
-  // A captured one is cleared by the host, at once.
+  // The host clears a captured Routing at once.
   const std::size_t tables_bytes = LatencyTables::at(nullptr, shape).size_bytes;
   Result<std::shared_ptr<std::byte>> tables =
       captured ? parts.memory->take(tables_bytes) : parts.memory->take_for_calls(tables_bytes);
@@ -195,79 +195,83 @@ Result<std::shared_ptr<LatencyRouting>> LatencyMode::begin_routing(const Latency
 }
 
 Result<std::shared_ptr<RoutingState>> LatencyMode::make_dispatch(const LatencyDispatchCall& call) {
-  // Without memory nobody can tell anybody anything; every rank has the same.
+  // A rank without landing memory cannot report its refusal to the others; no rank has any then.
   if (!has_memory()) return check_room(kName, need_of(call, context_.parts().ranks.num_ranks));
-  const auto refused = [this, &call](const Status& status) {
-    return refuse(LatencyKind::kDispatch, call.record, call.stream, status);
-  };
-  if (Status status = status_of(call.record); !status.ok()) return refused(status);
-  const Result<bool> captured = context_.check_stream(kName, call.stream);
-  if (!captured.ok()) return refused(captured.status());
-  if (Status status = check_dispatch(call); !status.ok()) return refused(status);
-  Result<std::shared_ptr<LatencyRouting>> made = begin_routing(call, *captured);
-  if (!made.ok()) return refused(as_error_of(kName, made.status()));
-  LatencyRouting& routing = **made;
-  const Parts& parts = context_.parts();
   const DispatchCall& rows = call.dispatch;
-
-  LatencyDispatchParams params{
-      .send = {.call = params_of(routing), .placement = routing.placement->tables, .scales = {}, .row = row_of(rows)},
-      .receive = {}};
-  DispatchSendParams& send = params.send;
-  send.call.counts_waits = call.wait_times_ns != nullptr;
-  if (routing.homes.present()) send.placement.homes = routing.homes.tables();
-  send.topk_idx = call.route.topk_idx.data;
-  send.wide_ids = call.route.topk_idx.dtype == DType::kInt64;
-  send.weights = static_cast<const float*>(call.route.topk_weights.data);
-  send.num_tokens_view = static_cast<const std::int32_t*>(call.route.num_tokens_view.data);
-  send.x = rows.x.data;
-  send.x_stride = rows.x.stride_bytes;
-  send.quantize = rows.quantize;
-  send.hidden = rows.quantize == Quantization::kNone ? 0 : rows.out_x.row_bytes;
-  send.scales = const_scales(rows.scales);
-  DispatchReceiveRows& receive = params.receive;
-  receive.placement = send.placement;
-  receive.counters = counter_tables(call.route.options.counters);
-  receive.x = rows.out_x.data;
-  receive.x_stride = rows.out_x.stride_bytes;
-  receive.scales = slab_scales(rows.out_scales, routing.slab_capacity);
-  receive.row = send.row;
-  receive.zero_padding = rows.zero_padding;
-  receive.host = routing.host_tables;
-  const DeviceLimits limits{parts.num_sms, parts.has_bulk, parts.ranks.num_ranks};
-  const int num_receive_blocks = share_blocks(params, call.split || masks(),
-                                              std::clamp(most_blocks(rows.kernel.num_sms, limits), 2, kMaxCallBlocks));
-  if (call.split) routing.dispatch_receive = std::make_unique<DispatchReceiveParams>();
-
-  Result<Launch> launch = context_.begin(call.record, static_cast<cudaStream_t>(call.stream.handle), *captured);
-  if (!launch.ok()) return refused(launch.status());
-  send.call.agreement = launch->agreement;
-  send.call.record_number = launch->record_number;
-  cudaError_t error = routing.homes.launch(launch->stream);
+  std::shared_ptr<LatencyRouting> made;
+  std::optional<LatencyDispatchParams> params;
+  int num_receive_blocks = 0;
+  bool captured = false;
+  const auto prepare = [&](const CallStream& stream) -> Status {
+    captured = stream.captured;
+    if (Status status = check_dispatch(call); !status.ok()) return status;
+    Result<std::shared_ptr<LatencyRouting>> begun = begin_routing(call, captured);
+    if (!begun.ok()) return as_error_of(kName, begun.status());
+    made = std::move(*begun);
+    LatencyRouting& routing = *made;
+    const Parts& parts = context_.parts();
+    params.emplace(LatencyDispatchParams{
+        .send = {.call = params_of(routing), .placement = routing.placement->tables, .scales = {}, .row = row_of(rows)},
+        .receive = {}});
+    DispatchSendParams& send = params->send;
+    send.call.counts_waits = call.wait_times_ns != nullptr;
+    if (routing.homes.present()) send.placement.homes = routing.homes.tables();
+    send.topk_idx = call.route.topk_idx.data;
+    send.wide_ids = call.route.topk_idx.dtype == DType::kInt64;
+    send.weights = static_cast<const float*>(call.route.topk_weights.data);
+    send.num_tokens_view = static_cast<const std::int32_t*>(call.route.num_tokens_view.data);
+    send.x = rows.x.data;
+    send.x_stride = rows.x.stride_bytes;
+    send.quantize = rows.quantize;
+    send.hidden = rows.quantize == Quantization::kNone ? 0 : rows.out_x.row_bytes;
+    send.scales = const_scales(rows.scales);
+    DispatchReceiveRows& receive = params->receive;
+    receive.placement = send.placement;
+    receive.counters = counter_tables(call.route.options.counters);
+    receive.x = rows.out_x.data;
+    receive.x_stride = rows.out_x.stride_bytes;
+    receive.scales = slab_scales(rows.out_scales, routing.slab_capacity);
+    receive.row = send.row;
+    receive.zero_padding = rows.zero_padding;
+    receive.host = routing.host_tables;
+    const DeviceLimits limits{parts.num_sms, parts.has_bulk, parts.ranks.num_ranks};
+    num_receive_blocks = share_blocks(*params, call.split || masks(),
+                                      std::clamp(most_blocks(rows.kernel.num_sms, limits), 2, kMaxCallBlocks));
+    if (call.split) routing.dispatch_receive = std::make_unique<DispatchReceiveParams>();
+    return {};
+  };
+  const auto launch_call = [&](const Launch& launch) {
+    LatencyRouting& routing = *made;
+    DispatchSendParams& send = params->send;
+    send.call.agreement = launch.agreement;
+    send.call.record_number = launch.record_number;
+    cudaError_t error = routing.homes.launch(launch.stream);
+    if (call.split) {
+      if (error == cudaSuccess) error = launch_send(send, launch.stream);
+      *routing.dispatch_receive = {params->receive, send.call};
+      routing.dispatch_receive->call.num_blocks = num_receive_blocks;
+      routing.wait_times_ns = call.wait_times_ns;
+    } else if (error == cudaSuccess) {
+      error = launch_timed(wait_times_of(context_.parts(), call.wait_times_ns), launch.stream,
+                           [&] { return launch_whole(*params, num_receive_blocks, launch.stream); });
+    }
+    return error;
+  };
+  const auto launch_refusal = [&](const Launch& launch, const CallRecord& /*refused*/) {
+    return this->launch_refusal(LatencyKind::kDispatch, launch);
+  };
+  CallOf steps{prepare, launch_call, launch_refusal};
+  if (Status status = make_call({context_, call.record, call.stream}, steps); !status.ok()) return status;
   if (call.split) {
-    if (error == cudaSuccess) error = launch_send(send, launch->stream);
-    *routing.dispatch_receive = {receive, send.call};
-    routing.dispatch_receive->call.num_blocks = num_receive_blocks;
-    routing.wait_times_ns = call.wait_times_ns;
-  } else if (error == cudaSuccess) {
-    error = launch_timed(wait_times_of(context_.parts(), call.wait_times_ns), launch->stream,
-                         [&] { return launch_whole(params, num_receive_blocks, launch->stream); });
-  }
-  if (Status ended = context_.end(*launch, error, kName); !ended.ok()) return ended;
-  if (call.split) {
-    in_flight_.push_back(*made);
+    in_flight_.push_back(made);
   } else {
-    routing.received.store(!*captured, std::memory_order_release);
+    made->received.store(!captured, std::memory_order_release);
   }
-  return std::shared_ptr<RoutingState>(std::move(*made));
+  return std::shared_ptr<RoutingState>(std::move(made));
 }
 
-Result<std::shared_ptr<RoutingState>> LatencyMode::dispatch(const LatencyDispatchCall& call) try {
-  const DeviceGuard guard(context_.parts().device);
-  if (!guard.status().ok()) return context_.fail(guard.status());
-  return make_dispatch(call);
-} catch (const std::bad_alloc&) {
-  return context_.out_of_memory(Operation::kLatencyDispatch);
+Result<std::shared_ptr<RoutingState>> LatencyMode::dispatch(const LatencyDispatchCall& call) {
+  return on_gpu(context_, Operation::kLatencyDispatch, [&] { return make_dispatch(call); });
 }
 
 }  // namespace ferry::cuda

@@ -34,7 +34,7 @@ CallBytes latency_call_bytes(const MemoryShape& shape) {
 
 namespace {
 
-/// What this rank alone uses to mask others.
+/// Memory that only this rank uses, to mask others.
 Status start_masks(Parts& parts, int num_ranks, cudaStream_t stream) {
   constexpr std::string_view kStarting = "Group::create: clearing the masks of latency mode";
   Status status = runtime_status(load_mask_kernels(), "Group::create: loading the kernels that mask ranks");
@@ -58,7 +58,7 @@ LatencyLayout latency_layout(const Parts& parts, int num_ranks) {
 Status start_latency(Parts& parts, int num_ranks, cudaStream_t stream) {
   const LatencyLayout layout = latency_layout(parts, num_ranks);
   if (layout.set_bytes == 0) return {};
-  // Later, loading could wait for kernels of other ranks that wait for this one's.
+  // A later load could wait for kernels of other ranks that wait for this rank's kernels.
   Status status = runtime_status(load_latency_kernels(), "Group::create: loading the kernels of latency mode",
                                  "this build has no code for the GPU: set CMAKE_CUDA_ARCHITECTURES and build again");
   if (!status.ok()) return status;
@@ -82,7 +82,7 @@ Status start_latency(Parts& parts, int num_ranks, cudaStream_t stream) {
                                           grants.size() * sizeof(grants[0]), cudaMemcpyHostToDevice, stream),
                           "Group::create: granting the sets of latency mode");
   if (!status.ok()) return status;
-  // The copy of pageable memory has taken what it needs when the calls return.
+  // Copies of pageable memory have read their source when the calls return.
   return runtime_status(
       cudaMemcpyAsync(base + layout.control.local, &local, sizeof(local), cudaMemcpyHostToDevice, stream),
       "Group::create: granting the sets of latency mode");

@@ -1,7 +1,7 @@
 #ifndef FERRY_CUDA_PLACEMENT_COUNTERS_HPP
 #define FERRY_CUDA_PLACEMENT_COUNTERS_HPP
 
-/// A program's counters (ferry/placement.hpp) as kernels see them.
+/// A program's counters (ferry/placement.hpp) in the form that kernels take.
 
 #include <cuda_runtime_api.h>
 
@@ -13,7 +13,7 @@
 namespace ferry::cuda {
 
 struct CounterTable {
-  void* data = nullptr;  ///< null: none
+  void* data = nullptr;  ///< null: no counter
   bool wide = false;     ///< i64, else i32
 };
 
@@ -32,7 +32,7 @@ inline CounterTables counter_tables(const LoadCounters& counters) {
   return {table(counters.logical), table(counters.physical), table(counters.received)};
 }
 
-/// Params of what adds to counters where no kernel has counted.
+/// Parameters of the kernel that adds to counters when no kernel has counted.
 struct CountersParams {
   CounterTables counters;
   PlacementTables placement;

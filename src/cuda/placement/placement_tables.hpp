@@ -11,23 +11,23 @@
 
 namespace ferry::cuda {
 
-/// What a kernel has found of a placement that only the GPU knows.
+/// Result of a kernel's check of a placement that only the GPU knows.
 struct HomesCheck {
-  std::uint64_t hash;      ///< of the table; equal tables have equal ones
-  std::int64_t bad_entry;  ///< what stands for a bad id in headers, below; -1: the table is good
-  std::int64_t bad_value;  ///< the wrong entry, or the expert that is missing
+  std::uint64_t hash;      ///< hash of the table; equal tables have equal hashes
+  std::int64_t bad_entry;  ///< stands in headers for a bad id, see below; -1: the table is good
+  std::int64_t bad_value;  ///< the wrong entry, or the expert without a home
 };
-/// Beyond all entries of [T, K], which are numbered by 32 bits. The first is of physical expert 0.
+/// Numbers above all entries of [T, K], which have 32 bits. The first stands for physical expert 0.
 inline constexpr std::int64_t kFirstBadHome = std::int64_t{1} << 40;
 inline constexpr std::int64_t kFirstMissingHome = std::int64_t{1} << 41;
 
-/// What the tokens of this rank pick from (plan/replicas.hpp), in device memory. Null: experts are those that ids name.
+/// Homes that this rank's tokens pick (plan/replicas.hpp), in device memory. Null: ids name the experts themselves.
 struct HomeTables {
   const plan::HomeRange* ranges = nullptr;   ///< [E]
   const std::int32_t* homes = nullptr;       ///< [at most P]
-  const std::int32_t* logical_of = nullptr;  ///< [P] the expert whose home each is, or below 0
+  const std::int32_t* logical_of = nullptr;  ///< [P] logical expert whose home each physical expert is; negative: none
   int num_logical = 0;                       ///< E
-  const HomesCheck* check = nullptr;         ///< null: hosts have checked the placement, and compared it
+  const HomesCheck* check = nullptr;         ///< null: hosts have checked and compared the placement
 };
 
 /// The owner of each expert, in device memory.
@@ -45,12 +45,12 @@ struct PlacementParts {
   std::int32_t* local_expert = nullptr;   ///< [E] index among its owner's experts
   std::int32_t* by_owner = nullptr;       ///< [E] experts in order of (owner, id)
   std::int32_t* first_of_rank = nullptr;  ///< [R + 1] where a rank's experts begin in `by_owner`
-  plan::HomeRange* ranges = nullptr;      ///< [logical experts] of a placement with replicas, as are the next two
+  plan::HomeRange* ranges = nullptr;      ///< [logical experts] table of a placement with replicas, as are the next two
   std::int32_t* homes = nullptr;          ///< [E] at most
   std::int32_t* logical_of = nullptr;     ///< [E]
   std::size_t size_bytes = 0;
 
-  /// `num_logical` is 0 where experts have the one home that they are.
+  /// `num_logical` is 0 if each expert is its only home.
   static constexpr PlacementParts at(std::byte* base, std::size_t num_experts, std::size_t num_ranks,
                                      std::size_t num_logical = 0) {
     plan::Carver carver(base);
