@@ -53,7 +53,7 @@ Result<std::size_t> bytes_of_group(const MemoryShape& shape, const Topology& top
   return bytes_required(shape, topology, shape.max_tokens > 0 ? latency_call_bytes(shape) : call_bytes(shape));
 }
 
-/// Those that only groups of several nodes use.
+/// Loads the kernels that only groups of several nodes use.
 Status load_nodes_kernels(int device) {
   const DeviceGuard guard(device);
   if (!guard.status().ok()) return guard.status();
@@ -113,7 +113,7 @@ MemoryUsage CudaBackend::memory_usage() const {
   return usage;
 }
 
-/// What host threads have waited for, and the kernels.
+/// Sum of the waits of host threads and of kernels, for each rank.
 std::vector<std::int64_t> CudaBackend::wait_times_ns() const {
   const Parts& parts = context_.parts();
   std::vector<std::int64_t> times_ns = parts.sync->wait_times_ns();
@@ -130,7 +130,7 @@ std::vector<std::int64_t> CudaBackend::wait_times_ns() const {
     if (node == topology.node_of(topology.rank)) continue;
     times_ns[to_size(parts.sync->rails().rank_of(node))] += read(waits.rails_ns + node);
   }
-  // Kernels' threads may report their sums in another order than they have added to them.
+  // Threads of kernels may report their sums in another order than they made them: a sum never falls.
   const std::lock_guard lock(shown_mutex_);
   shown_ns_.resize(times_ns.size());
   for (std::size_t i = 0; i < times_ns.size(); ++i) shown_ns_[i] = times_ns[i] = std::max(times_ns[i], shown_ns_[i]);

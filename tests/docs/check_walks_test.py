@@ -95,6 +95,11 @@ class CheckWalks(unittest.TestCase):
     def test_function_that_is_not_defined(self) -> None:
         self.expect("`ring` → `store`", "`ring`", "src/cpu/store.cpp does not define ring", 8)
 
+    def test_step_after_control_has_returned(self) -> None:
+        back = "4. `src/cpu/mover.cpp` `move` (`src/core/entry.hpp`, `src/cpu/mover.hpp`): again"
+        (self.root / PAGE).write_text(GOOD.replace(STORE, f"{STORE}\n{back}"), encoding="utf-8")
+        self.assertEqual([], check(self.root))
+
     def test_file_without_connection(self) -> None:
         what = "neither of src/cpu/store.hpp and src/cpu/stranger.cpp includes the other"
         self.expect("src/cpu/store.cpp", "src/cpu/stranger.cpp", what, 8)

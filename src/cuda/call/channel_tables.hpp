@@ -13,6 +13,7 @@
 
 namespace ferry::cuda {
 
+class Context;
 struct CudaRouting;
 
 struct ChannelTablesParams {
@@ -31,6 +32,9 @@ struct ChannelTablesParams {
 
 ChannelTablesParams channel_tables_params(const RankParams& ranks, const CudaRouting& routing,
                                           const ChannelTablesCall& call);
+
+/// Backend::channel_tables of a Routing whose params these are.
+Status write_channel_tables(Context& context, const ChannelTablesParams& params);
 
 cudaError_t launch_channel_tables(const ChannelTablesParams& params, cudaStream_t stream);
 cudaError_t load_channel_tables_kernel();

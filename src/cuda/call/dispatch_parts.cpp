@@ -4,7 +4,7 @@ namespace ferry::cuda {
 
 ScaleTable scale_table(const ConstTensorView& view) {
   if (!view.present()) return {};
-  // One type serves both directions; inputs are only read.
+  // One type serves inputs and outputs; inputs are only read.
   const int last = view.num_dims - 1;
   ScaleTable table{static_cast<std::byte*>(const_cast<void*>(view.data)), static_cast<int>(view.extent(last)),
                    static_cast<int>(size_bytes(view.dtype)), view.stride(last - 1), view.stride(last)};
@@ -26,8 +26,9 @@ DispatchOutputs dispatch_outputs(const DispatchCall& call) {
   return out;
 }
 
-Result<std::optional<QuantizedDispatch>> split_quantizing(Context& context, const DispatchCall& call, bool captured) {
-  if (call.quantize == Quantization::kNone) return std::optional<QuantizedDispatch>();
+Status split_quantizing(Context& context, const DispatchCall& call, bool captured,
+                        std::optional<QuantizedDispatch>& steps) {
+  if (call.quantize == Quantization::kNone) return {};
   const std::size_t bytes = quantized_bytes(call);
   std::byte* staging = nullptr;
   if (bytes > 0) {
@@ -35,7 +36,8 @@ Result<std::optional<QuantizedDispatch>> split_quantizing(Context& context, cons
     if (!taken.ok()) return taken.status();
     staging = *taken;
   }
-  return std::optional(split_quantized(call, staging));
+  steps = split_quantized(call, staging);
+  return {};
 }
 
 bool needs_padding(const DispatchCall& call, bool exact_rows) {

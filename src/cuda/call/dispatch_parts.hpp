@@ -16,8 +16,9 @@ namespace ferry::cuda {
 ScaleTable scale_table(const ConstTensorView& view);
 DispatchOutputs dispatch_outputs(const DispatchCall& call);
 
-/// The two steps of a call that quantises; nullopt for other calls.
-Result<std::optional<QuantizedDispatch>> split_quantizing(Context& context, const DispatchCall& call, bool captured);
+/// Sets the two steps of a call that quantises, and nothing for other calls.
+Status split_quantizing(Context& context, const DispatchCall& call, bool captured,
+                        std::optional<QuantizedDispatch>& steps);
 
 /// Whether the caller wants rows without a token written and there can be such rows. (An exact kTokens output has
 /// none.)

@@ -28,7 +28,7 @@ std::size_t routing_bytes(const MemoryShape& shape) {
          round_up_to_page(source_bytes(shape.num_recv_rows));
 }
 
-/// Dispatch's records, or combine's weights.
+/// Staging of dispatch's records or of combine's weights, whichever is larger.
 std::size_t records_bytes(const MemoryShape& shape) {
   const bool by_token = shape.layout == Layout::kTokens;
   const auto num_rows = to_size(shape.num_recv_rows);

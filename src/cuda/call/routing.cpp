@@ -15,14 +15,14 @@
 namespace ferry::cuda {
 namespace {
 
-/// In timeouts, once the stream has come to the route. The kernels' own deadlines come first.
+/// Multiple of the timeout after the stream has reached the route. The deadlines of the kernels expire first.
 constexpr std::int64_t kStartedDeadlines = 3;
-/// In timeouts, until then: far more than a program queues with the default.
+/// Multiple of the timeout until the stream has reached the route: far more work than a program queues.
 constexpr std::int64_t kQueueDeadlines = 10;
 
 std::uint64_t load_acquire(const std::uint64_t* word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
 
-/// Of a word that is there.
+/// Count in a word that has arrived.
 std::int64_t count_in(std::uint64_t word) { return static_cast<std::int64_t>(word & (RouteWords::kThere - 1)); }
 
 template <typename Counts>
@@ -70,7 +70,7 @@ std::uint64_t HostResult::state() const {
   if (state == RouteResult::kRefusedBySome) return RouteResult::kRefused;
   if (state != RouteResult::kValid) return state;
   if (words == nullptr) return 1;
-  // Words come in any order, as does `started`; none may come later, when this memory has been given back.
+  // Words and `started` arrive in any order; all must have arrived before this memory is given back.
   if (!started()) return 0;
   for (std::size_t i = 0; i < num_words; ++i) {
     if ((load_acquire(&words[i]) & RouteWords::kThere) == 0) return 0;
@@ -123,7 +123,7 @@ Status mark_not_routed(std::string_view operation, RouteSummary* summary, cudaSt
 Status CudaRouting::take_pinned_data(const CountsMemory& counts, std::size_t bytes, std::int64_t deadline_ns) {
   Result<std::byte*> data = counts.pinned->take(bytes, false);
   if (!data.ok()) {
-    // What Routings that are gone have left may be all that is missing.
+    // Memory of Routings that are gone may suffice.
     counts.owner->release_finished();
     data = counts.pinned->take(bytes, false);
   }
@@ -179,13 +179,13 @@ void CudaRouting::settle() const {
   if (pinned_data == nullptr || gave_up) return;
   CountsDeadline deadline(host, timeout_ns);
   while (host.state() == 0 && load_acquire(&report->lost.state) == 0 && !deadline.expired()) sched_yield();
-  gave_up = host.state() == 0;  // what others have read by then stays as it is
-  // The object itself is not const; only its readers see it as const.
+  gave_up = host.state() == 0;  // readers keep the values that they have seen
+  // The object is not const; only its readers see it as const.
   if (!gave_up) const_cast<CudaRouting*>(this)->adopt_result();
 }
 
 std::uint64_t CudaRouting::counts_state() const {
-  // A thread that settles may hold it until the counts are there.
+  // A thread that settles may hold the mutex until the counts are known.
   const std::unique_lock lock(settle_mutex, std::try_to_lock);
   if (!lock.owns_lock() || gave_up) return 0;
   return pinned_data == nullptr ? adopted_state : host.state();

@@ -11,19 +11,21 @@ namespace {
 /// with the links. One copies rows inside the GPU at the pace at which one of these sends them (47 and 43 GB/s).
 constexpr int kSendSms = 8;
 constexpr int kUnpackSms = 4;
-/// Those that copy out of staging what kSendSms of peers send: only what has crossed the links is staged.
+/// Multiprocessors that copy out of staging the rows that kSendSms of each peer send: only rows that have crossed the
+/// links are staged.
 constexpr int kCopySms = 12;
 constexpr int kSumSms = 9;
 /// On four H200 11 to 14 took 497 us, 10 498, 9 499 and 8 502; a row of eight ranks' sums has more terms to wait for.
 constexpr int kLeastSumSms = 12;
-/// With as many as this the links of two ranks are full, though half of all rows stay on their GPU.
+/// This many fill the links of two ranks, although half of all rows stay on their GPU.
 constexpr int kMostSumSms = 16;
-/// Only what crosses the links is staged, at their pace.
+/// Only rows that cross the links are staged, at the pace of the links.
 constexpr int kStageSms = 12;
-/// Between two ranks, of long rows, each of both: 14 and 14 took a little less than 16 to sum and 12 to stage.
+/// Number of each kind for long rows between two ranks: 14 and 14 took a little less time than 16 that sum and 12 that
+/// stage.
 constexpr int kHalfSumSms = 14;
-/// Of the 16 that send between two ranks, where half the rows stay: 7 for these took 101 us with FP8 rows and 203 us
-/// into plain memory, 8 took 105 and 208; with long rows into symmetric memory 7 took 192 us and 8 took 189.
+/// Share of the 16 senders between two ranks that sends the half of the rows that stays: 7 took 101 us with FP8 rows
+/// and 203 us into plain memory, 8 took 105 and 208; with long rows into symmetric memory 7 took 192 us and 8 took 189.
 constexpr int kPairOwnSms = 7;
 constexpr int kPairSms = 16;
 /// Rows that are sent in pieces of several KiB.
@@ -36,13 +38,13 @@ constexpr std::int64_t kMostPairedRowBytes = 4096;
 /// Copies inside the GPU wait for memory, and a short row waits as long as a long one.
 constexpr std::int64_t kShortRowBytes = 6144;
 constexpr int kShortRowCopyFactor = 2;
-/// Rows of which a token's own cost, not the links, sets the pace.
+/// Longest rows whose pace is set by the cost of a token, not by the links.
 constexpr std::int64_t kTinyRowBytes = 3072;
 constexpr int kTinyRowSendFactor = 2;
 constexpr int kChunkTokens = 512;
-/// To report a chunk takes as long however short its rows are.
+/// The report of a chunk takes as long for short rows as for long ones.
 constexpr int kShortRowChunkTokens = 1024;
-/// Staged rows of each source between two reports: peers are told as soon as can be.
+/// Staged rows of each source between two reports: as few as possible, so that peers can start early.
 constexpr int kStagedRows = 1;
 
 /// `link_sms` fill the links to the peers. One row of R stays on the GPU, which is additional work; a rank that is
@@ -52,7 +54,8 @@ int with_own_rows(int link_sms, int num_ranks) {
   return num_ranks < 2 ? kAlone * link_sms : link_sms * num_ranks / (num_ranks - 1);
 }
 
-/// Of `send_sms`, those for the rows that stay on this GPU: one row of R, and never fewer than the others' pace takes.
+/// Share of `send_sms` that sends the rows that stay on this GPU, one row of R: never less than the pace of the others
+/// requires.
 int own_sms(int send_sms, int num_ranks, const CallShape& shape) {
   if (num_ranks < 2) return send_sms;
   // Between two ranks the links take short rows, and those that also cross staging, from one more than copies its own.
@@ -81,7 +84,7 @@ int summing_sms(int num_ranks) {
 }
 
 int staging_sms(int num_ranks, const CallShape& shape) {
-  return num_ranks < 2 ? 1 : for_short_rows(kStageSms, shape);  // alone, nobody comes for them
+  return num_ranks < 2 ? 1 : for_short_rows(kStageSms, shape);  // a single rank has no peer that reads them
 }
 
 /// Two parts that together take at most `most` blocks, and at least one each if they are wanted at all.

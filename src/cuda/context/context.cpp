@@ -16,7 +16,7 @@
 namespace ferry::cuda {
 namespace {
 
-/// Asked by the driver's functions: the runtime's ask these, and that takes as long again. A group has loaded it.
+/// Uses the driver, which a group has loaded: the runtime's function calls the same one and takes twice as long.
 Result<StreamId> id_of(std::string_view operation, cudaStream_t stream) {
   StreamId id = 0;
   if (const CUresult result = loaded_driver()->stream_get_id(stream, &id); result != CUDA_SUCCESS) {
@@ -46,7 +46,7 @@ Result<bool> Context::check_stream(std::string_view operation, Stream stream) {
     return driver_status(result, fmt::format("{}: asking whether the stream is captured", operation));
   }
   if (capture != CU_STREAM_CAPTURE_STATUS_NONE) return true;
-  // Not of a captured stream: asking that one for its device ends the capture.
+  // Only if the stream is not captured: a question for its device ends a capture.
   const Result<StreamId> id = id_of(operation, handle);
   if (!id.ok()) return id.status();
   checked_ = {handle, *id};
@@ -88,7 +88,7 @@ Status Context::end(const Launch& launch, cudaError_t launched, std::string_view
     if (launched == cudaSuccess) launched = recorded;
   }
   if (launched == cudaSuccess) return {};
-  // Nothing of a graph has run, and peers do not wait for what its replays would do.
+  // No node of the graph has run, and peers do not wait for its replays.
   if (launch.captured) {
     return runtime_status(launched, fmt::format("{}: adding to the graph that captures the stream", operation),
                           "the capture may have been invalidated; end it and discard the graph on all ranks");
@@ -98,13 +98,13 @@ Status Context::end(const Launch& launch, cudaError_t launched, std::string_view
 }
 
 Status Context::refuse(const CallRecord& record, Stream stream, const Status& status,
-                       const std::function<cudaError_t(const Launch&)>& launch_refusal) {
+                       const std::function<cudaError_t(const Launch&, const CallRecord&)>& launch_refusal) {
   if (!parts_.sync->broken().ok()) return parts_.sync->broken();
   // Growing memory can find that a peer is gone: that breaks the group, not just this call.
   if (status.code() == ErrorCode::kTimeout || status.code() == ErrorCode::kPeerLost) {
     return parts_.sync->fail(status.code(), status.peer(), status.message());
   }
-  // Peers that capture the call do not make it now.
+  // Peers capture the call as well and do not make it now.
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
   const auto caller = static_cast<cudaStream_t>(stream.handle);
   if (cudaStreamIsCapturing(caller, &capture) != cudaSuccess) {
@@ -114,13 +114,13 @@ Status Context::refuse(const CallRecord& record, Stream stream, const Status& st
   if (capture != cudaStreamCaptureStatusNone) return status;
   CallRecord refused = record;
   if (refused.code == ErrorCode::kOk) refused.set_status(status);
-  // On a stream of its own: the caller's may be the one that is invalid.
+  // On a stream of the group: the caller's may be the invalid argument.
   const RelaxedCapture relaxed;
   Result<Launch> launch = begin(refused, parts_.refusals_stream->get(), false);
   if (!launch.ok()) return parts_.sync->broken().ok() ? fail(launch.status()) : launch.status();
-  Status ended = end(*launch, launch_refusal(*launch), to_string(record.operation));
+  Status ended = end(*launch, launch_refusal(*launch, refused), to_string(record.operation));
   if (!ended.ok()) return ended;
-  // Until the peers have it: their hosts look up this call's record, which later calls would overwrite.
+  // Wait until the peers have it: their hosts look up this call's record, which later calls would overwrite.
   if (const cudaError_t error = cudaStreamSynchronize(launch->stream); error != cudaSuccess) {
     return fail(
         runtime_status(error, fmt::format("{}: reporting the refusal to the peers", to_string(record.operation))));
@@ -154,7 +154,7 @@ void Context::expect_wait() { parts_.sync->state().expect_wait(node::monotonic_n
 
 Status Context::check_interrupt(std::string_view operation) {
   Status status = parts_.sync->state().check_interrupt(node::monotonic_ns(), operation);
-  // The watch stops them for what other ranks have reported.
+  // For errors of other ranks the watch stops the kernels.
   if (!status.ok()) __atomic_store_n(&parts_.report->stop.requested, 1, __ATOMIC_RELEASE);
   return status;
 }

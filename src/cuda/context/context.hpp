@@ -51,10 +51,10 @@ class Context {
   Result<Launch> begin(const CallRecord& record, cudaStream_t stream, bool captured);
   /// Must follow the call's last launch, whether or not it succeeded: memory is reused only after the launched kernels.
   Status end(const Launch& launch, cudaError_t launched, std::string_view operation);
-  /// Launches a kernel that informs the peers that this rank cannot make the call because of `status`. Returns `status`
-  /// in the words that the peers will read.
+  /// Launches a kernel that informs the peers that this rank cannot make the call because of `status`. `refused` is the
+  /// record with that status. Returns `status` in the words that the peers will read.
   Status refuse(const CallRecord& record, Stream stream, const Status& status,
-                const std::function<cudaError_t(const Launch&)>& launch_refusal);
+                const std::function<cudaError_t(const Launch& launch, const CallRecord& refused)>& launch_refusal);
 
   /// Puts work of this rank alone on the stream, after its earlier calls, whose memory is kept until the work is done.
   /// `captured`: result of check_stream for this stream, if the caller has it.

@@ -20,7 +20,8 @@ bool has(const Driver& table, CUdevice device, CUdevice_attribute attribute) {
   return table.device_get_attribute(&value, attribute, device) == CUDA_SUCCESS && value != 0;
 }
 
-/// How what a card wrote becomes visible to kernels (CUflushGPUDirectRDMAWritesOptions, CUGPUDirectRDMAWritesOrdering).
+/// Rules by which writes of a card become visible to kernels (CUflushGPUDirectRDMAWritesOptions,
+/// CUGPUDirectRDMAWritesOrdering).
 std::string describe_order(const Driver& table, CUdevice device) {
   if (has(table, device, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING)) return "cards' writes arrive in order";
   return has(table, device, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS)
@@ -28,7 +29,7 @@ std::string describe_order(const Driver& table, CUdevice device) {
              : "cards' writes need a flush";
 }
 
-/// The attribute promises what a sandbox or a virtual GPU may refuse, so take a little of such memory.
+/// Allocates a little of such memory: a sandbox or a virtual GPU may refuse it despite the attribute.
 Status try_memory(const Driver& table, int device) {
   const DeviceGuard guard(device);
   if (!guard.status().ok()) return guard.status();
@@ -40,7 +41,7 @@ Status try_memory(const Driver& table, int device) {
   CUmemGenericAllocationHandle memory = 0;
   const CUresult created = table.mem_create(&memory, *granularity, &properties, 0);
   if (created == CUDA_SUCCESS) table.mem_release(memory);
-  // Too little memory now says nothing of its kind.
+  // A shortage of memory says nothing about its kind.
   if (created == CUDA_ERROR_OUT_OF_MEMORY) return {};
   return driver_status(created, "taking memory that network cards can reach");
 }

@@ -26,8 +26,8 @@ namespace {
 constexpr int kMinComputeMajor = 8;
 /// Memory that the hosts share: the call log and the words of CallSync. No token is ever stored there.
 constexpr std::size_t kHostArenaBytes = std::size_t{1} << 20;
-/// The same with several nodes, where the hosts route: addresses for the forward tables of a million tokens and more.
-/// Memory is taken as it is used.
+/// The same over several nodes, where the hosts route: addresses for the forward tables of a million tokens and more.
+/// Pages are taken as they are used.
 constexpr std::size_t kNodesHostArenaBytes = std::size_t{256} << 20;
 
 std::atomic<std::uint64_t>& first_epoch() {
@@ -99,7 +99,7 @@ Result<int> count_sharers(const BackendContext& context, const Status& my_status
 }
 
 /// Memory of latency mode: at the same place of every rank's arena, since all ranks have agreed on its size. There is
-/// none over several nodes, where its calls use what the others do.
+/// none over several nodes, where calls of latency mode use the memory of the other calls.
 Status make_latency_memory(const BackendContext& context, StartLatency start_latency, Parts& parts) {
   if (context.options.latency_bytes == 0 || context.topology.num_nodes() > 1) return {};
   constexpr std::string_view kClearing = "Group::create: clearing the memory of latency mode";
@@ -167,7 +167,7 @@ Status make_local_parts(const BackendContext& context, const DeviceFacts& facts,
     status = runtime_status(
         cudaMemcpyAsync(&words.local->epoch, &epoch, sizeof(epoch), cudaMemcpyHostToDevice, parts.stream->get()),
         "Group::create: setting the epoch");
-    // No calls have written there yet, as they would have by then: of some other epoch. Flags only grow: they stay 0.
+    // Earlier calls would have left words of another epoch there. Flags only grow: they stay 0.
     constexpr int kOtherEpoch = 0x5A;
     const auto mark = [&status, &parts](void* begin, const void* end) {
       if (!status.ok()) return;
@@ -194,7 +194,8 @@ Status check_topology(const BackendContext& context) {
   return {};
 }
 
-/// At least two blocks of a kernel serve each rail peer, one more what stays in the node; all must run at once.
+/// At least two blocks of a kernel serve each rail peer, and one more the rows that stay in the node; all must run at
+/// once.
 Status check_room_for_rails(const Topology& topology, int num_sms) {
   const int num_blocks = 2 * (topology.num_nodes() - 1) + 1;
   if (topology.num_nodes() == 1 || num_blocks <= num_sms) return {};
@@ -233,7 +234,7 @@ Status start_rail_link(RingMemory memory, Parts& parts) {
   return parts.rail_link->start(*parts.memory, parts.stream->get());
 }
 
-/// After the exchange: what kernels need to know about the ranks.
+/// Sets the parameters that kernels take about the ranks. Called after the exchange.
 void set_ranks(const BackendContext& context, Parts& parts) {
   const Topology& topology = context.topology;
   const auto num_ranks = static_cast<std::size_t>(topology.ranks_per_node);

@@ -58,12 +58,12 @@ void PeerWatch::look() {
   if (stopped_) return;
   bool stop = group_.someone_gave_up();
   if (!stop && group_.someone_is_lost()) {
-    // It may have been done, and left: what it sent last has reached this GPU by the next look.
+    // The peer may have left after its last call, whose data reaches this GPU before the next look.
     stop = lost_before_;
     lost_before_ = true;
   }
   if (!stop) return;
-  // After what it is about: the host that finds the kernel's report finds the peer's error or loss as well.
+  // After the verdict: a host that finds the kernel's report also finds the peer's error or loss.
   __atomic_store_n(&report_.stop.requested, 1, __ATOMIC_RELEASE);
   stopped_ = true;
 }
@@ -73,7 +73,7 @@ void PeerWatch::look_for_lost_ranks() {
   const node::Peers& peers = group_.peers();
   for (int rank = peers.first_rank(); rank < peers.end_rank(); ++rank) {
     if (rank == peers.rank() || (peers.loss_of(rank).empty() && !peers.gave_up(rank))) continue;
-    // As above, of what it sent last.
+    // As above: its last data reaches this GPU before the next look.
     if (was_lost_[static_cast<std::size_t>(rank)]) {
       __atomic_store_n(&report_.lost_ranks.lost[rank], 1, __ATOMIC_RELEASE);
     }

@@ -9,7 +9,7 @@ namespace ferry::cuda {
 // Not cudaSetDevice: restoring a device that the thread never used would create a context there, which takes hundreds
 // of megabytes of that device's memory.
 DeviceGuard::DeviceGuard(int device) {
-  // As in every call but the first, of a thread whose current device is the group's.
+  // A thread whose current device is that of the group needs no change.
   const Driver* const known = loaded_driver();
   const CUcontext wanted = known_primary_context(device);
   CUcontext current = nullptr;

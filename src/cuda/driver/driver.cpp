@@ -95,7 +95,7 @@ const LoadedDriver& driver_of_process() {
   return loaded;
 }
 
-/// Null until they are known.
+/// Null until the functions are loaded.
 std::array<std::atomic<CUcontext>, kMaxDevices> primary_contexts{};
 
 ErrorCode code_of(CUresult result) {

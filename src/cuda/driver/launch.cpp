@@ -12,12 +12,12 @@
 namespace ferry::cuda {
 namespace {
 
-/// The driver's functions of kernels in contexts. Contexts are told apart by their ids, which are never used again: one
-/// that is made after a reset of its device has other functions, and may be at the same address. Never destroyed, as
-/// programs may make calls while their statics are.
+/// The driver's function of each kernel in each context. The key is the id of the context, which CUDA never reuses: a
+/// context that is made after a reset of its device has other functions, and may have the same address. Never
+/// destroyed, because programs may make calls while their statics are destroyed.
 class Functions {
  public:
-  /// Null: to be launched by the runtime, which is slower.
+  /// Null: the runtime launches the kernel, which is slower.
   CUfunction of(const void* kernel, std::uint64_t context_id) {
     const std::size_t first = hash(kernel, context_id);
     for (std::size_t i = 0; i < kMostProbes; ++i) {
@@ -33,7 +33,7 @@ class Functions {
   /// Several times what a process with a context on each of eight GPUs launches.
   static constexpr std::size_t kNumSlots = 4096;
   static constexpr std::size_t kMostProbes = 16;
-  /// Written once, before `kernel`, which publishes the others.
+  /// Written once, before `kernel`, whose store publishes the other fields.
   struct Slot {
     std::atomic<const void*> kernel{nullptr};
     std::uint64_t context_id = 0;
@@ -42,12 +42,12 @@ class Functions {
 
   static std::size_t hash(const void* kernel, std::uint64_t context_id) {
     constexpr std::uint64_t kMultiplier = 0x9E3779B97F4A7C15;  // 2^64 / golden ratio: Knuth's multiplicative hashing
-    constexpr int kShift = 52;                                 // to as many numbers as there are slots
+    constexpr int kShift = 52;                                 // as many values as there are slots
     return ((reinterpret_cast<std::uintptr_t>(kernel) ^ (context_id << 48)) * kMultiplier) >> kShift;
   }
 
   CUfunction add(const void* kernel, std::uint64_t context_id, std::size_t first) {
-    const RelaxedCapture relaxed;  // to find a function may load it
+    const RelaxedCapture relaxed;  // the search for a function may load it
     cudaFunction_t function = nullptr;
     if (cudaGetFuncBySymbol(&function, kernel) != cudaSuccess) {
       cudaGetLastError();  // the runtime's launch says what is wrong
@@ -71,8 +71,7 @@ class Functions {
   std::array<Slot, kNumSlots> slots_;
 };
 
-/// Null where the kernel is to be launched by the runtime: before a group has loaded the driver, and where the thread
-/// has no context yet.
+/// Null if the runtime must launch the kernel: no group has loaded the driver yet, or the thread has no context.
 CUfunction function_of(const Driver* driver, const void* kernel) {
   static Functions& functions = *new Functions;
   unsigned long long context_id = 0;

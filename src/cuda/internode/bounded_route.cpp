@@ -1,39 +1,71 @@
+/// A route of bounded rows and tokens, which no host waits for.
+
+#include <optional>
+
+#include "cuda/call/group_call.hpp"
 #include "cuda/internode/calls.hpp"
 #include "cuda/internode/kernel_routing.hpp"
 #include "cuda/internode/node_route_steps.hpp"
-
-/// A route that no host waits for.
+#include "cuda/memory/memory_checks.hpp"
 
 namespace ferry::cuda::internode {
+namespace {
 
-Result<std::shared_ptr<RoutingState>> bounded_route(Context& context, Placements& placements, const RouteCall& call,
-                                                    bool captured) {
-  const auto refused = [&context, &call](const Status& status) {
-    return refuse(context, call.record, call.stream, status);
-  };
-  const Parts& parts = context.parts();
-  const Topology& topology = parts.sync->topology();
-  auto routing = std::make_shared<NodesRouting>();
-  const Result<NodeRouteInput> input = begin_routing(
-      context, placements, {call, to_string(Operation::kRoute), call.options.max_tokens, false, captured}, *routing);
-  if (!input.ok()) return refused(input.status());
-  const Result<std::byte*> room =
-      context.staging().rows(StagedBy::kRoute, NodeRouteStaging::at(nullptr, topology, *input).size_bytes, captured);
-  if (!room.ok()) return refused(room.status());
-  const NodeRouteStaging staging = NodeRouteStaging::at(*room, topology, *input);
+class BoundedRoute {
+ public:
+  BoundedRoute(Context& context, Placements& placements, const RouteCall& call)
+      : context_(context), placements_(placements), call_(call) {}
+
+  Status prepare(const CallStream& stream);
+  cudaError_t launch(const Launch& launch);
+  cudaError_t launch_refusal(const Launch& launch, const CallRecord& refused) const {
+    return launch_refusal_of(context_, launch, refused);
+  }
+  std::shared_ptr<RoutingState> take() { return std::move(routing_); }
+
+ private:
+  const Topology& topology() const { return context_.parts().sync->topology(); }
+
+  Context& context_;
+  Placements& placements_;
+  const RouteCall& call_;
+  std::shared_ptr<NodesRouting> routing_;
+  std::optional<NodeRouteInput> input_;
+  NodeRouteStaging staging_;
+};
+
+Status BoundedRoute::prepare(const CallStream& stream) {
+  if (Status status = check_route_memory(call_, *context_.parts().arena); !status.ok()) return status;
+  routing_ = std::make_shared<NodesRouting>();
+  const Result<NodeRouteInput> input =
+      begin_routing(context_, placements_,
+                    {call_, to_string(Operation::kRoute), call_.options.max_tokens, false, stream.captured}, *routing_);
+  if (!input.ok()) return input.status();
+  input_ = *input;
+  const Result<std::byte*> room = context_.staging().rows(
+      StagedBy::kRoute, NodeRouteStaging::at(nullptr, topology(), *input_).size_bytes, stream.captured);
+  if (!room.ok()) return room.status();
+  staging_ = NodeRouteStaging::at(*room, topology(), *input_);
+  return {};
+}
+
+cudaError_t BoundedRoute::launch(const Launch& begun) {
+  const Parts& parts = context_.parts();
   KernelOptions kernel;
-  kernel.num_sms = call.options.num_sms;
-
-  const Result<Launch> begun = context.begin(call.record, static_cast<cudaStream_t>(call.stream.handle), captured);
-  if (!begun.ok()) return refused(begun.status());
+  kernel.num_sms = call_.options.num_sms;
   parts.rail_link->wake();
-  const cudaError_t error =
-      launch(node_route_steps(place_of(parts), topology, identity_of(context, call.record, *begun), *input, staging,
-                              blocks_of(parts, kernel)),
-             begun->stream);
-  Status ended = context.end(*begun, error, to_string(Operation::kRoute));
-  if (!ended.ok()) return ended;
-  return std::shared_ptr<RoutingState>(std::move(routing));
+  return cuda::launch(node_route_steps(place_of(parts), topology(), identity_of(context_, call_.record, begun), *input_,
+                                       staging_, blocks_of(parts, kernel)),
+                      begun.stream);
+}
+
+}  // namespace
+
+Result<std::shared_ptr<RoutingState>> bounded_route(Context& context, Placements& placements, const RouteCall& call) {
+  BoundedRoute route(context, placements, call);
+  Status status = make_call({context, call.record, call.stream}, route);
+  if (!status.ok()) return status;
+  return route.take();
 }
 
 }  // namespace ferry::cuda::internode

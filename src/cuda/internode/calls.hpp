@@ -59,29 +59,14 @@ class CallScratch {
 
 NodePlace place_of(const Parts& parts);
 CallIdentity identity_of(const Context& context, const CallRecord& record, const Launch& launch);
-/// Counterpart of Context::refuse: all ranks of the group learn of the refusal. `routing`: the Routing that the call is
-/// made on. If that Routing turns out to have been refused, no other rank is informed.
-Status refuse(Context& context, const CallRecord& record, Stream stream, const Status& status,
-              const RoutingState* routing = nullptr);
+/// Launches the kernel by which all ranks of the group learn that this one refuses the call. `routing`: the Routing of
+/// dispatch or combine; if its route was refused, no rank makes the call, and the kernel informs none.
+cudaError_t launch_refusal_of(Context& context, const Launch& launch, const CallRecord& refused,
+                              const RoutingState* routing = nullptr);
 StepBlocks blocks_of(const Parts& parts, const KernelOptions& kernel);
 
-/// The part of a dispatch after its checks. Its tokens are already routed, or kernels route them in the same call.
-struct DispatchRun {
-  const DispatchCall& call;
-  const RoutedTokens& routed;
-  bool exact_rows = false;
-  bool captured = false;
-  const NodeRouteInput* route = nullptr;
-  std::int64_t* wait_times_ns = nullptr;  ///< [R], to which the call's waits are added; null: not measured
-};
-Status make_dispatch(Context& context, const DispatchRun& run);
-/// The same part of a combine.
-Status make_combine(Context& context, const CombineCall& call, const RoutedTokens& routed, bool captured,
-                    std::int64_t* wait_times_ns);
-
-/// Makes a route whose rows and tokens are bounded, after its checks.
-Result<std::shared_ptr<RoutingState>> bounded_route(Context& context, Placements& placements, const RouteCall& call,
-                                                    bool captured);
+/// Makes a route whose rows and tokens are bounded.
+Result<std::shared_ptr<RoutingState>> bounded_route(Context& context, Placements& placements, const RouteCall& call);
 Result<std::shared_ptr<RoutingState>> route(Context& context, Placements& placements, CallScratch& scratch,
                                             const RouteCall& call);
 Status dispatch(Context& context, const DispatchCall& call);

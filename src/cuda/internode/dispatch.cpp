@@ -1,12 +1,12 @@
-#include <new>
 #include <optional>
 
 #include "core/checks.hpp"
 #include "cuda/call/dispatch_parts.hpp"
+#include "cuda/call/group_call.hpp"
 #include "cuda/call/wait_times.hpp"
-#include "cuda/driver/device_guard.hpp"
 #include "cuda/internode/calls.hpp"
 #include "cuda/internode/routing.hpp"
+#include "cuda/internode/runs.hpp"
 #include "cuda/memory/memory_checks.hpp"
 #include "cuda/numeric/quantize.hpp"
 
@@ -20,7 +20,7 @@ plan::TokenRecord record_format(const DispatchCall& call) {
   }
   parts.num_topk = call.routing->num_topk;
   parts.weights = call.out_topk_weights.present();
-  // Weights are found by them.
+  // The receiver finds a weight by its id.
   parts.ids = parts.weights || call.out_topk_idx.present();
   return plan::TokenRecord::of(parts);
 }
@@ -37,77 +37,81 @@ DispatchTensors tensors_of(const DispatchCall& call) {
   return tensors;
 }
 
-Status run(Context& context, const DispatchCall& call) {
-  const auto refused = [&context, &call](const Status& status) {
-    return refuse(context, call.record, call.stream, status, call.routing.get());
-  };
-  if (Status status = status_of(call.record); !status.ok()) return refused(status);
-  const Result<bool> captured = context.check_stream(to_string(Operation::kDispatch), call.stream);
-  if (!captured.ok()) return refused(captured.status());
-  if (Status status = check_not_latency(*call.routing, "dispatch"); !status.ok()) return refused(status);
-  const auto& routing = static_cast<const NodesRouting&>(*call.routing);
-  return make_dispatch(context, {call, routing.routed, routing.exact_rows, *captured});
-}
+class Dispatch {
+ public:
+  Dispatch(Context& context, const DispatchCall& call) : context_(context), call_(call) {}
+
+  Status prepare(const CallStream& stream) {
+    if (Status status = check_not_latency(*call_.routing, "dispatch"); !status.ok()) return status;
+    const auto& routing = static_cast<const NodesRouting&>(*call_.routing);
+    run_.emplace(context_, DispatchRun::Input{call_, routing.routed, routing.exact_rows});
+    return run_->prepare(stream.captured);
+  }
+  cudaError_t launch(const Launch& launch) { return run_->launch(launch); }
+  cudaError_t launch_refusal(const Launch& launch, const CallRecord& refused) const {
+    return launch_refusal_of(context_, launch, refused, call_.routing.get());
+  }
+
+ private:
+  Context& context_;
+  const DispatchCall& call_;
+  std::optional<DispatchRun> run_;
+};
 
 }  // namespace
 
-Status make_dispatch(Context& context, const DispatchRun& run) {
-  const DispatchCall& asked = run.call;
-  const auto refused = [&context, &asked](const Status& status) {
-    return refuse(context, asked.record, asked.stream, as_error_of(to_string(asked.record.operation), status),
-                  asked.routing.get());
-  };
-  const Parts& parts = context.parts();
-  const Topology& topology = parts.sync->topology();
-  if (Status status = check_dispatch_memory(asked, *parts.arena); !status.ok()) return refused(status);
-  const Result<std::optional<QuantizedDispatch>> steps = split_quantizing(context, asked, run.captured);
-  if (!steps.ok()) return refused(steps.status());
-  const DispatchCall& call = steps->has_value() ? (*steps)->send : asked;
-
-  const DispatchTensors tensors = tensors_of(call);
+Status DispatchRun::take_room(bool captured) {
+  const Parts& parts = context_.parts();
+  if (Status status = check_dispatch_memory(input_.call, *parts.arena); !status.ok()) return status;
+  if (Status status = split_quantizing(context_, input_.call, captured, steps_); !status.ok()) return status;
+  tensors_ = tensors_of(call());
   const std::size_t route_bytes =
-      run.route == nullptr ? 0 : NodeRouteStaging::at(nullptr, topology, *run.route).size_bytes;
-  const std::size_t rows_bytes = DispatchStaging::at(nullptr, run.routed, tensors).size_bytes;
-  const Result<std::byte*> room = context.staging().rows(StagedBy::kDispatch, route_bytes + rows_bytes, run.captured);
-  if (!room.ok()) return refused(room.status());
-  const DispatchStaging staging = DispatchStaging::at(*room + route_bytes, run.routed, tensors);
-  const StepBlocks blocks = blocks_of(parts, call.kernel);
-
-  Result<Launch> begun = context.begin(call.record, static_cast<cudaStream_t>(call.stream.handle), run.captured);
-  if (!begun.ok()) return refused(begun.status());
-  parts.rail_link->wake();
-  const NodePlace place = place_of(parts);
-  const CallIdentity identity = identity_of(context, call.record, *begun);
-  DispatchSteps rows = dispatch_steps(place, identity, run.routed, tensors, staging, blocks);
-  if (run.route != nullptr) rows.exchange.begins_call = false;
-  const auto launch_steps = [&] {
-    const cudaStream_t stream = begun->stream;
-    cudaError_t error = cudaSuccess;
-    if (steps->has_value()) error = launch_quantize((*steps)->quantize, blocks.num_all, stream);
-    if (error == cudaSuccess && run.route != nullptr) {
-      const NodeRouteStaging route_staging = NodeRouteStaging::at(*room, topology, *run.route);
-      error = launch(node_route_steps(place, topology, identity, *run.route, route_staging, blocks), stream);
-    }
-    if (error == cudaSuccess) error = launch(rows, stream);
-    if (error == cudaSuccess && needs_padding(call, run.exact_rows)) {
-      PaddingParams padding = padding_params(parts.ranks, call);
-      padding.summary = &parts.rail_link->params().state->gate;
-      padding.source = run.routed.tables.source;
-      padding.max_blocks = blocks.num_other;
-      error = launch_padding(padding, stream);
-    }
-    return error;
-  };
-  const cudaError_t error = launch_timed(wait_times_of(parts, run.wait_times_ns), begun->stream, launch_steps);
-  return context.end(*begun, error, to_string(call.record.operation));
+      input_.route == nullptr ? 0 : NodeRouteStaging::at(nullptr, parts.sync->topology(), *input_.route).size_bytes;
+  const std::size_t rows_bytes = DispatchStaging::at(nullptr, input_.routed, tensors_).size_bytes;
+  const Result<std::byte*> room = context_.staging().rows(StagedBy::kDispatch, route_bytes + rows_bytes, captured);
+  if (!room.ok()) return room.status();
+  route_room_ = *room;
+  staging_ = DispatchStaging::at(*room + route_bytes, input_.routed, tensors_);
+  return {};
 }
 
-Status dispatch(Context& context, const DispatchCall& call) try {
-  const DeviceGuard guard(context.parts().device);
-  if (!guard.status().ok()) return context.fail(guard.status());
-  return run(context, call);
-} catch (const std::bad_alloc&) {
-  return context.out_of_memory(Operation::kDispatch);
+Status DispatchRun::prepare(bool captured) {
+  blocks_ = blocks_of(context_.parts(), input_.call.kernel);
+  return as_error_of(to_string(input_.call.record.operation), take_room(captured));
+}
+
+cudaError_t DispatchRun::launch(const Launch& begun) {
+  const Parts& parts = context_.parts();
+  const Topology& topology = parts.sync->topology();
+  parts.rail_link->wake();
+  const NodePlace place = place_of(parts);
+  const CallIdentity identity = identity_of(context_, input_.call.record, begun);
+  DispatchSteps rows = dispatch_steps(place, identity, input_.routed, tensors_, staging_, blocks_);
+  if (input_.route != nullptr) rows.exchange.begins_call = false;
+  const cudaStream_t stream = begun.stream;
+  const auto launch_steps = [&] {
+    cudaError_t error = cudaSuccess;
+    if (steps_) error = launch_quantize(steps_->quantize, blocks_.num_all, stream);
+    if (error == cudaSuccess && input_.route != nullptr) {
+      const NodeRouteStaging route_staging = NodeRouteStaging::at(route_room_, topology, *input_.route);
+      error = cuda::launch(node_route_steps(place, topology, identity, *input_.route, route_staging, blocks_), stream);
+    }
+    if (error == cudaSuccess) error = cuda::launch(rows, stream);
+    if (error != cudaSuccess || !needs_padding(call(), input_.exact_rows)) return error;
+    PaddingParams padding = padding_params(parts.ranks, call());
+    padding.summary = &parts.rail_link->params().state->gate;
+    padding.source = input_.routed.tables.source;
+    padding.max_blocks = blocks_.num_other;
+    return launch_padding(padding, stream);
+  };
+  return launch_timed(wait_times_of(parts, input_.wait_times_ns), stream, launch_steps);
+}
+
+Status dispatch(Context& context, const DispatchCall& call) {
+  return on_gpu(context, Operation::kDispatch, [&context, &call] {
+    Dispatch dispatch(context, call);
+    return make_call({context, call.record, call.stream}, dispatch);
+  });
 }
 
 }  // namespace ferry::cuda::internode

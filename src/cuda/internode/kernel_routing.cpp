@@ -8,7 +8,7 @@
 namespace ferry::cuda::internode {
 namespace {
 
-/// Places of items are counted in 32 bits: that many for each of the most nodes.
+/// Most items of a node: places of items have 32 bits, shared by the largest number of nodes.
 constexpr std::int64_t kMaxRoutedTokens = INT32_MAX / kMaxNodes;
 
 /// Tables of one Routing.

@@ -42,9 +42,8 @@ class NodesLatency {
   Status receive(const LatencyReceiveCall& call, bool& made);
 
  private:
-  Result<std::shared_ptr<RoutingState>> make_dispatch(const LatencyDispatchCall& call);
-  Status make_combine(const LatencyCombineCall& call);
   Status make_receive(const LatencyReceiveCall& call, bool& made);
+
   Context& context_;
   Placements& placements_;
   SideStream* side_;

@@ -18,7 +18,7 @@ namespace {
 
 using node::round_up_to_page;
 
-/// Kernels of calls take no more blocks than on a GPU of this size.
+/// Largest GPU that the count of blocks provides for.
 constexpr int kLargeGpu = 1024;
 
 struct CallMemory {
@@ -27,7 +27,7 @@ struct CallMemory {
   std::size_t route_bytes = 0;  ///< of staging, beside that of the rows of the same call
 };
 
-/// A Routing that kernels fill in, of latency mode.
+/// Bytes of a Routing of latency mode, which kernels fill in.
 CallMemory kernel_routing(const MemoryShape& shape, const Topology& topology) {
   NodeRouteInput input;
   input.num_tokens = shape.num_tokens;
@@ -43,7 +43,7 @@ CallMemory kernel_routing(const MemoryShape& shape, const Topology& topology) {
   return memory;
 }
 
-/// One that the hosts make.
+/// Bytes of a Routing that the hosts make.
 CallMemory host_routing(const MemoryShape& shape, const Topology& topology) {
   const std::int64_t num_others = topology.num_nodes() - 1;
   CallMemory memory;
@@ -74,7 +74,7 @@ std::size_t dispatch_bytes(const MemoryShape& shape, const CallMemory& call, boo
   return call.route_bytes + DispatchStaging::at(nullptr, call.routed, tensors).size_bytes;
 }
 
-/// The largest of its kind: weighted, and where weights are returned, those too.
+/// The largest combine: weighted, and with returned weights if the shape has any.
 std::size_t combine_bytes(const MemoryShape& shape, const Topology& topology, const CallMemory& call, bool weights) {
   CombineTensors tensors;
   tensors.row_bytes = shape.row_bytes;
@@ -84,7 +84,7 @@ std::size_t combine_bytes(const MemoryShape& shape, const Topology& topology, co
   NodePlace place;
   place.ranks_per_node = topology.ranks_per_node;
   const StepBlocks blocks = StepBlocks::of(topology.num_nodes(), kLargeGpu);
-  // Copies of what ranks of the node cannot reach, each from a cache line on.
+  // Copies of memory that ranks of the node cannot reach; each begins at a cache line.
   const auto num_rows = to_size(shape.num_recv_rows);
   const std::size_t weights_per_row = shape.layout == Layout::kTokens ? to_size(shape.num_topk) : 1;
   plan::Carver copies(nullptr);

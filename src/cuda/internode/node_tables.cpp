@@ -11,7 +11,7 @@ namespace {
 
 using plan::ForwardTable;
 
-/// The table of the items that come from `node`: those of the own node are this rank's.
+/// Table of the items from `node`; the items of its own node are this rank's tokens.
 const ForwardTable& incoming(const NodeTablesInput& input, int node) {
   const bool own = node == input.topology.node_of(input.topology.rank);
   return own ? input.route.outgoing[to_size(node)] : input.route.incoming[to_size(node)];
@@ -26,7 +26,7 @@ void fill_flows(const NodeTablesInput& input, const NodeTables& tables) {
     const auto num_out = static_cast<std::int32_t>(input.route.outgoing[to_size(node)].num_items());
     const auto num_in = static_cast<std::int32_t>(incoming(input, node).num_items());
     tables.to_nodes[node] = {first_out, num_out, first_in, num_in};
-    // What stays in the node is summed where it is.
+    // Items that stay in the node are summed in place.
     tables.from_nodes[node] = node == my_node ? ItemFlow{} : ItemFlow{first_in, num_in, first_back, num_out};
     if (node != my_node) first_back += num_out;
     first_out += num_out;
@@ -103,7 +103,7 @@ void fill_channels(const NodeTablesInput& input, const NodeTables& tables) {
   std::ranges::copy(route.num_tokens_of_rank, tables.tokens_of_rank);
 }
 
-/// First position, on the forwarder of its rail, of what each rank sends to this node: [R].
+/// [R] position of the first item that each rank sends to this node, on the forwarder of its rail.
 std::vector<std::int32_t> first_items(const NodeTablesInput& input) {
   const Topology& topology = input.topology;
   std::vector<std::int32_t> first(to_size(topology.num_ranks));

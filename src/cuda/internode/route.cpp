@@ -3,14 +3,14 @@
 
 #include <algorithm>
 #include <cstring>
-#include <new>
+#include <optional>
 #include <span>
 #include <vector>
 
+#include "cuda/call/group_call.hpp"
 #include "cuda/call/routing.hpp"
 #include "cuda/copy/row_copy.hpp"
 #include "cuda/driver/cuda_call.hpp"
-#include "cuda/driver/device_guard.hpp"
 #include "cuda/driver/driver.hpp"
 #include "cuda/internode/calls.hpp"
 #include "cuda/internode/routing.hpp"
@@ -20,7 +20,7 @@
 namespace ferry::cuda::internode {
 namespace {
 
-/// What the exchange that begins a route reports, in pinned memory.
+/// Pinned memory for the report of the exchange that begins a route.
 class RouteReport {
  public:
   static Result<RouteReport> take(const Parts& parts) {
@@ -56,14 +56,19 @@ class RouteReport {
   HostResult host_;
 };
 
-class Router {
+/// An exact route, for whose counts the hosts wait. Public methods in the order in which they are called.
+class ExactRoute {
  public:
-  Router(Context& context, CallScratch& scratch, const RouteCall& call)
-      : context_(context), parts_(context.parts()), scratch_(scratch), call_(call) {}
+  ExactRoute(Context& context, Placements& placements, CallScratch& scratch, const RouteCall& call)
+      : context_(context), parts_(context.parts()), placements_(placements), scratch_(scratch), call_(call) {}
 
-  Status prepare(Placements& placements);
-  /// All ranks make the call, and this one's ids are on the host. Ends the work of the stream.
-  Status await_ids(const Launch& launch, const RouteReport& report);
+  Status prepare(const CallStream& stream);
+  cudaError_t launch(const Launch& launch);
+  cudaError_t launch_refusal(const Launch& launch, const CallRecord& refused) const {
+    return launch_refusal_of(context_, launch, refused);
+  }
+  /// Waits until all ranks make the call and this rank's ids are on the host. Ends the work of the stream.
+  Status await_ids(const Launch& launch);
   Status exchange();
   /// Puts the tables on the GPU.
   Status finish(cudaStream_t stream);
@@ -77,7 +82,7 @@ class Router {
   void pick_homes();
   Status upload(std::span<const std::byte> tables, std::byte* to);
   std::size_t num_entries() const { return to_size(call_.num_tokens * call_.num_topk); }
-  /// Of a copy through the window, within the route's num_sms.
+  /// Blocks of a copy through the window, within the route's num_sms.
   int copy_blocks() const {
     const int num_sms = call_.options.num_sms;
     return num_sms > 0 ? std::min(num_sms, CallScratch::kWindowBlocks) : CallScratch::kWindowBlocks;
@@ -85,14 +90,16 @@ class Router {
 
   Context& context_;
   const Parts& parts_;
+  Placements& placements_;
   CallScratch& scratch_;
   const RouteCall& call_;
+  std::optional<RouteReport> report_;
   std::shared_ptr<NodesRouting> state_ = std::make_shared<NodesRouting>();
   std::vector<std::int64_t> ids_;
   plan::NodeRoute route_;
 };
 
-plan::RouteShape Router::shape() const {
+plan::RouteShape ExactRoute::shape() const {
   return {.layout = call_.options.layout,
           .num_ranks = to_size(parts_.sync->topology().num_ranks),
           .num_experts = to_size(call_.options.num_experts),
@@ -102,15 +109,36 @@ plan::RouteShape Router::shape() const {
           .expert_to_rank = call_.placement->expert_to_rank};
 }
 
-Status Router::prepare(Placements& placements) {
-  Result<std::shared_ptr<const Placement>> placement = placements.find(call_.placement);
+Status ExactRoute::prepare(const CallStream& stream) {
+  if (stream.captured) {
+    return Status(ErrorCode::kInvalidArgument,
+                  "route: the stream is being captured, and the hosts must wait for the counts; give max_tokens and "
+                  "max_recv_rows, or max_tokens and layout kSlab, or route before the capture");
+  }
+  if (call_.placement->on_device) {
+    return Status(ErrorCode::kInvalidArgument,
+                  "route: placement: physical_to_logical_view is given over several nodes without max_tokens, and "
+                  "hosts cannot read it; give max_tokens, and max_recv_rows or layout kSlab, or physical_to_logical");
+  }
+  if (Status status = check_route_memory(call_, *parts_.arena); !status.ok()) return status;
+  Result<std::shared_ptr<const Placement>> placement = placements_.find(call_.placement);
   if (!placement.ok()) return placement.status();
   state_->placement = *placement;
   ids_.resize(num_entries());
+  Result<RouteReport> report = RouteReport::take(parts_);
+  if (!report.ok()) return report.status();
+  report_.emplace(std::move(*report));
   return {};
 }
 
-Status Router::await_idle(cudaStream_t stream, const HostResult& host) {
+cudaError_t ExactRoute::launch(const Launch& launch) {
+  ExchangeParams params = agreement_only(place_of(parts_), identity_of(context_, call_.record, launch));
+  report_->attach(params);
+  parts_.rail_link->wake();
+  return launch_rail_exchange(params, launch.stream);
+}
+
+Status ExactRoute::await_idle(cudaStream_t stream, const HostResult& host) {
   const RelaxedCapture relaxed;
   CountsDeadline deadline(host, context_.timeout_ns());
   context_.expect_wait();
@@ -127,7 +155,7 @@ Status Router::await_idle(cudaStream_t stream, const HostResult& host) {
   }
 }
 
-Status Router::fetch_ids(cudaStream_t stream, const HostResult& host) {
+Status ExactRoute::fetch_ids(cudaStream_t stream, const HostResult& host) {
   const std::size_t id_bytes = size_bytes(call_.topk_idx.dtype);
   const auto* const from = static_cast<const std::byte*>(call_.topk_idx.data);
   const std::size_t per_window = CallScratch::kWindowBytes / id_bytes;
@@ -149,17 +177,17 @@ Status Router::fetch_ids(cudaStream_t stream, const HostResult& host) {
   return {};
 }
 
-Status Router::await_ids(const Launch& launch, const RouteReport& report) {
-  const HostResult& host = report.host();
+Status ExactRoute::await_ids(const Launch& launch) {
+  const HostResult& host = report_->host();
   if (Status status = await_idle(launch.stream, host); !status.ok()) return status;
   if (host.state() == 1) return fetch_ids(launch.stream, host);
   if (host.state() != 0) return context_.describe(*host.fault, "route", RailLink::FaultOf::kRoute);
-  // The kernel ended without an outcome: some wait has failed.
+  // The kernel ended without an outcome: one of its waits has failed.
   if (Status status = context_.check_lost(); !status.ok()) return status;
   return context_.fail(Status(ErrorCode::kInternal, "route: the exchange ended without a result; please report this"));
 }
 
-Status Router::check_ids() const {
+Status ExactRoute::check_ids() const {
   const std::int64_t num_named = call_.placement->num_logical_experts;
   const auto bad = std::ranges::find_if(ids_, [num_named](std::int64_t id) { return id < -1 || id >= num_named; });
   if (bad == ids_.end()) return {};
@@ -169,8 +197,8 @@ Status Router::check_ids() const {
                             at / call_.num_topk, at % call_.num_topk, *bad, num_named - 1));
 }
 
-/// Turns the ids, which are good, into those of the homes that the tokens pick.
-void Router::pick_homes() {
+/// Replaces each id, all of which are good, by that of the home that its token picks.
+void ExactRoute::pick_homes() {
   const plan::HomeTable& homes = call_.placement->homes;
   if (!homes.present()) return;
   for (std::size_t entry = 0; entry < ids_.size(); ++entry) {
@@ -180,7 +208,7 @@ void Router::pick_homes() {
   }
 }
 
-Status Router::exchange() {
+Status ExactRoute::exchange() {
   call::NodesRouteCall call{call_.record, shape(), ids_, call_.options.max_recv_rows};
   if (Status status = check_ids(); !status.ok()) {
     call.record.set_status(status);
@@ -190,7 +218,7 @@ Status Router::exchange() {
   return call::route_nodes(*parts_.sync, call, scratch_.tables, route_);
 }
 
-Status Router::upload(std::span<const std::byte> tables, std::byte* to) {
+Status ExactRoute::upload(std::span<const std::byte> tables, std::byte* to) {
   const RelaxedCapture relaxed;
   const cudaStream_t stream = parts_.stream->get();
   for (std::size_t first = 0; first < tables.size(); first += CallScratch::kWindowBytes) {
@@ -206,7 +234,7 @@ Status Router::upload(std::span<const std::byte> tables, std::byte* to) {
   return {};
 }
 
-Status Router::finish(cudaStream_t stream) {
+Status ExactRoute::finish(cudaStream_t stream) {
   const Topology& topology = parts_.sync->topology();
   const plan::RouteShape shape = this->shape();
   const LocalExperts experts = local_experts(shape, route_, to_size(topology.rank));
@@ -279,50 +307,27 @@ Status Router::finish(cudaStream_t stream) {
   return runtime_status(launch_counters(params, stream), "route: adding to counters");
 }
 
-Result<std::shared_ptr<RoutingState>> run(Context& context, Placements& placements, CallScratch& scratch,
-                                          const RouteCall& call) {
-  if (Status status = status_of(call.record); !status.ok()) return refuse(context, call.record, call.stream, status);
-  const Parts& parts = context.parts();
-  const Result<bool> captured = context.check_stream(to_string(Operation::kRoute), call.stream);
-  Status status = captured.status();
-  if (status.ok() && *captured && call.options.max_tokens == 0) {
-    status = Status(ErrorCode::kInvalidArgument,
-                    "route: the stream is being captured, and the hosts must wait for the counts; give max_tokens and "
-                    "max_recv_rows, or max_tokens and layout kSlab, or route before the capture");
-  }
-  if (status.ok() && call.options.max_tokens == 0 && call.placement->on_device) {
-    status = Status(ErrorCode::kInvalidArgument,
-                    "route: placement: physical_to_logical_view is given over several nodes without max_tokens, and "
-                    "hosts cannot read it; give max_tokens, and max_recv_rows or layout kSlab, or physical_to_logical");
-  }
-  if (status.ok()) status = check_route_memory(call, *parts.arena);
-  if (status.ok() && call.options.max_tokens > 0) return bounded_route(context, placements, call, *captured);
-  Router router(context, scratch, call);
-  if (status.ok()) status = router.prepare(placements);
-  Result<RouteReport> report = RouteReport::take(parts);
-  if (status.ok()) status = report.status();
-  if (!status.ok()) return refuse(context, call.record, call.stream, status);
-
-  Result<Launch> launch = context.begin(call.record, static_cast<cudaStream_t>(call.stream.handle), false);
-  if (!launch.ok()) return refuse(context, call.record, call.stream, launch.status());
-  ExchangeParams params = agreement_only(place_of(parts), identity_of(context, call.record, *launch));
-  report->attach(params);
-  parts.rail_link->wake();
+Result<std::shared_ptr<RoutingState>> exact_route(Context& context, Placements& placements, CallScratch& scratch,
+                                                  const RouteCall& call) {
+  ExactRoute route(context, placements, scratch, call);
+  const Result<Launch> launch = begin_call({context, call.record, call.stream}, route);
+  if (!launch.ok()) return launch.status();
   const ChannelTablesCall* early = nullptr;
-  const cudaError_t error = launch_rail_exchange(params, launch->stream);
+  Status status;
+  const cudaError_t error = route.launch(*launch);
   if (error == cudaSuccess) {
     if (call.while_waiting != nullptr) early = (*call.while_waiting)();
-    status = router.await_ids(*launch, *report);
-    if (status.ok()) status = router.exchange();
+    status = route.await_ids(*launch);
+    if (status.ok()) status = route.exchange();
     if (status.ok()) {
       // The others have their rows: a rank that cannot go on must not leave them waiting.
-      if (Status finished = router.finish(launch->stream); !finished.ok()) status = context.fail(finished);
+      if (Status finished = route.finish(launch->stream); !finished.ok()) status = context.fail(finished);
     }
   }
   Status ended = context.end(*launch, error, "route");
   if (!status.ok()) return status;
   if (!ended.ok()) return ended;
-  std::shared_ptr<RoutingState> routing = router.take();
+  std::shared_ptr<RoutingState> routing = route.take();
   if (early != nullptr) {
     ChannelTablesCall tables = *early;
     tables.routing = routing.get();
@@ -369,19 +374,16 @@ CallIdentity identity_of(const Context& context, const CallRecord& record, const
           parts.rail_link->found_of_kernels(RailLink::FaultOf::kAnyCall)};
 }
 
-Status refuse(Context& context, const CallRecord& record, Stream stream, const Status& status,
-              const RoutingState* routing) {
-  CallRecord refused = record;
-  if (refused.code == ErrorCode::kOk) refused.set_status(status);
-  const bool on_route = record.operation == Operation::kDispatch || record.operation == Operation::kCombine;
-  const auto* const nodes = static_cast<const NodesRouting*>(on_route ? routing : nullptr);
-  const RoutedTokens* const routed = nodes != nullptr ? &nodes->routed : nullptr;
-  return context.refuse(record, stream, status, [&](const Launch& launch) {
-    context.parts().rail_link->wake();
-    ExchangeParams params = agreement_only(place_of(context.parts()), identity_of(context, refused, launch));
-    if (routed != nullptr && routed->by_kernels) params.routed = routed->tables.summary;
-    return launch_rail_exchange(params, launch.stream);
-  });
+cudaError_t launch_refusal_of(Context& context, const Launch& launch, const CallRecord& refused,
+                              const RoutingState* routing) {
+  context.parts().rail_link->wake();
+  ExchangeParams params = agreement_only(place_of(context.parts()), identity_of(context, refused, launch));
+  const bool on_route = refused.operation == Operation::kDispatch || refused.operation == Operation::kCombine;
+  if (on_route && routing != nullptr) {
+    const RoutedTokens& routed = static_cast<const NodesRouting&>(*routing).routed;
+    if (routed.by_kernels) params.routed = routed.tables.summary;
+  }
+  return launch_rail_exchange(params, launch.stream);
 }
 
 StepBlocks blocks_of(const Parts& parts, const KernelOptions& kernel) {
@@ -389,12 +391,11 @@ StepBlocks blocks_of(const Parts& parts, const KernelOptions& kernel) {
 }
 
 Result<std::shared_ptr<RoutingState>> route(Context& context, Placements& placements, CallScratch& scratch,
-                                            const RouteCall& call) try {
-  const DeviceGuard guard(context.parts().device);
-  if (!guard.status().ok()) return context.fail(guard.status());
-  return run(context, placements, scratch, call);
-} catch (const std::bad_alloc&) {
-  return context.out_of_memory(Operation::kRoute);
+                                            const RouteCall& call) {
+  return on_gpu(context, Operation::kRoute, [&] {
+    return call.options.max_tokens > 0 ? bounded_route(context, placements, call)
+                                       : exact_route(context, placements, scratch, call);
+  });
 }
 
 }  // namespace ferry::cuda::internode

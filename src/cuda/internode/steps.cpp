@@ -8,19 +8,19 @@
 namespace ferry::cuda {
 namespace {
 
-/// Of kernels whose only partners are the ranks of the node: what those of one node take.
+/// Blocks of kernels whose only partners are the ranks of the node: as many as kernels of one node take.
 constexpr int kMostBlocks = 16;
-/// Copies inside a GPU need few.
+/// Blocks of copies inside a GPU, which need few.
 constexpr int kMostOwnBlocks = 8;
 /// An H200 fills a ring of 16 chunks of 128 KiB in host memory and empties another at 7, 12 and 16.5 GB/s each way with
-/// one, two and four blocks at each, and at 5 with eight, of which most wait and look over PCIe (benchmarks/gpu_rings).
+/// one, two and four blocks at each, and at 5 with eight, most of which poll over PCIe (benchmarks/gpu_rings).
 constexpr int kMostBlocksPerRing = 4;
-/// Of all rings of up to nine nodes; more have one at each.
+/// Blocks of all rings together of up to nine nodes; more nodes have one block at each ring.
 constexpr int kMostRingBlocks = 16;
 static_assert(kMostBlocks * kSumWarps <= kMaxSumWarps);
 static_assert(kMostRingBlocks + kMostOwnBlocks == kMostCallSms);
 
-/// Ranks of a node times nodes, up to which a block's shared memory holds what is known of the staging of all of them.
+/// Largest product of ranks of a node and nodes for which a block's shared memory holds the progress of all stagings.
 /// In larger groups rows are taken once all have arrived.
 constexpr int kMostPullFlows = 2048;
 
@@ -37,10 +37,11 @@ ExchangeParams exchange_of(const NodePlace& place) {
   return params;
 }
 
-/// Blocks that wait for rows slow those that serve rings. Alone in its node a rank needs no links to take them, and has
-/// done so soon after the exchange: on 2 H200, 4096 tokens of 14 KiB, in turn, a dispatch took 13 and 14 ms instead of
-/// 15 to 23 (four runs) between threads, 19 and 19 instead of 22 to 23 over shared memory. Where kernels route, as in
-/// latency mode, batches are small, and one kernel less is worth more.
+/// Whether blocks of the exchange take the rows as they arrive; otherwise a kernel after it takes them. Blocks that
+/// wait for rows slow those that serve rings, and a rank that is alone in its node takes its rows without links soon
+/// after the exchange: on 2 H200, 4096 tokens of 14 KiB, in turn, a dispatch took 13 and 14 ms instead of 15 to 23
+/// (four runs) between threads, 19 and 19 instead of 22 to 23 over shared memory. Where kernels route, as in latency
+/// mode, batches are small, and one kernel less is worth more.
 bool pulls_in_exchange(const NodePlace& place, const RoutedTokens& routed) {
   if (place.ranks_per_node == 1 && !routed.by_kernels) return false;
   return place.ranks_per_node * place.rails.num_nodes <= kMostPullFlows;
@@ -129,13 +130,6 @@ DispatchSteps dispatch_steps(const NodePlace& place, const CallIdentity& call, c
   pull.num_blocks = blocks.num_other;
   pull.num_sources = place.ranks_per_node * place.rails.num_nodes;
   return steps;
-}
-
-cudaError_t launch(const DispatchSteps& steps, cudaStream_t stream) {
-  cudaError_t error = launch_records(steps.records, stream);
-  if (error == cudaSuccess) error = launch_rail_exchange(steps.exchange, stream);
-  if (error == cudaSuccess && !steps.exchange.takes_rows()) error = launch_pull(steps.exchange.pull, stream);
-  return error;
 }
 
 CombineStaging CombineStaging::at(std::byte* base, const NodePlace& place, const RoutedTokens& routed,

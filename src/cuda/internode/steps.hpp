@@ -107,7 +107,12 @@ struct DispatchSteps {
 };
 DispatchSteps dispatch_steps(const NodePlace& place, const CallIdentity& call, const RoutedTokens& routed,
                              const DispatchTensors& tensors, const DispatchStaging& staging, const StepBlocks& blocks);
-cudaError_t launch(const DispatchSteps& steps, cudaStream_t stream);
+inline cudaError_t launch(const DispatchSteps& steps, cudaStream_t stream) {
+  cudaError_t error = launch_records(steps.records, stream);
+  if (error == cudaSuccess) error = launch_rail_exchange(steps.exchange, stream);
+  if (error == cudaSuccess && !steps.exchange.takes_rows()) error = launch_pull(steps.exchange.pull, stream);
+  return error;
+}
 
 /// `x` and `weights` are in the arena.
 struct CombineTensors {

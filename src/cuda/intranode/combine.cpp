@@ -1,12 +1,9 @@
 #include <algorithm>
-#include <new>
-#include <string_view>
 
+#include "cuda/call/group_call.hpp"
 #include "cuda/call/routing.hpp"
 #include "cuda/call/tuning.hpp"
 #include "cuda/copy/row_copy.hpp"
-#include "cuda/driver/cuda_call.hpp"
-#include "cuda/driver/device_guard.hpp"
 #include "cuda/intranode/calls.hpp"
 #include "cuda/intranode/combine_params.hpp"
 #include "cuda/memory/memory_checks.hpp"
@@ -15,10 +12,7 @@
 namespace ferry::cuda {
 namespace {
 
-constexpr std::string_view kName = "combine";
-
-CombineParams make_params(const RankParams& ranks, const CombineCall& call, const CudaRouting& routing) {
-  CombineParams params{.ranks = ranks, .entry = {}, .bias = {}};  // the ranks are most of it: written once
+void set_call(CombineParams& params, const CombineCall& call, const CudaRouting& routing) {
   params.summary = routing.tables.summary;
   params.destinations = routing.tables.destinations;
   params.block_ranks = routing.tables.block_ranks;
@@ -41,92 +35,109 @@ CombineParams make_params(const RankParams& ranks, const CombineCall& call, cons
   params.x_stride = call.x.stride_bytes;
   params.source = routing.source_rows();
   params.source_base = routing.tables.source_base;
-  return params;
 }
 
-Status refuse(Context& context, const CombineCall& call, const Status& status) {
-  return context.refuse(call.record, call.stream, status, [&context, &call](const Launch& launch) {
-    CombineParams params;
-    params.ranks = context.parts().ranks;
-    params.summary = summary_of(call.routing);
-    params.bulk = context.parts().has_bulk;
-    params.entry.record_number = launch.record_number;
-    return launch_combine(params, launch.stream);
-  });
-}
+class Combine {
+ public:
+  Combine(Context& context, const CombineCall& call)
+      : context_(context),
+        parts_(context.parts()),
+        call_(call),
+        params_{.ranks = parts_.ranks, .entry = {}, .bias = {}} {}
 
-Status run(Context& context, const CombineCall& call) {
-  if (Status status = status_of(call.record); !status.ok()) return refuse(context, call, status);
-  if (Status status = check_not_latency(*call.routing, kName); !status.ok()) {
-    return refuse(context, call, status);
-  }
-  const Result<bool> checked = context.check_stream(kName, call.stream);
-  if (!checked.ok()) return refuse(context, call, checked.status());
-  const bool captured = *checked;
-  const Parts& parts = context.parts();
-  if (Status status = check_combine_memory(call, *parts.arena); !status.ok()) return refuse(context, call, status);
+  Status check() const { return check_not_latency(*call_.routing, "combine"); }
+  Status prepare(const CallStream& stream);
+  cudaError_t launch(const Launch& launch);
+  cudaError_t launch_refusal(const Launch& launch, const CallRecord& refused) const;
 
-  const auto& routing = static_cast<const CudaRouting&>(*call.routing);
-  CombineParams params = make_params(parts.ranks, call, routing);
-  const std::byte* base = parts.arena->base();
-  const std::int64_t num_rows = call.x.num_rows;
-  const auto extent = to_size((num_rows - 1) * call.x.stride_bytes + call.x.row_bytes);
-  const bool symmetric = num_rows == 0 || parts.arena->contains(call.x.data, extent);
-  params.entry.rows_offset = symmetric && num_rows > 0 ? call.x.data - base : 0;
-  params.entry.rows_stride = call.x.stride_bytes;
+ private:
+  Status take_room(bool symmetric, bool captured);
+
+  Context& context_;
+  const Parts& parts_;
+  const CombineCall& call_;
+  CombineParams params_;                 // the ranks are most of it: written once
+  std::size_t weights_bytes_ = 0;        // of weights that return
+  std::byte* staged_weights_ = nullptr;  // null: peers reach the caller's
+};
+
+Status Combine::prepare(const CallStream& stream) {
+  if (Status status = check_combine_memory(call_, *parts_.arena); !status.ok()) return status;
+  const auto& routing = static_cast<const CudaRouting&>(*call_.routing);
+  set_call(params_, call_, routing);
+  const ConstRows& x = call_.x;
+  const auto extent = to_size((x.num_rows - 1) * x.stride_bytes + x.row_bytes);
+  const bool symmetric = x.num_rows == 0 || parts_.arena->contains(x.data, extent);
+  if (Status status = take_room(symmetric, stream.captured); !status.ok()) return status;
+  const TunedCall tuned_call{Operation::kCombine, routing.layout, routing.num_tokens, params_.row_bytes, !symmetric};
+  const KernelOptions kernel = tuned(call_.kernel, parts_.tuning, tuned_call);
+  const CombinePlan plan = plan_combine(kernel, {parts_.num_sms, parts_.has_bulk, parts_.ranks.num_ranks},
+                                        {.row_bytes = params_.row_bytes, .staged = !symmetric});
+  params_.bulk = plan.bulk;
+  // Not in a graph: programs and drivers that know no such edge may copy or update its nodes.
+  params_.overlaps = plan.bulk && !stream.captured;
+  params_.num_sum_blocks = plan.num_sum_blocks;
+  params_.num_stage_blocks = plan.num_stage_blocks;
+  params_.entry.num_blocks = plan.num_sum_blocks + plan.num_stage_blocks;
   if (!symmetric) {
-    Result<std::byte*> rows =
-        context.staging().rows(StagedBy::kCombine, to_size(num_rows * params.row_bytes), captured);
-    if (!rows.ok()) return refuse(context, call, rows.status());
-    params.staging = *rows;
-    params.entry.rows_offset = *rows - base;
-    params.entry.rows_stride = params.row_bytes;
+    params_.entry.flags = kRowsStaged | static_cast<std::int64_t>(plan.num_stage_blocks) << kStagersShift;
+    params_.rounds_between_reports = std::max(1, plan.chunk_rows / plan.num_stage_blocks);
+  }
+  return {};
+}
+
+Status Combine::take_room(bool symmetric, bool captured) {
+  const std::byte* const base = parts_.arena->base();
+  const std::int64_t num_rows = call_.x.num_rows;
+  params_.entry.rows_offset = symmetric && num_rows > 0 ? call_.x.data - base : 0;
+  params_.entry.rows_stride = call_.x.stride_bytes;
+  if (!symmetric) {
+    const Result<std::byte*> rows =
+        context_.staging().rows(StagedBy::kCombine, to_size(num_rows * params_.row_bytes), captured);
+    if (!rows.ok()) return rows.status();
+    params_.staging = *rows;
+    params_.entry.rows_offset = *rows - base;
+    params_.entry.rows_stride = params_.row_bytes;
   }
   // Returned weights are small: where peers cannot reach them, a copy ahead of the call costs little.
-  const std::size_t weights_bytes = to_size(call.weights.num_elements()) * sizeof(float);
-  const auto* weights = static_cast<const std::byte*>(call.weights.data);
-  std::byte* staged_weights = nullptr;
-  if (weights_bytes > 0 && !parts.arena->contains(weights, weights_bytes)) {
-    Result<std::byte*> room = context.staging().records(StagedBy::kCombine, weights_bytes, captured);
-    if (!room.ok()) return refuse(context, call, room.status());
-    staged_weights = *room;
+  weights_bytes_ = to_size(call_.weights.num_elements()) * sizeof(float);
+  if (weights_bytes_ == 0) return {};
+  const auto* const weights = static_cast<const std::byte*>(call_.weights.data);
+  if (!parts_.arena->contains(weights, weights_bytes_)) {
+    const Result<std::byte*> room = context_.staging().records(StagedBy::kCombine, weights_bytes_, captured);
+    if (!room.ok()) return room.status();
+    staged_weights_ = *room;
   }
-  if (weights_bytes > 0) params.entry.tables_offset = (staged_weights != nullptr ? staged_weights : weights) - base;
-  const TunedCall tuned_call{Operation::kCombine, routing.layout, routing.num_tokens, params.row_bytes, !symmetric};
-  const KernelOptions kernel = tuned(call.kernel, parts.tuning, tuned_call);
-  const CombinePlan plan = plan_combine(kernel, {parts.num_sms, parts.has_bulk, parts.ranks.num_ranks},
-                                        {.row_bytes = params.row_bytes, .staged = !symmetric});
-  params.bulk = plan.bulk;
-  // Not in a graph: its nodes may be copied or updated by programs and drivers that know no such edge.
-  params.overlaps = plan.bulk && !captured;
-  params.num_sum_blocks = plan.num_sum_blocks;
-  params.num_stage_blocks = plan.num_stage_blocks;
-  params.entry.num_blocks = plan.num_sum_blocks + plan.num_stage_blocks;
-  if (!symmetric) {
-    params.entry.flags = kRowsStaged | static_cast<std::int64_t>(plan.num_stage_blocks) << kStagersShift;
-    params.rounds_between_reports = std::max(1, plan.chunk_rows / plan.num_stage_blocks);
-  }
+  params_.entry.tables_offset = (staged_weights_ != nullptr ? staged_weights_ : weights) - base;
+  return {};
+}
 
-  Result<Launch> launch = context.begin(call.record, static_cast<cudaStream_t>(call.stream.handle), captured);
-  if (!launch.ok()) return refuse(context, call, launch.status());
-  params.entry.agreement = launch->agreement;
-  params.entry.record_number = launch->record_number;
+cudaError_t Combine::launch(const Launch& launch) {
+  params_.entry.agreement = launch.agreement;
+  params_.entry.record_number = launch.record_number;
   cudaError_t error = cudaSuccess;
-  if (staged_weights != nullptr) {
-    error = launch_copy(staged_weights, weights, weights_bytes, plan.num_sum_blocks, launch->stream);
+  if (staged_weights_ != nullptr) {
+    error = launch_copy(staged_weights_, call_.weights.data, weights_bytes_, params_.num_sum_blocks, launch.stream);
   }
-  if (error == cudaSuccess) error = launch_combine(params, launch->stream);
-  return context.end(*launch, error, kName);
+  return error == cudaSuccess ? launch_combine(params_, launch.stream) : error;
+}
+
+cudaError_t Combine::launch_refusal(const Launch& launch, const CallRecord& /*refused*/) const {
+  CombineParams params;
+  params.ranks = parts_.ranks;
+  params.summary = summary_of(call_.routing);
+  params.bulk = parts_.has_bulk;
+  params.entry.record_number = launch.record_number;
+  return launch_combine(params, launch.stream);
 }
 
 }  // namespace
 
-Status intranode::combine(Context& context, const CombineCall& call) try {
-  const DeviceGuard guard(context.parts().device);
-  if (!guard.status().ok()) return context.fail(guard.status());
-  return run(context, call);
-} catch (const std::bad_alloc&) {
-  return context.out_of_memory(Operation::kCombine);
+Status intranode::combine(Context& context, const CombineCall& call) {
+  return on_gpu(context, Operation::kCombine, [&context, &call] {
+    Combine combine(context, call);
+    return make_call({context, call.record, call.stream}, combine);
+  });
 }
 
 }  // namespace ferry::cuda

@@ -1,13 +1,10 @@
 #include <algorithm>
-#include <new>
 #include <optional>
-#include <string_view>
 
 #include "cuda/call/dispatch_parts.hpp"
+#include "cuda/call/group_call.hpp"
 #include "cuda/call/routing.hpp"
 #include "cuda/call/tuning.hpp"
-#include "cuda/driver/cuda_call.hpp"
-#include "cuda/driver/device_guard.hpp"
 #include "cuda/intranode/calls.hpp"
 #include "cuda/intranode/dispatch_params.hpp"
 #include "cuda/memory/memory_checks.hpp"
@@ -16,8 +13,6 @@
 
 namespace ferry::cuda {
 namespace {
-
-constexpr std::string_view kName = "dispatch";
 
 plan::TokenRecord token_record(const DispatchCall& call) {
   const bool by_token = call.routing->layout == Layout::kTokens;
@@ -116,99 +111,113 @@ bool direct_tables(const DeviceArena& arena, const DispatchCall& call, EntryMess
   return true;
 }
 
-Status refuse(Context& context, const DispatchCall& call, const Status& status) {
-  return context.refuse(call.record, call.stream, status, [&context, &call](const Launch& launch) {
-    DispatchParams params;
-    params.ranks = context.parts().ranks;
-    params.summary = summary_of(call.routing);
-    params.bulk = context.parts().has_bulk;
-    params.entry.record_number = launch.record_number;
-    return launch_dispatch(params, launch.stream);
-  });
+class Dispatch {
+ public:
+  Dispatch(Context& context, const DispatchCall& call)
+      : context_(context),
+        parts_(context.parts()),
+        asked_(call),
+        params_{.ranks = parts_.ranks, .entry = {}, .scales = {}, .record = {}, .out = {}, .chunks = {}} {}
+
+  Status check() const { return check_not_latency(*asked_.routing, "dispatch"); }
+  Status prepare(const CallStream& stream);
+  cudaError_t launch(const Launch& launch);
+  cudaError_t launch_refusal(const Launch& launch, const CallRecord& refused) const;
+
+ private:
+  /// The call that sends: of quantised rows, if the call quantises.
+  const DispatchCall& call() const { return steps_ ? steps_->send : asked_; }
+  const CudaRouting& routing() const { return static_cast<const CudaRouting&>(*asked_.routing); }
+  DeviceLimits limits() const { return {parts_.num_sms, parts_.has_bulk, parts_.ranks.num_ranks}; }
+  Status take_room(bool staged, bool captured);
+
+  Context& context_;
+  const Parts& parts_;
+  const DispatchCall& asked_;
+  std::optional<QuantizedDispatch> steps_;
+  DispatchParams params_;  // the ranks are most of it: written once
+};
+
+Status Dispatch::prepare(const CallStream& stream) {
+  const DeviceArena& arena = *parts_.arena;
+  if (Status status = check_dispatch_memory(asked_, arena); !status.ok()) return status;
+  if (Status status = split_quantizing(context_, asked_, stream.captured, steps_); !status.ok()) return status;
+  params_.record = token_record(call());
+  set_sending(params_, call(), routing());
+  set_receiving(params_, call(), routing());
+  const bool staged = !is_symmetric(arena, call().out_x);
+  const bool direct = direct_tables(arena, call(), params_.entry);
+  params_.unpacks = !direct && params_.record.num_words > 0 && has_tables(call());
+  if (Status status = take_room(staged, stream.captured); !status.ok()) return status;
+  const TunedCall tuned_call{Operation::kDispatch, routing().layout, routing().num_tokens, params_.row_bytes, staged};
+  const KernelOptions kernel = tuned(call().kernel, parts_.tuning, tuned_call);
+  set_plan(params_, plan_dispatch(kernel, limits(),
+                                  {.row_bytes = params_.row_bytes,
+                                   .staged = staged,
+                                   .unpacks = params_.unpacks,
+                                   .takes_several = takes_several(params_)}));
+  // Not in a graph: programs and drivers that know no such edge may copy or update its nodes.
+  params_.overlaps = params_.bulk && !stream.captured;
+  return {};
 }
 
-Status run(Context& context, const DispatchCall& asked) {
-  if (Status status = status_of(asked.record); !status.ok()) return refuse(context, asked, status);
-  if (Status status = check_not_latency(*asked.routing, kName); !status.ok()) {
-    return refuse(context, asked, status);
-  }
-  const Result<bool> checked = context.check_stream(kName, asked.stream);
-  if (!checked.ok()) return refuse(context, asked, checked.status());
-  const bool captured = *checked;
-  const Parts& parts = context.parts();
-  if (Status status = check_dispatch_memory(asked, *parts.arena); !status.ok()) return refuse(context, asked, status);
-  const Result<std::optional<QuantizedDispatch>> steps = split_quantizing(context, asked, captured);
-  if (!steps.ok()) return refuse(context, asked, steps.status());
-  const DispatchCall& call = steps->has_value() ? (*steps)->send : asked;
-
-  const auto& routing = static_cast<const CudaRouting&>(*call.routing);
-  const DeviceArena& arena = *parts.arena;
-  // The ranks are most of it: written once.
-  DispatchParams params{
-      .ranks = parts.ranks, .entry = {}, .scales = {}, .record = token_record(call), .out = {}, .chunks = {}};
-  set_sending(params, call, routing);
-  set_receiving(params, call, routing);
-  const bool staged = !is_symmetric(arena, call.out_x);
-  const bool direct = direct_tables(arena, call, params.entry);
-  params.unpacks = !direct && params.record.num_words > 0 && has_tables(call);
-  if (!staged && call.out_x.num_rows > 0) params.entry.rows_offset = call.out_x.data - arena.base();
-  params.entry.rows_stride = call.out_x.stride_bytes;
+Status Dispatch::take_room(bool staged, bool captured) {
+  const DeviceArena& arena = *parts_.arena;
+  const Rows& out_x = call().out_x;
+  const std::int64_t num_rows = routing().num_recv_rows;
+  if (!staged && out_x.num_rows > 0) params_.entry.rows_offset = out_x.data - arena.base();
+  params_.entry.rows_stride = out_x.stride_bytes;
   if (staged) {
     // One staged row per token, however many rows it takes in the output.
-    Result<std::byte*> rows =
-        context.staging().rows(StagedBy::kDispatch, to_size(routing.num_recv_rows * params.row_bytes), captured);
-    if (!rows.ok()) return refuse(context, call, rows.status());
-    params.staged_rows = *rows;
-    params.entry.rows_offset = *rows - arena.base();
-    params.entry.rows_stride = params.row_bytes;
-    params.entry.flags |= kRowsStaged;
+    const Result<std::byte*> rows =
+        context_.staging().rows(StagedBy::kDispatch, to_size(num_rows * params_.row_bytes), captured);
+    if (!rows.ok()) return rows.status();
+    params_.staged_rows = *rows;
+    params_.entry.rows_offset = *rows - arena.base();
+    params_.entry.rows_stride = params_.row_bytes;
+    params_.entry.flags |= kRowsStaged;
   }
-  const bool takes_records = params.unpacks || (staged && params.record.has_rows);
-  if (takes_records && routing.num_recv_rows > 0) {
-    Result<std::byte*> records = context.staging().records(
-        StagedBy::kDispatch, to_size(routing.num_recv_rows * params.record.size_bytes()), captured);
-    if (!records.ok()) return refuse(context, call, records.status());
-    params.records = *records;
-    params.entry.tables_offset = *records - arena.base();
-  }
-  const DeviceLimits limits{parts.num_sms, parts.has_bulk, parts.ranks.num_ranks};
-  const TunedCall tuned_call{Operation::kDispatch, routing.layout, routing.num_tokens, params.row_bytes, staged};
-  const KernelOptions kernel = tuned(call.kernel, parts.tuning, tuned_call);
-  set_plan(params, plan_dispatch(kernel, limits,
-                                 {.row_bytes = params.row_bytes,
-                                  .staged = staged,
-                                  .unpacks = params.unpacks,
-                                  .takes_several = takes_several(params)}));
-  // Not in a graph: its nodes may be copied or updated by programs and drivers that know no such edge.
-  params.overlaps = params.bulk && !captured;
+  const bool takes_records = params_.unpacks || (staged && params_.record.has_rows);
+  if (!takes_records || num_rows == 0) return {};
+  const Result<std::byte*> records =
+      context_.staging().records(StagedBy::kDispatch, to_size(num_rows * params_.record.size_bytes()), captured);
+  if (!records.ok()) return records.status();
+  params_.records = *records;
+  params_.entry.tables_offset = *records - arena.base();
+  return {};
+}
 
-  Result<Launch> launch = context.begin(call.record, static_cast<cudaStream_t>(call.stream.handle), captured);
-  if (!launch.ok()) return refuse(context, call, launch.status());
-  params.entry.agreement = launch->agreement;
-  params.entry.record_number = launch->record_number;
+cudaError_t Dispatch::launch(const Launch& launch) {
+  params_.entry.agreement = launch.agreement;
+  params_.entry.record_number = launch.record_number;
+  const int most = most_blocks(asked_.kernel.num_sms, limits());
   cudaError_t error = cudaSuccess;
-  if (steps->has_value()) {
-    error = launch_quantize((*steps)->quantize, most_blocks(call.kernel.num_sms, limits), launch->stream);
-  }
-  if (error == cudaSuccess) error = launch_dispatch(params, launch->stream);
-  if (error == cudaSuccess && needs_padding(call, routing.exact_rows)) {
-    PaddingParams padding = padding_params(parts.ranks, call);
-    padding.summary = routing.tables.summary;
-    padding.source = routing.source_rows();
-    padding.max_blocks = most_blocks(call.kernel.num_sms, limits);
-    error = launch_padding(padding, launch->stream);
-  }
-  return context.end(*launch, error, kName);
+  if (steps_) error = launch_quantize(steps_->quantize, most, launch.stream);
+  if (error == cudaSuccess) error = launch_dispatch(params_, launch.stream);
+  if (error != cudaSuccess || !needs_padding(call(), routing().exact_rows)) return error;
+  PaddingParams padding = padding_params(parts_.ranks, call());
+  padding.summary = routing().tables.summary;
+  padding.source = routing().source_rows();
+  padding.max_blocks = most;
+  return launch_padding(padding, launch.stream);
+}
+
+cudaError_t Dispatch::launch_refusal(const Launch& launch, const CallRecord& /*refused*/) const {
+  DispatchParams params;
+  params.ranks = parts_.ranks;
+  params.summary = summary_of(asked_.routing);
+  params.bulk = parts_.has_bulk;
+  params.entry.record_number = launch.record_number;
+  return launch_dispatch(params, launch.stream);
 }
 
 }  // namespace
 
-Status intranode::dispatch(Context& context, const DispatchCall& call) try {
-  const DeviceGuard guard(context.parts().device);
-  if (!guard.status().ok()) return context.fail(guard.status());
-  return run(context, call);
-} catch (const std::bad_alloc&) {
-  return context.out_of_memory(Operation::kDispatch);
+Status intranode::dispatch(Context& context, const DispatchCall& call) {
+  return on_gpu(context, Operation::kDispatch, [&context, &call] {
+    Dispatch dispatch(context, call);
+    return make_call({context, call.record, call.stream}, dispatch);
+  });
 }
 
 }  // namespace ferry::cuda

@@ -2,14 +2,13 @@
 #include <sched.h>
 
 #include <algorithm>
-#include <new>
 #include <optional>
 
 #include "cuda/call/channel_tables.hpp"
+#include "cuda/call/group_call.hpp"
 #include "cuda/call/routing.hpp"
 #include "cuda/call/tuning.hpp"
 #include "cuda/driver/cuda_call.hpp"
-#include "cuda/driver/device_guard.hpp"
 #include "cuda/driver/driver.hpp"
 #include "cuda/intranode/calls.hpp"
 #include "cuda/intranode/route_params.hpp"
@@ -20,29 +19,30 @@
 namespace ferry::cuda {
 namespace {
 
-/// Polls of the outcome between two looks at everything else, where the host also offers its core to other ranks of the
-/// machine: some 10 us, so that neither the system nor CUDA is called all the time while a program runs ahead.
+/// Polls of the outcome between two looks at everything else, at which the host also offers its core to other ranks of
+/// the machine: some 10 us, so that a program that runs ahead does not call the system and CUDA all the time.
 constexpr int kPollsBetweenLooks = 256;
 
-/// Builds the Routing of one route on one rank. Methods in the order in which they are called.
-class RouteBuilder {
+/// One route on one rank, and the Routing that it makes. Public methods in the order in which they are called.
+class Route {
  public:
-  RouteBuilder(const RouteCall& call, const RankParams& ranks, std::shared_ptr<TableMemory> memory)
-      : call_(call), ranks_(ranks), memory_(std::move(memory)), state_(std::make_shared<CudaRouting>()) {}
+  Route(Context& context, RouteHistory& history, const RouteCall& call)
+      : context_(context), history_(history), call_(call), state_(std::make_shared<CudaRouting>()) {}
 
   bool bounded() const { return call_.options.max_recv_rows > 0 || call_.options.layout == Layout::kSlab; }
-  Status prepare(RouteHistory& history, std::size_t shared_limit);
-  Status prepare_host(const std::shared_ptr<PinnedMemory>& pinned, DeviceReport* report, bool captured,
-                      std::int64_t timeout_ns);
-  cudaError_t launch_steps(const Launch& launch, const Parts& parts);
-  /// The counts of an exact route are known: its source table becomes as large as they say. False: this rank's place
-  /// step has found that its table was too small, and is to be launched again, with the one there is now.
+  Status prepare(const CallStream& stream);
+  cudaError_t launch(const Launch& launch);
+  cudaError_t launch_refusal(const Launch& launch, const CallRecord& refused) const;
+  /// Shrinks the source table of an exact route to the rows that were counted. False: this rank's place step has found
+  /// that its table was too small, and is to be launched again with a new one.
   Result<bool> fit_source();
-  cudaError_t launch_place_step(const Launch& launch, const Parts& parts, bool announces);
+  cudaError_t launch_place_step(const Launch& launch, bool announces);
   CudaRouting& state() { return *state_; }
   std::shared_ptr<CudaRouting> finish();
 
  private:
+  Status prepare_tables();
+  Status prepare_host(bool captured);
   Status prepare_source(std::int64_t num_rows);
   Status guess_source(std::int64_t known_rows);
   void set_rows(std::int64_t num_rows) {
@@ -60,15 +60,31 @@ class RouteBuilder {
                : static_cast<std::int64_t>(state_->local_expert_ids.size()) * call_.options.slab_capacity;
   }
 
+  Context& context_;
+  RouteHistory& history_;
   const RouteCall& call_;
-  const RankParams& ranks_;
-  std::shared_ptr<TableMemory> memory_;
+  const Parts& parts_ = context_.parts();
+  const RankParams& ranks_ = parts_.ranks;
   RouteParams params_;
   std::shared_ptr<CudaRouting> state_;
   std::int64_t source_rows_ = -1;  ///< that the source table has room for; -1: there is none yet
 };
 
-Status RouteBuilder::prepare(RouteHistory& history, std::size_t shared_limit) {
+Status Route::prepare(const CallStream& stream) {
+  if (stream.captured && !bounded()) {
+    return Status(ErrorCode::kInvalidArgument,
+                  "route: the stream is being captured, and the host must wait for the counts; give max_recv_rows, or "
+                  "layout kSlab, or route before the capture");
+  }
+  Status status = check_route_memory(call_, *parts_.arena);
+  if (status.ok()) status = prepare_tables();
+  if (status.ok()) status = prepare_host(stream.captured);
+  if (!status.ok() || !stream.captured) return status;
+  return mark_not_routed("route", state_->tables.summary, parts_.stream->get());
+}
+
+Status Route::prepare_tables() {
+  const std::size_t shared_limit = parts_.shared_limit;
   const auto num_experts = static_cast<int>(std::min(call_.options.num_experts, kMaxExperts));
   const std::size_t shared_bytes =
       std::max(exchange_shared_bytes(ranks_.num_ranks, num_experts), place_shared_bytes(ranks_.num_ranks, num_experts));
@@ -79,14 +95,14 @@ Status RouteBuilder::prepare(RouteHistory& history, std::size_t shared_limit) {
                     "ranks and experts fit {} bytes of shared memory on this GPU",
                     call_.options.num_experts, kMaxExperts, ranks_.num_ranks, shared_limit));
   }
-  Result<std::shared_ptr<const Placement>> placement = history.placements.find(call_.placement);
+  Result<std::shared_ptr<const Placement>> placement = history_.placements.find(call_.placement);
   if (!placement.ok()) return placement.status();
   const std::int64_t num_tokens = call_.num_tokens;
   const RouteBlocks blocks = RouteBlocks::of(num_tokens);
 
   CudaRouting& state = *state_;
   Result<BuiltHomes> homes =
-      prepare_homes(call_, *memory_, {ranks_.rank, ranks_.num_ranks, (*placement)->tables.owner});
+      prepare_homes(call_, *parts_.memory, {ranks_.rank, ranks_.num_ranks, (*placement)->tables.owner});
   if (!homes.ok()) return homes.status();
   state.homes = std::move(*homes);
   state.placement = *placement;
@@ -104,16 +120,17 @@ Status RouteBuilder::prepare(RouteHistory& history, std::size_t shared_limit) {
                                    .num_local_experts = state.local_expert_ids.size(),
                                    .num_blocks = to_size(blocks.num_blocks),
                                    .weights = call_.topk_weights.present()};
-  // An exact route has time for what rests when it waits for the counts, and none before.
-  Result<std::shared_ptr<std::byte>> tables = memory_->take(RoutingTables::at(nullptr, shape).size_bytes, !bounded());
+  // An exact route looks through resting memory while it waits for the counts, not here.
+  Result<std::shared_ptr<std::byte>> tables =
+      parts_.memory->take(RoutingTables::at(nullptr, shape).size_bytes, !bounded());
   if (!tables.ok()) return tables.status();
   state.memory = *tables;
   state.tables = RoutingTables::at(tables->get(), shape);
-  return bounded() ? prepare_source(bounded_rows()) : guess_source(history.most_rows);
+  return bounded() ? prepare_source(bounded_rows()) : guess_source(history_.most_rows);
 }
 
-Status RouteBuilder::prepare_source(std::int64_t num_rows) {
-  Result<std::shared_ptr<std::byte>> source = memory_->take(source_bytes(num_rows), true);
+Status Route::prepare_source(std::int64_t num_rows) {
+  Result<std::shared_ptr<std::byte>> source = parts_.memory->take(source_bytes(num_rows), true);
   if (!source.ok()) return source.status();
   state_->source_memory = *source;
   source_rows_ = num_rows;
@@ -121,7 +138,7 @@ Status RouteBuilder::prepare_source(std::int64_t num_rows) {
   return {};
 }
 
-Status RouteBuilder::guess_source(std::int64_t known_rows) {
+Status Route::guess_source(std::int64_t known_rows) {
   const SourceGuess guess{.num_ranks = ranks_.num_ranks,
                           .num_tokens = call_.num_tokens,
                           .num_topk = call_.num_topk,
@@ -130,33 +147,34 @@ Status RouteBuilder::guess_source(std::int64_t known_rows) {
                           .by_token = call_.options.layout == Layout::kTokens,
                           .known_rows = known_rows};
   const std::int64_t num_rows = guess.num_rows();
-  Result<std::shared_ptr<std::byte>> source = memory_->take(source_bytes(num_rows), true);
+  Result<std::shared_ptr<std::byte>> source = parts_.memory->take(source_bytes(num_rows), true);
   if (source.ok()) {
     state_->source_memory = *source;
     source_rows_ = num_rows;
     return {};
   }
-  // There may still be memory for the rows that come.
+  // There may still be memory for the actual rows.
   const ErrorCode code = source.status().code();
   return code == ErrorCode::kCapacity || code == ErrorCode::kSystem ? Status() : source.status();
 }
 
-Result<bool> RouteBuilder::fit_source() {
+Result<bool> Route::fit_source() {
   const std::int64_t num_rows = state_->num_used_rows;
   if (num_rows > source_rows_) {
     if (Status status = prepare_source(num_rows); !status.ok()) return status;
     return false;
   }
-  memory_->shrink(state_->source_memory, source_bytes(num_rows));  // nobody writes to rows beyond
+  parts_.memory->shrink(state_->source_memory, source_bytes(num_rows));  // no rank writes to rows beyond
   set_rows(num_rows);
   return true;
 }
 
-Status RouteBuilder::prepare_host(const std::shared_ptr<PinnedMemory>& pinned, DeviceReport* report, bool captured,
-                                  std::int64_t timeout_ns) {
-  params_.host.fault = &pinned->on_device(report)->fault;
+Status Route::prepare_host(bool captured) {
+  const std::shared_ptr<PinnedMemory>& pinned = parts_.pinned;
+  params_.host.fault = &pinned->on_device(parts_.report)->fault;
   if (captured) return {};
-  const Result<RouteWords> words = state_->expect_words({memory_, pinned, report}, ranks_.num_ranks, timeout_ns);
+  const Result<RouteWords> words =
+      state_->expect_words({parts_.memory, pinned, parts_.report}, ranks_.num_ranks, context_.timeout_ns());
   if (!words.ok()) return words.status();
   params_.host_words = *words;
   params_.host.result = pinned->on_device(state_->host.result);
@@ -168,7 +186,7 @@ Status RouteBuilder::prepare_host(const std::shared_ptr<PinnedMemory>& pinned, D
   return {};
 }
 
-cudaError_t RouteBuilder::launch_steps(const Launch& launch, const Parts& parts) {
+cudaError_t Route::launch(const Launch& launch) {
   RouteParams& params = params_;
   params.ranks = ranks_;
   params.agreement = launch.agreement;
@@ -186,8 +204,7 @@ cudaError_t RouteBuilder::launch_steps(const Launch& launch, const Parts& parts)
   params.max_recv_rows = call_.options.max_recv_rows;
   params.tokens_per_block = state_->tokens_per_block;
   params.num_blocks = state_->num_blocks;
-  params.max_blocks =
-      most_blocks(call_.options.num_sms, {.num_sms = parts.num_sms, .num_ranks = parts.ranks.num_ranks});
+  params.max_blocks = most_blocks(call_.options.num_sms, {.num_sms = parts_.num_sms, .num_ranks = ranks_.num_ranks});
   params.placement = state_->placement->tables;
   if (state_->homes.present()) params.placement.homes = state_->homes.tables();
   params.tables = state_->tables;
@@ -196,10 +213,17 @@ cudaError_t RouteBuilder::launch_steps(const Launch& launch, const Parts& parts)
   params.source_rows = source_rows_;
   cudaError_t error = state_->homes.launch(launch.stream);
   if (error == cudaSuccess) error = launch_exchange(params, launch.stream);
-  return error == cudaSuccess ? launch_place_step(launch, parts, false) : error;
+  return error == cudaSuccess ? launch_place_step(launch, false) : error;
 }
 
-cudaError_t RouteBuilder::launch_place_step(const Launch& launch, const Parts& parts, bool announces) {
+cudaError_t Route::launch_refusal(const Launch& launch, const CallRecord& /*refused*/) const {
+  RouteParams params;
+  params.ranks = ranks_;
+  params.record_number = launch.record_number;
+  return launch_exchange(params, launch.stream);
+}
+
+cudaError_t Route::launch_place_step(const Launch& launch, bool announces) {
   PlaceParams params;
   params.route = params_;
   params.announces = announces;
@@ -208,12 +232,12 @@ cudaError_t RouteBuilder::launch_place_step(const Launch& launch, const Parts& p
   params.entry.tables_offset = source_offset();
   params.source = reinterpret_cast<std::int32_t*>(state_->source_memory.get());
   params.num_bounded_rows = bounded() ? state_->num_recv_rows : 0;
-  // Not in a graph: its nodes may be copied or updated by programs and drivers that know no such edge.
-  params.overlaps = parts.has_bulk && !announces && !launch.captured;
+  // Not in a graph: programs and drivers that know no such edge may copy or update its nodes.
+  params.overlaps = parts_.has_bulk && !announces && !launch.captured;
   return launch_place(params, launch.stream);
 }
 
-std::shared_ptr<CudaRouting> RouteBuilder::finish() {
+std::shared_ptr<CudaRouting> Route::finish() {
   CudaRouting& state = *state_;
   const auto num_local = static_cast<std::int64_t>(state.local_expert_ids.size());
   state.num_used_rows_view = ConstTensorView(&state.tables.summary->num_used_rows, DType::kInt32, {1});
@@ -241,7 +265,7 @@ Status await_counts(Context& context, const Launch& launch, const HostResult& ho
     if (Status status = context.check_lost(); !status.ok()) return status;
     if (const Result<bool> idle = is_idle(launch.stream); !idle.ok()) return context.fail(idle.status());
     if (Status status = context.check_interrupt("route"); !status.ok()) return status;
-    // A peer that gave up will not come, whenever this rank's stream may come to the route.
+    // A peer that gave up does not make the route, whenever this rank's stream reaches it.
     if (deadline.expired() || (!host.started() && context.parts().sync->peers().reported_error())) {
       return context.give_up_on(context.parts().ranks.rank, "route: this rank's GPU did not run the exchange");
     }
@@ -253,16 +277,16 @@ Status await_counts(Context& context, const Launch& launch, const HostResult& ho
 /// Tables by channel that are written while the host waits for the counts.
 class EarlyLaunch {
  public:
-  /// Asks the caller for them: it has time now.
+  /// Asks the caller for the tables while the host waits in any case.
   EarlyLaunch(const Parts& parts, const RouteCall& call, const CudaRouting& state)
       : parts_(parts), state_(state), call_((*call.while_waiting)()) {
     if (call_ != nullptr) status_ = check_channel_tables_memory(*call_, state.num_tokens, *parts.arena);
   }
 
-  /// Of the tables. The route goes on without them: other ranks wait for it.
+  /// Error of the tables. The route goes on without them, because other ranks wait for it.
   const Status& status() const { return status_; }
 
-  /// early: behind a last step of the route that may be launched again.
+  /// `early`: after a last step of the route that may be launched again.
   cudaError_t launch(cudaStream_t stream, bool early) const {
     if (call_ == nullptr || !status_.ok()) return cudaSuccess;
     ChannelTablesParams params = channel_tables_params(parts_.ranks, state_, *call_);
@@ -277,39 +301,16 @@ class EarlyLaunch {
   Status status_;
 };
 
-Status refuse(Context& context, const RouteCall& call, const Status& status) {
-  return context.refuse(call.record, call.stream, status, [&context](const Launch& launch) {
-    RouteParams params;
-    params.ranks = context.parts().ranks;
-    params.record_number = launch.record_number;
-    return launch_exchange(params, launch.stream);
-  });
-}
-
 Result<std::shared_ptr<RoutingState>> run(Context& context, RouteHistory& history, const RouteCall& call) {
-  if (Status status = status_of(call.record); !status.ok()) return refuse(context, call, status);
+  Route route(context, history, call);
+  const Result<Launch> launch = begin_call({context, call.record, call.stream}, route);
+  if (!launch.ok()) return launch.status();
   const Parts& parts = context.parts();
-  RouteBuilder builder(call, parts.ranks, parts.memory);
-  const Result<bool> captured = context.check_stream(to_string(Operation::kRoute), call.stream);
-  Status status = captured.status();
-  if (status.ok() && *captured && !builder.bounded()) {
-    status =
-        Status(ErrorCode::kInvalidArgument,
-               "route: the stream is being captured, and the host must wait for the counts; give max_recv_rows, or "
-               "layout kSlab, or route before the capture");
-  }
-  if (status.ok()) status = check_route_memory(call, *parts.arena);
-  if (status.ok()) status = builder.prepare(history, parts.shared_limit);
-  if (status.ok()) status = builder.prepare_host(parts.pinned, parts.report, *captured, context.timeout_ns());
-  if (status.ok() && *captured) status = mark_not_routed("route", builder.state().tables.summary, parts.stream->get());
-  if (!status.ok()) return refuse(context, call, status);
-
-  Result<Launch> launch = context.begin(call.record, static_cast<cudaStream_t>(call.stream.handle), *captured);
-  if (!launch.ok()) return refuse(context, call, launch.status());
-  CudaRouting& state = builder.state();
+  CudaRouting& state = route.state();
   std::optional<EarlyLaunch> tables;
-  cudaError_t error = builder.launch_steps(*launch, parts);
-  if (error == cudaSuccess && !builder.bounded()) {
+  Status status;
+  cudaError_t error = route.launch(*launch);
+  if (error == cudaSuccess && !route.bounded()) {
     if (call.while_waiting != nullptr) error = tables.emplace(parts, call, state).launch(launch->stream, true);
     parts.memory->look_through();
     status = await_counts(context, *launch, state.host);
@@ -317,11 +318,11 @@ Result<std::shared_ptr<RoutingState>> run(Context& context, RouteHistory& histor
       state.adopt_result();
       state.exact_rows = true;
       history.most_rows = std::max(history.most_rows, state.num_used_rows);
-      const Result<bool> fits = builder.fit_source();
+      const Result<bool> fits = route.fit_source();
       // The exchange has taken place: a rank that cannot go on must not leave the others waiting.
       if (!fits.ok()) status = context.fail(fits.status());
       if (fits.ok() && !*fits) {
-        if (error == cudaSuccess) error = builder.launch_place_step(*launch, parts, true);
+        if (error == cudaSuccess) error = route.launch_place_step(*launch, true);
         if (error == cudaSuccess && tables) error = tables->launch(launch->stream, false);
       }
     }
@@ -330,18 +331,13 @@ Result<std::shared_ptr<RoutingState>> run(Context& context, RouteHistory& histor
   if (!status.ok()) return status;
   if (!ended.ok()) return ended;
   if (tables && !tables->status().ok()) return tables->status();
-  return std::shared_ptr<RoutingState>(builder.finish());
+  return std::shared_ptr<RoutingState>(route.finish());
 }
 
 }  // namespace
 
-Result<std::shared_ptr<RoutingState>> intranode::route(Context& context, RouteHistory& history,
-                                                       const RouteCall& call) try {
-  const DeviceGuard guard(context.parts().device);
-  if (!guard.status().ok()) return context.fail(guard.status());
-  return run(context, history, call);
-} catch (const std::bad_alloc&) {
-  return context.out_of_memory(Operation::kRoute);
+Result<std::shared_ptr<RoutingState>> intranode::route(Context& context, RouteHistory& history, const RouteCall& call) {
+  return on_gpu(context, Operation::kRoute, [&] { return run(context, history, call); });
 }
 
 }  // namespace ferry::cuda

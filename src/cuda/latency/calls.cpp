@@ -3,9 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <new>
+#include <optional>
 
 #include "core/checks.hpp"
+#include "cuda/call/group_call.hpp"
 #include "cuda/call/tuning.hpp"
 #include "cuda/call/wait_times.hpp"
 #include "cuda/driver/device_guard.hpp"
@@ -36,15 +37,13 @@ Status LatencyMode::check_room(std::string_view operation, const SetNeed& need) 
                             operation, context_.parts().latency_bytes, LatencyLayout::bytes_for(need, num_ranks)));
 }
 
-Status LatencyMode::refuse(LatencyKind kind, const CallRecord& record, Stream stream, const Status& status) {
-  return context_.refuse(record, stream, status, [this, kind](const Launch& launch) {
-    LatencyRefusalParams params;
-    params.call.ranks = context_.parts().ranks;
-    params.call.layout = layout_;
-    params.call.record_number = launch.record_number;
-    params.kind = kind;
-    return launch_latency_refusal(params, mask_, launch.stream);
-  });
+cudaError_t LatencyMode::launch_refusal(LatencyKind kind, const Launch& launch) const {
+  LatencyRefusalParams params;
+  params.call.ranks = context_.parts().ranks;
+  params.call.layout = layout_;
+  params.call.record_number = launch.record_number;
+  params.kind = kind;
+  return launch_latency_refusal(params, mask_, launch.stream);
 }
 
 LatencyParams LatencyMode::params_of(const LatencyRouting& routing) const {
@@ -62,73 +61,76 @@ LatencyParams LatencyMode::params_of(const LatencyRouting& routing) const {
 Status LatencyMode::make_combine(const LatencyCombineCall& call) {
   constexpr std::string_view kName = "latency_combine";
   const CombineCall& rows = call.combine;
-  const auto refused = [this, &rows](const Status& status) {
-    return refuse(LatencyKind::kCombine, rows.record, rows.stream, status);
-  };
   // As in a dispatch: none was made.
   if (!has_memory()) return rows.record.code == ErrorCode::kOk ? check_room(kName, {}) : status_of(rows.record);
-  if (Status status = status_of(rows.record); !status.ok()) return refused(status);
   const Parts& parts = context_.parts();
+  std::optional<LatencyCombineParams> params;
   // Core hands out Routings as const; this one also keeps the parameters of its receive half.
-  auto& routing = static_cast<LatencyRouting&>(const_cast<RoutingState&>(*rows.routing));
-  const Result<bool> captured = context_.check_stream(kName, rows.stream);
-  if (!captured.ok()) return refused(captured.status());
-  const CombineOrder order = rows.rank_sums ? CombineOrder::kRankSums : CombineOrder::kExact;
-  const int num_rows = num_returned_rows(order, routing.num_topk, parts.ranks.num_ranks);
-  Status status =
-      check_room(kName, SetNeed::of_combine(routing.max_tokens, routing.num_topk, num_rows, rows.x.row_bytes));
-  if (status.ok()) status = as_error_of(kName, check_combine_memory(rows, *parts.arena));
-  if (status.ok()) status = check_wait_times_memory(kName, call.wait_times_ns, *parts.arena);
-  if (!status.ok()) return refused(status);
+  const auto routing_of = [](const CombineCall& combine) -> LatencyRouting& {
+    return static_cast<LatencyRouting&>(const_cast<RoutingState&>(*combine.routing));
+  };
+  const auto prepare = [&](const CallStream& /*stream*/) -> Status {
+    LatencyRouting& routing = routing_of(rows);
+    const CombineOrder order = rows.rank_sums ? CombineOrder::kRankSums : CombineOrder::kExact;
+    const int num_rows = num_returned_rows(order, routing.num_topk, parts.ranks.num_ranks);
+    Status status =
+        check_room(kName, SetNeed::of_combine(routing.max_tokens, routing.num_topk, num_rows, rows.x.row_bytes));
+    if (status.ok()) status = as_error_of(kName, check_combine_memory(rows, *parts.arena));
+    if (status.ok()) status = check_wait_times_memory(kName, call.wait_times_ns, *parts.arena);
+    if (!status.ok()) return status;
 
-  LatencyCombineParams params{.send = {.call = params_of(routing), .rows = {}}, .receive = {}};
-  CombineSendParams& send = params.send;
-  send.call.counts_waits = call.wait_times_ns != nullptr;
-  send.rows = {rows.x.row_bytes, rows.x.dtype == DType::kFloat32, order};
-  // Gates of groups that mask ranks wait for flags of rows.
-  send.rows.words = rows.rank_sums && !masks() && routing.max_tokens <= layout_.word_tokens(rows.x.row_bytes);
-  send.x = rows.x.data;
-  send.x_stride = rows.x.stride_bytes;
-  const auto* weights = static_cast<const float*>(rows.topk_weights.data);
-  send.own_weights = call.own_weights;
-  send.weights = weights;
-  const DeviceLimits limits{parts.num_sms, parts.has_bulk, parts.ranks.num_ranks};
-  send.call.num_blocks =
-      std::min(combine_blocks(send.call, send.rows, most_blocks(rows.kernel.num_sms, limits)), kMaxCallBlocks);
+    params.emplace(LatencyCombineParams{.send = {.call = params_of(routing), .rows = {}}, .receive = {}});
+    CombineSendParams& send = params->send;
+    send.call.counts_waits = call.wait_times_ns != nullptr;
+    send.rows = {rows.x.row_bytes, rows.x.dtype == DType::kFloat32, order};
+    // Gates of groups that mask ranks wait for flags of rows.
+    send.rows.words = rows.rank_sums && !masks() && routing.max_tokens <= layout_.word_tokens(rows.x.row_bytes);
+    send.x = rows.x.data;
+    send.x_stride = rows.x.stride_bytes;
+    const auto* weights = static_cast<const float*>(rows.topk_weights.data);
+    send.own_weights = call.own_weights;
+    send.weights = weights;
+    const DeviceLimits limits{parts.num_sms, parts.has_bulk, parts.ranks.num_ranks};
+    send.call.num_blocks =
+        std::min(combine_blocks(send.call, send.rows, most_blocks(rows.kernel.num_sms, limits)), kMaxCallBlocks);
 
-  CombineReceiveRows& receive = params.receive;
-  receive.rows = send.rows;
-  receive.out = rows.out_x.data;
-  receive.out_stride = rows.out_x.stride_bytes;
-  receive.weights = weights;
-  if (call.split && routing.combine_receive == nullptr) {
-    routing.combine_receive = std::make_unique<CombineReceiveParams>();
-  }
-
-  Result<Launch> launch = context_.begin(rows.record, static_cast<cudaStream_t>(rows.stream.handle), *captured);
-  if (!launch.ok()) return refused(launch.status());
-  send.call.agreement = launch->agreement;
-  send.call.record_number = launch->record_number;
-  cudaError_t error = cudaSuccess;
-  if (call.split) {
-    error = launch_combine_send(send, mask_, launch->stream);
-    *routing.combine_receive = {receive, send.call};
-    routing.wait_times_ns = call.wait_times_ns;
-  } else {
-    error = launch_timed(wait_times_of(parts, call.wait_times_ns), launch->stream,
-                         [&] { return launch_latency_combine(params, mask_, launch->stream); });
-  }
-  Status ended = context_.end(*launch, error, kName);
+    CombineReceiveRows& receive = params->receive;
+    receive.rows = send.rows;
+    receive.out = rows.out_x.data;
+    receive.out_stride = rows.out_x.stride_bytes;
+    receive.weights = weights;
+    if (call.split && routing.combine_receive == nullptr) {
+      routing.combine_receive = std::make_unique<CombineReceiveParams>();
+    }
+    return {};
+  };
+  const auto launch_call = [&](const Launch& launch) {
+    LatencyRouting& routing = routing_of(rows);
+    CombineSendParams& send = params->send;
+    send.call.agreement = launch.agreement;
+    send.call.record_number = launch.record_number;
+    cudaError_t error = cudaSuccess;
+    if (call.split) {
+      error = launch_combine_send(send, mask_, launch.stream);
+      *routing.combine_receive = {params->receive, send.call};
+      routing.wait_times_ns = call.wait_times_ns;
+    } else {
+      error = launch_timed(wait_times_of(parts, call.wait_times_ns), launch.stream,
+                           [&] { return launch_latency_combine(*params, mask_, launch.stream); });
+    }
+    return error;
+  };
+  const auto launch_refusal = [&](const Launch& launch, const CallRecord& /*refused*/) {
+    return this->launch_refusal(LatencyKind::kCombine, launch);
+  };
+  CallOf steps{prepare, launch_call, launch_refusal};
+  Status ended = make_call({context_, rows.record, rows.stream}, steps);
   if (ended.ok() && call.split) in_flight_.push_back(rows.routing);
   return ended;
 }
 
-Status LatencyMode::combine(const LatencyCombineCall& call) try {
-  const DeviceGuard guard(context_.parts().device);
-  if (!guard.status().ok()) return context_.fail(guard.status());
-  return make_combine(call);
-} catch (const std::bad_alloc&) {
-  return context_.out_of_memory(Operation::kLatencyCombine);
+Status LatencyMode::combine(const LatencyCombineCall& call) {
+  return on_gpu(context_, Operation::kLatencyCombine, [&] { return make_combine(call); });
 }
 
 Status LatencyMode::make_receive(const LatencyReceiveCall& call, bool& made) {
@@ -158,12 +160,8 @@ Status LatencyMode::make_receive(const LatencyReceiveCall& call, bool& made) {
   return {};
 }
 
-Status LatencyMode::receive(const LatencyReceiveCall& call, bool& made) try {
-  const DeviceGuard guard(context_.parts().device);
-  if (!guard.status().ok()) return context_.fail(guard.status());
-  return make_receive(call, made);
-} catch (const std::bad_alloc&) {
-  return context_.out_of_memory(Operation::kLatencyDispatch);
+Status LatencyMode::receive(const LatencyReceiveCall& call, bool& made) {
+  return on_gpu(context_, Operation::kLatencyDispatch, [&] { return make_receive(call, made); });
 }
 
 Result<LatencyParams> LatencyMode::mask_call(std::string_view operation) const {

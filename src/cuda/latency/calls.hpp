@@ -38,7 +38,8 @@ class LatencyMode {
   bool has_memory() const { return layout_.set_bytes > 0; }
   /// kCapacity unless the group has memory for this.
   Status check_room(std::string_view operation, const SetNeed& need) const;
-  Status refuse(LatencyKind kind, const CallRecord& record, Stream stream, const Status& status);
+  /// The kernel by which the peers learn that this rank refuses a call.
+  cudaError_t launch_refusal(LatencyKind kind, const Launch& launch) const;
   Status check_dispatch(const LatencyDispatchCall& call) const;
   /// Makes the Routing of a call, with memory for its tables.
   Result<std::shared_ptr<LatencyRouting>> begin_routing(const LatencyDispatchCall& call, bool captured);

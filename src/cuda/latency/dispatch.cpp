@@ -2,14 +2,14 @@
 
 #include <algorithm>
 #include <limits>
-#include <new>
+#include <optional>
 #include <utility>
 
 #include "core/checks.hpp"
+#include "cuda/call/group_call.hpp"
 #include "cuda/call/tuning.hpp"
 #include "cuda/call/wait_times.hpp"
 #include "cuda/driver/cuda_call.hpp"
-#include "cuda/driver/device_guard.hpp"
 #include "cuda/latency/calls.hpp"
 #include "cuda/latency/kept_allocator.hpp"
 #include "cuda/latency/kernels.hpp"
@@ -197,77 +197,81 @@ Result<std::shared_ptr<LatencyRouting>> LatencyMode::begin_routing(const Latency
 Result<std::shared_ptr<RoutingState>> LatencyMode::make_dispatch(const LatencyDispatchCall& call) {
   // A rank without landing memory cannot report its refusal to the others; no rank has any then.
   if (!has_memory()) return check_room(kName, need_of(call, context_.parts().ranks.num_ranks));
-  const auto refused = [this, &call](const Status& status) {
-    return refuse(LatencyKind::kDispatch, call.record, call.stream, status);
-  };
-  if (Status status = status_of(call.record); !status.ok()) return refused(status);
-  const Result<bool> captured = context_.check_stream(kName, call.stream);
-  if (!captured.ok()) return refused(captured.status());
-  if (Status status = check_dispatch(call); !status.ok()) return refused(status);
-  Result<std::shared_ptr<LatencyRouting>> made = begin_routing(call, *captured);
-  if (!made.ok()) return refused(as_error_of(kName, made.status()));
-  LatencyRouting& routing = **made;
-  const Parts& parts = context_.parts();
   const DispatchCall& rows = call.dispatch;
-
-  LatencyDispatchParams params{
-      .send = {.call = params_of(routing), .placement = routing.placement->tables, .scales = {}, .row = row_of(rows)},
-      .receive = {}};
-  DispatchSendParams& send = params.send;
-  send.call.counts_waits = call.wait_times_ns != nullptr;
-  if (routing.homes.present()) send.placement.homes = routing.homes.tables();
-  send.topk_idx = call.route.topk_idx.data;
-  send.wide_ids = call.route.topk_idx.dtype == DType::kInt64;
-  send.weights = static_cast<const float*>(call.route.topk_weights.data);
-  send.num_tokens_view = static_cast<const std::int32_t*>(call.route.num_tokens_view.data);
-  send.x = rows.x.data;
-  send.x_stride = rows.x.stride_bytes;
-  send.quantize = rows.quantize;
-  send.hidden = rows.quantize == Quantization::kNone ? 0 : rows.out_x.row_bytes;
-  send.scales = const_scales(rows.scales);
-  DispatchReceiveRows& receive = params.receive;
-  receive.placement = send.placement;
-  receive.counters = counter_tables(call.route.options.counters);
-  receive.x = rows.out_x.data;
-  receive.x_stride = rows.out_x.stride_bytes;
-  receive.scales = slab_scales(rows.out_scales, routing.slab_capacity);
-  receive.row = send.row;
-  receive.zero_padding = rows.zero_padding;
-  receive.host = routing.host_tables;
-  const DeviceLimits limits{parts.num_sms, parts.has_bulk, parts.ranks.num_ranks};
-  const int num_receive_blocks = share_blocks(params, call.split || masks(),
-                                              std::clamp(most_blocks(rows.kernel.num_sms, limits), 2, kMaxCallBlocks));
-  if (call.split) routing.dispatch_receive = std::make_unique<DispatchReceiveParams>();
-
-  Result<Launch> launch = context_.begin(call.record, static_cast<cudaStream_t>(call.stream.handle), *captured);
-  if (!launch.ok()) return refused(launch.status());
-  send.call.agreement = launch->agreement;
-  send.call.record_number = launch->record_number;
-  cudaError_t error = routing.homes.launch(launch->stream);
+  std::shared_ptr<LatencyRouting> made;
+  std::optional<LatencyDispatchParams> params;
+  int num_receive_blocks = 0;
+  bool captured = false;
+  const auto prepare = [&](const CallStream& stream) -> Status {
+    captured = stream.captured;
+    if (Status status = check_dispatch(call); !status.ok()) return status;
+    Result<std::shared_ptr<LatencyRouting>> begun = begin_routing(call, captured);
+    if (!begun.ok()) return as_error_of(kName, begun.status());
+    made = std::move(*begun);
+    LatencyRouting& routing = *made;
+    const Parts& parts = context_.parts();
+    params.emplace(LatencyDispatchParams{
+        .send = {.call = params_of(routing), .placement = routing.placement->tables, .scales = {}, .row = row_of(rows)},
+        .receive = {}});
+    DispatchSendParams& send = params->send;
+    send.call.counts_waits = call.wait_times_ns != nullptr;
+    if (routing.homes.present()) send.placement.homes = routing.homes.tables();
+    send.topk_idx = call.route.topk_idx.data;
+    send.wide_ids = call.route.topk_idx.dtype == DType::kInt64;
+    send.weights = static_cast<const float*>(call.route.topk_weights.data);
+    send.num_tokens_view = static_cast<const std::int32_t*>(call.route.num_tokens_view.data);
+    send.x = rows.x.data;
+    send.x_stride = rows.x.stride_bytes;
+    send.quantize = rows.quantize;
+    send.hidden = rows.quantize == Quantization::kNone ? 0 : rows.out_x.row_bytes;
+    send.scales = const_scales(rows.scales);
+    DispatchReceiveRows& receive = params->receive;
+    receive.placement = send.placement;
+    receive.counters = counter_tables(call.route.options.counters);
+    receive.x = rows.out_x.data;
+    receive.x_stride = rows.out_x.stride_bytes;
+    receive.scales = slab_scales(rows.out_scales, routing.slab_capacity);
+    receive.row = send.row;
+    receive.zero_padding = rows.zero_padding;
+    receive.host = routing.host_tables;
+    const DeviceLimits limits{parts.num_sms, parts.has_bulk, parts.ranks.num_ranks};
+    num_receive_blocks = share_blocks(*params, call.split || masks(),
+                                      std::clamp(most_blocks(rows.kernel.num_sms, limits), 2, kMaxCallBlocks));
+    if (call.split) routing.dispatch_receive = std::make_unique<DispatchReceiveParams>();
+    return {};
+  };
+  const auto launch_call = [&](const Launch& launch) {
+    LatencyRouting& routing = *made;
+    DispatchSendParams& send = params->send;
+    send.call.agreement = launch.agreement;
+    send.call.record_number = launch.record_number;
+    cudaError_t error = routing.homes.launch(launch.stream);
+    if (call.split) {
+      if (error == cudaSuccess) error = launch_dispatch_send(send, mask_, launch.stream);
+      *routing.dispatch_receive = {params->receive, send.call};
+      routing.dispatch_receive->call.num_blocks = num_receive_blocks;
+      routing.wait_times_ns = call.wait_times_ns;
+    } else if (error == cudaSuccess) {
+      error = launch_timed(wait_times_of(context_.parts(), call.wait_times_ns), launch.stream,
+                           [&] { return launch_latency_dispatch(*params, num_receive_blocks, mask_, launch.stream); });
+    }
+    return error;
+  };
+  const auto launch_refusal = [&](const Launch& launch, const CallRecord& /*refused*/) {
+    return this->launch_refusal(LatencyKind::kDispatch, launch);
+  };
+  CallOf steps{prepare, launch_call, launch_refusal};
+  if (Status status = make_call({context_, call.record, call.stream}, steps); !status.ok()) return status;
   if (call.split) {
-    if (error == cudaSuccess) error = launch_dispatch_send(send, mask_, launch->stream);
-    *routing.dispatch_receive = {receive, send.call};
-    routing.dispatch_receive->call.num_blocks = num_receive_blocks;
-    routing.wait_times_ns = call.wait_times_ns;
-  } else if (error == cudaSuccess) {
-    error = launch_timed(wait_times_of(context_.parts(), call.wait_times_ns), launch->stream,
-                         [&] { return launch_latency_dispatch(params, num_receive_blocks, mask_, launch->stream); });
-  }
-  if (Status ended = context_.end(*launch, error, kName); !ended.ok()) return ended;
-  if (call.split) {
-    in_flight_.push_back(*made);
+    in_flight_.push_back(made);
   } else {
-    routing.received.store(!*captured, std::memory_order_release);
+    made->received.store(!captured, std::memory_order_release);
   }
-  return std::shared_ptr<RoutingState>(std::move(*made));
+  return std::shared_ptr<RoutingState>(std::move(made));
 }
 
-Result<std::shared_ptr<RoutingState>> LatencyMode::dispatch(const LatencyDispatchCall& call) try {
-  const DeviceGuard guard(context_.parts().device);
-  if (!guard.status().ok()) return context_.fail(guard.status());
-  return make_dispatch(call);
-} catch (const std::bad_alloc&) {
-  return context_.out_of_memory(Operation::kLatencyDispatch);
+Result<std::shared_ptr<RoutingState>> LatencyMode::dispatch(const LatencyDispatchCall& call) {
+  return on_gpu(context_, Operation::kLatencyDispatch, [&] { return make_dispatch(call); });
 }
 
 }  // namespace ferry::cuda

@@ -56,7 +56,7 @@ LatencyLayout latency_layout(const Parts& parts, int num_ranks) {
 Status start_latency(Parts& parts, int num_ranks, cudaStream_t stream) {
   const LatencyLayout layout = latency_layout(parts, num_ranks);
   if (layout.set_bytes == 0) return {};
-  // Loaded now, since loading could later wait for kernels of other ranks that wait for this one.
+  // A later load could wait for kernels of other ranks that wait for this rank's kernels.
   Status status = runtime_status(load_latency_kernels(parts.mask_timeout_ns != 0),
                                  "Group::create: loading the kernels of latency mode",
                                  "this build has no code for the GPU: set CMAKE_CUDA_ARCHITECTURES and build again");
@@ -81,7 +81,7 @@ Status start_latency(Parts& parts, int num_ranks, cudaStream_t stream) {
                                           grants.size() * sizeof(grants[0]), cudaMemcpyHostToDevice, stream),
                           "Group::create: granting the sets of latency mode");
   if (!status.ok()) return status;
-  // Copies of pageable memory are staged when the calls return.
+  // Copies of pageable memory have read their source when the calls return.
   return runtime_status(
       cudaMemcpyAsync(base + layout.control.local, &local, sizeof(local), cudaMemcpyHostToDevice, stream),
       "Group::create: granting the sets of latency mode");

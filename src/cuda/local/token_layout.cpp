@@ -20,7 +20,7 @@ constexpr std::int64_t kEntriesAlone = 8192;
 constexpr std::int64_t kEntriesPerBlock = 2048;
 constexpr std::int64_t kMaxBlocks = 64;
 
-/// Not in a graph: its nodes may be copied or updated by programs and drivers that know no such edge.
+/// Whether the launch goes into a graph, where programs and drivers that know no such edge may copy or update nodes.
 bool is_captured(cudaStream_t stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   const cudaError_t error = cudaStreamIsCapturing(stream, &status);

@@ -19,7 +19,7 @@ namespace ferry::cuda {
 
 using GpuId = std::array<std::uint8_t, 16>;
 
-/// What a rank sends the others about its GPU and arena. Plain bytes, exchanged through the bootstrap.
+/// A rank's message to the others about its GPU and arena. Plain bytes, exchanged through the bootstrap.
 struct ArenaAnnouncement {
   node::LinkToken token{};  ///< for ranks of the same process
   GpuId gpu{};
@@ -47,7 +47,7 @@ Result<GpuId> gpu_id(int device) {
   return id;
 }
 
-/// As nvidia-smi -L prints it.
+/// Text of a UUID as nvidia-smi -L prints it.
 std::string to_string(const GpuId& id) {
   std::string text = "GPU-";
   for (std::size_t i = 0; i < id.size(); ++i) {
@@ -216,7 +216,7 @@ ArenaExchange::~ArenaExchange() {
     service_.reset();
   }
   peers_.clear();
-  // Now nothing of the peers is open here. They would not see it from the links' end while the arena holds those too.
+  // No memory of the peers is open here any more. The links stay open with the arena, so their end does not show it.
   for (const node::PeerLink* link : shared_links_) link->end_sending();
 }
 

@@ -19,7 +19,7 @@
 
 namespace ferry::cuda {
 
-/// Sent over a link as it is in memory: both ends run the same build on the same host.
+/// Message over a link, sent as its bytes in memory: both ends run the same build on the same host.
 struct ArenaMessage {
   static constexpr std::uint32_t kMagic = 0x4652'4152;  // "FRAR"
   enum class Kind : std::uint32_t {
@@ -207,7 +207,7 @@ void ArenaService::serve() noexcept {
     // No deadline: this thread waits for peers as long as the group lives, and the eventfd ends it.
     const int ready = poll(poll_set_.data(), poll_set_.size(), -1);
     if (ready < 0 && errno != EINTR) {
-      for (PeerState& state : states_) lose(state, out_of_memory_);  // ENOMEM is all that is left
+      for (PeerState& state : states_) lose(state, out_of_memory_);  // poll has no other error than ENOMEM here
       return;
     }
     if (ready <= 0) continue;

@@ -15,7 +15,7 @@ namespace {
 constexpr std::string_view kHint =
     "`ferry doctor` shows what GPUDirect needs; or set GroupOptions::ring_memory to host";
 
-/// One mapping; what of it exists is undone at its end.
+/// One mapping; the destructor undoes the steps that succeeded.
 class Mapping {
  public:
   Mapping(const Driver& table, int device) : table_(table), device_(device) {}

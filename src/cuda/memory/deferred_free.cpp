@@ -18,7 +18,7 @@
 namespace ferry::cuda {
 namespace {
 
-/// For processes that end their group at about the same time. Those that take longer are late, and the memory rests on.
+/// Longest wait for processes that end their group at about the same time. The memory of later ones stays allocated.
 constexpr std::int64_t kImporterPatienceNs = 1'000'000'000;
 constexpr std::chrono::milliseconds kPollInterval{1};
 
@@ -52,7 +52,7 @@ bool is_open(const Allocation& allocation) {
   return std::ranges::any_of(allocation.importers, [](const auto& link) { return !link->gone(); });
 }
 
-/// Frees what nobody has open any more. Under the lock.
+/// Frees memory that no process has open any more. Under the lock.
 void free_resting(std::vector<Allocation>& allocations, std::int64_t patience_ns) {
   const std::int64_t deadline_ns = node::monotonic_ns() + patience_ns;
   while (std::ranges::any_of(allocations, is_open) && node::monotonic_ns() < deadline_ns) {
@@ -87,7 +87,7 @@ void free_without_groups(int device, void* data, Importers importers) try {
   all.allocations.push_back({device, data, std::move(importers)});
   if (all.num_groups == 0) free_resting(all.allocations, kImporterPatienceNs);
 } catch (const std::bad_alloc&) {
-  // Called from destructors: what cannot be remembered stays taken until the process ends.
+  // Called from destructors: memory that cannot be recorded stays allocated until the process ends.
 }
 
 std::size_t num_resting_blocks() {

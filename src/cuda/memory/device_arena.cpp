@@ -18,8 +18,8 @@ namespace {
 /// The driver shares memory between processes in blocks of this size; an arena of whole blocks shares nothing else.
 constexpr std::size_t kIpcGranularity = std::size_t{2} << 20;
 
-/// The arena grows by at least this, and by this part of what it has: growing takes 2 ms (2 H200 in a virtual machine),
-/// in which the host waits for its peers.
+/// The arena grows by at least this many bytes and this part of its size: growth takes 2 ms (2 H200 in a virtual
+/// machine), in which the host waits for its peers.
 constexpr std::size_t kMinGrowthBytes = std::size_t{32} << 20;
 constexpr std::size_t kGrowthShare = 4;
 
@@ -52,7 +52,7 @@ Result<UniqueFd> export_fd(const Driver& table, CUmemGenericAllocationHandle han
   return UniqueFd(fd);
 }
 
-/// Containers and sandboxes may refuse what the device could do, so try.
+/// Tries to share memory: containers and sandboxes may refuse it although the device can.
 bool shares_descriptors(const Driver& table, int device) {
   const Result<std::size_t> granularity = allocation_granularity(device);
   if (!granularity.ok()) return false;
@@ -353,8 +353,8 @@ Status DeviceArena::zero(std::byte* data, std::size_t bytes) const {
   const DeviceGuard guard(device_);
   if (!guard.status().ok()) return guard.status();
   const RelaxedCapture relaxed;
-  // Waits for this stream alone: other ranks may be waiting for each other in kernels on the same GPU. It ends because
-  // whatever is in its way on the GPU does; giving up earlier would hand out memory that is about to be overwritten.
+  // Waits for this stream alone: other ranks may be waiting for each other in kernels on the same GPU. The wait ends
+  // when the kernels before it end; to give up earlier would hand out memory that is about to be overwritten.
   cudaError_t error = cudaMemsetAsync(data, 0, bytes, stream_->get());
   if (error == cudaSuccess) error = cudaStreamSynchronize(stream_->get());
   return runtime_status(error, fmt::format("allocate: zeroing {} bytes of GPU {}", bytes, device_),

@@ -15,7 +15,7 @@ namespace {
 
 Status invalid(std::string message) { return Status(ErrorCode::kInvalidArgument, std::move(message)); }
 
-/// Sizes of a row and of a tensor that kernels can count with.
+/// Largest sizes of a row and of a tensor that kernels can count with.
 constexpr std::int64_t kMaxRowBytes = std::int64_t{1} << 30;
 constexpr std::int64_t kMaxTensorBytes = std::int64_t{1} << 46;
 constexpr std::int64_t kMaxScales = std::int64_t{1} << 20;
@@ -30,7 +30,7 @@ Status check_extent(std::string_view what, std::int64_t num_rows, std::int64_t s
                   num_rows, row_bytes, stride_bytes, kMaxRowBytes, kMaxTensorBytes));
 }
 
-/// What the driver says of a pointer, by one call of it. Memory that CUDA does not know has type 0.
+/// The driver's attributes of a pointer, by one call. Memory that CUDA does not know has type 0.
 struct PointerFacts {
   unsigned type = 0;  ///< a CUmemorytype
   unsigned managed = 0;
@@ -76,12 +76,12 @@ Status check_facts(std::string_view what, const void* data, int device, const Re
   return {};
 }
 
-/// The first failure of a list of checks. Small tensors mostly share an allocation of the program's allocator: the
-/// driver is asked once for each that the list comes to.
+/// First failure of a list of checks. Small tensors mostly share an allocation of the program's allocator, so the
+/// driver is asked once for each allocation in turn.
 class Checks {
  public:
   explicit Checks(const DeviceArena& arena) : device_(arena.device()), arena_(&arena) {}
-  /// Without a group.
+  /// For calls without a group.
   explicit Checks(int device) : device_(device) {}
   template <typename View>
   void view(std::string_view what, const View& tensor) {
@@ -93,7 +93,7 @@ class Checks {
     status_ = check_extent(what, rows.num_rows, rows.stride_bytes, rows.row_bytes);
     if (status_.ok() && rows.num_rows > 0) check(what, rows.data);
   }
-  /// Null where it is not used.
+  /// Null for calls without a group.
   void pointer(std::string_view what, const void* data) {
     if (status_.ok() && data != nullptr) check(what, data);
   }

@@ -96,7 +96,7 @@ Status PeerMapping::add_vmm(const ArenaChunk& chunk) {
   if (!status.ok()) return status;
   status = driver_status((*table)->mem_map(where, chunk.size_bytes, 0, handle, 0),
                          fmt::format("mapping {} bytes on GPU {}", chunk.size_bytes, device_), kReachHint);
-  // The mapping keeps the memory.
+  // The mapping keeps the memory alive.
   (*table)->mem_release(handle);
   if (!status.ok()) return status;
   const CUmemAccessDesc access = access_from(device_);

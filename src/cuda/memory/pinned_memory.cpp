@@ -14,11 +14,11 @@
 namespace ferry::cuda {
 namespace {
 
-/// A thousand routes of up to 4 KiB each whose counts have not been read yet; locked in memory, so no more than that.
+/// Room for a thousand routes of up to 4 KiB each whose counts are still unread; no more, because it is locked memory.
 constexpr std::size_t kPinnedBytes = std::size_t{4} << 20;
 
 /// Blocks that no group uses. cudaFreeHost waits for every GPU of the process and holds the driver's lock meanwhile:
-/// where a kernel waits for another rank of this process, that rank could not launch any more. So blocks stay, as many
+/// if a kernel waits for another rank of this process, that rank could no longer launch. Blocks therefore stay, as many
 /// as the process ever had groups at a time.
 struct IdleBlocks {
   struct Block {
@@ -63,7 +63,8 @@ void give_back_block(void* block, std::size_t bytes) try {
   // Called from destructors: what cannot be recorded stays allocated until the process ends.
 }
 
-/// Not given back where that fails: it may be what a device reset has left behind.
+/// Address of a block as kernels see it. A block for which this fails is not given back: a device reset may have left
+/// it behind.
 Result<std::byte*> view_of_kernels(void* host) {
   void* device = nullptr;
   const cudaError_t mapped = cudaHostGetDevicePointer(&device, host, 0);

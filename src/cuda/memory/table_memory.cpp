@@ -41,7 +41,7 @@ Result<std::byte*> TableMemory::take_block(std::size_t bytes, bool again) {
   if (!again) look_through();
   Result<std::byte*> data = arena_->take(bytes);
   if (!data.ok() && data.status().code() == ErrorCode::kCapacity) {
-    // What rests may be all that is missing. Every call ends by its deadline, so this does too.
+    // Resting memory may suffice. Every call ends by its deadline, so this wait does too.
     const RelaxedCapture relaxed;
     cudaEventSynchronize(last_call());
     {
@@ -70,7 +70,7 @@ Result<std::shared_ptr<std::byte>> TableMemory::take_with_spare(std::size_t byte
     const std::lock_guard lock(mutex_);
     reap();
   }
-  // Not worth waiting for calls, nor what others have to spare, nor an error.
+  // A failure is no error: this allocation neither waits for calls nor takes memory that others hold in reserve.
   const Result<std::byte*> data = arena_->take(bytes + spare_bytes);
   if (!data.ok()) return take(bytes);
   std::shared_ptr<std::byte> block(*data, Bury{shared_from_this(), bytes + spare_bytes, bytes});
@@ -132,7 +132,7 @@ void TableMemory::cut(std::byte* data, Bury& owner, std::size_t bytes) {
 }
 
 void TableMemory::give_back_spare() {
-  std::vector<std::shared_ptr<std::byte>> blocks;  // the last owner of one must not let go of it under the lock
+  std::vector<std::shared_ptr<std::byte>> blocks;  // the last owner must not release a block under the lock
   const std::lock_guard lock(mutex_);
   for (const std::weak_ptr<std::byte>& block : with_spare_) {
     blocks.push_back(block.lock());
@@ -192,7 +192,7 @@ void TableMemory::keep(std::byte* data, std::size_t bytes) try {
 
 void TableMemory::bury_buffer(std::byte* data, std::size_t bytes) {
   after_calls([this, data, bytes] { arena_->give(data, bytes); });
-  // At once where no call is under way: the program sees it in memory_usage, and may drop a Buffer to make room.
+  // At once if no call is under way: memory_usage shows it, and a program may drop a Buffer to make room.
   const std::lock_guard lock(mutex_);
   reap();
 }

@@ -24,7 +24,7 @@
 namespace ferry::cuda {
 namespace {
 
-/// Blocks of one copy: enough to fill NVLink with stores, and the rest of the GPU stays with the program.
+/// Blocks of one copy: enough to fill NVLink with stores; the program keeps the other multiprocessors.
 constexpr unsigned kMaxCopyBlocks = 32;
 
 class CudaOneSided final : public one_sided::Backend {
@@ -87,15 +87,15 @@ class CudaOneSided final : public one_sided::Backend {
 CudaOneSided::~CudaOneSided() {
   const DeviceGuard guard(memory_->device());
   const RelaxedCapture relaxed;
-  // Those that still wait use memory that is about to go.
+  // Kernels that still wait use memory that is about to be freed.
   OneSidedWatch::stop_kernels(memory_->errors(), ::ferry::device::stop_word::kOver);
   (void)streams_.wait();
   part();
-  // Before memory is given back: that may wait for the kernels of other ranks on this GPU, and they for this rank.
+  // Before memory is given back: that may wait for kernels of other ranks on this GPU, which may wait for this rank.
   memory_->fabric().abandon();
 }
 
-/// Nothing looks at the fabric any more: not after it has left.
+/// Ends the watch and detaches the source: neither may use the fabric after it has left.
 void CudaOneSided::part() {
   watch_.reset();
   one_sided::Driver* const driver = memory_->fabric().driver();
@@ -183,7 +183,7 @@ Status CudaOneSided::put_signal(const one_sided::PutCall& put, const one_sided::
   after.op = signal.op;
   return launch("put_signal", put.stream, [&params, &after, shared](cudaStream_t stream) {
     const cudaError_t error = launch_put(params, stream);
-    // The end of a kernel is before the next one, for the peer too that sees the next one's signal.
+    // Kernels run in order, also for a peer that sees the signal of the second one.
     return error == cudaSuccess && shared ? launch_word_call(after, stream) : error;
   });
 }
@@ -218,7 +218,7 @@ Status CudaOneSided::fetch(const one_sided::FetchCall& call, std::uint64_t* fetc
                 [&params](cudaStream_t stream) { return launch_word_call(params, stream); });
 }
 
-/// A call on the backend's own stream, which the host waits for. The caller holds result_mutex_.
+/// Makes a call on the backend's own stream and waits for it. The caller holds result_mutex_.
 Status CudaOneSided::run_now(std::string_view operation, const WordParams& params) {
   const DeviceGuard guard(memory_->device());
   if (!guard.status().ok()) return guard.status();
@@ -324,7 +324,7 @@ Status CudaOneSided::poll_errors() {
   if (source_ != nullptr) {
     if (Status status = source_->status(); !status.ok()) return status;
   }
-  // Asking for the ranks costs system calls.
+  // The state of the ranks costs system calls.
   if (std::atomic_ref(memory_->errors().state).load(std::memory_order_acquire) == 0) return {};
   return take_error(memory_->errors(), memory_->fabric().presence());
 }

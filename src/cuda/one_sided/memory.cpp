@@ -17,7 +17,7 @@
 namespace ferry::cuda {
 namespace {
 
-/// 50 GB/s with 20 us of latency keep 1 MB in flight; eight times that, so that kernels and proxy need not take turns.
+/// 50 GB/s with 20 us of latency keep 1 MB in flight; eight times as much, so that kernels and proxy overlap.
 constexpr std::uint64_t kNumSlots = 512;
 constexpr std::uint64_t kSlotBytes = std::uint64_t{16} << 10;
 constexpr std::size_t kStagingBytes = (kNumSlots + ::ferry::device::kNumReplies) * kSlotBytes;
@@ -69,7 +69,7 @@ Status OneSidedMemory::examine_device(int wanted) {
   return status;
 }
 
-/// What needs no peer.
+/// Makes the parts that need no peer.
 Status OneSidedMemory::make_local_parts(const one_sided::Context& context) {
   if (Status status = examine_device(context.base.options.device); !status.ok()) return status;
   const DeviceGuard guard(device_);
@@ -86,7 +86,7 @@ Status OneSidedMemory::make_local_parts(const one_sided::Context& context) {
   const bool over_nodes = context.base.topology.num_nodes() > 1;
   const auto carve = [&](std::byte* base) {
     plan::Carver carver(base);
-    // Those of two cache lines first.
+    // Parts that take whole pairs of cache lines come first.
     errors_ = carver.take<::ferry::device::ErrorRecord>(1);
     if (over_nodes) {
       ring_.num_slots = kNumSlots;
@@ -135,7 +135,7 @@ Status OneSidedMemory::upload(void* to, const void* from, std::size_t num_bytes,
   return status.ok() ? runtime_status(cudaStreamSynchronize(stream()), what) : status;
 }
 
-/// The heaps of this node, where this rank's GPU sees them. The last that the World needs.
+/// Sets the addresses of this node's heaps as this rank's GPU sees them: the last fields of the World.
 Status OneSidedMemory::adopt_heaps(const one_sided::Context& context) {
   const Topology& topology = context.base.topology;
   const DeviceGuard guard(device_);

@@ -41,7 +41,7 @@ Result<std::shared_ptr<std::byte>> register_memory(std::byte* data, std::size_t 
   if (std::shared_ptr<std::byte> block = known.lock(); block != nullptr) return block;
   const RelaxedCapture relaxed;
   const cudaError_t error = cudaHostRegister(data, num_bytes, cudaHostRegisterPortable | cudaHostRegisterMapped);
-  // Its last user is about to give it back.
+  // The block's last user is about to give it back.
   if (error != cudaSuccess && error != cudaErrorHostMemoryAlreadyRegistered) {
     all.blocks.erase(data);
     return runtime_status(error, fmt::format("OneSided::create: locking {} bytes of symmetric memory", num_bytes),

@@ -10,9 +10,9 @@
 namespace ferry::cuda {
 namespace {
 
-/// As PeerWatch: a look costs a few system calls for each rank.
+/// Interval of PeerWatch: a look costs a few system calls for each rank.
 constexpr std::chrono::milliseconds kInterval{20};
-/// Looks without a request before the network may sleep: a second.
+/// Looks without a request, one second of them, before the network may sleep.
 constexpr int kStillLooks = 50;
 
 }  // namespace
@@ -62,7 +62,7 @@ void OneSidedWatch::look() {
   }
   if (stopped_) return;
   const bool lost = !fabric_.presence().ok();
-  // What a rank sent last has arrived by the second look.
+  // The last data of a rank has arrived before the second look.
   if (lost && lost_before_) {
     stop_kernels(errors_, ::ferry::device::stop_word::kRankLost);
     stopped_ = true;
@@ -78,7 +78,7 @@ void OneSidedWatch::expect_requests() {
 
 void OneSidedWatch::stop_kernels(::ferry::device::ErrorRecord& errors, std::uint64_t why) {
   const std::atomic_ref word(errors.stop);
-  // Another thread may have said more.
+  // Another thread may have stored a higher value.
   std::uint64_t said = word.load(std::memory_order_relaxed);
   while (said < why && !word.compare_exchange_weak(said, why, std::memory_order_release)) {
   }

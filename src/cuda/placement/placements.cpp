@@ -8,7 +8,7 @@
 namespace ferry::cuda {
 namespace {
 
-/// Placements kept for later routes: more than programs alternate between, which is one for each layer of a model.
+/// Placements kept for later routes: more than a program uses in turn, one for each layer of a model.
 constexpr std::size_t kMaxRecent = 128;
 
 template <typename T>

@@ -56,8 +56,8 @@ std::optional<CallLog::Difference> CallLog::find_difference(int peer) const {
 
 std::uint64_t agreement_word(const CallRecord& record) {
   if (record.code != ErrorCode::kOk) return 0;
-  // FNV-1a (Fowler, Noll, Vo; 64-bit offset basis and prime) over whole words: of every so many of them, then of the
-  // results. One product waits for another, and every call waits for the last.
+  // FNV-1a (Fowler, Noll, Vo; 64-bit offset basis and prime) over whole words, in kNumLanes lanes, then over their
+  // results: a product waits for the one before it in its lane, and the call for the last.
   constexpr std::uint64_t kBasis = 14695981039346656037ULL;
   constexpr std::size_t kNumLanes = 4;
   const auto mix = [](std::uint64_t& hash, std::uint64_t word) {

@@ -62,14 +62,14 @@ int rank_missed(const LostReport& lost, const Topology& topology) {
 
 std::string describe_lost(const LostReport& lost, const Topology& topology, std::int64_t timeout_ns,
                           const CallLog* calls) {
-  // Which wait it was differs from rank to rank and means nothing: all are to say the same.
+  // The kind of wait differs from rank to rank and means nothing: all ranks report the same text.
   if (lost.stopped != 0) return "a call on the GPU was stopped while it waited for other ranks";
   const auto awaited = static_cast<Awaited>(lost.awaited);
   // Flags count epochs.
   const std::string seen = awaited == Awaited::kRows ? fmt::format("{} of {} rows", lost.seen, lost.expected)
                                                      : fmt::format("flag {}, expected {}", lost.seen, lost.expected);
   const int missed = rank_missed(lost, topology);
-  // Hosts see the calls of their node.
+  // Hosts see only the calls of their own node.
   const bool is_known = calls != nullptr && topology.node_of(missed) == topology.node_of(topology.rank);
   const std::string other = is_known ? other_call(*calls, missed) : "";
   return fmt::format("exchange {} on the GPU: timed out after {:.0f} ms waiting for rank {} {} ({}){}", lost.epoch,
@@ -84,14 +84,13 @@ bool is_repeated(const FaultReport& fault, int num_ranks) {
                      [](std::int64_t number) { return number < 0; });
 }
 
-/// The records of all ranks of the call that was refused, none of a rank that is masked; fewer if some are not known
-/// any more.
+/// Records of all ranks of the refused call, except for masked ranks; fewer if some are overwritten.
 std::vector<std::optional<CallRecord>> find_records(const FaultReport& fault, const RankRecords& known) {
   const Topology& topology = known.topology;
   const int first_rank = topology.node_of(topology.rank) * topology.ranks_per_node;
   std::vector<std::optional<CallRecord>> records;
   for (int rank = 0; rank < topology.num_ranks; ++rank) {
-    // Ranks of other nodes made the call of their rail peer here, unless that one has found out otherwise.
+    // Ranks of other nodes made the same call as their rail peer here, unless that peer has found another record.
     const int local = topology.rail_of(rank);
     const std::int64_t number = fault.record_numbers[local];
     std::optional<CallRecord> record;
