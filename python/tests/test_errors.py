@@ -58,7 +58,7 @@ def check_refusals(rank: int, world: World) -> None:
             call()
 
     # Errors found by the native library, errors that only Python sees, and arguments that are not tensors.
-    for wrong in (idx.to(torch.float32), idx.to(torch.int16), idx.to("meta"), idx[:, :2], None, "ids"):
+    for wrong in (idx.to(torch.float32), idx.to(torch.int16), idx.to("meta"), idx[:, :2], None, "ids", (idx, idx)):
         refused(lambda wrong=wrong: group.route(wrong if bad else idx, num_experts=world.num_experts))
     refused(lambda: group.route(idx, num_experts=world.num_experts, layout="rows" if bad else "tokens"), "layout")
     refused(lambda: group.route(idx, num_experts=world.num_experts + bad))

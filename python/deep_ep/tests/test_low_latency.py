@@ -347,6 +347,7 @@ def check_refused(rank: int, world: World) -> None:
         ({"handle": None}, "NoneType", ferry.InvalidArgument),
         ({"handle": (1, 2, 3, 4, 5)}, "int", ferry.InvalidArgument),
         ({"handle": (src_info, rest[0], most, "wide", 6)}, "hidden", ferry.InvalidArgument),
+        ({"handle": (src_info, rest[0], most, -1, 6)}, "hidden", ferry.InvalidArgument),
         ({"zero_copy": True}, "get_next_low_latency_combine_buffer", ferry.InvalidArgument),
         ({"use_logfmt": True}, "use_logfmt=True is not implemented", NotImplementedError),
         ({"async_finish": True, "return_recv_hook": True}, "at most one", ferry.InvalidArgument),

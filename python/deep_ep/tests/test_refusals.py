@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from clients import dispatch, inputs_of, layout_of, make_buffer, make_elastic
 from ranks import run_ranks
 from world import World, make_world
@@ -187,7 +188,10 @@ def check_unknown(rank: int, world: World) -> None:
         for _ in range(3):
             buffer.combine(x, handle, overlap=True)
             elastic.dispatch(mine.x, mine.idx, num_experts=world.num_experts, overlap=True)
-    assert len(warned) == 1
+    assert len(warned) == 1 and warned[0].filename == __file__, "the warning names the program's line"
+    with pytest.warns(UserWarning, match="Buffer: argument lanes is unknown") as warned:
+        deep_ep.Buffer(dist.group.WORLD, device="cpu", lanes=4).destroy()
+    assert warned[0].filename == __file__
     for destroyed in (buffer, elastic):
         destroyed.destroy()
         assert destroyed.runtime is None

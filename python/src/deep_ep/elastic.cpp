@@ -6,6 +6,7 @@
 #include <limits>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include "arguments.hpp"
@@ -32,6 +33,19 @@ const Name& routing_name() {
 
 std::int64_t number_of(nb::handle handle, const Name& name) {
   return whole(get_attribute(handle, name), "handle", "a number of the handle");
+}
+
+/// T and K of a handle's ids, of any dtype: calls read the ids themselves only where they route again.
+std::pair<std::int64_t, std::int64_t> shape_of_ids(const Checks& checks, nb::handle ids, Place place) {
+  const std::optional<ReadTensor> read = find_tensor(ids, place);
+  if (read && read->view.num_dims == 2) return {read->view.extent(0), read->view.extent(1)};
+  checks.tensor(ids, "handle.topk_idx");
+  const nb::object shape = ids.attr("shape");
+  if (nb::len(shape) < 2) {
+    checks.refuse("handle.topk_idx has shape " + repr_of(nb::steal(PySequence_List(shape.ptr()))) +
+                  ", expected [T, K]");
+  }
+  return {nb::cast<std::int64_t>(shape[0]), nb::cast<std::int64_t>(shape[1])};
 }
 
 /// Whether the handle's dispatch waited for the counts. The same on all ranks.
@@ -62,13 +76,7 @@ BufferCalls::ElasticHandle BufferCalls::elastic_handle_of(const Checks& checks, 
   ElasticHandle found;
   found.expands = get_attribute(handle, expands_name).is(nb::handle(Py_True));
   found.topk_idx = get_attribute(handle, ids_name);
-  const std::optional<ReadTensor> ids = find_tensor(found.topk_idx, place);
-  if (!ids || ids->view.num_dims != 2) {
-    checks.tensor(found.topk_idx, "handle.topk_idx");
-    refuse_unreadable(found.topk_idx, place, "handle.topk_idx");
-  }
-  found.num_tokens = ids->view.extent(0);
-  found.num_topk = ids->view.extent(1);
+  std::tie(found.num_tokens, found.num_topk) = shape_of_ids(checks, found.topk_idx, place);
   found.num_rows = number_of(handle, num_rows_name);
   found.metadata = get_attribute(handle, metadata_name);
   std::optional<ReadTensor> metadata = find_tensor(found.metadata, place);
@@ -105,7 +113,8 @@ nb::object BufferCalls::elastic_routing_of(Turn& turn, nb::handle handle, bool r
   options.num_sms = num_sms;
   const nb::object ids = get_attribute(handle, ids_name);
   steps_.attr("reads")(ids);
-  const PlacedRouting placed = route(turn, Collective::kRoute, read_tensor(ids, calls_->place()), options);
+  const PlacedRouting placed =
+      route(turn, Collective::kRoute, view_of(ids, calls_->place(), "route", "topk_idx"), options);
   nb::object routing = new_routing(placed, options.max_recv_rows > 0);
   set_attribute(handle, routing_name(), routing);
   return routing;

@@ -60,8 +60,7 @@ ElasticRoute read_elastic_route(const Calls& calls, const Checks& checks, std::i
   route.stats = checks.expert_stats(given.expert_stats, route.num_local);
   // Bounds that keep the sums below within 64 bits.
   if (route.alignment > kMaxCount) {
-    checks.refuse("expert_alignment is " + repr_of(given.alignment) + ", expected at most " +
-                  std::to_string(kMaxCount));
+    checks.refuse("expert_alignment is " + repr_of(given.alignment) + ", expected 1 to " + std::to_string(kMaxCount));
   }
   if (route.max_tokens > kMaxCount / calls.group().num_ranks()) {
     checks.refuse("num_max_tokens_per_rank is " + repr_of(given.num_max_tokens) + ", expected at most " +
