@@ -21,7 +21,8 @@
 ///          x ──copy──> source's arena ──copy──> out.x               the receiver copies the rows staged by the source;
 ///                                                                   nothing is staged if x is in the source's arena
 ///
-/// Where ranks can be masked (Participants) every row is pulled: the source stages all of x beforehand.
+/// In latency mode of groups that mask lost ranks (Participants) every row is pulled, and sources put all of x into
+/// their arenas before the call begins.
 ///
 /// Scales, ids and weights are packed together in the source's arena before the call begins, and every receiver reads
 /// the records of its rows: they are small, and only the receiver knows the types and strides of its outputs.
@@ -181,7 +182,7 @@ Status Dispatcher::pull() {
   std::vector<bool> awaited(num_ranks, false);
   for (int rank = 0; rank < peers_.num_ranks(); ++rank) awaited[to_size(rank)] = pulls_from(rank);
   if (std::find(awaited.begin(), awaited.end(), true) == awaited.end()) return {};
-  if (!ranks_.masks()) {  // else all is staged before the call begins
+  if (!ranks_.masks()) {  // else sources have staged x before the call began
     if (Status status = sync_.wait(Phase::kStaged, &awaited); !status.ok()) return status;
   }
 

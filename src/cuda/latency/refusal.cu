@@ -21,7 +21,7 @@ struct RefusalShared {
   int num_blocks[kMaxRanks];
 };
 
-/// Set of this call on this rank: the one that it has granted, or else kNoSet, which it grants now. All lanes of one
+/// Set of this call on this rank: the set that it has granted, or else kNoSet, which it grants now. All lanes of one
 /// warp.
 __device__ int own_set(const LatencyRefusalParams& params, std::uint64_t number) {
   const LatencyParams& call = params.call;

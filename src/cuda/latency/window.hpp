@@ -60,7 +60,7 @@ namespace ferry::cuda {
 enum class LatencyKind : int { kDispatch = 0, kCombine = 1 };
 inline constexpr int kLatencyKinds = 2;
 
-/// Sets of each kind: for the calls that a rank has in flight, and the one that it is making.
+/// Sets of each kind: for the calls that a rank has in flight, and for the call that it is making.
 inline constexpr int kSets = kMaxLatencyCallsInFlight + 1;
 /// Replaces a set where the rank refuses the call. Also the index of the headers that it gets in that case.
 inline constexpr int kNoSet = kSets;
