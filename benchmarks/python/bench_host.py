@@ -1,7 +1,7 @@
 """Host time of each call, with routes and handles that are kept: no call waits for another rank's counts.
 
 Before each call the host waits for the GPU. Medians, of the slowest rank. On CPUs a call also moves the rows, and waits
-for the other ranks, so that only calls of few tokens tell something.
+for the other ranks, so that only calls of few tokens show host time.
 """
 
 from __future__ import annotations

@@ -160,7 +160,7 @@ class Group(LatencyCalls):
     @property
     def wait_times_ns(self) -> list[int]:
         """[R] nanoseconds for which calls of this rank have waited so far without a part of each rank: stragglers show
-        in the others' numbers. On GPUs kernels count, and nothing is waited for here.
+        in the others' numbers. On GPUs kernels count, and this property does not wait for them.
         """
         return self._native.wait_times_ns()
 
@@ -263,7 +263,7 @@ class Group(LatencyCalls):
         x: [T, H] of any dtype whose rows are whole multiples of 16 bytes. scales: [T, S] f32, i32 or u8, any strides.
         topk_weights: [T, K] f32 to send in place of those given to route.
         out, out_scales: where to receive ([N, H] and [N, S]); by default new tensors, ``out`` in symmetric memory. They
-        share no memory with each other or with what is sent.
+        share no memory with each other or with tensors that are sent.
         out_source: [N, 2] i32, contiguous: receives the source rank and token of each row, -1 where there is none; all
         ranks or none.
         tables: False omits ids and weights; the same on every rank.
@@ -310,7 +310,7 @@ class Group(LatencyCalls):
         weighted: False sums each row once; True sums weight * row over the token's experts, with the weights given to
         route or, in their place, ``topk_weights`` [T, K] f32.
         out: [T, H] of x's dtype for the sums; by default a new tensor. It may be a tensor of ``bias``, otherwise it
-        shares no memory with what is given.
+        shares no memory with the inputs.
         num_sms: as for dispatch.
         """
         combined = self._calls.combine(self, routing, x, weights, bias, bool(weighted), topk_weights, out, num_sms)
@@ -322,7 +322,7 @@ class Group(LatencyCalls):
     def channel_tables(self, routing: Routing, num_channels: int) -> ChannelTables:
         """Describe a routing of layout "tokens" by channels, as other libraries hand it to their users. Local.
 
-        num_channels: C; a channel has ceil(T / C) tokens, the last ones what is left.
+        num_channels: C; a channel has ceil(T / C) tokens, the last ones fewer.
         """
         check_routing(routing, "channel_tables")
         channels, ranks, device = int(num_channels), self.num_ranks, self.device

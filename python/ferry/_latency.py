@@ -267,7 +267,7 @@ class LatencyCalls:
         """Mask a rank, or end that, in a group that was created with ``mask_lost_ranks=True``. Local.
 
         Calls of latency mode that miss a rank do the same by themselves. From then on this rank's calls of latency mode
-        neither wait for a masked rank nor send to it: it has 0 tokens, and what its experts would return adds nothing.
+        neither wait for a masked rank nor send to it: it has 0 tokens, and its experts add nothing to the sums.
         Masks are this rank's own, so mask by hand on all ranks between the same two calls. A masked rank comes back if
         it has made all calls that the others have made: unmask on all ranks, itself included, between the same two
         calls, with a barrier of the process group before and after. On a GPU effective for later work on the current

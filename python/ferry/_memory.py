@@ -203,7 +203,7 @@ class DeviceMemory(Memory):
             return self._make(wanted)  # slower, but correct
 
     def close(self) -> None:
-        """The group makes no more calls. Waits for the GPU, whose kernels may use what is freed."""
+        """The group makes no more calls. Waits for the GPU, whose kernels may use the memory that is freed."""
         if self._pool is None or sys.is_finalizing():
             return
         if torch.cuda.is_current_stream_capturing():

@@ -65,7 +65,7 @@ class Placement:
         """P"""
         number = next(_keys)
         self.key = torch.tensor(number)
-        """[] i64 on the CPU: what operators know it by, as long as it exists, see :func:`ferry.ops.route`. A tensor, as
+        """[] i64 on the CPU: its key for operators, as long as it exists, see :func:`ferry.ops.route`. A tensor, as
         compiled programs are the same for any value of it.
         """
         _placements[number] = self

@@ -56,7 +56,7 @@ class GatingOptions:
     """Tokens that an expert takes in a call, 0: any number."""
     overflow: Overflow = "drop"
     noise: float = 0.0
-    """Standard deviation of what is added to logits for choosing, not for weighing."""
+    """Standard deviation of noise that is added to logits for choosing, not for weighing."""
     noise_seed: int = 0
     first_token: int = 0
     """Number of the first row for the noise."""

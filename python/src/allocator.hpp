@@ -41,13 +41,13 @@ class Allocator {
 
   const TableTypes& types() const { return types_; }
 
-  /// torch's current stream. Empty where this torch does not tell.
+  /// torch's current stream. Empty where this torch has no function for it.
   std::optional<Stream> stream() const { return work_stream(tensor_type_, place_); }
 
   /// Whether a graph captures that stream.
   bool is_capturing() const;
 
-  /// The same, asked of torch's Python functions where nothing else tells.
+  /// The same, by torch's Python functions where it is empty.
   Stream any_stream() const;
 
   /// torch.Tensor

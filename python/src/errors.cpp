@@ -48,7 +48,7 @@ void SignalCheck::refuse_in_handler(const char* operation) const {
   raise(Status(ErrorCode::kInvalidArgument,
                std::string(operation) +
                    ": called by a signal's handler while a call of the group waits; have the handler raise, or keep "
-                   "what it is told for the program to look at between its calls"));
+                   "a note of the signal for the program to read between its calls"));
 }
 
 void keep(nanobind::python_error& error) {

@@ -65,8 +65,8 @@ class LatencyCalls:
 
         Returns the rows [L, R * M, H], bf16, or (FP8 rows, scales [L, R * M, ceil(H / 128)] f32 or ceil(H / 512) i32,
         whose rows of an expert lie one after another in memory); rows of each local expert [L] i32; the handle; the
-        event; and the hook or None. The first rows of each expert hold tokens, by source rank, then token; what is in
-        the others is unspecified. The handle is (src_info [L, R * M] i32, the token at its source of each row;
+        event; and the hook or None. The first rows of each expert hold tokens, by source rank, then token; the contents
+        of the others are unspecified. The handle is (src_info [L, R * M] i32, the token at its source of each row;
         layout_range [L, R] i64, first row << 32 | number of rows from a rank; M; H; E). Its tensors and the counts are
         views of memory that the calls go on to use: do not write to them. src_info is not contiguous.
         """
@@ -177,8 +177,8 @@ class LatencyCalls:
         """Mask a rank, or with ``mask=False`` end that. Local; of a buffer with ``enable_shrink=True``.
 
         Calls of latency mode that miss a rank for 100 s, or that notice that it has died, do the same by themselves.
-        They neither wait for a masked rank nor send to it: it has 0 tokens, and what its experts would return adds
-        nothing to the sums. Masks are this rank's own. A masked rank comes back if it has made all calls that the
+        They neither wait for a masked rank nor send to it: it has 0 tokens, and its experts add nothing to
+        the sums. Masks are this rank's own. A masked rank comes back if it has made all calls that the
         others have made and all ranks, itself included, unmask between the same two calls, with a barrier of the
         process group before and after.
         """

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import pickle
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from clients import dispatch, inputs_of, layout_of, make_buffer, make_elastic
+from network import skip_without_network
 from ranks import run_ranks
 from world import World, make_world
 
 import deep_ep
 import ferry
 import reference
+from deep_ep._steps import Steps
 
 BAD_RANK = 1
 CPU = torch.device("cpu")
@@ -175,6 +179,68 @@ def check_elastic(rank: int, world: World) -> None:
 
 def test_second_generation() -> None:
     run_ranks(3, check_elastic, make_world(3, 6, [5, 4, 8]))
+
+
+@contextmanager
+def failing(step: str, fails: bool) -> Iterator[None]:
+    """A step of native calls that raises on this rank, in the middle of the call."""
+    made = getattr(Steps, step)
+
+    def fail(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    if fails:
+        setattr(Steps, step, fail)
+    try:
+        yield
+    finally:
+        setattr(Steps, step, made)
+
+
+def check_failing_steps(rank: int, world: World, num_nodes: int) -> None:
+    """Where a rank fails between two collectives, it makes the others refuse the rest, and all stay in step."""
+    bad = rank == BAD_RANK
+    buffer = make_buffer(rank, "cpu", ranks_per_node=world.num_ranks // num_nodes)
+    mine = inputs_of(world, rank, CPU)
+    expected = reference.received_rows(world, rank)
+    steps = ["rows_to_gather", "counts_of"] + (["rail_inputs", "with_masks"] if num_nodes > 1 else [])
+    for step in steps:
+        with failing(step, bad), pytest.raises(ZeroDivisionError if bad else ferry.InvalidArgument):
+            dispatch(buffer, world, mine)
+        x, *_, handle, _ = dispatch(buffer, world, mine)
+        assert torch.equal(x, expected)
+    copies = tuple(tensor.clone() for tensor in handle)
+    with failing("ids_of_mask", bad), pytest.raises(ZeroDivisionError if bad else ferry.InvalidArgument):
+        buffer.dispatch(mine.x, handle=copies)
+    weights = torch.ones(len(x), mine.idx.shape[1])
+    with failing("padded_weights", bad), pytest.raises(ZeroDivisionError if bad else ferry.InvalidArgument):
+        buffer.combine(x, copies, weights)
+    assert torch.equal(buffer.dispatch(mine.x, handle=copies)[0], expected)
+    buffer.destroy()
+
+    elastic = make_elastic(rank, "cpu", ranks_per_node=world.num_ranks // num_nodes, allow_multiple_reduction=False)
+    now = {"previous_event_before_epilogue": deep_ep.EventHandle()}
+    new = {"num_experts": world.num_experts}
+    with failing("wait", bad), pytest.raises(ZeroDivisionError if bad else ferry.InvalidArgument):
+        elastic.dispatch(mine.x, mine.idx, **new, **now)
+    x, _, _, handle, _ = elastic.dispatch(mine.x, mine.idx, **new, **now)
+    assert torch.equal(x, expected)
+    for given in (handle, pickle.loads(pickle.dumps(handle))):  # a copy is routed again
+        with failing("wait", bad), pytest.raises(ZeroDivisionError if bad else ferry.InvalidArgument):
+            elastic.dispatch(mine.x, handle=given, **now)
+        with failing("wait", bad), pytest.raises(ZeroDivisionError if bad else ferry.InvalidArgument):
+            elastic.combine(x, given, **now)
+    assert torch.equal(elastic.dispatch(mine.x, handle=handle)[0], expected)
+    elastic.destroy()
+
+
+def test_a_call_that_fails_between_its_collectives() -> None:
+    run_ranks(3, check_failing_steps, make_world(3, 6, [5, 4, 8]), 1)
+
+
+def test_a_call_over_nodes_that_fails_between_its_collectives() -> None:
+    skip_without_network()
+    run_ranks(2, check_failing_steps, make_world(2, 6, [5, 4]), 2)
 
 
 def check_unknown(rank: int, world: World) -> None:

@@ -206,7 +206,9 @@ class BufferCalls {
   void wait_for(nanobind::handle epilogue) const;
   nanobind::object new_event() const;
   nanobind::object new_routing(const PlacedRouting& routing, bool bounded) const;
-  nanobind::object new_link(nanobind::object routing, bool knows_topk) const;
+  /// Attaches a Link to a handle, or to the tensor of it that carries the link.
+  void link_handle(const nanobind::tuple& handle, nanobind::object routing, bool knows_topk) const;
+  void link_carrier(const nanobind::object& carrier, nanobind::object routing, bool knows_topk) const;
   /// A call of latency mode was made, or its send half. -> the hook that makes the other half, or None
   nanobind::object made_half(nanobind::handle sent, nanobind::handle routing) const;
 

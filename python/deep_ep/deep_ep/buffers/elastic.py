@@ -216,7 +216,7 @@ class ElasticBuffer(AbsentFamilies):
         cumulative_local_expert_recv_stats: [L] i32, to which the tokens of each local expert are added.
         num_experts: E, a multiple of R. num_max_tokens_per_rank: M, the same on all ranks; at most the buffer's, which
             is the default. expert_alignment: by default 1.
-        previous_event: what the call waits for instead of the current stream. previous_event_before_epilogue: what its
+        previous_event: event to wait for instead of the current stream. previous_event_before_epilogue: event that its
             last part waits for in addition. async_with_compute_stream: the returned event must be waited for.
         handle: of an earlier dispatch, whose routing this payload reuses, expanded or not as before. Only x, weights
             and the form of the output are new; tokens are not counted again.

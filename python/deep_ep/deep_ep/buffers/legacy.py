@@ -254,7 +254,7 @@ class Buffer(LatencyCalls):
         num_worst_tokens: outputs have this many rows, and the host does not wait; more rows raise CapacityExceeded, on
             GPUs in a later call.
         config: its ``num_sms`` replaces ``Buffer.num_sms``; see :meth:`set_num_sms`.
-        previous_event: what the call waits for instead of the current stream.
+        previous_event: event that the call waits for instead of the current stream.
         async_finish: the returned event must be waited for. Otherwise the current stream waits.
         allocate_on_comm_stream: accepted; outputs always are, and may be used on the current stream.
 

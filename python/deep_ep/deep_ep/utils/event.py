@@ -1,4 +1,4 @@
-"""Points in stream order: what calls return, and what they can wait for."""
+"""Points in stream order, which calls return and can wait for."""
 
 from __future__ import annotations
 

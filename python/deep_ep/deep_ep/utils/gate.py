@@ -28,7 +28,7 @@ def get_unbalanced_scores(
     if (unbalanced_ratio == 1.0 and not precise) or num_tokens == 0:
         return scores
     num_local = num_experts // num_ranks
-    # If the others have too few experts, the first rank takes what is left.
+    # If the others have too few experts, the first rank takes the remaining choices.
     least = max(0, num_topk - (num_experts - num_local))
     share = min(max(unbalanced_ratio * num_topk / num_ranks, least), num_local, num_topk)
     if precise:

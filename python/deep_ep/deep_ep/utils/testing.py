@@ -70,7 +70,7 @@ def bench_kineto(
     the time of the call), and the others are NaN. If some are found, those that are not are NaN.
 
     trace_path: where to write the trace. barrier_comm_profiling: ranks synchronise first: with ``barrier``, or else
-    with the default process group. suppress_kineto_output: has no effect, nothing is printed.
+    with the default process group. suppress_kineto_output: has no effect: this function prints nothing.
     num_kernels_per_period: has no effect, several kernels with one name are summed.
     """
     names = (kernel_names,) if isinstance(kernel_names, str) else tuple(kernel_names)
