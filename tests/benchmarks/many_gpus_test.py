@@ -39,7 +39,7 @@ echo "suite $*" >>"$STUB_LOG"
 """
 # Replaces only the benchmark of the Python packages.
 PYTHON = """#!/bin/bash
-if [[ $1 != -m ]]; then exec {python} "$@"; fi
+if [[ $1 != */bench.py ]]; then exec {python} "$@"; fi
 echo "python $*" >>"$STUB_LOG"
 file=${{*: -1}}
 if [[ $* == *--kernel-times* ]]; then
