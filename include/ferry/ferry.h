@@ -16,7 +16,7 @@
 /// is freed once, by its function, which accepts NULL; using it afterwards is undefined.
 ///
 /// Threads. One call at a time for each group and each bootstrap. Any number of threads may read routings and statuses.
-/// Different handles are independent; there is no global state to set up. (ferry_observe_launches has some, for tools.)
+/// Different handles are independent; there is no global state to set up.
 
 #include "ferry/ferry_balance.h"       // placement of experts on ranks
 #include "ferry/ferry_base.h"          // version, status, tensors, backends and networks
@@ -25,7 +25,6 @@
 #include "ferry/ferry_gating.h"        // router logits to experts
 #include "ferry/ferry_group.h"         // bootstraps, groups, symmetric memory
 #include "ferry/ferry_latency.h"       // latency mode
-#include "ferry/ferry_launches.h"      // kernels launched by calls
 #include "ferry/ferry_load.h"          // load over many calls, traffic between nodes
 #include "ferry/ferry_memory.h"        // memory that calls need, known memory
 #include "ferry/ferry_one_sided.h"     // memory that other ranks read and write

@@ -9,6 +9,7 @@
 
 #include "c/handles.hpp"
 #include "ferry/known_memory.hpp"
+#include "ferry/launches.hpp"
 #include "gpu/gpu_group.hpp"
 #include "gpu/on_device.hpp"
 
@@ -150,8 +151,8 @@ void ask_for_tables(void* user, ferry_early_tables* tables) {
 
 std::atomic<int> num_launches{0};
 
-void count_launch(const ferry_kernel_launch* launch) {
-  const bool is_good = launch->struct_size == sizeof(*launch) && launch->num_blocks > 0 && launch->num_threads > 0;
+void count_launch(const KernelLaunch& launch) {
+  const bool is_good = launch.num_blocks > 0 && launch.num_threads > 0;
   num_launches.fetch_add(is_good ? 1 : 1'000'000);
 }
 
@@ -240,7 +241,7 @@ void run_rank(RankContext& context) {
   context.expect(std::string(ferry_group_backend(group)) == "cuda", "not a CUDA group");
   Batch batch(context.rank());
   const RankStream stream(context);
-  ferry_observe_launches(count_launch);
+  observe_launches(count_launch);
   run_throughput(context, group, batch, stream.get().handle);
   const int launched = num_launches.load();
   context.expect(launched >= 3 && launched < 1'000'000, "route, dispatch and combine launch kernels");
@@ -248,7 +249,7 @@ void run_rank(RankContext& context) {
   run_latency(context, group, batch, stream.get().handle);
   run_refused(context, group, batch, stream.get().handle);
   meet(context);
-  ferry_observe_launches(nullptr);
+  observe_launches(nullptr);
   succeeded(context, ferry_group_destroy(group), "group_destroy");
   ferry_group_free(group);
 }
