@@ -162,10 +162,8 @@ class Combining {
   void set_tables(cuda::CombineParams& params, const RankTables& tables) const {
     params.summary = tables.summary;
     params.destinations = tables.destinations;
-    params.block_ranks = tables.block_ranks;
     params.rank_base = tables.rank_base;
     params.source_base = tables.source_base;
-    params.num_blocks = tables.num_blocks;
     params.num_tokens = tables.num_tokens;
     params.num_topk = spec_.num_topk;
     params.one_row_per_token = spec_.layout == Layout::kTokens;

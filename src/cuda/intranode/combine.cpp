@@ -15,9 +15,7 @@ namespace {
 void set_call(CombineParams& params, const CombineCall& call, const CudaRouting& routing) {
   params.summary = routing.tables.summary;
   params.destinations = routing.tables.destinations;
-  params.block_ranks = routing.tables.block_ranks;
   params.rank_base = routing.tables.rank_base;
-  params.num_blocks = routing.num_blocks;
   params.num_tokens = routing.num_tokens;
   params.num_topk = routing.num_topk;
   params.one_row_per_token = routing.layout == Layout::kTokens;

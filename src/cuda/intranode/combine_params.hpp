@@ -22,9 +22,7 @@ struct CombineParams {
 
   // Summing.
   const Destination* destinations = nullptr;  ///< [T, K]
-  const std::int32_t* block_ranks = nullptr;  ///< [blocks + 1, R]; the last row: token rows sent to each rank
   const std::int32_t* rank_base = nullptr;    ///< [R]
-  int num_blocks = 0;
   std::int64_t num_tokens = 0;
   int num_topk = 0;
   bool one_row_per_token = true;  ///< kTokens

@@ -5,8 +5,9 @@
 /// and their tables. All flags of the CUDA backend are here.
 ///
 /// Every call has an epoch (from 1), counted on the device so that graph replays count too. All ranks make the same
-/// calls in the same order, so their epochs agree. Flags only grow and are never reset. Entries, progress and staged
-/// have room for half of an epoch, which names the epoch that they belong to.
+/// calls in the same order, so their epochs agree. Flags only grow; only once in 2^32 calls are words with half of an
+/// epoch cleared or aged (rank_sync.cuh). Entries, progress and staged have room for half of an epoch, which names the
+/// epoch that they belong to.
 ///
 ///   field             writer     order               publishes
 ///   entries[s]        rank s     relaxed / acquire   s's outputs and staging may be written, its inputs read; and the

@@ -7,7 +7,7 @@
 ///   field            writer                     reader   order
 ///   lost.state       the kernel whose wait      host     st.release.sys after the other fields / acquire load
 ///                    failed first (once)
-///   fault.state      block 0 of a call          host     the same; the host resets it to 0 when the stream is idle
+///   fault.state      one block of a call        host     the same; the host resets it to 0 when the stream is idle
 ///   RouteResult      the count exchange         host     once per route. `state`: the same, for several nodes and for
 ///                                                        refused routes; otherwise it publishes no data, nor do the
 ///                                                        words that hold the counts (RouteWords): relaxed / acquire
