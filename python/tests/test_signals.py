@@ -199,7 +199,7 @@ def test_a_handler_that_returns_leaves_the_call_alone() -> None:
 
 def destroy_its_own_buffer(rank: int, world: World) -> None:
     deep_ep = pytest.importorskip("deep_ep")
-    buffer = deep_ep.Buffer(dist.group.WORLD, 1 << 24, 0)
+    buffer = deep_ep.Buffer(dist.group.WORLD, 1 << 24, 0, device="cpu")
 
     def dispatch() -> None:
         ids = world.topk_idx[rank].long()
