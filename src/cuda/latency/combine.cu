@@ -132,7 +132,7 @@ std::size_t masked_receive_half_bytes(const Masked<CombineReceiveParams>& params
   return own_params_bytes<CombineReceiveParams>(true) + receive_bytes(params.call);
 }
 
-/// Index in a row that has kernels for each kind of rows.
+/// Index in a row that has kernels for each kind of rows. Masked halves have none for rows of words.
 int kernel_idx(const CombineRows& rows) { return (rows.words ? 2 : 0) + (rows.float32 ? 1 : 0); }
 
 constexpr KernelRow<LatencyCombineParams, 4> kWhole = {{combine_kernel<false, false>, combine_kernel<true, false>,
@@ -225,7 +225,7 @@ cudaError_t launch_combine_send(const CombineSendParams& params, const MaskParam
     if (error == cudaSuccess) error = launch_weights_gate(gate, stream);
   }
   if (error != cudaSuccess) return error;
-  return kMaskedSend.launch(kernel_idx(params.rows), num_blocks, false, masked, stream);
+  return kMaskedSend.launch(params.rows.float32 ? 1 : 0, num_blocks, false, masked, stream);
 }
 
 cudaError_t launch_combine_receive(const CombineReceiveParams& params, const MaskParams& mask, cudaStream_t stream) {
@@ -233,7 +233,7 @@ cudaError_t launch_combine_receive(const CombineReceiveParams& params, const Mas
   if (!mask.present()) return kReceive.launch(kernel_idx(params.rows), num_blocks, false, params, stream);
   const cudaError_t error = launch_arrivals_gate(gate_of(params.call, mask), stream);
   if (error != cudaSuccess) return error;
-  return kMaskedReceive.launch(kernel_idx(params.rows), num_blocks, false, {params, mask}, stream);
+  return kMaskedReceive.launch(params.rows.float32 ? 1 : 0, num_blocks, false, {params, mask}, stream);
 }
 
 cudaError_t load_latency_combine(bool masks) {
