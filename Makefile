@@ -8,8 +8,11 @@ MAKEFLAGS += --no-print-directory
 ROOT := $(patsubst %/,%,$(dir $(abspath $(lastword $(MAKEFILE_LIST)))))
 FERRY := $(ROOT)/build/tools/tools/ferry
 ARGS ?=
-# The kernels take half of the build, so `make demo`, `bench` and `doctor` compile them only where a GPU is found.
-CUDA ?= $(shell if nvidia-smi -L >/dev/null 2>&1; then echo AUTO; else echo OFF; fi)
+# The kernels take half of the build, so `make demo`, `bench` and `doctor` compile them only where a GPU is found, or if
+# CUDA=ON is given on the command line. The environment's CUDA is ignored: other programs give it other meanings.
+ifneq ($(origin CUDA),command line)
+  CUDA = $(shell if nvidia-smi -L >/dev/null 2>&1 || [[ -e /dev/nvidiactl ]]; then echo AUTO; else echo OFF; fi)
+endif
 
 .PHONY: help demo bench doctor test check lint format clean tool
 
