@@ -20,7 +20,8 @@ struct Arrivals {
   /// last ones. `Routing::source` where rows are exact, else `DispatchOutput::source`.
   ConstTensorView source{};
   ConstTensorView topk_idx{};         ///< [N, K] i32|i64, K from 1 to 32: `DispatchOutput::topk_idx`
-  ConstTensorView rows_per_expert{};  ///< [L] i32: rows of each expert, `Routing::num_rows_per_local_expert_view`
+  ConstTensorView rows_per_expert{};  ///< [L] i32: rows of each expert in topk_idx,
+                                      ///< `Routing::num_rows_per_local_expert_view`
   ConstTensorView sent_idx{};         ///< [T, K] i64: the routed ids; absent: no copy is made
 };
 

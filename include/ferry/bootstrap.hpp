@@ -80,7 +80,7 @@ FERRY_API Result<std::shared_ptr<Bootstrap>> create_tcp_bootstrap(const TcpBoots
 /// Settings from the variables that launchers set: torchrun (RANK, WORLD_SIZE, MASTER_ADDR), Open MPI's mpirun
 /// (OMPI_COMM_WORLD_*), MPICH's and Intel's (PMI_*), srun (SLURM_*). FERRY_RANK, FERRY_NUM_RANKS, FERRY_HOST,
 /// FERRY_PORT and FERRY_SECRET override them. See docs/bootstrap.md for the full table. Only reads the environment.
-/// @errors kInvalidArgument naming the variable that is missing or malformed and what to set
+/// @errors kInvalidArgument naming the variable that is missing or malformed, and the remedy
 FERRY_API Result<TcpBootstrapOptions> tcp_bootstrap_options_from_environment();
 
 /// Environment variable and its unchecked, non-empty text.

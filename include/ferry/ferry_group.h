@@ -85,7 +85,7 @@ typedef struct ferry_group_options {
   uint64_t latency_bytes;   ///< backend "cuda": see ferry_latency_bytes_required
   int64_t mask_timeout_ns;  ///< with mask_lost_ranks; 0: 100 s
   int32_t ranks_per_node;   ///< 0: the ranks of each host
-  int32_t mask_lost_ranks;  ///< latency mode goes on without lost ranks
+  int32_t mask_lost_ranks;  ///< latency mode continues without lost ranks
   int32_t use_device;       ///< backend "cuda": take the GPU `device`; 0: the calling thread's current one
   int32_t device;
   ferry_interrupted interrupted;  ///< NULL: waits end by themselves

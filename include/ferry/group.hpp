@@ -267,7 +267,7 @@ class FERRY_API Group {
 
   /// [R] nanoseconds that calls of this rank have waited so far for each rank: a slow rank shows in the other ranks'
   /// numbers for it. Waits that end within microseconds are not counted. A wait for several ranks counts for each rank
-  /// that is missing; over several nodes a rank may stand for ranks that it waits for itself.
+  /// that is missing; over several nodes the time may count for a rank that itself waits for the late one.
   /// CUDA: at the beginning and end of route, dispatch and combine, kernels count how long a rank of the node is
   /// missing, once that wait is over; longer waits for rows, for rail peers of other nodes and in latency mode are
   /// counted at every 64th poll (40 us and more). Time in which several threads wait for the same rank counts once.

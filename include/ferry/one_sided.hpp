@@ -276,7 +276,7 @@ class FERRY_API OneSided {
   /// The ranks of `parent` that pass the same `colour`, ordered by `key`, then by rank. A negative colour: this rank
   /// joins no team and gets an invalid one.
   /// @sync   collective over `parent`. Blocks the host
-  /// @errors kCapacity: a rank that would join has been in kMaxTeams; as barrier
+  /// @errors kCapacity: a rank that would join has already joined kMaxTeams; as barrier
   [[nodiscard]] Result<Team> split(const Team& parent, int colour, int key = 0);
 
   // From kernels

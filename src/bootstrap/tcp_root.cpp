@@ -174,7 +174,7 @@ Status TcpRoot::handle(Peer* peer, Frame frame) {
     return {};
   }
   if (frame.type == FrameType::kGiveUp) {
-    // A give-up of an earlier all-gather is ignored: it crossed that result on its way.
+    // A give-up of an earlier all-gather is ignored: its sender had not yet received that result.
     if (parse_give_up(frame.payload) == gather_idx_) peer->given_up = true;
     return {};
   }

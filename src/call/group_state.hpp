@@ -52,7 +52,7 @@ class GroupState {
     SilenceWatch watch;
   };
   WaitMemory& wait_memory() { return wait_memory_; }
-  /// [R]: time that this rank has slept while it missed that rank's part.
+  /// [R]: time that this rank has slept while that rank's part was missing.
   const std::vector<std::int64_t>& wait_times_ns() const { return wait_times_ns_; }
   void count_wait(const std::vector<int>& missing, std::int64_t time_ns) {
     for (const int rank : missing) wait_times_ns_[static_cast<std::size_t>(rank)] += time_ns;
@@ -91,7 +91,7 @@ class GroupState {
   /// Posts nothing more, and notifies the ranks that wait for this one.
   void leave();
 
-  /// Ok while `rank` can be expected to do its part; otherwise the message is what happened to it: "has died".
+  /// Ok while `rank` can be expected to do its part; otherwise the message is the cause: "has died".
   Status check_presence(int rank) const;
   /// Breaks the group because a missing rank is lost. `presence` is the result of check_presence(), `waiting_for` the
   /// argument of the Wait.

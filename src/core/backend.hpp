@@ -1,7 +1,7 @@
 #ifndef FERRY_CORE_BACKEND_HPP
 #define FERRY_CORE_BACKEND_HPP
 
-/// Interface of a backend. Core checks arguments, resolves them to the plain structs below and hands them over; a
+/// Interface of a backend. Core checks arguments, resolves them to the plain structs below and passes them on; a
 /// backend moves bytes. Every call reaches the backend even if this rank's own checks failed (`call.record.code`),
 /// because the peers must learn of the failure: the backend passes all records to check_agreement before it moves
 /// anything.

@@ -27,7 +27,7 @@ std::uintptr_t step(std::uintptr_t begin, std::int64_t count, std::int64_t strid
 /// Precondition: both have the same stride, or one has a single piece.
 bool overlap_at_one_stride(const Comb& a, const Comb& b) {
   const Wide stride = std::max<std::int64_t>(a.num_pieces > 1 ? a.stride_bytes : b.stride_bytes, 1);
-  // Pieces i of a and j of b meet where low < (i - j) * stride < high.
+  // Pieces i of a and j of b overlap if low < (i - j) * stride < high.
   const Wide distance = static_cast<Wide>(b.begin) - static_cast<Wide>(a.begin);
   const Wide low = distance - a.piece_bytes;
   const Wide high = distance + b.piece_bytes;

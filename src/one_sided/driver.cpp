@@ -369,7 +369,8 @@ void Driver::begin_wait() { num_drivers_.fetch_add(1, std::memory_order_relaxed)
 void Driver::end_wait() {
   num_drivers_.fetch_sub(1, std::memory_order_relaxed);
   last_drive_ns_.store(now_ns(), std::memory_order_relaxed);
-  // Usually everything has been sent and the caller is in a hurry. The thread finds later events after its rest.
+  // Usually everything has been sent, and the caller must return soon. The thread handles later events at its next
+  // check.
   if (armed_.load(std::memory_order_seq_cst) || has_unsent()) settle();
 }
 

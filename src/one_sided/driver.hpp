@@ -127,7 +127,8 @@ class Driver {
 
   /// Drives the network. True if anything happened.
   bool progress();
-  /// Until end_wait() or hand_over() this thread calls progress() continuously, and the driver's thread rests.
+  /// Until end_wait() or hand_over() this thread calls progress() continuously, and the driver's thread leaves the
+  /// engine to it.
   void begin_wait();
   void end_wait();
   /// This thread is about to sleep until `changed` wakes it: the driver's thread takes over.

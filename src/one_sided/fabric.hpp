@@ -113,7 +113,7 @@ class Fabric {
   Result<std::vector<Entry>> exchange(const TeamState& team, const Entry& mine, std::string_view operation);
 
   /// Last meeting of all ranks, after which some may be gone before others have noticed it; then closes the network and
-  /// tells the node that this rank has left.
+  /// notifies the ranks of the node that this rank has left.
   Status leave(const TeamState& world, std::string_view operation);
   /// Leaves without a meeting: other ranks find this rank lost. No call may follow, except this one, which then has no
   /// effect.
@@ -141,7 +141,8 @@ class Fabric {
     kExchange = 2,  ///< before entries are shown
     kShown = 4,     ///< after entries are shown
   };
-  /// An error other than those of a wait says that others met for another kind; the meeting is then over.
+  /// An error other than those of a wait reports that other ranks began a meeting of another kind; the meeting is then
+  /// over.
   Status wait_for_mates(const TeamState& team, std::string_view operation, Meeting kind);
   Status refuse(const TeamState& team, std::string_view operation, std::string_view earlier) const;
   Status show(const TeamState& team, const Entry& mine, std::string_view operation);

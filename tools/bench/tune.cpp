@@ -282,7 +282,8 @@ int run_tune(const TuneOptions& options) {
   plan.arena_bytes = options.common.arena_bytes;
   plan.seed = options.common.seed;
   plan.measures_limit = false;
-  plan.tuning_file = "builtin";  // the settings under test are compared with these, whatever FERRY_TUNING says
+  plan.tuning_file = "builtin";  // the settings under test are compared with these, not with a file named by
+                                 // FERRY_TUNING
 
   Status status =
       print(stdout, fmt::format("{} ranks, {} tokens each, top {} of {} experts, layout {}; {} iterations after {} to "

@@ -154,7 +154,8 @@ class TraceReader {
   Trace trace_;
 };
 
-/// A folder stands for the only trace in it; if there are several, the user must choose, so the folder's path fails.
+/// Path of the trace: for a folder, its only trace. If a folder has several, the user must choose, so its own path is
+/// kept and fails.
 std::string file_of_trace(const std::string& path) {
   std::error_code error;
   std::vector<std::string> traces;

@@ -28,7 +28,7 @@ Result<std::optional<int>> read_divisor(const std::optional<EnvironmentVariable>
       variable->name, digits, num_ranks, variable->name));
 }
 
-/// Number of hosts of the launcher's ranks, 1 if it does not say.
+/// Number of hosts of the launcher's ranks; 1 if the launcher does not give it.
 Result<int> count_hosts(const LauncherVariables& launcher, int num_ranks) {
   auto local_ranks = read_divisor(launcher.num_local_ranks, num_ranks);
   if (!local_ranks) return local_ranks.status();

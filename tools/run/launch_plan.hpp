@@ -14,7 +14,7 @@ namespace ferry::tools {
 /// Values of --launch.
 enum class LaunchMode {
   kAuto = 0,         ///< kEnvironment if a launcher started more than one rank, otherwise kFork
-  kFork = 1,         ///< forks all ranks here, whatever the environment says
+  kFork = 1,         ///< forks all ranks here, even inside a launcher
   kEnvironment = 2,  ///< this process is one rank of a launcher
   kThreads = 3,      ///< all ranks are threads of this process
 };

@@ -81,8 +81,7 @@ class RunOutcome {
 
 /// Runs `rank_main` as every rank. Call it while this process has one thread.
 /// @errors error of the first rank that failed, naming it; kPeerLost if a rank was killed. All other ranks have ended
-/// by
-///         then. A signal that asks to end (SIGINT, SIGTERM, SIGHUP) ends the ranks and this process.
+///         by then. A signal that asks to end (SIGINT, SIGTERM, SIGHUP) ends the ranks and this process.
 Result<RunOutcome> run_ranks(const RunOptions& options, const std::function<Status(RankContext&)>& rank_main);
 
 }  // namespace ferry::tools

@@ -23,7 +23,8 @@ __device__ inline bool signals_near(const World& world, int rank, const std::uin
   return is_near_word(world, rank, word, op == SignalOp::kSet ? world.num_near : world.num_near_words);
 }
 
-/// A signal by this GPU, ordered after everything that this thread did, or has met, before. One thread.
+/// A signal by this GPU, ordered after everything that this thread, or a thread that it has synchronised with, did
+/// before. One thread.
 __device__ inline void signal_in_node(std::uint64_t* target, std::uint64_t value, SignalOp op) {
   if (op == SignalOp::kSet) {
     GpuMemory::store_release_system(target, value);
@@ -32,7 +33,7 @@ __device__ inline void signal_in_node(std::uint64_t* target, std::uint64_t value
   }
 }
 
-/// A copy inside the node. All members, who have met.
+/// A copy inside the node. All members call it, after a meet().
 template <Scope kScope, Source kSource>
 __device__ inline Code copy_in_node(void* to, const void* from, std::uint64_t num_bytes) {
   copy_any<kScope, kSource>(static_cast<std::byte*>(to), static_cast<const std::byte*>(from), num_bytes);
@@ -54,7 +55,8 @@ struct Given {
   SignalOp op = SignalOp::kSet;
 };
 
-/// A put to a rank that is not near, or one that is refused. All members, who have met; so for every *_elsewhere.
+/// A put to a rank that is not near, or one that is refused. All members call it, after a meet(), as they do every
+/// *_elsewhere.
 template <Scope kScope>
 __device__ __noinline__ inline Code put_elsewhere(const Given& given) {
   const World& world = *given.world;

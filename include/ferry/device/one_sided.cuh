@@ -155,7 +155,8 @@ __device__ inline Code wait_until(const World& world, const std::uint64_t* word,
   return Members<kScope>::agree(code);
 }
 
-/// OneSided::quiet: completes everything that the members, or threads that have met them since, have started.
+/// OneSided::quiet: completes everything that the members have started, and everything started by threads that have
+/// synchronised with them since.
 template <Scope kScope = Scope::kThread>
 __device__ inline Code quiet(const World& world) {
   return detail::complete<kScope, true>(world);

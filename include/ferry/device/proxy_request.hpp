@@ -21,7 +21,7 @@
 ///   counts.failed           proxy, once             writers        release / acquire: no request is taken any more
 ///   counts.broken           writers                 proxy          release / acquire: a ticket was taken for a request
 ///                                                                  that will not be written
-///   replies[r]              proxy                   the asker      release / acquire, each word with its ticket
+///   replies[r]              proxy                   requester      release / acquire, each word with its ticket
 ///   state.head              writers                 writers        relaxed add
 ///   state.known_consumed    writers                 writers        release maximum / acquire, or relaxed before a
 ///                                                                  fence: last seen value of `consumed`

@@ -51,7 +51,7 @@ class RequestWriter {
     }
   }
 
-  /// Tickets taken so far, including those of all requests that this caller has met.
+  /// Number of tickets taken so far, including those of all requests that are ordered before this call.
   FERRY_DEVICE std::uint64_t head() const { return Memory::load_acquire_device(&ring_.state->head); }
   /// Number of complete requests; every ticket below it is complete.
   FERRY_DEVICE std::uint64_t completed() const { return Memory::load_acquire_system(&ring_.counts->completed); }

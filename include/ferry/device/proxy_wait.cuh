@@ -6,7 +6,7 @@
 /// the ring's addresses once: they are in GPU memory, which would be read again after every look at a word, and that
 /// time is part of every request and answer.
 /// A ticket that was taken must be written, or the ring stops: if its slot does not become free before the deadline,
-/// the ring is broken for good.
+/// the ring stays broken.
 
 #include "ferry/device/proxy_ring.hpp"
 #include "ferry/device/scope.cuh"
@@ -36,7 +36,7 @@ __device__ __noinline__ inline Code await_slot(const World& world, std::uint64_t
   });
   if (code == Code::kOk && !failed) return Code::kOk;
   GpuMemory::store_release_device(&world.state->ring_broken, 1);
-  GpuMemory::store_release_system(&world.ring.counts->broken, 1);  // the host says why
+  GpuMemory::store_release_system(&world.ring.counts->broken, 1);  // the host reports the reason
   return code == Code::kOk ? Code::kTimeout : code;
 }
 
@@ -61,7 +61,8 @@ __device__ inline Code take_slot(const World& world, const RequestRing& ring, st
   return is_free ? Code::kOk : await_slot(world, ticket);
 }
 
-/// Writes a request. One thread, which wrote the memory that the request names, or met its writer since.
+/// Writes a request. One thread calls it: it wrote the memory that the request names, or has synchronised with the
+/// writer since.
 __device__ inline Code post_to(const World& world, const RequestRing& ring, const Request& request,
                                std::uint64_t& ticket) {
   if (const Code code = take_slot<true>(world, ring, ticket); code != Code::kOk) return code;

@@ -25,7 +25,7 @@ struct Members<Scope::kThread> {
   static __device__ unsigned count() { return 1; }
   /// Orders everything that each member did before against everything that all do after.
   static __device__ void meet() {}
-  /// The worst code of all members; they meet.
+  /// Worst code of all members. Synchronises them, like meet().
   static __device__ Code agree(Code code) { return code; }
 };
 

@@ -51,7 +51,7 @@ __device__ inline Code wait_for(const World& world, std::uint64_t timeout_ns, Re
                                 std::uint64_t heeded = stop_word::kRankLost) {
   // The clock is slow to read, so a wait that ends soon does not read it.
   constexpr unsigned kSpinsPerCheck = 64;
-  // A read of the stop word goes over PCIe and takes longer than a poll; calls of a group space theirs likewise.
+  // A read of the stop word goes over PCIe and takes longer than a poll, so it is rarer, as in the calls of a group.
   constexpr unsigned kSpinsPerStopCheck = 4 * kSpinsPerCheck;
   std::uint64_t deadline_ns = 0;
   bool stopped = false;

@@ -38,10 +38,11 @@ class Combiner {
   }
 
  private:
-  /// A rank that has rows of this one.
+  /// A rank that holds rows of this rank's tokens.
   struct Sender {
     CombineRows rows;
-    // With masks, where a row lies depends on which ranks its receiver masks: it publishes its source_ranges.
+    // With masks, the place of a row depends on the ranks that its receiver masks, so the receiver publishes its
+    // source_ranges.
     std::int64_t num_rows = 0;
     std::vector<SourceRange> ranges;     ///< [L] of this rank's tokens there
     std::vector<std::int32_t> num_seen;  ///< [L] tokens so far
@@ -122,8 +123,8 @@ Status Combiner::find_ranges(int rank, Sender& sender) const {
   return {};
 }
 
-/// The row of a destination; null if its rank, which masks others than this one, has none. Tokens come in ascending
-/// order.
+/// Row of a destination; null if its rank has no such row, because it masks other ranks than this one does. Tokens must
+/// ascend.
 const std::byte* Combiner::row_of(const plan::Destination& destination) {
   Sender& sender = senders_[static_cast<std::size_t>(destination.rank)];
   if (ranks_.masks()) return row_in_ranges(destination, sender);

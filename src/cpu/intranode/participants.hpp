@@ -1,8 +1,8 @@
 #ifndef FERRY_CPU_INTRANODE_PARTICIPANTS_HPP
 #define FERRY_CPU_INTRANODE_PARTICIPANTS_HPP
 
-/// The ranks of one node that make a call together: all of them, where a missing rank breaks the group; or, in latency
-/// mode of groups that mask lost ranks, those that are left.
+/// Ranks of one node that make a call together: all of them, in which case a missing rank breaks the group; or, in
+/// latency mode of groups that mask lost ranks, those that this rank does not mask.
 
 #include <fmt/format.h>
 
@@ -13,15 +13,15 @@ namespace ferry::cpu::intranode {
 
 class Participants {
  public:
-  /// `survivors`: null where all ranks take part. Both must outlive it.
+  /// `survivors`: null if all ranks take part. Both must outlive it.
   Participants(const Context& context, Survivors* survivors) : sync_(context.sync), survivors_(survivors) {}
 
-  /// Whether ranks may be masked. Peers' masks may differ, so a rank only reads what others publish in their arenas,
-  /// which stay mapped whatever becomes of their processes, and writes nothing to them.
+  /// Whether ranks may be masked. Peers' masks may differ, so a rank only reads from the others' arenas, which stay
+  /// mapped even after their processes end, and writes nothing to them.
   bool masks() const { return survivors_ != nullptr; }
   bool include(int rank) const { return survivors_ == nullptr || survivors_->include(rank); }
 
-  /// CallSync::begin, by those that take part.
+  /// CallSync::begin among the participants.
   Status begin(const node::CallDescriptor& descriptor) {
     return survivors_ == nullptr ? sync_.begin(descriptor) : survivors_->begin(descriptor);
   }
@@ -30,9 +30,9 @@ class Participants {
     return survivors_ == nullptr ? sync_.peers().descriptor_of(rank) : survivors_->descriptor_of(rank);
   }
 
-  /// Ends the call: `take()` uses what the others have published; then this rank waits until no rank reads its memory
-  /// any more. With masks `take` is called again whenever a rank turns out to have gone on without this one, as that
-  /// may have overwritten what was read.
+  /// Ends the call: `take()` uses the data that the others have published; then this rank waits until no rank reads its
+  /// memory any more. With masks `take` is called again whenever a rank is found to have continued without this one,
+  /// because that rank may have overwritten the data that `take` read.
   template <typename Take>
   Status complete(Take take) {
     Status status = take();
@@ -48,7 +48,7 @@ class Participants {
   }
 
   /// Error of a `rank` that published a location outside its memory. Breaks the group; with masks only complete() does,
-  /// since the rank may have gone on without this one.
+  /// since the rank may have continued without this one.
   Status bad_location(Operation operation, int rank) {
     if (survivors_ == nullptr) return sync_.bad_location(operation, rank);
     return Status(ErrorCode::kInternal,

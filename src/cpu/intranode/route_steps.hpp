@@ -48,11 +48,11 @@ Status plan_from_tables(const RouteCall& call, const plan::RouteShape& shape, co
 
 // The same steps among the ranks that this one does not mask.
 
-/// copy_inputs(), where tokens pick among the homes that are left as the call begins.
+/// copy_inputs(), except that tokens pick among the homes that remain when the call begins.
 void copy_inputs_among(const RouteCall& call, const node::Peers& peers, const Participants& ranks, CpuRouting& routing);
 
-/// find_tables() and plan_from_tables(). A masked rank has no tokens, and gets none, but what it would have got counts
-/// against the capacity of its experts. Counts are copied, so that they stay as they were checked.
+/// find_tables() and plan_from_tables(). A masked rank has no tokens and receives none, but the rows that it would have
+/// received count against the capacity of its experts. Counts are copied, so that they stay as they were checked.
 /// @errors kInternal, kCapacity
 Status plan_among(const RouteCall& call, const plan::RouteShape& shape, const node::Peers& peers, Participants& ranks,
                   CpuRouting& routing);

@@ -3,13 +3,14 @@
 
 /// Board of each rank's masks, which all ranks can read.
 ///
-///   field            writer  readers  order              publishes   since[r]         owner   rank r   release /
-/// acquire  the first call that the owner makes without rank r; 0: the
-/// owner does not mask r. Written before the owner goes on without
-/// r, so before it overwrites anything that r may still read
+///   field            writer  readers  order              publishes
+///   since[r]         owner   rank r   release / acquire  the first call that the owner makes without rank r; 0: the
+///                                                        owner does not mask r. Written before the owner continues
+///                                                        without r, so before it overwrites anything that r may still
+///                                                        read
 ///
-/// So values that a rank has read of a peer in a call are good if the peer still does not mask it in that call
-/// afterwards.
+/// Therefore values that a rank has read from a peer in a call are valid if the peer still does not mask the rank in
+/// that call afterwards.
 
 #include <atomic>
 #include <cstddef>
@@ -22,7 +23,7 @@ namespace ferry::cpu {
 
 class MaskBoard {
  public:
-  /// Must be the first thing that every rank takes from its arena, so that the offset is the same in all.
+  /// Must be the first allocation from every rank's arena, so that the offset is the same in all.
   static Result<std::unique_ptr<MaskBoard>> create(node::Peers& peers);
 
   /// Bytes of the arena that the board takes.
@@ -30,7 +31,7 @@ class MaskBoard {
 
   /// Whether this rank masks `rank`.
   bool masks(int rank) const { return since(peers_->rank(), rank).load(std::memory_order_relaxed) != 0; }
-  /// This rank makes its calls without `rank` from `call` on. No effect on a rank that is masked already.
+  /// This rank makes its calls without `rank` from `call` on. Without effect if `rank` is masked already.
   void mask(int rank, std::uint64_t call);
   void unmask(int rank);
   /// Whether `rank` makes `call` without this one.

@@ -20,7 +20,7 @@ namespace ferry::cpu {
 class PendingCalls {
  public:
   struct Call {
-    std::shared_ptr<const RoutingState> routing;  ///< the Routing that a dispatch fills, or that a combine is of
+    std::shared_ptr<const RoutingState> routing;  ///< Routing that a dispatch fills, or that a combine uses
     std::variant<std::monostate, LatencyDispatchCall, LatencyCombineCall> arguments;  ///< until the call is made
     std::optional<Status> outcome{};                                                  ///< once the call was made
   };

@@ -9,8 +9,8 @@
 
 namespace ferry::cpu {
 
-/// Makes a Routing whose views point to where route will write, so that programs can take them between the halves of a
-/// split dispatch. Counts are 0, and no row has a source.
+/// Makes a Routing whose views point to the memory that route will write, so that programs can take them between the
+/// halves of a split dispatch. Counts are 0, and no row has a source.
 std::shared_ptr<CpuRouting> begin_slab_routing(const LatencyDispatchCall& call, const Topology& topology,
                                                const std::shared_ptr<SpareTables>& spare_tables);
 

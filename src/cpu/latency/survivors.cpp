@@ -34,7 +34,7 @@ Status Survivors::begin(const node::CallDescriptor& descriptor) {
   sync_.state().set_operation(to_string(descriptor.record.operation));
   peers.open(descriptor);
   wait(Phase::kDescribed);
-  // A rank that has gone on without this one may have overwritten its descriptor with that of a later call: descriptors
+  // A rank that continues without this one may have overwritten its descriptor with that of a later call: descriptors
   // are copied first, then checked.
   drop_deserters();
   for (int rank = 0; rank < peers.num_ranks(); ++rank) {

@@ -1,10 +1,10 @@
 #ifndef FERRY_CPU_LATENCY_SURVIVORS_HPP
 #define FERRY_CPU_LATENCY_SURVIVORS_HPP
 
-/// Calls of one node that are made without the ranks that this one masks: the counterpart of CallSync. A wait masks the
-/// ranks that do not come, and goes on; a rank that finds that another masks it masks that one too.
+/// Calls of one node without the ranks that this rank masks: the counterpart of CallSync. A wait masks ranks that do
+/// not arrive, and continues; a rank also masks every rank by which it finds itself masked.
 ///
-/// A rank is masked when it is seen lost twice, with a look at its flags in between; when it has shown no sign for
+/// A rank is masked when it is found lost twice, with a poll of its flags in between; when it has shown no sign for
 /// mask_timeout_ns (ranks that wait beat, as in call/silence_watch.hpp); and after twice that time in any case.
 
 #include <cstdint>
@@ -29,7 +29,7 @@ class Survivors {
   /// Descriptor that an included rank passed to begin.
   const node::CallDescriptor& descriptor_of(int rank) const { return descriptors_[static_cast<std::size_t>(rank)]; }
   /// Masks ranks that make the current call without this one. Returns whether there was one; if not, all values that
-  /// this rank has read of the others are good.
+  /// this rank has read from the others are valid.
   bool drop_deserters();
   /// Ends a call: waits until no rank reads this rank's memory any more.
   void finish();

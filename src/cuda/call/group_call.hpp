@@ -8,7 +8,7 @@
 ///   launch       the kernels
 ///   Context::end memory is reused only after these
 ///
-/// An error of begin_call, whichever step finds it, refuses the call once: a kernel tells the peers.
+/// An error in any step of begin_call refuses the call once: a kernel notifies the peers.
 ///
 /// A call is an object with these members:
 ///

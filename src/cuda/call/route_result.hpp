@@ -1,7 +1,8 @@
 #ifndef FERRY_CUDA_CALL_ROUTE_RESULT_HPP
 #define FERRY_CUDA_CALL_ROUTE_RESULT_HPP
 
-/// Pinned memory through which kernels tell the host the outcome of a route: where the counts are, and their order.
+/// Pinned memory in which kernels report the outcome of a route to the host: the location of the counts, and their
+/// order.
 
 #include <cstddef>
 #include <cstdint>

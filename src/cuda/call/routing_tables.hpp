@@ -67,8 +67,8 @@ constexpr std::size_t source_bytes(std::int64_t num_rows) {
 }
 
 /// Size of an exact route's source table, which is allocated before the route's rows are known, so that peers can write
-/// there as soon as they know theirs. Rows are cheap here (8 bytes, thousands in an output); too few rows cost one more
-/// exchange.
+/// there as soon as their own rows are known. Rows are cheap here (8 bytes, thousands in an output); too few rows cost
+/// one more exchange.
 struct SourceGuess {
   std::int64_t num_ranks = 1;
   std::int64_t num_tokens = 0;

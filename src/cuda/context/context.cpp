@@ -46,7 +46,7 @@ Result<bool> Context::check_stream(std::string_view operation, Stream stream) {
     return driver_status(result, fmt::format("{}: asking whether the stream is captured", operation));
   }
   if (capture != CU_STREAM_CAPTURE_STATUS_NONE) return true;
-  // Only if the stream is not captured: a question for its device ends a capture.
+  // Only if the stream is not captured: a query of the stream's device ends a capture.
   const Result<StreamId> id = id_of(operation, handle);
   if (!id.ok()) return id.status();
   checked_ = {handle, *id};

@@ -41,7 +41,7 @@ Status try_memory(const Driver& table, int device) {
   CUmemGenericAllocationHandle memory = 0;
   const CUresult created = table.mem_create(&memory, *granularity, &properties, 0);
   if (created == CUDA_SUCCESS) table.mem_release(memory);
-  // A shortage of memory says nothing about its kind.
+  // A shortage of memory does not show that this kind is refused.
   if (created == CUDA_ERROR_OUT_OF_MEMORY) return {};
   return driver_status(created, "taking memory that network cards can reach");
 }

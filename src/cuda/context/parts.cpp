@@ -40,7 +40,7 @@ struct DeviceFacts {
   int num_sms = 0;
   std::size_t shared_limit = 0;
   std::string name;
-  std::string pci_address;  ///< empty where the driver does not say
+  std::string pci_address;  ///< empty if the driver does not report it
   cudaUUID_t uuid{};
 };
 
@@ -167,7 +167,7 @@ Status make_local_parts(const BackendContext& context, const DeviceFacts& facts,
     status = runtime_status(
         cudaMemcpyAsync(&words.local->epoch, &epoch, sizeof(epoch), cudaMemcpyHostToDevice, parts.stream->get()),
         "Group::create: setting the epoch");
-    // Earlier calls would have left words of another epoch there. Flags only grow: they stay 0.
+    // Fill words that hold an epoch as if earlier calls had left another epoch there. Flags only grow, so they stay 0.
     constexpr int kOtherEpoch = 0x5A;
     const auto mark = [&status, &parts](void* begin, const void* end) {
       if (!status.ok()) return;

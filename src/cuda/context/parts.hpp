@@ -29,7 +29,7 @@ struct Parts {
   std::size_t shared_limit = 0;          ///< most shared memory that a block may have
   std::vector<TuningEntry> tuning;       ///< entries for this GPU and number of ranks
   std::shared_ptr<std::byte> rings;      ///< in groups of several nodes; outlives `sync`, whose network uses it
-  std::shared_ptr<std::byte> gpu_rings;  ///< likewise, with chunks in GPU memory
+  std::shared_ptr<std::byte> gpu_rings;  ///< the same, with chunks in GPU memory
   std::unique_ptr<call::CallSync> sync;
   std::optional<CallLog> call_log;
   std::unique_ptr<RailLink> rail_link;  ///< in groups of several nodes

@@ -34,7 +34,7 @@ Status runtime_status(cudaError_t error, std::string_view operation, std::string
 }
 
 RelaxedCapture::RelaxedCapture() {
-  // Exchanges: afterwards `former_` holds what was set before.
+  // Exchanges the modes: afterwards `former_` holds the previous one.
   if (cudaThreadExchangeStreamCaptureMode(&former_) != cudaSuccess) former_ = cudaStreamCaptureModeGlobal;
 }
 

@@ -11,7 +11,7 @@
 
 namespace ferry::cuda {
 
-/// Ok, or the error of `operation` ("allocate: zeroing 4096 bytes"); `hint` tells the user how to avoid it. kSystem if
+/// Ok, or the error of `operation` ("allocate: zeroing 4096 bytes"); `hint`: advice on how to avoid it. kSystem if
 /// device memory ran out, kUnsupported if there is no usable driver or GPU, otherwise kCuda. Clears the runtime's own
 /// record of the error, so that the caller's next cudaGetLastError does not return Ferry's.
 Status runtime_status(cudaError_t error, std::string_view operation, std::string_view hint = {});

@@ -30,7 +30,7 @@ class Functions {
   }
 
  private:
-  /// Several times what a process with a context on each of eight GPUs launches.
+  /// Several times the number of kernels that a process with a context on each of eight GPUs launches.
   static constexpr std::size_t kNumSlots = 4096;
   static constexpr std::size_t kMostProbes = 16;
   /// Written once, before `kernel`, whose store publishes the other fields.
@@ -50,7 +50,7 @@ class Functions {
     const RelaxedCapture relaxed;  // the search for a function may load it
     cudaFunction_t function = nullptr;
     if (cudaGetFuncBySymbol(&function, kernel) != cudaSuccess) {
-      cudaGetLastError();  // the runtime's launch says what is wrong
+      cudaGetLastError();  // the runtime's launch reports the error
       return nullptr;
     }
     const std::lock_guard lock(mutex_);

@@ -18,8 +18,8 @@ class OwnStream {
     Status status = runtime_status(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "making a stream");
     if (!status.ok()) return status;
     auto made = std::make_shared<OwnStream>(stream);
-    // A stream's first kernel may not start while kernels of other ranks wait on the GPU for it. Where ranks of one
-    // process shared a GPU, a third of the runs without this empty kernel hung; since then none has.
+    // A stream's first kernel may not start while kernels of other ranks wait on the GPU for it. With ranks of one
+    // process on a shared GPU, a third of the runs hung without this empty kernel, and none has hung with it.
     status = runtime_status(run_empty_kernel(stream), "making a stream");
     if (!status.ok()) return status;
     return made;

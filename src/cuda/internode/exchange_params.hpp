@@ -3,7 +3,8 @@
 
 /// The exchange kernel: data that a rank and its rail peers send each other in one step of a call. An item is a part of
 /// a row table and a part of a record table, sent contiguously. It is read from the sender's tables and written to the
-/// receiver's, at positions that both have from route. Items for this rank's own node are copied without a ring.
+/// receiver's, at positions that both have from route. Meanwhile other blocks copy the items for this rank's own node,
+/// without a ring.
 ///
 /// The first exchange of a call begins with a call header to every rail peer and an entry to every rank of the node, so
 /// that all ranks of the group reach the same outcome before any data moves.
@@ -50,8 +51,8 @@ struct ExchangeParams {
   FoundRecord* found = nullptr;  ///< [ranks of the node, nodes] records that differ
   FaultReport* fault = nullptr;  ///< report of a refused call
   /// Summary of the Routing that the call uses. If the Routing was refused, as it then is on all ranks, no data moves.
-  /// A dispatch or combine of throughput mode then exchanges nothing, since ranks that know of the refusal make no such
-  /// call. Null: the Routing cannot have been refused, or there is none.
+  /// A dispatch or combine of throughput mode then exchanges nothing, since ranks whose hosts have seen the refusal
+  /// make no such call. Null: the Routing cannot have been refused, or there is none.
   const RouteSummary* routed = nullptr;
   std::uint64_t* result = nullptr;   ///< pinned: the Outcome + 1, for a host that waits for it; or null
   std::uint64_t* started = nullptr;  ///< pinned: 1 as soon as the kernel runs; or null

@@ -35,7 +35,7 @@ struct alignas(16) IdsHeader {
   std::int64_t max_recv_rows;  ///< 0: not bounded
   std::int64_t bad_entry;      ///< index in [T, K] of the first id that is no expert; -1: all ids are valid
   std::int64_t bad_id;
-  std::uint64_t homes_hash;  ///< hash of a placement that only GPUs know, else 0
+  std::uint64_t homes_hash;  ///< hash of a placement in GPU memory, else 0
 };
 
 /// Block that a rank sends to all others: a header and [max_tokens, K] i32, -1 for entries without an expert.

@@ -8,7 +8,7 @@ namespace {
 
 IdsBlocks blocks_of(const NodeRouteInput& input) { return {input.max_tokens, input.num_topk}; }
 
-/// Nodes have agreed on the call when its later kernels begin: their entries only say that memory is ready.
+/// Nodes have agreed on the call before its later kernels begin: the entries of these only report that memory is ready.
 constexpr std::uint64_t kAgreed = 1;
 
 }  // namespace

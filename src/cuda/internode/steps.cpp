@@ -24,7 +24,7 @@ static_assert(kMostRingBlocks + kMostOwnBlocks == kMostCallSms);
 /// In larger groups rows are taken once all have arrived.
 constexpr int kMostPullFlows = 2048;
 
-/// Nodes have agreed on the call when its later kernels begin: their entries only say that memory is ready.
+/// Nodes have agreed on the call before its later kernels begin: the entries of these only report that memory is ready.
 constexpr std::uint64_t kAgreed = 1;
 
 int num_rings(int num_nodes) { return 2 * (num_nodes - 1); }

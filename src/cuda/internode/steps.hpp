@@ -77,8 +77,8 @@ struct RoutedTokens {
   int num_experts = 0;
   const std::int32_t* owner = nullptr;         ///< [E]
   const std::int32_t* local_expert = nullptr;  ///< [E]
-  bool by_kernels = false;                     ///< the counts are upper bounds, and only kernels know whether the
-                                               ///< Routing is valid
+  bool by_kernels = false;                     ///< the counts are upper bounds, and kernels decide whether the Routing
+                                               ///< is valid
 };
 
 struct DispatchTensors {

@@ -72,7 +72,7 @@ Status Combine::prepare(const CallStream& stream) {
   const CombinePlan plan = plan_combine(kernel, {parts_.num_sms, parts_.has_bulk, parts_.ranks.num_ranks},
                                         {.row_bytes = params_.row_bytes, .staged = !symmetric});
   params_.bulk = plan.bulk;
-  // Not in a graph: programs and drivers that know no such edge may copy or update its nodes.
+  // Not in a graph: programs and drivers without support for such an edge may copy or update its nodes.
   params_.overlaps = plan.bulk && !stream.captured;
   params_.num_sum_blocks = plan.num_sum_blocks;
   params_.num_stage_blocks = plan.num_stage_blocks;

@@ -176,7 +176,7 @@ class BulkStager {
 
   __device__ std::byte* slot_data(int slot) const { return stages_.sets + slot * kStagerPieceBytes; }
 
-  /// Starts to load the next piece. Its slot was last stored from two pieces ago.
+  /// Starts to load the next piece into the slot from which the previous turn stored.
   __device__ Piece load(int slot) {
     const Piece piece = pieces_.next();
     if (piece.bytes == 0) return piece;

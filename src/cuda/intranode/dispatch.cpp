@@ -89,7 +89,7 @@ bool is_symmetric(const DeviceArena& arena, const TensorView& table) {
          arena.contains(table.data, to_size(table.num_elements()) * size_bytes(table.dtype));
 }
 
-/// Whether peers can write scales, ids and weights straight into the outputs; if so, `entry` says where those are.
+/// Whether peers can write scales, ids and weights straight into the outputs; if so, `entry` gets their addresses.
 /// Scales whose elements are not contiguous would go over the links one by one, so they travel in records.
 bool direct_tables(const DeviceArena& arena, const DispatchCall& call, EntryMessage& entry) {
   const TensorView& scales = call.out_scales;
@@ -156,7 +156,7 @@ Status Dispatch::prepare(const CallStream& stream) {
                                    .staged = staged,
                                    .unpacks = params_.unpacks,
                                    .takes_several = takes_several(params_)}));
-  // Not in a graph: programs and drivers that know no such edge may copy or update its nodes.
+  // Not in a graph: programs and drivers without support for such an edge may copy or update its nodes.
   params_.overlaps = params_.bulk && !stream.captured;
   return {};
 }

@@ -27,7 +27,7 @@ __device__ inline Verdict judge(const RouteParams& params, const Scratch& scratc
     const CountsHeader& header = scratch.headers[rank];
     equal = equal && header.epoch == epoch && header.agreement == params.agreement;
     repeats = repeats || header.repeats != 0;
-    // Hosts know at once of ranks that refuse, make another call, or have an exact route.
+    // Hosts of ranks that refuse, make another call, or have an exact route learn of a refusal at once.
     const bool bounded = header.max_recv_rows > 0 || params.layout == Layout::kSlab;
     known = known || header.epoch != epoch || header.agreement == 0 || !bounded;
     if (header.bad_entry >= 0 && rank < first_bad) first_bad = rank;

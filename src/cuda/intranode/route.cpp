@@ -33,8 +33,8 @@ class Route {
   Status prepare(const CallStream& stream);
   cudaError_t launch(const Launch& launch);
   cudaError_t launch_refusal(const Launch& launch, const CallRecord& refused) const;
-  /// Shrinks the source table of an exact route to the rows that were counted. False: this rank's place step has found
-  /// that its table was too small, and is to be launched again with a new one.
+  /// Shrinks the source table of an exact route to the rows that were counted. False: the table was too small, which
+  /// this rank's place step has found too; there is a new table, with which the step must be launched again.
   Result<bool> fit_source();
   cudaError_t launch_place_step(const Launch& launch, bool announces);
   CudaRouting& state() { return *state_; }
@@ -232,7 +232,7 @@ cudaError_t Route::launch_place_step(const Launch& launch, bool announces) {
   params.entry.tables_offset = source_offset();
   params.source = reinterpret_cast<std::int32_t*>(state_->source_memory.get());
   params.num_bounded_rows = bounded() ? state_->num_recv_rows : 0;
-  // Not in a graph: programs and drivers that know no such edge may copy or update its nodes.
+  // Not in a graph: programs and drivers without support for such an edge may copy or update its nodes.
   params.overlaps = parts_.has_bulk && !announces && !launch.captured;
   return launch_place(params, launch.stream);
 }
@@ -283,7 +283,7 @@ class EarlyLaunch {
     if (call_ != nullptr) status_ = check_channel_tables_memory(*call_, state.num_tokens, *parts.arena);
   }
 
-  /// Error of the tables. The route goes on without them, because other ranks wait for it.
+  /// Error of the tables. The route continues without them, because other ranks wait for it.
   const Status& status() const { return status_; }
 
   /// `early`: after a last step of the route that may be launched again.

@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(kCombineThreads)
     combine_send_kernel(const __grid_constant__ HalfParams<CombineSendParams, kMasks> params) {
   const CombineStart start = CombineStart::of(params.call);
   if constexpr (kMasks) {
-    // All threads or none, since the block meets in barriers later.
+    // All threads return or none, since the block has barriers later.
     if (__syncthreads_or(static_cast<int>(is_broken(params.call.ranks))) != 0) return;
   }
   auto& own = own_send_params(params, dynamic_shared(), LatencyKind::kCombine);

@@ -9,12 +9,12 @@
 
 namespace ferry::cuda::device {
 
-/// The first block of a combine adds up nothing: it tells the peers that this rank has come to the call, grants the
-/// owed set, and reports. The call ends with the last block that adds up, so those blocks do nothing else.
+/// The first block of a combine adds up nothing: it posts this rank's header to the peers, grants the owed set
+/// (turns.cuh), and reports. The call ends with the last block that adds up, so those blocks do nothing else.
 __device__ inline bool is_clerk() { return blockIdx.x == 0; }
 
 /// Warps of a block that add up rows, in either half. One more, the first, meanwhile waits for the call's turn, and
-/// tells the peers when all is sent.
+/// notifies the peers when everything is sent.
 inline constexpr int kCombineWarps = 15;
 inline constexpr int kCombineThreads = (kCombineWarps + 1) * kWarpLanes;
 

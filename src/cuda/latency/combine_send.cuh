@@ -132,8 +132,8 @@ class CombineSender {
   __device__ bool send_all(const CombineStart& start) {
     int unit = first_combine_unit();
     Item item;
-    // Mostly all ranks have as many tokens as this one, so the unit that follows from that is loaded while the number
-    // of tokens is on its way.
+    // Usually all ranks have as many tokens as this one, so the unit for that number is loaded before the true number
+    // of tokens has arrived.
 #pragma unroll 1
     for (auto most_tokens = static_cast<int>(call_.num_tokens);; most_tokens = start.most_tokens) {
       units_ = SendUnits::of(params_.rows.row_bytes, most_tokens, call_.ranks.num_ranks, num_adding_blocks());
@@ -276,7 +276,7 @@ class CombineSender {
   SendUnits units_;
 };
 
-/// Address where this block tells `rank` that it has sent everything; null if that rank receives nothing.
+/// Word of `rank` that reports that this block has sent everything; null if that rank receives nothing.
 __device__ inline std::uint64_t* own_done_word(const LatencyParams& call, const CombineSendShared& shared, int rank) {
   if (rank >= call.ranks.num_ranks || shared.sets[rank] == kNoSet) return nullptr;
   return done_words(call, rank, shared.sets[rank], call.ranks.rank) + blockIdx.x - 1;
@@ -296,7 +296,7 @@ __device__ inline bool send_combine(const CombineSendParams& params, const Combi
     good = take_turn<kWords>(params, shared, start.routed);
     if (kWhole && good && !is_clerk() && threadIdx.x == 0) enter_whole_call(call, LatencyKind::kCombine);
   }
-  // Addresses are computed while other warps still send. No done words follow rows that travel as words.
+  // Addresses are computed while other warps still send. Rows that travel as words need no done words.
   std::uint64_t* done = nullptr;
   if (!kWords && warp_idx() == 0 && good && !is_clerk()) done = own_done_word(call, shared, lane_idx());
   if (__syncthreads_and(static_cast<int>(good)) == 0) return false;

@@ -176,7 +176,7 @@ std::size_t masked_receive_half_bytes(const Masked<DispatchReceiveParams>& param
 
 constexpr int kExperts = static_cast<int>(kMaxExperts);
 
-// The most of it in any launch.
+// Largest dynamic shared memory of any launch.
 
 std::size_t most_receive_bytes() { return receive_bytes(kExperts, kExperts); }
 std::size_t most_whole_bytes() { return send_bytes(kExperts) + most_receive_bytes(); }

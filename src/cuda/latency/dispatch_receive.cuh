@@ -231,14 +231,14 @@ struct SourceOrder {
   }
 };
 
-/// Words that a thread loads together before it knows whether the call is made: the first of each kind that it needs.
+/// First words of each kind that a thread needs, loaded together before it is known whether all ranks make the call.
 struct FirstLook {
   std::uint64_t header = 0;
   CountsLook counts;
   std::uint64_t entry = 0;
 
-  /// Looks until headers and counts are there, or for a while. Looks once if waits are counted, since these looks are
-  /// not.
+  /// Looks until headers and counts have arrived, at most kLooks times. Looks once if waits are counted, since these
+  /// looks are not counted.
   __device__ void load(const LatencyParams& call, const SentCall& sent, const WarpTokens& tokens) {
     constexpr int kLooks = 32;  // together less than a microsecond
     const int most_looks = call.counts_waits ? 1 : kLooks;
@@ -320,7 +320,7 @@ __device__ inline bool receive(const LatencyParams& call, const Params& params, 
   bool whole = true;
   bool cleared = !clears_gaps(params);
   std::uint64_t entry = look.entry;
-  // A block without a source runs this once too: every block needs the counts, if only to know which rows are gaps.
+  // A block without a source runs this once too: every block needs the counts, at least to find the rows that are gaps.
 #pragma unroll 1
   do {
     const CountsUse use{tokens.source, reports() ? call.tables.source_ranges : nullptr};

@@ -3,8 +3,8 @@
 
 /// The send half of latency_dispatch. The first block counts all tokens and sends every rank the counts. Each other
 /// block has some of the tokens: it sends every rank their entries, and their rows to the ranks that get them. Its
-/// first warp waits for the call's turn and finds out where a token goes, while the other warps load and quantise the
-/// row. No block waits for another block, nor for a peer once its set is granted.
+/// first warp waits for the call's turn and determines the targets of a token, while the other warps load and quantise
+/// the row. No block waits for another block, nor for a peer once its set is granted.
 ///
 /// `kHomes`: the call may have a placement in which experts have several homes. Other kernels hold none of that code,
 /// which costs time even if it does not run (docs/performance-gpus.md).
@@ -164,7 +164,7 @@ class DispatchSender {
           waits = false;
         }
         if (places_ && first == 0) place_token(params_, shared_, token, entry_, shared_.tokens_of_expert());
-        __syncthreads();  // targets and scales are there
+        __syncthreads();  // targets and scales are complete
         if (places_) continue;
         step_.store(shared_.targets, first);
         if constexpr (kCodec != Codec::kPlain) {
@@ -234,7 +234,7 @@ class DispatchSender {
   const DispatchSendParams& params_;
   const LatencyParams& call_;
   DispatchSendShared& shared_;
-  const bool places_;  ///< this warp finds out where tokens go, and moves no rows
+  const bool places_;  ///< this warp determines the targets of tokens, and moves no rows
   RowStep<kCodec> step_;
   TokenEntry entry_;
 };

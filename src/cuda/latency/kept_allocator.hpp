@@ -49,7 +49,7 @@ class KeptAllocator {
   friend bool operator==(const KeptAllocator& /*a*/, const KeptAllocator& /*b*/) { return true; }
 
  private:
-  /// As many as a program makes ahead of its GPU before it looks at one.
+  /// Number of objects that a program makes ahead of its GPU before it reads one of them.
   static constexpr std::size_t kMostIdle = 64;
   struct Blocks {
     Blocks() { idle.reserve(kMostIdle); }

@@ -18,7 +18,8 @@ struct KernelRow {
   void (*kernels[kNum])(Params);
   unsigned num_threads;
   std::size_t (*shared_bytes)(const Params&);  ///< dynamic shared memory of a launch; null: none
-  /// The most of it in any launch, for which the kernels are loaded; null: at most the 48 KiB that any kernel has.
+  /// Largest dynamic shared memory of any launch, for which the kernels are loaded; null: at most the 48 KiB that any
+  /// kernel may have.
   std::size_t (*most_shared_bytes)() = nullptr;
 
   cudaError_t load() const {

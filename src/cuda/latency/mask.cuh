@@ -24,7 +24,7 @@ __device__ inline bool is_masked_by(const LatencyParams& call, int rank) {
   return load_acquire_system(&mask_words_of(call, call.ranks.rank).masked_by[rank]) != 0;
 }
 
-/// Masks a rank, and tells it. One thread.
+/// Masks a rank, and notifies it. One thread.
 __device__ __noinline__ inline void mask_rank(const LatencyParams& call, const MaskParams& mask, int rank) {
   if (atomicExch(&mask.state->masked[rank], 1U) != 0) return;
   store_relaxed_system(&mask_words_of(call, rank).masked_by[call.ranks.rank], 1);

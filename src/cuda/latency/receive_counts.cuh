@@ -34,7 +34,7 @@ struct ExpertTables {
 struct ReceiveShared {
   std::int32_t tokens[kMaxRanks];  ///< T of each
   unsigned first_bad_rank;         ///< first rank with an id that is no expert; kNone: none
-  /// First rank with another placement than this rank's, for placements that only GPUs know; kNone: none
+  /// First rank with another placement than this rank's, for placements in GPU memory; kNone: none
   unsigned first_other_rank;
   unsigned first_full_expert;     ///< first expert that gets more rows than its slab has; kNone: none
   unsigned from_rank[kMaxRanks];  ///< rows here from each source; only in the block that reports
@@ -64,7 +64,7 @@ struct CountsUse {
   std::int32_t* ranges = nullptr;  ///< [L, R, 2] in the block that reports, which also sums up by rank; else null
 };
 
-/// Counts of one expert, loaded before the thread knows whether there will be any: mostly they are there.
+/// Counts of one expert, loaded before it is known whether there will be any: usually they have arrived.
 struct CountsLook {
   static constexpr int kLoads = 4;  // in flight together
   std::uint64_t words[kLoads] = {};
@@ -79,7 +79,7 @@ struct CountsLook {
     }
   }
 
-  /// Whether the counts of the first `num_sources` are there.
+  /// Whether the counts of the first `num_sources` have arrived.
   __device__ bool are_of(int num_sources, std::uint64_t number) const {
     bool all = true;
 #pragma unroll

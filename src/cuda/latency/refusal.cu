@@ -1,5 +1,6 @@
-/// A call of latency mode that this rank refuses, by one block. Its peers find that in its header; its own program
-/// knows already. The call's number is used up on all ranks alike, and so is this rank's set, if the call has one.
+/// A call of latency mode that this rank refuses, by one block. Its peers find the refusal in its header; its own
+/// program has the error already. The call's number is used up on all ranks alike, and so is this rank's set, if the
+/// call has one.
 
 #include "cuda/latency/kernel_row.hpp"
 #include "cuda/latency/kernels.hpp"
@@ -37,7 +38,7 @@ __device__ int own_set(const LatencyRefusalParams& params, std::uint64_t number)
       payload_of(load_relaxed_system(grant_word(call, call.ranks.rank, params.kind, call.ranks.rank, number))));
 }
 
-/// Posts the header that says so to every rank. All lanes of one warp.
+/// Posts the header of the refusal to every rank. All lanes of one warp.
 __device__ void send_refusal(const LatencyRefusalParams& params, std::uint64_t number, int set, RefusalShared& shared) {
   const LatencyParams& call = params.call;
   LatencyHeader header;

@@ -33,7 +33,7 @@ struct LatencyRouting final : CudaRouting {
   std::unique_ptr<DispatchReceiveParams> dispatch_receive;
   std::unique_ptr<CombineReceiveParams> combine_receive;  ///< for the latest combine
   std::int64_t* wait_times_ns = nullptr;                  ///< of the call to be received; null: not asked for
-  std::atomic<bool> received{false};  ///< the dispatch's receive half is launched, and will tell the host the counts
+  std::atomic<bool> received{false};  ///< the dispatch's receive half is launched, and will report the counts
   /// The dispatch was received and not refused, which does not change any more
   mutable std::atomic<bool> succeeded{false};
 };

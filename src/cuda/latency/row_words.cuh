@@ -86,7 +86,7 @@ __device__ __noinline__ inline bool sum_word_rows(const LatencyParams& call, con
                                                   int num_rows, std::byte* out, int bytes) {
   constexpr int kLaneBytes = sizeof(uint4);
   constexpr int kStepBytes = kWarpLanes * kLaneBytes;
-  constexpr int kLooks = 64;  // together less than a microsecond, before any deadline counts
+  constexpr int kLooks = 64;  // together less than a microsecond; the deadline starts later
   static_assert(kStepBytes == kWordStepBytes);
   const int most_looks = call.counts_waits ? 1 : kLooks;  // looks are not counted as waits
   const std::uint64_t number = sent.number;

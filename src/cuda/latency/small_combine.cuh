@@ -302,7 +302,7 @@ class SmallAdder {
       const int set = shared_.sets[call_.ranks.rank];
       const int entry = token * call_.num_topk + lane_idx();
       const std::uint64_t* const word = weight_words(call_, call_.ranks.rank, set, source) + entry;
-      constexpr int kLooks = 64;  // together less than a microsecond, before any deadline counts
+      constexpr int kLooks = 64;  // together less than a microsecond; the deadline starts later
       const int most_looks = call_.counts_waits ? 1 : kLooks;
       std::uint64_t seen = load_relaxed_system(word);
 #pragma unroll 1

@@ -16,14 +16,15 @@
 
 namespace ferry::cuda::device {
 
-/// Most tokens of a rank: each has a bit in an expert's word.
+/// Maximum number of tokens of a rank: each has a bit in an expert's word.
 inline constexpr int kSmallTokens = 32;
-/// Most ranks: a thread loads an expert's counts of all ranks at once, and one GrantsLook covers their grants.
+/// Maximum number of ranks: a thread loads an expert's counts of all ranks at once, and one GrantsLook covers their
+/// grants.
 inline constexpr int kSmallRanks = 8;
 static_assert(kSmallRanks <= GrantsLook::kRanks);
-/// Most experts: one per thread.
+/// Maximum number of experts: one per thread.
 inline constexpr int kSmallExperts = kDispatchThreads;
-/// Most entries: one per thread of all warps but the first.
+/// Maximum number of entries: one per thread of all warps but the first.
 inline constexpr int kSmallEntries = kRowThreads;
 
 /// State of a block, in dynamic shared memory; the words of the experts follow, then the receive half's memory.

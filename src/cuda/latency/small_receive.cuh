@@ -49,10 +49,10 @@ class SmallReceiver {
   /// Words that this thread looks for, one bit each: the counts of each rank, then the word of a header.
   static constexpr unsigned kHeaderBit = 1U << kSmallRanks;
 
-  /// Looks for headers and counts until they are there; false when the group broke. `entry`: this lane's entry as last
+  /// Polls headers and counts until all have arrived; false when the group broke. `entry`: this lane's entry as last
   /// loaded. The last warps also look for one rank's header each, and note its contents.
   __device__ bool look(SmallCounts& counts, std::uint64_t& entry) {
-    constexpr int kLooks = 64;  // together less than a microsecond, before any deadline counts
+    constexpr int kLooks = 64;  // together less than a microsecond; the deadline starts later
     const int most_looks = call_.counts_waits ? 1 : kLooks;  // looks are not counted as waits
     const int num_ranks = call_.ranks.num_ranks;
     const auto thread = static_cast<int>(threadIdx.x);
@@ -156,8 +156,8 @@ class SmallReceiver {
     }
   }
 
-  /// Writes tables of this thread's expert in the block that reports, before it knows whether all ranks agree: readers
-  /// of these tables check that first. All lanes.
+  /// Writes tables of this thread's expert in the block that reports, before it is known whether all ranks agree:
+  /// readers of these tables check that first. All lanes.
   __device__ void note_counts_of(const SmallCounts& counts, std::int32_t home, bool here) {
     const int num_ranks = call_.ranks.num_ranks;
     const bool tells_host = params_.host.result != nullptr;

@@ -84,8 +84,8 @@ __device__ inline void grant_set(const LatencyParams& call, LatencyKind kind, st
   post_grant(call, kind, granted, set);
 }
 
-/// Grants the set of the call before `number`, if one kernel made all of that call and the set is still owed. All lanes
-/// of one warp.
+/// Grants the *owed set*: that of the call before `number`, if one kernel made all of that call and no kernel has
+/// granted the set since. All lanes of one warp.
 __device__ __noinline__ inline void grant_owed_set(const LatencyParams& call, LatencyKind kind, std::uint64_t number) {
   std::uint32_t set = 0;
   if (lane_idx() == 0) set = atomicExch(&local_of(call).owed[static_cast<int>(kind)], 0U);
@@ -93,8 +93,8 @@ __device__ __noinline__ inline void grant_owed_set(const LatencyParams& call, La
   if (set != 0) grant_set(call, kind, number - 1, static_cast<int>(set) - 1);
 }
 
-/// Grants of the first ranks, in all slots, loaded before the warp knows the number of its call: one trip to memory
-/// instead of two.
+/// Grants of the first ranks, in all slots, loaded before the number of the call is known: one trip to memory instead
+/// of two.
 struct GrantsLook {
   static constexpr int kRanks = kWarpLanes / kGrantSlots;
   std::uint64_t word = 0;
@@ -118,7 +118,7 @@ struct GrantsLook {
 struct TurnLook {
   std::uint64_t number = 0;   ///< number of the call
   std::uint64_t granted = 0;  ///< last number that this rank had granted a set to
-  bool broken = false;        ///< the group broke; a kernel behind the one in which it broke finds that one's number
+  bool broken = false;        ///< the group broke; kernels after the one in which it broke get that kernel's number
 
   __device__ TurnLook(const LatencyParams& call, LatencyKind kind)
       : number(turn_number(call, kind)),
@@ -174,9 +174,9 @@ __device__ inline bool is_last_block(std::uint32_t& arrivals) {
   return last;
 }
 
-/// Says that this block of a whole call has read the call's number, and has granted the owed set if that was its task.
-/// One thread of each block but the first, mostly before its warp stores to peers: the release waits for the thread's
-/// earlier stores.
+/// Signals that this block of a whole call has read the call's number, and has granted the owed set if that was its
+/// task. One thread of each block but the first, usually before its warp stores to peers: the release waits for the
+/// thread's earlier stores.
 __device__ inline void enter_whole_call(const LatencyParams& call, LatencyKind kind) {
   add_release_device(&local_of(call).arrivals[static_cast<int>(kind)], 1U);
 }

@@ -11,7 +11,7 @@
 ///
 ///   field                     writer     order              publishes
 ///   grants[kind][r][n % 4]    rank r     relaxed / acquire  r's set for call n; r has read the set's earlier contents
-///   headers[kind][set][s]     rank s     relaxed / relaxed  LatencyHeader: s has come to the call
+///   headers[kind][set][s]     rank s     relaxed / relaxed  LatencyHeader: s has entered the call
 ///   counts[set][s][e]         rank s     relaxed / relaxed  dispatch: s's distinct tokens for expert e
 ///   done[set][s][b]           rank s     relaxed / acquire  combine: all stores of block b of s's send half
 ///   words and rows of a set   rank s     relaxed; flags of rows acquire, after a fence of the writer
@@ -62,7 +62,7 @@ inline constexpr int kLatencyKinds = 2;
 
 /// Sets of each kind: for the calls that a rank has in flight, and for the call that it is making.
 inline constexpr int kSets = kMaxLatencyCallsInFlight + 1;
-/// Replaces a set where the rank refuses the call. Also the index of the headers that it gets in that case.
+/// Value in place of a set if the rank refuses the call. Also the index of the headers that it receives in that case.
 inline constexpr int kNoSet = kSets;
 inline constexpr int kHeaderSets = kSets + 1;
 inline constexpr int kGrantSlots = 4;
@@ -72,11 +72,11 @@ inline constexpr std::int64_t kMaxLatencyTokens = (std::int64_t{1} << 20) - 1;
 
 /// A rank's part in a call, which it sends to every peer.
 struct LatencyHeader {
-  std::uint64_t agreement = 0;     ///< hash of what all ranks must pass alike; 0: this rank refuses the call
+  std::uint64_t agreement = 0;     ///< hash of arguments that must agree; 0: this rank refuses the call
   std::int64_t record_number = 0;  ///< number of the call's record in the host's CallLog
   std::int64_t num_tokens = 0;     ///< T of that rank
   /// Combine: blocks of the send half, that is, words of `done`; 0 if the rank refuses, or sends rows as words.
-  /// Dispatch: hash of a placement that only GPUs know, else 0.
+  /// Dispatch: hash of a placement in GPU memory, else 0.
   std::uint64_t blocks_or_homes = 0;
   std::int64_t bad_entry = -1;  ///< dispatch: index in [T, K] of the first id that is no expert, -1: all are good
   std::int64_t bad_id = 0;

@@ -175,14 +175,14 @@ class ReceivedHeader {
   std::uint32_t word_;
 };
 
-/// First rank whose header this warp looks at, and this lane's word of a header. Lanes without a word of their own read
+/// First rank whose header this warp polls, and this lane's word of a header. Lanes without a word of their own read
 /// the first word once more.
 __device__ inline int first_header_rank() { return static_cast<int>(blockDim.x) / kWarpLanes - 1 - warp_idx(); }
 __device__ inline const std::uint64_t* header_word(const LatencyParams& call, LatencyKind kind, int set, int rank) {
   const int word = lane_idx() < kLatencyHeaderWords ? lane_idx() : 0;
   return header_words(call, call.ranks.rank, kind, set, rank) + word;
 }
-/// Null if this warp looks at no header.
+/// Null if this warp polls no header.
 __device__ inline const std::uint64_t* first_header_word(const LatencyParams& call, LatencyKind kind, int set) {
   const int rank = first_header_rank();
   return rank < call.ranks.num_ranks ? header_word(call, kind, set, rank) : nullptr;
@@ -235,7 +235,7 @@ __device__ __noinline__ inline void report_latency_disagreement(const LatencyPar
   store_release_system(&fault.state, 1);
 }
 
-/// Reports, perhaps once more, why a dispatch of latency mode was refused. One thread of the call.
+/// Reports, possibly again, the reason why a dispatch of latency mode was refused. One thread of the call.
 __device__ __noinline__ inline void report_refused_dispatch(const RankParams& ranks, const RouteSummary& summary) {
   FaultReport& fault = ranks.report->fault;
   if (*static_cast<volatile std::uint64_t*>(&fault.state) == 0) fault.latency = 1;  // only for the first fault

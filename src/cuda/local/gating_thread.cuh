@@ -15,7 +15,7 @@ inline constexpr int kThreadExperts = 8;  ///< most experts
 
 using ThreadRow = float[kThreadExperts];
 
-/// Sum by a tree, in the order of a sum over 32 places whose others are zeros.
+/// Sum by a tree, in the order of a sum over 32 places of which the rest are zeros.
 __device__ inline float sum_of_tree(ThreadRow& values) {
 #pragma unroll
   for (int distance = kThreadExperts / 2; distance > 0; distance /= 2) {

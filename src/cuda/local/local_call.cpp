@@ -31,7 +31,7 @@ Status run_local(const LocalCall& call, const std::function<Status(int device)>&
   if (const cudaError_t error = cudaStreamIsCapturing(handle, &capture); error != cudaSuccess) {
     return runtime_status(error, std::string(call.operation) + ": asking whether the stream is captured");
   }
-  // Only if the stream is not captured: a question for its device ends a capture.
+  // Only if the stream is not captured: a query of the stream's device ends a capture.
   if (capture == cudaStreamCaptureStatusNone) {
     if (Status status = check_stream_device(call.operation, handle, device); !status.ok()) return status;
   }

@@ -20,7 +20,8 @@ constexpr std::int64_t kEntriesAlone = 8192;
 constexpr std::int64_t kEntriesPerBlock = 2048;
 constexpr std::int64_t kMaxBlocks = 64;
 
-/// Whether the launch goes into a graph, where programs and drivers that know no such edge may copy or update nodes.
+/// Whether the launch goes into a graph, whose nodes programs and drivers without support for such an edge may copy or
+/// update.
 bool is_captured(cudaStream_t stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   const cudaError_t error = cudaStreamIsCapturing(stream, &status);

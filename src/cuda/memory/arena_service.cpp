@@ -88,7 +88,7 @@ ArenaService::ArenaService(const std::vector<Peer>& peers, const Options& option
 ArenaService::~ArenaService() {
   if (!thread_.joinable()) return;
   const std::uint64_t one = 1;
-  // Cannot fail: the counter is far from full. A signal cannot interrupt what does not block.
+  // Cannot fail: the counter is far from full. The write does not block, so no signal can interrupt it.
   [[maybe_unused]] const ssize_t written = write(stop_.get(), &one, sizeof(one));
   thread_.join();
 }
@@ -136,7 +136,7 @@ Status ArenaService::announce(const ArenaChunk& chunk) {
   if (status.ok()) return status;
   message.kind = ArenaMessage::Kind::kWithdraw;
   for (std::size_t i = 0; i < num_sent; ++i) {
-    // A peer that does not receive this refuses the next chunk, and its reply says why.
+    // A peer that does not receive this refuses the next chunk, and gives the reason in its reply.
     static_cast<void>(states_[i].peer.link->send(bytes_of(message)));
   }
   return status;

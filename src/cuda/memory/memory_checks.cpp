@@ -30,7 +30,7 @@ Status check_extent(std::string_view what, std::int64_t num_rows, std::int64_t s
                   num_rows, row_bytes, stride_bytes, kMaxRowBytes, kMaxTensorBytes));
 }
 
-/// The driver's attributes of a pointer, by one call. Memory that CUDA does not know has type 0.
+/// The driver's attributes of a pointer, by one call. Memory unknown to CUDA has type 0.
 struct PointerFacts {
   unsigned type = 0;  ///< a CUmemorytype
   unsigned managed = 0;

@@ -60,7 +60,7 @@ void give_back_block(void* block, std::size_t bytes) try {
   const std::lock_guard lock(idle.mutex);
   idle.blocks.push_back({block, bytes});
 } catch (const std::bad_alloc&) {
-  // Called from destructors: what cannot be recorded stays allocated until the process ends.
+  // Called from destructors: memory that cannot be recorded stays allocated until the process ends.
 }
 
 /// Address of a block as kernels see it. A block for which this fails is not given back: a device reset may have left

@@ -172,7 +172,7 @@ void TableMemory::after_calls(std::function<void()> release) try {
   resting_.push_back(std::move(release));
   if (closed_) reap();
 } catch (const std::bad_alloc&) {
-  // Called from destructors: what cannot be recorded stays allocated until the group ends.
+  // Called from destructors: memory that cannot be recorded stays allocated until the group ends.
 }
 
 void TableMemory::bury(std::byte* data, std::size_t bytes) {

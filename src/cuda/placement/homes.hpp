@@ -15,7 +15,7 @@
 
 namespace ferry::cuda {
 
-/// Homes of a call whose placement only the GPU knows; empty for other calls.
+/// Homes of a call whose placement is in GPU memory; empty for other calls.
 struct BuiltHomes {
   std::shared_ptr<std::byte> memory{};  ///< held as long as kernels may read the homes
   HomesParams params{};

@@ -32,7 +32,7 @@ __device__ inline int pick_expert(const PlacementTables& placement, int num_expe
   return pick_home(placement.homes.ranges, placement.homes.homes, static_cast<int>(id), token, rank);
 }
 
-/// Hash of a placement that only the GPU knows, which ranks compare.
+/// Hash of a placement in GPU memory, which ranks compare.
 __device__ inline std::uint64_t hash_of_homes(const PlacementTables& placement) {
   return placement.homes.check == nullptr ? 0 : placement.homes.check->hash;
 }

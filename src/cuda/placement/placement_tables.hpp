@@ -11,7 +11,7 @@
 
 namespace ferry::cuda {
 
-/// Result of a kernel's check of a placement that only the GPU knows.
+/// Result of a kernel's check of a placement in GPU memory.
 struct HomesCheck {
   std::uint64_t hash;      ///< hash of the table; equal tables have equal hashes
   std::int64_t bad_entry;  ///< stands in headers for a bad id, see below; -1: the table is good
@@ -25,7 +25,7 @@ inline constexpr std::int64_t kFirstMissingHome = std::int64_t{1} << 41;
 struct HomeTables {
   const plan::HomeRange* ranges = nullptr;   ///< [E]
   const std::int32_t* homes = nullptr;       ///< [at most P]
-  const std::int32_t* logical_of = nullptr;  ///< [P] logical expert whose home each physical expert is; negative: none
+  const std::int32_t* logical_of = nullptr;  ///< [P] logical expert of each physical expert; negative: none
   int num_logical = 0;                       ///< E
   const HomesCheck* check = nullptr;         ///< null: hosts have checked and compared the placement
 };

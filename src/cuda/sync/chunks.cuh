@@ -6,12 +6,14 @@
 /// each block reports, and the others mark in shared memory which chunks they have finished. The last block to finish a
 /// chunk reports it to the peers. Chunks are reported in ascending order, because a flag may never decrease.
 ///
-///   marks[w], shared         warp w of a block   st.release.cta / ld.acquire.cta   the warp's writes for chunks
-///                                                                            before that one, bulk stores complete
-///   local.chunk_arrivals[c]  reporting warps     atom.add.acq_rel.gpu        the block's writes to the peers; also
-///                                                ld.acquire.gpu by the last warp of c - 1, to see if c is complete
-///   local.num_chunks_sent    last warp of c      st.release.gpu / ld.acquire.gpu   progress of chunk c was stored,
-///                                                                            or a later chunk's is about to be
+///   word                     writer             order                 publishes
+///   marks[w], shared         warp w of a block  st.release.cta /      the warp's writes for chunks before that one,
+///                                               ld.acquire.cta        bulk stores complete
+///   local.chunk_arrivals[c]  reporting warps    atom.add.acq_rel.gpu  the block's writes to the peers; also read by
+///                                                                     ld.acquire.gpu, by the last warp of c - 1, to
+///                                                                     see if c is complete
+///   local.num_chunks_sent    last warp of c     st.release.gpu /      progress of chunk c was stored, or that of a
+///                                               ld.acquire.gpu        later chunk is about to be
 
 #include "cuda/sync/rank_sync.cuh"
 

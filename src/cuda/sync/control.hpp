@@ -75,8 +75,7 @@ inline constexpr int kStagersShift = 8;
 ///   combine    location of its rows     location of the weights of its rows
 ///   route      not used                 location of its source table, if its rows do not fit the announced one
 struct EntryMessage {
-  std::uint64_t agreement = 0;     ///< hash of the arguments that all ranks must pass alike; 0: this rank refuses the
-                                   ///< call
+  std::uint64_t agreement = 0;     ///< hash of arguments that must agree; 0: this rank refuses the call
   std::int64_t record_number = 0;  ///< of the call in the host's CallLog
   std::int64_t rows_offset = 0;
   std::int64_t rows_stride = 0;  ///< bytes
@@ -105,7 +104,7 @@ struct alignas(16) CountsHeader {
   std::int64_t bad_id;
   std::int64_t repeats;      ///< 1: some token names an expert twice
   std::int64_t source_rows;  ///< rows that its source table has room for
-  std::uint64_t homes_hash;  ///< hash of a placement that only GPUs know, else 0
+  std::uint64_t homes_hash;  ///< hash of a placement in GPU memory, else 0
   std::int64_t unused;
 };
 /// Words of 4 bytes, the unit in which the header is sent.

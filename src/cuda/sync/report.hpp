@@ -59,7 +59,7 @@ enum class Fault : std::int32_t {
   kSlabCapacity = 3,  ///< expert `row` of rank `rank` gets `value` rows
   kRowCapacity = 4,   ///< rank `rank` gets `value` rows, and its max_recv_rows is `limit`
   kNotRouted = 5,     ///< a captured Routing is used before its graph has run
-  // Faults of a placement that only GPUs know.
+  // Faults of a placement in GPU memory.
   kBadHome = 6,      ///< entry `row` of rank `rank` is `value`
   kMissingHome = 7,  ///< the placement of rank `rank` has no home of expert `value`
   kOtherHomes = 8,   ///< the placement of rank `rank` differs from that of rank 0

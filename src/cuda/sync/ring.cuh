@@ -27,12 +27,12 @@ class SendRing {
     if (!is_ready()) see(look());
     return next();
   }
-  /// Variant of reserve() that does not read the peer's word.
+  /// Variant of reserve() that loads no word over PCIe.
   __device__ std::byte* next() const { return is_ready() ? chunks_ + slot() * chunk_bytes_ : nullptr; }
   __device__ bool is_ready() const { return ahead() > 0; }
   /// Whether the next chunk is the first one without room.
   __device__ bool is_first_missing() const { return ahead() == 0; }
-  /// Number of chunks that the peer has used; reads the peer's word.
+  /// Number of chunks that the peer has used; loads the proxy's word over PCIe.
   __device__ std::uint64_t look() const { return load_acquire_system(&words_->credits); }
   __device__ void see(std::uint64_t credits) { credits_ = credits; }
   /// Least value that look() returns before chunk `chunk_idx` is filled.
@@ -79,14 +79,14 @@ class ReceiveRing {
     if (!is_ready()) see(look());
     return next();
   }
-  /// Variant of front() that does not read the peer's word.
+  /// Variant of front() that loads no word over PCIe.
   __device__ const std::byte* next() const {
     return is_ready() ? chunks_ + chunk_idx_ % num_chunks_ * chunk_bytes_ : nullptr;
   }
   __device__ bool is_ready() const { return arrived_ > chunk_idx_; }
   /// Whether the front chunk is the first one that has not arrived.
   __device__ bool is_first_missing() const { return arrived_ == chunk_idx_; }
-  /// Number of chunks that have arrived; reads the peer's word.
+  /// Number of chunks that have arrived; loads the proxy's word over PCIe.
   __device__ std::uint64_t look() const { return load_acquire_system(&words_->arrived); }
   __device__ void see(std::uint64_t arrived) { arrived_ = arrived; }
   /// Least value that look() returns before chunk `chunk_idx` has arrived.

@@ -6,12 +6,14 @@
 /// staging blocks: row i for a peer belongs to block i % B, in its round i / B. A word counts the rounds that are
 /// complete.
 ///
-///   marks[w], shared   warp w of a staging block   st.release.cta / ld.acquire.cta   the warp's writes in rounds
-///                                                                  before that one, bulk stores complete
-///   staged[s][b]       block b of rank s           fence.acq_rel.sys, st.relaxed.sys / ld.acquire.sys   the block's
-///                                                                  rows in that many rounds
-///   known[s], shared   a warp of a summing block   st.release.cta / ld.acquire.cta   that many first rows of rank s,
-///                                                                  as counted by the words of `staged`
+///   word              writer                     order                publishes
+///   marks[w], shared  warp w of a staging block  st.release.cta /     the warp's writes in rounds before that one,
+///                                                ld.acquire.cta       bulk stores complete
+///   staged[s][b]      block b of rank s          fence.acq_rel.sys,   the block's rows in that many rounds
+///                                                st.relaxed.sys /
+///                                                ld.acquire.sys
+///   known[s], shared  a warp of a summing block  st.release.cta /     that many first rows of rank s, as counted by
+///                                                ld.acquire.cta       the words of `staged`
 
 #include "cuda/sync/chunks.cuh"
 

@@ -31,7 +31,7 @@ constexpr std::string_view kName = "ucx";
 constexpr int kMaxProgress = 32;
 /// Time for UCX to cancel operations. Cancelling is local work, but UCX does it in steps.
 constexpr std::chrono::milliseconds kShutGrace{500};
-/// Naps while closing: the longest if UCX wakes the thread (in case it loses a wake-up), the shortest if it does not.
+/// Naps while closing: at most kLongestNapMs if UCX wakes the thread (it may lose a wake-up), otherwise kShortestNapMs.
 constexpr int kLongestNapMs = 5;
 constexpr int kShortestNapMs = 1;
 
