@@ -90,12 +90,12 @@ def balance(
     num_groups: equal contiguous groups of experts.
     policy: "hierarchical" keeps each group on one node, so that tokens limited to some groups reach few nodes; "global"
         does not; "auto": hierarchical if ``num_nodes`` divides ``num_groups``.
-    previous: [layers, P], the placement in force, -1 where a place is empty: what need not move stays.
-    max_moves: at most so many experts of a layer arrive on a rank where they were not.
+    previous: [layers, P], the placement in force, -1 where a place is empty: experts that need not move stay.
+    max_moves: most experts of a layer that may arrive on a rank where they were not.
     move_weight: how much the highest load must fall for each of these, as a fraction of a rank's mean load.
     max_steps: exchanges tried per layer and start; the result depends on it and not on time.
 
-    Never worse than the published greedy algorithm, unless ``max_moves`` or ``move_weight`` holds it back.
+    Never worse than the published greedy algorithm, unless ``max_moves`` or ``move_weight`` restricts it.
     """
     number = _POLICIES.get(policy) if isinstance(policy, str) else None
     if number is None:
@@ -134,7 +134,7 @@ def plan_moves(previous: Table, next: Table, *, num_experts: int, num_ranks: int
     """Copies that lead from one placement to another. Local: no other rank takes part.
 
     previous, next: [layers, P], as :class:`Balance` has it; -1 is an empty place. Sources are on the same rank where
-    possible, else on the same node, and of those the rank that gives least so far.
+    possible, else on the same node; among those, it is the rank that sends least so far.
     """
     before, after = _placement(previous, "previous"), _placement(next, "next")
     copies, begin, num_remote, num_between_nodes, num_local, num_staging = _native.plan_moves(

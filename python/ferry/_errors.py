@@ -6,7 +6,7 @@ from __future__ import annotations
 class FerryError(Exception):
     """Base class of all failures of Ferry.
 
-    ``code`` is the name of the C++ error code, e.g. ``"kTimeout"``; ``peer`` the rank to blame, or None.
+    ``code`` is the name of the C++ error code, e.g. ``"kTimeout"``; ``peer`` the rank at fault, or None.
     """
 
     code = "kInternal"

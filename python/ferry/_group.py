@@ -61,20 +61,20 @@ class Group(LatencyCalls):
         its group is noticed within a second, whatever the timeout.
     arena_bytes: most symmetric memory that this rank can use; address space only, memory is taken as needed.
     ranks_per_node: ranks that share memory, consecutive ones; 0: those of each host. Fewer than a host has emulate
-        nodes on it. The same on every rank. What GPU tensors do not do over several nodes yet raises
+        nodes on it. The same on every rank. Calls that do not yet support GPU tensors over several nodes raise
         :class:`ferry.Unsupported`.
     transport: the network between nodes: "auto" (the best one available) or "ucx". The same on every rank.
-    ring_memory: where ranks of GPUs have their rings between nodes: "host", "gpu" (GPUDirect; has not run) or
+    ring_memory: memory of the rings between nodes, for ranks with GPUs: "host", "gpu" (GPUDirect; has not run) or
         "auto" (the variable FERRY_RING_MEMORY if it is set, else "host"). The same on every rank.
-    net_devices: devices that ranks of other hosts may reach this rank through, separated by commas ("eth0",
+    net_devices: devices through which ranks of other hosts may reach this rank, separated by commas ("eth0",
         "mlx5_0:1,mlx5_1:1"). By default the variable FERRY_NET_DEVICES, else the port of an RDMA card nearest to the
         GPU (for CPU tensors every active port) and the one interface that leads to rank 0.
     tuning_file: on GPUs, kernel settings that ``ferry tune --out`` wrote; may differ by rank. By default the file that
         the variable FERRY_TUNING names, if it is set; "builtin": none.
     latency_bytes: on GPUs of one node, memory for :meth:`latency_dispatch` and :meth:`latency_combine`, at least
         :func:`ferry.latency_bytes_required`; 0: the group makes no such calls. The same on every rank.
-    mask_lost_ranks: calls of latency mode go on without ranks that are lost, see :meth:`latency_update_mask`, instead
-        of raising; all other calls still need every rank. Ranks of one node only. The same on every rank.
+    mask_lost_ranks: calls of latency mode continue without lost ranks, see :meth:`latency_update_mask`, instead of
+        raising; all other calls still need every rank. Ranks of one node only. The same on every rank.
     mask_timeout: seconds (or a timedelta) that such a call waits for a rank that lives before it masks it. By default
         100. The same on every rank.
 
@@ -159,15 +159,15 @@ class Group(LatencyCalls):
 
     @property
     def wait_times_ns(self) -> list[int]:
-        """[R] nanoseconds for which calls of this rank have waited so far without a part of each rank: stragglers show
-        in the others' numbers. On GPUs kernels count, and this property does not wait for them.
+        """[R] nanoseconds that calls of this rank have waited so far for each rank: a slow rank shows in the other
+        ranks' numbers for it. On GPUs kernels count, and this property does not wait for them.
         """
         return self._native.wait_times_ns()
 
     @eager
     def trim(self) -> None:
-        """Give back the staging that earlier calls grew to; later calls take what they need again. Local: ranks need
-        not agree on when.
+        """Free the staging memory of earlier calls; later calls allocate it again as needed. Local: ranks need not
+        agree on when.
 
         On CPUs the system gets the memory. On a GPU it goes back to this rank's arena, for ``empty`` and later calls,
         once the calls that use it have finished. Raises ``FerryError`` if the group was destroyed or is broken.
@@ -219,9 +219,9 @@ class Group(LatencyCalls):
             CapacityExceeded. Changes no result.
         num_sms: on a GPU, the most multiprocessors that its kernels use; 0: all, over several nodes 24.
         expert_to_rank: the owner of each expert; by default contiguous blocks of experts, evenly distributed.
-        placement: instead, where experts have several homes or not all are in use. What the Routing says of experts
-            and what dispatch gives is then about physical ones. May be another one in each call.
-        counters: what this call adds its counts to, without a wait for them.
+        placement: replaces ``expert_to_rank`` if experts have several homes or some places are empty. The Routing and
+            the results of dispatch then refer to physical experts. It may differ in each call.
+        counters: this call adds its counts to them, without a wait.
         """
         routing = self._calls.route(
             self,
@@ -264,10 +264,10 @@ class Group(LatencyCalls):
         topk_weights: [T, K] f32 to send in place of those given to route.
         out, out_scales: where to receive ([N, H] and [N, S]); by default new tensors, ``out`` in symmetric memory. They
         share no memory with each other or with tensors that are sent.
-        out_source: [N, 2] i32, contiguous: receives the source rank and token of each row, -1 where there is none; all
-        ranks or none.
+        out_source: [N, 2] i32, contiguous: receives the source rank and token of each row, -1 where there is none;
+        given on all ranks or on none.
         tables: False omits ids and weights; the same on every rank.
-        zero_padding: clear rows that hold no token; otherwise those of ``out`` stay as they are.
+        zero_padding: clear rows that hold no token; otherwise they are unchanged in ``out``.
         num_sms: on a GPU, the most multiprocessors to use; 0: the number measured to saturate the links.
         quantize: turn bf16 rows into FP8 or INT8 on their way, as :func:`ferry.quantize` would; then no ``scales`` are
         given and ``Received.scales`` has those of each row. The same on every rank.
@@ -341,21 +341,23 @@ class Group(LatencyCalls):
 
     @eager
     def wait(self) -> None:
-        """Wait until the current stream is idle, and raise what went wrong in calls so far: on a GPU, a call itself can
-        only report wrong arguments of this rank. Local.
+        """Wait until the current stream is idle, and raise errors of calls so far: on a GPU, a call itself can only
+        report wrong arguments of this rank. Local.
         """
         self._native.wait(self._memory.stream())
 
     @eager
     def poll(self) -> None:
-        """Raise what :meth:`wait` would raise for calls that have run by now, without waiting for any. Local."""
+        """Raise the error that :meth:`wait` would raise for calls that have run by now, without waiting for any.
+        Local.
+        """
         self._native.poll()
 
     @eager
     def destroy(self) -> None:
         """Collective and optional: wait until all ranks are done with the group, then free its memory.
 
-        Tensors and routings keep what they use. Later calls raise InvalidArgument.
+        Tensors and routings keep the memory that they use. Later calls raise InvalidArgument.
         """
         self._native.refuse_in_handler("destroy")
         try:

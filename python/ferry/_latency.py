@@ -36,7 +36,7 @@ class Sent:
         self._number = group._in_flight.add(self.kept)
 
     def sent_with(self, native: _native.Routing) -> None:
-        """The send half was made."""
+        """Records that the send half was made."""
         self._native = native
 
     def forget(self) -> None:
@@ -86,13 +86,15 @@ class InFlight:
         self.calls_dropped.append(number)
 
     def received(self, number: int) -> None:
-        """This call has been made, and so have those that were sent before it."""
+        """Records that this call has been made, and with it those that were sent before."""
         self._tensors.pop(number, None)
         if self.calls_dropped:
             self._forget_before(number)
 
     def made_whole(self) -> None:
-        """A call that was not split has been made, of either mode, and so have all that were sent before."""
+        """Records that a call of either mode that was not split has been made, and with it all that were sent
+        before.
+        """
         if self.calls_dropped:
             self._forget_before(self._next)
 
@@ -188,26 +190,28 @@ class LatencyCalls:
 
         x: [T, H] of any dtype whose rows are whole multiples of 16 bytes; bf16 with ``quantize``.
         topk_idx: [T, K] i32 or i64, contiguous: global expert ids, -1 for none; duplicates are allowed.
-        topk_weights: [T, K] f32, contiguous: what :meth:`latency_combine` multiplies by, unless it is given others.
+        topk_weights: [T, K] f32, contiguous: weights for :meth:`latency_combine`, unless it is given others.
         max_tokens: M, the most tokens of any rank in this call. The same on every rank, as ``num_experts``,
             ``slab_capacity``, ``quantize``, ``expert_to_rank`` and ``placement``.
         slab_capacity: C; by default R * M, which is always enough. More rows for one expert raise CapacityExceeded.
         scales: [T, S] f32, i32 or u8, any strides, of rows that are quantised already.
-        num_tokens: i32 of one element: only so many tokens count, from the first on. The others are as if their ids
-            were -1, whatever those are: nothing is sent for them, and combine gives zeros. Below 0 is 0, above T is T.
-            On a GPU the kernels read it, so that a graph may be replayed with other numbers.
+        num_tokens: i32 of one element: number of tokens that count, from the first on. The others are treated as if
+            their ids were -1: nothing is sent for them, and combine gives zeros. A value below 0 means 0, above T means
+            T. On a GPU the kernels read it, so that a graph may be replayed with other numbers.
         quantize: turn bf16 rows into FP8 or INT8 on their way, as :func:`ferry.quantize` would.
         column_major_scales: the scales that are made lie in memory by column, the rows of an expert one after another.
         zero_padding: clear rows that hold no token; otherwise those of ``out`` stay as they are.
         split: only send, and return at once; ``receive`` of the result is the other half. All ranks make calls in one
             order, but may receive in any, with other calls between. At most two dispatches may be in flight, and two
-            combines. What is sent must not be changed until it is received (on a GPU: by other streams, until sent).
+            combines. Tensors that are sent must not be changed until the call is received (on a GPU: by other streams,
+            until sent).
         out, out_scales: where to receive, [L, C, H] or [L * C, H], and [L, C, S] or [L * C, S] with any strides; by
             default new tensors, ``out`` in symmetric memory where peers write it: on CPUs, and over several nodes.
         expert_to_rank: the owner of each expert; by default contiguous blocks of experts, evenly distributed.
         placement, counters: as in :meth:`route`; the counts are added when the call is over.
-        wait_times_ns: [R] i64, contiguous: what this call waits for each rank is added, as :attr:`Group.wait_times_ns`
-            counts it; of a split call the receive half. On a GPU in stream order, in every replay of a graph.
+        wait_times_ns: [R] i64, contiguous: the time that this call waits for each rank is added, as
+            :attr:`Group.wait_times_ns` counts it; for a split call, that of its receive half. On a GPU in stream order,
+            in every replay of a graph.
         num_sms: on a GPU, the most multiprocessors to use; 0: as many as were measured to be fastest.
         """
         if isinstance(num_tokens, torch.Tensor) and num_tokens.dim() == 0:
@@ -248,7 +252,7 @@ class LatencyCalls:
         """Return the experts' rows to their source ranks and sum each token's, weighted, in fp32. Collective.
 
         x: [L, C, H] or [L * C, H] bf16 or f32, one row per received row; rows without a token are not read.
-        dispatched: what :meth:`latency_dispatch` returned, once received, or its routing.
+        dispatched: the result of :meth:`latency_dispatch`, once received, or its routing.
         topk_weights: [T, K] f32, contiguous; by default those given to the dispatch.
         order: "exact": as a weighted :meth:`combine`, rounded once; "rank_sums": each rank rounds the sum of its rows
             of a token, so that a token has one row from each rank, and the sum of those is rounded again. The same on
@@ -264,11 +268,11 @@ class LatencyCalls:
         return LatencyCombined(sums, sent)
 
     def latency_update_mask(self, rank: int, masked: bool = True) -> None:
-        """Mask a rank, or end that, in a group that was created with ``mask_lost_ranks=True``. Local.
+        """Mask a rank, or unmask it, in a group that was created with ``mask_lost_ranks=True``. Local.
 
-        Calls of latency mode that miss a rank do the same by themselves. From then on this rank's calls of latency mode
+        Calls of latency mode that wait for a rank in vain also mask it. From then on this rank's calls of latency mode
         neither wait for a masked rank nor send to it: it has 0 tokens, and its experts add nothing to the sums.
-        Masks are this rank's own, so mask by hand on all ranks between the same two calls. A masked rank comes back if
+        Masks are this rank's own, so mask by hand on all ranks between the same two calls. A masked rank may return if
         it has made all calls that the others have made: unmask on all ranks, itself included, between the same two
         calls, with a barrier of the process group before and after. On a GPU effective for later work on the current
         stream.
@@ -276,9 +280,7 @@ class LatencyCalls:
         self._native.latency_update_mask(rank, bool(masked), self._memory.stream())
 
     def latency_query_mask(self, out: torch.Tensor | None = None) -> torch.Tensor:
-        """[R] i32, contiguous: 1 for each rank that this one masks, else 0. Local; on a GPU when the current stream
-        gets there.
-        """
+        """[R] i32, contiguous: 1 for each rank that this one masks, else 0. Local; on a GPU, in stream order."""
         if out is None:
             out = torch.empty(self.num_ranks, dtype=torch.int32, device=self.device)
         self._native.latency_query_mask(out, self._memory.stream())

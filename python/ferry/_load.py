@@ -44,7 +44,7 @@ class LoadWindow:
 
     group.route(topk_idx, num_experts=E, counters=window.counters(layer))
 
-    num_physical_experts: P, to count what tokens pick too.
+    num_physical_experts: P, to also count the physical experts that tokens pick.
     """
 
     def __init__(self, group: Group, num_layers: int, num_experts: int, num_physical_experts: int = 0) -> None:
@@ -63,7 +63,7 @@ class LoadWindow:
         return LoadCounters(self.logical[layer], self.physical[layer] if self.physical.shape[1] > 0 else None)
 
     def reset(self) -> None:
-        """Begins a new window: zeros."""
+        """Begins a new window: sets all counts to zero."""
         self.logical.zero_()
         self.physical.zero_()
         self._waits = torch.tensor(self._group.wait_times_ns)

@@ -32,8 +32,8 @@ Function = Callable[..., Any] | None
 
 
 class TorchFunctions(NamedTuple):
-    """Functions of torch by which the native module makes tensors and finds out about streams. They cost far less than
-    ``torch.empty`` and the context managers, and where a torch has none of that name, those do the same.
+    """Functions of torch by which the native module makes tensors and queries streams. They cost far less than
+    ``torch.empty`` and the context managers, which replace any function that this torch does not have.
     """
 
     empty_strided: Function = None
@@ -64,7 +64,7 @@ def _functions_of(device: torch.device) -> TorchFunctions:
 
 
 class Memory:
-    """Interface that the native module's calls use of either memory."""
+    """Interface of either memory to the native module's calls."""
 
     pool_id: tuple[int, int] | None = None
     """Id of the pool of torch's allocator that gives symmetric memory now; None: there is none."""
@@ -83,7 +83,7 @@ class Memory:
         raise NotImplementedError
 
     def outputs_of(self, asked: Sequence[tuple[Sizes, torch.dtype, bool]]) -> list[torch.Tensor]:
-        """``outputs`` of what the tuples name: sizes, dtype, whether it moves."""
+        """``outputs`` for tuples of (sizes, dtype, whether it moves)."""
         return self.outputs([Wanted(*one) for one in asked])
 
 

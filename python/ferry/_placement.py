@@ -33,12 +33,12 @@ def placement_of(key: torch.Tensor | None) -> Placement | None:
 class Placement:
     """The homes of one layer's experts: P physical experts, each a home of one of E logical experts or of none.
 
-    physical_to_logical: [P] the logical expert of each physical one, -1: not in use. Every logical expert needs a home.
-        A sequence or a tensor on the CPU, which is copied; or a contiguous i32 tensor on the group's GPU, which calls
+    physical_to_logical: [P] the logical expert of each physical one, -1: none. Every logical expert needs a home. A
+        sequence or a tensor on the CPU, which is copied; or a contiguous i32 tensor on the group's GPU, which calls
         read where they run on the stream, so that each replay of a graph may find another placement.
     physical_to_rank: [P] ranks; by default contiguous, equally many on each where R divides P.
-    choice: which home a token picks. "nearest": one on its own rank, else on its node, else any; "round_robin": any. Of
-        several the one at index (token index + rank) modulo their number, in ascending order.
+    choice: which home a token picks. "nearest": one on its own rank, else on its node, else any; "round_robin": any.
+        Among several, the one at index (token index + rank) modulo their number, in ascending order.
 
     The same on every rank. Making one costs more than using it again.
     """

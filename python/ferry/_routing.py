@@ -128,13 +128,13 @@ class Routing(Generic[GroupT]):
     @property
     def may_repeat_experts(self) -> bool:
         """False if it is known that no token of any rank names an expert twice: then ``num_rows_per_local_expert``
-        counts choices too. Groups on GPUs find out; groups on the CPU do not look, and say True.
+        counts choices too. Groups on GPUs detect it; groups on the CPU do not, and return True.
         """
         return self._native.may_repeat_experts()
 
     @property
     def local_expert_counts(self) -> torch.Tensor:
-        """[L] i32 on the group's device: ``num_rows_per_local_expert`` for code that must not go through the host.
+        """[L] i32 on the group's device: ``num_rows_per_local_expert`` for code that must not involve the host.
 
         A view of the routing's own memory: do not write to it.
         """
@@ -147,7 +147,7 @@ class Routing(Generic[GroupT]):
 
     @property
     def expert_row_offsets_tensor(self) -> torch.Tensor | None:
-        """[L + 1] i64 on the group's device: ``expert_row_offsets`` for code that must not go through the host.
+        """[L + 1] i64 on the group's device: ``expert_row_offsets`` for code that must not involve the host.
 
         None for layout "tokens". A view of the routing's own memory: do not write to it.
         """

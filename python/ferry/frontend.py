@@ -1,8 +1,8 @@
 """Parts of ferry for packages that give it another interface, as ``deep_ep`` does. Programs use :class:`ferry.Group`.
 
 A front end makes its calls through one native call each, which reads and checks arguments, makes the calls of ferry and
-refuses them on all ranks where something is wrong: :func:`deep_ep_calls`. The rest is what such a package needs around
-those calls.
+refuses them on all ranks if an argument is wrong: :func:`deep_ep_calls`. The other parts are helpers around those
+calls.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def deep_ep_calls(
 
     types: the package's classes EventOverlap, Suggested, NotAConfig, Link, EPHandle, LatencyLink and ReceiveHook, in
         this order.
-    steps: what the calls need operations of torch for, a ``deep_ep._steps.Steps``.
+    steps: the steps of the calls that are operations of torch, a ``deep_ep._steps.Steps``.
     captured: collects the routings that a graph has captured.
     to_all: a routing of ``group`` that sends a row of each rank to all.
     """

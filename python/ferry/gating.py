@@ -1,4 +1,4 @@
-"""The gate of a Mixture-of-Experts layer: router logits to experts and their weights, and what keeps loads even.
+"""The gate of a Mixture-of-Experts layer: router logits to experts and their weights, and the balancing of loads.
 
 choice = ferry.select_experts(logits, "deepseek-v3", bias=bias)  # logits [T, E]
 loss = ferry.gating.sequence_balance_loss(logits, choice.topk_idx, score="sigmoid", alpha=1e-4)

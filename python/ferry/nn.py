@@ -23,8 +23,8 @@ def _contiguous(tensor: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def _ends_recomputation(error: Exception) -> bool:
-    """Whether activation checkpointing raised it: it runs a layer again and stops, on all ranks alike, as soon as it
-    has what backward needs. No rank combines then.
+    """Whether activation checkpointing raised it: checkpointing runs a layer again and stops, on all ranks alike, as
+    soon as it has the tensors that backward needs. No rank combines then.
     """
     checkpoint = sys.modules.get("torch.utils.checkpoint")
     return isinstance(error, getattr(checkpoint, "_StopRecomputationError", ()))
@@ -64,7 +64,7 @@ class _Dispatch(torch.autograd.Function):
     ) -> tuple[None, torch.Tensor, torch.Tensor | None, None, None]:
         weights = grad_weights if ctx.has_weights else None
         if ctx.has_weights and ctx.saved_tensors:
-            # Weights of experts on other ranks were constants here, whatever the program did with them.
+            # Weights of experts on other ranks were constants here, in whatever way the program used them.
             weights = weights.masked_fill(ctx.saved_tensors[0] < 0, 0.0)
         sums, summed_weights = _Combine.apply(ctx.routing, grad_x, weights, ctx.num_sms)
         return None, sums, summed_weights, None, None
@@ -116,10 +116,10 @@ class ExpertParallel(torch.nn.Module):
     device, and torch.compile needs no graph break.
     max_recv_rows: see :meth:`ferry.Group.route`; with it and without host_offsets the host never waits, over several
     nodes if max_tokens is given too.
-    placement: where experts live that have several homes; :attr:`placement` may be set to another one, or None, between
+    placement: homes of the experts, if some have several; :attr:`placement` may be set to another one, or None, between
     two steps (after backward, which may run forward again), on all ranks alike. ``experts`` is then about physical
     experts: those of this rank, in ascending order. A compiled function serves all placements with as many physical
-    experts on this rank, and is compiled once more for none.
+    experts on this rank, and is compiled again for no placement.
     """
 
     def __init__(
@@ -199,7 +199,7 @@ class ExpertParallel(torch.nn.Module):
         try:
             rows, _, weights = dispatch(routing, x, topk_weights)
         except Exception:
-            if group.device.type != "cpu":  # there the others have not heard of it yet, and combine
+            if group.device.type != "cpu":  # the other ranks have no report of it yet, and combine
                 group._calls.refuse_combine(group, routing)
             raise
         try:

@@ -4,7 +4,7 @@
     rows, idx, weights = ferry.ops.dispatch(handle, x, topk_weights)
     out = ferry.ops.combine(handle, y, len(x))
 
-They do what the methods of :class:`ferry.Group` do, and have gradients. Eager code should use those methods or
+They do the same as the methods of :class:`ferry.Group`, with gradients. Eager code should use those methods or
 :mod:`ferry.nn`. All ranks must make the same calls in the same order, compiled or not.
 """
 

@@ -83,9 +83,9 @@ class Allocator {
   std::vector<nanobind::object> make_outputs_quickly(std::span<const Wanted> wanted) const;
 
  private:
-  /// The DType of a torch.dtype, where this module can make tensors of it by itself.
+  /// The DType of a torch.dtype, if this module itself can make tensors of it.
   std::optional<DType> find_dtype(nanobind::handle dtype) const;
-  /// Symmetric memory on the host. Not valid where this module does not know the type.
+  /// Symmetric memory on the host. Not valid for types that this module does not support.
   nanobind::object make_symmetric_on_host(const Wanted& wanted) const;
   /// Empty if any of them cannot be made here.
   std::vector<nanobind::object> make_outputs_on_host(std::span<const Wanted> wanted) const;

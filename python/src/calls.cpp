@@ -22,7 +22,7 @@ constexpr std::int64_t kExponentsPerWord = 4;
 
 /// Rows from this size on are made in sixteenths of a power of two. Exact routes differ from call to call, and each
 /// with more rows than all before it would take new memory: torch's allocator does not put them where fewer were, and
-/// all ranks map what the group takes, which is milliseconds of a call.
+/// all ranks map the memory that the group takes, which costs milliseconds.
 constexpr std::int64_t kRoundedBytes = std::int64_t{16} << 20;
 constexpr std::uint64_t kRoundedParts = 16;
 

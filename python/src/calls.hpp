@@ -115,8 +115,8 @@ class Calls {
   /// The same, or an empty Routing for anything but a ferry.Routing of `owner`.
   Routing routing_or_none(nanobind::handle routing, nanobind::handle owner) const;
 
-  /// Calls that all ranks refuse, in place of one that cannot be made. Their failure is not reported; what a signal's
-  /// handler raises meanwhile is.
+  /// Calls that all ranks refuse, in place of one that cannot be made. Their failure is not reported; an error that a
+  /// signal's handler raises meanwhile is.
   void refuse_route(Stream stream) const;
   void refuse_dispatch(const Routing& routing, Stream stream) const;
   void refuse_combine(const Routing& routing, Stream stream) const;

@@ -16,7 +16,7 @@ namespace ferry::python {
 /// stream order, as for all of torch's tensors, without involving the host. torch allocates and frees segments with
 /// `ferry_segment_alloc` and `ferry_segment_free`, two C functions of this module.
 ///
-/// The group's memory is taken in steps as large as what is held already: a step costs milliseconds, since all ranks
+/// The group's memory is taken in steps as large as the memory held already: a step costs milliseconds, since all ranks
 /// map it, and a program that queues many calls ahead needs a segment for each until the first of them is done.
 class SymmetricPool : public std::enable_shared_from_this<SymmetricPool> {
  public:
@@ -71,7 +71,7 @@ class SymmetricPool : public std::enable_shared_from_this<SymmetricPool> {
   std::shared_ptr<Group> group_;
   std::mutex mutex_;
   Status error_;                                // guarded by mutex_
-  std::vector<std::shared_ptr<Chunk>> chunks_;  // guarded by mutex_, and so is what is free in them
+  std::vector<std::shared_ptr<Chunk>> chunks_;  // guarded by mutex_, as are their free ranges
   std::vector<Segment> retired_;                // guarded by mutex_
 };
 

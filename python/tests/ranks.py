@@ -74,7 +74,7 @@ def run_ranks(num_ranks: int, body: Callable[..., None], *args: Any, lost: tuple
 
 
 def all_ranks(says: bool) -> bool:
-    """Whether all ranks say so. Ranks meet here."""
+    """Whether ``says`` is true on all ranks. Also a barrier of the ranks."""
     told = torch.tensor([int(says)])
     dist.all_reduce(told, op=dist.ReduceOp.MIN)
     return bool(told.item())

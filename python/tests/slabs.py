@@ -1,4 +1,4 @@
-"""Latency mode: what its calls should give, in plain torch and loops, and calls that are made by all ranks."""
+"""Latency mode: expected results of its calls, in plain torch and loops, and calls that all ranks make."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def rows_of_experts(world: World, rank: int) -> list[list[tuple[int, int]]]:
 
 
 def check_slab(slab: torch.Tensor, world: World, rank: int, payload: list[torch.Tensor]) -> None:
-    """Every row that holds a token. ``payload``: what each rank sent, [T, any]."""
+    """Every row that holds a token. ``payload``: rows that each rank sent, [T, any]."""
     for local, rows in enumerate(rows_of_experts(world, rank)):
         expected = stack([payload[s][t] for s, t in rows], payload[rank])
         assert torch.equal(as_bytes(slab[local, : len(rows)]), as_bytes(expected)), local
@@ -64,7 +64,7 @@ def check_ranges(ranges: list[list[tuple[int, int]]], world: World, rank: int) -
 
 
 def run_experts(slab: torch.Tensor, first_expert: int) -> torch.Tensor:
-    """Outputs that tell from which expert a row comes."""
+    """Outputs that show from which expert a row comes."""
     factors = 1.0 + 0.25 * torch.arange(first_expert, first_expert + len(slab), device=slab.device)
     return (slab.float() * factors.view(-1, 1, 1)).to(torch.bfloat16)
 

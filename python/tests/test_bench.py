@@ -30,7 +30,7 @@ Measure = Callable[..., tuple[dict[str, Any], str]]
 
 @pytest.fixture
 def measure(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Measure:
-    """The result of a small measurement with these arguments, and what it printed."""
+    """The result of a small measurement with these arguments, and its printed output."""
 
     def fork(body: Any, arguments: tuple, num_ranks: int) -> None:
         """Ranks that need not load torch again."""

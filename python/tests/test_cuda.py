@@ -97,7 +97,7 @@ def test_outputs_are_reused() -> None:
 
 
 def check_many_at_once(rank: int, world: World) -> None:
-    """A program that queues calls ahead: memory grows in few steps, and what is held is not overwritten."""
+    """A program that queues calls ahead: memory grows in few steps, and memory in use is not overwritten."""
     group = make_group(rank)
     idx, x = world.topk_idx[rank].to(group.device), world.x[rank].to(group.device)
     routing = group.route(idx, num_experts=world.num_experts)
@@ -108,7 +108,7 @@ def check_many_at_once(rank: int, world: World) -> None:
         used.append(group._native.memory_usage()[2])
     assert held[0].nbytes > 12 << 20, "each takes a segment of torch's allocator"
     assert len(set(used)) <= 7
-    # In stream order: memory that is freed here serves the next call, whatever still runs.
+    # In stream order: memory that is freed here serves the next call, even while earlier work runs.
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     sums = []

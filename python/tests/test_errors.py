@@ -23,7 +23,7 @@ BAD_RANK = 1
 def check_numbers(
     group: ferry.Group, routing: ferry.Routing, idx: torch.Tensor, x: torch.Tensor, y: torch.Tensor, refused, bad: bool
 ) -> None:
-    """Numbers that the native module could not take: where it raised, no peer would be told."""
+    """Numbers that do not fit the native module's types: if it raised for them, no peer would learn of the failure."""
     for name, wrong, match in (
         ("num_experts", 2**64, "num_experts is 18446744073709551616"),
         ("num_experts", "many", "num_experts is 'many', expected an integer"),

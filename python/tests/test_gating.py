@@ -1,4 +1,4 @@
-"""Choosing experts: the models' formulas, gradients, and what keeps loads even."""
+"""Choosing experts: the models' formulas, gradients, and the balancing of loads."""
 
 from __future__ import annotations
 

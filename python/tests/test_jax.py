@@ -8,7 +8,7 @@ import sys
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
-# What scripts/test.sh builds before it tests Python.
+# The build of scripts/test.sh, made before it tests Python.
 LIBRARY = ROOT / "build" / "release" / "src" / "libferry.so"
 
 

@@ -31,7 +31,7 @@ MODES: list[Any] = ["fp8", "fp8_power_of_two", "fp8_ue8m0", "int8"]
 
 
 def check_results(rank: int, world: World, most: int, kind: str, ranks_per_node: int = 0) -> None:
-    """ranks_per_node: all ranks, or 1, where a node rounds what its rank does."""
+    """ranks_per_node: all ranks, or 1, so that a node rounds the same sums as its rank."""
     group = make_group(rank, kind, world, most, ranks_per_node=ranks_per_node)
     rounds_early = ranks_per_node == 1
     world = world.to(group.device)
@@ -160,7 +160,8 @@ def check_micro_batches(rank: int, worlds: list[World], most: int, kind: str) ->
     hook = next_back.receive
     hook()
     check(0, next_back)
-    # What is in flight stays in memory, also if the program forgets it, until it is made with the next call.
+    # Tensors of a call in flight stay in memory, even if the program drops them, until the call is made with the next
+    # one.
     forgotten = [weakref.ref(dispatch(which).x) for which in (1, 0)]
     gc.collect()
     assert all(x() is not None for x in forgotten)
@@ -206,7 +207,7 @@ def check_interrupt(rank: int, world: World, most: int, kind: str) -> None:
 
 
 def test_an_interrupt_frees_nothing_before_the_next_call(device: str) -> None:
-    """As soon as a call is sent, what it writes stays in memory until any call that all ranks make."""
+    """Once a call is sent, its outputs stay in memory until the next collective call."""
     run_ranks(3, check_interrupt, with_short_weights(make_world(3, 6, [4, 0, 7], hidden=128)), 8, device)
 
 

@@ -11,7 +11,7 @@ from world import World, make_world
 
 LATE_RANK = 1
 LATE_SECONDS = 0.002
-# In one of so many calls each of the others has come before the late rank, however busy the machine is.
+# In at least one of this many calls every other rank arrives before the late one, even on a busy machine.
 MOST_CALLS = 400
 
 

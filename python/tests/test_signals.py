@@ -1,4 +1,4 @@
-"""Signals, Ctrl-C among them, are answered while a call waits for other ranks."""
+"""Signals, Ctrl-C among them, are handled while a call waits for other ranks."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def end_a_refusal(rank: int, world: World) -> None:
         dist.barrier()
         with pytest.raises(ferry.FerryError):
             group.dispatch(routing, too_large)
-    with pytest.raises(ferry.InvalidArgument):  # not what the handler raised, once more
+    with pytest.raises(ferry.InvalidArgument):  # not the error of the handler again
         other.route(world.topk_idx[rank], num_experts=-3)
     dist.barrier()
 

@@ -46,7 +46,7 @@ def check(rank: int) -> None:
     assert growths == 5, "1, 1, 2, 4 and 8 MiB: each step as large as what is held"
     assert all(ctypes.string_at(data, MIB) == bytes([i + 1]) * MIB for i, data in enumerate(taken))
 
-    # What torch frees is kept until the GPU is known to be idle, then it serves other segments.
+    # Memory that torch frees is kept until the GPU is known to be idle; then it serves other segments.
     free(taken[9])
     free(taken[10])
     assert allocate(2 * MIB) not in (taken[9], taken[10])

@@ -1,4 +1,4 @@
-"""Calls of one group from several threads: they take turns, and destroy waits for the one that runs."""
+"""Calls of one group from several threads: they take turns, and destroy waits for the running call."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def destroy_during_a_call(rank: int, world: World) -> None:
     group = ferry.Group(dist.group.WORLD, timeout=60)
 
     def call() -> None:
-        # Refused, where destroy comes first, or met by the other rank's destroy.
+        # Refused if destroy is first, else ended by the other rank's destroy.
         with pytest.raises(ferry.FerryError):
             group.route(world.topk_idx[rank], world.topk_weights[rank], num_experts=world.num_experts)
 

@@ -1,7 +1,7 @@
 """The deep_ep interface on Ferry: programs written for it run unchanged, on GPUs or on CPU tensors.
 
-:class:`Buffer` is the first generation, :class:`ElasticBuffer` the second. What is supported, what differs and what
-raises NotImplementedError is in docs/deep_ep.md of Ferry.
+:class:`Buffer` is the first generation, :class:`ElasticBuffer` the second. Ferry's docs/deep_ep.md lists the supported
+parts, the differences, and the calls that raise NotImplementedError.
 """
 
 from deep_ep._C import topk_idx_t

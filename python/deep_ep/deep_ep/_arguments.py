@@ -1,4 +1,4 @@
-"""Arguments of clients that no release had, and sizes. The native calls check all others."""
+"""Arguments of clients that no release had, and sizes. The native calls check all other arguments."""
 
 from __future__ import annotations
 

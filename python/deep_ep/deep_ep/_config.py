@@ -87,8 +87,8 @@ class Config:
         return align(flags + rings * self.num_max_nvl_chunked_recv_tokens * record, _BYTES_ALIGNMENT)
 
     def get_rdma_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
-        """Bytes that the first generation uses between nodes; 0 for one node: 8 ranks, or as many as the environment
-        variable DEEP_EP_RANKS_PER_NODE says.
+        """Bytes that the first generation uses between nodes; 0 for one node. A node has 8 ranks, or as many as the
+        environment variable DEEP_EP_RANKS_PER_NODE sets.
         """
         per_node = _ranks_per_node()
         if num_ranks <= per_node:

@@ -47,8 +47,8 @@ def get_physical_domain_size(group: Any) -> tuple[int, int]:
 
 
 def get_logical_domain_size(group: Any, allow_hybrid_mode: bool = True) -> tuple[int, int]:
-    """(scale-out ranks, scale-up ranks) of a torch process group: as :func:`get_physical_domain_size`, whatever
-    ``allow_hybrid_mode`` says.
+    """(scale-out ranks, scale-up ranks) of a torch process group: as :func:`get_physical_domain_size`, for any
+    ``allow_hybrid_mode``.
     """
     return get_physical_domain_size(group)
 

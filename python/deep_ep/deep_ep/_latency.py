@@ -54,21 +54,21 @@ class LatencyCalls:
         num_max_dispatch_tokens_per_rank, num_experts, use_fp8, round_scale, use_ue8m0: the same on every rank.
         cumulative_local_expert_recv_stats: [L] i32: the rows that each local expert received are added, by the hook if
             there is one.
-        dispatch_wait_recv_cost_stats: [R] i64: what this call waits for each rank is added, in nanoseconds (not in
-            clock cycles), once for all experts of a rank; with a hook what the hook waits.
+        dispatch_wait_recv_cost_stats: [R] i64: the time that this call waits for each rank is added, in nanoseconds
+            (not in clock cycles), once for all experts of a rank; with a hook, the time that the hook waits.
         use_fp8: rows become FP8 on their way, with a f32 scale for 128 channels (amax / 448). round_scale: the scales
             are powers of two. use_ue8m0, with round_scale: their exponents, four in an i32.
         async_finish: the returned event must be waited for. Otherwise the current stream waits.
-        return_recv_hook: only send; the rows, counts and the handle's tensors are there when ``hook()`` has returned,
-            on a GPU for later work on the stream that was current then. It must be called once, and raises if it is
-            called again. Until then x must not be changed. At most two dispatches may be between the two.
+        return_recv_hook: only send; the rows, counts and the handle's tensors are complete when ``hook()`` has
+            returned, on a GPU for later work on the stream that was current then. It must be called once, and raises if
+            it is called again. Until then x must not be changed. At most two dispatches may be between the two.
 
         Returns the rows [L, R * M, H], bf16, or (FP8 rows, scales [L, R * M, ceil(H / 128)] f32 or ceil(H / 512) i32,
         whose rows of an expert lie one after another in memory); rows of each local expert [L] i32; the handle; the
         event; and the hook or None. The first rows of each expert hold tokens, by source rank, then token; the contents
         of the others are unspecified. The handle is (src_info [L, R * M] i32, the token at its source of each row;
         layout_range [L, R] i64, first row << 32 | number of rows from a rank; M; H; E). Its tensors and the counts are
-        views of memory that the calls go on to use: do not write to them. src_info is not contiguous.
+        views of memory that later calls use: do not write to them. src_info is not contiguous.
         """
         what = "low_latency_dispatch"
         calls = self._calls_for(what)
@@ -112,12 +112,12 @@ class LatencyCalls:
     ) -> tuple[torch.Tensor, EventOverlap, Hook | None]:
         """Return the experts' rows and sum each token's, each times its weight. Collective.
 
-        x: [L, R * M, H] bf16, contiguous. handle: of the dispatch, once received; H may be another than its rows'
-            if the handle's fourth value is too.
+        x: [L, R * M, H] bf16, contiguous. handle: of the dispatch, once received; H may differ from that of its rows if
+            the handle's fourth value is changed too.
         topk_idx: [T, K] i64: checked; the experts are those of the dispatch. topk_weights: [T, K] f32, contiguous.
         use_logfmt: True raises NotImplementedError.
-        zero_copy: the rows are read from what :meth:`get_next_low_latency_combine_buffer` returned for this handle, not
-            from ``x``.
+        zero_copy: read the rows from the memory that :meth:`get_next_low_latency_combine_buffer` returned for this
+            handle, not from ``x``.
         out: [T, H] bf16, contiguous, for the sums; by default a new tensor.
         combine_wait_recv_cost_stats: [R] i64: as in :meth:`low_latency_dispatch`.
         async_finish, return_recv_hook: as in :meth:`low_latency_dispatch`; until the hook has returned, the rows must
@@ -174,11 +174,11 @@ class LatencyCalls:
         return link.combine_memory
 
     def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
-        """Mask a rank, or with ``mask=False`` end that. Local; of a buffer with ``enable_shrink=True``.
+        """Mask a rank, or unmask it with ``mask=False``. Local; of a buffer with ``enable_shrink=True``.
 
-        Calls of latency mode that miss a rank for 100 s, or that notice that it has died, do the same by themselves.
-        They neither wait for a masked rank nor send to it: it has 0 tokens, and its experts add nothing to
-        the sums. Masks are this rank's own. A masked rank comes back if it has made all calls that the
+        Calls of latency mode that wait 100 s for a rank in vain, or that notice its death, also mask it. They neither
+        wait for a masked rank nor send to it: it has 0 tokens, and its experts add nothing to
+        the sums. Masks are this rank's own. A masked rank may return if it has made all calls that the
         others have made and all ranks, itself included, unmask between the same two calls, with a barrier of the
         process group before and after.
         """
@@ -205,8 +205,8 @@ class LatencyCalls:
         self._member.group.poll()
 
     def _calls_for(self, what: str) -> BufferCalls:
-        """The native calls, of a buffer in latency mode. All ranks make their buffers alike, so that none waits for one
-        that is refused here.
+        """The native calls, of a buffer in latency mode. All ranks make their buffers alike, so that no rank waits for
+        one that is refused here.
         """
         calls = self._member.calls or self._member.refuse(what)
         if not self.low_latency_mode:

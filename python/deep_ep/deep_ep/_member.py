@@ -22,7 +22,7 @@ from ferry.frontend import BufferCalls, deep_ep_calls, refuse_in_handler
 
 _RANKS_PER_NODE = 8  # of the first generation
 
-# Classes that native calls make or know.
+# Classes that native calls create or accept.
 _TYPES = (EventOverlap, Suggested, NotAConfig, Link, EPHandle, LatencyLink, ReceiveHook)
 
 

@@ -1,8 +1,8 @@
 """The tables of handles over several nodes: tokens that a rank forwards, and ranks of its node that each row goes to.
 
-Ferry's own tables of that are no part of a Routing's interface. A new dispatch routes each token a second time, to the
-ranks that forward it, with the flags of its ranks as its payload. The ranks of each node travel to a token's rows as
-well, as a mask beside the scales. The native call makes the exchanges; the operations of torch around them are here.
+Ferry's own tables of these are not part of a Routing's interface. A new dispatch routes each token a second time, to
+the ranks that forward it, with the flags of its ranks as its payload. The ranks of each node travel to a token's rows
+as well, as a mask beside the scales. The native call makes the exchanges; the operations of torch around them are here.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def make_handle(
     received_scales: torch.Tensor,
     num_channels: int,
 ) -> NodesHandle:
-    """flags: those of the tokens that this rank forwards, by source node, then token. received_scales: the last of them
+    """flags: those of the tokens that this rank forwards, by source node, then token. received_scales: its last columns
     are the masks. Local.
     """
     tables = group.channel_tables(routing, num_channels)

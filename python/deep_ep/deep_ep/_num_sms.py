@@ -15,7 +15,7 @@ class Suggested(int):
 
 
 class NotAConfig(NamedTuple):
-    """Stands for the ``num_sms`` of an argument that is no Config; the native calls refuse it."""
+    """Replaces the ``num_sms`` of an argument that is not a Config; the native calls refuse it."""
 
     shown: str
     """Name of the argument's class."""

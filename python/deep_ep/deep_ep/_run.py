@@ -28,9 +28,9 @@ def run_in_order(
 ) -> Any:
     """Result of a method of :class:`ferry.frontend.BufferCalls`, with the event of the call in it.
 
-    unknown: arguments that this package does not know. inputs: tensors that the GPU reads or writes. problem: wrong
-    arguments that are found here. The native call raises it, or the first one that is found here, after it has refused
-    the operation on all ranks.
+    unknown: arguments that this package does not have. inputs: tensors that the GPU reads or writes. problem: an
+    exception for wrong arguments that the caller has found. The native call raises this exception, or the first one
+    found here, after it has refused the operation on all ranks.
     """
     if previous_event is None and not asynchronous and not unknown and problem is None:
         return call(None, *arguments)

@@ -44,11 +44,11 @@ class Steps:
         self._nodes = Nodes(group.rank, group.num_ranks, group.ranks_per_node)
 
     def wait(self, event: Any) -> None:
-        """The rest of the call waits for ``event``."""
+        """Makes the rest of the call wait for ``event``."""
         self._lane.wait(event)
 
     def reads(self, tensor: torch.Tensor) -> None:
-        """An asynchronous call reads a tensor that most calls do not read."""
+        """Keeps a tensor that an asynchronous call reads, although most calls do not read it."""
         if tensor.is_cuda:
             stream = torch.cuda.current_stream(tensor.device)
             if stream == self._lane.comm_stream:

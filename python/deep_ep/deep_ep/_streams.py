@@ -78,7 +78,7 @@ class Call:
         self.inputs.extend(_tensors_in(values))
 
     def gives(self, *values: Any) -> None:
-        """Tensors made on the call's stream that the caller's stream goes on to use."""
+        """Tensors made on the call's stream that the caller's stream uses afterwards."""
         self.outputs.extend(_tensors_in(values))
 
 
@@ -106,7 +106,7 @@ class Lane:
         return _HostCall(asynchronous)
 
     def wait(self, event: Any) -> None:
-        """Inside a call: the rest of it also waits for ``event``."""
+        """Inside a call: makes the rest of it also wait for ``event``."""
 
     def synchronize(self) -> None:
         """Wait on the host for synchronous calls that were made."""

@@ -62,7 +62,7 @@ def check_handle(handle: deep_ep.EPHandle, world: World, rank: int, alignment: i
 
 
 def check_compact(rank: int, world: World, device: str, alignment: int, wait: bool, ranks_per_node: int = 0) -> None:
-    """ranks_per_node: all ranks, or 1, where a node rounds what its rank does."""
+    """ranks_per_node: all ranks, or 1, so that a node rounds the same sums as its rank."""
     buffer = make_elastic(rank, device, ranks_per_node=ranks_per_node)
     mine = inputs_of(world, rank, device_of(rank, device))
     stats = torch.full((world.num_local(rank),), 100, dtype=torch.int32, device=buffer.device)

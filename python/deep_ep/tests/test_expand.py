@@ -244,7 +244,7 @@ def test_expanded_calls_run_no_operator_of_torch() -> None:
 
 
 def check_clients_slots(rank: int, world: World, device: str) -> None:
-    """A table that a client rewrote says where a cached dispatch puts rows, too."""
+    """A table that a client rewrote also determines where a cached dispatch puts rows."""
     buffer = make_elastic(rank, device)
     mine = inputs_of(world, rank, device_of(rank, device))
     x, _, _, handle, _ = buffer.dispatch(

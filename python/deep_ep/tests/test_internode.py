@@ -1,4 +1,4 @@
-"""Buffers over several nodes, emulated on this host: handles, results, and what a program learns about nodes."""
+"""Buffers over several nodes, emulated on this host: handles, results, and information for programs about nodes."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Nodes:
         return [self.up_to(source, tokens, channel) for channel in range(NUM_CHANNELS)]
 
     def forwarded(self) -> list[tuple[int, int]]:
-        """(source rank, token) of what this rank forwards."""
+        """(source rank, token) of the tokens that this rank forwards."""
         rails = [node * self.per_node + self.rail for node in range(self.num_nodes)]
         return [(source, token) for source in rails for token in self.to_node(source, self.node)]
 
@@ -255,7 +255,7 @@ def check_refusals(rank: int, world: World) -> None:
         buffer.combine(x, handle[:6] if rank == 0 else handle)
     with pytest.raises(ferry.CapacityExceeded):
         buffer.dispatch(**good, num_worst_tokens=1)
-    # After all of that the ranks still agree on what comes next.
+    # Afterwards the ranks still agree on the next call.
     assert torch.equal(buffer.combine(x, handle)[0], buffer.combine(x, handle)[0])
     with pytest.raises(NotImplementedError, match="mask_lost_ranks"):
         make_buffer(rank, "cpu", ranks_per_node=1, low_latency_mode=True, enable_shrink=True)
@@ -273,7 +273,7 @@ def check_a_lost_rank(rank: int, world: World) -> None:
     buffer = make_buffer(rank, "cpu", ranks_per_node=2)
     mine = inputs_of(world, rank, torch.device("cpu"))
     dispatch(buffer, world, mine)
-    dist.barrier()  # what it has sent may be lost with it
+    dist.barrier()  # data that it has sent may be lost with it
     if rank == LOST_RANK:
         os.kill(os.getpid(), signal.SIGKILL)
     with pytest.raises(ferry.PeerLost) as caught:

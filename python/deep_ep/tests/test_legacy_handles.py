@@ -56,7 +56,7 @@ def test_contents(num_worst_tokens: int, device: str) -> None:
 
 
 class Dispatch(torch.autograd.Function):
-    """As in trainers: the handle is saved as so many tensors and restored as a new tuple."""
+    """As in trainers: the handle is saved as single tensors and restored as a new tuple."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weights: torch.Tensor, buffer: deep_ep.Buffer, idx: torch.Tensor, e: int):

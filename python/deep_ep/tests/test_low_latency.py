@@ -70,12 +70,12 @@ def check_received(
 
 LATE_RANK = 0
 LATE_SECONDS = 0.002
-# In one of so many calls each of the others has come before the late rank, however busy the machine is.
+# In at least one of this many calls every other rank arrives before the late one, even on a busy machine.
 MOST_CALLS = 400
 
 
 def check_calls(rank: int, world: World, most: int, kind: str, ranks_per_node: int = 0) -> None:
-    """ranks_per_node: all ranks, or 1, where a node rounds what its rank does."""
+    """ranks_per_node: all ranks, or 1, so that a node rounds the same sums as its rank."""
     buffer = make_latency_buffer(rank, kind, world, most, ranks_per_node=ranks_per_node)
     world = world.to(buffer.device)
     mine = inputs_of(world, rank, buffer.device)
@@ -123,7 +123,7 @@ def check_calls(rank: int, world: World, most: int, kind: str, ranks_per_node: i
                 event.current_stream_wait()
                 assert torch.equal(combined, expected)
             assert combined is out
-            # Rows that are in the buffer's own memory; what is passed as x is not read.
+            # Rows are in the buffer's own memory; the argument x is not read.
             memory = buffer.get_next_low_latency_combine_buffer(handle)
             assert (memory.shape, memory.dtype) == (y.shape, torch.bfloat16)
             memory[:] = y
@@ -217,7 +217,7 @@ class Batch:
         self.sums, _, self.hook = self.buffer.low_latency_combine(
             y, mine.idx, mine.weights.clone(), self.handle, zero_copy=zero_copy, return_recv_hook=True
         )
-        self.x = self.handle = None  # clients drop what they have passed on
+        self.x = self.handle = None  # clients drop objects that they have passed on
 
     def end(self) -> None:
         self.hook()

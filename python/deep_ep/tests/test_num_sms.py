@@ -72,7 +72,7 @@ def check_legacy(rank: int, world: World, device: str) -> None:
     for config in (None, buffer.get_combine_config(2)):
         both(config)
         assert set(bounds.take()) == {("dispatch", 2), ("combine", 2)}
-    # A channel is two multiprocessors, whoever chose them.
+    # A channel is two multiprocessors, whether the program or the package chose them.
     assert dispatch(buffer, world, mine)[4][1].shape == (world.num_ranks, 1)
     buffer.destroy()
 

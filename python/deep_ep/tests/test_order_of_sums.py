@@ -13,8 +13,8 @@ EXPERTS, HIDDEN, MOST = 8, 64, 32
 # 1, and anything that fp32 can add to it decides for 1 + UP. One TINY is too small for that, two together are not.
 UP, HALF, TINY = 2.0**-7, 2.0**-8, 0.75 * 2.0**-24
 
-# Each token: its experts (0 to 3 are on rank 0, the others on rank 1), their outputs, its two biases; the sum if what a
-# rank sends is fp32, and if it is rounded to bf16.
+# Each token: its experts (0 to 3 are on rank 0, the others on rank 1), their outputs, its two biases; the sum if a rank
+# sends fp32, and if it rounds to bf16.
 TOKENS = [
     # Rank 0 adds its two first. In the order of choices, whatever their rank, each would be lost.
     ([4, 0, 5, 1], [1.0, TINY, HALF, TINY], (0.0, 0.0), 1 + UP, 1.0),

@@ -42,7 +42,7 @@ def expected_parts(world: World, which: int, sources: list[tuple[int, int]], dev
 
 
 def check_parts(received: Any, world: World, which: int, sources: list[tuple[int, int]], device: torch.device) -> None:
-    """The first rows of what was received are those of the tokens; the others may hold anything."""
+    """The first received rows are those of the tokens; the others may hold anything."""
     payload = payloads(world, 0, device)[which]
     assert isinstance(received, torch.Tensor) == isinstance(payload, torch.Tensor)
     expected = expected_parts(world, which, sources, device)

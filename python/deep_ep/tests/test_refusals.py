@@ -198,7 +198,7 @@ def failing(step: str, fails: bool) -> Iterator[None]:
 
 
 def check_failing_steps(rank: int, world: World, num_nodes: int) -> None:
-    """Where a rank fails between two collectives, it makes the others refuse the rest, and all stay in step."""
+    """A rank that fails between two collectives makes the others refuse the remaining ones, and all stay in step."""
     bad = rank == BAD_RANK
     buffer = make_buffer(rank, "cpu", ranks_per_node=world.num_ranks // num_nodes)
     mine = inputs_of(world, rank, CPU)

@@ -1,5 +1,5 @@
-"""Rows by token turned into rows by expert and back, on this rank alone, by torch's operators: what the native module
-must give to the bit.
+"""Rows by token turned into rows by expert and back, on this rank alone, by torch's operators: the native module must
+give the same bits.
 
 n received rows, K choices per token, L local experts. A *slot* is the expanded row of (row, choice), -1 where there is
 none. Rows without a token may hold anything, including NaN: none of it affects other rows.

@@ -26,14 +26,14 @@ struct LayoutArguments {
       topk_weights{};
 };
 
-/// Arguments of a new dispatch of the second generation that say where tokens go.
+/// Arguments of a new dispatch of the second generation that give the destinations of tokens.
 struct ElasticRouteArguments {
   nanobind::handle topk_idx{}, topk_weights{}, expert_stats{}, num_experts{}, num_max_tokens{};
   nanobind::handle most_tokens{};  ///< bound of num_max_tokens, 0: none
   nanobind::handle alignment{};
 };
 
-/// Requested form of what a dispatch of the second generation returns.
+/// Requested form of the results of a dispatch of the second generation.
 struct ElasticForm {
   bool zero_padding = false;
   bool column_major_scales = false;
@@ -74,7 +74,7 @@ class EarlyOutputs {
 /// Rows of each local expert, rounded up to a multiple of `alignment`.
 nanobind::list aligned_counts(std::span<const std::int32_t> rows, std::int64_t alignment);
 
-/// Classes of the package that calls make or know.
+/// Classes of the package that calls create or accept.
 struct BufferTypes {
   nanobind::object event, suggested, not_a_config, link, elastic_handle, latency_link, hook;
 };
@@ -202,7 +202,7 @@ class BufferCalls {
 
   /// Raises errors of earlier calls that are known by now.
   void raise_known_errors() const;
-  /// The rest of a call waits for an epilogue's event.
+  /// Makes the rest of a call wait for an epilogue's event.
   void wait_for(nanobind::handle epilogue) const;
   nanobind::object new_event() const;
   nanobind::object new_routing(const PlacedRouting& routing, bool bounded) const;

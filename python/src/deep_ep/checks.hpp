@@ -17,7 +17,7 @@
 
 namespace ferry::python::deep_ep {
 
-/// Size that a dimension has to have, or any, with the letter that stands for it in texts.
+/// Required size of a dimension, or any size, with its letter in error texts.
 struct Extent {
   Extent(std::int64_t number) : size(number) {}
   Extent(const char* name) : letter(name) {}
@@ -40,7 +40,7 @@ struct Choice {
   TensorView ids{}, weights{};  ///< weights: absent if None was given
 };
 
-/// An integer of any library; -1 for anything else and for what 64 bits do not hold.
+/// An integer of any library; -1 for anything else and for values of more than 64 bits.
 std::int64_t index_of(nanobind::handle value);
 
 /// Object that deep_ep attached to the storage of a tensor under this name; not valid if there is none.

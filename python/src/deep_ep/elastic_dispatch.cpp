@@ -24,7 +24,7 @@ namespace {
 
 constexpr std::int64_t kMaxCount = std::numeric_limits<std::int32_t>::max();
 
-/// Checked arguments of a new dispatch that say where tokens go.
+/// Checked arguments of a new dispatch that give the destinations of tokens.
 struct ElasticRoute {
   TensorView ids{}, weights{}, stats{};
   std::int64_t num_experts = 0;
@@ -83,8 +83,8 @@ std::int64_t most_expanded(std::int64_t num_rows, std::int64_t num_topk, const E
   return (most + route.alignment - 1) / route.alignment * route.alignment;
 }
 
-/// Makes what a dispatch needs while route waits. A failure is left to the later attempt, which reports it. Takes the
-/// GIL.
+/// Makes the tensors that a dispatch needs while route waits. A failure is left to the later attempt, which reports it.
+/// Takes the GIL.
 EarlyTables make_early(HandleTables& tables, EarlyOutputs& outputs) noexcept {
   const nb::gil_scoped_acquire held;
   try {

@@ -30,8 +30,8 @@ struct ExpandedForm {
   bool column_major_scales = false;
 };
 
-/// by_token: what a dispatch has received; its ids are not used.
-/// @throws nanobind::python_error, and what ferry reports
+/// by_token: rows that a dispatch has received; their ids are not used.
+/// @throws nanobind::python_error, and errors that ferry reports
 Received expand(const Calls& calls, const Received& by_token, const SlotViews& slots, const ExpandedForm& form,
                 Stream stream);
 

@@ -101,7 +101,7 @@ nb::object BufferCalls::low_latency_dispatch(nb::handle problem, nb::handle x, n
     call.options.slab_capacity = whole_slab(num_ranks, call.options.max_tokens);
     call.column_major_scales = true;
     const bool split = keep_for_split(call, kept);
-    // Before a split call: an error that is raised after it would take away the Routing that the hook receives by.
+    // Before a split call: an error raised after it would lose the Routing, which the hook needs to receive.
     if (split) raise_known_errors();
     LatencyReceived received =
         turn.make(Collective::kLatencyDispatch, [&] { return latency_dispatch(calls, call, turn.stream()); });

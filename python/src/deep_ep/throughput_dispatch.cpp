@@ -99,8 +99,8 @@ class PrefixTables {
   Made made_;
 };
 
-/// Makes what a new dispatch needs while route waits. A failure is left to the later attempt, which reports it. Takes
-/// the GIL.
+/// Makes the tensors that a new dispatch needs while route waits. A failure is left to the later attempt, which reports
+/// it. Takes the GIL.
 EarlyTables make_early(PrefixTables& tables, EarlyOutputs& outputs) noexcept {
   const nb::gil_scoped_acquire held;
   EarlyTables made;
@@ -128,7 +128,7 @@ int channels_of(const Checks& checks, nb::handle num_sms) {
 /// A new dispatch whose arguments have been read.
 struct BufferCalls::NewDispatch {
   Payload payload{};
-  Choice choice{};  ///< ids absent: tokens go where token_in_rank says
+  Choice choice{};  ///< ids absent: token_in_rank gives the destinations
   nb::handle token_in_rank{}, tokens_per_expert{};
   std::int64_t alignment = 1;
   int num_channels = 1;

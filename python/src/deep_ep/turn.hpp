@@ -17,7 +17,7 @@
 namespace ferry::python::deep_ep {
 
 enum class Collective : std::uint8_t {
-  kRailRoute,     ///< with kRailDispatch a second pair, which describes what a rank forwards
+  kRailRoute,     ///< with kRailDispatch a second pair, which describes the tokens that a rank forwards
   kRailDispatch,  ///< with the routing of kRailRoute
   kRoute,
   kGather,    ///< a dispatch with the buffer's own routing, which goes to all ranks
@@ -34,7 +34,7 @@ class Turn {
 
   Stream stream() const { return stream_; }
 
-  /// One more collective, which is the next. All ranks must know of it.
+  /// Adds a collective, which becomes the next one. All ranks must add it.
   void add(Collective collective);
 
   /// Makes the next collective.

@@ -216,8 +216,9 @@ class ElasticBuffer(AbsentFamilies):
         cumulative_local_expert_recv_stats: [L] i32, to which the tokens of each local expert are added.
         num_experts: E, a multiple of R. num_max_tokens_per_rank: M, the same on all ranks; at most the buffer's, which
             is the default. expert_alignment: by default 1.
-        previous_event: event to wait for instead of the current stream. previous_event_before_epilogue: event that its
-            last part waits for in addition. async_with_compute_stream: the returned event must be waited for.
+        previous_event: event to wait for instead of the current stream. previous_event_before_epilogue: event for which
+            the last part of the call waits in addition. async_with_compute_stream: the returned event must be waited
+            for.
         handle: of an earlier dispatch, whose routing this payload reuses, expanded or not as before. Only x, weights
             and the form of the output are new; tokens are not counted again.
         do_handle_copy: False keeps ``topk_idx`` itself in the handle.
@@ -227,8 +228,8 @@ class ElasticBuffer(AbsentFamilies):
             and inside a group by source. A token that names an expert twice has one row, and its weights are added.
         do_zero_padding: clear rows without a token.
         use_tma_aligned_col_major_sf: scales are returned with strides (1, rows rounded up to 4).
-        num_sms: the most multiprocessors to use on a GPU; 0: what fills the links. num_qps, allocate_on_comm_stream:
-            accepted, without effect.
+        num_sms: the most multiprocessors to use on a GPU; 0: as many as fill the links. num_qps,
+            allocate_on_comm_stream: accepted, without effect.
 
         Returns the rows (with their scales, if any were given) ordered by source rank, then token; local expert ids
         [N, K], or None if expanded; weights [N, K], 0 where the expert is on another rank, or [rows] if expanded; the

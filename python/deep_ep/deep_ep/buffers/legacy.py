@@ -41,10 +41,10 @@ class Buffer(LatencyCalls):
     group: a torch process group, used only while the buffer is created; or None and ``comm``, an mpi4py communicator.
     num_nvl_bytes, num_rdma_bytes: kept as attributes; they size ``get_local_buffer_tensor``.
     low_latency_mode: whether calls of latency mode may be made; on GPUs they get ``num_rdma_bytes`` of memory, of which
-        :meth:`get_low_latency_rdma_size_hint` says how many they need. The same on every rank.
+        :meth:`get_low_latency_rdma_size_hint` gives the necessary number. The same on every rank.
     num_qps_per_rank, allow_nvlink_for_low_latency_mode, allow_mnnvl: accepted, without effect.
     explicitly_destroy: kept as an attribute; :meth:`destroy` may be called either way, but need not be.
-    enable_shrink: calls of latency mode go on without ranks that are lost, see
+    enable_shrink: calls of latency mode continue without lost ranks, see
         :meth:`low_latency_update_mask_buffer`, instead of raising; all other calls still need every rank. Ranks of one
         node; others raise NotImplementedError. The same on every rank.
     device: of all tensors. By default that of the environment variable DEEP_EP_DEVICE, else the current GPU, or the CPU
@@ -125,7 +125,7 @@ class Buffer(LatencyCalls):
     def set_num_sms(new_num_sms: int) -> None:
         """Set ``Buffer.num_sms``, for all buffers: the most multiprocessors that a dispatch or combine uses on a GPU.
 
-        The number of channels in handles is half of it. Until it is set, Ferry chooses what fills the links.
+        The number of channels in handles is half of it. Until it is set, Ferry uses as many as fill the links.
         """
         if new_num_sms < 2 or new_num_sms % 2 != 0:
             raise InvalidArgument(f"set_num_sms: new_num_sms is {new_num_sms}, expected an even number of at least 2")
@@ -140,8 +140,8 @@ class Buffer(LatencyCalls):
     def get_low_latency_rdma_size_hint(
         num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int
     ) -> int:
-        """``num_rdma_bytes`` for latency mode on GPUs: what Ferry needs, far less than the first generation; on the CPU
-        it needs none. For more than 11 choices a token ask :func:`ferry.latency_bytes_required`.
+        """``num_rdma_bytes`` for latency mode on GPUs: the bytes that Ferry needs, far fewer than the first generation;
+        on the CPU it needs none. For more than 11 choices a token ask :func:`ferry.latency_bytes_required`.
         """
         return _config.low_latency_bytes(num_max_dispatch_tokens_per_rank, hidden, num_ranks, num_experts)
 

@@ -20,7 +20,7 @@ def get_unbalanced_scores(
     """[T, E] f32 in [0, 2), random: the K largest of each row are the choices of a token.
 
     unbalanced_ratio: the load of the first rank's experts, as a multiple of an even share of all choices; limited by
-        what each token can contribute, and the rest is spread evenly. 1 and not ``precise``: scores are left random.
+        the choices of each token; the rest is spread evenly. 1 and not ``precise``: scores are left random.
     precise: exactly that ratio (rounded to a whole choice); otherwise on average.
     """
     device = choose_device(None)

@@ -66,8 +66,8 @@ def hash_tensor(t: torch.Tensor) -> int:
 
 def hash_tensors(*values: Any) -> int:
     """:func:`hash_tensor` of all tensors in the arguments and in the tuples and lists among them, joined by exclusive
-    or, so in any order; an even number of equal tensors leaves no trace. What is no tensor, None for instance, does not
-    count.
+    or, so in any order; an even number of equal tensors leaves no trace. Values other than tensors, such as None, do
+    not count.
     """
     joined = 0
     for value in values:

@@ -84,7 +84,8 @@ def combine(
     """[T, H]: the sums of this rank's tokens, in fp32 by choice, then by rank. Local.
 
     y: [T, K, H] bf16, the output of each choice's expert; choices without one are ignored. bias: up to two [T, H],
-    first in the sum. round_in_rank, round_in_scaleup: what a rank, or a scale-up domain, sends is rounded to bf16.
+    first in the sum. round_in_rank, round_in_scaleup: the sum that a rank, or a scale-up domain, sends is rounded to
+    bf16.
     """
     num_tokens, num_topk, hidden = y.shape
     num_ranks = num_scaleout_ranks * num_scaleup_ranks

@@ -66,8 +66,8 @@ def bench_kineto(
     """Seconds on the GPU of a call ``fn()``: of the kernels whose names contain each given name, per call.
 
     Programs may pass kernel names of another package, which Ferry does not have. If none of the names is found, the
-    first stands for the whole call (all kernels of the GPU, per call, including waits for other ranks; without a GPU
-    the time of the call), and the others are NaN. If some are found, those that are not are NaN.
+    first gets the time of the whole call (all kernels of the GPU, per call, including waits for other ranks; without a
+    GPU the time of the call), and the others are NaN. If some are found, those that are not are NaN.
 
     trace_path: where to write the trace. barrier_comm_profiling: ranks synchronise first: with ``barrier``, or else
     with the default process group. suppress_kineto_output: has no effect: this function prints nothing.
