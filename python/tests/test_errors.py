@@ -46,6 +46,23 @@ def check_numbers(
     refused(lambda: group.combine(routing, y, bias=5 if bad else None), "bias is a int")
 
 
+def check_order(
+    group: ferry.Group, routing: ferry.Routing, x: torch.Tensor, y: torch.Tensor, refused, bad: bool
+) -> None:
+    """The text is about the first of several wrong arguments."""
+    away = x.to("meta")
+    for wrong, match in (
+        ({"bias": [away] * 3, "x": None}, "at most two"),
+        ({"bias": away, "x": None}, "combine: x"),
+        ({"bias": away, "num_sms": "all"}, "num_sms"),
+        ({"bias": away, "weights": 7}, "combine: weights"),
+        ({"bias": away, "topk_weights": 7}, "combine: bias"),
+        ({"bias": [x, away], "topk_weights": 7}, "combine: second bias"),
+    ):
+        given = {"x": y} | (wrong if bad else {})
+        refused(lambda given=given: group.combine(routing, **given), match)
+
+
 def check_refusals(rank: int, world: World) -> None:
     group = ferry.Group(dist.group.WORLD, timeout=60)
     idx, x = world.topk_idx[rank], world.x[rank]
@@ -71,6 +88,7 @@ def check_refusals(rank: int, world: World) -> None:
     for wrong in (y.half(), y.to("meta"), torch.ones(rows + 1, 64, dtype=y.dtype), None):
         refused(lambda wrong=wrong: group.combine(routing, wrong if bad else y))
     refused(lambda: group.combine(routing, y, bias=[x] * 3 if bad else None), "at most two")
+    check_order(group, routing, x, y, refused, bad)
 
     # Tensors that share memory: rows that were sent or are to be summed must not be written over.
     shared = torch.zeros(max(rows, len(x)), 64, dtype=x.dtype)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -140,8 +140,7 @@ class Steps:
         return rows.to(torch.bfloat16)
 
     @torch.no_grad()
-    def biases_as_f32(self, bias: torch.Tensor | Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        biases = [bias] if isinstance(bias, torch.Tensor) else bias
+    def biases_as_f32(self, biases: list[torch.Tensor]) -> list[torch.Tensor]:
         return [tensor.to(torch.float32) for tensor in biases]
 
     # Handles of the second generation.

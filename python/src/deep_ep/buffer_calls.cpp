@@ -78,6 +78,16 @@ int BufferCalls::bound_of(nb::handle num_sms, const char* operation) const {
 
 void BufferCalls::raise_known_errors() const { raise_if_error(calls_->group().poll()); }
 
+nb::list BufferCalls::read_biases(const Checks& checks, nb::handle bias, std::int64_t num_tokens, std::int64_t hidden,
+                                  CombineInput& in) const {
+  nb::list biases = checks.biases(bias, num_tokens, hidden, in);
+  const bool is_known = bias.is_none() || is_sequence(bias) || nb::isinstance(bias, calls_->allocator().tensor_type());
+  if (!is_known) {
+    for (const nb::handle tensor : biases) steps_.attr("reads")(tensor);
+  }
+  return biases;
+}
+
 void BufferCalls::wait_for(nb::handle epilogue) const {
   if (!epilogue.is_none()) steps_.attr("wait")(epilogue);
 }

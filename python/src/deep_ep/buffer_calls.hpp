@@ -202,6 +202,9 @@ class BufferCalls {
 
   /// Raises errors of earlier calls that are known by now.
   void raise_known_errors() const;
+  /// Checks::biases. The package announces tensors of tuples and lists to the call's stream, this those of others.
+  nanobind::list read_biases(const Checks& checks, nanobind::handle bias, std::int64_t num_tokens, std::int64_t hidden,
+                             CombineInput& in) const;
   /// The rest of a call waits for an epilogue's event.
   void wait_for(nanobind::handle epilogue) const;
   nanobind::object new_event() const;

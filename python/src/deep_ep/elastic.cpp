@@ -203,7 +203,7 @@ nb::object BufferCalls::elastic_combine(nb::handle problem, nb::handle x, nb::ha
                     ? checks.table(topk_weights, "topk_weights", DType::kFloat32, {rows.extent(0)})
                     : checks.table(topk_weights, "topk_weights", DType::kFloat32, {found.num_rows, found.num_topk});
     }
-    const std::size_t num_biases = checks.biases(bias, found.num_tokens, rows.extent(1), call.in);
+    const nb::list biases = read_biases(checks, bias, found.num_tokens, rows.extent(1), call.in);
     Turn::raise_if_given(epilogue);
     call.in.x = rows;
     call.in.weights = weights;
@@ -231,9 +231,9 @@ nb::object BufferCalls::elastic_combine(nb::handle problem, nb::handle x, nb::ha
       call.in.x = read_tensor(as_f32, place);
     }
     wait_for(epilogue);
-    if (sums_f32 && num_biases > 0) {
-      biases_as_f32 = steps_.attr("biases_as_f32")(bias);
-      for (std::size_t i = 0; i < num_biases; ++i) {
+    if (sums_f32 && biases.size() > 0) {
+      biases_as_f32 = steps_.attr("biases_as_f32")(biases);
+      for (std::size_t i = 0; i < biases.size(); ++i) {
         call.in.bias[i] = read_tensor(nb::object(biases_as_f32[i]), place);
       }
     }

@@ -110,7 +110,7 @@ nb::object BufferCalls::combine(nb::handle problem, nb::handle x, nb::handle han
                                   : Extent(std::int64_t{Calls::native_of(plan.routing).num_topk()});
       weights = checks.table(topk_weights, "topk_weights", DType::kFloat32, {tensors.num_rows, num_topk});
     }
-    checks.biases(bias, tensors.num_tokens, rows.extent(1), call.in);
+    const nb::list biases = read_biases(checks, bias, tensors.num_tokens, rows.extent(1), call.in);
     const Routing& routing = routing_of(turn, plan, tensors, call.options.kernel.num_sms);
     call.in.x = rows;
     nb::object sent_weights = nb::borrow(topk_weights);
