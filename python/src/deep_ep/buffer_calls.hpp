@@ -180,8 +180,9 @@ class BufferCalls {
 
   Plan plan_of(nanobind::handle handle) const;
   HandleTensors tensors_of(const Checks& checks, nanobind::handle handle) const;
-  /// Routes a copied handle again. -> the Routing of the plan
-  const Routing& routing_of(Turn& turn, Plan& plan, const HandleTensors& tensors, int num_sms) const;
+  /// Routes a copied handle again; refuses one that is neither linked nor a copy. -> the Routing of the plan
+  const Routing& routing_of(Turn& turn, Plan& plan, const Checks& checks, nanobind::handle handle,
+                            const HandleTensors& tensors, int num_sms) const;
 
   bool needs_route(nanobind::handle handle) const;
   ElasticHandle elastic_handle_of(const Checks& checks, nanobind::handle handle) const;

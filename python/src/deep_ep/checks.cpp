@@ -93,6 +93,13 @@ bool is_of_group(nb::handle routing, nb::handle group) {
   return find_attribute(routing, group_name).is(group);
 }
 
+bool is_tensor_of(const Calls& calls, nb::handle value) {
+  static const Name device_name("device");
+  if (!nb::isinstance(value, calls.allocator().tensor_type())) return false;
+  const nb::object device = find_attribute(value, device_name);
+  return device.is_valid() && text_of(device) == device_of(calls.place());
+}
+
 bool is_sequence(nb::handle value) { return nb::isinstance<nb::tuple>(value) || nb::isinstance<nb::list>(value); }
 
 void Checks::refuse(const std::string& text) const { python::refuse(std::string(operation_) + ": " + text); }

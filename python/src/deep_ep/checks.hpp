@@ -50,6 +50,9 @@ void attach_link(nanobind::handle tensor, const Name& name, nanobind::handle lin
 /// Whether a ferry.Routing is one of `group` (a ferry.Group).
 bool is_of_group(nanobind::handle routing, nanobind::handle group);
 
+/// Whether it is a tensor on the device of `calls`, of any dtype and shape.
+bool is_tensor_of(const Calls& calls, nanobind::handle value);
+
 /// Whether it is a tuple or a list.
 bool is_sequence(nanobind::handle value);
 
