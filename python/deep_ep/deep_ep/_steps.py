@@ -12,6 +12,7 @@ from deep_ep import _masks, _node_tables
 from deep_ep._arguments import MAX_TOPK, align
 from deep_ep._ep_handle import EPHandle
 from deep_ep._node_tables import Nodes
+from deep_ep._previous_event import event_of
 from deep_ep._streams import Lane
 from ferry import InvalidArgument
 
@@ -42,6 +43,9 @@ class Steps:
         self._group = group
         self._lane = lane
         self._nodes = Nodes(group.rank, group.num_ranks, group.ranks_per_node)
+
+    def event_of(self, given: Any, what: str) -> Any:
+        return event_of(given, what)
 
     def wait(self, event: Any) -> None:
         """The rest of the call waits for ``event``."""

@@ -88,8 +88,13 @@ nb::list BufferCalls::read_biases(const Checks& checks, nb::handle bias, std::in
   return biases;
 }
 
-void BufferCalls::wait_for(nb::handle epilogue) const {
-  if (!epilogue.is_none()) steps_.attr("wait")(epilogue);
+nb::object BufferCalls::epilogue_event(nb::handle epilogue, const char* operation) const {
+  if (epilogue.is_none()) return nb::none();
+  return steps_.attr("event_of")(epilogue, std::string(operation) + ": previous_event_before_epilogue");
+}
+
+void BufferCalls::wait_for(nb::handle event) const {
+  if (!event.is_none()) steps_.attr("wait")(event);
 }
 
 nb::object BufferCalls::new_event() const { return bare_object(types_.event); }
