@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import pickle
 import signal
@@ -63,6 +64,25 @@ def check_order(
         refused(lambda given=given: group.combine(routing, **given), match)
 
 
+def check_broken_objects(group: ferry.Group, idx: torch.Tensor, x: torch.Tensor, y: torch.Tensor, bad: bool) -> None:
+    """Objects that lack what their constructors give them."""
+    routing = group.route(idx, num_experts=6)
+    placement = ferry.Placement(range(6))
+    for natives in ({}, {"_native": 7}):
+        broken, unplaced = (object.__new__(kind) for kind in (ferry.Routing, ferry.Placement))
+        for one, (name, value) in itertools.product((broken, unplaced), natives.items()):
+            setattr(one, name, value)
+        broken.group = group
+        error = (AttributeError, RuntimeError) if bad else ferry.InvalidArgument
+        for call in (
+            lambda given=broken if bad else routing: group.dispatch(given, x),
+            lambda given=broken if bad else routing: group.combine(given, y),
+            lambda given=unplaced if bad else placement: group.route(idx, num_experts=6, placement=given),
+        ):
+            with pytest.raises(error):
+                call()
+
+
 def check_refusals(rank: int, world: World) -> None:
     group = ferry.Group(dist.group.WORLD, timeout=60)
     idx, x = world.topk_idx[rank], world.x[rank]
@@ -89,6 +109,7 @@ def check_refusals(rank: int, world: World) -> None:
         refused(lambda wrong=wrong: group.combine(routing, wrong if bad else y))
     refused(lambda: group.combine(routing, y, bias=[x] * 3 if bad else None), "at most two")
     check_order(group, routing, x, y, refused, bad)
+    check_broken_objects(group, idx, x, y, bad)
 
     # Tensors that share memory: rows that were sent or are to be summed must not be written over.
     shared = torch.zeros(max(rows, len(x)), 64, dtype=x.dtype)
