@@ -99,8 +99,8 @@ class Calls:
 class BufferCalls:
     """Calls of a deep_ep buffer, with the results of its methods.
 
-    problem: None, or an exception that is raised after the call was refused on all ranks. epilogue: None, an event, or
-    such an exception.
+    problem: None, or an exception that is raised after the call was refused on all ranks. epilogue: an
+    argument previous_event_before_epilogue.
     """
 
     def __init__(

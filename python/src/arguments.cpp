@@ -128,9 +128,9 @@ Load load_of(nb::handle placement, nb::handle counters, const LoadTypes& types, 
                      view_of(tensors[2], place, operation, "counters.received")};
   }
   if (!placement.is_none()) {
-    load.placement = nb::cast<const Placement&>(find_attribute(placement, native_name));
+    load.placement = nb::cast<const Placement&>(get_attribute(placement, native_name));
     load.placement.physical_to_logical_view =
-        view_of(find_attribute(placement, table_name), place, operation, "placement.physical_to_logical");
+        view_of(get_attribute(placement, table_name), place, operation, "placement.physical_to_logical");
   }
   return load;
 }

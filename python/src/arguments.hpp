@@ -62,6 +62,9 @@ auto read_or_refuse(Read read, Refuse refuse_call) {
   } catch (const nanobind::python_error& error) {
     if (ends_call(error)) refuse_call();
     throw;
+  } catch (...) {
+    refuse_call();
+    throw;
   }
 }
 

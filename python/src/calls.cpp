@@ -65,19 +65,24 @@ nb::object Calls::new_routing(const PlacedRouting& routing, nb::handle owner, bo
 
 const Routing& Calls::native_of(nb::handle routing) {
   static const Name native_name("_native");
-  return nb::cast<const PlacedRouting&>(find_attribute(routing, native_name)).routing;
+  return nb::cast<const PlacedRouting&>(get_attribute(routing, native_name)).routing;
 }
 
 void Calls::check_routing(nb::handle routing, const char* operation) const {
-  if (nb::isinstance(routing, types_.routing)) return;
-  refuse(std::string(operation) + ": routing is a " + class_name(routing) +
-         ", expected the ferry.Routing that route returned");
+  if (!nb::isinstance(routing, types_.routing)) {
+    refuse(std::string(operation) + ": routing is a " + class_name(routing) +
+           ", expected the ferry.Routing that route returned");
+  }
+  static_cast<void>(native_of(routing));
 }
 
 Routing Calls::routing_or_none(nb::handle routing, nb::handle owner) const {
   static const Name group_name("group");
-  const bool is_own = nb::isinstance(routing, types_.routing) && find_attribute(routing, group_name).is(owner);
-  return is_own ? native_of(routing) : Routing();
+  static const Name native_name("_native");
+  if (!nb::isinstance(routing, types_.routing) || !find_attribute(routing, group_name).is(owner)) return {};
+  const nb::object native = find_attribute(routing, native_name);
+  const bool is_whole = native.is_valid() && nb::isinstance<PlacedRouting>(native);
+  return is_whole ? nb::cast<const PlacedRouting&>(native).routing : Routing();
 }
 
 void Calls::refuse_route(Stream stream) const {

@@ -108,7 +108,7 @@ class Calls {
 
   Combined combine(const Routing& routing, const ReadCombine& call, Stream stream) const;
 
-  /// Raises ferry.InvalidArgument unless it is a ferry.Routing.
+  /// Raises ferry.InvalidArgument unless it is a ferry.Routing. Makes sure that native_of finds its Routing.
   void check_routing(nanobind::handle routing, const char* operation) const;
   /// Routing of a ferry.Routing, which keeps it.
   static const Routing& native_of(nanobind::handle routing);

@@ -27,31 +27,28 @@ void check_rows(const Calls& calls, nb::handle tensor, const char* operation, co
   refuse(std::string(operation) + ": " + name + ": expected a torch.Tensor of rows, got " + class_name(tensor));
 }
 
-/// None, a tensor, or up to two, either of which may be None.
-std::array<ConstTensorView, kMaxBiases> biases_of(const Calls& calls, nb::handle bias) {
-  std::array<ConstTensorView, kMaxBiases> views;
-  const auto read = [&](std::size_t at, nb::handle tensor) {
-    views[at] = view_of(tensor, calls.place(), "combine", at == 0 ? "bias" : "second bias");
-  };
-  if (bias.is_none() || nb::isinstance(bias, calls.allocator().tensor_type())) {
-    read(0, bias);
-    return views;
+/// List of up to two biases, either of which may be None. bias: None, a tensor, or an iterable.
+nb::list biases_of(const Calls& calls, nb::handle bias) {
+  nb::list biases;
+  if (bias.is_none()) return biases;
+  if (nb::isinstance(bias, calls.allocator().tensor_type())) {
+    biases.append(bias);
+    return biases;
   }
   const int is_given = PyObject_IsTrue(bias.ptr());
   if (is_given < 0) nb::raise_python_error();
-  if (is_given == 0) return views;
-  const nb::object list = nb::steal(PySequence_List(bias.ptr()));
-  if (!list.is_valid()) {
+  if (is_given == 0) return biases;
+  PyObject* const list = PySequence_List(bias.ptr());
+  if (list == nullptr) {
     if (PyErr_ExceptionMatches(PyExc_TypeError) == 0) nb::raise_python_error();
     PyErr_Clear();
     refuse("combine: bias is a " + class_name(bias) + ", expected one or two tensors");
   }
-  const std::size_t count = nb::len(list);
-  if (count > kMaxBiases) {
-    refuse("combine: " + std::to_string(count) + " biases, expected at most two; add them first");
+  biases = nb::steal<nb::list>(list);
+  if (biases.size() > kMaxBiases) {
+    refuse("combine: " + std::to_string(biases.size()) + " biases, expected at most two; add them first");
   }
-  for (std::size_t i = 0; i < count; ++i) read(i, nb::object(list[i]));
-  return views;
+  return biases;
 }
 
 Layout layout_of(nb::handle layout) {
@@ -180,16 +177,20 @@ nb::object combine(const Calls& calls, nb::handle owner, nb::handle routing, nb:
   const char* const operation = "combine";
   const Place place = calls.place();
   const Stream stream = calls.allocator().any_stream();
+  nb::list biases;  // keeps them until the call is made: those of an iterator have no other owner
   const ReadCombine call = read_or_refuse(
       [&] {
         ReadCombine read{x};
         calls.check_routing(routing, operation);
-        read.in.bias = biases_of(calls, bias);
+        biases = biases_of(calls, bias);
         const std::optional<ReadTensor> rows = find_tensor(x, place);
         if (!rows && out.is_none()) check_rows(calls, x, operation, "x");
         read.options.kernel.num_sms = whole_32(num_sms, operation, "num_sms");
         read.in.x = rows ? rows->view : view_of(x, place, operation, "x");
         read.in.weights = view_of(weights, place, operation, "weights");
+        for (std::size_t i = 0; i < biases.size(); ++i) {
+          read.in.bias[i] = view_of(nb::object(biases[i]), place, operation, i == 0 ? "bias" : "second bias");
+        }
         read.in.topk_weights = view_of(topk_weights, place, operation, "topk_weights");
         read.out = view_of(out, place, operation, "out");
         read.options.weighted = weighted;

@@ -76,6 +76,11 @@ def check(rank: int, world: World, layout: str, kind: str) -> None:
             assert same(group.combine(routing, y, bias=bias).x, sums.x)
         twice = group.combine(routing, y, bias=[x, x], num_sms=8).x
         assert same(group.combine(routing, y, bias=(tensor for tensor in (x, x))).x, twice)
+        # Tensors that have no owner but the call.
+        made = [torch.rand(x.shape, device=device) for _ in range(2)]
+        kept = [tensor.to(x.dtype) for tensor in made]
+        fleeting = group.combine(routing, y, bias=(tensor.to(x.dtype) for tensor in made)).x
+        assert same(fleeting, group.combine(routing, y, bias=kept).x)
         weighted = group.combine(routing, y, weighted=True, topk_weights=weights).x
         if given is not None:
             assert same(group.combine(routing, y, weighted=True).x, weighted)

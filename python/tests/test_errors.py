@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import pickle
 import signal
@@ -46,6 +47,42 @@ def check_numbers(
     refused(lambda: group.combine(routing, y, bias=5 if bad else None), "bias is a int")
 
 
+def check_order(
+    group: ferry.Group, routing: ferry.Routing, x: torch.Tensor, y: torch.Tensor, refused, bad: bool
+) -> None:
+    """The text is about the first of several wrong arguments."""
+    away = x.to("meta")
+    for wrong, match in (
+        ({"bias": [away] * 3, "x": None}, "at most two"),
+        ({"bias": away, "x": None}, "combine: x"),
+        ({"bias": away, "num_sms": "all"}, "num_sms"),
+        ({"bias": away, "weights": 7}, "combine: weights"),
+        ({"bias": away, "topk_weights": 7}, "combine: bias"),
+        ({"bias": [x, away], "topk_weights": 7}, "combine: second bias"),
+    ):
+        given = {"x": y} | (wrong if bad else {})
+        refused(lambda given=given: group.combine(routing, **given), match)
+
+
+def check_broken_objects(group: ferry.Group, idx: torch.Tensor, x: torch.Tensor, y: torch.Tensor, bad: bool) -> None:
+    """Objects that lack what their constructors give them."""
+    routing = group.route(idx, num_experts=6)
+    placement = ferry.Placement(range(6))
+    for natives in ({}, {"_native": 7}):
+        broken, unplaced = (object.__new__(kind) for kind in (ferry.Routing, ferry.Placement))
+        for one, (name, value) in itertools.product((broken, unplaced), natives.items()):
+            setattr(one, name, value)
+        broken.group = group
+        error = (AttributeError, RuntimeError) if bad else ferry.InvalidArgument
+        for call in (
+            lambda given=broken if bad else routing: group.dispatch(given, x),
+            lambda given=broken if bad else routing: group.combine(given, y),
+            lambda given=unplaced if bad else placement: group.route(idx, num_experts=6, placement=given),
+        ):
+            with pytest.raises(error):
+                call()
+
+
 def check_refusals(rank: int, world: World) -> None:
     group = ferry.Group(dist.group.WORLD, timeout=60)
     idx, x = world.topk_idx[rank], world.x[rank]
@@ -71,6 +108,8 @@ def check_refusals(rank: int, world: World) -> None:
     for wrong in (y.half(), y.to("meta"), torch.ones(rows + 1, 64, dtype=y.dtype), None):
         refused(lambda wrong=wrong: group.combine(routing, wrong if bad else y))
     refused(lambda: group.combine(routing, y, bias=[x] * 3 if bad else None), "at most two")
+    check_order(group, routing, x, y, refused, bad)
+    check_broken_objects(group, idx, x, y, bad)
 
     # Tensors that share memory: rows that were sent or are to be summed must not be written over.
     shared = torch.zeros(max(rows, len(x)), 64, dtype=x.dtype)

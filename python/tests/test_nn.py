@@ -14,6 +14,7 @@ from world import World, make_world
 
 import ferry
 import ferry.nn
+from ferry import _native
 
 HIDDEN = 16
 
@@ -224,7 +225,7 @@ def check_checkpointed(rank: int, world: World, kind: str) -> None:
     group = ferry.Group(dist.group.WORLD, device=device)
     layer = ferry.nn.ExpertParallel(group, world.num_experts)
     refused = []
-    group._refuse_combine = refused.append
+    _native.Calls.refuse_combine = lambda *given: refused.append(given)
     grads = []
     for run in (lambda function, x: function(x), functools.partial(checkpoint, use_reentrant=False)):
         x = world.x[rank].clone().requires_grad_()

@@ -92,7 +92,7 @@ class LatencyCalls:
             bool(use_fp8),
             bool(round_scale),
             bool(use_ue8m0),
-            problem=_two_ends(what) if return_recv_hook and async_finish else None,
+            problem=_wrong_options(what, async_finish and return_recv_hook),
         )
 
     @eager
@@ -130,11 +130,6 @@ class LatencyCalls:
         calls = self._calls_for(what)
         tensors = (x, topk_weights, out, combine_wait_recv_cost_stats)
         sent = SplitCall(what, self._member.group, *tensors) if return_recv_hook else None
-        problem: Exception | None = None
-        if return_recv_hook and async_finish:
-            problem = _two_ends(what)
-        elif use_logfmt:
-            problem = NotImplementedError(f"{what}: use_logfmt=True is not implemented; rows are returned as bf16")
         return run_in_order(
             self._member,
             what,
@@ -151,7 +146,7 @@ class LatencyCalls:
             combine_wait_recv_cost_stats,
             bool(zero_copy),
             sent,
-            problem=problem,
+            problem=_wrong_options(what, async_finish and return_recv_hook, use_logfmt),
         )
 
     def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
@@ -214,5 +209,10 @@ class LatencyCalls:
         return calls
 
 
-def _two_ends(what: str) -> InvalidArgument:
-    return InvalidArgument(f"{what}: async_finish and return_recv_hook are both True, expected at most one of them")
+def _wrong_options(what: str, has_two_ends: bool, use_logfmt: bool = False) -> Exception | None:
+    """Exception that the call raises on this rank and refuses on all."""
+    if has_two_ends:
+        return InvalidArgument(f"{what}: async_finish and return_recv_hook are both True, expected at most one of them")
+    if use_logfmt:
+        return NotImplementedError(f"{what}: use_logfmt=True is not implemented; rows are returned as bf16")
+    return None

@@ -41,7 +41,11 @@ def run_in_order(
     except Exception as error:
         problem = error
     if problem is not None:
-        return call(problem, *arguments)
+        try:
+            return call(problem, *arguments)
+        finally:
+            # The exception's traceback has this frame: a cycle, which would keep tensors until it is collected.
+            del problem
     with member.lane.call(previous, asynchronous) as run:
         made = call(None, *arguments)
         run.takes(*inputs)
@@ -55,11 +59,3 @@ def run_in_order(
     if run.event is not None:
         next(part for part in made if isinstance(part, EventOverlap)).event = EventHandle._of(run.event)
     return made
-
-
-def event_or_problem(previous: Any, what: str) -> Any:
-    """The event of an argument, or, for anything else, the exception that the native call raises."""
-    try:
-        return event_of(previous, what)
-    except Exception as error:
-        return error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from deep_ep import _masks, _node_tables
 from deep_ep._arguments import MAX_TOPK, align
 from deep_ep._ep_handle import EPHandle
 from deep_ep._node_tables import Nodes
+from deep_ep._previous_event import event_of
 from deep_ep._streams import Lane
 from ferry import InvalidArgument
 
@@ -42,6 +43,9 @@ class Steps:
         self._group = group
         self._lane = lane
         self._nodes = Nodes(group.rank, group.num_ranks, group.ranks_per_node)
+
+    def event_of(self, given: Any, what: str) -> Any:
+        return event_of(given, what)
 
     def wait(self, event: Any) -> None:
         """Makes the rest of the call wait for ``event``."""
@@ -140,8 +144,7 @@ class Steps:
         return rows.to(torch.bfloat16)
 
     @torch.no_grad()
-    def biases_as_f32(self, bias: torch.Tensor | Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        biases = [bias] if isinstance(bias, torch.Tensor) else bias
+    def biases_as_f32(self, biases: list[torch.Tensor]) -> list[torch.Tensor]:
         return [tensor.to(torch.float32) for tensor in biases]
 
     # Handles of the second generation.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -10,6 +12,7 @@ from ranks import device_of
 from world import World
 
 import deep_ep
+from deep_ep._steps import Steps
 
 
 def make_buffer(rank: int, kind: str, **options: Any) -> deep_ep.Buffer:
@@ -46,6 +49,22 @@ def layout_of(buffer: deep_ep.Buffer, idx: torch.Tensor, num_experts: int) -> di
 def dispatch(buffer: deep_ep.Buffer, world: World, mine: Inputs, **options: Any) -> tuple:
     layout = layout_of(buffer, mine.idx, world.num_experts)
     return buffer.dispatch(mine.x, topk_idx=mine.idx, topk_weights=mine.weights, **layout, **options)
+
+
+@contextmanager
+def tensors_read() -> Iterator[list[torch.Size]]:
+    """Shapes of the tensors that native calls say they read."""
+    reads, shapes = Steps.reads, []
+
+    def noted(steps: Steps, tensor: torch.Tensor) -> None:
+        shapes.append(tensor.shape)
+        reads(steps, tensor)
+
+    Steps.reads = noted
+    try:
+        yield shapes
+    finally:
+        Steps.reads = reads
 
 
 def assert_same(left: Any, right: Any) -> None:

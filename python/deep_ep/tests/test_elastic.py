@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from clients import device_of, inputs_of, make_elastic
+from clients import device_of, inputs_of, make_elastic, tensors_read
 from network import skip_without_network
 from ranks import run_ranks
 from world import World, make_world
@@ -251,6 +251,27 @@ def check_scales(rank: int, world: World, device: str, expand: bool, wait: bool,
 @pytest.mark.parametrize(("wait", "column_major"), [(True, False), (True, True), (False, True)])
 def test_fp8(expand: bool, wait: bool, column_major: bool, device: str) -> None:
     run_ranks(2, check_scales, make_world(2, 6, [5, 8]), device, expand, wait, column_major)
+
+
+def check_fleeting_biases(rank: int, world: World, device: str) -> None:
+    """Biases that have no owner but the call."""
+    for single_rounding in (False, True):
+        buffer = make_elastic(rank, device, allow_multiple_reduction=not single_rounding)
+        mine = inputs_of(world, rank, device_of(rank, device))
+        made = [torch.full(mine.x.shape, 0.3, device=mine.x.device), torch.rand(mine.x.shape, device=mine.x.device)]
+        kept = [tensor.bfloat16() for tensor in made]
+        for expand in (False, True):
+            x, _, _, handle, _ = buffer.dispatch(mine.x, mine.idx, num_experts=world.num_experts, do_expand=expand)
+            expected, _, _ = buffer.combine(x, handle, bias=kept)
+            with tensors_read() as read:
+                for bias in (map(torch.Tensor.bfloat16, made), (tensor.bfloat16() for tensor in made)):
+                    assert torch.equal(buffer.combine(x, handle, bias=bias)[0], expected)
+            assert len(read) == 4, "the stream of the call is told of each"
+        buffer.destroy()
+
+
+def test_biases_of_iterators(device: str) -> None:
+    run_ranks(2, check_fleeting_biases, make_world(2, 6, [5, 8]), device)
 
 
 def check_events(rank: int, world: World, device: str) -> None:

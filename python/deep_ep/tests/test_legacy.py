@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from clients import device_of, dispatch, inputs_of, layout_of, make_buffer
+from clients import device_of, dispatch, inputs_of, layout_of, make_buffer, tensors_read
 from ranks import run_ranks
 from world import World, make_world
 
@@ -164,6 +164,29 @@ def check_without_ids(rank: int, world: World, device: str) -> None:
 
 def test_dispatch_without_ids(device: str) -> None:
     run_ranks(3, check_without_ids, make_world(3, 6, [5, 0, 8]), device)
+
+
+def check_fleeting_biases(rank: int, world: World, device: str) -> None:
+    """Biases that have no owner but the call."""
+    buffer = make_buffer(rank, device)
+    mine = inputs_of(world, rank, device_of(rank, device))
+    x, *_, handle, _ = dispatch(buffer, world, mine)
+    y = reference.scaled(x, rank)
+    made = [torch.full(mine.x.shape, 0.3, device=x.device), torch.rand(mine.x.shape, device=x.device)]
+    expected = reference.combined(world, rank, [tensor.bfloat16().cpu() for tensor in made])
+    with tensors_read() as read:
+        for options in ({}, {"async_finish": True}):
+            for bias in (map(torch.Tensor.bfloat16, made), (tensor.bfloat16() for tensor in made)):
+                out, _, event = buffer.combine(y, handle, bias=bias, **options)
+                if options:
+                    event.current_stream_wait()
+                assert torch.equal(out.cpu(), expected)
+    assert len(read) == 8, "the stream of the call is told of each"
+    buffer.destroy()
+
+
+def test_biases_of_iterators(device: str) -> None:
+    run_ranks(2, check_fleeting_biases, make_world(2, 6, [5, 8]), device)
 
 
 def check_events(rank: int, world: World, device: str) -> None:

@@ -203,6 +203,46 @@ def test_a_handle_copied_on_one_rank_alone() -> None:
     run_ranks(3, check_copied_on_one_rank, make_world(3, 6, [5, 3, 8]), "cpu")
 
 
+def check_odd_copies(rank: int, world: World) -> None:
+    """Copies of which one rank has an element of another kind."""
+    buffer = make_buffer(rank, "cpu")
+    mine = inputs_of(world, rank, torch.device("cpu"))
+    x, _, weights, _, handle, _ = dispatch(buffer, world, mine)
+    bad = rank == 1
+
+    def copied(at: int, wrong: Any) -> tuple:
+        copies = [tensor.clone() for tensor in handle]
+        if bad:
+            copies[at] = wrong
+        return tuple(copies)
+
+    # An element that no call uses may be anything on the device.
+    for wrong in (handle[5].short(), handle[5].double(), handle[5][:1]):
+        assert torch.equal(buffer.dispatch(mine.x, handle=copied(5, wrong))[0], x)
+        out, sums, _ = buffer.combine(reference.scaled(x, rank), copied(5, wrong), topk_weights=weights)
+        assert torch.equal(out, reference.combined(world, rank, []))
+        assert sums.shape == mine.weights.shape
+    for at, wrong, match in (
+        (5, None, r"handle\[5\] is a NoneType"),
+        (1, handle[1].to("meta"), r"handle\[1\] is on meta, expected cpu"),
+        (3, handle[3].short(), "handle's recv_src_idx has dtype torch.int16"),
+        (4, handle[4].int(), "handle's is_token_in_rank has dtype torch.int32"),
+    ):
+        # The same collectives are announced for a wrong dtype, so that the text names the rank and no other call.
+        theirs = "rank 1: route" if isinstance(wrong, torch.Tensor) and not wrong.is_meta else None
+        for call in (lambda given: buffer.dispatch(mine.x, handle=given), lambda given: buffer.combine(x, given)):
+            with pytest.raises(InvalidArgument, match=match if bad else theirs):
+                call(copied(at, wrong))
+            with pytest.raises(InvalidArgument, match=match if bad else None):
+                call(copied(at, wrong) if bad else handle)
+    assert torch.equal(buffer.dispatch(mine.x, handle=handle)[0], x)
+    buffer.destroy()
+
+
+def test_copied_handles_with_an_odd_element() -> None:
+    run_ranks(3, check_odd_copies, make_world(3, 6, [5, 3, 8]))
+
+
 def check_many(rank: int, world: World, device: str) -> None:
     """Handles of several buffers and batches, used in another order than created, and freed with their last tensor."""
     buffers = [make_buffer(rank, device) for _ in range(3)]

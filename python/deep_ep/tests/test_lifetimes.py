@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+import weakref
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from ranks import run_ranks
 from world import World, make_world
 
 import deep_ep
+import ferry
 import reference
 
 
@@ -50,6 +52,43 @@ def check_endings(rank: int, world: World, device: str) -> None:
 
 def test_endings(device: str) -> None:
     run_ranks(3, check_endings, make_world(3, 6, [5, 0, 8]), device)
+
+
+def check_refused_tensors(rank: int, world: World) -> None:
+    buffer = make_buffer(rank, "cpu", low_latency_mode=True)
+    elastic = make_elastic(rank, "cpu")
+    mine = inputs_of(world, rank, torch.device("cpu"))
+    x, *_, handle, _ = dispatch(buffer, world, mine)
+    *_, expanded, _ = elastic.dispatch(mine.x, mine.idx, num_experts=world.num_experts)
+    late = {"previous_event_before_epilogue": 3}
+    calls = {
+        "previous_event": lambda given: buffer.combine(given, handle, previous_event=3),
+        "elastic previous_event": lambda given: elastic.combine(given, expanded, previous_event=3),
+        "combine before_epilogue": lambda given: elastic.combine(given, expanded, **late),
+        "cached dispatch before_epilogue": lambda given: elastic.dispatch(given, handle=expanded, **late),
+        "dispatch before_epilogue": lambda given: elastic.dispatch(given, mine.idx, num_experts=6, **late),
+        "two ends": lambda given: buffer.low_latency_dispatch(
+            given, mine.idx, 8, 6, async_finish=True, return_recv_hook=True
+        ),
+        "logfmt": lambda given: buffer.low_latency_combine(given, mine.idx, mine.weights, (), use_logfmt=True),
+    }
+    gc.collect()
+    gc.disable()
+    for name, call in calls.items():
+        given = mine.x.clone() if "dispatch" in name or "ends" in name else x.clone()
+        dropped = weakref.ref(given)
+        try:
+            call(given)
+        except (ferry.InvalidArgument, NotImplementedError):
+            del given
+        assert dropped() is None, f"a refused call keeps tensors: {name}"
+    gc.enable()
+    buffer.destroy()
+    elastic.destroy()
+
+
+def test_refused_calls_keep_no_tensors() -> None:
+    run_ranks(1, check_refused_tensors, make_world(1, 6, [5]))
 
 
 PROGRAM = """

@@ -76,6 +76,7 @@ def check_legacy(rank: int, world: World) -> None:
         ("num_worst_tokens", -1, "num_worst_tokens"),
         ("num_worst_tokens", 2**64, "num_worst_tokens"),
         ("num_worst_tokens", "all", "num_worst_tokens"),
+        ("num_worst_tokens", torch.zeros(2), "num_worst_tokens"),
         ("previous_event", 3, "previous_event"),
         ("config", 24, "config is a int, expected a deep_ep.Config"),
         ("config", "fast", "config is a str"),

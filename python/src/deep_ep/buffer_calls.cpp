@@ -78,8 +78,23 @@ int BufferCalls::bound_of(nb::handle num_sms, const char* operation) const {
 
 void BufferCalls::raise_known_errors() const { raise_if_error(calls_->group().poll()); }
 
-void BufferCalls::wait_for(nb::handle epilogue) const {
-  if (!epilogue.is_none()) steps_.attr("wait")(epilogue);
+nb::list BufferCalls::read_biases(const Checks& checks, nb::handle bias, std::int64_t num_tokens, std::int64_t hidden,
+                                  CombineInput& in) const {
+  nb::list biases = checks.biases(bias, num_tokens, hidden, in);
+  const bool is_known = bias.is_none() || is_sequence(bias) || nb::isinstance(bias, calls_->allocator().tensor_type());
+  if (!is_known) {
+    for (const nb::handle tensor : biases) steps_.attr("reads")(tensor);
+  }
+  return biases;
+}
+
+nb::object BufferCalls::epilogue_event(nb::handle epilogue, const char* operation) const {
+  if (epilogue.is_none()) return nb::none();
+  return steps_.attr("event_of")(epilogue, std::string(operation) + ": previous_event_before_epilogue");
+}
+
+void BufferCalls::wait_for(nb::handle event) const {
+  if (!event.is_none()) steps_.attr("wait")(event);
 }
 
 nb::object BufferCalls::new_event() const { return bare_object(types_.event); }

@@ -81,7 +81,7 @@ struct BufferTypes {
 
 /// Calls of one buffer. Each returns the result of the package's method of the same name, with the event of a
 /// synchronous call. problem: None, or an exception from the package, which is raised on this rank after the call was
-/// refused on all ranks. epilogue: None, an event that the last part of a call waits for, or such an exception.
+/// refused on all ranks. epilogue: an argument previous_event_before_epilogue.
 /// num_sms: a bound, or a suggested number or None, which bound nothing.
 class BufferCalls {
  public:
@@ -180,8 +180,9 @@ class BufferCalls {
 
   Plan plan_of(nanobind::handle handle) const;
   HandleTensors tensors_of(const Checks& checks, nanobind::handle handle) const;
-  /// Routes a copied handle again. -> the Routing of the plan
-  const Routing& routing_of(Turn& turn, Plan& plan, const HandleTensors& tensors, int num_sms) const;
+  /// Routes a copied handle again; refuses one that is neither linked nor a copy. -> the Routing of the plan
+  const Routing& routing_of(Turn& turn, Plan& plan, const Checks& checks, nanobind::handle handle,
+                            const HandleTensors& tensors, int num_sms) const;
 
   bool needs_route(nanobind::handle handle) const;
   ElasticHandle elastic_handle_of(const Checks& checks, nanobind::handle handle) const;
@@ -202,8 +203,13 @@ class BufferCalls {
 
   /// Raises errors of earlier calls that are known by now.
   void raise_known_errors() const;
+  /// Checks::biases. The package announces tensors of tuples and lists to the call's stream, this those of others.
+  nanobind::list read_biases(const Checks& checks, nanobind::handle bias, std::int64_t num_tokens, std::int64_t hidden,
+                             CombineInput& in) const;
+  /// Event that the last part of a call waits for, or None.
+  nanobind::object epilogue_event(nanobind::handle epilogue, const char* operation) const;
   /// Makes the rest of a call wait for an epilogue's event.
-  void wait_for(nanobind::handle epilogue) const;
+  void wait_for(nanobind::handle event) const;
   nanobind::object new_event() const;
   nanobind::object new_routing(const PlacedRouting& routing, bool bounded) const;
   /// Attaches a Link to a handle, or to the tensor of it that carries the link.

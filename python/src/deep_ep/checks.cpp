@@ -93,6 +93,13 @@ bool is_of_group(nb::handle routing, nb::handle group) {
   return find_attribute(routing, group_name).is(group);
 }
 
+bool is_tensor_of(const Calls& calls, nb::handle value) {
+  static const Name device_name("device");
+  if (!nb::isinstance(value, calls.allocator().tensor_type())) return false;
+  const nb::object device = find_attribute(value, device_name);
+  return device.is_valid() && text_of(device) == device_of(calls.place());
+}
+
 bool is_sequence(nb::handle value) { return nb::isinstance<nb::tuple>(value) || nb::isinstance<nb::list>(value); }
 
 void Checks::refuse(const std::string& text) const { python::refuse(std::string(operation_) + ": " + text); }
@@ -227,19 +234,22 @@ Choice Checks::choice(nb::handle topk_idx, nb::handle topk_weights, std::int64_t
   return choice;
 }
 
-std::size_t Checks::biases(nb::handle bias, std::int64_t num_tokens, std::int64_t hidden, CombineInput& in) const {
-  if (bias.is_none()) return 0;
+nb::list Checks::biases(nb::handle bias, std::int64_t num_tokens, std::int64_t hidden, CombineInput& in) const {
+  nb::list biases;
+  if (bias.is_none()) return biases;
   const auto read = [&](nb::handle tensor) { return table(tensor, "bias", DType::kBfloat16, {num_tokens, hidden}); };
   if (nb::isinstance(bias, calls_.allocator().tensor_type())) {
     in.bias[0] = read(bias);
-    return 1;
+    biases.append(bias);
+    return biases;
   }
-  const nb::object list = nb::steal(PySequence_List(bias.ptr()));
-  if (!list.is_valid()) nb::raise_python_error();
-  const std::size_t count = nb::len(list);
+  PyObject* const list = PySequence_List(bias.ptr());
+  if (list == nullptr) nb::raise_python_error();
+  biases = nb::steal<nb::list>(list);
+  const std::size_t count = biases.size();
   if (count > in.bias.size()) refuse(std::to_string(count) + " biases, expected at most two; add them first");
-  for (std::size_t i = 0; i < count; ++i) in.bias[i] = read(nb::object(list[i]));
-  return count;
+  for (std::size_t i = 0; i < count; ++i) in.bias[i] = read(nb::object(biases[i]));
+  return biases;
 }
 
 std::int64_t Checks::num_experts(nb::handle value) const {

@@ -50,6 +50,9 @@ void attach_link(nanobind::handle tensor, const Name& name, nanobind::handle lin
 /// Whether a ferry.Routing is one of `group` (a ferry.Group).
 bool is_of_group(nanobind::handle routing, nanobind::handle group);
 
+/// Whether it is a tensor on the device of `calls`, of any dtype and shape.
+bool is_tensor_of(const Calls& calls, nanobind::handle value);
+
 /// Whether it is a tuple or a list.
 bool is_sequence(nanobind::handle value);
 
@@ -72,8 +75,9 @@ class Checks {
   Payload payload(nanobind::handle x) const;
   /// Ids [num_tokens, K] and their weights or None.
   Choice choice(nanobind::handle topk_idx, nanobind::handle topk_weights, std::int64_t num_tokens) const;
-  /// None, a tensor, or up to two tensors [num_tokens, hidden] bf16. -> their number
-  std::size_t biases(nanobind::handle bias, std::int64_t num_tokens, std::int64_t hidden, CombineInput& in) const;
+  /// None, a tensor, or an iterable of up to two tensors [num_tokens, hidden] bf16. -> a list of them, which has to
+  /// live as long as `in`: those of an iterator have no other owner
+  nanobind::list biases(nanobind::handle bias, std::int64_t num_tokens, std::int64_t hidden, CombineInput& in) const;
   /// E, a multiple of the number of ranks.
   std::int64_t num_experts(nanobind::handle value) const;
   std::int64_t num_experts(std::int64_t number, const std::string& shown) const;

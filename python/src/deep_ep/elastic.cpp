@@ -143,7 +143,7 @@ nb::object BufferCalls::elastic_dispatch_again(nb::handle problem, nb::handle x,
     ReadDispatch call{payload.rows, payload.scales};
     call.in = {payload.rows_view, payload.scales_view,
                checks.table_or_none(topk_weights, "topk_weights", DType::kFloat32, {found.num_tokens, found.num_topk})};
-    Turn::raise_if_given(epilogue);
+    const nb::object event = epilogue_event(epilogue, "dispatch");
     const nb::object routing = elastic_routing_of(turn, handle, routes, bound);
     call.tables = true;
     call.weights = call.in.topk_weights.present();
@@ -151,10 +151,10 @@ nb::object BufferCalls::elastic_dispatch_again(nb::handle problem, nb::handle x,
     call.column_major_scales = form.column_major_scales && !found.expands;
     call.options.zero_padding = form.zero_padding && !found.expands;
     call.options.kernel.num_sms = bound;
-    if (!found.expands) wait_for(epilogue);
+    if (!found.expands) wait_for(event);
     Received received = dispatch_rows(turn, Calls::native_of(routing), call);
     if (found.expands) {
-      wait_for(epilogue);
+      wait_for(event);
       received =
           expand(calls, received, found.slots,
                  {number_of(handle, num_expanded_name), form.zero_padding, form.column_major_scales}, turn.stream());
@@ -203,8 +203,8 @@ nb::object BufferCalls::elastic_combine(nb::handle problem, nb::handle x, nb::ha
                     ? checks.table(topk_weights, "topk_weights", DType::kFloat32, {rows.extent(0)})
                     : checks.table(topk_weights, "topk_weights", DType::kFloat32, {found.num_rows, found.num_topk});
     }
-    const std::size_t num_biases = checks.biases(bias, found.num_tokens, rows.extent(1), call.in);
-    Turn::raise_if_given(epilogue);
+    const nb::list biases = read_biases(checks, bias, found.num_tokens, rows.extent(1), call.in);
+    const nb::object event = epilogue_event(epilogue, "combine");
     call.in.x = rows;
     call.in.weights = weights;
     // Converted inputs, which live until the call is made.
@@ -230,10 +230,10 @@ nb::object BufferCalls::elastic_combine(nb::handle problem, nb::handle x, nb::ha
       call.x = as_f32;
       call.in.x = read_tensor(as_f32, place);
     }
-    wait_for(epilogue);
-    if (sums_f32 && num_biases > 0) {
-      biases_as_f32 = steps_.attr("biases_as_f32")(bias);
-      for (std::size_t i = 0; i < num_biases; ++i) {
+    wait_for(event);
+    if (sums_f32 && biases.size() > 0) {
+      biases_as_f32 = steps_.attr("biases_as_f32")(biases);
+      for (std::size_t i = 0; i < biases.size(); ++i) {
         call.in.bias[i] = read_tensor(nb::object(biases_as_f32[i]), place);
       }
     }

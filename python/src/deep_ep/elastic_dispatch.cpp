@@ -108,7 +108,7 @@ nb::object BufferCalls::elastic_dispatch(nb::handle problem, nb::handle x, const
     const int bound = bound_of(num_sms, "dispatch");
     const Payload payload = checks.payload(x);
     const ElasticRoute to = read_elastic_route(calls, checks, payload.rows_view.extent(0), given);
-    Turn::raise_if_given(epilogue);
+    const nb::object event = epilogue_event(epilogue, "dispatch");
     const std::int64_t num_topk = to.ids.extent(1);
     const std::int64_t most_rows = to.max_tokens * calls.group().num_ranks();
     RouteOptions options;
@@ -142,9 +142,9 @@ nb::object BufferCalls::elastic_dispatch(nb::handle problem, nb::handle x, const
     const Routing& routing = placed.routing;
     if (!tables.is_made()) tables.make(routing.num_recv_rows());
     if (call.bounded) call.out.source = tables.source();
-    if (!form.expand) wait_for(epilogue);
+    if (!form.expand) wait_for(event);
     Received received = dispatch_rows(turn, routing, call, outputs.get(routing.num_recv_rows()));
-    if (form.expand) wait_for(epilogue);
+    if (form.expand) wait_for(event);
     tables.fill({.source = form.exact ? routing.source() : ConstTensorView(tables.source()),
                  .topk_idx = read_tensor(received.topk_idx, calls.place()),
                  .rows_per_expert = routing.num_rows_per_local_expert_view()},

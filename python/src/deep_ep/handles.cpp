@@ -47,11 +47,11 @@ BufferCalls::Plan BufferCalls::plan_of(nb::handle handle) const {
       return plan;
     }
   }
-  // Tensors without a link are copies if there are as many as a handle has, on the device.
+  // Tensors without a link are copies if there are as many as a handle has, on the device. Dtypes and shapes are left
+  // to the call's checks: a rank with a wrong one has to announce the same collectives as the other ranks.
   if (nb::len(handle) != form.size) return plan;
   for (std::size_t i = 0; i < form.size; ++i) {
-    const nb::object tensor = handle[i];
-    if (!nb::isinstance(tensor, tensor_type) || !find_tensor(tensor, calls_->place())) return plan;
+    if (!is_tensor_of(*calls_, nb::object(handle[i]))) return plan;
   }
   plan.routes = true;
   plan.knows_topk = false;
@@ -84,7 +84,8 @@ BufferCalls::HandleTensors BufferCalls::tensors_of(const Checks& checks, nb::han
   return found;
 }
 
-const Routing& BufferCalls::routing_of(Turn& turn, Plan& plan, const HandleTensors& tensors, int num_sms) const {
+const Routing& BufferCalls::routing_of(Turn& turn, Plan& plan, const Checks& checks, nb::handle handle,
+                                       const HandleTensors& tensors, int num_sms) const {
   if (plan.routes) {
     const nb::object ids = steps_.attr("ids_of_mask")(tensors.token_in_rank);
     RouteOptions options;
@@ -96,6 +97,14 @@ const Routing& BufferCalls::routing_of(Turn& turn, Plan& plan, const HandleTenso
     plan.routing = new_routing(placed, true);
     link_carrier(tensors.carrier, plan.routing, false);
     plan.routes = false;
+  }
+  if (!plan.routing.is_valid()) {
+    // A copy with an element that no call uses and that is no tensor on the device.
+    const std::size_t size = nb::len(handle);
+    for (std::size_t i = 0; i < size; ++i) {
+      checks.tensor(nb::object(handle[i]), "handle[" + std::to_string(i) + "]");
+    }
+    checks.refuse("handle is not of this buffer, expected the tensors that dispatch returned");
   }
   return Calls::native_of(plan.routing);
 }

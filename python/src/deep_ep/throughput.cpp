@@ -66,7 +66,7 @@ nb::object BufferCalls::dispatch_again(nb::handle problem, nb::handle x, nb::han
       checks.refuse("x has " + std::to_string(payload.rows_view.extent(0)) + " tokens, expected the " +
                     std::to_string(tensors.num_tokens) + " of the handle");
     }
-    const Routing& routing = routing_of(turn, plan, tensors, bound);
+    const Routing& routing = routing_of(turn, plan, checks, handle, tensors, bound);
     ReadDispatch call{payload.rows, payload.scales};
     call.in.x = payload.rows_view;
     call.in.scales = payload.scales_view;
@@ -110,8 +110,8 @@ nb::object BufferCalls::combine(nb::handle problem, nb::handle x, nb::handle han
                                   : Extent(std::int64_t{Calls::native_of(plan.routing).num_topk()});
       weights = checks.table(topk_weights, "topk_weights", DType::kFloat32, {tensors.num_rows, num_topk});
     }
-    checks.biases(bias, tensors.num_tokens, rows.extent(1), call.in);
-    const Routing& routing = routing_of(turn, plan, tensors, call.options.kernel.num_sms);
+    const nb::list biases = read_biases(checks, bias, tensors.num_tokens, rows.extent(1), call.in);
+    const Routing& routing = routing_of(turn, plan, checks, handle, tensors, call.options.kernel.num_sms);
     call.in.x = rows;
     nb::object sent_weights = nb::borrow(topk_weights);
     nb::object zeros;

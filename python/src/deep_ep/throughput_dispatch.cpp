@@ -21,11 +21,14 @@ namespace nb = nanobind;
 namespace ferry::python::deep_ep {
 namespace {
 
+/// False for a value that cannot be compared: the check of num_worst_tokens refuses it on all ranks.
 bool equals_zero(nb::handle value) {
   const nb::int_ zero(0);
   const int equal = PyObject_RichCompareBool(value.ptr(), zero.ptr(), Py_EQ);
-  if (equal < 0) nb::raise_python_error();
-  return equal == 1;
+  if (equal >= 0) return equal == 1;
+  if (PyErr_ExceptionMatches(PyExc_Exception) == 0) nb::raise_python_error();
+  PyErr_Clear();
+  return false;
 }
 
 /// Five tables of a handle. A route that waits for its counts writes them, into memory with room for a likely number of
@@ -181,7 +184,7 @@ BufferCalls::NewDispatch BufferCalls::read_dispatch(nb::handle x, const LayoutAr
   to.num_channels = channels_of(checks, num_sms);
   const bool has_ids = to.choice.ids.present();
   to.route.max_recv_rows = exact ? 0 : index_of(most_rows);
-  if (to.route.max_recv_rows < 0 || (!exact && !has_ids)) {
+  if (!exact && (to.route.max_recv_rows < 1 || !has_ids)) {
     checks.refuse("num_worst_tokens is " + repr_of(most_rows) +
                   ", expected 0, or rows for all tokens that may arrive and topk_idx");
   }

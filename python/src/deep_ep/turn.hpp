@@ -72,7 +72,7 @@ class Turn {
     }
   }
 
-  /// Raises `problem` if it is an exception, given in place of an argument.
+  /// Raises `problem` if it is an exception.
   static void raise_if_given(nanobind::handle problem);
 
  private:

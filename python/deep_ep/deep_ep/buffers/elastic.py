@@ -15,7 +15,7 @@ from deep_ep._elastic_sizes import elastic_bytes
 from deep_ep._ep_handle import EPHandle
 from deep_ep._member import Member
 from deep_ep._num_sms import Suggested
-from deep_ep._run import event_or_problem, run_in_order
+from deep_ep._run import run_in_order
 from deep_ep.utils.event import EventHandle, EventOverlap
 from ferry import FerryError, InvalidArgument
 from ferry.frontend import eager
@@ -237,9 +237,6 @@ class ElasticBuffer(AbsentFamilies):
         """
         member = self._member
         calls = member.calls or member.refuse("dispatch")
-        epilogue = previous_event_before_epilogue
-        if epilogue is not None:
-            epilogue = event_or_problem(epilogue, "dispatch: previous_event_before_epilogue")
         if handle is not None:
             given = None
             if (
@@ -274,7 +271,7 @@ class ElasticBuffer(AbsentFamilies):
                 given,
                 bool(do_zero_padding),
                 bool(use_tma_aligned_col_major_sf),
-                epilogue,
+                previous_event_before_epilogue,
                 num_sms,
             )
         most = self.num_max_tokens_per_rank
@@ -299,7 +296,7 @@ class ElasticBuffer(AbsentFamilies):
             bool(do_handle_copy),
             do_cpu_sync is None or bool(do_cpu_sync),
             bool(do_expand),
-            epilogue,
+            previous_event_before_epilogue,
             num_sms or _NUM_SMS,
         )
 
@@ -330,9 +327,6 @@ class ElasticBuffer(AbsentFamilies):
         num_sms = num_sms or getattr(handle, "num_sms", 0)
         member = self._member
         calls = member.calls or member.refuse("combine")
-        epilogue = previous_event_before_epilogue
-        if epilogue is not None:
-            epilogue = event_or_problem(epilogue, "combine: previous_event_before_epilogue")
         return run_in_order(
             member,
             "combine",
@@ -346,6 +340,6 @@ class ElasticBuffer(AbsentFamilies):
             topk_weights,
             bias,
             not self.allow_multiple_reduction,
-            epilogue,
+            previous_event_before_epilogue,
             num_sms,
         )
