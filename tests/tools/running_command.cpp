@@ -37,7 +37,9 @@ std::string read_all(int fd) {
 /// Returns -1 if there is no such process.
 pid_t parent_of(pid_t pid) {
   std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
-  std::string stat(std::istreambuf_iterator<char>(file), {});
+  std::string stat;
+  // Unlike iterators of its buffer, the stream does not throw if the process ends between opening and reading.
+  std::getline(file, stat, '\0');
   // "pid (name) state parent ...", where the name may contain any character.
   const std::size_t name_end = stat.rfind(')');
   if (name_end == std::string::npos || name_end + 4 > stat.size()) return -1;
