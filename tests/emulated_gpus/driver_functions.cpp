@@ -2,6 +2,7 @@
 
 #include <cuda.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <map>
@@ -223,6 +224,51 @@ CUresult flush_writes(CUflushGPUDirectRDMAWritesTarget /*target*/, CUflushGPUDir
   return CUDA_SUCCESS;
 }
 
+/// Object behind a CUgreenCtx.
+struct GreenContext {
+  unsigned num_sms;
+  int device;
+};
+
+CUresult get_resource(CUdevice /*device*/, CUdevResource* resource, CUdevResourceType type) {
+  if (type != CU_DEV_RESOURCE_TYPE_SM) return CUDA_ERROR_INVALID_RESOURCE_TYPE;
+  resource->type = type;
+  resource->sm.smCount = static_cast<unsigned>(num_sms());
+  return CUDA_SUCCESS;
+}
+CUresult split_resource(CUdevResource* parts, unsigned* num_parts, const CUdevResource* whole,
+                        CUdevResource* /*remaining*/, unsigned /*flags*/, unsigned least) {
+  const unsigned most_parts = whole->sm.smCount / (least == 0 ? 1 : least);
+  *num_parts = parts == nullptr ? most_parts : std::min(*num_parts, most_parts);
+  for (unsigned i = 0; parts != nullptr && i < *num_parts; ++i) {
+    parts[i] = *whole;
+    parts[i].sm.smCount = least;
+  }
+  return CUDA_SUCCESS;
+}
+/// The description of a resource is its number of multiprocessors.
+CUresult describe_resource(CUdevResourceDesc* description, CUdevResource* resources, unsigned /*num_resources*/) {
+  *description = reinterpret_cast<CUdevResourceDesc>(static_cast<std::uintptr_t>(resources->sm.smCount));
+  return CUDA_SUCCESS;
+}
+CUresult create_green(CUgreenCtx* context, CUdevResourceDesc description, CUdevice device, unsigned /*flags*/) {
+  const auto num_sms = static_cast<unsigned>(reinterpret_cast<std::uintptr_t>(description));
+  *context = reinterpret_cast<CUgreenCtx>(new GreenContext{num_sms, device});
+  return CUDA_SUCCESS;
+}
+CUresult destroy_green(CUgreenCtx context) {
+  delete reinterpret_cast<GreenContext*>(context);
+  return CUDA_SUCCESS;
+}
+CUresult create_green_stream(CUstream* handle, CUgreenCtx context, unsigned /*flags*/, int /*priority*/) {
+  const GreenContext& green = *reinterpret_cast<GreenContext*>(context);
+  Stream* const stream = make_stream(false);
+  stream->device = green.device;
+  machine().limit_blocks(stream->queue, green.num_sms);
+  *handle = reinterpret_cast<CUstream>(stream);
+  return CUDA_SUCCESS;
+}
+
 template <typename Function>
 void* address_of(Function* function) {
   return reinterpret_cast<void*>(function);
@@ -261,7 +307,13 @@ void* driver_function(std::string_view name) {
                                                     {"cuMemSetAccess", address_of(set_access)},
                                                     {"cuFlushGPUDirectRDMAWrites", address_of(flush_writes)},
                                                     {"cuMemExportToShareableHandle", address_of(export_handle)},
-                                                    {"cuMemImportFromShareableHandle", address_of(import_handle)}};
+                                                    {"cuMemImportFromShareableHandle", address_of(import_handle)},
+                                                    {"cuDeviceGetDevResource", address_of(get_resource)},
+                                                    {"cuDevSmResourceSplitByCount", address_of(split_resource)},
+                                                    {"cuDevResourceGenerateDesc", address_of(describe_resource)},
+                                                    {"cuGreenCtxCreate", address_of(create_green)},
+                                                    {"cuGreenCtxDestroy", address_of(destroy_green)},
+                                                    {"cuGreenCtxStreamCreate", address_of(create_green_stream)}};
   const auto found = functions->find(name);
   return found == functions->end() ? nullptr : found->second;
 }

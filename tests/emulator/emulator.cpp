@@ -4,6 +4,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <deque>
+#include <limits>
 #include <list>
 #include <mutex>
 #include <thread>
@@ -30,6 +31,7 @@ struct Stream {
   std::deque<Work> queue;
   std::deque<std::unique_ptr<Grid>> running;  ///< grids that have ended stay until the earlier ones have ended
   std::shared_ptr<Progress> progress = std::make_shared<Progress>();
+  unsigned max_blocks = std::numeric_limits<unsigned>::max();  ///< of a grid that are alive at the same time
   bool is_closed = false;
   bool is_beside = false;  ///< a call on the host is in progress
 
@@ -73,6 +75,7 @@ struct Machine::State {
     Grid& grid = *stream.running.emplace_back(std::make_unique<Grid>());
     grid.before = before;
     grid.shape = work.shape;
+    grid.max_blocks = stream.max_blocks;
     grid.body = std::move(work.call);
     fibers.begin(grid);
   }
@@ -197,6 +200,11 @@ void Machine::close_stream(cudaStream_t stream) {
   const std::lock_guard lock(state_->mutex);
   reinterpret_cast<Stream*>(stream)->is_closed = true;
   state_->changed.notify_all();
+}
+
+void Machine::limit_blocks(cudaStream_t stream, unsigned max_blocks) {
+  const std::lock_guard lock(state_->mutex);
+  reinterpret_cast<Stream*>(stream)->max_blocks = max_blocks;
 }
 
 void Machine::enqueue(cudaStream_t stream, std::function<void()> call) {

@@ -2,8 +2,9 @@
 #define FERRY_TESTS_EMULATOR_EMULATOR_HPP
 
 /// Runs CUDA kernels on the CPU: the kernel's own source, compiled as C++ (cuda_emulated.hpp), with a fiber for every
-/// thread. All blocks of all kernels that have begun, on all streams, are alive at the same time and take turns in an
-/// order drawn from a seed, so that blocks and ranks may wait for each other, and every run can be repeated.
+/// thread. All blocks of all kernels that have begun, on all streams, are alive at the same time, unless limited, and
+/// take turns in an order drawn from a seed, so that blocks and ranks may wait for each other, and every run can be
+/// repeated.
 ///
 /// The emulator finds errors that depend on the order of threads: a missing wait, barrier or count, words reused too
 /// early, lanes that diverge. Memory is the CPU's, and stores are visible at once: it finds no missing fence. Turns
@@ -52,6 +53,11 @@ class Machine {
   cudaStream_t add_stream();
   /// Ends the stream once its work is done. No more work may be queued on it.
   void close_stream(cudaStream_t stream);
+
+  /// Lets at most `max_blocks` blocks of each grid of the stream be alive at the same time. The others begin in the
+  /// order of their numbers, one whenever another ends, as where a kernel has more blocks than the multiprocessors that
+  /// it may use. Called before work is queued.
+  void limit_blocks(cudaStream_t stream, unsigned max_blocks);
 
   /// Queues a call on the host.
   void enqueue(cudaStream_t stream, std::function<void()> call);

@@ -1,5 +1,6 @@
 #include "emulator/fibers.hpp"
 
+#include <algorithm>
 #include <utility>
 
 #include <ucontext.h>
@@ -37,7 +38,8 @@ void Fibers::begin(Grid& grid) {
   grid.num_alive = grid.shape.num_blocks;
   grid.pace = draw_pace();
   num_blocks_ += grid.num_alive;
-  for (unsigned i = 0; i < grid.shape.num_blocks; ++i) begin_block(grid, i);
+  const unsigned num_first = std::min(grid.shape.num_blocks, grid.max_blocks);
+  while (grid.blocks.size() < num_first) begin_block(grid);
 }
 
 void Fibers::take_turns() {
@@ -75,7 +77,9 @@ Thread& Fibers::draw() {
   }
 }
 
-void Fibers::begin_block(Grid& grid, unsigned block_idx) {
+/// Begins the next block of the grid.
+void Fibers::begin_block(Grid& grid) {
+  const auto block_idx = static_cast<unsigned>(grid.blocks.size());
   Block& block = grid.blocks.emplace_back();
   block.grid = &grid;
   block.num_alive = grid.shape.num_threads;
@@ -166,8 +170,10 @@ void Fibers::end_thread() {
     for (std::size_t i = 0; i < kGuardBytes; ++i) {
       if (block.shared[block.grid->shape.shared_bytes + i] != kPoison) fail("a block wrote past its shared memory");
     }
-    --block.grid->num_alive;
+    Grid& grid = *block.grid;
+    --grid.num_alive;
     --num_blocks_;
+    if (grid.blocks.size() < grid.shape.num_blocks) begin_block(grid);
   }
   current_ = nullptr;
   _longjmp(scheduler_, 1);

@@ -71,8 +71,9 @@ struct Grid {
   const Grid* before = nullptr;  ///< the previous grid of the stream, if this one began beside it
   GridShape shape;
   std::function<void()> body;
-  std::deque<Block> blocks;
-  unsigned num_alive = 0;
+  std::deque<Block> blocks;  ///< those that have begun
+  unsigned num_alive = 0;    ///< blocks that have not ended
+  unsigned max_blocks = 0;   ///< most that are alive at the same time
   unsigned pace = 1;
 };
 
@@ -95,7 +96,7 @@ class Fibers {
   bool only_poll() const { return ready_.empty(); }
   /// Whether all threads only poll and each has polled long enough without progress.
   bool stand_still() const { return ready_.empty() && still_turns_ >= kStillTurns * polling_.size(); }
-  /// Blocks that have begun and not ended.
+  /// Blocks, of grids that have begun, that have not ended.
   unsigned num_blocks() const { return num_blocks_; }
   const std::string& error() const { return error_; }
   void set_error(std::string text) { error_ = std::move(text); }
@@ -133,7 +134,7 @@ class Fibers {
   unsigned draw_pace();
   Thread& draw();
   Thread* next_of_warp() const;
-  void begin_block(Grid& grid, unsigned block_idx);
+  void begin_block(Grid& grid);
   void resume(Thread& thread);
   void give_turn();
   static void enter_thread();

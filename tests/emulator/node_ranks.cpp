@@ -106,6 +106,10 @@ bool NodeRanks::move_one() {
   return std::ranges::any_of(rings, [this](const auto& ring) { return move_chunk(ring.first, ring.second); });
 }
 
+void NodeRanks::limit_blocks(unsigned max_blocks) {
+  for (const cudaStream_t stream : streams_) machine_.limit_blocks(stream, max_blocks);
+}
+
 void NodeRanks::delay(int rank, std::uint64_t time_ns) {
   machine_.launch(stream(rank), {}, [time_ns] {
     const std::uint64_t start_ns = now_ns();

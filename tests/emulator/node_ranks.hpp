@@ -45,6 +45,8 @@ class NodeRanks {
   std::vector<cuda::FoundRecord>& found(int rank) { return one(rank).found; }
   /// Allocates from the rank's arena, filled with a pattern; valid as long as the ranks.
   std::byte* allocate(int rank, std::size_t bytes);
+  /// Machine::limit_blocks for the streams of all ranks.
+  void limit_blocks(unsigned max_blocks);
   /// Delays the work queued next on the rank's stream.
   void delay(int rank, std::uint64_t time_ns);
   /// Makes the network take no more data from the rank.

@@ -37,6 +37,7 @@ struct Spec {
   int num_stage_blocks = 1;
   int rounds_between_reports = 1;
   int num_sum_blocks = 1;
+  unsigned max_blocks = 0;  ///< of a rank that are alive at the same time; 0: all
   std::uint64_t seed = 1;
 };
 
@@ -54,6 +55,7 @@ class Combining {
         ranks_(
             {.num_nodes = 1, .ranks_per_node = spec.num_ranks, .seed = spec.seed, .arena_bytes = std::size_t{4} << 20}),
         random_(spec.seed + 1) {
+    if (spec.max_blocks > 0) ranks_.limit_blocks(spec.max_blocks);
     routed_ = route_tokens(ranks_, {.num_ranks = spec.num_ranks,
                                     .layout = spec.layout,
                                     .num_tokens = spec.num_tokens,
@@ -281,6 +283,23 @@ TEST(ThroughputCombine, StagedRowsOfSeveralPieces) {
                    .staged = true,
                    .num_stage_blocks = num_stage_blocks,
                    .seed = static_cast<std::uint64_t>(num_stage_blocks)});
+    }
+  }
+}
+
+TEST(ThroughputCombine, GoesOnWhereOnlyTwoBlocksOfARankHaveRoom) {
+  // No summing block may keep out a staging block, for whose rows a peer waits.
+  for (const bool bulk : {false, true}) {
+    for (std::uint64_t seed = 1; seed <= 3; ++seed) {
+      expect_sums({.num_ranks = 3,
+                   .num_tokens = 120,
+                   .num_topk = 2,
+                   .staged = true,
+                   .bulk = bulk,
+                   .num_stage_blocks = 3,
+                   .num_sum_blocks = 4,
+                   .max_blocks = 2,
+                   .seed = seed});
     }
   }
 }

@@ -42,6 +42,7 @@ struct Spec {
   int num_own_blocks = 1;
   int num_receive_blocks = 1;
   bool few_run_warps = false;
+  unsigned max_blocks = 0;  ///< of a rank that are alive at the same time; 0: all
   std::uint64_t seed = 1;
 };
 
@@ -72,7 +73,9 @@ class Dispatching {
                                        .num_topk = spec.num_topk,
                                        .ids = by_token() && spec.ids,
                                        .weights = spec.weights,
-                                       .rows = !by_token()})) {}
+                                       .rows = !by_token()})) {
+    if (spec.max_blocks > 0) ranks_.limit_blocks(spec.max_blocks);
+  }
 
   /// Queues a call with new inputs. `refusing`: rank that refuses the call; -1: none.
   void dispatch(int refusing = -1) {
@@ -367,6 +370,23 @@ TEST(ThroughputDispatch, RanksWithMemoryOfDifferentKinds) {
                      .bulk = bulk,
                      .seed = ranks});
       }
+    }
+  }
+}
+
+TEST(ThroughputDispatch, GoesOnWhereOnlyTwoBlocksOfARankHaveRoom) {
+  for (const Layout layout : kLayouts) {
+    for (const bool bulk : {true, false}) {
+      expect_rows({.num_ranks = 3,
+                   .layout = layout,
+                   .num_tokens = 100,
+                   .plain_rows = kAll,
+                   .plain_tables = kAll,
+                   .bulk = bulk,
+                   .num_send_blocks = 4,
+                   .num_own_blocks = 2,
+                   .num_receive_blocks = 3,
+                   .max_blocks = 2});
     }
   }
 }

@@ -22,6 +22,22 @@ constexpr int kStageBarriers = kSumSets > kStagerPieces ? kSumSets : kStagerPiec
 
 FERRY_HOST_DEVICE constexpr int warps_of(bool bulk) { return bulk ? kBulkPathWarps : kThreadPathWarps; }
 
+/// A block's work. Blocks begin in the order of their numbers; where only some have room, the others begin when these
+/// end. So no block may wait for a block of a higher number, of its own rank or of a peer. Summing blocks wait for rows
+/// that peers stage, so staging blocks have the lower numbers. The first block ends the call and waits for all others,
+/// so a call needs room for two blocks.
+struct BlockWork {
+  bool stages;
+  int idx;  ///< number among the staging blocks, or among the summing ones
+
+  __device__ static BlockWork of(const CombineParams& params) {
+    const auto block = static_cast<int>(blockIdx.x);
+    if (block == 0) return {false, 0};
+    if (block <= params.num_stage_blocks) return {true, block - 1};
+    return {false, block - params.num_stage_blocks};
+  }
+};
+
 /// Waits for the entries and reports their outcome to the host. All threads of a block call it.
 template <typename Take>
 __device__ Outcome enter(const CombineParams& params, std::uint64_t epoch, Take take) {
@@ -77,10 +93,11 @@ __device__ SumStages make_stages(const Shared& shared) {
   return stages;
 }
 
-/// Waits for the entries and sums this block's share of the tokens. All threads of a summing block call it.
+/// Waits for the entries and sums this block's share of the tokens. `block`: number among the summing blocks. All
+/// threads of a summing block call it.
 template <bool kFloat32, bool kBulk>
-__device__ Outcome sum(const CombineParams& params, const Shared& shared, const SumStages& stages,
-                       std::uint64_t epoch) {
+__device__ Outcome sum(const CombineParams& params, const Shared& shared, const SumStages& stages, std::uint64_t epoch,
+                       int block) {
   const auto take = [&params, &shared](int rank, const ReceivedEntry& entry) {
     const Holder holder = holder_of(params, rank, entry);
     const int num_blocks = entry.num_blocks();
@@ -91,7 +108,7 @@ __device__ Outcome sum(const CombineParams& params, const Shared& shared, const 
     }
   };
   // Consecutive items go to different blocks, so that small batches spread over the blocks.
-  const int first = warp_idx() * params.num_sum_blocks + static_cast<int>(blockIdx.x);
+  const int first = warp_idx() * params.num_sum_blocks + block;
   const int step = params.num_sum_blocks * warps_of(kBulk);
   TermFinder finder(params, shared.holders, shared.known, epoch);
   ReturnedWeights weights(params, shared.holders, shared.weights + warp_idx() * kFetchedWeights);
@@ -118,9 +135,9 @@ __global__ void __launch_bounds__(warps_of(kBulk) * kWarpLanes, 1)
     combine_kernel(const __grid_constant__ CombineParams params) {
   if constexpr (kBulk) await_kernel_before();
   const RankParams& ranks = params.ranks;
-  const int block = static_cast<int>(blockIdx.x) - params.num_sum_blocks;
+  const BlockWork work = BlockWork::of(params);
   // Prefetched beside the loads that begin the call: a staging block's first rows depend on it.
-  if (block >= 0 && threadIdx.x == 0) prefetch_l2(params.source_base + ranks.rank);
+  if (work.stages && threadIdx.x == 0) prefetch_l2(params.source_base + ranks.rank);
   const CallStart start = start_call(ranks, params.summary);
   if (start.broken) return;
   const bool first = blockIdx.x == 0;
@@ -133,10 +150,10 @@ __global__ void __launch_bounds__(warps_of(kBulk) * kWarpLanes, 1)
   SumStages stages{};
   if constexpr (kBulk) stages = make_stages(shared);
   Outcome outcome = Outcome::kStop;
-  if (block < 0) {
-    outcome = sum<kFloat32, kBulk>(params, shared, stages, start.epoch);
+  if (!work.stages) {
+    outcome = sum<kFloat32, kBulk>(params, shared, stages, start.epoch, work.idx);
   } else {
-    const StageBlock stage_block{block, warps_of(kBulk) - 1, shared.marks};
+    const StageBlock stage_block{work.idx, warps_of(kBulk) - 1, shared.marks};
     if (warp_idx() == 0 && lane_idx() < stage_block.num_warps) shared.marks[lane_idx()] = 0;
     __syncthreads();
     stage_rows<kBulk>(params, stages, start.epoch, stage_block);
