@@ -41,7 +41,7 @@ struct PullSource {
 struct PullFlow {
   std::int32_t first;
   std::int32_t num;
-  std::int32_t num_seen;  ///< items known to have arrived; any warp may raise it
+  std::uint32_t num_seen;  ///< items that some warp has seen arrive; st.release.cta / ld.acquire.cta
 };
 
 /// The block's view of the node, shared by all warps.
@@ -82,7 +82,7 @@ class PullView {
     if (lane_idx() < params_.rails.num_nodes) {
       PullFlow& flow = flows_[rank * params_.rails.num_nodes + lane_idx()];
       const std::int32_t wanted = item - flow.first + 1;
-      if (wanted > 0 && wanted <= flow.num && *static_cast<const volatile std::int32_t*>(&flow.num_seen) < wanted) {
+      if (wanted > 0 && wanted <= flow.num && load_acquire_block(&flow.num_seen) < static_cast<std::uint32_t>(wanted)) {
         here = wait_count(rank, wanted, flow);
       }
     }
@@ -104,7 +104,7 @@ class PullView {
       const std::uint64_t count = load_acquire_system(word);
       const std::int32_t seen = count >> 32 == half_of(epoch_) ? static_cast<std::int32_t>(half_of(count)) : 0;
       if (seen >= wanted) {
-        *static_cast<volatile std::int32_t*>(&flow.num_seen) = seen;
+        store_release_block(&flow.num_seen, static_cast<std::uint32_t>(seen));
         return true;
       }
       const LastLook look{static_cast<std::uint64_t>(seen), static_cast<std::uint64_t>(wanted), stopped};
