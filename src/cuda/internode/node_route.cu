@@ -1,5 +1,7 @@
 /// Builds the tables of a route over several nodes from the ids of all tokens of the group, which every rank has.
 
+#include <algorithm>
+
 #include "cuda/driver/launch.hpp"
 #include "cuda/internode/node_route_count.cuh"
 #include "cuda/placement/counters.cuh"
@@ -13,9 +15,7 @@ namespace {
 
 using namespace device;
 
-/// As many threads as a block can have: calls over nodes get few multiprocessors (kMostCallSms in steps.hpp), and these
-/// kernels spend their time waiting for memory.
-constexpr int kThreads = 1024;
+constexpr int kThreads = kCountWarps * kWarpLanes;
 constexpr unsigned kNone = 0xFFFFFFFFU;
 
 /// Whether the ranks agree on the call to which this kernel belongs, and the group is whole.
@@ -34,30 +34,12 @@ __global__ void __launch_bounds__(kThreads) clear_kernel(const __grid_constant__
   }
 }
 
-/// One warp for each run and source, and for each rank and node that items arrive from or go to.
+/// Counts and numbers the tokens of every source, one block per source.
 __global__ void __launch_bounds__(kThreads) count_kernel(const __grid_constant__ NodeRouteParams params) {
   if (!goes_on(params)) return;
-  constexpr int kWarps = kThreads / kWarpLanes;
-  const int num_ranks = params.num_ranks;
-  const int end_runs = params.num_runs() * num_ranks;
-  const int end_experts = end_runs + (params.by_token() ? params.num_local_experts * num_ranks : 0);
-  const int end_own = end_experts + (params.counts_own() ? params.num_experts : 0);
-  const int end_in = end_own + num_ranks;
-  const int end_out = end_in + params.num_nodes();
-  const auto num_blocks = static_cast<int>(gridDim.x);
-  // A few tasks are spread over all blocks too.
-  for (int task = warp_idx() * num_blocks + static_cast<int>(blockIdx.x); task < end_out; task += kWarps * num_blocks) {
-    if (task < end_runs) {
-      count_run(params, task / num_ranks, task % num_ranks);
-    } else if (task < end_experts) {
-      count_expert(params, (task - end_runs) / num_ranks, (task - end_runs) % num_ranks);
-    } else if (task < end_own) {
-      count_own(params, task - end_experts);
-    } else if (task < end_in) {
-      number_items_in(params, task - end_own);
-    } else {
-      number_items_out(params, task - end_in);
-    }
+  const CountTables tables = CountTables::of(params);
+  for (int source = static_cast<int>(blockIdx.x); source < params.num_ranks; source += static_cast<int>(gridDim.x)) {
+    SourceCount(params, tables, source).run();
   }
 }
 
@@ -371,8 +353,10 @@ cudaError_t launch_node_route(const NodeRouteParams& params, cudaStream_t stream
   const auto num_blocks = static_cast<unsigned>(params.num_blocks);
   const std::size_t shared_bytes =
       sizeof(SumShared) + static_cast<std::size_t>(params.num_runs()) * sizeof(std::int32_t);
+  const unsigned num_counting = std::min(num_blocks, static_cast<unsigned>(params.num_ranks));
+  const std::size_t count_bytes = static_cast<std::size_t>(CountTables::of(params).num_words()) * sizeof(std::int32_t);
   cudaError_t error = launch_kernel(clear_kernel, {num_blocks, kThreads, 0}, params, stream);
-  if (error == cudaSuccess) error = launch_kernel(count_kernel, {num_blocks, kThreads, 0}, params, stream);
+  if (error == cudaSuccess) error = launch_kernel(count_kernel, {num_counting, kThreads, count_bytes}, params, stream);
   if (error == cudaSuccess) error = launch_kernel(sum_kernel, {1, kThreads, shared_bytes}, params, stream);
   if (error == cudaSuccess) error = launch_kernel(fill_kernel, {num_blocks, kThreads, 0}, params, stream);
   return error;

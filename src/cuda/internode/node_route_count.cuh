@@ -1,14 +1,22 @@
 #ifndef FERRY_CUDA_INTERNODE_NODE_ROUTE_COUNT_CUH
 #define FERRY_CUDA_INTERNODE_NODE_ROUTE_COUNT_CUH
 
-/// Reads the ids of all tokens and counts the tokens of each destination. Each count is made by one warp.
+/// Reads the ids of all tokens and numbers the tokens of each destination, in their order. A block looks twice at the
+/// tokens of a source: its warps count those of each destination in a range each, and number them once the warps before
+/// them have counted theirs.
 
 #include <cstdint>
 
+#include "cuda/call/token_lanes.cuh"
 #include "cuda/internode/node_route_params.hpp"
 #include "cuda/sync/rank_sync.cuh"
+#include "cuda/sync/shared_memory.cuh"
 
 namespace ferry::cuda::device {
+
+/// As many warps as a block can have: calls over nodes get few multiprocessors (kMostCallSms in steps.hpp), and these
+/// kernels spend their time waiting for memory.
+inline constexpr int kCountWarps = 32;
 
 /// Ids of one rank, as every rank received them.
 struct RankIds {
@@ -29,110 +37,10 @@ struct RankIds {
     const std::int32_t id = ids[token * params.num_topk + topk];
     return id >= 0 && id < params.num_experts ? id : -1;
   }
-  /// Calls `visit(topk, expert)` for those of a token's choices that name an expert. One load takes four choices if
-  /// possible: each lane has a token of its own, and a load's cost is the number of lines that all lanes touch.
-  template <typename Visit>
-  __device__ void visit_experts(const NodeRouteParams& params, std::int64_t token, Visit visit) const {
-    const std::int32_t* const choices = ids + token * params.num_topk;
-    const auto visit_one = [&params, &visit](int topk, std::int32_t id) {
-      if (id >= 0 && id < params.num_experts) visit(topk, id);
-    };
-    if (params.num_topk % 4 != 0) {
-      for (int topk = 0; topk < params.num_topk; ++topk) visit_one(topk, choices[topk]);
-      return;
-    }
-    for (int topk = 0; topk < params.num_topk; topk += 4) {
-      const int4 four = *reinterpret_cast<const int4*>(choices + topk);
-      visit_one(topk, four.x);
-      visit_one(topk + 1, four.y);
-      visit_one(topk + 2, four.z);
-      visit_one(topk + 3, four.w);
-    }
-  }
 };
 
 __device__ inline int run_of(const NodeRouteParams& params, int expert) {
   return params.by_token() ? params.placement.owner[expert] : expert;
-}
-
-/// Calls `take(token, position)` for the tokens for which `wants(token)` is true, in order; returns their number. One
-/// warp calls it.
-template <typename Wants, typename Take>
-__device__ inline int number_tokens(std::int64_t num_tokens, Wants wants, Take take) {
-  int num = 0;
-  for (std::int64_t first = 0; first < num_tokens; first += kWarpLanes) {
-    const std::int64_t token = first + lane_idx();
-    const bool wanted = token < num_tokens && wants(token);
-    const unsigned all = __ballot_sync(kAllLanes, static_cast<int>(wanted));
-    if (wanted) take(token, num + __popc(all & ((1U << lane_idx()) - 1U)));
-    num += __popc(all);
-  }
-  return num;
-}
-
-/// Whether `wanted(expert)` is true for any of a token's experts.
-template <typename Wanted>
-__device__ inline bool has_expert(const NodeRouteParams& params, const RankIds& source, std::int64_t token,
-                                  Wanted wanted) {
-  bool has = false;
-  source.visit_experts(params, token, [&has, &wanted](int, int expert) { has = has || wanted(expert); });
-  return has;
-}
-
-__device__ inline void count_run(const NodeRouteParams& params, int run, int rank) {
-  const RankIds source(params, rank);
-  const auto in_run = [&params, run](int expert) { return run_of(params, expert) == run; };
-  const int count = number_tokens(
-      source.num_tokens(params), [&](std::int64_t token) { return has_expert(params, source, token, in_run); },
-      [&](std::int64_t token, int position) {
-        std::int32_t* positions =
-            params.scratch.positions + (rank * params.blocks.max_tokens + token) * params.num_topk;
-        source.visit_experts(params, token, [&in_run, positions, position](int topk, int expert) {
-          if (in_run(expert)) positions[topk] = position;
-        });
-      });
-  if (lane_idx() == 0) params.scratch.run_counts[static_cast<std::int64_t>(run) * params.num_ranks + rank] = count;
-}
-
-/// Counts the tokens of an expert, for layout kTokens, in which the rows of experts are only counted.
-__device__ inline int count_tokens_of(const NodeRouteParams& params, int wanted, int rank) {
-  const RankIds source(params, rank);
-  return number_tokens(
-      source.num_tokens(params),
-      [&](std::int64_t token) {
-        return has_expert(params, source, token, [wanted](int expert) { return expert == wanted; });
-      },
-      [](std::int64_t, int) {});
-}
-
-__device__ inline void count_expert(const NodeRouteParams& params, int local, int rank) {
-  const int wanted = params.placement.by_owner[params.placement.first_of_rank[params.group_rank] + local];
-  const int count = count_tokens_of(params, wanted, rank);
-  if (lane_idx() == 0) params.scratch.expert_counts[local * params.num_ranks + rank] = count;
-}
-
-__device__ inline void count_own(const NodeRouteParams& params, int expert) {
-  const int count = count_tokens_of(params, expert, params.group_rank);
-  if (lane_idx() == 0) params.scratch.own_counts[expert] = count;
-}
-
-__device__ inline bool goes_to(const NodeRouteParams& params, const RankIds& source, std::int64_t token, int node) {
-  return has_expert(params, source, token, [&params, node](int expert) {
-    return params.placement.owner[expert] / params.ranks_per_node == node;
-  });
-}
-
-/// Numbers the items that a rank sends to this node.
-__device__ inline void number_items_in(const NodeRouteParams& params, int rank) {
-  const RankIds source(params, rank);
-  std::int32_t* const items = params.scratch.node_items + rank * params.blocks.max_tokens;
-  const std::int64_t num_tokens = source.num_tokens(params);
-  for (std::int64_t token = lane_idx(); token < num_tokens; token += kWarpLanes) items[token] = -1;
-  __syncwarp();
-  const int num = number_tokens(
-      num_tokens, [&](std::int64_t token) { return goes_to(params, source, token, params.node()); },
-      [items](std::int64_t token, int position) { items[token] = position; });
-  if (lane_idx() == 0) params.scratch.items_in[rank] = num;
 }
 
 /// First of the items that combine returns from another node. Items that this rank sends to its own node are not
@@ -141,18 +49,175 @@ __device__ inline std::int32_t first_back(const NodeRouteParams& params, int nod
   return static_cast<std::int32_t>((node < params.node() ? node : node - 1) * params.num_tokens);
 }
 
-/// Numbers the items that this rank sends to a node.
-__device__ inline void number_items_out(const NodeRouteParams& params, int node) {
-  const RankIds source(params, params.group_rank);
-  const std::int64_t first = node == params.node() ? node * params.blocks.max_tokens : first_back(params, node);
-  const int num = number_tokens(
-      source.num_tokens(params), [&](std::int64_t token) { return goes_to(params, source, token, node); },
-      [&](std::int64_t token, int position) {
-        params.tables.out_tokens[node * params.num_tokens + position] = static_cast<std::int32_t>(token);
-        params.tables.item_of_token[node * params.num_tokens + token] = static_cast<std::int32_t>(first + position);
-      });
-  if (lane_idx() == 0) params.scratch.items_out[node] = num;
-}
+/// A block's shared memory. Each warp numbers the tokens of a range, for each destination by itself; destinations are
+/// the runs, then the nodes.
+struct CountTables {
+  /// More would need cudaFuncSetAttribute. Enough for all warps up to 384 destinations.
+  static constexpr int kMostWords = (48 << 10) / static_cast<int>(sizeof(std::int32_t));
+
+  int num_destinations;
+  int num_experts;  ///< whose tokens are counted beside those of runs; 0: runs are experts
+  int num_warps;    ///< with a range
+
+  FERRY_HOST_DEVICE static CountTables of(const NodeRouteParams& params) {
+    CountTables tables{};
+    tables.num_destinations = params.num_runs() + params.num_nodes();
+    tables.num_experts = params.by_token() ? params.num_experts : 0;
+    const int room = (kMostWords - tables.num_experts) / tables.num_destinations;
+    tables.num_warps = room < kCountWarps ? room : kCountWarps;
+    return tables;
+  }
+  FERRY_HOST_DEVICE int num_words() const { return num_warps * num_destinations + num_experts; }
+
+  __device__ std::int32_t* counts() const { return reinterpret_cast<std::int32_t*>(dynamic_shared()); }
+  __device__ std::int32_t* counts_of(int warp) const { return counts() + warp * num_destinations; }
+  __device__ std::int32_t* expert_counts() const { return counts() + num_warps * num_destinations; }
+};
+static_assert(CountTables::kMostWords >= kMaxRanks * kMaxNodes + kMaxNodes + kMaxExperts, "room for one warp");
+
+/// One entry of [T, K], held by a lane.
+struct CountedEntry {
+  std::int64_t token = 0;
+  int topk = 0;
+  int expert = -1;  ///< -1: no entry, or no expert
+  int run = -1;
+  int node = -1;
+  unsigned same_run = 0;   ///< lanes of this token with the same run
+  unsigned same_node = 0;  ///< and those with the same node
+
+  __device__ bool first_of_run() const { return expert >= 0 && __ffs(static_cast<int>(same_run)) - 1 == lane_idx(); }
+  __device__ bool first_of_node() const { return expert >= 0 && __ffs(static_cast<int>(same_node)) - 1 == lane_idx(); }
+};
+
+/// Counts and numbers the tokens of one source. All threads of a block call its functions.
+class SourceCount {
+ public:
+  __device__ SourceCount(const NodeRouteParams& params, const CountTables& tables, int source)
+      : params_(params), tables_(tables), lanes_(params.num_topk), source_(source), ids_(params, source) {
+    const std::int64_t num_tokens = ids_.num_tokens(params);
+    const std::int64_t step = lanes_.tokens_per_warp();
+    const std::int64_t steps_per_warp = (num_tokens + step * tables.num_warps - 1) / (step * tables.num_warps);
+    begin_ = warp_idx() * steps_per_warp * step;
+    end_ = begin_ + steps_per_warp * step;
+    if (end_ > num_tokens) end_ = num_tokens;
+    if (warp_idx() >= tables.num_warps) end_ = begin_;
+  }
+
+  __device__ void run() {
+    for (int i = static_cast<int>(threadIdx.x); i < tables_.num_words(); i += static_cast<int>(blockDim.x)) {
+      tables_.counts()[i] = 0;
+    }
+    __syncthreads();
+    for_each_step([this](const CountedEntry& entry) { count(entry); });
+    __syncthreads();
+    sum_destinations();
+    write_expert_counts();
+    __syncthreads();
+    for_each_step([this](const CountedEntry& entry) { number(entry); });
+    __syncthreads();
+  }
+
+ private:
+  __device__ bool is_own() const { return source_ == params_.group_rank; }
+  __device__ std::int32_t* counts_of_nodes() const { return tables_.counts_of(warp_idx()) + params_.num_runs(); }
+
+  /// Calls `visit(entry)` in all lanes of the warp for each of its steps.
+  template <typename Visit>
+  __device__ void for_each_step(Visit visit) const {
+#pragma unroll 1
+    for (std::int64_t first = begin_; first < end_; first += lanes_.tokens_per_warp()) {
+      CountedEntry entry;
+      entry.token = first + lanes_.token_of(lane_idx());
+      entry.topk = lanes_.topk_of(lane_idx());
+      if (entry.topk < params_.num_topk && entry.token < end_) {
+        entry.expert = ids_.expert(params_, entry.token, entry.topk);
+      }
+      const bool has_expert = entry.expert >= 0;
+      if (has_expert) {
+        const int owner = params_.placement.owner[entry.expert];
+        entry.run = params_.by_token() ? owner : entry.expert;
+        entry.node = owner / params_.ranks_per_node;
+      }
+      entry.same_run = lanes_alike(lanes_, has_expert, entry.run);
+      entry.same_node = lanes_alike(lanes_, has_expert, entry.node);
+      visit(entry);
+    }
+  }
+
+  __device__ void count(const CountedEntry& entry) const {
+    if (entry.first_of_run()) atomicAdd(&tables_.counts_of(warp_idx())[entry.run], 1);
+    if (entry.first_of_node()) atomicAdd(&counts_of_nodes()[entry.node], 1);
+    if (!params_.by_token()) return;
+    const unsigned same_expert = lanes_alike(lanes_, entry.expert >= 0, entry.expert);
+    const bool first = entry.expert >= 0 && __ffs(static_cast<int>(same_expert)) - 1 == lane_idx();
+    if (first) atomicAdd(&tables_.expert_counts()[entry.expert], 1);
+  }
+
+  /// Turns the counts of each warp into those of the warps before it, and writes the sums.
+  __device__ void sum_destinations() const {
+    const int num_runs = params_.num_runs();
+#pragma unroll 1
+    for (int i = static_cast<int>(threadIdx.x); i < tables_.num_destinations; i += static_cast<int>(blockDim.x)) {
+      std::int32_t before = 0;
+      for (int warp = 0; warp < tables_.num_warps; ++warp) {
+        std::int32_t& word = tables_.counts_of(warp)[i];
+        const std::int32_t num = word;
+        word = before;
+        before += num;
+      }
+      const int node = i - num_runs;
+      if (node < 0) {
+        params_.scratch.run_counts[std::int64_t{i} * params_.num_ranks + source_] = before;
+        continue;
+      }
+      if (node == params_.node()) params_.scratch.items_in[source_] = before;
+      if (is_own()) params_.scratch.items_out[node] = before;
+    }
+  }
+
+  __device__ void write_expert_counts() const {
+    if (!params_.by_token()) return;
+    const auto thread = static_cast<int>(threadIdx.x);
+    const auto num_threads = static_cast<int>(blockDim.x);
+    const std::int32_t* const counts = tables_.expert_counts();
+    const std::int32_t* const own = params_.placement.by_owner + params_.placement.first_of_rank[params_.group_rank];
+    for (int local = thread; local < params_.num_local_experts; local += num_threads) {
+      params_.scratch.expert_counts[local * params_.num_ranks + source_] = counts[own[local]];
+    }
+    if (!is_own() || !params_.counts_own()) return;
+    for (int i = thread; i < params_.num_experts; i += num_threads) params_.scratch.own_counts[i] = counts[i];
+  }
+
+  __device__ void number(const CountedEntry& entry) const {
+    const std::int32_t taken = take_position(tables_.counts_of(warp_idx()), entry.run, entry.first_of_run());
+    const std::int32_t item = take_position(counts_of_nodes(), entry.node, entry.first_of_node());
+    // Entries of one run share the position of the first one.
+    const std::int32_t position = __shfl_sync(kAllLanes, taken, __ffs(static_cast<int>(entry.same_run)) - 1);
+    const std::int64_t at = source_ * params_.blocks.max_tokens + entry.token;
+    if (entry.expert >= 0) params_.scratch.positions[at * params_.num_topk + entry.topk] = position;
+    if (is_own() && entry.first_of_node()) write_item_out(entry, item);
+    const bool is_here = entry.first_of_node() && entry.node == params_.node();
+    const unsigned here = __ballot_sync(kAllLanes, static_cast<int>(is_here)) & lanes_.of_token(lane_idx());
+    const int holder = here != 0 ? __ffs(static_cast<int>(here)) - 1 : lane_idx();
+    const std::int32_t item_here = __shfl_sync(kAllLanes, item, holder);
+    if (entry.topk == 0 && entry.token < end_) params_.scratch.node_items[at] = here != 0 ? item_here : -1;
+  }
+
+  __device__ void write_item_out(const CountedEntry& entry, std::int32_t item) const {
+    const int node = entry.node;
+    const std::int64_t first = node == params_.node() ? node * params_.blocks.max_tokens : first_back(params_, node);
+    params_.tables.out_tokens[node * params_.num_tokens + item] = static_cast<std::int32_t>(entry.token);
+    params_.tables.item_of_token[node * params_.num_tokens + entry.token] = static_cast<std::int32_t>(first + item);
+  }
+
+  const NodeRouteParams& params_;
+  CountTables tables_;
+  TokenLanes lanes_;
+  int source_;
+  RankIds ids_;
+  std::int64_t begin_;  // of this warp's tokens
+  std::int64_t end_;
+};
 
 }  // namespace ferry::cuda::device
 

@@ -1,28 +1,16 @@
 #ifndef FERRY_CUDA_INTRANODE_ENTRIES_CUH
 #define FERRY_CUDA_INTRANODE_ENTRIES_CUH
 
-/// A warp's view of [T, K] ids: several tokens at a time, one entry per lane, tokens in ascending order.
+/// A warp's view of [T, K] ids (token_lanes.cuh), and what entries of the same token have in common.
 
 #include <cstdint>
 
+#include "cuda/call/token_lanes.cuh"
 #include "cuda/intranode/route_params.hpp"
 #include "cuda/placement/pick.cuh"
 #include "cuda/sync/rank_sync.cuh"
 
 namespace ferry::cuda::device {
-
-/// Lanes that a token takes: K rounded up to a power of two.
-struct TokenLanes {
-  int shift = 0;  ///< the number of lanes is 1 << shift
-
-  __device__ explicit TokenLanes(int num_topk) {
-    if (num_topk > 1) shift = kWarpLanes - __clz(num_topk - 1);
-  }
-  __device__ int width() const { return 1 << shift; }
-  __device__ int tokens_per_warp() const { return kWarpLanes >> shift; }
-  __device__ int token_of(int lane) const { return lane >> shift; }
-  __device__ int topk_of(int lane) const { return lane & (width() - 1); }
-};
 
 struct Entry {
   std::int64_t token = 0;
@@ -71,13 +59,9 @@ __device__ inline Entry entry_of(const RouteParams& params, const PlacementTable
     entry.bad = entry.expert < 0 && loaded.id != -1;
     if (entry.expert >= 0) entry.owner = placement.owner[entry.expert];
   }
-  // A key names the token within the warp, and the owner or expert; each lane without an expert gets a key of its own.
-  const unsigned none = 0x80000000U | static_cast<unsigned>(lane_idx());
-  const auto token_key = static_cast<unsigned>(TokenLanes(params.num_topk).token_of(lane_idx())) << 16;
-  entry.same_rank =
-      __match_any_sync(0xFFFFFFFFU, entry.expert < 0 ? none : token_key | static_cast<unsigned>(entry.owner));
-  entry.same_expert =
-      __match_any_sync(0xFFFFFFFFU, entry.expert < 0 ? none : token_key | static_cast<unsigned>(entry.expert));
+  const TokenLanes lanes(params.num_topk);
+  entry.same_rank = lanes_alike(lanes, entry.expert >= 0, entry.owner);
+  entry.same_expert = lanes_alike(lanes, entry.expert >= 0, entry.expert);
   entry.first_of_rank = entry.expert >= 0 && __ffs(static_cast<int>(entry.same_rank)) - 1 == lane_idx();
   entry.first_of_expert = entry.expert >= 0 && __ffs(static_cast<int>(entry.same_expert)) - 1 == lane_idx();
   return entry;

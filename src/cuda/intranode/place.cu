@@ -78,19 +78,6 @@ struct Rows {
   std::int32_t token_row = -1;
 };
 
-/// Position of each first lane in its run, in lane order; advances the run. All lanes call it.
-__device__ std::int32_t take_position(std::int32_t* next, int run, bool first) {
-  const unsigned none = 0x80000000U | static_cast<unsigned>(lane_idx());
-  const unsigned same = __match_any_sync(0xFFFFFFFFU, first ? static_cast<unsigned>(run) : none);
-  const unsigned below = same & ((1U << lane_idx()) - 1U);
-  std::int32_t position = 0;
-  if (first) position = next[run] + __popc(below);
-  __syncwarp();
-  if (first && below == 0) next[run] += __popc(same);
-  __syncwarp();
-  return position;
-}
-
 __device__ Rows take_rows(const RouteParams& params, const Entry& entry, std::int32_t* next) {
   const int num_ranks = params.ranks.num_ranks;
   const bool by_token = params.layout == Layout::kTokens;
