@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -47,6 +48,15 @@ TEST_P(EmulatedCommand, OneSidedCallsOfKernelsAreMeasured) {
     EXPECT_EQ(end.exit_code, 0) << op << ": " << end.standard_error;
     EXPECT_TRUE(contains(end.standard_output, "M calls/s")) << end.standard_output;
   }
+}
+
+/// CUDA loads kernels late unless a variable says otherwise.
+TEST(EmulatedDoctor, WarnsWhereAGpuIsAndNothingSaysWhenKernelsAreLoaded) {
+  ASSERT_EQ(unsetenv("CUDA_MODULE_LOADING"), 0);
+  const CommandEnd end = run_ferry({"doctor"});
+  EXPECT_EQ(end.exit_code, 0) << end.standard_error;
+  EXPECT_TRUE(contains(end.standard_output, "  warn     gpu loading   CUDA_MODULE_LOADING is not set"))
+      << end.standard_output;
 }
 
 INSTANTIATE_TEST_SUITE_P(Launch, EmulatedCommand, ::testing::Values("threads", "fork"),

@@ -57,22 +57,35 @@ TEST(Doctor, JoinsTwoNodesWhereThereIsANetwork) {
   }
 }
 
-/// Status of the finding; "absent" in a build without the CUDA backend, which has no such finding.
-std::string health_of_connections(const char* connections) {
-  const CommandEnd end = run_ferry({"doctor", "--json", "-"}, {{"CUDA_DEVICE_MAX_CONNECTIONS", connections}});
+/// Status of a finding about a variable with this value; "absent" if there is no such finding.
+std::string health_of(const char* name, const char* variable, const char* value) {
+  const CommandEnd end = run_ferry({"doctor", "--json", "-"}, {{variable, value}});
   EXPECT_EQ(end.exit_code, 0) << end.standard_error;
   const json report = json::parse(end.standard_output);
   for (const json& finding : report["findings"]) {
-    if (finding["name"] == "gpu connections") return finding["status"];
+    if (finding["name"] == name) return finding["status"];
   }
   return "absent";
 }
 
+/// A build without the CUDA backend has no findings about GPUs.
+bool is_built_with_cuda() {
+  for (const BackendInfo& backend : backends()) {
+    if (backend.name == "cuda") return true;
+  }
+  return false;
+}
+
 TEST(Doctor, WarnsOfFewConnectionsToAGpu) {
-  bool has_cuda = false;
-  for (const BackendInfo& backend : backends()) has_cuda = has_cuda || backend.name == "cuda";
-  EXPECT_EQ(health_of_connections("1"), has_cuda ? "warn" : "absent");
-  EXPECT_EQ(health_of_connections("8"), has_cuda ? "ok" : "absent");
+  constexpr const char* kVariable = "CUDA_DEVICE_MAX_CONNECTIONS";
+  EXPECT_EQ(health_of("gpu connections", kVariable, "1"), is_built_with_cuda() ? "warn" : "absent");
+  EXPECT_EQ(health_of("gpu connections", kVariable, "8"), is_built_with_cuda() ? "ok" : "absent");
+}
+
+TEST(Doctor, WarnsOfKernelsThatAreLoadedLate) {
+  constexpr const char* kVariable = "CUDA_MODULE_LOADING";
+  EXPECT_EQ(health_of("gpu loading", kVariable, "LAZY"), is_built_with_cuda() ? "warn" : "absent");
+  EXPECT_EQ(health_of("gpu loading", kVariable, "EAGER"), is_built_with_cuda() ? "ok" : "absent");
 }
 
 TEST(Doctor, SaysWhichDevicesRanksWouldListenOn) {

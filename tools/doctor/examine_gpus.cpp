@@ -106,6 +106,27 @@ Finding examine_connections() {
   return finding;
 }
 
+/// CUDA's variable for when kernels are loaded (CUDA programming guide, "Lazy Loading"), and its value for all of them at
+/// once.
+constexpr const char* kLoadingVariable = "CUDA_MODULE_LOADING";
+constexpr std::string_view kLoadsAtOnce = "EAGER";
+
+Finding examine_loading() {
+  const char* const variable = std::getenv(kLoadingVariable);
+  Finding finding{Health::kOk, "gpu loading",
+                  variable == nullptr ? fmt::format("{} is not set", kLoadingVariable)
+                                      : fmt::format("{}={}", kLoadingVariable, variable),
+                  ""};
+  if (variable == nullptr || variable != kLoadsAtOnce) {
+    finding.health = Health::kWarn;
+    finding.advice = fmt::format(
+        "a program's kernel is loaded when it is first launched, which may hold a lock of the driver while kernels "
+        "wait for other ranks, and those for memory that this process maps; set {}={}",
+        kLoadingVariable, kLoadsAtOnce);
+  }
+  return finding;
+}
+
 }  // namespace
 
 std::vector<Finding> examine_gpus() {
@@ -114,8 +135,9 @@ std::vector<Finding> examine_gpus() {
   if (!num_devices) {
     std::vector<Finding> findings = {
         {Health::kMissing, "gpus", std::string(num_devices.status().message()), "ranks run on the CPU"}};
-    // The variable may be meant for other machines.
+    // The variables may be meant for other machines.
     if (std::getenv(kConnectionsVariable) != nullptr) findings.push_back(examine_connections());
+    if (std::getenv(kLoadingVariable) != nullptr) findings.push_back(examine_loading());
     return findings;
   }
   std::vector<Finding> findings;
@@ -131,6 +153,7 @@ std::vector<Finding> examine_gpus() {
                                            : "no file-descriptor handles (cuMem): shared between ranks by cudaIpc",
                       ""});
   findings.push_back(examine_connections());
+  findings.push_back(examine_loading());
   constexpr int kFirstGpu = 0;  // hosts with several GPUs have several of one kind
   if (*num_devices > 0) {
     for (Finding& finding : examine_ring_memory(kFirstGpu)) findings.push_back(std::move(finding));
