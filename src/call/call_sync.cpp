@@ -60,7 +60,7 @@ Status CallSync::connect_rails(const BackendContext& context, const KernelRings*
   Status status;
   if (kernel_rings != nullptr) {
     if (kernel_rings->in_gpu) {
-      options.gpu = {kernel_rings->shape, kernel_rings->memory, kernel_rings->words, kernel_rings->make_visible};
+      options.gpu = {kernel_rings->shape, kernel_rings->memory, kernel_rings->words, kernel_rings->read_back_writes};
     } else {
       options.ring = kernel_rings->shape;
       options.memory = kernel_rings->memory;

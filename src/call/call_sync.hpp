@@ -26,7 +26,7 @@ struct KernelRings {
   std::string gpu_pci_address{};
   /// `memory` is GPU memory for chunks only (RailsOptions::GpuRings); hosts have rings of their own besides.
   bool in_gpu = false;
-  std::function<Status()> make_visible{};
+  bool read_back_writes = false;
   Status status{};  ///< reason why there are no rings; then creation fails on all ranks
 };
 

@@ -82,11 +82,6 @@ Proxy::~Proxy() {
 
 void Proxy::attach_ring(int peer, const RingPort& port) { ring(peer).port = port; }
 
-void Proxy::attach_kernel_ring(int peer, const RingPort& port, std::function<Status()> make_visible) {
-  kernel_ring(peer).port = port;
-  kernel_ring(peer).make_visible = std::move(make_visible);
-}
-
 Status Proxy::start(std::span<const Blob> addresses) {
   if (started_) return Status(ErrorCode::kInternal, "network proxy: started twice; please report this bug");
   if (wake_.get() < 0) {
@@ -195,7 +190,7 @@ void Proxy::on_notified(int peer, int channel, std::uint64_t value) {
   for (Ring* one : {&ring(peer), &kernel_ring(peer)}) {
     if (one->port.words == nullptr) continue;
     if (channel != one->port.chunk_channel && channel != one->port.credit_channel) continue;
-    changed_ |= on_ring_notified(peer, *one, channel, value);
+    changed_ |= on_ring_notified(*one, channel, value);
     return;
   }
   std::atomic<std::uint64_t>& highest = received_[static_cast<std::size_t>(peer * num_channels_ + channel)];
@@ -204,16 +199,9 @@ void Proxy::on_notified(int peer, int channel, std::uint64_t value) {
   changed_ = true;
 }
 
-bool Proxy::on_ring_notified(int peer, Ring& ring, int channel, std::uint64_t value) {
+bool Proxy::on_ring_notified(Ring& ring, int channel, std::uint64_t value) {
   RingWords& words = *ring.port.words;
   if (channel == ring.port.credit_channel) return raise(Word(words.credits), value);
-  const bool has_chunks = (value & ~kRingClosed) > Word(words.arrived).load(std::memory_order_relaxed);
-  if (has_chunks && ring.make_visible) {
-    if (const Status status = ring.make_visible(); !status.ok()) {
-      on_lost(peer, status);
-      return true;
-    }
-  }
   const bool arrived = raise(Word(words.arrived), value & ~kRingClosed);
   const bool closed = (value & kRingClosed) != 0 && raise(Word(words.closed), 1);
   return arrived || closed;

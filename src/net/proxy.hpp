@@ -58,10 +58,8 @@ class Proxy {
 
   /// Attaches the rings shared with `peer`. Call before start(); the words outlive the proxy.
   void attach_ring(int peer, const RingPort& port);
-  /// Attaches the rings between kernels, which use channels of their own. `make_visible` is called before arrived
-  /// chunks are published to kernels: if network cards wrote them into GPU memory, kernels may not see them earlier.
-  /// Its error loses the peer. May be null.
-  void attach_kernel_ring(int peer, const RingPort& port, std::function<Status()> make_visible);
+  /// Attaches the rings between kernels, which use channels of their own.
+  void attach_kernel_ring(int peer, const RingPort& port) { kernel_ring(peer).port = port; }
   /// Connects and starts the thread. Call once.
   Status start(std::span<const Blob> addresses);
 
@@ -125,7 +123,6 @@ class Proxy {
     RingPort port;
     std::uint64_t num_sent = 0;
     std::uint64_t num_credited = 0;
-    std::function<Status()> make_visible{};
   };
   /// Loss of a peer. `why` is written before `gone` is set, and not afterwards.
   struct Loss {
@@ -150,7 +147,7 @@ class Proxy {
   TrafficCounters& counters(int peer) { return traffic_[static_cast<std::size_t>(peer)]; }
 
   void on_notified(int peer, int channel, std::uint64_t value);
-  bool on_ring_notified(int peer, Ring& ring, int channel, std::uint64_t value);
+  static bool on_ring_notified(Ring& ring, int channel, std::uint64_t value);
   void on_lost(int peer, const Status& why);
 
   void push(const Order& order);

@@ -75,6 +75,7 @@ Result<std::unique_ptr<Rails>> Rails::create(const BackendContext& context, cons
   params.engine.memory = options.memory;
   params.engine.memory_bytes = rails->memory_.size_bytes();
   params.engine.gpu_memory = options.gpu.memory;
+  params.engine.read_back_gpu_writes = options.gpu.read_back_writes;
   params.engine.timeout_ns = context.options.timeout_ns;
   params.engine.ranks = rails->ranks_of_rail();
   params.places = options.places;
@@ -134,8 +135,7 @@ void Rails::attach_gpu_rings(const RailsOptions::GpuRings& gpu) {
                                 .send_offset = net::kGpuOffset + gpu_memory_->ring_out(to_size(node_), to_size(node)),
                                 .remote_offset = net::kGpuOffset + gpu_memory_->ring_in(to_size(node_), to_size(node)),
                                 .chunk_channel = kKernelChunks,
-                                .credit_channel = kKernelCredits},
-                               gpu.make_visible);
+                                .credit_channel = kKernelCredits});
   }
 }
 

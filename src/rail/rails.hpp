@@ -57,8 +57,8 @@ struct RailsOptions {
   struct GpuRings {
     RingShape shape;
     std::span<std::byte> memory{};
-    net::RingWords* words = nullptr;         ///< as above
-    std::function<Status()> make_visible{};  ///< net::Proxy::attach_kernel_ring
+    net::RingWords* words = nullptr;  ///< as above
+    bool read_back_writes = false;    ///< net::EngineOptions::read_back_gpu_writes
   };
   GpuRings gpu{};
 };

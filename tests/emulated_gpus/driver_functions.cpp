@@ -220,10 +220,6 @@ CUresult import_handle(CUmemGenericAllocationHandle* handle, void* from, CUmemAl
   *handle = reinterpret_cast<std::uintptr_t>(new Physical{fd});
   return CUDA_SUCCESS;
 }
-CUresult flush_writes(CUflushGPUDirectRDMAWritesTarget /*target*/, CUflushGPUDirectRDMAWritesScope /*scope*/) {
-  return CUDA_SUCCESS;
-}
-
 /// Object behind a CUgreenCtx.
 struct GreenContext {
   unsigned num_sms;
@@ -305,7 +301,6 @@ void* driver_function(std::string_view name) {
                                                     {"cuMemMap", address_of(map)},
                                                     {"cuMemUnmap", address_of(unmap)},
                                                     {"cuMemSetAccess", address_of(set_access)},
-                                                    {"cuFlushGPUDirectRDMAWrites", address_of(flush_writes)},
                                                     {"cuMemExportToShareableHandle", address_of(export_handle)},
                                                     {"cuMemImportFromShareableHandle", address_of(import_handle)},
                                                     {"cuDeviceGetDevResource", address_of(get_resource)},

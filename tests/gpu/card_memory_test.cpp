@@ -39,18 +39,9 @@ TEST(CardMemory, IsTakenUsedAndGivenBack) {
   EXPECT_GE(free_after, free_while + kBytes);
 }
 
-TEST(CardMemory, WritesAreFlushedWhereTheGpuDoesNotOrderThem) {
-  const auto flush = cuda::card_write_flush(kDevice);
-  if (!flush.ok()) {
-    EXPECT_EQ(flush.status().code(), ErrorCode::kUnsupported) << flush.status().to_string();
-  } else if (*flush) {
-    EXPECT_TRUE((*flush)().ok()) << (*flush)().to_string();
-  }
-}
-
 TEST(CardMemory, CannotBeHadOfAGpuThatIsNotThere) {
   EXPECT_FALSE(cuda::take_card_memory(4096, 1).ok());
-  EXPECT_FALSE(cuda::card_write_flush(4096).ok());
+  EXPECT_FALSE(cuda::cards_write_in_order(4096).ok());
 }
 
 }  // namespace

@@ -34,10 +34,7 @@ class RingRank {
                                         : rail::Rails::memory_bytes(backend.topology, kShape);
     memory_.resize(num_bytes / sizeof(Line) + 1);
     call::KernelRings rings{.shape = kShape, .memory = {memory_.data()->bytes, num_bytes}, .words = words_.get()};
-    if (apart) {
-      rings.in_gpu = true;
-      rings.make_visible = [this] { return make_visible(); };
-    }
+    rings.in_gpu = apart;
     sync_ = std::move(call::CallSync::create(backend, &rings)).value();
   }
 
@@ -78,37 +75,7 @@ class RingRank {
     return equal;
   }
 
-  void send_as_kernel(std::uint8_t value) {
-    sync_->rails().keep_polling(true);
-    net::RingWords& words = words_[static_cast<std::size_t>(peer())];
-    std::memset(sync_->rails().chunks().out, value, kShape.chunk_bytes);
-    words.chunk_bytes[0] = kShape.chunk_bytes;
-    Word(words.filled).store(1, std::memory_order_release);
-  }
-  /// Returns why the peer is lost; ok if it is not lost for a long time.
-  Status await_loss() {
-    const std::int64_t deadline_ns = node::monotonic_ns() + 20 * kNsPerSecond;
-    while (node::monotonic_ns() < deadline_ns) {
-      if (Status status = sync_->rails().presence(peer()); !status.ok()) return status;
-    }
-    return {};
-  }
-  std::uint64_t num_arrived() { return Word(words_[static_cast<std::size_t>(peer())].arrived).load(); }
-
   call::CallSync& sync() { return *sync_; }
-  /// Flushes so far, and flushes at which kernels had already seen the chunk.
-  int num_flushes() const { return num_flushes_.load(); }
-  int num_late() const { return num_late_.load(); }
-  /// Makes later flushes fail.
-  void break_flush() { flush_works_ = false; }
-  Status make_visible() {
-    if (!flush_works_) return Status(ErrorCode::kCuda, "no flush");
-    // Each round brings one chunk: before its flush, kernels may have seen only as many chunks as were flushed.
-    net::RingWords& words = words_[static_cast<std::size_t>(peer())];
-    if (Word(words.arrived).load() > static_cast<std::uint64_t>(num_flushes_)) ++num_late_;
-    ++num_flushes_;
-    return {};
-  }
 
  private:
   struct alignas(64) Line {
@@ -119,9 +86,6 @@ class RingRank {
   std::shared_ptr<Bootstrap> bootstrap_;
   std::vector<Line> memory_;
   std::unique_ptr<net::RingWords[]> words_ = std::make_unique<net::RingWords[]>(2);
-  std::atomic<int> num_flushes_{0};
-  std::atomic<int> num_late_{0};
-  std::atomic<bool> flush_works_{true};
   std::unique_ptr<call::CallSync> sync_;
 };
 
@@ -145,7 +109,7 @@ TEST(KernelRings, HostsAndKernelsTakeTurns) {
   });
 }
 
-TEST(KernelRings, ApartFromTheHostsAreFlushedBeforeKernelsKnowOfAChunk) {
+TEST(KernelRings, ApartFromThoseOfTheHosts) {
   run_ranks({.kind = RankKind::kThreads, .num_ranks = 2}, [](RankContext& context) {
     RingRank rank(context, true);
     context.expect(rank.sync().rails().has_gpu_rings(), "rings apart");
@@ -154,22 +118,6 @@ TEST(KernelRings, ApartFromTheHostsAreFlushedBeforeKernelsKnowOfAChunk) {
     const std::size_t host_bytes = rail::Rails::memory_bytes(rank.sync().topology(), rail::default_ring_shape(2));
     context.expect(rank.sync().rails().memory_bytes() == host_bytes + gpu_bytes, "bytes of both");
     take_turns(context, rank);
-    context.expect(rank.num_flushes() == 5, "one flush for each chunk of kernels, none for chunks of hosts");
-    context.expect(rank.num_late() == 0, "every flush comes before kernels see the chunk");
-    throw_if_error(context.bootstrap()->all_gather({}, 20 * kNsPerSecond).status());
-  });
-}
-
-TEST(KernelRings, AFlushThatFailsLosesThePeer) {
-  run_ranks({.kind = RankKind::kThreads, .num_ranks = 2}, [](RankContext& context) {
-    RingRank rank(context, true);
-    if (context.rank() == 1) rank.break_flush();
-    throw_if_error(context.bootstrap()->all_gather({}, 20 * kNsPerSecond).status());
-    rank.send_as_kernel(1);
-    if (context.rank() == 1) {
-      context.expect_code(rank.await_loss(), ErrorCode::kCuda, "the reason is the flush's");
-      context.expect(rank.num_arrived() == 0, "kernels do not learn of the chunk");
-    }
     throw_if_error(context.bootstrap()->all_gather({}, 20 * kNsPerSecond).status());
   });
 }

@@ -20,13 +20,11 @@ bool has(const Driver& table, CUdevice device, CUdevice_attribute attribute) {
   return table.device_get_attribute(&value, attribute, device) == CUDA_SUCCESS && value != 0;
 }
 
-/// Rules by which writes of a card become visible to kernels (CUflushGPUDirectRDMAWritesOptions,
-/// CUGPUDirectRDMAWritesOrdering).
+/// How writes of a card become visible to kernels (CUGPUDirectRDMAWritesOrdering).
 std::string describe_order(const Driver& table, CUdevice device) {
-  if (has(table, device, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING)) return "cards' writes arrive in order";
-  return has(table, device, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS)
-             ? "cards' writes need a flush, which the driver offers"
-             : "cards' writes need a flush";
+  return has(table, device, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING)
+             ? "cards' writes arrive in order"
+             : "cards' writes do not arrive in order, so peers read them back";
 }
 
 /// Allocates a little of such memory: a sandbox or a virtual GPU may refuse it despite the attribute.

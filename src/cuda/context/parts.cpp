@@ -225,7 +225,7 @@ call::KernelRings prepare_rings(const BackendContext& context, const Result<Devi
   rings.memory = memory.rails_memory;
   rings.words = memory.words;
   rings.in_gpu = in_gpu;
-  rings.make_visible = memory.make_visible;
+  rings.read_back_writes = memory.read_back_writes;
   return rings;
 }
 

@@ -37,9 +37,9 @@ Result<RingMemory> RingMemory::create_in_gpu(const Topology& topology, int devic
   const rail::RingShape shape = rail::kernel_ring_shape(to_size(topology.num_nodes()));
   const std::size_t rings_bytes = rail::Rails::rings_bytes(topology, shape);
   RingMemory memory;
-  Result<std::function<Status()>> flush = card_write_flush(device);
-  if (!flush.ok()) return flush.status();
-  memory.make_visible = std::move(*flush);
+  const Result<bool> in_order = cards_write_in_order(device);
+  if (!in_order.ok()) return in_order.status();
+  memory.read_back_writes = !*in_order;
   Result<std::shared_ptr<std::byte>> gpu = take_card_memory(device, rings_bytes);
   if (!gpu.ok()) return gpu.status();
   memory.gpu = std::move(*gpu);

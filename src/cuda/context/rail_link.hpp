@@ -27,7 +27,7 @@ struct RingMemory {
   /// Variant with chunks in memory of `device` that network cards reach, separate from all other memory.
   static Result<RingMemory> create_in_gpu(const Topology& topology, int device);
   std::shared_ptr<std::byte> gpu{};
-  std::function<Status()> make_visible{};  ///< card_write_flush
+  bool read_back_writes = false;  ///< !cards_write_in_order
 };
 
 class RailLink {

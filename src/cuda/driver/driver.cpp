@@ -74,7 +74,6 @@ LoadedDriver load_driver() {
   need("cuMemMap", 10020, &table.mem_map);
   need("cuMemUnmap", 10020, &table.mem_unmap);
   need("cuMemSetAccess", 10020, &table.mem_set_access);
-  need("cuFlushGPUDirectRDMAWrites", 11030, &table.flush_gpu_direct_rdma_writes);
   need("cuMemExportToShareableHandle", 10020, &table.mem_export_to_shareable_handle);
   need("cuMemImportFromShareableHandle", 10020, &table.mem_import_from_shareable_handle);
   if (!status.ok()) return loaded;

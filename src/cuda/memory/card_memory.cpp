@@ -82,41 +82,19 @@ Result<std::shared_ptr<std::byte>> take_card_memory(int device, std::size_t byte
   return std::shared_ptr<std::byte>(std::move(mapping), data);
 }
 
-Result<std::function<Status()>> card_write_flush(int device) {
+Result<bool> cards_write_in_order(int device) {
   const Result<const Driver*> table = driver();
   if (!table.ok()) return table.status();
-  const Driver& calls = **table;
   CUdevice handle = 0;
   int order = 0;
-  int options = 0;
-  Status status = driver_status(calls.device_get(&handle, device), "Group::create: looking for the GPU");
-  if (status.ok()) {
-    status =
-        driver_status(calls.device_get_attribute(&order, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING, handle),
-                      "Group::create: asking how cards' writes are ordered");
-  }
+  Status status = driver_status((*table)->device_get(&handle, device), "Group::create: looking for the GPU");
   if (status.ok()) {
     status = driver_status(
-        calls.device_get_attribute(&options, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS, handle),
-        "Group::create: asking how cards' writes are flushed");
+        (*table)->device_get_attribute(&order, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING, handle),
+        "Group::create: asking how cards' writes are ordered");
   }
   if (!status.ok()) return status;
-  if (order >= CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER) return std::function<Status()>();
-  if ((options & CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST) == 0) {
-    return Status(
-        ErrorCode::kUnsupported,
-        fmt::format("Group::create: GPU {} does not see what network cards write in order, and its driver has "
-                    "no call to flush it; {}",
-                    device, kHint));
-  }
-  return std::function<Status()>([&calls, device] {
-    const DeviceGuard guard(device);
-    if (!guard.status().ok()) return guard.status();
-    const RelaxedCapture relaxed;
-    return driver_status(calls.flush_gpu_direct_rdma_writes(CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX,
-                                                            CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER),
-                         "flushing what network cards wrote into GPU memory");
-  });
+  return order >= CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER;
 }
 
 }  // namespace ferry::cuda

@@ -4,7 +4,6 @@
 /// GPU memory that network cards read and write directly (GPUDirect).
 
 #include <cstddef>
-#include <functional>
 #include <memory>
 
 #include "ferry/status.hpp"
@@ -16,10 +15,10 @@ namespace ferry::cuda {
 /// @errors kSystem: too little memory; kUnsupported, kCuda: the driver refuses
 Result<std::shared_ptr<std::byte>> take_card_memory(int device, std::size_t bytes);
 
-/// Function to call, on any host thread, between a card's writes and the moment at which kernels of `device` learn of
-/// them. Null if the device sees the writes in order.
-/// @errors kUnsupported: the device does not see them in order, and the driver has no such call
-Result<std::function<Status()>> card_write_flush(int device);
+/// Whether kernels of `device` see what a card wrote into its memory before what the card wrote into the host's memory
+/// later.
+/// @errors kCuda: there is no such device
+Result<bool> cards_write_in_order(int device);
 
 }  // namespace ferry::cuda
 

@@ -11,6 +11,7 @@ Blob encode_address(const EndAddress& address) {
   writer.u64(address.memory_base);
   writer.u64(address.gpu_base);
   writer.u64(address.gpu_bytes);
+  writer.u32(address.read_back_gpu_writes ? 1 : 0);
   for (const ScopeAddress& scope : address.scopes) {
     for (const std::span<const std::byte> part : {scope.worker, scope.memory_key, scope.gpu_key, scope.receiver}) {
       writer.u32(static_cast<std::uint32_t>(part.size()));
@@ -28,6 +29,7 @@ Result<EndAddress> parse_address(std::span<const std::byte> own_part) {
   address.memory_base = reader.u64();
   address.gpu_base = reader.u64();
   address.gpu_bytes = reader.u64();
+  address.read_back_gpu_writes = reader.u32() != 0;
   for (ScopeAddress& scope : address.scopes) {
     scope.worker = reader.bytes(reader.u32());
     scope.memory_key = reader.bytes(reader.u32());

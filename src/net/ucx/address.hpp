@@ -8,6 +8,7 @@
 ///   32         its X25519 public key
 ///   8          first address of its memory
 ///   8, 8       first address of its GPU memory, and its size in bytes
+///   4          1 if peers read back what they write there (EngineOptions::read_back_gpu_writes), else 0
 ///   then for peers of its host, and again for peers of other hosts:
 ///   4, …       length and bytes of its worker's address, as UCX packs it; empty: the end expects no such peer
 ///   4, …       length and bytes of the key to its memory; empty: peers cannot write there
@@ -39,6 +40,7 @@ struct EndAddress {
   std::uint64_t memory_base = 0;
   std::uint64_t gpu_base = 0;
   std::uint64_t gpu_bytes = 0;
+  bool read_back_gpu_writes = false;
   std::array<ScopeAddress, kNumScopes> scopes{};
 
   const ScopeAddress& at(Scope scope) const { return scopes[static_cast<std::size_t>(scope)]; }

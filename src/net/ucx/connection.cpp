@@ -73,7 +73,16 @@ Status Connection::open_gpu_memory(const RemoteMemory& memory) {
                               rank_, describe(lanes_of(library_, endpoint_))),
                   rank_);
   }
+  if (memory.read_back && num_writing_devices(lanes_of(library_, endpoint_)) > 1) {
+    return Status(ErrorCode::kUnsupported,
+                  fmt::format("network engine ucx: the GPU of rank {} does not see network cards' writes in order, and "
+                              "a read by one card orders only its own, but that rank is reached by {}; name one device "
+                              "in FERRY_NET_DEVICES, or set GroupOptions::ring_memory to host",
+                              rank_, describe(lanes_of(library_, endpoint_))),
+                  rank_);
+  }
   gpu_base_ = memory.base;
+  reads_back_ = memory.read_back;
   return unpack(memory.key, &gpu_key_);
 }
 
@@ -123,7 +132,7 @@ void Connection::put_gpu(int channel, std::size_t local_offset, std::size_t remo
   params.op_attr_mask |= UCP_OP_ATTR_FIELD_MEMH;
   params.memh = resources_.gpu_memory_handle();
 #endif
-  last_write_[static_cast<std::size_t>(channel)] = ++num_writes_;
+  last_write_[static_cast<std::size_t>(channel)] = last_gpu_write_ = ++num_writes_;
   started(operation, library_.put_nbx(endpoint_, memory.data() + local_offset, num_bytes, gpu_base_ + remote_offset,
                                       gpu_key_, &params));
 }
@@ -251,6 +260,10 @@ bool Connection::advance() {
     flush();
     moved = true;
   }
+  if (to_read_back_ > read_back_started_) {
+    read_back();
+    moved = true;
+  }
   if (recheck_waiting_) {
     recheck_waiting_ = false;
     const auto due = [this](const Waiting& waiting) { return waiting.after_write <= flushed_; };
@@ -302,6 +315,23 @@ void Connection::flush() {
   flush_started_ = num_writes_;
   const ucp_request_param_t params = params_of(operation);
   started(operation, library_.ep_flush_nbx(endpoint_, &params));
+}
+
+/// Reads from the peer's GPU memory, after a flush.
+void Connection::read_back() {
+  Operation* operation = take_operation(Kind::kReadBack);
+  operation->covers = to_read_back_;
+  read_back_started_ = to_read_back_;
+  ucp_request_param_t params = params_of(operation);
+  params.op_attr_mask |= UCP_OP_ATTR_FIELD_MEMORY_TYPE;
+  params.memory_type = UCS_MEMORY_TYPE_HOST;
+  started(operation, library_.get_nbx(endpoint_, &read_word_, sizeof(read_word_), gpu_base_, gpu_key_, &params));
+}
+
+/// Notes that all writes up to this number are in the peer's memory.
+void Connection::arrived(std::uint64_t write) {
+  flushed_ = std::max(flushed_, write);
+  recheck_waiting_ = !waiting_.empty();
 }
 
 void Connection::shut() {
@@ -368,9 +398,10 @@ void Connection::complete(Operation* operation, ucs_status_t status) {
     fail(status);
   } else if (operation->kind == Kind::kRead) {
     fetched_.push_back(operation->ticket);
-  } else if (operation->kind == Kind::kFlush) {
-    flushed_ = std::max(flushed_, operation->covers);
-    recheck_waiting_ = !waiting_.empty();
+  } else if (operation->kind == Kind::kFlush && reads_back_ && last_gpu_write_ > flushed_) {
+    to_read_back_ = std::max(to_read_back_, operation->covers);
+  } else if (operation->kind == Kind::kFlush || operation->kind == Kind::kReadBack) {
+    arrived(operation->covers);
   }
 }
 

@@ -16,6 +16,10 @@
 /// that write has completed; UCX reports that when the bytes are in the peer's memory. One flush serves all writes
 /// before it, so there is at most one per poll; several may be in flight.
 ///
+/// Where the peer's GPU does not see cards' writes in order, the flush is followed by a read of its memory through the
+/// same card. A read does not pass earlier writes on their way from the card to the GPU (PCI Express Base
+/// Specification, "Transaction Ordering"), so they are in its memory once the read returns.
+///
 /// UCX callbacks only record events. advance() sends the operations that had to wait.
 
 #include <cstddef>
@@ -46,13 +50,15 @@ class Connection {
   struct RemoteMemory {
     std::span<const std::byte> key{};
     std::uint64_t base = 0;
+    bool read_back = false;  ///< GPU memory: EngineOptions::read_back_gpu_writes of the peer
   };
   /// Addresses of the peer's workers, as UCX packed them. The second may be empty.
   struct Addresses {
     std::span<const std::byte> worker{};
     std::span<const std::byte> receiver{};
   };
-  /// @errors kUnsupported: this end has GPU memory, and no card reaches that of the peer
+  /// @errors kUnsupported: this end has GPU memory, and no card reaches that of the peer, or several do and their
+  ///         writes must be read back
   Status open(const Addresses& addresses, const RemoteMemory& memory, const RemoteMemory& gpu_memory);
 
   void put(int channel, std::size_t local_offset, std::size_t remote_offset, std::size_t num_bytes);
@@ -104,11 +110,11 @@ class Connection {
 
  private:
   enum class PutWay { kMessages, kStores, kWrites };
-  enum class Kind { kWrite, kRead, kFlush, kMessage, kClose };
+  enum class Kind { kWrite, kRead, kFlush, kReadBack, kMessage, kClose };
   struct Operation {
     Connection* connection = nullptr;
     Kind kind = Kind::kWrite;
-    std::uint64_t covers = 0;  // kFlush: the number of the last write before it
+    std::uint64_t covers = 0;  // kFlush, kReadBack: the number of the last write before the flush
     std::uint64_t ticket = 0;  // kRead
     Message message;           // kMessage: must not move until sent
   };
@@ -139,6 +145,8 @@ class Connection {
   void send(const Message& message, std::span<const std::byte> payload = {}) { send(endpoint_, message, payload); }
   void send(ucp_ep_h endpoint, const Message& message, std::span<const std::byte> payload);
   void flush();
+  void read_back();
+  void arrived(std::uint64_t write);
   void close(ucp_ep_h* endpoint);
 
   const Resources& resources_;  // not used by completions, which may run while it is being destroyed
@@ -153,6 +161,7 @@ class Connection {
   PutWay put_way_ = PutWay::kMessages;
   std::uint64_t remote_base_ = 0;  // kWrites
   std::uint64_t gpu_base_ = 0;
+  bool reads_back_ = false;             // RemoteMemory::read_back
   std::byte* mapped_memory_ = nullptr;  // kStores: memory of the peer
   ucs_status_t failure_ = UCS_OK;
   bool stopped_ = false;
@@ -162,6 +171,10 @@ class Connection {
   std::uint64_t needed_ = 0;               // all writes up to this number must arrive for a message or the owner
   std::uint64_t flush_started_ = 0;        // a flush is in flight or complete for all writes up to this number
   std::uint64_t flushed_ = 0;              // all writes up to this number have arrived
+  std::uint64_t last_gpu_write_ = 0;       // number of the last write into GPU memory
+  std::uint64_t to_read_back_ = 0;         // a flush is complete for all writes up to this number, a read is due
+  std::uint64_t read_back_started_ = 0;    // such a read is in flight or complete for all writes up to this number
+  std::uint64_t read_word_ = 0;            // destination of these reads; the value means nothing
   bool flush_wanted_ = false;              // one more flush is due after the last message, regardless of the numbers
   bool recheck_waiting_ = false;           // a waiting message may be due
   bool sent_ = false;                      // notify() sent a message at once, which the next advance() reports

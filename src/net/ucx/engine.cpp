@@ -126,7 +126,8 @@ Result<Blob> UcxEngine::address() const {
                      .public_key = keys_.public_key(),
                      .memory_base = reinterpret_cast<std::uintptr_t>(options_.memory.data()),
                      .gpu_base = reinterpret_cast<std::uintptr_t>(options_.gpu_memory.data()),
-                     .gpu_bytes = options_.gpu_memory.size()};
+                     .gpu_bytes = options_.gpu_memory.size(),
+                     .read_back_gpu_writes = options_.read_back_gpu_writes};
   for (const Scope scope : {Scope::kHost, Scope::kNetwork}) {
     const Resources* resources = scopes_.at(scope);
     if (resources == nullptr) continue;

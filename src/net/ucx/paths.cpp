@@ -3,10 +3,17 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <set>
 #include <sstream>
 #include <utility>
 
 namespace ferry::net::ucx {
+namespace {
+
+/// A lane by which a card writes into the peer's memory by itself.
+bool writes_by_card(const Lane& lane) { return lane.transport.starts_with("rc") || lane.transport.starts_with("dc"); }
+
+}  // namespace
 
 std::vector<Lane> lanes_of(const Library& library, ucp_ep_h endpoint) {
   char* text = nullptr;
@@ -65,9 +72,19 @@ bool are_in_memory(const std::vector<Lane>& lanes) {
 }
 
 bool have_remote_writes(const std::vector<Lane>& lanes) {
-  return std::ranges::any_of(lanes, [](const Lane& lane) {
-    return lane.puts && (lane.transport.starts_with("rc") || lane.transport.starts_with("dc"));
-  });
+  return std::ranges::any_of(lanes, [](const Lane& lane) { return lane.puts && writes_by_card(lane); });
+}
+
+std::size_t num_writing_devices(const std::vector<Lane>& lanes) {
+  std::set<std::string> devices;
+  for (const Lane& lane : lanes) {
+    if (!writes_by_card(lane)) continue;
+    // "rc_mlx5/mlx5_0:1.0": the last number is that of a path of the device.
+    const std::size_t begin = lane.transport.find('/');
+    const std::size_t end = lane.transport.rfind('.');
+    if (begin != std::string::npos) devices.insert(lane.transport.substr(begin + 1, end - begin - 1));
+  }
+  return devices.size();
 }
 
 }  // namespace ferry::net::ucx

@@ -1,6 +1,7 @@
 #ifndef FERRY_NET_UCX_PATHS_HPP
 #define FERRY_NET_UCX_PATHS_HPP
 
+#include <cstddef>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -28,6 +29,9 @@ std::string describe(const std::vector<Lane>& lanes);
 
 /// True if there are lanes and all of them use memory of this host (UCX calls that device "memory").
 bool are_in_memory(const std::vector<Lane>& lanes);
+
+/// Number of network devices that write into the peer's memory by themselves.
+std::size_t num_writing_devices(const std::vector<Lane>& lanes);
 
 /// True if a network card performs puts. UCX also assigns a lane to puts that it emulates with messages.
 bool have_remote_writes(const std::vector<Lane>& lanes);

@@ -57,8 +57,9 @@ Status connect_peer(const OwnEnd& own, int idx, std::span<const std::byte> own_p
                                .num_channels = static_cast<std::uint32_t>(own.options.num_channels),
                                .memory = own.options.memory};
   peer->inbound = std::make_unique<Inbound>(std::move(*receiving), params);
-  Status status = peer->connection->open({.worker = there.worker, .receiver = there.receiver},
-                                         {there.memory_key, address->memory_base}, {there.gpu_key, address->gpu_base});
+  const Connection::RemoteMemory memory{there.memory_key, address->memory_base};
+  const Connection::RemoteMemory gpu_memory{there.gpu_key, address->gpu_base, address->read_back_gpu_writes};
+  Status status = peer->connection->open({.worker = there.worker, .receiver = there.receiver}, memory, gpu_memory);
   Receiver* const receiver = own.scopes.receiver_at(scope);
   // The peer reaches the same result, because it sees the same transports.
   if (status.ok() && receiver != nullptr && peer->connection->puts_over_tcp()) {
