@@ -163,6 +163,7 @@ cuda::DispatchReceiveParams LatencyDispatch::receive_params(int rank, std::uint6
   params.x_stride = out_stride();
   params.scales = scales(rank);
   params.row = row();
+  params.quantize = spec_.quantize;
   params.zero_padding = spec_.zero_padding;
   params.warps_per_row = spec_.warps_per_row;
   params.num_gap_blocks = spec_.num_gap_blocks;
@@ -171,7 +172,8 @@ cuda::DispatchReceiveParams LatencyDispatch::receive_params(int rank, std::uint6
 }
 
 void LatencyDispatch::send_other(int rank, std::uint64_t agreement) {
-  cuda::launch_dispatch_send(send_params(rank, agreement), ranks_.mask(rank), ranks_.stream(rank));
+  cuda::launch_dispatch_send({send_params(rank, agreement), receive_params(rank, agreement)}, ranks_.mask(rank),
+                             ranks_.stream(rank));
 }
 
 void LatencyDispatch::receive_other(int rank, std::uint64_t agreement) {

@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(kCombineThreads) combine_kernel(const __grid_c
 /// Makes a whole call whose sums travel as words, between few ranks (small_combine.cuh).
 template <bool kFloat32>
 __global__ void __launch_bounds__(kCombineThreads)
-    small_combine_kernel(const __grid_constant__ SmallCombineParams params) {
+    combine_small_kernel(const __grid_constant__ SmallCombineParams params) {
   await_kernel_before();
   const LatencyParams& call = params.send.call;
   auto& shared = *reinterpret_cast<SmallCombineShared*>(dynamic_shared());
@@ -57,8 +57,7 @@ __global__ void __launch_bounds__(kCombineThreads)
 
 /// Makes a send half. `kMasks`: in groups that mask lost ranks (mask.hpp), whose sums never travel as words.
 template <bool kFloat32, bool kWords, bool kMasks>
-__global__ void __launch_bounds__(kCombineThreads)
-    combine_send_kernel(const __grid_constant__ HalfParams<CombineSendParams, kMasks> params) {
+__device__ void make_send_half(const HalfParams<CombineSendParams, kMasks>& params) {
   const CombineStart start = CombineStart::of(params.call);
   if constexpr (kMasks) {
     // All threads return or none, since the block has barriers later.
@@ -91,8 +90,7 @@ __global__ void __launch_bounds__(kCombineThreads)
 
 /// Makes a receive half.
 template <bool kFloat32, bool kWords, bool kMasks>
-__global__ void __launch_bounds__(kCombineThreads)
-    combine_receive_kernel(const __grid_constant__ HalfParams<CombineReceiveParams, kMasks> params) {
+__device__ void make_receive_half(const HalfParams<CombineReceiveParams, kMasks>& params) {
   const CombineStart start = CombineStart::of(params.call);
   const volatile SentCall& pending = *params.call.tables.combine;
   const SentCall sent{pending.number, pending.set, pending.pending, 0};
@@ -111,6 +109,21 @@ __global__ void __launch_bounds__(kCombineThreads)
   if (warp_idx() == 0) grant_set(call, LatencyKind::kCombine, sent.number, static_cast<int>(sent.set));
 }
 
+/// Parameters of either half.
+template <bool kMasks>
+using CombineHalf = EitherHalf<HalfParams<CombineSendParams, kMasks>, HalfParams<CombineReceiveParams, kMasks>>;
+
+/// Makes either half.
+template <bool kFloat32, bool kWords, bool kMasks>
+__global__ void __launch_bounds__(kCombineThreads)
+    combine_half_kernel(const __grid_constant__ CombineHalf<kMasks> params) {
+  if (params.receives) {
+    make_receive_half<kFloat32, kWords, kMasks>(params.receive);
+  } else {
+    make_send_half<kFloat32, kWords, kMasks>(params.send);
+  }
+}
+
 // Dynamic shared memory of each kernel.
 
 std::size_t send_bytes(const LatencyParams& call) {
@@ -123,13 +136,15 @@ std::size_t whole_bytes(const LatencyCombineParams& params) {
   return send_bytes(params.send.call) + receive_bytes(params.send.call);
 }
 std::size_t small_bytes(const SmallCombineParams& /*params*/) { return sizeof(SmallCombineShared); }
-std::size_t send_half_bytes(const CombineSendParams& params) { return send_bytes(params.call); }
-std::size_t receive_half_bytes(const CombineReceiveParams& params) { return receive_bytes(params.call); }
-std::size_t masked_send_half_bytes(const Masked<CombineSendParams>& params) {
+std::size_t half_bytes(const CombineHalf<false>& params) {
+  return params.receives ? receive_bytes(params.receive.call) : send_bytes(params.send.call);
+}
+std::size_t weights_bytes(const Masked<CombineSendParams>& params) {
   return own_params_bytes<CombineSendParams>(true) + send_bytes(params.call);
 }
-std::size_t masked_receive_half_bytes(const Masked<CombineReceiveParams>& params) {
-  return own_params_bytes<CombineReceiveParams>(true) + receive_bytes(params.call);
+std::size_t masked_half_bytes(const CombineHalf<true>& params) {
+  if (!params.receives) return weights_bytes(params.send);
+  return own_params_bytes<CombineReceiveParams>(true) + receive_bytes(params.receive.call);
 }
 
 /// Index in a row that has kernels for each kind of rows. Masked halves have none for rows of words.
@@ -140,27 +155,17 @@ constexpr KernelRow<LatencyCombineParams, 4> kWhole = {{combine_kernel<false, fa
                                                        kCombineThreads,
                                                        whole_bytes};
 constexpr KernelRow<SmallCombineParams, 2> kSmall = {
-    {small_combine_kernel<false>, small_combine_kernel<true>}, kCombineThreads, small_bytes};
-constexpr KernelRow<CombineSendParams, 4> kSend = {
-    {combine_send_kernel<false, false, false>, combine_send_kernel<true, false, false>,
-     combine_send_kernel<false, true, false>, combine_send_kernel<true, true, false>},
+    {combine_small_kernel<false>, combine_small_kernel<true>}, kCombineThreads, small_bytes};
+constexpr KernelRow<CombineHalf<false>, 4> kHalf = {
+    {combine_half_kernel<false, false, false>, combine_half_kernel<true, false, false>,
+     combine_half_kernel<false, true, false>, combine_half_kernel<true, true, false>},
     kCombineThreads,
-    send_half_bytes};
-constexpr KernelRow<CombineReceiveParams, 4> kReceive = {
-    {combine_receive_kernel<false, false, false>, combine_receive_kernel<true, false, false>,
-     combine_receive_kernel<false, true, false>, combine_receive_kernel<true, true, false>},
+    half_bytes};
+constexpr KernelRow<Masked<CombineSendParams>> kMaskedWeights = {{weights_send_kernel}, kCombineThreads, weights_bytes};
+constexpr KernelRow<CombineHalf<true>, 2> kMaskedHalf = {
+    {combine_half_kernel<false, false, true>, combine_half_kernel<true, false, true>},
     kCombineThreads,
-    receive_half_bytes};
-constexpr KernelRow<Masked<CombineSendParams>, 2> kMaskedSend = {
-    {combine_send_kernel<false, false, true>, combine_send_kernel<true, false, true>},
-    kCombineThreads,
-    masked_send_half_bytes};
-constexpr KernelRow<Masked<CombineSendParams>> kMaskedWeights = {
-    {weights_send_kernel}, kCombineThreads, masked_send_half_bytes};
-constexpr KernelRow<Masked<CombineReceiveParams>, 2> kMaskedReceive = {
-    {combine_receive_kernel<false, false, true>, combine_receive_kernel<true, false, true>},
-    kCombineThreads,
-    masked_receive_half_bytes};
+    masked_half_bytes};
 
 MaskGateParams gate_of(const LatencyParams& call, const MaskParams& mask) {
   return {call, mask, LatencyKind::kCombine, {}, false};
@@ -216,7 +221,9 @@ cudaError_t launch_latency_combine(const LatencyCombineParams& params, const Mas
 
 cudaError_t launch_combine_send(const CombineSendParams& params, const MaskParams& mask, cudaStream_t stream) {
   const int num_blocks = params.call.num_blocks;
-  if (!mask.present()) return kSend.launch(kernel_idx(params.rows), num_blocks, false, params, stream);
+  if (!mask.present()) {
+    return kHalf.launch(kernel_idx(params.rows), num_blocks, false, CombineHalf<false>(params), stream);
+  }
   const MaskGateParams gate = gate_of(params.call, mask);
   const Masked<CombineSendParams> masked{params, mask};
   cudaError_t error = launch_grants_gate(gate, stream);
@@ -225,20 +232,23 @@ cudaError_t launch_combine_send(const CombineSendParams& params, const MaskParam
     if (error == cudaSuccess) error = launch_weights_gate(gate, stream);
   }
   if (error != cudaSuccess) return error;
-  return kMaskedSend.launch(params.rows.float32 ? 1 : 0, num_blocks, false, masked, stream);
+  return kMaskedHalf.launch(params.rows.float32 ? 1 : 0, num_blocks, false, CombineHalf<true>(masked), stream);
 }
 
 cudaError_t launch_combine_receive(const CombineReceiveParams& params, const MaskParams& mask, cudaStream_t stream) {
   const int num_blocks = params.call.num_blocks;
-  if (!mask.present()) return kReceive.launch(kernel_idx(params.rows), num_blocks, false, params, stream);
+  if (!mask.present()) {
+    return kHalf.launch(kernel_idx(params.rows), num_blocks, false, CombineHalf<false>(params), stream);
+  }
   const cudaError_t error = launch_arrivals_gate(gate_of(params.call, mask), stream);
   if (error != cudaSuccess) return error;
-  return kMaskedReceive.launch(params.rows.float32 ? 1 : 0, num_blocks, false, {params, mask}, stream);
+  const Masked<CombineReceiveParams> masked{params, mask};
+  return kMaskedHalf.launch(params.rows.float32 ? 1 : 0, num_blocks, false, CombineHalf<true>(masked), stream);
 }
 
 cudaError_t load_latency_combine(bool masks) {
-  const cudaError_t error = load_rows(kWhole, kSmall, kSend, kReceive);
-  return error == cudaSuccess && masks ? load_rows(kMaskedSend, kMaskedWeights, kMaskedReceive) : error;
+  const cudaError_t error = load_rows(kWhole, kSmall, kHalf);
+  return error == cudaSuccess && masks ? load_rows(kMaskedHalf, kMaskedWeights) : error;
 }
 
 }  // namespace ferry::cuda

@@ -247,8 +247,8 @@ Result<std::shared_ptr<RoutingState>> LatencyMode::make_dispatch(const LatencyDi
     send.call.record_number = launch.record_number;
     cudaError_t error = routing.homes.launch(launch.stream);
     if (call.split) {
-      if (error == cudaSuccess) error = launch_dispatch_send(send, mask_, launch.stream);
-      *routing.dispatch_receive = {params->receive, send.call};
+      if (error == cudaSuccess) error = launch_dispatch_send(*params, mask_, launch.stream);
+      *routing.dispatch_receive = {params->receive, send.call, send.quantize};
       routing.dispatch_receive->call.num_blocks = num_receive_blocks;
       routing.wait_times_ns = call.wait_times_ns;
     } else if (error == cudaSuccess) {

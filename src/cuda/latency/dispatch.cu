@@ -70,7 +70,7 @@ __device__ bool grants() { return blockIdx.x + 1 == gridDim.x && warp_idx() + 1 
 /// Makes a whole call of a few tokens (small_parts.cuh).
 template <Codec kCodec>
 __global__ void __launch_bounds__(kDispatchThreads, 1)
-    small_dispatch_kernel(const __grid_constant__ LatencyDispatchParams params) {
+    dispatch_small_kernel(const __grid_constant__ LatencyDispatchParams params) {
   await_kernel_before();
   const LatencyParams& call = params.send.call;
   auto& shared = *reinterpret_cast<SmallShared*>(dynamic_shared());
@@ -90,8 +90,7 @@ __global__ void __launch_bounds__(kDispatchThreads, 1)
 
 /// Makes a send half. `kMasks`: in groups that mask lost ranks (mask.hpp).
 template <Codec kCodec, bool kHomes, bool kMasks>
-__global__ void __launch_bounds__(kDispatchThreads)
-    dispatch_send_kernel(const __grid_constant__ HalfParams<DispatchSendParams, kMasks> params) {
+__device__ void make_send_half(const HalfParams<DispatchSendParams, kMasks>& params) {
   constexpr std::size_t kOwnBytes = own_params_bytes<DispatchSendParams>(kMasks);
   auto& own = own_send_params(params, dynamic_shared(), LatencyKind::kDispatch);
   auto& shared = *reinterpret_cast<DispatchSendShared*>(dynamic_shared() + kOwnBytes);
@@ -114,8 +113,7 @@ __global__ void __launch_bounds__(kDispatchThreads)
 
 /// Makes a receive half. `kHomes`: see receive_dispatch().
 template <bool kHomes, bool kMasks>
-__global__ void __launch_bounds__(kDispatchThreads, 1)
-    dispatch_receive_kernel(const __grid_constant__ HalfParams<DispatchReceiveParams, kMasks> params) {
+__device__ void make_receive_half(const HalfParams<DispatchReceiveParams, kMasks>& params) {
   auto& own = own_receive_params(params, dynamic_shared());
   const LatencyParams& call = own.call;
   const ReceiveMemory memory = ReceiveMemory::at(dynamic_shared() + own_params_bytes<DispatchReceiveParams>(kMasks),
@@ -143,6 +141,21 @@ __global__ void __launch_bounds__(kDispatchThreads, 1)
   if (warp_idx() == 0) grant_set(call, LatencyKind::kDispatch, sent.number, static_cast<int>(sent.set));
 }
 
+/// Parameters of either half.
+template <bool kMasks>
+using DispatchHalf = EitherHalf<HalfParams<DispatchSendParams, kMasks>, HalfParams<DispatchReceiveParams, kMasks>>;
+
+/// Makes either half.
+template <Codec kCodec, bool kHomes, bool kMasks>
+__global__ void __launch_bounds__(kDispatchThreads, 1)
+    dispatch_half_kernel(const __grid_constant__ DispatchHalf<kMasks> params) {
+  if (params.receives) {
+    make_receive_half<kHomes, kMasks>(params.receive);
+  } else {
+    make_send_half<kCodec, kHomes, kMasks>(params.send);
+  }
+}
+
 std::size_t receive_bytes(int num_experts, int num_local_experts) {
   return ReceiveMemory::at(nullptr, num_experts, num_local_experts).size_bytes;
 }
@@ -157,21 +170,22 @@ std::size_t small_bytes(const LatencyDispatchParams& params) {
   const LatencyParams& call = params.send.call;
   return SmallShared::size_bytes(call.num_experts) + receive_bytes(call.num_experts, call.num_local_experts);
 }
-std::size_t send_half_bytes(const DispatchSendParams& params) {
-  return DispatchSendShared::size_bytes(params.call.num_experts);
-}
 std::size_t masked_send_bytes(int num_ranks, int num_experts, int num_logical) {
   return own_params_bytes<DispatchSendParams>(true) + send_bytes(num_experts) +
          HomesLeft::size_bytes_for(num_ranks, num_logical, num_experts);
 }
-std::size_t masked_send_half_bytes(const Masked<DispatchSendParams>& params) {
-  return masked_send_bytes(params.call.ranks.num_ranks, params.call.num_experts, params.placement.homes.num_logical);
+std::size_t masked_receive_bytes(int num_experts, int num_local_experts) {
+  return own_params_bytes<DispatchReceiveParams>(true) + receive_bytes(num_experts, num_local_experts);
 }
-std::size_t receive_half_bytes(const DispatchReceiveParams& params) {
-  return receive_bytes(params.call.num_experts, params.call.num_local_experts);
+std::size_t half_bytes(const DispatchHalf<false>& params) {
+  if (!params.receives) return DispatchSendShared::size_bytes(params.send.call.num_experts);
+  const LatencyParams& call = params.receive.call;
+  return receive_bytes(call.num_experts, call.num_local_experts);
 }
-std::size_t masked_receive_half_bytes(const Masked<DispatchReceiveParams>& params) {
-  return own_params_bytes<DispatchReceiveParams>(true) + receive_half_bytes(params);
+std::size_t masked_half_bytes(const DispatchHalf<true>& params) {
+  const LatencyParams& call = params.receives ? params.receive.call : params.send.call;
+  if (params.receives) return masked_receive_bytes(call.num_experts, call.num_local_experts);
+  return masked_send_bytes(call.ranks.num_ranks, call.num_experts, params.send.placement.homes.num_logical);
 }
 
 constexpr int kExperts = static_cast<int>(kMaxExperts);
@@ -183,9 +197,10 @@ std::size_t most_whole_bytes() { return send_bytes(kExperts) + most_receive_byte
 std::size_t most_small_bytes() {
   return SmallShared::size_bytes(kSmallExperts) + receive_bytes(kSmallExperts, kSmallExperts);
 }
-std::size_t most_send_bytes() { return DispatchSendShared::size_bytes(kExperts); }
-std::size_t most_masked_send_bytes() { return masked_send_bytes(kMaxRanks, kExperts, kExperts); }
-std::size_t most_masked_receive_bytes() { return own_params_bytes<DispatchReceiveParams>(true) + most_receive_bytes(); }
+std::size_t most_half_bytes() { return std::max(DispatchSendShared::size_bytes(kExperts), most_receive_bytes()); }
+std::size_t most_masked_half_bytes() {
+  return std::max(masked_send_bytes(kMaxRanks, kExperts, kExperts), masked_receive_bytes(kExperts, kExperts));
+}
 
 /// Index in a row that has kernels for each codec, first without and then with homes.
 int kernel_idx(Quantization mode, bool homes) { return (homes ? kNumCodecs : 0) + codec_idx(mode); }
@@ -197,30 +212,23 @@ constexpr KernelRow<LatencyDispatchParams, 2 * kNumCodecs> kWhole = {
     whole_bytes,
     most_whole_bytes};
 constexpr KernelRow<LatencyDispatchParams, kNumCodecs> kSmall = {
-    {small_dispatch_kernel<Codec::kPlain>, small_dispatch_kernel<Codec::kFp8>, small_dispatch_kernel<Codec::kInt8>},
+    {dispatch_small_kernel<Codec::kPlain>, dispatch_small_kernel<Codec::kFp8>, dispatch_small_kernel<Codec::kInt8>},
     kDispatchThreads,
     small_bytes,
     most_small_bytes};
-constexpr KernelRow<DispatchSendParams, 2 * kNumCodecs> kSend = {
-    {dispatch_send_kernel<Codec::kPlain, false, false>, dispatch_send_kernel<Codec::kFp8, false, false>,
-     dispatch_send_kernel<Codec::kInt8, false, false>, dispatch_send_kernel<Codec::kPlain, true, false>,
-     dispatch_send_kernel<Codec::kFp8, true, false>, dispatch_send_kernel<Codec::kInt8, true, false>},
+constexpr KernelRow<DispatchHalf<false>, 2 * kNumCodecs> kHalf = {
+    {dispatch_half_kernel<Codec::kPlain, false, false>, dispatch_half_kernel<Codec::kFp8, false, false>,
+     dispatch_half_kernel<Codec::kInt8, false, false>, dispatch_half_kernel<Codec::kPlain, true, false>,
+     dispatch_half_kernel<Codec::kFp8, true, false>, dispatch_half_kernel<Codec::kInt8, true, false>},
     kDispatchThreads,
-    send_half_bytes,
-    most_send_bytes};
-constexpr KernelRow<DispatchReceiveParams, 2> kReceive = {
-    {dispatch_receive_kernel<false, false>, dispatch_receive_kernel<true, false>},
+    half_bytes,
+    most_half_bytes};
+constexpr KernelRow<DispatchHalf<true>, kNumCodecs> kMaskedHalf = {
+    {dispatch_half_kernel<Codec::kPlain, true, true>, dispatch_half_kernel<Codec::kFp8, true, true>,
+     dispatch_half_kernel<Codec::kInt8, true, true>},
     kDispatchThreads,
-    receive_half_bytes,
-    most_receive_bytes};
-constexpr KernelRow<Masked<DispatchSendParams>, kNumCodecs> kMaskedSend = {
-    {dispatch_send_kernel<Codec::kPlain, true, true>, dispatch_send_kernel<Codec::kFp8, true, true>,
-     dispatch_send_kernel<Codec::kInt8, true, true>},
-    kDispatchThreads,
-    masked_send_half_bytes,
-    most_masked_send_bytes};
-constexpr KernelRow<Masked<DispatchReceiveParams>> kMaskedReceive = {
-    {dispatch_receive_kernel<true, true>}, kDispatchThreads, masked_receive_half_bytes, most_masked_receive_bytes};
+    masked_half_bytes,
+    most_masked_half_bytes};
 
 MaskGateParams gate_of(const LatencyParams& call, const MaskParams& mask, const PlacementTables& placement) {
   return {call, mask, LatencyKind::kDispatch, placement, false};
@@ -251,9 +259,9 @@ cudaError_t launch_latency_dispatch(const LatencyDispatchParams& params, int num
                                     cudaStream_t stream) {
   const LatencyParams& call = params.send.call;
   if (mask.present()) {
-    const cudaError_t error = launch_dispatch_send(params.send, mask, stream);
+    const cudaError_t error = launch_dispatch_send(params, mask, stream);
     if (error != cudaSuccess) return error;
-    DispatchReceiveParams receive{params.receive, call};
+    DispatchReceiveParams receive{params.receive, call, params.send.quantize};
     receive.call.num_blocks = num_receive_blocks;
     return launch_dispatch_receive(receive, mask, stream);
   }
@@ -263,29 +271,34 @@ cudaError_t launch_latency_dispatch(const LatencyDispatchParams& params, int num
   return kWhole.launch(idx, call.num_blocks, call.overlaps, params, stream);
 }
 
-cudaError_t launch_dispatch_send(const DispatchSendParams& params, const MaskParams& mask, cudaStream_t stream) {
-  const int num_blocks = params.call.num_blocks;
+cudaError_t launch_dispatch_send(const LatencyDispatchParams& params, const MaskParams& mask, cudaStream_t stream) {
+  const DispatchSendParams& send = params.send;
+  const LatencyParams& call = send.call;
   if (!mask.present()) {
-    return kSend.launch(kernel_idx(params.quantize, has_homes(params.placement)), num_blocks, false, params, stream);
+    const int idx = kernel_idx(send.quantize, has_homes_or_counters(params.receive));
+    return kHalf.launch(idx, call.num_blocks, false, DispatchHalf<false>(send), stream);
   }
-  const cudaError_t error = launch_grants_gate(gate_of(params.call, mask, params.placement), stream);
+  const cudaError_t error = launch_grants_gate(gate_of(call, mask, send.placement), stream);
   if (error != cudaSuccess) return error;
-  return kMaskedSend.launch(codec_idx(params.quantize), num_blocks, false, {params, mask}, stream);
+  const Masked<DispatchSendParams> masked{send, mask};
+  return kMaskedHalf.launch(codec_idx(send.quantize), call.num_blocks, false, DispatchHalf<true>(masked), stream);
 }
 
 cudaError_t launch_dispatch_receive(const DispatchReceiveParams& params, const MaskParams& mask, cudaStream_t stream) {
-  const int num_blocks = params.call.num_blocks;
+  const LatencyParams& call = params.call;
   if (!mask.present()) {
-    return kReceive.launch(has_homes_or_counters(params) ? 1 : 0, num_blocks, false, params, stream);
+    const int idx = kernel_idx(params.quantize, has_homes_or_counters(params));
+    return kHalf.launch(idx, call.num_blocks, false, DispatchHalf<false>(params), stream);
   }
-  const cudaError_t error = launch_arrivals_gate(gate_of(params.call, mask, params.placement), stream);
+  const cudaError_t error = launch_arrivals_gate(gate_of(call, mask, params.placement), stream);
   if (error != cudaSuccess) return error;
-  return kMaskedReceive.launch(0, num_blocks, false, {params, mask}, stream);
+  const Masked<DispatchReceiveParams> masked{params, mask};
+  return kMaskedHalf.launch(codec_idx(params.quantize), call.num_blocks, false, DispatchHalf<true>(masked), stream);
 }
 
 cudaError_t load_latency_dispatch(bool masks) {
-  const cudaError_t error = load_rows(kWhole, kSmall, kSend, kReceive);
-  return error == cudaSuccess && masks ? load_rows(kMaskedSend, kMaskedReceive) : error;
+  const cudaError_t error = load_rows(kWhole, kSmall, kHalf);
+  return error == cudaSuccess && masks ? load_rows(kMaskedHalf) : error;
 }
 
 }  // namespace ferry::cuda

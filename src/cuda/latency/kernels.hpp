@@ -5,14 +5,12 @@
 ///
 ///   file         part of a call         kernel                   one for each                blocks
 ///   dispatch.cu  whole                  dispatch_kernel          codec, homes                as the call says
-///                whole, if is_small()   small_dispatch_kernel    codec                       as the call says
-///                send half              dispatch_send_kernel     codec, homes; codec, masks  as the call says
-///                receive half           dispatch_receive_kernel  homes; masks                as the call says
+///                whole, if is_small()   dispatch_small_kernel    codec                       as the call says
+///                either half            dispatch_half_kernel     codec, homes; codec, masks  as the call says
 ///   combine.cu   whole                  combine_kernel           float32, words              as the call says
-///                whole, if is_small()   small_combine_kernel     float32                     as the call says
-///                send half              combine_send_kernel      float32, words; masks       as the call says
+///                whole, if is_small()   combine_small_kernel     float32                     as the call says
+///                either half            combine_half_kernel      float32, words; masks       as the call says
 ///                weights of its own     weights_send_kernel      masks                       as the call says
-///                receive half           combine_receive_kernel   float32, words; masks       as the call says
 ///   refusal.cu   whole                  refusal_kernel                                       1
 ///                send half              refusal_send_kernel      masks                       1
 ///                receive half           refusal_receive_kernel   masks                       1
@@ -21,6 +19,10 @@
 ///                after weights          weights_gate_kernel      masks                       R
 ///                update, query          mask_update_kernel,      masks                       1
 ///                                       mask_query_kernel
+///
+/// Programs written for deep_ep find kernels in a profile by name: those of a dispatch by "::dispatch", of a combine by
+/// "::combine", one kernel of a call or its two halves under the same name, arguments of templates included. So both
+/// halves are one kernel, and no other kernel has either word in its name.
 ///
 /// Each .cu file ends with its rows of this table, as KernelRow, from which its kernels are loaded and launched.
 
@@ -36,7 +38,7 @@ namespace ferry::cuda {
 /// `num_receive_blocks`: blocks of the receive half if it is a kernel of its own.
 cudaError_t launch_latency_dispatch(const LatencyDispatchParams& params, int num_receive_blocks, const MaskParams& mask,
                                     cudaStream_t stream);
-cudaError_t launch_dispatch_send(const DispatchSendParams& params, const MaskParams& mask, cudaStream_t stream);
+cudaError_t launch_dispatch_send(const LatencyDispatchParams& params, const MaskParams& mask, cudaStream_t stream);
 cudaError_t launch_dispatch_receive(const DispatchReceiveParams& params, const MaskParams& mask, cudaStream_t stream);
 
 cudaError_t launch_latency_combine(const LatencyCombineParams& params, const MaskParams& mask, cudaStream_t stream);

@@ -68,9 +68,22 @@ struct Masked : Half {
   MaskParams mask;
 };
 
-/// Parameters of a kernel that makes a half.
+/// Parameters of a half, with or without masks.
 template <typename Half, bool kMasks>
 using HalfParams = std::conditional_t<kMasks, Masked<Half>, Half>;
+
+/// Parameters of a kernel that makes either half of a call (kernels.hpp says why one kernel makes both).
+template <typename Send, typename Receive>
+struct EitherHalf {
+  explicit EitherHalf(const Send& half) : send(half) {}
+  explicit EitherHalf(const Receive& half) : receive(half), receives(true) {}
+
+  union {
+    Send send;
+    Receive receive;
+  };
+  bool receives = false;
+};
 
 struct MaskGateParams {
   LatencyParams call;

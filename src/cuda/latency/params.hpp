@@ -122,6 +122,7 @@ struct DispatchReceiveRows {
 /// num_gap_blocks.
 struct DispatchReceiveParams : DispatchReceiveRows {
   LatencyParams call;
+  Quantization quantize = Quantization::kNone;  ///< of the send half; only chooses the kernel
 };
 
 /// has_homes(), or counters: kernels without homes do not add to counters either.
