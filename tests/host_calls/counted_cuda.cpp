@@ -2,12 +2,14 @@
 
 #include <cuda.h>
 #include <cuda_runtime_api.h>
+#include <cxxabi.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <mutex>
 #include <utility>
 
@@ -33,6 +35,24 @@ cudaError_t counted(const char* name) {
   return cudaSuccess;
 }
 
+/// Names of the kernels by their addresses. Kernels register themselves before main().
+std::map<const void*, std::string>& kernel_names() {
+  static auto* const names = new std::map<const void*, std::string>;
+  return *names;
+}
+
+std::vector<std::string>& launched_kernels() {
+  static auto* const launched = new std::vector<std::string>;
+  return *launched;
+}
+
+std::string demangled(const char* name) {
+  int status = 0;
+  const std::unique_ptr<char, void (*)(void*)> readable(abi::__cxa_demangle(name, nullptr, nullptr, &status),
+                                                        std::free);
+  return status == 0 ? readable.get() : name;
+}
+
 /// Number of launches since the program began.
 std::atomic<int> num_launches = 0;
 std::atomic<int> num_behind = 0;
@@ -44,8 +64,12 @@ struct Event {
   int recorded_at = 0;
 };
 
-cudaError_t launch() {
+cudaError_t launch(const void* kernel) {
   ++num_launches;
+  {
+    const std::lock_guard lock(calls_mutex);
+    launched_kernels().push_back(kernel_names().at(kernel));
+  }
   return counted("launch");
 }
 
@@ -105,9 +129,9 @@ CUresult ask_for_capture(CUstream /*stream*/, CUstreamCaptureStatus* status) {
   counted("cuStreamIsCapturing");
   return CUDA_SUCCESS;
 }
-CUresult launch_function(const CUlaunchConfig* /*config*/, CUfunction /*function*/, void** /*arguments*/,
+CUresult launch_function(const CUlaunchConfig* /*config*/, CUfunction function, void** /*arguments*/,
                          void** /*extra*/) {
-  launch();
+  launch(function);
   return CUDA_SUCCESS;
 }
 CUresult query_event(CUevent event) {
@@ -162,6 +186,17 @@ CudaCalls take_cuda_calls() {
   return std::exchange(calls(), {});
 }
 
+std::vector<std::string> take_launched_kernels() {
+  const std::lock_guard lock(calls_mutex);
+  return std::exchange(launched_kernels(), {});
+}
+
+std::vector<std::string> all_kernels() {
+  std::vector<std::string> names;
+  for (const auto& [address, name] : kernel_names()) names.push_back(name);
+  return names;
+}
+
 void reset_context() { ++context_id; }
 
 void hide_functions(bool hidden) { functions_hidden = hidden; }
@@ -181,12 +216,12 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t /*stream*/) {
   reinterpret_cast<ferry::test::Event*>(event)->recorded_at = ferry::test::num_launches;
   return counted("cudaEventRecord");
 }
-cudaError_t cudaLaunchKernel(const void* /*kernel*/, dim3 /*grid*/, dim3 /*block*/, void** /*arguments*/,
+cudaError_t cudaLaunchKernel(const void* kernel, dim3 /*grid*/, dim3 /*block*/, void** /*arguments*/,
                              std::size_t /*shared*/, cudaStream_t /*stream*/) {
-  return ferry::test::launch();
+  return ferry::test::launch(kernel);
 }
-cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* /*config*/, const void* /*kernel*/, void** /*arguments*/) {
-  return ferry::test::launch();
+cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* /*config*/, const void* kernel, void** /*arguments*/) {
+  return ferry::test::launch(kernel);
 }
 cudaError_t cudaStreamGetId(cudaStream_t stream, unsigned long long* id) {
   *id = reinterpret_cast<std::uintptr_t>(stream);
@@ -323,13 +358,18 @@ void** __cudaRegisterFatBinary(void* /*binary*/) {
 }
 void __cudaRegisterFatBinaryEnd(void** /*handle*/) {}
 void __cudaUnregisterFatBinary(void** /*handle*/) {}
-void __cudaRegisterFunction(void** /*handle*/, const char* /*host*/, char* /*device*/, const char* /*name*/,
-                            int /*threads*/, uint3* /*tid*/, uint3* /*bid*/, dim3* /*block*/, dim3* /*grid*/,
-                            int* /*size*/) {}
-cudaError_t __cudaGetKernel(cudaKernel_t* /*kernel*/, const void* /*function*/) { return cudaSuccess; }
-cudaError_t __cudaLaunchKernel(cudaKernel_t /*kernel*/, dim3 /*grid*/, dim3 /*block*/, void** /*arguments*/,
+void __cudaRegisterFunction(void** /*handle*/, const char* host, char* /*device*/, const char* name, int /*threads*/,
+                            uint3* /*tid*/, uint3* /*bid*/, dim3* /*block*/, dim3* /*grid*/, int* /*size*/) {
+  ferry::test::kernel_names()[host] = ferry::test::demangled(name);
+}
+/// As cudaGetFuncBySymbol.
+cudaError_t __cudaGetKernel(cudaKernel_t* kernel, const void* function) {
+  *kernel = static_cast<cudaKernel_t>(const_cast<void*>(function));
+  return cudaSuccess;
+}
+cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 /*grid*/, dim3 /*block*/, void** /*arguments*/,
                                std::size_t /*shared*/, cudaStream_t /*stream*/) {
-  return ferry::test::launch();
+  return ferry::test::launch(kernel);
 }
 cudaError_t __cudaPopCallConfiguration(dim3* /*grid*/, dim3* /*block*/, std::size_t* /*shared*/, void* /*stream*/) {
   return cudaSuccess;

@@ -5,6 +5,7 @@
 
 #include <map>
 #include <string>
+#include <vector>
 
 namespace ferry::test {
 
@@ -13,6 +14,13 @@ using CudaCalls = std::map<std::string, int>;
 
 /// Counts since the previous call of this function.
 CudaCalls take_cuda_calls();
+
+/// Names of the kernels launched since the previous call of this function, as profilers show them: with the arguments
+/// of templates and the types of parameters.
+std::vector<std::string> take_launched_kernels();
+
+/// Names of all kernels of the program.
+std::vector<std::string> all_kernels();
 
 /// Emulates a reset of the device: its context gets another id, and its kernels become other functions.
 void reset_context();

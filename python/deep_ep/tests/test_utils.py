@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -15,7 +17,7 @@ from network import skip_without_network
 from ranks import device_of, run_ranks
 
 import deep_ep
-from deep_ep.utils import envs, refs
+from deep_ep.utils import envs, refs, testing
 from deep_ep.utils.gate import get_unbalanced_scores
 from deep_ep.utils.math import (
     align,
@@ -157,6 +159,29 @@ def test_times(monkeypatch: pytest.MonkeyPatch) -> None:
     assert math.isnan(other)
     assert calls.count("barrier") == 1
     assert isinstance(bench_kineto(lambda: None, "a_kernel"), float)
+    (first, nothing), other = bench_kineto(lambda: None, ("a_kernel", "another"), num_kernels_per_period=2)
+    assert first >= 0
+    assert all(math.isnan(one) for one in (nothing, *other))
+
+
+def test_times_of_several_kernels_with_one_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextlib.contextmanager
+    def profile(trace_path: str | None) -> Iterator[list[tuple[str, float]]]:
+        assert trace_path is None
+        kernels: list[tuple[str, float]] = []
+        yield kernels
+        kernels.extend([("x::dispatch<1>", 1.0), ("x::gate", 9.0), ("x::dispatch<1>", 4.0), ("x::combine", 2.0)] * 3)
+
+    monkeypatch.setattr(testing, "_profile", profile)
+    names = ("dispatch", "combine", "cast")
+
+    def times(num_kernels_per_period: int) -> list[list[float | None]]:
+        result = bench_kineto(lambda: None, names, num_tests=3, num_kernels_per_period=num_kernels_per_period)
+        lists = [one if isinstance(one, list) else [one] for one in result]
+        return [[None if math.isnan(one) else one for one in of_name] for of_name in lists]
+
+    assert times(1) == [[5.0], [2.0], [None]]
+    assert times(2) == [[1.0, 4.0], [2.0, None], [None, None]]
 
 
 def test_data_to_combine_is_that_of_its_token() -> None:

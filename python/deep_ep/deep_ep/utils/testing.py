@@ -62,43 +62,55 @@ def bench_kineto(
     barrier_comm_profiling: bool = False,
     num_kernels_per_period: int = 1,
     barrier: Callable[[], object] | None = None,
-) -> float | tuple[float, ...]:
+) -> float | list[float] | tuple[float | list[float], ...]:
     """Seconds on the GPU of a call ``fn()``: of the kernels whose names contain each given name, per call.
 
-    Programs may pass kernel names of another package, which Ferry does not have. If none of the names is found, the
-    first gets the time of the whole call (all kernels of the GPU, per call, including waits for other ranks; without a
-    GPU the time of the call), and the others are NaN. If some are found, those that are not are NaN.
+    In latency mode on one node these are one kernel named "dispatch" and one named "combine", or two where a call is
+    split, one for each half. Programs may pass other names, which Ferry does not have. If none of the names is found,
+    the first gets the time of the whole call (all kernels of the GPU, per call, including waits for other ranks;
+    without a GPU the time of the call), and the others are NaN. If some are found, those that are not are NaN.
 
     trace_path: where to write the trace. barrier_comm_profiling: ranks synchronise first: with ``barrier``, or else
     with the default process group. suppress_kineto_output: has no effect: this function prints nothing.
-    num_kernels_per_period: has no effect, several kernels with one name are summed.
+    num_kernels_per_period: with 1, kernels with one name are summed. With n, each time is a list of n: of the first,
+    the second, ... of every n kernels in a row. If calls do not have n kernels each, or a multiple, the first is the
+    sum and the others are NaN.
     """
     names = (kernel_names,) if isinstance(kernel_names, str) else tuple(kernel_names)
     fn()
     if barrier_comm_profiling:
         (barrier or dist.barrier)()
-    with _profile(trace_path) as per_kernel:
+    with _profile(trace_path) as kernels:
         times = _on_host(fn, num_tests, lambda: None)
-    found = {name: [s for kernel, s in per_kernel.items() if name in kernel] for name in names}
-    if any(found.values()):
-        result = [sum(found[name]) / num_tests if found[name] else float("nan") for name in names]
-    else:
-        whole = sum(per_kernel.values()) if per_kernel else sum(times)
-        result = [whole / num_tests, *[float("nan")] * (len(names) - 1)]
+    found = [[seconds for kernel, seconds in kernels if name in kernel] for name in names]
+    if not any(found):
+        found[0] = [sum(seconds for _, seconds in kernels) if kernels else sum(times)]
+    result = [_per_call(seconds, num_tests, num_kernels_per_period) for seconds in found]
     return result[0] if isinstance(kernel_names, str) else tuple(result)
 
 
+def _per_call(seconds: list[float], num_tests: int, num_kernels_per_period: int) -> float | list[float]:
+    """Mean seconds, per call, of kernels in the order in which they ran."""
+    whole = sum(seconds) / num_tests if seconds else float("nan")
+    if num_kernels_per_period == 1:
+        return whole
+    if not seconds or len(seconds) % (num_kernels_per_period * num_tests) != 0:
+        return [whole, *[float("nan")] * (num_kernels_per_period - 1)]
+    return [sum(seconds[first::num_kernels_per_period]) / num_tests for first in range(num_kernels_per_period)]
+
+
 @contextlib.contextmanager
-def _profile(trace_path: str | None) -> Iterator[dict[str, float]]:
-    """Yields a table that is filled at the end: seconds of each kernel of the GPU, by name."""
-    seconds: dict[str, float] = {}
+def _profile(trace_path: str | None) -> Iterator[list[tuple[str, float]]]:
+    """Yields a list that is filled at the end: name and seconds of each kernel of the GPU, as they began."""
+    kernels: list[tuple[str, float]] = []
     if not torch.cuda.is_available():
-        yield seconds
+        yield kernels
         return
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
-        yield seconds
+        yield kernels
         torch.cuda.synchronize()
-    for event in profiler.key_averages():
-        seconds[event.key] = seconds.get(event.key, 0.0) + event.self_device_time_total / 1e6
+    events = [event for event in profiler.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    events.sort(key=lambda event: event.time_range.start)
+    kernels.extend((event.name, event.time_range.elapsed_us() / 1e6) for event in events)
     if trace_path is not None:
         profiler.export_chrome_trace(trace_path)
