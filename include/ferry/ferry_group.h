@@ -72,7 +72,8 @@ typedef struct ferry_group ferry_group;
 /// (ferry::GroupOptions::interrupted).
 typedef int32_t (*ferry_interrupted)(void* user);
 
-/// ferry::GroupOptions. The same on every rank, except arena_bytes, device, net_devices, tuning_file and interrupted.
+/// ferry::GroupOptions. The same on every rank, except arena_bytes, device, num_reserved_sms, net_devices, tuning_file
+/// and interrupted.
 typedef struct ferry_group_options {
   uint64_t struct_size;
   const char* backend;      ///< NULL: "auto", which is "cuda" if there is a GPU; host memory needs "cpu"
@@ -90,6 +91,10 @@ typedef struct ferry_group_options {
   int32_t device;
   ferry_interrupted interrupted;  ///< NULL: waits end by themselves
   void* interrupted_user;         ///< passed to `interrupted`
+  /// Backend "cuda": multiprocessors left to other libraries' kernels that wait for ranks, such as NCCL's. 0: the
+  /// variable FERRY_RESERVED_SMS, else 32; less than 0: none.
+  int32_t num_reserved_sms;
+  int32_t reserved;  ///< 0
 } ferry_group_options;
 
 /// Collective.

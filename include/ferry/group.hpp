@@ -47,8 +47,11 @@ inline constexpr std::int64_t kDefaultMaskTimeoutNs = 100 * kNsPerSecond;
 /// GroupOptions::device: the GPU that is current on the thread that calls Group::create.
 inline constexpr int kCurrentDevice = -1;
 
-/// Options of Group::create. The same on every rank, except `arena_bytes`, `device`, `net_devices`, `tuning_file` and
-/// `interrupted`.
+/// GroupOptions::num_reserved_sms: the variable FERRY_RESERVED_SMS if it is set, else 32.
+inline constexpr int kDefaultReservedSms = -1;
+
+/// Options of Group::create. The same on every rank, except `arena_bytes`, `device`, `num_reserved_sms`, `net_devices`,
+/// `tuning_file` and `interrupted`.
 struct GroupOptions {
   std::string backend = "auto";  ///< "auto" (best that works here) or a name from `ferry::backends()`
   /// Number of ranks that can load and store each other's memory; ranks are node-major. 0: the ranks of each host,
@@ -60,6 +63,15 @@ struct GroupOptions {
   /// Backend "cuda": ordinal of this rank's GPU, -1 for the calling thread's current one. Several ranks may share a
   /// GPU.
   int device = kCurrentDevice;
+  /// Backend "cuda": multiprocessors of the GPU on which no block of Ferry waits for other ranks, so that kernels of
+  /// other libraries that wait for other ranks too, such as NCCL's, always get to run beside Ferry's. Without them a
+  /// rank whose Ferry call waits for a rank whose NCCL kernel came first, and which waits for this rank's NCCL kernel,
+  /// would wait until the deadline. -1: the variable FERRY_RESERVED_SMS if it is set, else 32, which is as many as an
+  /// NCCL kernel takes unless NCCL_MIN_CTAS asks for more, or half of the GPU's if that is less, or 0 where ranks share
+  /// a GPU, which NCCL refuses. 0: none. Each rank keeps at least two of its multiprocessors. A call whose
+  /// KernelOptions::num_sms is not 0 takes that number instead. Less than -1, or a variable that is no number, is
+  /// kInvalidArgument.
+  int num_reserved_sms = kDefaultReservedSms;
   /// Network between nodes, if there are several: "auto" (best that works here) or a name from `ferry::transports()`.
   /// "loopback" joins threads of one process, for tests; "auto" never chooses it.
   std::string transport = "auto";

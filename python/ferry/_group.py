@@ -77,6 +77,10 @@ class Group(LatencyCalls):
         raising; all other calls still need every rank. Ranks of one node only. The same on every rank.
     mask_timeout: seconds (or a timedelta) that such a call waits for a rank that lives before it masks it. By default
         100. The same on every rank.
+    num_reserved_sms: multiprocessors of the GPU on which Ferry's kernels do not wait for other ranks, so that NCCL's,
+        which wait too, always get to run beside them; 0: none. A call with ``num_sms`` takes that number instead. By
+        default the variable FERRY_RESERVED_SMS if it is set, else 32, as many as an NCCL kernel takes, or 0 where ranks
+        share a GPU. May differ by rank.
 
     Raises :class:`ferry.FerryError` subclasses; the process group is used only while the group is created.
     """
@@ -97,10 +101,13 @@ class Group(LatencyCalls):
         latency_bytes: int = 0,
         mask_lost_ranks: bool = False,
         mask_timeout: float | datetime.timedelta = MASK_TIMEOUT_S,
+        num_reserved_sms: int | None = None,
     ) -> None:
         self.device = device_of(device, group)
         if latency_bytes < 0:
             raise InvalidArgument(f"Group: latency_bytes is {latency_bytes}, expected at least 0")
+        if num_reserved_sms is not None and num_reserved_sms < 0:
+            raise InvalidArgument(f"Group: num_reserved_sms is {num_reserved_sms}, expected at least 0, or None")
         call_timeout_ns = timeout_ns(CALL_TIMEOUT_S if timeout is None else timeout)
         bootstrap = bootstrap_for(group, comm, timeout_ns(ARRIVAL_TIMEOUT_S if timeout is None else timeout))
         on_gpu = self.device.type == "cuda"
@@ -118,6 +125,7 @@ class Group(LatencyCalls):
             latency_bytes,
             bool(mask_lost_ranks),
             timeout_ns(mask_timeout),
+            -1 if num_reserved_sms is None else num_reserved_sms,
         )
         self._in_flight = InFlight()
         self._memory = memory_of(self._native, self.device)

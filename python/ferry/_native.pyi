@@ -359,6 +359,7 @@ def create_group(
     latency_bytes: int,
     mask_lost_ranks: bool,
     mask_timeout_ns: int,
+    num_reserved_sms: int,
     /,
 ) -> Group: ...
 def callback_bootstrap(

@@ -44,8 +44,8 @@ class PyGroup {
                                          std::int64_t timeout_ns, std::size_t arena_bytes, int ranks_per_node,
                                          const std::string& transport, const std::string& ring_memory,
                                          const std::string& net_devices, const std::string& tuning_file,
-                                         std::size_t latency_bytes, bool mask_lost_ranks,
-                                         std::int64_t mask_timeout_ns) {
+                                         std::size_t latency_bytes, bool mask_lost_ranks, std::int64_t mask_timeout_ns,
+                                         int num_reserved_sms) {
     GroupOptions options;
     options.backend = backend;
     options.timeout_ns = timeout_ns;
@@ -59,6 +59,7 @@ class PyGroup {
     options.latency_bytes = latency_bytes;
     options.mask_lost_ranks = mask_lost_ranks;
     options.mask_timeout_ns = mask_timeout_ns;
+    options.num_reserved_sms = num_reserved_sms;
     const auto signals = std::make_shared<SignalCheck>();
     options.interrupted = [signals] { return signals->ask(); };
     Result<std::shared_ptr<Group>> group = [&] {

@@ -2,6 +2,8 @@
 
 #include "ferry/group.hpp"
 
+#include <algorithm>
+
 #include "c/convert.hpp"
 #include "c/handles.hpp"
 #include "c/status.hpp"
@@ -26,6 +28,7 @@ GroupOptions to_options(const ferry_group_options& read) {
   options.ranks_per_node = read.ranks_per_node;
   options.mask_lost_ranks = read.mask_lost_ranks != 0;
   if (read.use_device != 0) options.device = read.device;
+  if (read.num_reserved_sms != 0) options.num_reserved_sms = std::max(read.num_reserved_sms, 0);
   if (read.interrupted != nullptr) {
     options.interrupted = [ask = read.interrupted, user = read.interrupted_user] { return ask(user) != 0; };
   }

@@ -68,6 +68,7 @@ Result<std::shared_ptr<Group>> Group::create(std::shared_ptr<Bootstrap> bootstra
   if (!agreed.ok()) return agreed.status();
   BackendContext context{bootstrap.get(), agreed->topology, options, std::move(agreed->tuning)};
   context.options.ring_memory = agreed->ring_memory;
+  context.options.num_reserved_sms = agreed->num_reserved_sms;
   Result<std::unique_ptr<Backend>> backend = agreed->factory->create(context);
   if (!backend.ok()) return backend.status();
   return std::shared_ptr<Group>(new Group(agreed->topology, std::move(*backend), options.mask_lost_ranks));

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <cstdlib>
 #include <cstring>
 #include <utility>
@@ -23,6 +24,7 @@ constexpr std::int64_t kMaxTimeoutNs = 24 * 3600 * kNsPerSecond;
 constexpr int kMaxRanks = 32767;
 
 constexpr const char* kRingMemoryVariable = "FERRY_RING_MEMORY";
+constexpr const char* kReservedSmsVariable = "FERRY_RESERVED_SMS";
 
 Status invalid_options(std::string message) {
   return Status(ErrorCode::kInvalidArgument, "Group::create: " + std::move(message));
@@ -36,6 +38,23 @@ Result<std::string> ring_memory_of(const GroupOptions& options) {
   if (wanted == "auto" || wanted == "host" || wanted == "gpu") return wanted;
   return invalid_options(fmt::format("{} is \"{}\", expected \"auto\", \"host\" or \"gpu\"",
                                      from_variable ? kRingMemoryVariable : "GroupOptions::ring_memory", wanted));
+}
+
+/// GroupOptions::num_reserved_sms, or the variable if that is the default.
+Result<int> reserved_sms_of(const GroupOptions& options) {
+  if (options.num_reserved_sms < kDefaultReservedSms) {
+    return invalid_options(
+        fmt::format("GroupOptions::num_reserved_sms is {}, expected a number of multiprocessors, or {} for the default",
+                    options.num_reserved_sms, kDefaultReservedSms));
+  }
+  const char* variable = options.num_reserved_sms == kDefaultReservedSms ? std::getenv(kReservedSmsVariable) : nullptr;
+  if (variable == nullptr || *variable == '\0') return options.num_reserved_sms;
+  const std::string_view text(variable);
+  int value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error == std::errc() && end == text.data() + text.size() && value >= 0) return value;
+  return invalid_options(fmt::format("the variable {} is \"{}\", expected a number of multiprocessors, 0 for none",
+                                     kReservedSmsVariable, text));
 }
 
 Status check_options(const GroupOptions& options, int rank, int num_ranks) {
@@ -54,6 +73,7 @@ Status check_options(const GroupOptions& options, int rank, int num_ranks) {
                                        kMinTimeoutNs, kMaxTimeoutNs));
   }
   if (Result<std::string> ring_memory = ring_memory_of(options); !ring_memory.ok()) return ring_memory.status();
+  if (Result<int> reserved = reserved_sms_of(options); !reserved.ok()) return reserved.status();
   if (options.mask_timeout_ns < kMinTimeoutNs || options.mask_timeout_ns > kMaxTimeoutNs) {
     return invalid_options(fmt::format("mask_timeout_ns is {}, expected {} to {} nanoseconds", options.mask_timeout_ns,
                                        kMinTimeoutNs, kMaxTimeoutNs));
@@ -206,6 +226,7 @@ Result<AgreedOptions> agree_on_options(Bootstrap& bootstrap, const GroupOptions&
   Status status = check_options(options, bootstrap.rank(), bootstrap.num_ranks());
   if (status.ok()) {
     agreed.ring_memory = ring_memory_of(options).value();
+    agreed.num_reserved_sms = reserved_sms_of(options).value();
     Result<const BackendFactory*> factory =
         choose_factory("Group::create: backend", options.backend, backend_factories());
     status = factory.status();

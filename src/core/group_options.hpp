@@ -16,8 +16,9 @@ namespace ferry {
 struct AgreedOptions {
   Topology topology;
   const BackendFactory* factory = nullptr;
-  std::string ring_memory = "auto";  ///< GroupOptions::ring_memory, or the variable that replaces it
-  std::vector<TuningTable> tuning;   ///< this rank's tables, which may differ between ranks
+  std::string ring_memory = "auto";            ///< GroupOptions::ring_memory, or the variable that replaces it
+  int num_reserved_sms = kDefaultReservedSms;  ///< GroupOptions::num_reserved_sms, or the variable that replaces it
+  std::vector<TuningTable> tuning;             ///< this rank's tables, which may differ between ranks
 };
 
 /// Collective. Every rank gets the same result: agreed options, or the first disagreement with the same message.

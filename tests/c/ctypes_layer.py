@@ -51,6 +51,8 @@ class GroupOptions(Versioned):
         ("device", c_int32),
         ("interrupted", c_void_p),
         ("interrupted_user", c_void_p),
+        ("num_reserved_sms", c_int32),
+        ("reserved", c_int32),
     ]
 
 

@@ -106,8 +106,9 @@ void LatencyCombine::receive_other(int rank, std::uint64_t other_agreement) {
 }
 
 void LatencyCombine::run_whole(int rank) {
-  cuda::launch_latency_combine({send_params(rank, spec_.agreement), receive_params(rank, spec_.agreement)}, {},
-                               ranks_.stream(rank));
+  cuda::LatencyCombineParams params{send_params(rank, spec_.agreement), receive_params(rank, spec_.agreement)};
+  params.receive.first_receiver += spec_.num_helpers;
+  cuda::launch_latency_combine(params, {}, ranks_.stream(rank));
 }
 
 void LatencyCombine::refuse(int rank) {

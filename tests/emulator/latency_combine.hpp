@@ -19,6 +19,7 @@ struct LatencyCombineSpec {
   std::uint64_t seed = 1;
   std::vector<int> masked = {};  ///< ranks masked since the dispatch
   bool words = true;             ///< sums of few tokens are sent as words
+  int num_helpers = 0;           ///< of a whole call without words; less than num_blocks - 1
 };
 
 /// One combine on all ranks, and its expected results from the oracle.

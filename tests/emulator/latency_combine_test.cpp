@@ -27,6 +27,7 @@ LatencyCombineSpec draw_combine(std::mt19937_64& random) {
   spec.num_blocks = 2 + static_cast<int>(random() % 3);
   spec.words = random() % 4 != 0;
   spec.seed = random();
+  if (!spec.words) spec.num_helpers = static_cast<int>(spec.seed % static_cast<std::uint64_t>(spec.num_blocks - 1));
   return spec;
 }
 

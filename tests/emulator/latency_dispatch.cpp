@@ -186,6 +186,8 @@ cuda::LatencyDispatchParams LatencyDispatch::whole_params(int rank) {
   if (rank % 2 == 0) {
     params.receive.first_receiver = params.send.call.num_blocks;
     params.send.call.num_blocks += spec_.num_receivers + spec_.num_gap_blocks;
+  } else {
+    params.receive.first_receiver += spec_.num_send_only;
   }
   return params;
 }

@@ -26,6 +26,8 @@ struct LatencyDispatchSpec {
   int warps_per_row = 1;
   int num_gap_blocks = 0;  ///< not with zero_padding; less than num_blocks - 1
   int num_receivers = 2;   ///< blocks that only receive, if there are any
+  int num_send_only =
+      0;  ///< blocks that only send, where all others do both; less than num_blocks - num_gap_blocks - 1
   std::uint64_t agreement = 77;
   std::uint64_t seed = 1;
 };

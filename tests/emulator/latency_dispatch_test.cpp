@@ -39,6 +39,8 @@ LatencyDispatchSpec draw_dispatch(std::mt19937_64& random) {
   spec.warps_per_row = 1 << random() % 4;
   if (!spec.zero_padding && spec.num_blocks > 3) spec.num_gap_blocks = static_cast<int>(random() % 3);
   spec.seed = random();
+  const int num_others = spec.num_blocks - spec.num_gap_blocks - 1;
+  spec.num_send_only = static_cast<int>(spec.seed % static_cast<std::uint64_t>(num_others));
   return spec;
 }
 
@@ -111,6 +113,7 @@ TEST(EmulatedLatencyDispatch, SmallCallsGiveTheBytesOfTheOracle) {
       spec.num_receivers = world.num_ranks * per_source + static_cast<int>(random() % 2);
       spec.num_gap_blocks = static_cast<int>(random() % 3);
       spec.num_blocks = 1 + std::max(static_cast<int>(max_tokens), spec.num_receivers) + spec.num_gap_blocks;
+      spec.num_send_only = 0;
       calls.push_back(std::make_unique<LatencyDispatch>(ranks, *routings.back(), spec));
       for (int rank = 0; rank < world.num_ranks; ++rank) {
         ASSERT_TRUE(calls.back()->is_small(rank));

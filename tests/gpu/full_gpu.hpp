@@ -15,6 +15,9 @@ cudaError_t launch_full_gpu(std::uint32_t* words, cudaStream_t stream);
 /// Number of blocks of a launch.
 int full_gpu_blocks();
 
+/// The same with `num_blocks` blocks, which wait until words[0] is at least `expected`.
+cudaError_t launch_holders(std::uint32_t* words, int num_blocks, std::uint32_t expected, cudaStream_t stream);
+
 }  // namespace ferry::test
 
 #endif  // FERRY_TESTS_GPU_FULL_GPU_HPP

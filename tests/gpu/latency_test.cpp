@@ -113,6 +113,61 @@ TEST(LatencyHalves, LeaveTheGpuToOthersUntilThePeersCome) {
   });
 }
 
+/// As many tokens as make a whole call use every multiprocessor, in each order, with weights of the dispatch or of the
+/// combine.
+std::vector<PreparedCase> full_cases(int num_ranks) {
+  std::vector<PreparedCase> cases;
+  for (const CombineOrder order : {CombineOrder::kExact, CombineOrder::kRankSums})
+    for (const bool own_weights : {false, true}) {
+      ExchangeCase one;
+      one.name = fmt::format("order {}, own weights {}", static_cast<int>(order), own_weights);
+      one.world = {.num_ranks = num_ranks, .num_topk = 4, .num_experts = 16, .max_tokens = 128};
+      one.world.layout = Layout::kSlab;
+      one.world.fixed_rows = 128 * num_ranks;
+      one.dispatches = {{.hidden = 2048}};
+      one.combines = {{.hidden = 2048, .weighted = true, .order = order, .own_weights = own_weights}};
+      cases.push_back(prepare(one));
+    }
+  return cases;
+}
+
+/// Kernels of another library hold the multiprocessors that the group has reserved, and end only after the calls.
+TEST(LatencyNeighbours, HoldTheReservedMultiprocessorsDuringACall) {
+  constexpr int kNumRanks = 2;
+  constexpr int kReserved = 32;
+  constexpr std::uint32_t kEnd = 1000;
+  const std::vector<PreparedCase> cases = full_cases(kNumRanks);
+  run_gpu_ranks({.num_ranks = kNumRanks}, [&](RankContext& context) {
+    GroupOptions options = latency_group_options(cases);
+    options.num_reserved_sms = kReserved;
+    const auto group = Group::create(context.bootstrap(), options);
+    if (!context.expect_ok(group.status(), "Group::create")) return;
+    const RankStream stream(context);
+    const RankStream beside(context);
+    for (const PreparedCase& one : cases)
+      for (const bool split : {false, true}) {
+        OnDevice<std::uint32_t> words(std::vector<std::uint32_t>(2, 0));
+        LatencyPair pair(context, **group, one);
+        meet(context);
+        // Half of them, for ranks that share a GPU.
+        context.expect(launch_holders(static_cast<std::uint32_t*>(words.data()), kReserved / kNumRanks, kEnd,
+                                      static_cast<cudaStream_t>(beside.get().handle)) == cudaSuccess,
+                       "the launch");
+        Status status = pair.start(**group, stream.get(), split);
+        if (status.ok()) status = (*group)->wait(stream.get());
+        if (!context.expect_ok(status, one.spec.name)) return;
+        copy_to_device(words.data(), &kEnd, sizeof(kEnd));
+        cudaStreamSynchronize(static_cast<cudaStream_t>(beside.get().handle));
+        std::vector<std::uint32_t> seen(2);
+        words.read(seen);
+        context.expect(seen[1] == kReserved / kNumRanks,
+                       fmt::format("{}, split {}: {} blocks saw the end of the calls", one.spec.name, split, seen[1]));
+        pair.expect_received(context);
+      }
+    context.expect_ok((*group)->destroy(), "destroy");
+  });
+}
+
 /// One rank asks for more than its group has memory for: all ranks get the error, and the next call succeeds.
 TEST(LatencyRoom, OfTheGroupIsNamedWhereACallNeedsMore) {
   constexpr int kNumRanks = 2;

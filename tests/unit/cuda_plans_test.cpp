@@ -66,6 +66,18 @@ TEST(CombinePlan, WantedPartsGetBlocksAndAllFit) {
       }
 }
 
+TEST(WaitingBlocks, AreBoundedUnlessTheCallSetsANumber) {
+  const DeviceLimits limits{.num_sms = 132, .num_ranks = 8, .num_waiting_sms = 20};
+  EXPECT_EQ(most_waiting_blocks(0, limits), 20);
+  EXPECT_EQ(most_waiting_blocks(64, limits), 64);
+  EXPECT_EQ(most_waiting_blocks(500, limits), 132);
+  EXPECT_EQ(most_blocks(0, limits), 132);
+  const CombinePlan combine = plan_combine({}, limits, {.staged = true});
+  EXPECT_LE(combine.num_sum_blocks + combine.num_stage_blocks, 20);
+  const DispatchPlan dispatch = plan_dispatch({.num_sms = 40}, limits, {.staged = true});
+  EXPECT_EQ(dispatch.num_send_blocks + dispatch.num_receive_blocks, 40);
+}
+
 TEST(DispatchPlan, TakesTheCallersNumbersWhereTheyFit) {
   const DeviceLimits limits = {.num_sms = 132};
   for (bool staged : {false, true}) {

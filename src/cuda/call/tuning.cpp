@@ -125,7 +125,8 @@ DispatchPlan plan_dispatch(const KernelOptions& options, const DeviceLimits& lim
     plan.num_receive_blocks = kUnpackSms;
   }
   apply(options, plan.num_send_blocks, plan.num_receive_blocks);
-  fit(std::min(limits.num_sms, kMaxCallBlocks), plan.num_send_blocks, plan.num_receive_blocks);
+  fit(std::min(most_waiting_blocks(options.num_sms, limits), kMaxCallBlocks), plan.num_send_blocks,
+      plan.num_receive_blocks);
   plan.num_own_blocks = own_sms(plan.num_send_blocks, limits.num_ranks, shape);
   if (options.num_copy_sms > 0 && plan.num_receive_blocks == 0 && limits.num_ranks > 1) {
     plan.num_own_blocks = std::min(options.num_copy_sms, plan.num_send_blocks - 1);
@@ -146,13 +147,19 @@ CombinePlan plan_combine(const KernelOptions& options, const DeviceLimits& limit
     plan.num_sum_blocks = plan.num_stage_blocks = kHalfSumSms;
   }
   apply(options, plan.num_sum_blocks, plan.num_stage_blocks);
-  fit(std::min(limits.num_sms, kMaxCallBlocks), plan.num_sum_blocks, plan.num_stage_blocks);
+  fit(std::min(most_waiting_blocks(options.num_sms, limits), kMaxCallBlocks), plan.num_sum_blocks,
+      plan.num_stage_blocks);
   plan.chunk_rows = options.chunk_tokens > 0 ? options.chunk_tokens : kStagedRows;
   return plan;
 }
 
 int most_blocks(int num_sms, const DeviceLimits& limits) {
   return std::max(1, num_sms > 0 ? std::min(num_sms, limits.num_sms) : limits.num_sms);
+}
+
+int most_waiting_blocks(int num_sms, const DeviceLimits& limits) {
+  const int most = most_blocks(num_sms, limits);
+  return num_sms > 0 ? most : std::clamp(limits.num_waiting_sms, 1, most);
 }
 
 }  // namespace ferry::cuda

@@ -4,6 +4,7 @@
 /// Number of multiprocessors of each part of a call, if the caller does not set it.
 
 #include <cstdint>
+#include <limits>
 
 #include "ferry/exchange.hpp"
 
@@ -13,6 +14,8 @@ struct DeviceLimits {
   int num_sms = 1;  ///< multiprocessors that this rank may use
   bool has_bulk = true;
   int num_ranks = 8;
+  /// Most multiprocessors whose blocks wait for other ranks, unless the caller sets a number.
+  int num_waiting_sms = std::numeric_limits<int>::max();
 };
 
 struct DispatchPlan {
@@ -46,6 +49,8 @@ CombinePlan plan_combine(const KernelOptions& options, const DeviceLimits& limit
 /// Most blocks of a kernel without separate parts that runs faster with more blocks: those of route, and the kernel
 /// that fills rows without a token. `num_sms`: the caller's bound, 0: none.
 int most_blocks(int num_sms, const DeviceLimits& limits);
+/// Most blocks that wait for other ranks at the same time, so that other kernels always find multiprocessors.
+int most_waiting_blocks(int num_sms, const DeviceLimits& limits);
 
 }  // namespace ferry::cuda
 

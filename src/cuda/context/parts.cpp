@@ -24,6 +24,10 @@ namespace {
 /// Oldest architecture with system-scope release and acquire (PTX ISA, "Memory Consistency Model": sm_70), and with
 /// kernels in this build.
 constexpr int kMinComputeMajor = 8;
+/// Most thread blocks of an NCCL kernel unless NCCL_MIN_CTAS asks for more, each on a multiprocessor of its own.
+constexpr int kNcclSms = 32;
+/// One block that reports and one that moves rows.
+constexpr int kLeastWaitingSms = 2;
 /// Memory that the hosts share: the call log and the words of CallSync. No token is ever stored there.
 constexpr std::size_t kHostArenaBytes = std::size_t{1} << 20;
 /// The same over several nodes, where the hosts route: addresses for the forward tables of a million tokens and more.
@@ -194,6 +198,14 @@ Status check_topology(const BackendContext& context) {
   return {};
 }
 
+/// Multiprocessors whose blocks may wait for other ranks, of the `num_sms` of each rank that uses the GPU.
+int waiting_sms(int num_reserved_sms, int num_sms, int num_sharers) {
+  int reserved = num_reserved_sms;
+  // NCCL refuses two ranks of one communicator on a GPU, so ranks that share a GPU have no such neighbour.
+  if (reserved == kDefaultReservedSms) reserved = num_sharers == 1 ? std::min(kNcclSms, num_sms / 2) : 0;
+  return std::clamp(num_sms - reserved / num_sharers, std::min(kLeastWaitingSms, num_sms), num_sms);
+}
+
 /// At least two blocks of a kernel serve each rail peer, and one more the rows that stay in the node; all must run at
 /// once.
 Status check_room_for_rails(const Topology& topology, int num_sms) {
@@ -201,7 +213,7 @@ Status check_room_for_rails(const Topology& topology, int num_sms) {
   if (topology.num_nodes() == 1 || num_blocks <= num_sms) return {};
   return Status(ErrorCode::kUnsupported,
                 fmt::format("Group::create: {} nodes need {} multiprocessors of each rank, and rank {} has {} of its "
-                            "GPU; use fewer ranks on a GPU",
+                            "GPU; use fewer ranks on a GPU, or set GroupOptions::num_reserved_sms lower",
                             topology.num_nodes(), num_blocks, topology.rank, num_sms));
 }
 
@@ -280,6 +292,7 @@ Result<Parts> create_parts(const BackendContext& context, LoadKernels load_kerne
   Result<int> sharers = count_sharers(context, status, facts.ok() ? *facts : DeviceFacts{});
   if (!sharers.ok()) return sharers.status();
   parts.num_sms = std::max(1, facts->num_sms / *sharers);
+  parts.num_waiting_sms = waiting_sms(context.options.num_reserved_sms, parts.num_sms, *sharers);
   parts.tuning = tuning_for(context.tuning, facts->name, context.topology.ranks_per_node);
   Result<std::unique_ptr<ArenaExchange>> exchange = ArenaExchange::create(context, parts.sync->peers(), parts.arena);
   if (!exchange.ok()) return exchange.status();
@@ -288,7 +301,7 @@ Result<Parts> create_parts(const BackendContext& context, LoadKernels load_kerne
   parts.watch = std::make_unique<PeerWatch>(parts.sync->state(), *parts.report, *call_log, parts.rail_link.get());
   if (context.options.mask_lost_ranks) parts.watch->tell_lost_ranks();
   status = parts.watch->start();
-  if (status.ok()) status = check_room_for_rails(context.topology, parts.num_sms);
+  if (status.ok()) status = check_room_for_rails(context.topology, parts.num_waiting_sms);
   // No rank may call before the control blocks of all are cleared and known.
   Result<std::vector<std::vector<std::byte>>> ready =
       gather_or_fail(*context.bootstrap, status, {}, context.options.timeout_ns);

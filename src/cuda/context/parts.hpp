@@ -24,11 +24,12 @@ namespace ferry::cuda {
 
 struct Parts {
   int device = 0;
-  int num_sms = 0;                       ///< of the GPU, divided by the number of ranks that share it
-  bool has_bulk = true;                  ///< the GPU has the bulk copy engine
-  std::size_t shared_limit = 0;          ///< most shared memory that a block may have
-  std::vector<TuningEntry> tuning;       ///< entries for this GPU and number of ranks
-  std::shared_ptr<std::byte> rings;      ///< in groups of several nodes; outlives `sync`, whose network uses it
+  int num_sms = 0;                   ///< of the GPU, divided by the number of ranks that share it
+  int num_waiting_sms = 0;           ///< most of these whose blocks wait for other ranks unless a call sets a number
+  bool has_bulk = true;              ///< the GPU has the bulk copy engine
+  std::size_t shared_limit = 0;      ///< most shared memory that a block may have
+  std::vector<TuningEntry> tuning;   ///< entries for this GPU and number of ranks
+  std::shared_ptr<std::byte> rings;  ///< in groups of several nodes; outlives `sync`, whose network uses it
   std::shared_ptr<std::byte> gpu_rings;  ///< the same, with chunks in GPU memory
   std::unique_ptr<call::CallSync> sync;
   std::optional<CallLog> call_log;

@@ -387,7 +387,8 @@ cudaError_t launch_refusal_of(Context& context, const Launch& launch, const Call
 }
 
 StepBlocks blocks_of(const Parts& parts, const KernelOptions& kernel) {
-  return StepBlocks::of(parts.sync->topology().num_nodes(), call_sms(kernel.num_sms, parts.num_sms));
+  return StepBlocks::of(parts.sync->topology().num_nodes(),
+                        call_sms(kernel.num_sms, kernel.num_sms > 0 ? parts.num_sms : parts.num_waiting_sms));
 }
 
 Result<std::shared_ptr<RoutingState>> route(Context& context, Placements& placements, CallScratch& scratch,

@@ -69,8 +69,9 @@ Status Combine::prepare(const CallStream& stream) {
   if (Status status = take_room(symmetric, stream.captured); !status.ok()) return status;
   const TunedCall tuned_call{Operation::kCombine, routing.layout, routing.num_tokens, params_.row_bytes, !symmetric};
   const KernelOptions kernel = tuned(call_.kernel, parts_.tuning, tuned_call);
-  const CombinePlan plan = plan_combine(kernel, {parts_.num_sms, parts_.has_bulk, parts_.ranks.num_ranks},
-                                        {.row_bytes = params_.row_bytes, .staged = !symmetric});
+  const CombinePlan plan =
+      plan_combine(kernel, {parts_.num_sms, parts_.has_bulk, parts_.ranks.num_ranks, parts_.num_waiting_sms},
+                   {.row_bytes = params_.row_bytes, .staged = !symmetric});
   params_.bulk = plan.bulk;
   // Not in a graph: programs and drivers without support for such an edge may copy or update its nodes.
   params_.overlaps = plan.bulk && !stream.captured;

@@ -128,7 +128,9 @@ class Dispatch {
   /// The call that sends: of quantised rows, if the call quantises.
   const DispatchCall& call() const { return steps_ ? steps_->send : asked_; }
   const CudaRouting& routing() const { return static_cast<const CudaRouting&>(*asked_.routing); }
-  DeviceLimits limits() const { return {parts_.num_sms, parts_.has_bulk, parts_.ranks.num_ranks}; }
+  DeviceLimits limits() const {
+    return {parts_.num_sms, parts_.has_bulk, parts_.ranks.num_ranks, parts_.num_waiting_sms};
+  }
   Status take_room(bool staged, bool captured);
 
   Context& context_;

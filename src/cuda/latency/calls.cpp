@@ -16,6 +16,12 @@
 #include "plan/to_size.hpp"
 
 namespace ferry::cuda {
+namespace {
+
+/// One block that reports and one that moves rows.
+constexpr int kLeastBlocks = 2;
+
+}  // namespace
 
 LatencyMode::LatencyMode(Context& context, Placements& placements)
     : context_(context),
@@ -46,6 +52,17 @@ cudaError_t LatencyMode::launch_refusal(LatencyKind kind, const Launch& launch) 
   return launch_latency_refusal(params, mask_, launch.stream);
 }
 
+BlockLimits LatencyMode::block_limits(const KernelOptions& options) const {
+  const Parts& parts = context_.parts();
+  const DeviceLimits limits{parts.num_sms, parts.has_bulk, parts.ranks.num_ranks, parts.num_waiting_sms};
+  const int most = std::clamp(most_blocks(options.num_sms, limits), kLeastBlocks, kMaxCallBlocks);
+  // Gates wait in place of the kernels of groups that mask lost ranks (mask.hpp).
+  if (masks()) return {most, most};
+  const int most_waiting = std::clamp(most_waiting_blocks(options.num_sms, limits), kLeastBlocks, most);
+  // With others in flight the grant for a call may come only when a peer begins the same call.
+  return {in_flight_.empty() ? most : most_waiting, most_waiting};
+}
+
 LatencyParams LatencyMode::params_of(const LatencyRouting& routing) const {
   LatencyParams params{.ranks = context_.parts().ranks, .layout = layout_, .tables = routing.latency};
   params.num_tokens = routing.num_tokens;
@@ -65,6 +82,7 @@ Status LatencyMode::make_combine(const LatencyCombineCall& call) {
   if (!has_memory()) return rows.record.code == ErrorCode::kOk ? check_room(kName, {}) : status_of(rows.record);
   const Parts& parts = context_.parts();
   std::optional<LatencyCombineParams> params;
+  int num_receive_blocks = 0;
   // Core hands out Routings as const; this one also keeps the parameters of its receive half.
   const auto routing_of = [](const CombineCall& combine) -> LatencyRouting& {
     return static_cast<LatencyRouting&>(const_cast<RoutingState&>(*combine.routing));
@@ -90,12 +108,15 @@ Status LatencyMode::make_combine(const LatencyCombineCall& call) {
     const auto* weights = static_cast<const float*>(rows.topk_weights.data);
     send.own_weights = call.own_weights;
     send.weights = weights;
-    const DeviceLimits limits{parts.num_sms, parts.has_bulk, parts.ranks.num_ranks};
-    send.call.num_blocks =
-        std::min(combine_blocks(send.call, send.rows, most_blocks(rows.kernel.num_sms, limits)), kMaxCallBlocks);
+    const BlockLimits limits = block_limits(rows.kernel);
+    // Blocks that send rows wait for their weights, and those that send words receive them, too.
+    const bool all_wait = send.rows.words || (rows.rank_sums && call.own_weights);
+    send.call.num_blocks = combine_blocks(send.call, send.rows, all_wait ? limits.most_waiting : limits.most);
+    num_receive_blocks = std::min(send.call.num_blocks, limits.most_waiting);
 
     CombineReceiveRows& receive = params->receive;
     receive.rows = send.rows;
+    receive.first_receiver = call.split ? 1 : 1 + send.call.num_blocks - num_receive_blocks;
     receive.out = rows.out_x.data;
     receive.out_stride = rows.out_x.stride_bytes;
     receive.weights = weights;
@@ -113,6 +134,7 @@ Status LatencyMode::make_combine(const LatencyCombineCall& call) {
     if (call.split) {
       error = launch_combine_send(send, mask_, launch.stream);
       *routing.combine_receive = {params->receive, send.call};
+      routing.combine_receive->call.num_blocks = num_receive_blocks;
       routing.wait_times_ns = call.wait_times_ns;
     } else {
       error = launch_timed(wait_times_of(parts, call.wait_times_ns), launch.stream,

@@ -15,6 +15,12 @@
 
 namespace ferry::cuda {
 
+/// Blocks of a call's kernels.
+struct BlockLimits {
+  int most = 2;          ///< at least 2
+  int most_waiting = 2;  ///< most of these that wait for other ranks at the same time, at least 2
+};
+
 class LatencyMode {
  public:
   /// Both must outlive it.
@@ -43,6 +49,7 @@ class LatencyMode {
   Status check_dispatch(const LatencyDispatchCall& call) const;
   /// Makes the Routing of a call, with memory for its tables.
   Result<std::shared_ptr<LatencyRouting>> begin_routing(const LatencyDispatchCall& call, bool captured);
+  BlockLimits block_limits(const KernelOptions& options) const;
   LatencyParams params_of(const LatencyRouting& routing) const;
 
   Context& context_;

@@ -1,5 +1,5 @@
-/// The kernels of a combine of latency mode: the whole call in one, also for few tokens, and each half. All blocks of a
-/// kernel that makes a whole call must run at once, as in dispatch.cu.
+/// The kernels of a combine of latency mode: the whole call in one, also for few tokens, and each half. All blocks that
+/// wait for other ranks must run at once, as in dispatch.cu.
 
 #include <algorithm>
 
@@ -17,10 +17,11 @@ namespace {
 
 using namespace device;  // NOLINT(google-build-using-namespace)
 
-/// Every block makes its part of the send half, then its part of the receive half. `kWords`: CombineRows::words.
-template <bool kFloat32, bool kWords>
+/// Every block makes its part of the send half, then its part of the receive half.
+template <bool kFloat32, Receiving kReceiving>
 __global__ void __launch_bounds__(kCombineThreads) combine_kernel(const __grid_constant__ LatencyCombineParams params) {
   await_kernel_before();
+  constexpr bool kWords = kReceiving == Receiving::kWords;
   const LatencyParams& call = params.send.call;
   const CombineStart start = CombineStart::of(call);
   const CombineSendShared send = CombineSendShared::at(dynamic_shared(), call.ranks.num_ranks);
@@ -28,7 +29,7 @@ __global__ void __launch_bounds__(kCombineThreads) combine_kernel(const __grid_c
       CombineReceiveShared::at(dynamic_shared() + send.size_bytes, call.ranks.num_ranks);
   if (!send_combine<kFloat32, true, kWords>(params.send, send, start)) return;
   const SentCall sent{*send.number, static_cast<std::uint32_t>(send.sets[call.ranks.rank]), 1, 0};
-  if (!receive_combine<kFloat32, false, kWords>(call, params.receive, sent, receive, start.routed)) return;
+  if (!receive_combine<kFloat32, kReceiving>(call, params.receive, sent, receive, start.routed)) return;
   if (is_clerk() && threadIdx.x == 0) leave_whole_call(call, LatencyKind::kCombine, sent);
 }
 
@@ -100,7 +101,8 @@ __device__ void make_receive_half(const HalfParams<CombineReceiveParams, kMasks>
   const LatencyParams& call = own.call;
   const CombineReceiveShared shared =
       CombineReceiveShared::at(dynamic_shared() + own_params_bytes<CombineReceiveParams>(kMasks), call.ranks.num_ranks);
-  bool good = receive_combine<kFloat32, kMasks, kWords>(call, own, sent, shared, start.routed);
+  constexpr Receiving kReceiving = kMasks ? Receiving::kMasks : kWords ? Receiving::kWords : Receiving::kRows;
+  bool good = receive_combine<kFloat32, kReceiving>(call, own, sent, shared, start.routed);
   if constexpr (kWords) good = __syncthreads_and(static_cast<int>(good)) != 0;
   if (!good) return;
   if (!is_last_block(call.tables.combine->arrivals)) return;
@@ -150,10 +152,19 @@ std::size_t masked_half_bytes(const CombineHalf<true>& params) {
 /// Index in a row that has kernels for each kind of rows. Masked halves have none for rows of words.
 int kernel_idx(const CombineRows& rows) { return (rows.words ? 2 : 0) + (rows.float32 ? 1 : 0); }
 
-constexpr KernelRow<LatencyCombineParams, 4> kWhole = {{combine_kernel<false, false>, combine_kernel<true, false>,
-                                                        combine_kernel<false, true>, combine_kernel<true, true>},
-                                                       kCombineThreads,
-                                                       whole_bytes};
+/// The same in the row of whole calls, whose last kernels are those with helpers.
+int whole_idx(const LatencyCombineParams& params) {
+  constexpr int kHelpers = 4;
+  const CombineRows& rows = params.send.rows;
+  return params.receive.first_receiver > 1 ? kHelpers + (rows.float32 ? 1 : 0) : kernel_idx(rows);
+}
+
+constexpr KernelRow<LatencyCombineParams, 6> kWhole = {
+    {combine_kernel<false, Receiving::kRows>, combine_kernel<true, Receiving::kRows>,
+     combine_kernel<false, Receiving::kWords>, combine_kernel<true, Receiving::kWords>,
+     combine_kernel<false, Receiving::kWithHelpers>, combine_kernel<true, Receiving::kWithHelpers>},
+    kCombineThreads,
+    whole_bytes};
 constexpr KernelRow<SmallCombineParams, 2> kSmall = {
     {combine_small_kernel<false>, combine_small_kernel<true>}, kCombineThreads, small_bytes};
 constexpr KernelRow<CombineHalf<false>, 4> kHalf = {
@@ -216,7 +227,7 @@ cudaError_t launch_latency_combine(const LatencyCombineParams& params, const Mas
   if (is_small(params)) {
     return kSmall.launch(rows.float32 ? 1 : 0, call.num_blocks, call.overlaps, small_params(params), stream);
   }
-  return kWhole.launch(kernel_idx(rows), call.num_blocks, call.overlaps, params, stream);
+  return kWhole.launch(whole_idx(params), call.num_blocks, call.overlaps, params, stream);
 }
 
 cudaError_t launch_combine_send(const CombineSendParams& params, const MaskParams& mask, cudaStream_t stream) {

@@ -35,9 +35,8 @@ struct CombineStart {
 /// First unit of a warp, among those that all blocks share; its others follow all_combine_warps() apart.
 __device__ inline int num_adding_blocks() { return static_cast<int>(gridDim.x) - 1; }
 __device__ inline int all_combine_warps() { return num_adding_blocks() * kCombineWarps; }
-__device__ inline int first_combine_unit() {
-  return (warp_idx() - 1) * num_adding_blocks() + static_cast<int>(blockIdx.x) - 1;
-}
+__device__ inline int first_unit_of(int block) { return (warp_idx() - 1) * num_adding_blocks() + block - 1; }
+__device__ inline int first_combine_unit() { return first_unit_of(static_cast<int>(blockIdx.x)); }
 
 /// Cut of rows into parts of full steps of a warp, so that all warps have work in small batches. There are more parts
 /// than rows only if there are more warps, so units are counted in 32 bits, in which divisions are fast; a row has

@@ -3,6 +3,9 @@
 
 /// The receive half of a combine: adds up the rows that the ranks have returned for this rank's tokens, once all rows
 /// are here. Ranks end at about the same time, and to track each row costs more than to wait for the last.
+///
+/// All blocks share the rows. In a whole call with more blocks than may wait for other ranks (docs/latency.md) some are
+/// *helpers*: each waits for a moment only, and leaves its share to another block if the rows are not here by then.
 
 #include "cuda/latency/combine_parts.cuh"
 #include "cuda/latency/term_order.cuh"
@@ -56,10 +59,71 @@ __device__ __noinline__ inline Outcome await_combine(const LatencyParams& call, 
   return outcome;
 }
 
-/// One warp's parts of tokens, prepared as far as possible before rows are here. `kMasks`: homes may be lost
-/// (tables.hpp). `kWords`: CombineRows::words.
-template <bool kFloat32, bool kMasks, bool kWords>
+/// Time that a helper waits for rows: ranks that begin together end their send halves within a few microseconds. A
+/// kernel of another library that waits for the helper's multiprocessor is late by this at most.
+inline constexpr std::uint64_t kHelperPatienceNs = 50'000;
+
+__device__ inline bool is_helper(const CombineReceiveRows& params) {
+  return !is_clerk() && static_cast<int>(blockIdx.x) < params.first_receiver;
+}
+
+/// Waits until everything of the call is here, but not longer than a helper may, and tells the blocks that wait whether
+/// this one adds up its share. All threads of a helper, once per warp; all get the same answer.
+__device__ __noinline__ inline bool await_briefly(const LatencyParams& call, const SentCall& sent) {
+  const auto set = static_cast<int>(sent.set);
+  const std::uint64_t end_ns = now_ns() + kHelperPatienceNs;
+  const auto look_for = [&sent, end_ns](const std::uint64_t* address) {
+    std::uint64_t word = load_acquire_system(address);
+    while (!is_word_of(word, sent.number) && now_ns() < end_ns) word = load_acquire_system(address);
+    return word;
+  };
+  bool here = call.agreement != 0;
+#pragma unroll 1
+  for (int rank = 0; rank < call.ranks.num_ranks; ++rank) {
+    const std::uint64_t word = look_for(header_word(call, LatencyKind::kCombine, set, rank));
+    here = here && is_word_of(word, sent.number);
+    if (__all_sync(kAllLanes, static_cast<int>(here)) == 0) break;
+    const ReceivedHeader received(payload_of(word));
+    here = received.agreement() == call.agreement;
+    const auto num_blocks = static_cast<int>(received.num_blocks());
+    const std::uint64_t* const done = done_words(call, call.ranks.rank, set, rank);
+#pragma unroll 1
+    for (auto block = static_cast<int>(threadIdx.x); here && block < num_blocks; block += kCombineThreads) {
+      here = is_word_of(look_for(done + block), sent.number);
+    }
+  }
+  here = __syncthreads_and(static_cast<int>(here)) != 0;
+  if (threadIdx.x == 0) {
+    store_relaxed_system(&local_of(call).helpers[blockIdx.x], 2 * sent.number + (here ? 1 : 0));
+  }
+  return here;
+}
+
+/// Whether a helper has left its share to the blocks that wait. Helpers come before those in the grid, so they decide
+/// whatever else runs.
+__device__ inline bool has_left(const LatencyParams& call, const SentCall& sent, int helper) {
+  const std::uint64_t* const word = &local_of(call).helpers[helper];
+  std::uint64_t seen = 0;
+  const auto read = [&seen, word] { return (seen = load_relaxed_system(word)) / 2; };
+  return wait_until(call.ranks, {Awaited::kOwn, call.ranks.rank, sent.number}, read, sent.number) && seen % 2 == 0;
+}
+
+/// Kind of a receive half.
+enum class Receiving {
+  kRows,
+  kWords,        ///< CombineRows::words
+  kMasks,        ///< of rows; homes may be lost (tables.hpp)
+  kWithHelpers,  ///< of rows, in a whole call. Code that is new to a multiprocessor is slow to fetch: with that of
+                 ///< helpers in all kernels a call of 32 tokens took 0.8 us longer on an H100
+};
+
+/// One warp's parts of tokens, prepared as far as possible before rows are here.
+template <bool kFloat32, Receiving kReceiving>
 class CombineReceiver {
+  static constexpr bool kWords = kReceiving == Receiving::kWords;
+  static constexpr bool kMasks = kReceiving == Receiving::kMasks;
+  static constexpr bool kHelpers = kReceiving == Receiving::kWithHelpers;
+
  public:
   __device__ CombineReceiver(const LatencyParams& call, const CombineReceiveRows& params, const SentCall& sent,
                              const CombineReceiveShared& shared)
@@ -70,14 +134,26 @@ class CombineReceiver {
         terms_(shared.terms[warp_idx() - 1]),
         window_(CombineWindow::at(call, params.rows, call.ranks.rank, static_cast<int>(sent.set))) {}
 
-  /// All lanes; calls await_combine() once.
+  /// All lanes; calls await_combine(), or await_briefly() in a helper, once.
   __device__ Outcome receive_all() {
+    bool waits = true;
+    if constexpr (!kHelpers) return receive_share(first_combine_unit(), waits);
+    int block = static_cast<int>(blockIdx.x);
+    Outcome outcome = Outcome::kGo;
+#pragma unroll 1
+    do {
+      outcome = receive_share(first_unit_of(block), waits);
+    } while (outcome == Outcome::kGo && finds_left_share(block));
+    return outcome;
+  }
+
+ private:
+  /// Adds up the share of one block. `unit`: this warp's first. `waits`: for the rows, which clears it.
+  __device__ Outcome receive_share(int unit, bool& waits) {
     const auto num_tokens = static_cast<int>(call_.num_tokens);
     const RowParts parts = RowParts::of(params_.rows.row_bytes, num_tokens, all_combine_warps());
     const int num_units = num_tokens * parts.num_parts;
     Outcome outcome = Outcome::kGo;
-    bool waits = true;
-    int unit = first_combine_unit();
     Entry entry = load(unit / parts.num_parts);
 #pragma unroll 1
     while (outcome == Outcome::kGo && (waits || unit < num_units)) {
@@ -88,7 +164,7 @@ class CombineReceiver {
       if (has) num_rows = order(entry, token, part);
       unit += all_combine_warps();
       entry = load(unit / parts.num_parts);
-      if (waits) outcome = await_combine(call_, sent_, shared_, true);
+      if (waits) outcome = await();
       waits = false;
       if (!has || outcome != Outcome::kGo) continue;
       std::byte* const out = params_.out + token * params_.out_stride + part.begin;
@@ -101,7 +177,22 @@ class CombineReceiver {
     return outcome;
   }
 
- private:
+  __device__ Outcome await() const {
+    if (!kHelpers || !is_helper(params_)) return await_combine(call_, sent_, shared_, true);
+    return await_briefly(call_, sent_) ? Outcome::kGo : Outcome::kSkip;
+  }
+
+  /// Finds the next helper that has left its share to this block. `block`: this block, or the helper before; then the
+  /// one that was found.
+  __device__ bool finds_left_share(int& block) const {
+    if (is_helper(params_)) return false;
+    const int own = static_cast<int>(blockIdx.x);
+    const int num_waiting = static_cast<int>(gridDim.x) - params_.first_receiver;
+    block = block == own ? own - params_.first_receiver + 1 : block + num_waiting;
+    while (block < params_.first_receiver && !has_left(call_, sent_, block)) block += num_waiting;
+    return block < params_.first_receiver;
+  }
+
   /// This lane's entry of a token.
   struct Entry {
     std::int32_t home = -1;
@@ -165,13 +256,17 @@ class CombineReceiver {
   const CombineWindow window_;
 };
 
-/// All threads of all blocks; false when the group broke: in all threads of a block, or with `kWords` only in some that
+/// All threads of all blocks; false when the group broke: in all threads of a block, or with words only in some that
 /// wait for rows. `routed`: CombineStart::routed.
-template <bool kFloat32, bool kMasks = false, bool kWords = false>
+template <bool kFloat32, Receiving kReceiving>
 __device__ inline bool receive_combine(const LatencyParams& call, const CombineReceiveRows& params,
                                        const SentCall& sent, const CombineReceiveShared& shared, bool routed) {
+  if (kReceiving == Receiving::kWithHelpers && is_helper(params) && (!routed || warp_idx() == 0)) {
+    if (routed) await_briefly(call, sent);
+    return true;
+  }
   if (!routed || warp_idx() == 0 || is_clerk()) return await_combine(call, sent, shared, routed) != Outcome::kStop;
-  CombineReceiver<kFloat32, kMasks, kWords> receiver(call, params, sent, shared);
+  CombineReceiver<kFloat32, kReceiving> receiver(call, params, sent, shared);
   return receiver.receive_all() != Outcome::kStop;
 }
 

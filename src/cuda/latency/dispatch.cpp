@@ -7,7 +7,6 @@
 
 #include "core/checks.hpp"
 #include "cuda/call/group_call.hpp"
-#include "cuda/call/tuning.hpp"
 #include "cuda/call/wait_times.hpp"
 #include "cuda/driver/cuda_call.hpp"
 #include "cuda/latency/calls.hpp"
@@ -115,18 +114,32 @@ int share_receive(const LatencyParams& call, DispatchReceiveRows& params, int mo
   return params.first_receiver + static_cast<int>(wanted) + params.num_gap_blocks;
 }
 
-/// Divides the work among blocks. Blocks that only receive have everything ready when rows come; so if there are not
-/// many fewer of these, the others only send. Returns the number of blocks of a receive half by itself.
-int share_blocks(LatencyDispatchParams& params, bool split, int most_blocks) {
+/// Divides the work of a whole call among blocks. Blocks that only receive have everything ready when rows come; so if
+/// there are not many fewer of these, the others only send. In any case the blocks that receive, and the first, are at
+/// most those that may wait. The others are before them: they end as soon as they have sent, whatever the peers do.
+void share_blocks(LatencyDispatchParams& params, const BlockLimits& limits) {
   DispatchSendParams& send = params.send;
   // One block counts, and reports.
-  send.num_senders = static_cast<int>(std::clamp<std::int64_t>(send.call.num_tokens, 1, most_blocks - 1));
+  send.num_senders = static_cast<int>(std::clamp<std::int64_t>(send.call.num_tokens, 1, limits.most - 1));
   send.call.num_blocks = 1 + send.num_senders;
-  const int others = most_blocks - send.call.num_blocks;
-  if (!split && 2 * others >= most_blocks - 1) params.receive.first_receiver = send.call.num_blocks;
-  const int num_receive_blocks = share_receive(send.call, params.receive, most_blocks);
-  if (!split) send.call.num_blocks = std::max(send.call.num_blocks, num_receive_blocks);
-  return num_receive_blocks;
+  const int others = limits.most - send.call.num_blocks;
+  const int most_receivers = limits.most_waiting - 1;
+  int& first = params.receive.first_receiver;
+  if (2 * others >= limits.most - 1) {
+    first = send.call.num_blocks;
+  } else if (limits.most > limits.most_waiting) {
+    first = limits.most - most_receivers;
+  }
+  const int most = std::min(limits.most, first + most_receivers);
+  send.call.num_blocks = std::max(send.call.num_blocks, share_receive(send.call, params.receive, most));
+}
+
+/// Divides the work of two halves among blocks. Returns the number of blocks of the receive half.
+int share_half_blocks(LatencyDispatchParams& params, const BlockLimits& limits) {
+  DispatchSendParams& send = params.send;
+  send.num_senders = static_cast<int>(std::clamp<std::int64_t>(send.call.num_tokens, 1, limits.most - 1));
+  send.call.num_blocks = 1 + send.num_senders;
+  return share_receive(send.call, params.receive, limits.most_waiting);
 }
 
 }  // namespace
@@ -209,7 +222,6 @@ Result<std::shared_ptr<RoutingState>> LatencyMode::make_dispatch(const LatencyDi
     if (!begun.ok()) return as_error_of(kName, begun.status());
     made = std::move(*begun);
     LatencyRouting& routing = *made;
-    const Parts& parts = context_.parts();
     params.emplace(LatencyDispatchParams{
         .send = {.call = params_of(routing), .placement = routing.placement->tables, .scales = {}, .row = row_of(rows)},
         .receive = {}});
@@ -234,9 +246,11 @@ Result<std::shared_ptr<RoutingState>> LatencyMode::make_dispatch(const LatencyDi
     receive.row = send.row;
     receive.zero_padding = rows.zero_padding;
     receive.host = routing.host_tables;
-    const DeviceLimits limits{parts.num_sms, parts.has_bulk, parts.ranks.num_ranks};
-    num_receive_blocks = share_blocks(*params, call.split || masks(),
-                                      std::clamp(most_blocks(rows.kernel.num_sms, limits), 2, kMaxCallBlocks));
+    if (call.split || masks()) {
+      num_receive_blocks = share_half_blocks(*params, block_limits(rows.kernel));
+    } else {
+      share_blocks(*params, block_limits(rows.kernel));
+    }
     if (call.split) routing.dispatch_receive = std::make_unique<DispatchReceiveParams>();
     return {};
   };

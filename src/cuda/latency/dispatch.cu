@@ -1,6 +1,6 @@
-/// The kernels of latency_dispatch: the whole call in one, also for few tokens, and each half. All blocks of a kernel
-/// that makes a whole call must run at once, since they wait for each other through the peers: there is at most one
-/// block for each multiprocessor of the rank.
+/// The kernels of latency_dispatch: the whole call in one, also for few tokens, and each half. All blocks that wait for
+/// other ranks must run at once, since they wait for each other through the peers: there is at most one such block for
+/// each multiprocessor that Ferry may wait on. Those that only send come before them, and end by themselves.
 
 #include "cuda/latency/dispatch_receive.cuh"
 #include "cuda/latency/dispatch_send.cuh"

