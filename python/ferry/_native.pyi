@@ -100,7 +100,8 @@ class BufferCalls:
     """Calls of a deep_ep buffer, with the results of its methods.
 
     problem: None, or an exception that is raised after the call was refused on all ranks. epilogue: an
-    argument previous_event_before_epilogue.
+    argument previous_event_before_epilogue. deferred: the call returns a DeferredCall that makes its last part and
+    returns the results, the tensors that this part reads, and the event.
     """
 
     def __init__(
@@ -111,6 +112,7 @@ class BufferCalls:
         steps: object,
         captured: list[Any],
         to_all: object,
+        narrow_ids: bool,
     ) -> None: ...
     def bound_of(self, num_sms: object, operation: str) -> int: ...
     def layout(self, problem: Exception | None, topk_idx: object, num_experts: object, ranks_per_node: int) -> Any: ...
@@ -162,6 +164,7 @@ class BufferCalls:
         copy_ids: bool,
         exact: bool,
         expand: bool,
+        deferred: bool,
         epilogue: object,
         num_sms: object,
     ) -> Any: ...
@@ -174,6 +177,7 @@ class BufferCalls:
         given: dict[str, Any] | None,
         zero_padding: bool,
         column_major_scales: bool,
+        deferred: bool,
         epilogue: object,
         num_sms: object,
     ) -> Any: ...
@@ -185,6 +189,7 @@ class BufferCalls:
         topk_weights: object,
         bias: object,
         single_rounding: bool,
+        deferred: bool,
         epilogue: object,
         num_sms: object,
     ) -> Any: ...
@@ -216,6 +221,11 @@ class BufferCalls:
     ) -> Any: ...
     def check_latency_shape(self, max_tokens: object, hidden: object, num_experts: object, operation: str) -> None: ...
     def slab_of(self, handle: object, operation: str) -> tuple[Any, tuple[int, int, int]]: ...
+
+class DeferredCall:
+    """The last part of a call; called once."""
+
+    def __call__(self) -> tuple[Any, ...]: ...
 
 class Placement:
     def __init__(self, physical_to_logical: Sequence[int], physical_to_rank: Sequence[int], choice: int, /) -> None: ...

@@ -21,7 +21,13 @@ __all__ = ["BufferCalls", "SplitCall", "deep_ep_calls", "eager", "refuse_in_hand
 
 
 def deep_ep_calls(
-    group: Group, *, types: tuple[type, ...], steps: Any, captured: list[Routing], to_all: Routing
+    group: Group,
+    *,
+    types: tuple[type, ...],
+    steps: Any,
+    captured: list[Routing],
+    to_all: Routing,
+    narrow_ids: bool,
 ) -> BufferCalls:
     """The native calls of a ``deep_ep`` buffer on ``group``.
 
@@ -30,8 +36,9 @@ def deep_ep_calls(
     steps: the steps of the calls that are operations of torch, a ``deep_ep._steps.Steps``.
     captured: collects the routings that a graph has captured.
     to_all: a routing of ``group`` that sends a row of each rank to all.
+    narrow_ids: expert ids are i32, else i64.
     """
-    return _native.BufferCalls(group._calls, group, types, steps, captured, to_all)
+    return _native.BufferCalls(group._calls, group, types, steps, captured, to_all, narrow_ids)
 
 
 def refuse_in_handler(group: Group, operation: str) -> None:

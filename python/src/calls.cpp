@@ -152,7 +152,10 @@ std::optional<MadeOutputs> Calls::make_outputs(const ReceivedShape& shape, const
     const std::int64_t hidden = call.in.x.extent(call.in.x.num_dims - 1);
     want(quantized_scales(allocator_.types(), quantize, rows, hidden), made.scales, out.scales);
   }
-  if (call.tables && of_tokens) want({allocator_.types().i64, {rows, shape.num_topk}}, made.topk_idx, out.topk_idx);
+  if (call.tables && of_tokens) {
+    const nb::object& type = call.narrow_ids ? allocator_.types().i32 : allocator_.types().i64;
+    want({type, {rows, shape.num_topk}}, made.topk_idx, out.topk_idx);
+  }
   if (call.tables && call.weights) {
     want({allocator_.types().f32, {rows, shape.num_topk}, of_tokens ? 2 : 1}, made.topk_weights, out.topk_weights);
   }

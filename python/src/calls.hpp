@@ -34,7 +34,8 @@ struct ReadDispatch {
   DispatchOutput out{};  ///< absent: to be made
   bool tables = false;   ///< ids and, with `weights`, weights are received too
   bool weights = false;
-  bool bounded = false;  ///< rows of the route were bounded
+  bool narrow_ids = false;  ///< received ids are i32, else i64
+  bool bounded = false;     ///< rows of the route were bounded
   /// Scales that are made have strides (1, rows rounded up to 4), as bulk tensor copies of 16 bytes require.
   bool column_major_scales = false;
   DispatchOptions options{};

@@ -5,6 +5,7 @@ them.
 from __future__ import annotations
 
 import ferry
+from deep_ep import _ids
 from deep_ep._arguments import align
 from deep_ep._domains import variable_ranks_per_node
 from deep_ep._num_sms import Suggested
@@ -14,7 +15,6 @@ __all__ = ["Config", "combine_config", "dispatch_config", "low_latency_bytes"]
 _RANKS_PER_NODE = 8  # of the first generation
 _BYTES_ALIGNMENT = 128
 _MAX_TOPK = 128
-_ID_BYTES = 8
 _SCALES_BYTES = 128 * 4
 _META_BYTES = 8
 _MAX_LATENCY_TOPK = 11  # more the first generation's latency mode refuses
@@ -82,7 +82,7 @@ class Config:
         per_node = _ranks_per_node()
         num_nodes = -(-num_ranks // per_node)
         rings = self.num_sms // 2 * min(num_ranks, per_node)
-        record = hidden_bytes + _META_BYTES + _MAX_TOPK * (_ID_BYTES + 4) + _SCALES_BYTES
+        record = hidden_bytes + _META_BYTES + _MAX_TOPK * (_ids.topk_idx_t.itemsize + 4) + _SCALES_BYTES
         flags = rings * (2 * num_nodes + 3) * _INT_BYTES
         return align(flags + rings * self.num_max_nvl_chunked_recv_tokens * record, _BYTES_ALIGNMENT)
 
@@ -94,7 +94,7 @@ class Config:
         if num_ranks <= per_node:
             return 0
         rings = self.num_sms // 2 * -(-num_ranks // per_node)
-        record = hidden_bytes + _META_BYTES + _MAX_TOPK * (_ID_BYTES + 4) + _SCALES_BYTES + 16
+        record = hidden_bytes + _META_BYTES + _MAX_TOPK * (_ids.topk_idx_t.itemsize + 4) + _SCALES_BYTES + 16
         flags = rings * (2 * per_node + 2) * 2 * _INT_BYTES
         return align(flags + 2 * rings * self.num_max_rdma_chunked_recv_tokens * record, _BYTES_ALIGNMENT)
 

@@ -37,8 +37,11 @@ def _number(value: Any, what: str) -> int:
 
 def get_physical_domain_size(group: Any) -> tuple[int, int]:
     """(hosts, ranks of a host that reach each other's memory) of a torch process group, from the environment variables
-    DEEP_EP_RANKS_PER_NODE or LOCAL_WORLD_SIZE (of torchrun); without them one host. Local.
+    DEEP_EP_RANKS_PER_NODE or LOCAL_WORLD_SIZE (of torchrun); without them one host. Or those of a buffer. Local.
     """
+    of_buffer = getattr(group, "get_physical_domain_size", None)
+    if of_buffer is not None:
+        return of_buffer()
     num_ranks = group.size()
     per_node = choose_ranks_per_node(None, num_ranks) or _launched_ranks_per_node(group)
     if num_ranks % per_node != 0:
@@ -46,9 +49,9 @@ def get_physical_domain_size(group: Any) -> tuple[int, int]:
     return num_ranks // per_node, per_node
 
 
-def get_logical_domain_size(group: Any, allow_hybrid_mode: bool = True) -> tuple[int, int]:
-    """(scale-out ranks, scale-up ranks) of a torch process group: as :func:`get_physical_domain_size`, for any
-    ``allow_hybrid_mode``.
+def get_logical_domain_size(group: Any, allow_hybrid_mode: bool | None = None) -> tuple[int, int]:
+    """(scale-out ranks, scale-up ranks) of a torch process group or a buffer: as :func:`get_physical_domain_size`, for
+    any ``allow_hybrid_mode``.
     """
     return get_physical_domain_size(group)
 

@@ -7,6 +7,23 @@ from deep_ep._arguments import MAX_TOPK, align
 _FIELD_BYTES = 32
 _PAGE_BYTES = 2 << 20
 _CHANNEL_TOKENS = 1280
+_NETWORK_BYTES = 64
+_COPY_BYTES = 32
+
+
+def get_num_allocation_alignment() -> int:
+    """Of a buffer's ``num_bytes``, in bytes."""
+    return _PAGE_BYTES
+
+
+def get_num_rdma_alignment() -> int:
+    """Of a record that release 2.5 sends over a network, in bytes."""
+    return _NETWORK_BYTES
+
+
+def get_num_tma_alignment() -> int:
+    """Of memory that release 2.5 copies in bulk, in bytes."""
+    return _COPY_BYTES
 
 
 def _token_bytes(row_bytes: int, scale_bytes: int, num_topk: int, *, with_meta: bool) -> int:

@@ -49,8 +49,8 @@ class LatencyCalls:
     ) -> tuple[Payload, torch.Tensor, tuple, EventOverlap, Hook | None]:
         """Send each token to its experts, into a slab of R * M rows for each. Collective.
 
-        x: [T, H] bf16, contiguous, T <= M; rows of multiples of 16 bytes. topk_idx: [T, K] i64, contiguous; -1 for no
-            expert. A token that names an expert twice is one row there.
+        x: [T, H] bf16, contiguous, T <= M; rows of multiples of 16 bytes. topk_idx: [T, K] ``deep_ep.topk_idx_t``,
+            contiguous; -1 for no expert. A token that names an expert twice is one row there.
         num_max_dispatch_tokens_per_rank, num_experts, use_fp8, round_scale, use_ue8m0: the same on every rank.
         cumulative_local_expert_recv_stats: [L] i32: the rows that each local expert received are added, by the hook if
             there is one.
@@ -114,7 +114,8 @@ class LatencyCalls:
 
         x: [L, R * M, H] bf16, contiguous. handle: of the dispatch, once received; H may differ from that of its rows if
             the handle's fourth value is changed too.
-        topk_idx: [T, K] i64: checked; the experts are those of the dispatch. topk_weights: [T, K] f32, contiguous.
+        topk_idx: [T, K], as for the dispatch: checked; the experts are those of the dispatch. topk_weights: [T, K] f32,
+            contiguous.
         use_logfmt: True raises NotImplementedError.
         zero_copy: read the rows from the memory that :meth:`get_next_low_latency_combine_buffer` returned for this
             handle, not from ``x``.

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 import torch
 
 import ferry
+from deep_ep import _ids
 from deep_ep._device import choose_device
 from deep_ep._domains import choose_ranks_per_node
 from deep_ep._ep_handle import EPHandle
@@ -76,6 +77,7 @@ class Member:
             steps=Steps(self._group, self.lane),
             captured=self._captured,
             to_all=self._to_all,
+            narrow_ids=_ids.topk_idx_t == torch.int32,
         )
         """The native calls; None once destroyed."""
         self.counted_ranks_per_node = self.ranks_per_node if self.num_nodes > 1 else _RANKS_PER_NODE
@@ -110,10 +112,12 @@ class Member:
         """Refuse a call of a buffer that was destroyed: ``calls or refuse(...)``."""
         raise InvalidArgument(f"{operation}: the buffer was destroyed; create a new one")
 
-    def wait_for_all(self, on_host: bool) -> None:
-        """A barrier of all ranks: on the stream, or on the host too."""
+    def wait_for_all(self, on_host: bool, joins_lane: bool = False) -> None:
+        """A barrier of all ranks: on the stream, or on the host too. joins_lane: asynchronous calls are over first."""
         if self._group is None:
             self.refuse("barrier")
+        if joins_lane:
+            self.lane.join()
         self._group.dispatch(self._to_all, self._nothing, tables=False)
         self._group.poll()
         if on_host:

@@ -14,6 +14,10 @@ class Suggested(int):
     """
 
 
+# Number that clients of the second generation reserve for calls.
+ELASTIC_NUM_SMS = Suggested(16)
+
+
 class NotAConfig(NamedTuple):
     """Replaces the ``num_sms`` of an argument that is not a Config; the native calls refuse it."""
 

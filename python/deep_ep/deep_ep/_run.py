@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from deep_ep._arguments import ignore_unknown
+from deep_ep._arguments import check_unknown
 from deep_ep._ep_handle import EPHandle
 from deep_ep._member import Member
 from deep_ep._previous_event import event_of
 from deep_ep.utils.event import EventHandle, EventOverlap
-
-# Frames from ignore_unknown to the program: run_in_order, the buffer's method and the wrapper of ferry.frontend.eager.
-_PROGRAM_DEPTH = 5
 
 
 def run_in_order(
@@ -36,7 +33,7 @@ def run_in_order(
         return call(None, *arguments)
     try:
         if unknown:
-            ignore_unknown(operation, unknown, _PROGRAM_DEPTH)
+            check_unknown(operation, unknown)
         previous = event_of(previous_event, f"{operation}: previous_event")
     except Exception as error:
         problem = error

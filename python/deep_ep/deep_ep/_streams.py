@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -108,6 +108,12 @@ class Lane:
     def wait(self, event: Any) -> None:
         """Inside a call: makes the rest of it also wait for ``event``."""
 
+    def join(self) -> None:
+        """The current stream waits for the asynchronous calls that were made."""
+
+    def uses(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Tensors of a call's stream that work on the current stream reads."""
+
     def synchronize(self) -> None:
         """Wait on the host for synchronous calls that were made."""
 
@@ -206,6 +212,14 @@ class CudaLane(Lane):
     def wait(self, event: Any) -> None:
         if event is not None and not isinstance(event, HostEvent):
             torch.cuda.current_stream(self.device).wait_event(event)
+
+    def join(self) -> None:
+        torch.cuda.current_stream(self.device).wait_stream(self.comm_stream)
+
+    def uses(self, tensors: Sequence[torch.Tensor]) -> None:
+        stream = torch.cuda.current_stream(self.device)
+        for tensor in tensors:
+            tensor.record_stream(stream)
 
     def synchronize(self) -> None:
         torch.cuda.current_stream(self.device).synchronize()

@@ -24,6 +24,36 @@ def make_elastic(rank: int, kind: str, **options: Any) -> deep_ep.ElasticBuffer:
     return deep_ep.ElasticBuffer(dist.group.WORLD, device=device_of(rank, kind), **shape)
 
 
+def make_ep(rank: int, kind: str, **options: Any) -> deep_ep.EPBuffer:
+    shape = {"num_max_tokens_per_rank": 32, "hidden": 64} | options
+    return deep_ep.EPBuffer(dist.group.WORLD, device=device_of(rank, kind), **shape)
+
+
+class Deferring:
+    """An EPBuffer whose calls return what they return without ``defer_epilogue``."""
+
+    def __init__(self, buffer: deep_ep.EPBuffer) -> None:
+        self._buffer = buffer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._buffer, name)
+
+    def dispatch(self, *arguments: Any, **options: Any) -> tuple:
+        return self._waited(self._buffer.dispatch, arguments, options)
+
+    def combine(self, *arguments: Any, **options: Any) -> tuple:
+        return self._waited(self._buffer.combine, arguments, options)
+
+    def _waited(self, call: Any, arguments: tuple, options: dict[str, Any]) -> tuple:
+        event = call(*arguments, **options, async_with_compute_stream=True, defer_epilogue=True)
+        assert isinstance(event, deep_ep.EventOverlap) and event.event is not None
+        return *event.wait(), deep_ep.EventOverlap()
+
+
+def make_deferring(rank: int, kind: str, **options: Any) -> Deferring:
+    return Deferring(make_ep(rank, kind, **options))
+
+
 class Inputs(NamedTuple):
     x: torch.Tensor
     idx: torch.Tensor

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
-from clients import device_of, inputs_of, make_elastic, tensors_read
+from clients import device_of, inputs_of, make_deferring, make_elastic, make_ep, tensors_read
 from network import skip_without_network
 from ranks import run_ranks
 from world import World, make_world
@@ -61,9 +64,20 @@ def check_handle(handle: deep_ep.EPHandle, world: World, rank: int, alignment: i
     assert (metadata[len(rows) :] == -1).all()
 
 
-def check_compact(rank: int, world: World, device: str, alignment: int, wait: bool, ranks_per_node: int = 0) -> None:
+MAKERS = [make_elastic, make_deferring]
+
+
+def check_compact(
+    rank: int,
+    world: World,
+    device: str,
+    alignment: int,
+    wait: bool,
+    ranks_per_node: int = 0,
+    make: Callable[..., Any] = make_elastic,
+) -> None:
     """ranks_per_node: all ranks, or 1, so that a node rounds the same sums as its rank."""
-    buffer = make_elastic(rank, device, ranks_per_node=ranks_per_node)
+    buffer = make(rank, device, ranks_per_node=ranks_per_node)
     mine = inputs_of(world, rank, device_of(rank, device))
     stats = torch.full((world.num_local(rank),), 100, dtype=torch.int32, device=buffer.device)
     x, idx, weights, handle, event = buffer.dispatch(
@@ -102,9 +116,12 @@ def check_compact(rank: int, world: World, device: str, alignment: int, wait: bo
 
 @pytest.mark.parametrize("num_tokens", [[5], [4, 9, 0], [0, 0], [7, 7, 7, 7]])
 @pytest.mark.parametrize(("alignment", "wait"), [(1, True), (8, True), (8, False)])
-def test_rows_by_token(num_tokens: list[int], alignment: int, wait: bool, device: str) -> None:
+@pytest.mark.parametrize("make", MAKERS)
+def test_rows_by_token(
+    num_tokens: list[int], alignment: int, wait: bool, make: Callable[..., Any], device: str
+) -> None:
     world = make_world(len(num_tokens), 12, num_tokens, num_topk=4)
-    run_ranks(len(num_tokens), check_compact, world, device, alignment, wait)
+    run_ranks(len(num_tokens), check_compact, world, device, alignment, wait, 0, make)
 
 
 def expert_rows(x: torch.Tensor, layout: Expanded) -> torch.Tensor:
@@ -138,9 +155,10 @@ def check_expanded(
     wait: bool,
     single_rounding: bool,
     ranks_per_node: int = 0,
+    make: Callable[..., Any] = make_elastic,
 ) -> None:
     """ranks_per_node: as for :func:`check_compact`."""
-    buffer = make_elastic(rank, device, allow_multiple_reduction=not single_rounding, ranks_per_node=ranks_per_node)
+    buffer = make(rank, device, allow_multiple_reduction=not single_rounding, ranks_per_node=ranks_per_node)
     mine = inputs_of(world, rank, device_of(rank, device))
     layout = Expanded(world, rank, alignment)
     x, idx, weights, handle, _ = buffer.dispatch(
@@ -190,15 +208,28 @@ def check_expanded(
 @pytest.mark.parametrize(
     ("alignment", "wait", "single_rounding"), [(1, True, False), (8, True, True), (8, False, False), (1, False, False)]
 )
-def test_rows_by_expert(num_tokens: list[int], alignment: int, wait: bool, single_rounding: bool, device: str) -> None:
+@pytest.mark.parametrize("make", MAKERS)
+def test_rows_by_expert(
+    num_tokens: list[int], alignment: int, wait: bool, single_rounding: bool, make: Callable[..., Any], device: str
+) -> None:
     world = make_world(len(num_tokens), 12, num_tokens, num_topk=4)
-    run_ranks(len(num_tokens), check_expanded, world, device, alignment, wait, single_rounding)
+    run_ranks(len(num_tokens), check_expanded, world, device, alignment, wait, single_rounding, 0, make)
+
+
+def check_ep(rank: int, world: World, device: str) -> None:
+    check_compact(rank, world, device, 8, True, 0, make_ep)
+    check_expanded(rank, world, device, 8, False, True, 0, make_ep)
+
+
+def test_rows_of_ep_buffer(device: str) -> None:
+    run_ranks(3, check_ep, make_world(3, 12, [4, 9, 0], num_topk=4), device)
 
 
 def check_over_nodes(rank: int, world: World, device: str) -> None:
-    check_compact(rank, world, device, 8, True, 1)
-    for single_rounding in (False, True):
-        check_expanded(rank, world, device, 8, True, single_rounding, 1)
+    for make in (*MAKERS, make_ep):
+        check_compact(rank, world, device, 8, True, 1, make)
+        for single_rounding in (False, True):
+            check_expanded(rank, world, device, 8, True, single_rounding, 1, make)
 
 
 def test_rows_over_nodes(device: str) -> None:
@@ -212,8 +243,10 @@ def test_shapes_of_clients(hidden: int, num_topk: int, num_experts: int, device:
     run_ranks(2, check_expanded, world, device, 4, False, False)
 
 
-def check_scales(rank: int, world: World, device: str, expand: bool, wait: bool, column_major: bool) -> None:
-    buffer = make_elastic(rank, device, use_fp8_dispatch=True)
+def check_scales(
+    rank: int, world: World, device: str, expand: bool, wait: bool, column_major: bool, make: Callable[..., Any]
+) -> None:
+    buffer = make(rank, device, use_fp8_dispatch=True)
     mine = inputs_of(world, rank, device_of(rank, device))
     payloads = [x.float().clamp(-8, 8).to(torch.float8_e4m3fn) for x in world.x]
     all_scales = [(x[:, :5].float() * 1000).to(torch.int32) for x in world.x]
@@ -249,8 +282,9 @@ def check_scales(rank: int, world: World, device: str, expand: bool, wait: bool,
 
 @pytest.mark.parametrize("expand", [False, True])
 @pytest.mark.parametrize(("wait", "column_major"), [(True, False), (True, True), (False, True)])
-def test_fp8(expand: bool, wait: bool, column_major: bool, device: str) -> None:
-    run_ranks(2, check_scales, make_world(2, 6, [5, 8]), device, expand, wait, column_major)
+@pytest.mark.parametrize("make", MAKERS)
+def test_fp8(expand: bool, wait: bool, column_major: bool, make: Callable[..., Any], device: str) -> None:
+    run_ranks(2, check_scales, make_world(2, 6, [5, 8]), device, expand, wait, column_major, make)
 
 
 def check_fleeting_biases(rank: int, world: World, device: str) -> None:

@@ -47,6 +47,15 @@ def test_hooks_run_once_after_the_wait() -> None:
     assert seen == [1]
 
 
+def test_a_wait_returns_what_the_first_hook_returns() -> None:
+    overlap = deep_ep.EventOverlap(Waited())
+    for value in (3, 4):
+        overlap.register_hook_after_wait(lambda value=value: value)
+    assert (overlap.wait(), overlap.wait(), overlap.current_stream_wait()) == (3, None, None)
+    overlap.register_hook_after_wait(lambda: 5)
+    assert overlap.current_stream_wait(release_handle=True) == 5 and overlap.event is None
+
+
 def test_nothing_to_wait_for() -> None:
     deep_ep.EventHandle().current_stream_wait()
     assert isinstance(deep_ep.Buffer.capture(), deep_ep.EventOverlap)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from clients import Inputs, dispatch, inputs_of, layout_of, make_buffer, make_elastic
+from clients import Inputs, dispatch, inputs_of, layout_of, make_buffer, make_elastic, make_ep
 from ranks import DEVICES, run_ranks
 from world import World, make_world
 
@@ -52,6 +52,37 @@ def check_async(rank: int, world: World) -> None:
 
 def test_calls_run_beside_other_work() -> None:
     run_ranks(NUM_RANKS, check_async, make_world(NUM_RANKS, 6, [40, 30]))
+
+
+def check_deferred(rank: int, world: World) -> None:
+    """An epilogue on another stream than the call's, while the call still waits for its input."""
+    buffer = make_ep(rank, "cuda")
+    mine = inputs_of(world, rank, torch.device("cuda", torch.cuda.current_device()))
+    options = {"num_experts": world.num_experts, "do_expand": True}
+    expected, _, _, handle, _ = buffer.dispatch(mine.x, mine.idx, **options)
+    out, _, _ = buffer.combine(expected, handle)
+    deferred = {"async_with_compute_stream": True, "allocate_on_comm_stream": True, "defer_epilogue": True}
+    torch.cuda.synchronize()
+    torch.cuda._sleep(BUSY)
+    late = mine.x.clone()
+    busy = buffer.capture()
+    event = buffer.dispatch(late, handle=handle, previous_event=busy, **deferred)
+    del late
+    trash = torch.full_like(mine.x, float("nan"))
+    assert not busy.event.query(), "the call waited for the GPU"
+    waits = torch.cuda.Stream()
+    with torch.cuda.stream(waits):
+        rows = event.wait()[0]
+        event = buffer.combine(rows, handle, **deferred)
+        sums = event.wait()[0]
+    trash += 1
+    waits.synchronize()
+    assert torch.equal(rows, expected) and torch.equal(sums, out)
+    buffer.destroy()
+
+
+def test_deferred_epilogues_run_on_the_stream_that_waits() -> None:
+    run_ranks(NUM_RANKS, check_deferred, make_world(NUM_RANKS, 6, [32, 30]))
 
 
 def captured(body):

@@ -154,7 +154,7 @@ def check_devices(rank: int) -> None:
     with pytest.warns(UserWarning, match="use_fabric"):
         deep_ep.Buffer(dist.group.WORLD, use_fabric=True, num_qps_per_rank=12.0)
     shape = {"num_max_tokens_per_rank": 4096, "hidden": 7168, "num_topk": 8}
-    elastic = deep_ep.EPBuffer(dist.group.WORLD, **shape, num_gpu_timeout_secs=5)
+    elastic = deep_ep.ElasticBuffer(dist.group.WORLD, **shape, num_gpu_timeout_secs=5)
     assert elastic.num_bytes == deep_ep.ElasticBuffer.get_buffer_size_hint(dist.group.WORLD, 4096, 7168, 8)
     assert elastic.get_logical_domain_size() == deep_ep.get_logical_domain_size(dist.group.WORLD) == (1, 2)
     assert elastic.get_physical_domain_size() == deep_ep.get_physical_domain_size(dist.group.WORLD) == (1, 2)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from clients import dispatch, inputs_of, layout_of, make_buffer, make_elastic
+from clients import dispatch, inputs_of, layout_of, make_buffer, make_elastic, make_ep
 from network import skip_without_network
 from ranks import run_ranks
 from world import World, make_world
@@ -245,21 +245,39 @@ def test_a_call_over_nodes_that_fails_between_its_collectives() -> None:
 
 
 def check_unknown(rank: int, world: World) -> None:
-    buffer, elastic = make_buffer(rank, "cpu"), make_elastic(rank, "cpu")
+    buffer, elastic = make_buffer(rank, "cpu", low_latency_mode=True), make_elastic(rank, "cpu")
+    ep = make_ep(rank, "cpu")
     mine = inputs_of(world, rank, CPU)
     x, *_, handle, _ = dispatch(buffer, world, mine, use_nvfp4=False, x_global_scale=None)
     for name, value in (("use_nvfp4", True), ("x_global_scale", mine.weights), ("use_logfmt", True)):
         with pytest.raises((NotImplementedError, ferry.InvalidArgument), match=name if rank == BAD_RANK else None):
             buffer.dispatch(mine.x, handle=handle, **({name: value} if rank == BAD_RANK else {}))
-    with pytest.warns(UserWarning, match="overlap is unknown") as warned:
-        for _ in range(3):
-            buffer.combine(x, handle, overlap=True)
-            elastic.dispatch(mine.x, mine.idx, num_experts=world.num_experts, overlap=True)
+    wrong = {"lanes": 4} if rank == BAD_RANK else {}
+    for name, call in (
+        ("dispatch", lambda: dispatch(buffer, world, mine, **wrong)),
+        ("dispatch", lambda: buffer.dispatch(mine.x, handle=handle, **wrong)),
+        ("combine", lambda: buffer.combine(x, handle, **wrong)),
+        ("dispatch", lambda: elastic.dispatch(mine.x, mine.idx, num_experts=world.num_experts, **wrong)),
+        ("dispatch", lambda: ep.dispatch(mine.x, mine.idx, num_experts=world.num_experts, **wrong)),
+        ("low_latency_dispatch", lambda: buffer.low_latency_dispatch(mine.x, mine.idx, 8, world.num_experts, **wrong)),
+    ):
+        with pytest.raises((TypeError, ferry.InvalidArgument)) as raised:
+            call()
+        if rank == BAD_RANK:
+            assert str(raised.value).startswith(f"{name}: unknown argument lanes;")
+    for make in (deep_ep.Buffer, deep_ep.ElasticBuffer, deep_ep.EPBuffer):
+        with pytest.raises(TypeError, match=f"^{make.__name__}: unknown argument lanes;"):
+            make(dist.group.WORLD, device="cpu", lanes=4)
+        with pytest.raises(NotImplementedError, match="use_nvfp4 is True"):
+            make(dist.group.WORLD, device="cpu", use_nvfp4=True)
+        with pytest.raises(TypeError):
+            make(dist.group.WORLD, device="cpu", fp8=False)
+    assert torch.equal(buffer.dispatch(mine.x, handle=handle, overlap=False, packed_recv_count=None)[0], x)
+    with pytest.warns(UserWarning, match="Buffer: use_fabric has no effect") as warned:
+        for _ in range(2):
+            deep_ep.Buffer(dist.group.WORLD, device="cpu", use_fabric=True).destroy()
     assert len(warned) == 1 and warned[0].filename == __file__, "the warning names the program's line"
-    with pytest.warns(UserWarning, match="Buffer: argument lanes is unknown") as warned:
-        deep_ep.Buffer(dist.group.WORLD, device="cpu", lanes=4).destroy()
-    assert warned[0].filename == __file__
-    for destroyed in (buffer, elastic):
+    for destroyed in (buffer, elastic, ep):
         destroyed.destroy()
         assert destroyed.runtime is None
     with pytest.raises(ferry.InvalidArgument, match="dispatch: the buffer was destroyed"):

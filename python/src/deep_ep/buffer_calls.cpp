@@ -52,7 +52,7 @@ nb::list aligned_counts(std::span<const std::int32_t> rows, std::int64_t alignme
 }
 
 BufferCalls::BufferCalls(nb::object calls, nb::object group, const nb::tuple& types, nb::object steps,
-                         nb::object captured, nb::object to_all)
+                         nb::object captured, nb::object to_all, bool narrow_ids)
     : owner_(std::move(calls)),
       calls_(nb::cast<const Calls*>(owner_)),
       group_(std::move(group)),
@@ -60,6 +60,7 @@ BufferCalls::BufferCalls(nb::object calls, nb::object group, const nb::tuple& ty
       steps_(std::move(steps)),
       captured_(std::move(captured)),
       to_all_(std::move(to_all)),
+      ids_(narrow_ids ? DType::kInt32 : DType::kInt64),
       in_flight_(group_.attr("_in_flight")) {}
 
 int BufferCalls::bound_of(nb::handle num_sms, const char* operation) const {
@@ -91,6 +92,20 @@ nb::list BufferCalls::read_biases(const Checks& checks, nb::handle bias, std::in
 nb::object BufferCalls::epilogue_event(nb::handle epilogue, const char* operation) const {
   if (epilogue.is_none()) return nb::none();
   return steps_.attr("event_of")(epilogue, std::string(operation) + ": previous_event_before_epilogue");
+}
+
+nb::object DeferredCall::make() {
+  if (!finish_) refuse("a deferred call was finished already; its results are those of the first wait");
+  const Finish finish = std::exchange(finish_, nullptr);
+  return finish(calls_->allocator().any_stream());
+}
+
+nb::object BufferCalls::defer(std::initializer_list<nb::object> read, DeferredCall::Finish finish) const {
+  nb::list tensors;
+  for (const nb::object& tensor : read) {
+    if (tensor.is_valid() && !tensor.is_none()) tensors.append(tensor);
+  }
+  return nb::make_tuple(DeferredCall(nb::find(*this), *calls_, std::move(finish)), nb::tuple(tensors), new_event());
 }
 
 void BufferCalls::wait_for(nb::handle event) const {
@@ -130,9 +145,10 @@ Combined BufferCalls::combine_rows(Turn& turn, const Routing& routing, const Rea
 }
 
 void define_calls(nb::module_& module) {
+  nb::class_<DeferredCall>(module, "DeferredCall").def("__call__", &DeferredCall::make);
   nb::class_<BufferCalls>(module, "BufferCalls")
-      .def(nb::init<nb::object, nb::object, nb::tuple, nb::object, nb::object, nb::object>(), "calls"_a, "group"_a,
-           "types"_a, "steps"_a, "captured"_a, "to_all"_a)
+      .def(nb::init<nb::object, nb::object, nb::tuple, nb::object, nb::object, nb::object, bool>(), "calls"_a,
+           "group"_a, "types"_a, "steps"_a, "captured"_a, "to_all"_a, "narrow_ids"_a)
       .def(
           "bound_of",
           [](const BufferCalls& self, nb::handle num_sms, const std::string& operation) {
@@ -163,26 +179,28 @@ void define_calls(nb::module_& module) {
           [](const BufferCalls& self, nb::handle problem, nb::handle x, nb::handle topk_idx, nb::handle topk_weights,
              nb::handle expert_stats, nb::handle num_experts, nb::handle num_max_tokens, nb::handle most_tokens,
              nb::handle alignment, bool zero_padding, bool column_major_scales, bool copy_ids, bool exact, bool expand,
-             nb::handle epilogue, nb::handle num_sms) {
+             bool deferred, nb::handle epilogue, nb::handle num_sms) {
             return self.elastic_dispatch(
                 problem, x, {topk_idx, topk_weights, expert_stats, num_experts, num_max_tokens, most_tokens, alignment},
-                {zero_padding, column_major_scales, copy_ids, exact, expand}, epilogue, num_sms);
+                {zero_padding, column_major_scales, copy_ids, exact, expand}, deferred, epilogue, num_sms);
           },
           "problem"_a.none(), "x"_a.none(), "topk_idx"_a.none(), "topk_weights"_a.none(), "expert_stats"_a.none(),
           "num_experts"_a.none(), "num_max_tokens"_a.none(), "most_tokens"_a.none(), "alignment"_a.none(),
-          "zero_padding"_a, "column_major_scales"_a, "copy_ids"_a, "exact"_a, "expand"_a, "epilogue"_a.none(),
-          "num_sms"_a.none())
+          "zero_padding"_a, "column_major_scales"_a, "copy_ids"_a, "exact"_a, "expand"_a, "deferred"_a,
+          "epilogue"_a.none(), "num_sms"_a.none())
       .def(
           "elastic_dispatch_again",
           [](const BufferCalls& self, nb::handle problem, nb::handle x, nb::handle handle, nb::handle topk_weights,
-             nb::handle given, bool zero_padding, bool column_major_scales, nb::handle epilogue, nb::handle num_sms) {
+             nb::handle given, bool zero_padding, bool column_major_scales, bool deferred, nb::handle epilogue,
+             nb::handle num_sms) {
             return self.elastic_dispatch_again(problem, x, handle, topk_weights, given,
-                                               {zero_padding, column_major_scales}, epilogue, num_sms);
+                                               {zero_padding, column_major_scales}, deferred, epilogue, num_sms);
           },
           "problem"_a.none(), "x"_a.none(), "handle"_a.none(), "topk_weights"_a.none(), "given"_a.none(),
-          "zero_padding"_a, "column_major_scales"_a, "epilogue"_a.none(), "num_sms"_a.none())
+          "zero_padding"_a, "column_major_scales"_a, "deferred"_a, "epilogue"_a.none(), "num_sms"_a.none())
       .def("elastic_combine", &BufferCalls::elastic_combine, "problem"_a.none(), "x"_a.none(), "handle"_a.none(),
-           "topk_weights"_a.none(), "bias"_a.none(), "single_rounding"_a, "epilogue"_a.none(), "num_sms"_a.none())
+           "topk_weights"_a.none(), "bias"_a.none(), "single_rounding"_a, "deferred"_a, "epilogue"_a.none(),
+           "num_sms"_a.none())
       .def(
           "low_latency_dispatch",
           [](const BufferCalls& self, nb::handle problem, nb::handle x, nb::handle topk_idx, nb::handle max_tokens,

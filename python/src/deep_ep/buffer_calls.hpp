@@ -9,8 +9,10 @@
 
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <optional>
 #include <span>
+#include <utility>
 
 #include "calls.hpp"
 #include "deep_ep/checks.hpp"
@@ -41,6 +43,24 @@ struct ElasticForm {
   bool copy_ids = true;  ///< the handle keeps a copy of the ids
   bool exact = true;     ///< as many rows as arrive
   bool expand = false;   ///< by expert, else by token
+};
+
+/// The last part of a call, which is made when the call's event is waited for, on the stream that is current then.
+class DeferredCall {
+ public:
+  using Finish = std::function<nanobind::object(Stream)>;
+
+  /// owner: keeps what `finish` refers to, and `calls`.
+  DeferredCall(nanobind::object owner, const Calls& calls, Finish finish)
+      : owner_(std::move(owner)), calls_(&calls), finish_(std::move(finish)) {}
+
+  /// Makes it, and frees what it needed. A second time it is refused.
+  nanobind::object make();
+
+ private:
+  nanobind::object owner_;
+  const Calls* calls_;
+  Finish finish_;
 };
 
 /// Requested form of a slab of latency mode.
@@ -82,14 +102,15 @@ struct BufferTypes {
 /// Calls of one buffer. Each returns the result of the package's method of the same name, with the event of a
 /// synchronous call. problem: None, or an exception from the package, which is raised on this rank after the call was
 /// refused on all ranks. epilogue: an argument previous_event_before_epilogue.
-/// num_sms: a bound, or a suggested number or None, which bound nothing.
+/// num_sms: a bound, or a suggested number or None, which bound nothing. deferred: the call returns (DeferredCall,
+/// tensors that it reads, event); the DeferredCall returns the results but the event.
 class BufferCalls {
  public:
   /// group: the ferry.Group of `calls`. types: in the order of BufferTypes. steps: a deep_ep._steps.Steps. captured: a
   /// list, to which Routings are added that a graph has captured. to_all: a ferry.Routing that sends a row of each rank
-  /// to all.
+  /// to all. narrow_ids: expert ids are i32, else i64.
   BufferCalls(nanobind::object calls, nanobind::object group, const nanobind::tuple& types, nanobind::object steps,
-              nanobind::object captured, nanobind::object to_all);
+              nanobind::object captured, nanobind::object to_all, bool narrow_ids);
 
   nanobind::object layout(nanobind::handle problem, nanobind::handle topk_idx, nanobind::handle num_experts,
                           int ranks_per_node) const;
@@ -107,16 +128,17 @@ class BufferCalls {
                            nanobind::handle topk_weights, nanobind::handle bias, nanobind::handle num_sms) const;
 
   nanobind::object elastic_dispatch(nanobind::handle problem, nanobind::handle x, const ElasticRouteArguments& given,
-                                    const ElasticForm& form, nanobind::handle epilogue, nanobind::handle num_sms) const;
+                                    const ElasticForm& form, bool deferred, nanobind::handle epilogue,
+                                    nanobind::handle num_sms) const;
   /// given: None, or a dictionary of arguments that have to be as the handle's.
   nanobind::object elastic_dispatch_again(nanobind::handle problem, nanobind::handle x, nanobind::handle handle,
                                           nanobind::handle topk_weights, nanobind::handle given,
-                                          const ElasticForm& form, nanobind::handle epilogue,
+                                          const ElasticForm& form, bool deferred, nanobind::handle epilogue,
                                           nanobind::handle num_sms) const;
   /// single_rounding: sums of a rank and of a node are sent in fp32.
   nanobind::object elastic_combine(nanobind::handle problem, nanobind::handle x, nanobind::handle handle,
                                    nanobind::handle topk_weights, nanobind::handle bias, bool single_rounding,
-                                   nanobind::handle epilogue, nanobind::handle num_sms) const;
+                                   bool deferred, nanobind::handle epilogue, nanobind::handle num_sms) const;
 
   /// sent: a ferry.frontend.SplitCall, or None if the call is not split; then there is no hook.
   nanobind::object low_latency_dispatch(nanobind::handle problem, nanobind::handle x, nanobind::handle topk_idx,
@@ -135,6 +157,7 @@ class BufferCalls {
 
  private:
   struct NewDispatch;
+  struct ElasticArrival;
   /// Routing of a handle's tensors, and how it was found. All ranks find the same: the tensor that carries the link has
   /// the same shape on all of them, so code that copies it on one rank copies it on every rank. If it does not, the
   /// ranks' calls differ, which ferry refuses.
@@ -165,6 +188,7 @@ class BufferCalls {
     std::int64_t num_local = 0, num_rows = 0, hidden = 0;  ///< [L, R * M, H]
   };
 
+  bool has_narrow_ids() const { return ids_ == DType::kInt32; }
   bool has_several_nodes() const { return calls_->group().topology().num_nodes() > 1; }
 
   void read_route(const Checks& checks, const LayoutArguments& given, NewDispatch& to) const;
@@ -189,6 +213,10 @@ class BufferCalls {
   /// The handle's ferry.Routing; `routes`: a new one.
   nanobind::object elastic_routing_of(Turn& turn, nanobind::handle handle, bool routes, int num_sms) const;
   void check_combined(const Checks& checks, const ElasticHandle& found, const TensorView& x) const;
+  /// The last part of a new dispatch. event: of the call; not valid if it is deferred.
+  nanobind::object finish_elastic(ElasticArrival& arrived, Stream stream, const nanobind::object& event) const;
+  /// Results of a deferred call. read: tensors, None, or objects that are not valid.
+  nanobind::object defer(std::initializer_list<nanobind::object> read, DeferredCall::Finish finish) const;
 
   Slab find_slab(nanobind::handle handle, const char* operation) const;
   /// Rows of a combine without a copy. kept: tensors of a split call, or None.
@@ -225,6 +253,7 @@ class BufferCalls {
   nanobind::object steps_;
   nanobind::object captured_;
   nanobind::object to_all_;
+  DType ids_;
   nanobind::object in_flight_;          ///< the group's ferry._latency.InFlight
   mutable std::int64_t last_rows_ = 0;  ///< of the last exact route
 };

@@ -224,8 +224,8 @@ Payload Checks::payload(nb::handle x) const {
   return payload;
 }
 
-Choice Checks::choice(nb::handle topk_idx, nb::handle topk_weights, std::int64_t num_tokens) const {
-  Choice choice{table(topk_idx, "topk_idx", DType::kInt64, {num_tokens, "K"})};
+Choice Checks::choice(nb::handle topk_idx, nb::handle topk_weights, std::int64_t num_tokens, DType ids) const {
+  Choice choice{table(topk_idx, "topk_idx", ids, {num_tokens, "K"})};
   const std::int64_t num_topk = choice.ids.extent(1);
   if (num_topk < 1 || num_topk > kMaxTopk) {
     refuse("topk_idx has K = " + std::to_string(num_topk) + ", expected 1 to " + std::to_string(kMaxTopk));

@@ -73,8 +73,8 @@ class Checks {
   /// Contiguous rows [T, H] of multiples of 16 bytes.
   TensorView rows(nanobind::handle tensor, const char* name, std::optional<DType> dtype = {}) const;
   Payload payload(nanobind::handle x) const;
-  /// Ids [num_tokens, K] and their weights or None.
-  Choice choice(nanobind::handle topk_idx, nanobind::handle topk_weights, std::int64_t num_tokens) const;
+  /// Ids [num_tokens, K] of dtype `ids` and their weights or None.
+  Choice choice(nanobind::handle topk_idx, nanobind::handle topk_weights, std::int64_t num_tokens, DType ids) const;
   /// None, a tensor, or an iterable of up to two tensors [num_tokens, hidden] bf16. -> a list of them, which has to
   /// live as long as `in`: those of an iterator have no other owner
   nanobind::list biases(nanobind::handle bias, std::int64_t num_tokens, std::int64_t hidden, CombineInput& in) const;

@@ -122,7 +122,7 @@ nb::object BufferCalls::elastic_routing_of(Turn& turn, nb::handle handle, bool r
 
 nb::object BufferCalls::elastic_dispatch_again(nb::handle problem, nb::handle x, nb::handle handle,
                                                nb::handle topk_weights, nb::handle given, const ElasticForm& form,
-                                               nb::handle epilogue, nb::handle num_sms) const {
+                                               bool deferred, nb::handle epilogue, nb::handle num_sms) const {
   using enum Collective;
   static const Name bounded_name("is_bounded");
   static const Name num_expanded_name("num_expanded_tokens");
@@ -133,8 +133,8 @@ nb::object BufferCalls::elastic_dispatch_again(nb::handle problem, nb::handle x,
   return turn.run(problem, [&]() -> nb::object {
     const Checks checks(calls, "dispatch");
     const int bound = bound_of(num_sms, "dispatch");
-    const Payload payload = checks.payload(x);
-    const ElasticHandle found = elastic_handle_of(checks, handle);
+    Payload payload = checks.payload(x);
+    ElasticHandle found = elastic_handle_of(checks, handle);
     if (!given.is_none()) steps_.attr("check_agrees")(handle, given);
     if (payload.rows_view.extent(0) != found.num_tokens) {
       checks.refuse("x has " + std::to_string(payload.rows_view.extent(0)) + " tokens, expected the " +
@@ -147,21 +147,34 @@ nb::object BufferCalls::elastic_dispatch_again(nb::handle problem, nb::handle x,
     const nb::object routing = elastic_routing_of(turn, handle, routes, bound);
     call.tables = true;
     call.weights = call.in.topk_weights.present();
+    call.narrow_ids = has_narrow_ids();
     call.bounded = find_attribute(routing, bounded_name).is(nb::handle(Py_True));
     call.column_major_scales = form.column_major_scales && !found.expands;
     call.options.zero_padding = form.zero_padding && !found.expands;
     call.options.kernel.num_sms = bound;
     if (!found.expands) wait_for(event);
     Received received = dispatch_rows(turn, Calls::native_of(routing), call);
-    if (found.expands) {
-      wait_for(event);
-      received =
-          expand(calls, received, found.slots,
-                 {number_of(handle, num_expanded_name), form.zero_padding, form.column_major_scales}, turn.stream());
-    }
-    raise_known_errors();
-    return nb::make_tuple(payload_of(received, payload), or_none(received.topk_idx), or_none(received.topk_weights),
-                          handle, new_event());
+    const Received read = received;
+    const nb::object metadata = found.metadata;
+    const nb::object last_equal = found.last_equal;
+    const ExpandedForm expanded{found.expands ? number_of(handle, num_expanded_name) : 0, form.zero_padding,
+                                form.column_major_scales};
+    auto finish = [this, payload = std::move(payload), found = std::move(found), received = std::move(received),
+                   expanded, handle = nb::borrow(handle), event](Stream stream, const nb::object& end) mutable {
+      if (found.expands) {
+        wait_for(event);
+        received = expand(*calls_, received, found.slots, expanded, stream);
+      }
+      raise_known_errors();
+      const nb::object rows = payload_of(received, payload);
+      const nb::object ids = or_none(received.topk_idx);
+      const nb::object weights = or_none(received.topk_weights);
+      return end.is_valid() ? nb::make_tuple(rows, ids, weights, handle, end)
+                            : nb::make_tuple(rows, ids, weights, handle);
+    };
+    if (!deferred) return finish(turn.stream(), new_event());
+    return defer({read.x, read.scales, read.topk_idx, read.topk_weights, metadata, last_equal},
+                 [finish = std::move(finish)](Stream stream) mutable { return finish(stream, {}); });
   });
 }
 
@@ -182,7 +195,7 @@ void BufferCalls::check_combined(const Checks& checks, const ElasticHandle& foun
 }
 
 nb::object BufferCalls::elastic_combine(nb::handle problem, nb::handle x, nb::handle handle, nb::handle topk_weights,
-                                        nb::handle bias, bool single_rounding, nb::handle epilogue,
+                                        nb::handle bias, bool single_rounding, bool deferred, nb::handle epilogue,
                                         nb::handle num_sms) const {
   using enum Collective;
   const Calls& calls = *calls_;
@@ -238,10 +251,14 @@ nb::object BufferCalls::elastic_combine(nb::handle problem, nb::handle x, nb::ha
       }
     }
     const nb::object routing = elastic_routing_of(turn, handle, routes, call.options.kernel.num_sms);
-    Combined combined = combine_rows(turn, Calls::native_of(routing), call);
-    if (sums_f32) combined.x = steps_.attr("as_bf16")(combined.x);
-    raise_known_errors();
-    return nb::make_tuple(combined.x, combined.weights, new_event());
+    const Combined combined = combine_rows(turn, Calls::native_of(routing), call);
+    const auto finish = [this, combined, sums_f32](const nb::object& end) {
+      const nb::object sums = sums_f32 ? nb::object(steps_.attr("as_bf16")(combined.x)) : combined.x;
+      raise_known_errors();
+      return end.is_valid() ? nb::make_tuple(sums, combined.weights, end) : nb::make_tuple(sums, combined.weights);
+    };
+    if (!deferred) return finish(new_event());
+    return defer({combined.x, combined.weights}, [finish](Stream) { return finish({}); });
   });
 }
 

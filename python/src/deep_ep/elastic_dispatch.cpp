@@ -34,7 +34,7 @@ struct ElasticRoute {
 };
 
 ElasticRoute read_elastic_route(const Calls& calls, const Checks& checks, std::int64_t num_tokens,
-                                const ElasticRouteArguments& given) {
+                                const ElasticRouteArguments& given, DType ids) {
   if (given.topk_idx.is_none()) checks.refuse("topk_idx and handle are None, expected one of them");
   if (given.num_experts.is_none()) {
     checks.refuse("num_experts is None, expected the number of experts of all ranks");
@@ -42,7 +42,7 @@ ElasticRoute read_elastic_route(const Calls& calls, const Checks& checks, std::i
   ElasticRoute route;
   route.num_experts = checks.num_experts(given.num_experts);
   route.num_local = route.num_experts / calls.group().num_ranks();
-  const Choice choice = checks.choice(given.topk_idx, given.topk_weights, num_tokens);
+  const Choice choice = checks.choice(given.topk_idx, given.topk_weights, num_tokens, ids);
   route.ids = choice.ids;
   route.weights = choice.weights;
   route.alignment = checks.size(given.alignment, "expert_alignment");
@@ -98,8 +98,21 @@ EarlyTables make_early(HandleTables& tables, EarlyOutputs& outputs) noexcept {
 
 }  // namespace
 
+/// Rows of a new dispatch by token, and what the last part of the call makes of them.
+struct BufferCalls::ElasticArrival {
+  Payload payload{};
+  ElasticRoute to{};
+  ElasticForm form{};
+  HandleTables tables;
+  PlacedRouting placed{};
+  Received received{};
+  nb::object epilogue_event{};
+  nb::object topk_idx{}, num_experts{}, num_max_tokens{}, alignment{}, num_sms{};  ///< of the handle
+};
+
 nb::object BufferCalls::elastic_dispatch(nb::handle problem, nb::handle x, const ElasticRouteArguments& given,
-                                         const ElasticForm& form, nb::handle epilogue, nb::handle num_sms) const {
+                                         const ElasticForm& form, bool deferred, nb::handle epilogue,
+                                         nb::handle num_sms) const {
   using enum Collective;
   const Calls& calls = *calls_;
   Turn turn(calls, calls.allocator().any_stream(), {kRoute, kDispatch}, form.exact);
@@ -107,7 +120,7 @@ nb::object BufferCalls::elastic_dispatch(nb::handle problem, nb::handle x, const
     const Checks checks(calls, "dispatch");
     const int bound = bound_of(num_sms, "dispatch");
     const Payload payload = checks.payload(x);
-    const ElasticRoute to = read_elastic_route(calls, checks, payload.rows_view.extent(0), given);
+    const ElasticRoute to = read_elastic_route(calls, checks, payload.rows_view.extent(0), given, ids_);
     const nb::object event = epilogue_event(epilogue, "dispatch");
     const std::int64_t num_topk = to.ids.extent(1);
     const std::int64_t most_rows = to.max_tokens * calls.group().num_ranks();
@@ -123,12 +136,17 @@ nb::object BufferCalls::elastic_dispatch(nb::handle problem, nb::handle x, const
     call.in = {payload.rows_view, payload.scales_view, to.weights};
     call.tables = true;
     call.weights = to.weights.present();
+    call.narrow_ids = has_narrow_ids();
     call.bounded = !form.exact;
     call.column_major_scales = form.column_major_scales && !form.expand;
     call.options.zero_padding = form.zero_padding && !form.expand;
     call.options.kernel.num_sms = bound;
     EarlyOutputs outputs(calls, call, static_cast<int>(num_topk));
     const std::int64_t num_rows = form.exact ? to.ids.extent(0) * calls.group().num_ranks() : options.max_recv_rows;
+    // The tables copy ids of 64 bits only.
+    const bool copies_ids = form.copy_ids && !has_narrow_ids();
+    const nb::object kept_ids =
+        form.copy_ids && !copies_ids ? nb::object(steps_.attr("copy_of")(given.topk_idx)) : nb::borrow(given.topk_idx);
     // The table of sources of an exact route has exactly the rows that arrive.
     HandleTables tables(calls,
                         {.num_rows = num_rows,
@@ -137,70 +155,100 @@ nb::object BufferCalls::elastic_dispatch(nb::handle problem, nb::handle x, const
                          .max_tokens = to.max_tokens,
                          .alignment = to.alignment,
                          .expands = form.expand},
-                        form.copy_ids ? ConstTensorView(to.ids) : ConstTensorView(), !form.exact);
+                        copies_ids ? ConstTensorView(to.ids) : ConstTensorView(), !form.exact);
     const PlacedRouting placed = route(turn, kRoute, to.ids, options, [&] { return make_early(tables, outputs); });
     const Routing& routing = placed.routing;
     if (!tables.is_made()) tables.make(routing.num_recv_rows());
     if (call.bounded) call.out.source = tables.source();
     if (!form.expand) wait_for(event);
     Received received = dispatch_rows(turn, routing, call, outputs.get(routing.num_recv_rows()));
-    if (form.expand) wait_for(event);
-    tables.fill({.source = form.exact ? routing.source() : ConstTensorView(tables.source()),
-                 .topk_idx = read_tensor(received.topk_idx, calls.place()),
-                 .rows_per_expert = routing.num_rows_per_local_expert_view()},
-                turn.stream());
-    const nb::list counts = form.exact ? aligned_counts(routing.num_rows_per_local_expert(), to.alignment) : nb::list();
-    std::int64_t num_expanded = 0;
-    if (form.expand) {
-      num_expanded = form.exact ? sum_of_aligned(routing.num_rows_per_local_expert(), to.alignment)
-                                : most_expanded(routing.num_recv_rows(), num_topk, to);
-      received =
-          expand(calls, received,
-                 slots_of(read_tensor(tables.origin(), calls.place()), read_tensor(tables.last_equal(), calls.place())),
-                 {num_expanded, form.zero_padding, form.column_major_scales}, turn.stream());
-    }
-    const nb::object slots =
-        tensor_on(routing.slots(), calls.place(), std::make_shared<Routing>(routing), calls.allocator().tensor_type());
-    raise_known_errors();
-
-    nb::object handle = bare_object(types_.elastic_handle);
-    static const std::array names{Name("do_expand"),
-                                  Name("num_experts"),
-                                  Name("expert_alignment"),
-                                  Name("num_max_tokens_per_rank"),
-                                  Name("num_sms"),
-                                  Name("topk_idx"),
-                                  Name("num_recv_tokens"),
-                                  Name("num_expanded_tokens"),
-                                  Name("num_recv_tokens_per_expert_list"),
-                                  Name("psum_num_recv_tokens_per_scaleup_rank"),
-                                  Name("psum_num_recv_tokens_per_expert"),
-                                  Name("num_unaligned_recv_tokens_per_expert"),
-                                  Name("recv_src_metadata"),
-                                  Name("dst_buffer_slot_idx"),
-                                  Name("_routing"),
-                                  Name("_last_equal")};
-    const std::array<nb::object, names.size()> values{
-        nb::bool_(form.expand),
-        nb::borrow(given.num_experts),
-        nb::borrow(given.alignment),
-        nb::borrow(given.num_max_tokens),
-        nb::borrow(num_sms),
-        tables.ids().is_valid() ? tables.ids() : nb::borrow(given.topk_idx),
-        nb::int_(routing.num_recv_rows()),
-        nb::int_(num_expanded),
-        counts,
-        tables.rows_through_rank(),
-        tables.expert_ends(),
-        or_none(tables.rows_of_expert()),
-        tables.origin(),
-        slots,
-        new_routing(placed, !form.exact),
-        or_none(tables.last_equal())};
-    for (std::size_t i = 0; i < names.size(); ++i) set_attribute(handle, names[i], values[i]);
-    return nb::make_tuple(payload_of(received, payload), or_none(received.topk_idx), or_none(received.topk_weights),
-                          handle, new_event());
+    ElasticArrival arrived{.payload = payload,
+                           .to = to,
+                           .form = form,
+                           .tables = std::move(tables),
+                           .placed = placed,
+                           .received = std::move(received),
+                           .epilogue_event = event,
+                           .topk_idx = kept_ids,
+                           .num_experts = nb::borrow(given.num_experts),
+                           .num_max_tokens = nb::borrow(given.num_max_tokens),
+                           .alignment = nb::borrow(given.alignment),
+                           .num_sms = nb::borrow(num_sms)};
+    if (!deferred) return finish_elastic(arrived, turn.stream(), new_event());
+    const auto kept = std::make_shared<ElasticArrival>(std::move(arrived));
+    return defer({kept->received.x, kept->received.scales, kept->received.topk_idx, kept->received.topk_weights,
+                  kept->tables.origin(), kept->tables.source_table(), kept->tables.rows_through_rank(),
+                  kept->tables.expert_ends(), kept->tables.rows_of_expert(), kept->tables.last_equal()},
+                 [this, kept](Stream stream) { return finish_elastic(*kept, stream, {}); });
   });
+}
+
+nb::object BufferCalls::finish_elastic(ElasticArrival& arrived, Stream stream, const nb::object& event) const {
+  const Calls& calls = *calls_;
+  const Routing& routing = arrived.placed.routing;
+  const ElasticForm& form = arrived.form;
+  const ElasticRoute& to = arrived.to;
+  HandleTables& tables = arrived.tables;
+  Received& received = arrived.received;
+  const std::int64_t num_topk = to.ids.extent(1);
+  if (form.expand) wait_for(arrived.epilogue_event);
+  tables.fill({.source = form.exact ? routing.source() : ConstTensorView(tables.source()),
+               .topk_idx = read_tensor(received.topk_idx, calls.place()),
+               .rows_per_expert = routing.num_rows_per_local_expert_view()},
+              stream);
+  const nb::list counts = form.exact ? aligned_counts(routing.num_rows_per_local_expert(), to.alignment) : nb::list();
+  std::int64_t num_expanded = 0;
+  if (form.expand) {
+    num_expanded = form.exact ? sum_of_aligned(routing.num_rows_per_local_expert(), to.alignment)
+                              : most_expanded(routing.num_recv_rows(), num_topk, to);
+    received =
+        expand(calls, received,
+               slots_of(read_tensor(tables.origin(), calls.place()), read_tensor(tables.last_equal(), calls.place())),
+               {num_expanded, form.zero_padding, form.column_major_scales}, stream);
+  }
+  const nb::object slots =
+      tensor_on(routing.slots(), calls.place(), std::make_shared<Routing>(routing), calls.allocator().tensor_type());
+  raise_known_errors();
+
+  nb::object handle = bare_object(types_.elastic_handle);
+  static const std::array names{Name("do_expand"),
+                                Name("num_experts"),
+                                Name("expert_alignment"),
+                                Name("num_max_tokens_per_rank"),
+                                Name("num_sms"),
+                                Name("topk_idx"),
+                                Name("num_recv_tokens"),
+                                Name("num_expanded_tokens"),
+                                Name("num_recv_tokens_per_expert_list"),
+                                Name("psum_num_recv_tokens_per_scaleup_rank"),
+                                Name("psum_num_recv_tokens_per_expert"),
+                                Name("num_unaligned_recv_tokens_per_expert"),
+                                Name("recv_src_metadata"),
+                                Name("dst_buffer_slot_idx"),
+                                Name("_routing"),
+                                Name("_last_equal")};
+  const std::array<nb::object, names.size()> values{nb::bool_(form.expand),
+                                                    arrived.num_experts,
+                                                    arrived.alignment,
+                                                    arrived.num_max_tokens,
+                                                    arrived.num_sms,
+                                                    tables.ids().is_valid() ? tables.ids() : arrived.topk_idx,
+                                                    nb::int_(routing.num_recv_rows()),
+                                                    nb::int_(num_expanded),
+                                                    counts,
+                                                    tables.rows_through_rank(),
+                                                    tables.expert_ends(),
+                                                    or_none(tables.rows_of_expert()),
+                                                    tables.origin(),
+                                                    slots,
+                                                    new_routing(arrived.placed, !form.exact),
+                                                    or_none(tables.last_equal())};
+  for (std::size_t i = 0; i < names.size(); ++i) set_attribute(handle, names[i], values[i]);
+  const nb::object rows = payload_of(received, arrived.payload);
+  const nb::object ids = or_none(received.topk_idx);
+  const nb::object weights = or_none(received.topk_weights);
+  return event.is_valid() ? nb::make_tuple(rows, ids, weights, handle, event)
+                          : nb::make_tuple(rows, ids, weights, handle);
 }
 
 }  // namespace ferry::python::deep_ep

@@ -45,6 +45,7 @@ class HandleTables {
   const nanobind::object& expert_ends() const { return made_[kExpertEnds]; }
   /// Tables that were not wanted are not valid.
   const nanobind::object& ids() const { return made_[kIds]; }
+  const nanobind::object& source_table() const { return made_[kSource]; }
   const nanobind::object& rows_of_expert() const { return made_[kRowsOfExpert]; }
   const nanobind::object& last_equal() const { return made_[kLastEqual]; }
 

@@ -92,7 +92,7 @@ nb::object BufferCalls::low_latency_dispatch(nb::handle problem, nb::handle x, n
     ReadLatencyDispatch call{x};
     const TensorView rows = checks.rows(x, "x", DType::kBfloat16);
     call.in.x = rows;
-    call.in.topk_idx = checks.choice(topk_idx, nb::none(), rows.extent(0)).ids;
+    call.in.topk_idx = checks.choice(topk_idx, nb::none(), rows.extent(0), ids_).ids;
     call.options.num_experts = checks.num_experts(num_experts);
     call.options.counters.received = checks.expert_stats(expert_stats, call.options.num_experts / num_ranks);
     call.options.wait_times_ns = checks.wait_stats(wait_stats, "dispatch_wait_recv_cost_stats");
@@ -184,7 +184,7 @@ nb::object BufferCalls::low_latency_combine(nb::handle problem, nb::handle x, nb
     const std::int64_t num_topk = routing.num_topk();
     ReadLatencyCombine call{x};
     call.in.x = checks.table(x, "x", DType::kBfloat16, {slab.num_local, slab.num_rows, slab.hidden});
-    checks.table(topk_idx, "topk_idx", DType::kInt64, {num_tokens, num_topk});
+    checks.table(topk_idx, "topk_idx", ids_, {num_tokens, num_topk});
     call.in.topk_weights = checks.table(topk_weights, "topk_weights", DType::kFloat32, {num_tokens, num_topk});
     call.out = checks.table_or_none(out, "out", DType::kBfloat16, {num_tokens, slab.hidden});
     call.options.wait_times_ns = checks.wait_stats(wait_stats, "combine_wait_recv_cost_stats");

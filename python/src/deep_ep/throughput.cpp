@@ -21,7 +21,7 @@ nb::object BufferCalls::layout(nb::handle problem, nb::handle topk_idx, nb::hand
   const std::int64_t num_ranks = calls.group().num_ranks();
   Turn::raise_if_given(problem);
   const Checks checks(calls, "get_dispatch_layout");
-  const TensorView ids = checks.table(topk_idx, "topk_idx", DType::kInt64, {"T", "K"});
+  const TensorView ids = checks.table(topk_idx, "topk_idx", ids_, {"T", "K"});
   const std::int64_t experts = checks.num_experts(num_experts);
   const TableTypes& types = calls.allocator().types();
   const std::int64_t num_nodes = (num_ranks + ranks_per_node - 1) / ranks_per_node;

@@ -165,7 +165,7 @@ void BufferCalls::read_route(const Checks& checks, const LayoutArguments& given,
   to.token_in_rank = given.token_in_rank;
   to.tokens_per_expert = given.tokens_per_expert;
   if (!given.topk_idx.is_none()) {
-    to.choice = checks.choice(given.topk_idx, given.topk_weights, num_tokens);
+    to.choice = checks.choice(given.topk_idx, given.topk_weights, num_tokens, ids_);
     return;
   }
   to.route.num_experts = num_ranks;
@@ -193,6 +193,7 @@ BufferCalls::NewDispatch BufferCalls::read_dispatch(nb::handle x, const LayoutAr
   to.call.in = {to.payload.rows_view, to.payload.scales_view, to.choice.weights};
   to.call.tables = has_ids;
   to.call.weights = has_ids;
+  to.call.narrow_ids = has_narrow_ids();
   to.call.bounded = !exact;
   to.call.options.kernel.num_sms = to.route.num_sms;
   return to;

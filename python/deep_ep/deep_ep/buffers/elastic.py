@@ -2,39 +2,26 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from deep_ep import _domains
-from deep_ep._arguments import ignore_unknown
-from deep_ep._elastic_absent import AbsentFamilies
-from deep_ep._elastic_sizes import elastic_bytes
+from deep_ep._absent import AbsentFamilies
+from deep_ep._arguments import RESOURCES, check_unknown
+from deep_ep._elastic_calls import ElasticCalls, Payload
 from deep_ep._ep_handle import EPHandle
-from deep_ep._member import Member
-from deep_ep._num_sms import Suggested
-from deep_ep._run import run_in_order
+from deep_ep._num_sms import ELASTIC_NUM_SMS
 from deep_ep.utils.event import EventHandle, EventOverlap
-from ferry import FerryError, InvalidArgument
 from ferry.frontend import eager
 
 if TYPE_CHECKING:
     import torch.distributed as dist
 
-    import ferry
-
 __all__ = ["EPHandle", "ElasticBuffer"]
 
-Payload = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
-# Numbers that clients reserve for calls. As arguments they leave it to Ferry how much of a GPU a call uses.
-_NUM_SMS = Suggested(16)
-_NUM_QPS = 17
-
-
-class ElasticBuffer(AbsentFamilies):
+class ElasticBuffer(AbsentFamilies, ElasticCalls):
     """The ranks of an expert-parallel group, and dispatch and combine among them. Creating one is collective.
 
     Shapes: T tokens of this rank, H hidden, K experts per token, E experts, L local experts, R ranks, M
@@ -52,7 +39,7 @@ class ElasticBuffer(AbsentFamilies):
     device: of all tensors. By default that of the environment variable DEEP_EP_DEVICE, else the current GPU, or the CPU
         if there is none.
     ranks_per_node: as of :class:`deep_ep.Buffer`.
-    Unknown arguments are ignored with a warning; those that would change results raise NotImplementedError.
+    Unknown arguments, here and of all calls, raise TypeError, features of forks NotImplementedError.
 
     Raises :class:`ferry.FerryError` subclasses; wrong arguments are ``ferry.InvalidArgument``, a ValueError, on all
     ranks of a call.
@@ -82,101 +69,42 @@ class ElasticBuffer(AbsentFamilies):
         ranks_per_node: int | None = None,
         **unknown: Any,
     ) -> None:
-        ignore_unknown("ElasticBuffer", unknown, 3)
-        if num_bytes is None and (num_max_tokens_per_rank < 1 or hidden < 1):
-            raise InvalidArgument(
-                f"ElasticBuffer: num_bytes is None, num_max_tokens_per_rank {num_max_tokens_per_rank} and hidden "
-                f"{hidden}, expected num_bytes, or both of the others above 0"
-            )
-        timeouts = {"cpu": num_cpu_timeout_secs, "cuda": num_gpu_timeout_secs}
-        self._member = Member(group, comm, device, timeouts, ranks_per_node=ranks_per_node)
-        self.group = group
-        self.device = self._member.device
-        self.rank_idx = self._member.rank
-        self.num_ranks = self._member.num_ranks
-        self.num_scaleout_ranks = self.num_rdma_ranks = self._member.num_nodes
-        self.num_scaleup_ranks = self.num_nvlink_ranks = self._member.ranks_per_node
-        self.scaleout_rank_idx = self._member.node_idx
-        self.scaleup_rank_idx = self._member.rail_idx
-        if num_bytes is None:
-            num_bytes = num_cpu_bytes + elastic_bytes(
-                self.num_scaleout_ranks,
-                self.num_scaleup_ranks,
-                num_max_tokens_per_rank,
-                hidden,
-                num_topk,
-                use_fp8_dispatch=use_fp8_dispatch,
-                allow_hybrid_mode=allow_hybrid_mode,
-                allow_multiple_reduction=allow_multiple_reduction,
-            )
-        self.num_bytes = num_bytes
-        self.num_max_tokens_per_rank = num_max_tokens_per_rank
-        self.allow_multiple_reduction = allow_multiple_reduction
-        self.explicitly_destroy = explicitly_destroy
-        self.num_allocated_qps = num_allocated_qps or _NUM_QPS
-        self.nccl_comm_handle = None
-
-    @property
-    def runtime(self) -> ferry.Group | None:
-        """The group that does the work; None once the buffer is destroyed."""
-        return None if self._member.is_destroyed else self._member.group
-
-    def destroy(self) -> None:
-        """Collective: wait until all ranks are done with the buffer, then free its memory.
-
-        Optional (a buffer that is only dropped waits for its own GPU), and a no-op the second time. Ranks must destroy
-        several buffers in the same order. A rank that does not take part causes a warning after the timeout.
-        """
-        try:
-            self._member.destroy()
-        except FerryError as error:
-            warnings.warn(f"ElasticBuffer.destroy: {error}", stacklevel=2)
-
-    @staticmethod
-    def get_buffer_size_hint(
-        group: dist.ProcessGroup,
-        num_max_tokens_per_rank: int,
-        hidden: int,
-        num_topk: int = 0,
-        use_fp8_dispatch: bool = False,
-        allow_hybrid_mode: bool = True,
-        allow_multiple_reduction: bool = True,
-    ) -> int:
-        """Bytes that the second generation uses on each rank, a multiple of 2 MiB. num_topk = 0: enough for 32."""
-        return elastic_bytes(
-            *_domains.get_logical_domain_size(group, allow_hybrid_mode),
-            num_max_tokens_per_rank,
-            hidden,
-            num_topk,
+        check_unknown("ElasticBuffer", unknown, RESOURCES)
+        super().__init__(
+            group=group,
+            comm=comm,
+            device=device,
+            ranks_per_node=ranks_per_node,
+            num_bytes=num_bytes,
+            num_cpu_bytes=num_cpu_bytes,
+            num_max_tokens_per_rank=num_max_tokens_per_rank,
+            hidden=hidden,
+            num_topk=num_topk,
             use_fp8_dispatch=use_fp8_dispatch,
             allow_hybrid_mode=allow_hybrid_mode,
             allow_multiple_reduction=allow_multiple_reduction,
+            num_allocated_qps=num_allocated_qps,
+            num_cpu_timeout_secs=num_cpu_timeout_secs,
+            num_gpu_timeout_secs=num_gpu_timeout_secs,
+            explicitly_destroy=explicitly_destroy,
         )
-
-    @staticmethod
-    def capture() -> EventHandle:
-        """An event on the current stream."""
-        return EventHandle()
-
-    def get_comm_stream(self) -> torch.cuda.Stream:
-        """The stream that calls run on, shared by all buffers of a GPU. On the CPU an object that never waits."""
-        return self._member.lane.comm_stream
-
-    def get_physical_domain_size(self) -> tuple[int, int]:
-        """(nodes, ranks of a node, which reach each other's memory)."""
-        return self.num_rdma_ranks, self.num_nvlink_ranks
 
     def get_logical_domain_size(self) -> tuple[int, int]:
         """(scale-out ranks, scale-up ranks): the nodes, and the ranks of a node."""
         return self.num_scaleout_ranks, self.num_scaleup_ranks
 
-    def get_theoretical_num_sms(self, num_experts: int, num_topk: int, **unknown: Any) -> int:
-        """Multiprocessors to leave for calls. As ``num_sms=`` of a call it leaves the choice to Ferry."""
-        return _NUM_SMS
-
-    def get_theoretical_num_qps(self, num_sms: int) -> int:
-        """Queue pairs for this number of multiprocessors; Ferry counts none."""
-        return max(4, num_sms + num_sms % 2)
+    def get_theoretical_num_sms(
+        self,
+        num_experts: int,
+        num_topk: int,
+        num_scaleout_topk: int = 0,
+        rdma_gbs: float = 0,
+        nvlink_gbs: float = 0,
+        sm_read_gbs: float = 200,
+        sm_write_gbs: float = 50,
+    ) -> int:
+        """Multiprocessors to leave for calls, a constant. As ``num_sms=`` of a call it leaves the choice to Ferry."""
+        return ELASTIC_NUM_SMS
 
     def barrier(self, use_comm_stream: bool = True, with_cpu_sync: bool = False, sequential: bool = True) -> None:
         """Collective: later work on the current stream waits until all ranks have reached this point; with
@@ -212,7 +140,7 @@ class ElasticBuffer(AbsentFamilies):
 
         x: [T, H] contiguous, rows of multiples of 16 bytes, T <= M; or (FP8 rows [T, H], scales [T, S] f32 or i32 of
             any strides).
-        topk_idx: [T, K] i64, contiguous, -1 for no expert; topk_weights: [T, K] f32, optional.
+        topk_idx: [T, K] ``deep_ep.topk_idx_t``, contiguous, -1 for no expert; topk_weights: [T, K] f32, optional.
         cumulative_local_expert_recv_stats: [L] i32, to which the tokens of each local expert are added.
         num_experts: E, a multiple of R. num_max_tokens_per_rank: M, the same on all ranks; at most the buffer's, which
             is the default. expert_alignment: by default 1.
@@ -235,69 +163,27 @@ class ElasticBuffer(AbsentFamilies):
         [N, K], or None if expanded; weights [N, K], 0 where the expert is on another rank, or [rows] if expanded; the
         handle; and the event.
         """
-        member = self._member
-        calls = member.calls or member.refuse("dispatch")
-        if handle is not None:
-            given = None
-            if (
-                topk_idx is not None
-                or cumulative_local_expert_recv_stats is not None
-                or num_experts is not None
-                or num_max_tokens_per_rank is not None
-                or expert_alignment is not None
-                or do_cpu_sync
-                or (do_expand and not getattr(handle, "do_expand", False))
-            ):
-                given = {
-                    "topk_idx": topk_idx,
-                    "cumulative_local_expert_recv_stats": cumulative_local_expert_recv_stats,
-                    "num_experts": num_experts,
-                    "num_max_tokens_per_rank": num_max_tokens_per_rank,
-                    "expert_alignment": expert_alignment,
-                    "do_cpu_sync": True if do_cpu_sync else None,
-                    "do_expand": True if do_expand else None,
-                }
-            return run_in_order(
-                member,
-                "dispatch",
-                previous_event,
-                async_with_compute_stream,
-                unknown,
-                (x, topk_weights),
-                calls.elastic_dispatch_again,
-                x,
-                handle,
-                topk_weights,
-                given,
-                bool(do_zero_padding),
-                bool(use_tma_aligned_col_major_sf),
-                previous_event_before_epilogue,
-                num_sms,
-            )
-        most = self.num_max_tokens_per_rank
-        return run_in_order(
-            member,
-            "dispatch",
-            previous_event,
-            async_with_compute_stream,
-            unknown,
-            (x, topk_idx, topk_weights, cumulative_local_expert_recv_stats),
-            calls.elastic_dispatch,
+        return self._dispatch(
             x,
             topk_idx,
             topk_weights,
             cumulative_local_expert_recv_stats,
             num_experts,
-            most if num_max_tokens_per_rank is None else num_max_tokens_per_rank,
-            most,
-            1 if expert_alignment is None else expert_alignment,
-            bool(do_zero_padding),
-            bool(use_tma_aligned_col_major_sf),
-            bool(do_handle_copy),
-            do_cpu_sync is None or bool(do_cpu_sync),
-            bool(do_expand),
+            num_max_tokens_per_rank,
+            expert_alignment,
+            num_sms,
+            previous_event,
             previous_event_before_epilogue,
-            num_sms or _NUM_SMS,
+            async_with_compute_stream,
+            handle,
+            do_handle_copy,
+            do_cpu_sync,
+            do_expand,
+            do_zero_padding,
+            use_tma_aligned_col_major_sf,
+            False,
+            unknown,
+            None,
         )
 
     @eager
@@ -324,22 +210,16 @@ class ElasticBuffer(AbsentFamilies):
 
         Returns the sums [T, H] bf16; those of the weights [T, K] f32, or None; and the event.
         """
-        num_sms = num_sms or getattr(handle, "num_sms", 0)
-        member = self._member
-        calls = member.calls or member.refuse("combine")
-        return run_in_order(
-            member,
-            "combine",
-            previous_event,
-            async_with_compute_stream,
-            unknown,
-            (x, topk_weights, bias),
-            calls.elastic_combine,
+        return self._combine(
             x,
             handle,
             topk_weights,
             bias,
-            not self.allow_multiple_reduction,
-            previous_event_before_epilogue,
             num_sms,
+            previous_event,
+            previous_event_before_epilogue,
+            async_with_compute_stream,
+            False,
+            unknown,
+            None,
         )

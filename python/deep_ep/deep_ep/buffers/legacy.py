@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from deep_ep import _config
-from deep_ep._arguments import ignore_unknown
+from deep_ep._arguments import RESOURCES, check_unknown
 from deep_ep._config import Config
 from deep_ep._latency import LatencyCalls
 from deep_ep._latency_handles import CombineMemory
@@ -52,7 +52,7 @@ class Buffer(LatencyCalls):
     ranks_per_node: ranks that share memory, consecutive ones; ranks of different nodes exchange over the network. By
         default that of the environment variable DEEP_EP_RANKS_PER_NODE; 0, if that is not set either: as of
         :class:`ferry.Group`. A group of fewer ranks is one node.
-    Unknown arguments are ignored with a warning; those that would change results raise NotImplementedError.
+    Unknown arguments, here and of all calls, raise TypeError, features of forks NotImplementedError.
 
     Raises :class:`ferry.FerryError` subclasses; wrong arguments are ``ferry.InvalidArgument``, a ValueError, on all
     ranks of a call.
@@ -77,7 +77,7 @@ class Buffer(LatencyCalls):
         ranks_per_node: int | None = None,
         **unknown: Any,
     ) -> None:
-        ignore_unknown("Buffer", unknown, 3)
+        check_unknown("Buffer", unknown, RESOURCES)
         for name, value in (("num_nvl_bytes", num_nvl_bytes), ("num_rdma_bytes", num_rdma_bytes)):
             if value < 0:
                 raise InvalidArgument(f"Buffer: {name} is {value}, expected at least 0")
@@ -200,7 +200,8 @@ class Buffer(LatencyCalls):
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor, EventOverlap]:
         """Count how many tokens go where. Local: no other rank takes part.
 
-        topk_idx: [T, K] i64, contiguous; -1 for no expert, duplicates allowed. num_experts: E, a multiple of R.
+        topk_idx: [T, K] ``deep_ep.topk_idx_t``, contiguous; -1 for no expert, duplicates allowed. num_experts: E, a
+            multiple of R.
 
         Returns tokens for each rank [R] i32; tokens for each node [D] i32 (with one node, for each 8 ranks, or None for
         R <= 8); choices of each expert [E] i32 (a token that names an expert twice counts twice); whether a token goes
@@ -249,7 +250,7 @@ class Buffer(LatencyCalls):
         handle: of an earlier dispatch, whose routing this payload reuses; then no counts, ids or weights are given.
         num_tokens_per_rank, num_tokens_per_rdma_rank, is_token_in_rank, num_tokens_per_expert: of
             :meth:`get_dispatch_layout`.
-        topk_idx, topk_weights: [T, K] i64 and f32, contiguous; both or neither.
+        topk_idx, topk_weights: [T, K] ``deep_ep.topk_idx_t`` and f32, contiguous; both or neither.
         expert_alignment: the returned counts are rounded up to a multiple of it.
         num_worst_tokens: outputs have this many rows, and the host does not wait; more rows raise CapacityExceeded, on
             GPUs in a later call.

@@ -53,23 +53,31 @@ class EventOverlap:
         if extra_tensors is not None:
             self.extra_tensors = extra_tensors
 
-    def current_stream_wait(self, release_handle: bool = False) -> None:
+    def current_stream_wait(self, release_handle: bool = False) -> Any:
         """The current stream waits for the event, then the hooks run. ``release_handle``: forget the event and
         ``extra_tensors`` afterwards. Without an event there is nothing to wait for.
+
+        Returns what the first hook returns, which is the deferred results of a call with ``defer_epilogue=True``; None
+        without a hook.
         """
         if self.event is not None:
             self.event.current_stream_wait()
+        result = None
         if self._hooks:
             hooks, self._hooks = self._hooks, ()
-            for hook in hooks:
-                hook()
+            result, *_ = [hook() for hook in hooks]
         if release_handle:
             self.event = None
             self.extra_tensors = None
+        return result
 
-    def register_hook_after_wait(self, hook: Callable[[], object]) -> None:
-        """``hook()`` runs once, at the next wait, on the stream that waits."""
-        self._hooks = [*self._hooks, hook]
+    def wait(self) -> Any:
+        """:meth:`current_stream_wait`, and what it returns."""
+        return self.current_stream_wait()
+
+    def register_hook_after_wait(self, hook_after_wait: Callable[[], Any]) -> None:
+        """``hook_after_wait()`` runs once, at the next wait, on the stream that waits."""
+        self._hooks = [*self._hooks, hook_after_wait]
 
     def __call__(self, release_handle: bool = False) -> EventOverlap:
         """For ``with event(release_handle=True):``."""
