@@ -113,7 +113,9 @@ Status OneSided::free(void* data) {
   if (shown == kNothing) return {};
   if (shown == kNoBlock) {
     return Status(ErrorCode::kInvalidArgument,
-                  fmt::format("free: {} is not the address of a block; pass what allocate returned, once", data));
+                  fmt::format("free: {} is {}; pass what allocate returned, once", data,
+                              core.blocks.was_freed(offset) ? "in a block that was freed already"
+                                                            : "not the address of a block"));
   }
   // No rank touches the block before the exchange of the call that allocates it again, which this rank joins after
   // this.

@@ -8,13 +8,13 @@
 namespace ferry::one_sided {
 
 Blocks::Blocks(std::size_t heap_bytes)
-    : heap_bytes_(heap_bytes), heap_(heap_bytes), block_end_(heap_bytes / node::kPageBytes) {}
+    : heap_bytes_(heap_bytes), heap_(heap_bytes), pages_(heap_bytes / node::kPageBytes) {}
 
 std::optional<std::size_t> Blocks::take(std::size_t num_bytes) {
   const std::optional<std::size_t> offset = heap_.take(std::max<std::size_t>(num_bytes, 1));
   if (!offset) return std::nullopt;
   taken_.emplace(*offset, num_bytes);
-  mark(*offset, num_bytes, *offset + num_bytes);
+  mark(*offset, num_bytes, kFirstEnd + *offset + num_bytes);
   return offset;
 }
 
@@ -26,15 +26,15 @@ std::size_t Blocks::size_of(std::size_t offset) const {
 void Blocks::give(std::size_t offset) {
   const auto found = taken_.find(offset);
   if (found == taken_.end()) return;
-  mark(offset, found->second, 0);
+  mark(offset, found->second, kFreed);
   heap_.give(offset, std::max<std::size_t>(found->second, 1));
   taken_.erase(found);
 }
 
-void Blocks::mark(std::size_t offset, std::size_t num_bytes, std::size_t end) {
+void Blocks::mark(std::size_t offset, std::size_t num_bytes, std::size_t state) {
   const std::size_t num_pages = node::round_up_to_page(std::max<std::size_t>(num_bytes, 1)) / node::kPageBytes;
   for (std::size_t page = 0; page < num_pages; ++page) {
-    block_end_[offset / node::kPageBytes + page].store(end, std::memory_order_relaxed);
+    pages_[offset / node::kPageBytes + page].store(state, std::memory_order_relaxed);
   }
 }
 
@@ -88,6 +88,12 @@ Result<std::size_t> Core::find(std::string_view operation, std::string_view what
         fmt::format("{}: {} bytes at {} ({}) reach past the end of their block of symmetric memory; check the "
                     "count, or allocate more",
                     operation, num_bytes, what, data));
+  }
+  if (data != nullptr && blocks.was_freed(offset)) {
+    return Status(ErrorCode::kInvalidArgument,
+                  fmt::format("{}: {} is {}, in a block of symmetric memory that OneSided::free has freed; use a block "
+                              "only until it is freed",
+                              operation, what, data));
   }
   return Status(
       ErrorCode::kInvalidArgument,

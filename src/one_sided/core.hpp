@@ -34,18 +34,29 @@ class Blocks {
 
   /// True if [offset, + num_bytes) is inside one block.
   bool contains(std::size_t offset, std::size_t num_bytes) const {
-    if (offset >= heap_bytes_) return false;
-    const std::size_t end = block_end_[offset / node::kPageBytes].load(std::memory_order_relaxed);
+    const std::size_t page = page_at(offset);
+    if (page == kNeverTaken || page == kFreed) return false;
+    const std::size_t end = page - kFirstEnd;
     return offset <= end && num_bytes <= end - offset;
   }
+  /// True if a block that contained `offset` was freed, and no block contains it now.
+  bool was_freed(std::size_t offset) const { return page_at(offset) == kFreed; }
 
  private:
-  void mark(std::size_t offset, std::size_t num_bytes, std::size_t end);
+  /// States of a page that is in no block; larger values: kFirstEnd + the end of its block.
+  static constexpr std::size_t kNeverTaken = 0;
+  static constexpr std::size_t kFreed = 1;
+  static constexpr std::size_t kFirstEnd = 2;
+
+  std::size_t page_at(std::size_t offset) const {
+    return offset < heap_bytes_ ? pages_[offset / node::kPageBytes].load(std::memory_order_relaxed) : kNeverTaken;
+  }
+  void mark(std::size_t offset, std::size_t num_bytes, std::size_t state);
 
   std::size_t heap_bytes_;
   node::PageHeap heap_;
-  std::map<std::size_t, std::size_t> taken_;         // offset -> requested bytes
-  std::vector<std::atomic<std::size_t>> block_end_;  // by page: end of the block that contains it; 0: no block
+  std::map<std::size_t, std::size_t> taken_;  // offset -> requested bytes
+  std::vector<std::atomic<std::size_t>> pages_;
 };
 
 struct Core {

@@ -54,6 +54,42 @@ TEST_P(OneSidedErrors, BadArgumentsAreRefusedAndChangeNothing) {
   });
 }
 
+TEST_P(OneSidedErrors, AFreedBlockIsRefusedAsOne) {
+  run_world(GetParam(), [](RankContext& context, OneSided& shm) {
+    const int next = (shm.rank() + 1) % shm.num_ranks();
+    std::array<std::uint64_t, 4> local{};
+    // The first block of the heap, and one that follows another.
+    const std::array blocks{block<std::uint64_t>(context, shm, 4), block<std::uint64_t>(context, shm, 4)};
+    for (const std::span<std::uint64_t> freed : blocks) {
+      if (!context.expect_ok(shm.free(freed.data()), "free")) return;
+    }
+    const auto expect_freed = [&](const Status& status, std::string_view call) {
+      context.expect_code(status, ErrorCode::kInvalidArgument, call);
+      context.expect(status.message().find("freed") != std::string_view::npos, status.to_string());
+    };
+    for (const std::span<std::uint64_t> freed : blocks) {
+      std::uint64_t* const word = freed.data();
+      expect_freed(shm.put(next, word, local.data(), 8), "put");
+      expect_freed(shm.put(next, word, local.data(), 0), "put of no bytes");
+      expect_freed(shm.put_nbi(next, &freed[1], local.data(), 8), "put_nbi");
+      expect_freed(shm.get(next, local.data(), word, 8), "get");
+      expect_freed(shm.get_nbi(next, local.data(), word, 8), "get_nbi");
+      expect_freed(shm.put_signal(next, word, local.data(), 8, word, 1, SignalOp::kAdd), "put_signal");
+      expect_freed(shm.signal(next, word, 1, SignalOp::kAdd), "signal");
+      expect_freed(shm.fetch_add(next, word, 1).status(), "fetch_add");
+      expect_freed(shm.compare_swap(next, word, 0, 1).status(), "compare_swap");
+      expect_freed(shm.wait_until(word, Comparison::kEqual, 0), "wait_until");
+      expect_freed(shm.test(word, Comparison::kEqual, 0).status(), "test");
+      expect_freed(shm.free(word), "free");
+      context.expect(shm.peer_pointer(next, word) == nullptr, "peer_pointer");
+    }
+    const std::span<std::uint64_t> again = block<std::uint64_t>(context, shm, 4);
+    context.expect(again.data() == blocks[0].data(), "the first block is taken again");
+    context.expect_ok(shm.put(next, again.data(), local.data(), 8), "put");
+    context.expect_ok(shm.barrier(), "barrier");
+  });
+}
+
 TEST_P(OneSidedErrors, NothingWorksAfterDestroy) {
   run_ranks({.kind = GetParam().kind, .num_ranks = GetParam().num_ranks}, [&](RankContext& context) {
     Result<std::shared_ptr<OneSided>> shm = OneSided::create(context.bootstrap(), options_of(GetParam()));
