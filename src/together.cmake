@@ -43,7 +43,7 @@ ferry_together(node_2 node/peer_link.cpp rail/chunk_reader.cpp rail/net_devices.
 ferry_together(one_sided_1 one_sided/collective_calls.cpp one_sided/core.cpp one_sided/cpu_backend.cpp
   one_sided/device_calls.cpp one_sided/driver.cpp one_sided/fabric_meetings.cpp one_sided/held_requests.cpp
   one_sided/ring_source.cpp)
-ferry_together(one_sided_2 one_sided/fabric.cpp one_sided/one_sided.cpp)
+ferry_together(one_sided_2 one_sided/fabric.cpp one_sided/fabric_losses.cpp one_sided/one_sided.cpp)
 # cuda/driver/launch.cpp stays alone, because emulated kernels replace its functions.
 if(FERRY_WITH_CUDA)
   ferry_together(cuda_1 cuda/driver/cuda_call.cpp cuda/driver/device_guard.cpp cuda/driver/launch_observer.cpp

@@ -264,7 +264,8 @@ class FERRY_API OneSided {
   /// @errors kInvalidArgument: a team of another OneSided, or an invalid one; another collective call on the team
   ///         reached its deadline, is not over, and other ranks may have finished it (a barrier after another call, or
   ///         another call after a barrier: backend "cpu"); other ranks made another collective call (likewise);
-  ///         kPeerLost; kTimeout: the call is not over; repeat it to continue, as with all collective calls
+  ///         kPeerLost: names the lost rank on every other one, unless it was through this barrier; kTimeout: the call
+  ///         is not over; repeat it to continue, as with all collective calls
   [[nodiscard]] Status barrier(const Team& team, Stream stream = {});
   [[nodiscard]] Status barrier(Stream stream = {}) { return barrier(world(), stream); }
 

@@ -43,6 +43,8 @@ struct TeamState {
   const void* owner = nullptr;  ///< OneSided to which the team belongs, for checks
 
   int my_slot() const { return slots[static_cast<std::size_t>(my_place)]; }
+  /// Number of the current meeting; between meetings, that of the next one.
+  std::uint64_t number() const { return in_barrier ? num_barriers : num_barriers + 1; }
 
   /// Number of barriers of the host that this rank has begun on the team. The last one may have ended by its deadline:
   /// the next call then continues it after the steps in which this rank has already notified its mate.
@@ -50,6 +52,8 @@ struct TeamState {
   mutable std::size_t num_told = 0;
   mutable bool in_barrier = false;
   mutable std::uint64_t kinds = 0;  ///< kinds of the current meeting (Fabric::Meeting) that this rank has heard of
+  /// Announcements of the mates (notice.hpp), by place, at the end of a call by its deadline: they are out of date.
+  mutable std::vector<std::uint64_t> stale_announcements{};
   /// Same state for the last exchange, and the entry that this rank shows in it.
   mutable ExchangeStep exchange_step = ExchangeStep::kNone;
   mutable Entry shown{};

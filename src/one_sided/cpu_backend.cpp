@@ -96,10 +96,12 @@ class CpuBackend final : public Backend {
 Status CpuBackend::await(const Answer& answer, int rank, std::string_view operation) {
   const std::array<int, 1> peer{rank};
   const Status status = fabric_->wait({.operation = operation,
-                                       .what = [rank] { return fmt::format("the answer of rank {}", rank); },
+                                       .what =
+                                           [rank] {
+                                             return Fabric::Awaited{fmt::format("the answer of rank {}", rank), rank};
+                                           },
                                        .ranks = peer,
-                                       .timeout_ns = fabric_->timeout_ns(),
-                                       .culprit = rank},
+                                       .timeout_ns = fabric_->timeout_ns()},
                                       [&] { return answer.complete(); });
   if (!status.ok() || !answer.was_lost()) return status;
   const Status why = fabric_->presence(peer);
@@ -197,16 +199,17 @@ Status CpuBackend::wait_until(const WaitCall& call) {
   const auto* word = reinterpret_cast<const std::uint64_t*>(heap() + call.offset);
   const auto done = [&] { return device::compares(load(word), call.comparison, call.value); };
   if (done()) return {};
-  return fabric_->wait({.operation = "wait_until",
-                        .what =
-                            [word, &call] {
-                              return fmt::format("the word at offset {} of its heap, which is {}, to compare with {}",
-                                                 call.offset, load(word), call.value);
-                            },
-                        .ranks = fabric_->all_ranks(),
-                        .timeout_ns = call.timeout_ns,
-                        .word = fabric_->engine_offset(call.offset)},
-                       done);
+  return fabric_->wait(
+      {.operation = "wait_until",
+       .what =
+           [word, &call] {
+             return Fabric::Awaited{fmt::format("the word at offset {} of its heap, which is {}, to compare with {}",
+                                                call.offset, load(word), call.value)};
+           },
+       .ranks = fabric_->all_ranks(),
+       .timeout_ns = call.timeout_ns,
+       .word = fabric_->engine_offset(call.offset)},
+      done);
 }
 
 Result<bool> CpuBackend::test(const WaitCall& call) {
@@ -227,13 +230,13 @@ Status CpuBackend::fence(int rank, Stream /*stream*/) {
 }
 
 Status CpuBackend::barrier(const TeamState& team, Stream /*stream*/) {
-  if (Status status = fabric_->quiet("barrier"); !status.ok()) return status;
+  if (Status status = fabric_->quiet("barrier", &team); !status.ok()) return status;
   return fabric_->barrier(team, "barrier");
 }
 
 Result<std::vector<Entry>> CpuBackend::exchange(const TeamState& team, const Entry& mine) {
   constexpr std::string_view kOperation = "allocate, free or split";
-  if (Status status = fabric_->quiet(kOperation); !status.ok()) return status;
+  if (Status status = fabric_->quiet(kOperation, &team); !status.ok()) return status;
   return fabric_->exchange(team, mine, kOperation);
 }
 

@@ -152,7 +152,7 @@ void Driver::issue(const NetworkRequest& request, Asker asker) {
   if (losses_[static_cast<std::size_t>(request.peer)].gone.load(std::memory_order_relaxed)) {
     if (request.kind == NetworkRequest::Kind::kFence)
       return;  // a fence loses no operation that was not reported already
-    to.has_failed |= by_call;
+    to.has_failed |= by_call && request.counts;
     // One report per part, like the end of the operation.
     for (std::uint64_t part = 0; request.completion != nullptr && part < num_parts(request); ++part) {
       request.completion->lost(request.peer);

@@ -67,13 +67,19 @@ Fabric::Fabric(const BackendContext& context, std::size_t heap_bytes, node::Rend
 Fabric::~Fabric() { abandon(); }
 
 void Fabric::abandon() {
+  if (driver_ != nullptr) say_goodbye();
+  // Closing the network may take long, and ranks of the node need not wait for it.
+  peers_.leave();
   if (driver_ != nullptr) driver_->limit_close_time(kLastWordsNs);
   driver_.reset();
-  peers_.leave();
+}
+
+std::size_t Fabric::notices_offset(int num_ranks) {
+  return sizeof(Control) + kMaxTeams * static_cast<std::size_t>(num_ranks) * kEntryBytes;
 }
 
 std::size_t Fabric::control_bytes(int num_ranks) {
-  return node::round_up_to_page(sizeof(Control) + kMaxTeams * static_cast<std::size_t>(num_ranks) * kEntryBytes);
+  return node::round_up_to_page(notices_offset(num_ranks) + static_cast<std::size_t>(num_ranks) * sizeof(Notice));
 }
 
 Result<std::unique_ptr<Fabric>> Fabric::create(const BackendContext& context, std::size_t heap_bytes) {
@@ -170,39 +176,21 @@ void Fabric::ring(int rank, std::size_t offset) const {
   node::futex_wake_all(theirs.doorbell);
 }
 
-/// Reports a rank that has died before ranks that have left, which may have left because of it.
-Status Fabric::presence(std::span<const int> ranks, const std::function<bool(int)>& may_have_left) const {
-  Status left;
-  for (const int rank : ranks) {
-    if (rank == topology_.rank) continue;
-    if (peers_.includes(rank)) {
-      const std::string_view loss = peers_.loss_of(rank);
-      if (loss == "has died") return Status(ErrorCode::kPeerLost, fmt::format("rank {} has died", rank), rank);
-      if (!loss.empty() && left.ok() && !(may_have_left && may_have_left(rank))) {
-        left = Status(ErrorCode::kPeerLost, fmt::format("rank {} has left", rank), rank);
-      }
-      continue;
-    }
-    if (driver_ == nullptr) continue;
-    if (Status status = driver_->peer_status(rank); !status.ok()) {
-      return Status(status.code(), fmt::format("rank {} is lost ({})", rank, status.message()), rank);
-    }
-  }
-  return left;
-}
-
 Status Fabric::issue(const NetworkRequest& request, std::string_view operation) {
   const std::array<int, 1> peer{request.peer};
-  if (Status lost = driver_->peer_status(request.peer); !lost.ok()) {
-    return Status(lost.code(), fmt::format("{}: rank {} is lost ({})", operation, request.peer, lost.message()),
-                  request.peer);
+  if (const std::optional<Finding> loss = loss_of(request.peer); loss) {
+    note_loss(*loss);
+    const Status why = status_of(*loss);
+    return Status(why.code(), fmt::format("{}: {}", operation, why.message()), request.peer);
   }
   if (driver_->try_issue(request)) return {};
   return wait({.operation = operation,
-               .what = [&request] { return fmt::format("earlier operations to rank {}", request.peer); },
+               .what =
+                   [&request] {
+                     return Awaited{fmt::format("earlier operations to rank {}", request.peer), request.peer};
+                   },
                .ranks = peer,
-               .timeout_ns = timeout_ns_,
-               .culprit = request.peer},
+               .timeout_ns = timeout_ns_},
               [&] { return driver_->try_issue(request); });
 }
 
@@ -220,6 +208,15 @@ bool Fabric::sleep_until_rung(const Wait& wait, const std::function<bool()>& don
 
 Status Fabric::wait(const Wait& wait, const std::function<bool()>& done) {
   if (done()) return {};
+  bool announced = false;
+  const Status status = wait_unannounced(wait, done, &announced);
+  // After its deadline the call is not over: mates that reach theirs a little later still find the one for which all
+  // wait.
+  if (announced && status.ok()) retract(*wait.team);
+  return status;
+}
+
+Status Fabric::wait_unannounced(const Wait& wait, const std::function<bool()>& done, bool* announced) {
   const std::int64_t start_ns = node::monotonic_ns();
   std::int64_t looked_ns = start_ns;
   std::int64_t nap_ns = kFirstNapNs;
@@ -261,21 +258,33 @@ Status Fabric::wait(const Wait& wait, const std::function<bool()>& done) {
     }
     if (now_ns - looked_ns < kPresenceIntervalNs) continue;
     looked_ns = now_ns;
-    const Status presence = this->presence(wait.ranks, wait.may_have_left);
-    if (presence.ok()) continue;
+    if (wait.team != nullptr && !*announced && now_ns - start_ns >= wait.timeout_ns / 2) {
+      *announced = true;
+      announce(*wait.team, wait.what().rank);
+    }
+    const std::optional<Finding> loss = find_loss(wait.ranks, wait.team);
+    if (!loss) continue;
     // Operations that the rank completed before its loss are visible now.
     if (driver_ != nullptr) driver_->progress();
     if (done()) return {};
-    return Status(presence.code(),
-                  fmt::format("{}: {} while this rank waited for {}", wait.operation, presence.message(), wait.what()),
-                  presence.peer());
+    note_loss(*loss);
+    const Status why = status_of(*loss);
+    return Status(why.code(),
+                  fmt::format("{}: {} while this rank waited for {}", wait.operation, why.message(), wait.what().what),
+                  why.peer());
+  }
+  auto [what, late] = wait.what();
+  if (wait.team != nullptr) {
+    const int behind = find_late(*wait.team, late);
+    if (behind != late) what += fmt::format(", which waits for rank {}", behind);
+    late = behind;
   }
   return Status(
       ErrorCode::kTimeout,
       fmt::format("{}: timed out after {} ms waiting for {}; raise the deadline, or find out why other ranks do "
                   "not respond",
-                  wait.operation, wait.timeout_ns / 1'000'000, wait.what()),
-      wait.culprit);
+                  wait.operation, wait.timeout_ns / 1'000'000, what),
+      late);
 }
 
 namespace {
@@ -299,33 +308,40 @@ class Answers final : public Completion {
 
 }  // namespace
 
-Status Fabric::quiet(std::string_view operation) {
+Status Fabric::quiet(std::string_view operation, const TeamState* team) {
   std::atomic_thread_fence(std::memory_order_seq_cst);
   if (driver_ == nullptr) return {};
   Answers answers;
   answers.expect(driver_->flush_all(&answers));
-  int late = -1;
-  // The driver ends the wait for a lost peer, so no rank is watched: one without answers due may be lost.
+  // The driver ends the wait for a lost peer, so without a team no rank is watched: one without answers due may be
+  // lost.
   Status status = wait({.operation = operation,
                         .what =
-                            [this, &late, &answers] {
-                              late = driver_->find_late(&answers);
-                              return late < 0 ? std::string("this rank's operations to complete")
-                                              : fmt::format("rank {} to complete this rank's operations", late);
+                            [this, &answers] {
+                              const int late = driver_->find_late(&answers);
+                              return Awaited{late < 0 ? std::string("this rank's operations to complete")
+                                                      : fmt::format("rank {} to complete this rank's operations", late),
+                                             late};
                             },
-                        .timeout_ns = timeout_ns_},
+                        .ranks = team == nullptr ? std::span<const int>() : team->ranks,
+                        .timeout_ns = timeout_ns_,
+                        .team = team},
                        [&] { return answers.complete() && driver_->find_pending_get() < 0; });
   if (!answers.complete()) driver_->forget(&answers);
   // Take the failure that this call reports, so that no later call reports it again; gets have no answer of their own
   // in it.
   const int failed = driver_->take_failure(answers.lost_peer());
   const std::array<int, 1> lost{answers.lost_peer() < 0 ? failed : answers.lost_peer()};
-  if (lost[0] < 0) return status.ok() ? status : Status(status.code(), std::string(status.message()), late);
-  const Status why = presence(lost);
-  return Status(why.ok() ? ErrorCode::kPeerLost : why.code(),
-                fmt::format("{}: {}; operations of this rank on its memory may or may not have arrived", operation,
-                            why.message()),
-                lost[0]);
+  if (lost[0] >= 0) {
+    const std::optional<Finding> loss = loss_of(lost[0]);
+    if (loss) note_loss(*loss);
+    const Status why = loss ? status_of(*loss) : Status();
+    status = Status(why.ok() ? ErrorCode::kPeerLost : why.code(),
+                    fmt::format("{}: {}; operations of this rank on its memory may or may not have arrived", operation,
+                                why.message()),
+                    lost[0]);
+  }
+  return team == nullptr ? status : conclude(*team, operation, status);
 }
 
 }  // namespace ferry::one_sided

@@ -13,6 +13,9 @@
 ///                                                                  n: parity of the meeting's number
 ///   finished         all ranks   owner    exchange / acquire       all ranks have reached the last barrier
 ///   entries[t]       team mates  owner    before a barrier         entry that a rank shows in an exchange of the team
+///   notices[r]       rank r      owner    seq_cst                  its own, which ranks of its node read too: meetings
+///                                                                  that it is through, before it leaves; of others:
+///                                                                  copies of rank r's
 ///   doorbell         all         owner    fetch_add seq_cst, futex nothing; wakes sleepers
 ///   num_sleepers     owner       all      seq_cst                  nothing; no thread is woken while it is 0
 ///   watched          owner       all      seq_cst                  nothing; a single sleeper is woken for that word
@@ -29,6 +32,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -40,6 +44,7 @@
 #include "one_sided/backend.hpp"
 #include "one_sided/control.hpp"
 #include "one_sided/driver.hpp"
+#include "one_sided/notice.hpp"
 
 namespace ferry::one_sided {
 
@@ -74,32 +79,36 @@ class Fabric {
   /// (engine_offset) has changed. kAnyWord: after any word has.
   void ring(int rank, std::size_t offset) const;
 
-  /// Ok, or kPeerLost / kTransport for the first of `ranks` that is lost. Costs system calls. `may_have_left`: see
-  /// Wait.
-  Status presence(std::span<const int> ranks, const std::function<bool(int rank)>& may_have_left = {}) const;
+  /// Ok, or kPeerLost / kTransport for the one of `ranks` whose loss explains that of the others. Costs system calls.
+  Status presence(std::span<const int> ranks) const;
   Status presence() const { return presence(all_ranks_); }
 
   /// Passes a request to the driver; drives the network until it can be issued.
   /// @errors kTimeout; for a lost peer its status: the request was not issued, and its completion receives no callback
   Status issue(const NetworkRequest& request, std::string_view operation);
 
+  /// Awaited event, for messages ("rank 3's answer to a get"), and the rank that must bring it about, -1: any.
+  struct Awaited {
+    std::string what;
+    int rank = -1;
+  };
   /// Waits until `done()`, driving the network meanwhile.
   /// @errors kTimeout; kPeerLost, kTransport: one of `ranks` is lost, which is checked at intervals
   struct Wait {
     std::string_view operation;
-    std::function<std::string()> what;  ///< awaited event, for messages: "rank 3's answer to a get"
+    std::function<Awaited()> what;
     std::span<const int> ranks{};
     std::int64_t timeout_ns = 0;
-    int culprit = -1;             ///< rank named in a kTimeout
     std::size_t word = kAnyWord;  ///< the only word of this rank's memory (engine_offset) that the wait depends on
-    /// True if a rank of the node may have left because it has completed the awaited step; null: false for all.
-    std::function<bool(int rank)> may_have_left{};
+    /// Set if the wait is part of a collective call of the team. A mate that is through its current meeting counts as
+    /// present, a loss that another one found as this rank's own, and an error names the rank for which all wait.
+    const TeamState* team = nullptr;
   };
   Status wait(const Wait& wait, const std::function<bool()>& done);
 
   /// Waits until all operations that calls of this rank gave the driver are complete, and fences the processor's
-  /// stores.
-  Status quiet(std::string_view operation);
+  /// stores. `team`: see Wait; a mate's loss then ends it.
+  Status quiet(std::string_view operation, const TeamState* team = nullptr);
 
   /// Barrier among the hosts of the team. Stores and operations completed by quiet before it are visible to all ranks
   /// after it. The next call continues a barrier that ended by its deadline.
@@ -124,6 +133,7 @@ class Fabric {
   class Driving;
 
   Fabric(const BackendContext& context, std::size_t heap_bytes, node::Rendezvous rendezvous);
+  static std::size_t notices_offset(int num_ranks);
   static std::size_t control_bytes(int num_ranks);
   Status join_network(const BackendContext& context, const std::vector<RankPlace>& places, const Status& my_status);
   std::byte* memory_of(int rank) const;
@@ -146,6 +156,33 @@ class Fabric {
   Status wait_for_mates(const TeamState& team, std::string_view operation, Meeting kind);
   Status refuse(const TeamState& team, std::string_view operation, std::string_view earlier) const;
   Status show(const TeamState& team, const Entry& mine, std::string_view operation);
+  Status wait_unannounced(const Wait& wait, const std::function<bool()>& done, bool* announced);
+
+  // fabric_losses.cpp
+
+  /// Notice of `rank`: its own, or on another node this rank's copy.
+  Notice& notice(int rank) const;
+  std::size_t offset_in_notice(const void* part) const;
+  bool is_through(const TeamState& team, int rank) const;
+  void note_through(const TeamState& team);
+  std::optional<Finding> loss_of(int rank) const;
+  std::optional<Finding> find_verdict(const TeamState& team) const;
+  std::optional<Finding> cause_of(int rank, std::span<const int> ranks, const TeamState* team) const;
+  /// Loss that makes a wait for `ranks` vain; `team`: see Wait.
+  std::optional<Finding> find_loss(std::span<const int> ranks, const TeamState* team) const;
+  Status status_of(const Finding& finding) const;
+  void tell(std::span<const int> ranks, std::uint64_t& word, std::uint64_t value);
+  /// Shares the first loss that this rank has found.
+  void note_loss(const Finding& loss);
+  /// Tells the mates that this rank waits in the team's current meeting.
+  void announce(const TeamState& team, int awaited);
+  void retract(const TeamState& team);
+  int find_late(const TeamState& team, int awaited) const;
+  /// Error with which a collective call of the team ends: names the same rank as those of the mates, which are told.
+  Status conclude(const TeamState& team, std::string_view operation, const Status& status);
+  /// Tells the others which meetings this rank is through. The end of the connection follows.
+  void say_goodbye();
+
   bool sleep_until_rung(const Wait& wait, const std::function<bool()>& done, std::int64_t timeout_ns) const;
 
   Topology topology_;
@@ -157,6 +194,7 @@ class Fabric {
   std::byte* memory_ = nullptr;  // control area and heap of this rank, in its arena
   std::size_t arena_offset_ = 0;
   std::unique_ptr<Driver> driver_;
+  std::uint64_t num_announcements_ = 0;
 };
 
 }  // namespace ferry::one_sided

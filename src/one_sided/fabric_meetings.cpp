@@ -54,22 +54,11 @@ Status Fabric::wait_for_mates(const TeamState& team, std::string_view operation,
     team.kinds = static_cast<std::uint64_t>(kind);
   }
   const std::uint64_t number = team.num_barriers;
-  const auto words_at = [&](std::size_t place) -> auto& {
-    return control(team.ranks[place]).arrived[static_cast<std::size_t>(team.slots[place])][number % kMeetingsAtOnce];
-  };
-  const auto& words = words_at(static_cast<std::size_t>(team.my_place));
+  const auto& words =
+      control(topology_.rank).arrived[static_cast<std::size_t>(team.my_slot())][number % kMeetingsAtOnce];
   const std::uint64_t* finished = &control(topology_.rank).finished;
   const auto place_after = [&](int steps) {
     return static_cast<std::size_t>(((team.my_place + steps) % num_mates + num_mates) % num_mates);
-  };
-  // A mate that has all its words of this meeting is through, and may be gone while this rank still waits for another.
-  const auto is_through = [&](int rank) {
-    const auto& theirs = words_at(static_cast<std::size_t>(std::ranges::find(team.ranks, rank) - team.ranks.begin()));
-    std::size_t step = 0;
-    for (int distance = 1; distance < num_mates; distance *= 2, ++step) {
-      if (number_in(&theirs[step]) < number) return false;
-    }
-    return true;
   };
   std::size_t step = 0;
   for (int distance = 1; distance < num_mates; distance *= 2, ++step) {
@@ -81,21 +70,24 @@ Status Fabric::wait_for_mates(const TeamState& team, std::string_view operation,
     const int awaited = team.ranks[place_after(-distance)];
     if (status.ok()) {
       status = wait({.operation = operation,
-                     .what = [&] { return fmt::format("rank {} (of {} in the team)", awaited, num_mates); },
+                     .what =
+                         [&] {
+                           return Awaited{fmt::format("rank {} (of {} in the team)", awaited, num_mates), awaited};
+                         },
                      .ranks = team.ranks,
                      .timeout_ns = timeout_ns_,
-                     .culprit = awaited,
                      .word = last ? kAnyWord : arrived_offset(team.my_slot(), number, step),
-                     .may_have_left = [&](int rank) { return rank != awaited && is_through(rank); }},
+                     .team = &team},
                     [&] { return number_in(&words[step]) >= number || (last && load(finished) != 0); });
     }
     // A rank that has seen all others arrive may have left meanwhile; it set `finished` before.
-    if (!status.ok() && !(last && load(finished) != 0)) return status;
+    if (!status.ok() && !(last && load(finished) != 0)) return conclude(team, operation, status);
     // This word may be missing if a rank left; it then holds the kinds of the meeting before last.
     const std::uint64_t word = load(&words[step]);
     if (word >> kKindBits >= number) team.kinds |= word & kKinds;
   }
   team.in_barrier = false;
+  note_through(team);
   // All ranks have the same set of kinds here.
   if (last || (team.kinds & (team.kinds - 1)) == 0) return {};
   return Status(ErrorCode::kInvalidArgument,
@@ -106,7 +98,8 @@ Status Fabric::wait_for_mates(const TeamState& team, std::string_view operation,
 
 /// Refuses a call that would leave the team's mates waiting in the previous one.
 Status Fabric::refuse(const TeamState& team, std::string_view operation, std::string_view earlier) const {
-  if (const Status lost = presence(team.ranks); !lost.ok()) {
+  if (const std::optional<Finding> loss = find_loss(team.ranks, &team); loss) {
+    const Status lost = status_of(*loss);
     return Status(lost.code(), fmt::format("{}: {}", operation, lost.message()), lost.peer());
   }
   return Status(
@@ -145,7 +138,7 @@ Status Fabric::show(const TeamState& team, const Entry& mine, std::string_view o
       return status;
     }
   }
-  return quiet(operation);
+  return quiet(operation, &team);
 }
 
 Result<std::vector<Entry>> Fabric::exchange(const TeamState& team, const Entry& mine, std::string_view operation) {
@@ -163,7 +156,7 @@ Result<std::vector<Entry>> Fabric::exchange(const TeamState& team, const Entry& 
   }
   if (step == ExchangeStep::kMet) {
     // Repeated after a failure: no rank reads the entry before this rank enters the second barrier.
-    if (Status status = show(team, mine, operation); !status.ok()) return status;
+    if (Status status = show(team, mine, operation); !status.ok()) return conclude(team, operation, status);
     step = ExchangeStep::kShown;
   }
   if (Status status = wait_for_mates(team, operation, Meeting::kShown); !status.ok()) return status;
@@ -196,7 +189,10 @@ Status Fabric::leave(const TeamState& world, std::string_view operation) {
       (void)set(rank, offsetof(Control, finished), 1, operation);
     }
   }
-  if (status.ok()) driver_.reset();
+  if (status.ok()) {
+    if (driver_ != nullptr) say_goodbye();
+    driver_.reset();
+  }
   abandon();
   return status;
 }

@@ -190,7 +190,7 @@ TEST(OneSidedFabric, AWaitEndsByItsDeadlineHoweverBusyTheNetworkIs) {
         const std::int64_t begin_ns = node::monotonic_ns();
         int num_looks_after = 0;
         const Status status = (*fabric)->wait({.operation = "wait",
-                                               .what = [] { return std::string("nothing"); },
+                                               .what = [] { return one_sided::Fabric::Awaited{"nothing"}; },
                                                .ranks = (*fabric)->all_ranks(),
                                                .timeout_ns = kTimeoutNs},
                                               [&] {
