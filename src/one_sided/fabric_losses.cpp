@@ -61,25 +61,27 @@ std::optional<Finding> Fabric::loss_of(int rank) const {
   return Finding{rank, status.code() == ErrorCode::kTransport ? Fault::kCut : Fault::kGone};
 }
 
-/// The verdict of a mate that has given up the team's current meeting.
+/// The finding of a mate that has given up the team's meeting; kGaveUp if all that did name this rank.
 std::optional<Finding> Fabric::find_verdict(const TeamState& team) const {
   std::optional<Finding> about_me;
   for (std::size_t place = 0; place < team.ranks.size(); ++place) {
     const int mate = team.ranks[place];
     if (mate == topology_.rank) continue;
     const Verdict verdict = Verdict::of(load(&notice(mate).given_up[static_cast<std::size_t>(team.slots[place])]));
-    const Fault fault = verdict.finding.fault;
-    if (verdict.number != team.number() || fault == Fault::kNone || fault >= Fault::kLate) continue;
-    if (verdict.finding.rank == topology_.rank) {
-      about_me = Finding{mate, Fault::kCut};
-    } else if (includes(team.ranks, verdict.finding.rank)) {
+    const auto [culprit, fault] = verdict.finding;
+    // A mate that gave up the last meeting does not reach this one.
+    const bool is_current = verdict.number == team.number() || verdict.number + 1 == team.number();
+    if (!is_current || fault == Fault::kNone || fault >= Fault::kLate) continue;
+    if (culprit == topology_.rank) {
+      if (!about_me) about_me = Finding{mate, Fault::kGaveUp};
+    } else if (includes(team.ranks, culprit)) {
       return verdict.finding;
     }
   }
   return about_me;
 }
 
-/// The rank because of which `rank` was lost: the one that it waited for in the team's current meeting, or the first
+/// The rank because of which `rank` was lost: the one for which it gave up its last meeting of the team, or the first
 /// one that it found lost.
 std::optional<Finding> Fabric::cause_of(int rank, std::span<const int> ranks, const TeamState* team) const {
   const Notice& theirs = notice(rank);
@@ -87,7 +89,7 @@ std::optional<Finding> Fabric::cause_of(int rank, std::span<const int> ranks, co
   if (team != nullptr) {
     const auto slot = static_cast<std::size_t>(team->slots[place_of(*team, rank)]);
     const Verdict verdict = Verdict::of(load(&theirs.given_up[slot]));
-    if (verdict.number == team->number()) causes[0] = verdict;
+    if (verdict.number > load(&theirs.met[slot])) causes[0] = verdict;
   }
   for (const Verdict& cause : causes) {
     const auto [culprit, fault] = cause.finding;
@@ -100,9 +102,8 @@ std::optional<Finding> Fabric::cause_of(int rank, std::span<const int> ranks, co
 
 /// Ranks leave when they have noticed a loss, so one that left is reported only if no other is to blame.
 std::optional<Finding> Fabric::find_loss(std::span<const int> ranks, const TeamState* team) const {
-  if (team != nullptr) {
-    if (const std::optional<Finding> verdict = find_verdict(*team); verdict) return verdict;
-  }
+  const std::optional<Finding> verdict = team == nullptr ? std::nullopt : find_verdict(*team);
+  if (verdict && verdict->fault != Fault::kGaveUp) return verdict;
   std::optional<Finding> left;
   std::optional<Finding> behind;
   for (const int rank : ranks) {
@@ -117,7 +118,8 @@ std::optional<Finding> Fabric::find_loss(std::span<const int> ranks, const TeamS
       left = loss;
     }
   }
-  return left ? left : behind;
+  if (left) return left;
+  return behind ? behind : verdict;
 }
 
 Status Fabric::status_of(const Finding& finding) const {
@@ -141,6 +143,8 @@ Status Fabric::status_of(const Finding& finding) const {
       return made(ErrorCode::kTransport, "is lost");
     case Fault::kLate:
       return made(ErrorCode::kTimeout, "did not respond until another rank's deadline");
+    case Fault::kGaveUp:
+      return made(ErrorCode::kTransport, "has given up, as a rank has lost this one");
   }
   return {};
 }
@@ -166,7 +170,7 @@ void Fabric::note_loss(const Finding& loss) {
   std::uint64_t& mine = notice(topology_.rank).finding;
   const std::uint64_t word = Verdict{.finding = loss}.word();
   std::uint64_t none = 0;
-  if (loss.fault == Fault::kLate || !std::atomic_ref(mine).compare_exchange_strong(none, word)) return;
+  if (loss.fault >= Fault::kLate || !std::atomic_ref(mine).compare_exchange_strong(none, word)) return;
   tell(all_ranks_, mine, word);
 }
 
@@ -210,7 +214,7 @@ Status Fabric::conclude(const TeamState& team, std::string_view operation, const
   const std::optional<Finding> loss = find_loss(team.ranks, &team);
   if (!loss) return status;
   note_loss(*loss);
-  if (loss->fault != Fault::kLate) tell(team.ranks, given_up, Verdict{team.number(), *loss}.word());
+  if (loss->fault < Fault::kLate) tell(team.ranks, given_up, Verdict{team.number(), *loss}.word());
   if (loss->rank == status.peer()) return status;
   const Status named = status_of(*loss);
   return Status(named.code(), fmt::format("{}: {}", operation, named.message()), named.peer());

@@ -19,9 +19,10 @@ enum class Fault : std::uint8_t {
   kNone = 0,
   kLeft = 1,
   kDied = 2,
-  kGone = 3,  ///< the network reports that its process ended or closed the connection
-  kCut = 4,   ///< the network to it failed
-  kLate = 5,  ///< it did not respond until a deadline; the only reason that may pass
+  kGone = 3,    ///< the network reports that its process ended or closed the connection
+  kCut = 4,     ///< the network to it failed
+  kLate = 5,    ///< it did not respond until a deadline; the only reason that may pass
+  kGaveUp = 6,  ///< it gave up, like others, as this rank was found lost; in no notice
 };
 
 /// A rank at fault.

@@ -276,6 +276,24 @@ TEST(OneSidedStall, ALateRankIsNamedWhereAnotherIsLost) {
   });
 }
 
+/// Ranks 0 and 3 lose each other, and each gives up; the others still reach both.
+TEST(OneSidedStall, AMeetingThatARankGivesUpEndsForAll) {
+  net::LoopbackFaults faults;
+  const OneSidedOptions options = apart(60 * kNsPerSecond);
+  run_ranks({.num_ranks = 4}, [&](RankContext& context) {
+    Result<std::shared_ptr<OneSided>> shm = OneSided::create(context.bootstrap(), options);
+    if (!context.expect_ok(shm.status(), "create")) return;
+    gather(context, "all have theirs");
+    if (context.rank() == 0) faults.cut(0, 3);
+    gather(context, "the connection is cut");
+    const Status lost = (*shm)->allocate(64).status();
+    context.expect_code(lost, ErrorCode::kTransport, "an allocate of all");
+    const bool is_end = lost.peer() == 0 || lost.peer() == 3;
+    context.expect(is_end && lost.peer() != context.rank(), fmt::format("names rank {}", lost.peer()));
+    gather(context, "the end");
+  });
+}
+
 class OneSidedStopped : public ::testing::TestWithParam<World> {};
 INSTANTIATE_TEST_SUITE_P(, OneSidedStopped, ::testing::ValuesIn(process_worlds()),
                          [](const auto& instance) { return instance.param.name; });

@@ -98,7 +98,9 @@ Round draw(Loss loss, int number) {
   const bool meets = round.call == Call::kBarrier || round.call == Call::kAllocate || round.call == Call::kFree ||
                      round.call == Call::kSplit;
   round.inside = meets && loss != Loss::kLeaves && below(2) == 0;
-  round.leave_at_once = below(2) == 0;
+  // Any rank that leaves ends wait_until, also one that left at its own deadline.
+  const bool ends_others = loss == Loss::kIsStopped && round.call == Call::kWaitUntil;
+  round.leave_at_once = below(2) == 0 && !ends_others;
   return round;
 }
 
