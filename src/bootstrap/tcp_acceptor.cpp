@@ -57,19 +57,23 @@ Deadline TcpAcceptor::next_deadline(Deadline latest) const {
 Status TcpAcceptor::serve(std::span<const pollfd> entries, std::vector<AuthenticatedPeer>* peers) {
   const bool has_connections = entries.front().revents != 0;
   std::vector<Pending> still_pending;
+  Status error;
   for (std::size_t i = 0; i < pending_.size(); ++i) {
     Pending& pending = pending_[i];
     Result<Hello> hello = Status();
     const Progress progress = entries[i + 1].revents != 0 ? read_from(&pending, &hello) : Progress::kWaiting;
     if (progress == Progress::kProven) {
-      if (Status status = hand_out(&pending, *hello, peers); !status.ok()) return status;
+      if (Status status = hand_out(&pending, *hello, peers); !status.ok()) error = status;
     } else if (progress == Progress::kWaiting && !pending.deadline.expired()) {
       still_pending.push_back(std::move(pending));
     }
   }
   pending_ = std::move(still_pending);
   if (accept_again_.expired()) accepting_ = true;
-  return has_connections ? accept_some() : Status();
+  if (has_connections && error.ok()) error = accept_some();
+  // A caller that goes on must not find the listener readable again at once.
+  if (!error.ok()) pause();
+  return error;
 }
 
 TcpAcceptor::Progress TcpAcceptor::read_from(Pending* pending, Result<Hello>* hello) {

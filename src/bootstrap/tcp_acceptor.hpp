@@ -44,7 +44,8 @@ class TcpAcceptor {
   void add_poll_entries(std::vector<pollfd>* entries) const;
   /// Time at which to call `serve` even if no entry is ready, no later than `latest`.
   Deadline next_deadline(Deadline latest) const;
-  /// `entries` are those of add_poll_entries after the poll. Appends the peers that completed the handshake.
+  /// `entries` are those of add_poll_entries after the poll. Appends the peers that completed the handshake, also when
+  /// it fails.
   /// @errors kSystem: the listening socket or libcrypto failed, or file descriptors ran out although no unauthenticated
   ///         connection holds any; later calls then serve one connection at a time, to report the error to ranks
   Status serve(std::span<const pollfd> entries, std::vector<AuthenticatedPeer>* peers);

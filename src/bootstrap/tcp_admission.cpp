@@ -22,9 +22,11 @@ class Admission {
   Admission(const TcpBootstrapOptions& options, UniqueFd listener, const std::string& version);
 
   Status wait_for_all();
-  Result<std::vector<Channel>> start_all();
-  /// Sends `error` to all connected ranks and, if ranks disagree or the system refused, to those that connect a little
-  /// later. Returns the error as they see it.
+  Status start_all();
+  /// Channels of all ranks, in rank order.
+  std::vector<Channel> take_channels();
+  /// Sends `error` to all connected ranks and, unless time has run out, to those that connect a little later. Returns
+  /// the error as they see it.
   Status reject_all(const Status& error);
 
  private:
@@ -49,9 +51,10 @@ class Admission {
   Deadline deadline_;
   TcpAcceptor acceptor_;
   std::vector<Member> members_;  // [num_ranks]; entry 0 is unused
-  /// Ranks whose hello was verified and that must receive an error, and the largest num_ranks among them.
-  std::set<std::uint32_t> heard_from_;
-  std::size_t largest_group_;
+  /// Ranks of the group that have received the error. The process at fault does not count: it may have the number of a
+  /// rank that has not connected yet.
+  std::set<std::size_t> told_;
+  std::size_t largest_group_;      // largest num_ranks of any process that has the secret
   std::vector<Channel> rejected_;  // disagree with the group, claim a rank that is taken, or connected after the error
   Status error_;
 };
@@ -109,10 +112,7 @@ Status Admission::poll_once() {
     if (Status status = read_from(ranks[i]); !status.ok()) return status;
   }
   std::vector<AuthenticatedPeer> peers;
-  if (Status status = acceptor_.serve(std::span(entries).first(num_acceptor_entries), &peers); !status.ok()) {
-    return status;
-  }
-  Status first_error;
+  Status first_error = acceptor_.serve(std::span(entries).first(num_acceptor_entries), &peers);
   for (AuthenticatedPeer& peer : peers) {
     Status status = admit(std::move(peer));
     if (first_error.ok()) first_error = status;
@@ -182,10 +182,10 @@ Status Admission::find_disagreement(const AuthenticatedPeer& peer) const {
 }
 
 Status Admission::admit(AuthenticatedPeer peer) {
-  heard_from_.insert(peer.hello.rank);
   largest_group_ = std::max<std::size_t>(largest_group_, peer.hello.num_ranks);
   Status disagreement = find_disagreement(peer);
   if (!disagreement.ok() || !error_.ok()) {
+    if (disagreement.ok()) told_.insert(peer.hello.rank);
     rejected_.push_back(std::move(peer.channel));
     return disagreement;
   }
@@ -198,23 +198,27 @@ Status Admission::admit(AuthenticatedPeer peer) {
   return {};
 }
 
-Result<std::vector<Channel>> Admission::start_all() {
-  std::vector<Channel> channels;
+Status Admission::start_all() {
   for (std::size_t rank = 1; rank < num_ranks(); ++rank) {
-    Channel channel = std::move(*members_[rank].channel);
+    Channel& channel = *members_[rank].channel;
     if (Status status = channel.queue(FrameType::kStart, {}); !status.ok()) return status;
     // The connection has carried less than a hundred bytes, so these fit. The first all-gather detects and names a rank
     // that is gone.
     (void)channel.flush();
-    channels.push_back(std::move(channel));
   }
+  return {};
+}
+
+std::vector<Channel> Admission::take_channels() {
+  std::vector<Channel> channels;
+  for (std::size_t rank = 1; rank < num_ranks(); ++rank) channels.push_back(std::move(*members_[rank].channel));
   return channels;
 }
 
 Status Admission::reject_all(const Status& error) {
   error_ = clip_text(error);
   // No wait after a timeout: the missing ranks have had their time.
-  const bool wait_for_latecomers = error_.code() == ErrorCode::kInvalidArgument || error_.code() == ErrorCode::kSystem;
+  const bool wait_for_latecomers = error_.code() != ErrorCode::kTimeout;
   const Deadline members_deadline = Deadline::after(grace_ns(options_.timeout_ns));
   const Deadline latecomers_deadline = Deadline::after(std::min(kMaxLatecomerNs, options_.timeout_ns / 2));
 
@@ -224,18 +228,22 @@ Status Admission::reject_all(const Status& error) {
     send_failure(channels, std::vector<bool>(channels.size(), true), error_, deadline);
     rejected_.clear();
   };
-  for (Member& member : members_) {
-    if (member.channel) rejected_.push_back(std::move(*member.channel));
-    member.channel.reset();
+  for (std::size_t rank = 1; rank < num_ranks(); ++rank) {
+    std::optional<Channel>& channel = members_[rank].channel;
+    if (!channel) continue;
+    if (static_cast<int>(rank) != error_.peer()) told_.insert(rank);
+    rejected_.push_back(std::move(*channel));
+    channel.reset();
   }
   send_to_rejected(members_deadline);
 
-  while (wait_for_latecomers && heard_from_.size() + 1 < largest_group_ && !latecomers_deadline.expired()) {
+  while (wait_for_latecomers && told_.size() + 1 < largest_group_ && !latecomers_deadline.expired()) {
     std::vector<pollfd> entries;
     acceptor_.add_poll_entries(&entries);
     std::vector<AuthenticatedPeer> peers;
     if (!wait_until_ready(entries, acceptor_.next_deadline(latecomers_deadline)).ok()) break;
-    if (!acceptor_.serve(entries, &peers).ok()) break;
+    // Its errors do not end the wait: descriptors become free as connections end.
+    (void)acceptor_.serve(entries, &peers);
     for (AuthenticatedPeer& peer : peers) (void)admit(std::move(peer));
     send_to_rejected(latecomers_deadline);
   }
@@ -247,8 +255,10 @@ Status Admission::reject_all(const Status& error) {
 Result<std::vector<Channel>> admit_ranks(const TcpBootstrapOptions& options, UniqueFd listener,
                                          const std::string& version) {
   Admission admission(options, std::move(listener), version);
-  if (const Status status = admission.wait_for_all(); !status.ok()) return admission.reject_all(status);
-  return admission.start_all();
+  Status status = admission.wait_for_all();
+  if (status.ok()) status = admission.start_all();
+  if (!status.ok()) return admission.reject_all(status);
+  return admission.take_channels();
 }
 
 }  // namespace ferry::bootstrap

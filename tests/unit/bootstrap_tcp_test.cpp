@@ -14,7 +14,6 @@
 #include <future>
 
 #include "bootstrap/handshake.hpp"
-#include "bootstrap/tcp_bootstrap.hpp"
 #include "support/bootstrap_ranks.hpp"
 
 namespace ferry::test {
@@ -240,58 +239,6 @@ TEST(TcpBootstrap, LeavingAfterTheResultHarmsNoRank) {
     return result.status();
   });
   for (const Status& status : gathered) EXPECT_TRUE(status.ok()) << status.to_string();
-}
-
-TEST(TcpBootstrap, DifferentNumbersOfRanksAreReportedToAll) {
-  const Meeting meeting = Meeting::prepare();
-  const auto statuses = run_threads(4, [&](int rank) {
-    return create_tcp_bootstrap(meeting.options(rank, rank == 2 ? 5 : 4, 6 * kNsPerSecond)).status();
-  });
-  for (const Status& status : statuses) {
-    EXPECT_EQ(status.code(), ErrorCode::kInvalidArgument) << status.to_string();
-    EXPECT_THAT(std::string(status.message()),
-                AllOf(HasSubstr("num_ranks"), HasSubstr("rank 0 has 4"), HasSubstr("rank 2 has 5")));
-    EXPECT_EQ(status.to_string(), statuses[0].to_string());
-  }
-}
-
-TEST(TcpBootstrap, RankThatConnectsLateGetsTheSameError) {
-  const Meeting meeting = Meeting::prepare();
-  auto root = std::async(std::launch::async,
-                         [&] { return create_tcp_bootstrap(meeting.options(0, 3, 6 * kNsPerSecond)).status(); });
-  const Status first = create_tcp_bootstrap(meeting.options(1, 9, 6 * kNsPerSecond)).status();
-  const Status late = create_tcp_bootstrap(meeting.options(2, 3, 6 * kNsPerSecond)).status();
-  EXPECT_EQ(first.code(), ErrorCode::kInvalidArgument) << first.to_string();
-  EXPECT_EQ(late.to_string(), first.to_string());
-  EXPECT_EQ(root.get().to_string(), first.to_string());
-}
-
-TEST(TcpBootstrap, DifferentVersionsAreReportedToAll) {
-  const Meeting meeting = Meeting::prepare();
-  const auto statuses = run_threads(3, [&](int rank) {
-    return bootstrap::create_tcp_bootstrap_as(meeting.options(rank, 3, 6 * kNsPerSecond),
-                                              rank == 1 ? "7.8.9-rc1" : "7.8.8")
-        .status();
-  });
-  for (const Status& status : statuses) {
-    EXPECT_EQ(status.code(), ErrorCode::kInvalidArgument) << status.to_string();
-    EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr("rank 0 has 7.8.8"), HasSubstr("rank 1 has 7.8.9-rc1")));
-    EXPECT_EQ(status.to_string(), statuses[0].to_string());
-  }
-}
-
-TEST(TcpBootstrap, TwoProcessesWithOneRankAreReportedToAll) {
-  const Meeting meeting = Meeting::prepare();
-  const auto statuses = run_threads(4, [&](int thread) {
-    constexpr int kRanks[] = {0, 1, 1, 2};
-    return create_tcp_bootstrap(meeting.options(kRanks[thread], 4, 6 * kNsPerSecond)).status();
-  });
-  for (const Status& status : statuses) {
-    EXPECT_EQ(status.code(), ErrorCode::kInvalidArgument) << status.to_string();
-    EXPECT_EQ(status.peer(), 1);
-    EXPECT_THAT(std::string(status.message()), HasSubstr("two processes claim to be rank 1"));
-    EXPECT_EQ(status.to_string(), statuses[0].to_string());
-  }
 }
 
 TEST(TcpBootstrap, AnotherSecretIsReportedAsTheLikelyCauseOnBothSides) {
