@@ -13,6 +13,7 @@
 #include <string_view>
 
 #include "bootstrap/handshake.hpp"
+#include "bootstrap/slurm.hpp"
 
 namespace ferry::bootstrap {
 namespace {
@@ -32,6 +33,7 @@ struct Launcher {
   std::array<const char*, 2> job_id;  ///< joined, they distinguish the jobs of one user
   const char* host_list;
   const char* launch_address;
+  const char* step = nullptr;  ///< if there is one, its value says whether the launcher started this process
 };
 
 constexpr Launcher kByHand = {.name = "FERRY_*",
@@ -84,11 +86,16 @@ constexpr Launcher kLaunchers[] = {
      .one_host_by_default = false,
      .job_id = {"SLURM_JOB_ID", "SLURM_STEP_ID"},
      .host_list = "SLURM_STEP_NODELIST",
-     .launch_address = "SLURM_LAUNCH_NODE_IPADDR"},
+     .launch_address = "SLURM_LAUNCH_NODE_IPADDR",
+     .step = "SLURM_STEP_ID"},
 };
 
 Status invalid(std::string text) {
   return Status(ErrorCode::kInvalidArgument, std::string("tcp_bootstrap_options_from_environment: ").append(text));
+}
+
+bool started_this_process(const Launcher& launcher, const EnvironmentLookup& lookup) {
+  return launcher.step == nullptr || is_step_of_srun(lookup(launcher.step));
 }
 
 class Reader {
@@ -154,6 +161,7 @@ Status Reader::choose_launcher() {
   const bool by_hand = text(kByHand.rank) && text(kByHand.num_ranks);
   const Launcher* half_set = nullptr;
   for (const Launcher& launcher : kLaunchers) {
+    if (!started_this_process(launcher, lookup_)) continue;
     const bool has_rank = text(launcher.rank).has_value();
     const bool has_num_ranks = text(launcher.num_ranks).has_value();
     if (has_rank && has_num_ranks) {
@@ -165,9 +173,11 @@ Status Reader::choose_launcher() {
   if (by_hand) return {};
   if (half_set != nullptr) launcher_ = half_set;
   if (launcher_ != &kByHand || text(kByHand.rank) || text(kByHand.num_ranks)) return {};
+  const bool in_slurm = text("SLURM_PROCID").has_value();
   return invalid(
-      "no launcher's variables are set; start the ranks with torchrun, mpirun or srun, or set FERRY_RANK and "
-      "FERRY_NUM_RANKS (and FERRY_HOST, FERRY_PORT, FERRY_SECRET)");
+      fmt::format("no launcher's variables are set{}; start the ranks with torchrun, mpirun or srun, or set FERRY_RANK "
+                  "and FERRY_NUM_RANKS (and FERRY_HOST, FERRY_PORT, FERRY_SECRET)",
+                  in_slurm ? " but Slurm's, in a batch script or a shell that is no step of srun" : ""));
 }
 
 Status Reader::read_ranks(TcpBootstrapOptions* options) const {
@@ -302,30 +312,6 @@ Result<TcpBootstrapOptions> Reader::read() {
 
 }  // namespace
 
-std::string first_host_of_node_list(std::string_view node_list) {
-  const auto is_host_character = [](char c) {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' || c == '.' ||
-           c == '_';
-  };
-  std::string host;
-  for (std::size_t i = 0; i < node_list.size() && node_list[i] != ','; ++i) {
-    if (node_list[i] != '[') {
-      if (!is_host_character(node_list[i])) return {};
-      host += node_list[i];
-      continue;
-    }
-    const std::size_t end = node_list.find(']', i);
-    if (end == std::string_view::npos) return {};
-    // "[03-07,9]": take the digits before the first '-' or ','.
-    const std::string_view numbers = node_list.substr(i + 1, end - i - 1);
-    const std::string_view first = numbers.substr(0, numbers.find_first_of("-,"));
-    if (first.empty() || first.find_first_not_of("0123456789") != std::string_view::npos) return {};
-    host += first;
-    i = end;
-  }
-  return host;
-}
-
 Result<TcpBootstrapOptions> tcp_bootstrap_options_from(const EnvironmentLookup& lookup) {
   return Reader(lookup).read();
 }
@@ -340,7 +326,7 @@ std::vector<LauncherVariables> launcher_variables_from(const EnvironmentLookup& 
   const auto add_if_set = [&](const Launcher& launcher, const char* name) {
     auto rank = read(launcher.rank);
     auto num_ranks = read(launcher.num_ranks);
-    if (!rank || !num_ranks) return;
+    if (!rank || !num_ranks || !started_this_process(launcher, lookup)) return;
     found.push_back(
         {name, *std::move(rank), *std::move(num_ranks), read(launcher.num_local_ranks), read(launcher.num_hosts)});
   };

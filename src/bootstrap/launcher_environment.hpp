@@ -5,8 +5,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <string>
-#include <string_view>
 #include <vector>
 
 #include "ferry/bootstrap.hpp"
@@ -25,9 +23,6 @@ inline constexpr std::uint16_t kNumDerivedPorts = 8'000;
 Result<TcpBootstrapOptions> tcp_bootstrap_options_from(const EnvironmentLookup& lookup);
 
 std::vector<LauncherVariables> launcher_variables_from(const EnvironmentLookup& lookup);
-
-/// First host of a Slurm node list such as "gpu[03-07,9],login1"; empty if the list has another form.
-std::string first_host_of_node_list(std::string_view node_list);
 
 }  // namespace ferry::bootstrap
 

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "bootstrap/launcher_environment.hpp"
+#include "bootstrap/slurm.hpp"
 #include "fuzz_target.hpp"
 
 namespace ferry::test {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "bootstrap/launcher_environment.hpp"
+#include "bootstrap/slurm.hpp"
 
 namespace ferry::test {
 namespace {
@@ -109,6 +110,9 @@ INSTANTIATE_TEST_SUITE_P(
                  "h"},
         Expected{"mpirun_inside_slurm", with(mpirun_variables, with(srun_variables, {{"SLURM_PROCID", "0"}})), 2, 4,
                  "127.0.0.1"},
+        Expected{"last_step_of_srun", with(srun_variables, {{"SLURM_STEP_ID", "4294967280"}}), 5, 16, "gpu03"},
+        Expected{"by_hand_in_a_batch_script",
+                 with(by_hand_variables, with(srun_variables, {{"SLURM_STEP_ID", "4294967291"}})), 1, 2, "127.0.0.1"},
         Expected{"empty_means_unset", with(by_hand_variables, {{"RANK", ""}, {"WORLD_SIZE", ""}}), 1, 2, "127.0.0.1"}),
     case_name<Expected>);
 
@@ -182,6 +186,23 @@ TEST(LauncherVariablesFrom, NeedsBothRankAndNumberOfRanks) {
   EXPECT_THAT(launchers_in({{"RANK", "0"}, {"SLURM_NTASKS", "2"}}), IsEmpty());
   EXPECT_THAT(launchers_in({{"RANK", "0"}, {"WORLD_SIZE", ""}}), IsEmpty());
 }
+
+/// Values of SLURM_STEP_ID where Slurm has set a rank and a number of tasks, and srun has started none of them.
+class NoStep : public testing::TestWithParam<const char*> {};
+
+TEST_P(NoStep, IsNoLauncher) {
+  const Environment environment = with(srun_variables, {{"SLURM_STEP_ID", GetParam()}});
+  EXPECT_THAT(launchers_in(environment), IsEmpty());
+  const Status status = options_from(environment).status();
+  EXPECT_EQ(status.code(), ErrorCode::kInvalidArgument) << status.to_string();
+  EXPECT_THAT(std::string(status.message()), HasSubstr("no step of srun"));
+}
+
+// Steps of srun end at 4294967280. From 4294967290 on: an interactive shell, a batch script, processes outside of
+// steps, a step that waits, and a batch script of older versions.
+INSTANTIATE_TEST_SUITE_P(Ids, NoStep,
+                         testing::Values("4294967281", "4294967290", "4294967291", "4294967292", "4294967293",
+                                         "4294967294", "4294967295", "4294967296", "", "batch", "-1"));
 
 TEST(LauncherVariablesFrom, LeavesTheTextUnchecked) {
   EXPECT_THAT(launchers_in({{"RANK", "x"}, {"WORLD_SIZE", "-1"}, {"LOCAL_WORLD_SIZE", ""}}),
