@@ -29,7 +29,7 @@ def _process_group_gather(group: dist.ProcessGroup) -> Callable[[bytes], list[by
 def address_towards_master() -> str:
     """This host's address on the way to MASTER_ADDR, by which torch.distributed finds rank 0. Empty if it is not set or
     leads nowhere. Sends nothing."""
-    host = os.environ.get("MASTER_ADDR", "")
+    host = os.environ.get("MASTER_ADDR", "").removeprefix("[").removesuffix("]")
     if not host:
         return ""
     try:

@@ -39,7 +39,8 @@ class Communicator:
 
 
 def test_network_of_the_master(monkeypatch: pytest.MonkeyPatch) -> None:
-    for master, address in {"127.0.0.1": "127.0.0.1", "::1": "::1", "": "", "no address": ""}.items():
+    hosts = {"127.0.0.1": "127.0.0.1", "::1": "::1", "[::1]": "::1", "": "", "no address": ""}
+    for master, address in hosts.items():
         monkeypatch.setenv("MASTER_ADDR", master)
         assert address_towards_master() == address
     monkeypatch.delenv("MASTER_ADDR")

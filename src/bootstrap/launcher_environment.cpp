@@ -5,6 +5,7 @@
 #include <netinet/in.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <cstdlib>
@@ -14,6 +15,7 @@
 
 #include "bootstrap/handshake.hpp"
 #include "bootstrap/slurm.hpp"
+#include "bootstrap/socket.hpp"
 
 namespace ferry::bootstrap {
 namespace {
@@ -113,6 +115,7 @@ class Reader {
   Status choose_launcher();
   Status read_ranks(TcpBootstrapOptions* options) const;
   Status read_host(int num_ranks, std::string* host) const;
+  Status given_host(const char* name, std::string* host) const;
   Status read_port(std::uint16_t* port) const;
   Status read_secret(TcpBootstrapOptions* options) const;
   Status is_one_host(int num_ranks, bool* one_host) const;
@@ -209,12 +212,18 @@ Status Reader::is_one_host(int num_ranks, bool* one_host) const {
   return {};
 }
 
+/// Leaves `host` empty if the variable is not set.
+Status Reader::given_host(const char* name, std::string* host) const {
+  *host = without_brackets(text(name).value_or(""));
+  const bool has_port = host->starts_with('[') || std::ranges::count(*host, ':') == 1;
+  if (!has_port) return {};
+  return invalid(
+      fmt::format("{}='{}', expected an address or a name and no port; FERRY_PORT sets the port", name, *host));
+}
+
 Status Reader::read_host(int num_ranks, std::string* host) const {
   for (const char* name : {"FERRY_HOST", "MASTER_ADDR"}) {
-    if (std::optional<std::string> value = text(name)) {
-      *host = *value;
-      return {};
-    }
+    if (Status status = given_host(name, host); !status.ok() || !host->empty()) return status;
   }
   bool one_host = false;
   if (Status status = is_one_host(num_ranks, &one_host); !status.ok()) return status;
@@ -225,10 +234,7 @@ Status Reader::read_host(int num_ranks, std::string* host) const {
   if (const std::optional<std::string> host_list = text(launcher_->host_list))
     *host = first_host_of_node_list(*host_list);
   if (!host->empty()) return {};
-  if (const std::optional<std::string> address = text(launcher_->launch_address)) {
-    *host = *address;
-    return {};
-  }
+  if (Status status = given_host(launcher_->launch_address, host); !status.ok() || !host->empty()) return status;
   return invalid(
       fmt::format("the ranks that {} started may be on several hosts, and no variable gives the host of rank 0; "
                   "set FERRY_HOST to its address on every rank",

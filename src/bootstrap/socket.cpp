@@ -128,6 +128,11 @@ std::string to_string(const Address& address) {
   return "unknown address";
 }
 
+std::string without_brackets(const std::string& host) {
+  const bool in_brackets = host.size() > 2 && host.starts_with('[') && host.ends_with(']');
+  return in_brackets ? host.substr(1, host.size() - 2) : host;
+}
+
 std::string describe_errno(int error) { return std::generic_category().message(error); }
 
 Result<std::vector<Address>> resolve(const std::string& host, std::uint16_t port) {
@@ -159,7 +164,7 @@ Result<std::vector<Address>> resolve(const std::string& host, std::uint16_t port
   if (addresses.empty()) {
     return Status(ErrorCode::kInvalidArgument,
                   fmt::format("bootstrap: host '{}' has no address: {}; give an address, or a name that every rank can "
-                              "resolve",
+                              "resolve, without a port",
                               host, error == 0 ? "no IPv4 or IPv6 entry" : gai_strerror(error)));
   }
   return addresses;

@@ -28,6 +28,9 @@ struct Address {
 /// "10.0.0.1:28000", "[::1]:28000".
 std::string to_string(const Address& address);
 
+/// "::1" of "[::1]", the way in which addresses are written before a port; other text unchanged.
+std::string without_brackets(const std::string& host);
+
 /// strerror, but thread-safe.
 std::string describe_errno(int error);
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "bootstrap/errors.hpp"
+#include "bootstrap/socket.hpp"
 #include "ferry/version.hpp"
 
 namespace ferry {
@@ -77,8 +78,10 @@ class SoloBootstrap final : public Bootstrap {
 
 }  // namespace
 
-Result<std::shared_ptr<Bootstrap>> create_tcp_bootstrap_as(const TcpBootstrapOptions& options,
+Result<std::shared_ptr<Bootstrap>> create_tcp_bootstrap_as(const TcpBootstrapOptions& given,
                                                            const std::string& version) {
+  TcpBootstrapOptions options = given;
+  options.host = without_brackets(given.host);
   // From here on rank 0 owns the descriptor, even if this call fails.
   UniqueFd listener(options.rank == 0 ? options.listen_fd : -1);
   if (Status status = check(options); !status.ok()) return status;

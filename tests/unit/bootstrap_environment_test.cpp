@@ -110,6 +110,8 @@ INSTANTIATE_TEST_SUITE_P(
                  "h"},
         Expected{"mpirun_inside_slurm", with(mpirun_variables, with(srun_variables, {{"SLURM_PROCID", "0"}})), 2, 4,
                  "127.0.0.1"},
+        Expected{"host_in_brackets", with(by_hand_variables, {{"FERRY_HOST", "[::1]"}}), 1, 2, "::1"},
+        Expected{"master_in_brackets", with(torchrun_variables, {{"MASTER_ADDR", "[fd00::7]"}}), 3, 8, "fd00::7"},
         Expected{"last_step_of_srun", with(srun_variables, {{"SLURM_STEP_ID", "4294967280"}}), 5, 16, "gpu03"},
         Expected{"by_hand_in_a_batch_script",
                  with(by_hand_variables, with(srun_variables, {{"SLURM_STEP_ID", "4294967291"}})), 1, 2, "127.0.0.1"},
@@ -145,6 +147,13 @@ INSTANTIATE_TEST_SUITE_P(
         Refused{"port_zero", with(by_hand_variables, {{"FERRY_PORT", "0"}}), "FERRY_PORT='0'"},
         Refused{"port_too_large", with(by_hand_variables, {{"FERRY_PORT", "65536"}}), "FERRY_PORT='65536'"},
         Refused{"host_unknown", with(mpirun_variables, {{"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}}), "FERRY_HOST"},
+        Refused{"host_with_port", with(by_hand_variables, {{"FERRY_HOST", "a:1"}}), "FERRY_HOST='a:1'"},
+        Refused{"address_with_port", with(by_hand_variables, {{"FERRY_HOST", "[::1]:1"}}), "FERRY_HOST='[::1]:1'"},
+        Refused{"no_address_in_brackets", with(by_hand_variables, {{"FERRY_HOST", "[]"}}), "FERRY_HOST='[]'"},
+        Refused{"launch_node_with_port",
+                with(srun_variables, {{"SLURM_STEP_NODELIST", ""}, {"SLURM_LAUNCH_NODE_IPADDR", "a:1"}}),
+                "SLURM_LAUNCH_NODE_IPADDR='a:1'"},
+        Refused{"master_with_port", with(by_hand_variables, {{"MASTER_ADDR", "10.0.0.1:1"}}), "FERRY_PORT"},
         Refused{"secret_missing", with(by_hand_variables, {{"FERRY_HOST", "10.1.1.1"}}), "openssl rand -hex 32"}),
     case_name<Refused>);
 

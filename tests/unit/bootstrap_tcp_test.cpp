@@ -315,7 +315,7 @@ TEST_P(Host, CanBeListenedOnAndReached) {
   for (const Created& one : created) EXPECT_TRUE(one.ok()) << one.status().to_string();
 }
 
-INSTANTIATE_TEST_SUITE_P(Names, Host, testing::Values("127.0.0.1", "localhost", "::1"));
+INSTANTIATE_TEST_SUITE_P(Names, Host, testing::Values("127.0.0.1", "localhost", "::1", "[::1]"));
 
 TEST(TcpBootstrap, TakenPortIsReportedAtOnceWithWhatToDo) {
   const Meeting meeting = Meeting::prepare();
