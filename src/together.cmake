@@ -8,8 +8,8 @@ ferry_together(plan_2 balance/move_plan.cpp numeric/gating.cpp numeric/gating_pr
 ferry_together(plan_3 numeric/quantize.cpp plan/peer_counts.cpp plan/token_layout.cpp)
 ferry_together(bootstrap_1 bootstrap/channel.cpp bootstrap/errors.cpp bootstrap/frame.cpp bootstrap/handshake.cpp
   bootstrap/in_process.cpp bootstrap/launcher_environment.cpp bootstrap/tcp_acceptor.cpp bootstrap/tcp_admission.cpp)
-ferry_together(bootstrap_2 bootstrap/slurm.cpp bootstrap/socket.cpp bootstrap/tcp_bootstrap.cpp bootstrap/tcp_peer.cpp
-  bootstrap/tcp_root.cpp)
+ferry_together(bootstrap_2 bootstrap/ports.cpp bootstrap/slurm.cpp bootstrap/socket.cpp bootstrap/tcp_bootstrap.cpp
+  bootstrap/tcp_dial.cpp bootstrap/tcp_peer.cpp bootstrap/tcp_root.cpp)
 ferry_together(c_1 c/balance.cpp c/bootstrap.cpp c/callback_bootstrap.cpp c/components.cpp c/convert.cpp
   c/exchange.cpp c/expansion.cpp c/gating.cpp)
 ferry_together(c_2 c/group.cpp c/placement.cpp c/status.cpp c/structs.cpp c/tables.cpp)

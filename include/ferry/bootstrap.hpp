@@ -65,8 +65,10 @@ struct TcpBootstrapOptions {
   std::uint16_t port = 0;          ///< port on which rank 0 listens; not the port of torchrun's own store
   std::string secret{};            ///< the same on all ranks; each proves knowledge of it, it is never sent
   std::int64_t timeout_ns = kDefaultTimeoutNs;  ///< time for all ranks to arrive
-  int listen_fd = -1;  ///< rank 0 only: a bound, listening socket to use instead of host and port, owned by the
-                       ///< bootstrap from then on; lets a parent that forks its ranks choose a free port first
+  int listen_fd = -1;       ///< rank 0 only: a bound, listening socket to use instead of host and port, owned by the
+                            ///< bootstrap from then on; lets a parent that forks its ranks choose a free port first
+  int num_spare_ports = 0;  ///< further ports, derived from `port`, of which rank 0 takes the first free one if `port`
+                            ///< is taken; the same on all ranks, 0 to 16
 };
 
 /// Connects all ranks. Collective. Peers authenticate each other by HMAC-SHA-256 over new nonces (RFC 2104). A

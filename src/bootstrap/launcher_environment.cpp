@@ -14,6 +14,7 @@
 #include <string_view>
 
 #include "bootstrap/handshake.hpp"
+#include "bootstrap/ports.hpp"
 #include "bootstrap/slurm.hpp"
 #include "bootstrap/socket.hpp"
 
@@ -22,7 +23,7 @@ namespace {
 
 constexpr std::string_view kLoopback = "127.0.0.1";
 constexpr int kMaxPort = 65'535;
-constexpr int kFirstUnprivilegedPort = 1024;
+constexpr std::uint16_t kFirstUnprivilegedPort = 1024;
 
 /// Names of one launcher's variables; null if there is none.
 struct Launcher {
@@ -116,7 +117,7 @@ class Reader {
   Status read_ranks(TcpBootstrapOptions* options) const;
   Status read_host(int num_ranks, std::string* host) const;
   Status given_host(const char* name, std::string* host) const;
-  Status read_port(std::uint16_t* port) const;
+  Status read_port(TcpBootstrapOptions* options) const;
   Status read_secret(TcpBootstrapOptions* options) const;
   Status is_one_host(int num_ranks, bool* one_host) const;
   std::string job_id() const;
@@ -249,30 +250,25 @@ std::string Reader::job_id() const {
   return id;
 }
 
-/// FNV-1a, 32 bits: gives successive jobs different ports. Not for security.
-std::uint32_t hash_of(std::string_view text) {
-  constexpr std::uint32_t kOffsetBasis = 2'166'136'261U;
-  constexpr std::uint32_t kPrime = 16'777'619U;
-  std::uint32_t hash = kOffsetBasis;
-  for (char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * kPrime;
-  return hash;
-}
-
-Status Reader::read_port(std::uint16_t* port) const {
+Status Reader::read_port(TcpBootstrapOptions* options) const {
   std::optional<int> own;
   std::optional<int> master;
   if (Status status = number("FERRY_PORT", 1, kMaxPort, &own); !status.ok()) return status;
   if (own) {
-    *port = static_cast<std::uint16_t>(*own);
+    options->port = static_cast<std::uint16_t>(*own);
     return {};
   }
   if (Status status = number("MASTER_PORT", 1, kMaxPort, &master); !status.ok()) return status;
-  if (master) {
-    *port = static_cast<std::uint16_t>(*master == kMaxPort ? kFirstUnprivilegedPort : *master + 1);
+  const std::string id = job_id();
+  if (!master && id.empty()) {
+    // Without spare ports: a second rank 0 by mistake, the likely reason where no launcher counts ranks, must not hide.
+    options->port = kDefaultPort;
     return {};
   }
-  const std::string id = job_id();
-  *port = id.empty() ? kDefaultPort : static_cast<std::uint16_t>(kFirstDerivedPort + hash_of(id) % kNumDerivedPorts);
+  options->port = !master               ? derive_port(id)
+                  : *master == kMaxPort ? kFirstUnprivilegedPort
+                                        : static_cast<std::uint16_t>(*master + 1);
+  options->num_spare_ports = kNumSparePorts;
   return {};
 }
 
@@ -311,7 +307,7 @@ Result<TcpBootstrapOptions> Reader::read() {
   options.host.clear();
   if (Status status = read_ranks(&options); !status.ok()) return status;
   if (Status status = read_host(options.num_ranks, &options.host); !status.ok()) return status;
-  if (Status status = read_port(&options.port); !status.ok()) return status;
+  if (Status status = read_port(&options); !status.ok()) return status;
   if (Status status = read_secret(&options); !status.ok()) return status;
   return options;
 }

@@ -101,17 +101,26 @@ std::string listen_hint(int error) {
   if (is_out_of_descriptors(error)) return describe_descriptor_limit(error, 1);
   switch (error) {
     case EADDRINUSE:
-      return "another process listens there (another job, or a second rank 0 of this one); choose another port";
+      return "another process listens there (another job, or a second rank 0 of this one); choose another port: "
+             "FERRY_PORT sets it, otherwise it follows from MASTER_PORT or the job";
     case EADDRNOTAVAIL:
       return "this is not an address of this machine; give the host that rank 0 runs on";
     case EACCES:
-      return "ports below 1024 need privileges; choose a higher port";
+      return "ports below 1024 need privileges; choose a higher port (FERRY_PORT)";
     default:
       return "choose another host or port";
   }
 }
 
 }  // namespace
+
+void set_port(Address* address, std::uint16_t port) {
+  if (address->storage.ss_family == AF_INET) {
+    reinterpret_cast<sockaddr_in&>(address->storage).sin_port = htons(port);
+  } else {
+    reinterpret_cast<sockaddr_in6&>(address->storage).sin6_port = htons(port);
+  }
+}
 
 std::string to_string(const Address& address) {
   char text[INET6_ADDRSTRLEN] = "?";
@@ -170,24 +179,30 @@ Result<std::vector<Address>> resolve(const std::string& host, std::uint16_t port
   return addresses;
 }
 
-Result<UniqueFd> listen_on(const std::string& host, std::uint16_t port) {
-  Result<std::vector<Address>> addresses = resolve(host, port);
-  if (!addresses.ok()) return addresses.status();
+Result<UniqueFd> listen_on(const std::string& host, std::span<const std::uint16_t> ports) {
   const bool is_name = !is_numeric(host) && host != "localhost";
-  int last_error = 0;
+  int first_error = 0;
   std::string tried;
-  for (const Address& resolved : *addresses) {
-    const Address address = is_name && is_loopback(resolved) ? any_interface(resolved) : resolved;
-    auto [fd, error] = try_listen(address);
-    if (error == 0) return std::move(fd);
-    // The first failure is reported: a later one is often only an address family that this machine does not have.
-    if (last_error == 0) {
-      last_error = error;
-      tried = to_string(address);
+  for (const std::uint16_t port : ports) {
+    Result<std::vector<Address>> addresses = resolve(host, port);
+    if (!addresses.ok()) return addresses.status();
+    bool is_taken = false;
+    for (const Address& resolved : *addresses) {
+      const Address address = is_name && is_loopback(resolved) ? any_interface(resolved) : resolved;
+      auto [fd, error] = try_listen(address);
+      if (error == 0) return std::move(fd);
+      is_taken |= error == EADDRINUSE || error == EACCES;
+      // The first failure is reported: a later one is often only an address family that this machine does not have.
+      if (first_error == 0) {
+        first_error = error;
+        tried = to_string(address);
+      }
     }
+    if (!is_taken) break;
+    if (port != ports.front()) tried += fmt::format("{}{}", port == ports[1] ? " nor on port " : ", ", port);
   }
   return Status(ErrorCode::kSystem, fmt::format("bootstrap: rank 0 cannot listen on {} (host '{}'): {}; {}", tried,
-                                                host, describe_errno(last_error), listen_hint(last_error)));
+                                                host, describe_errno(first_error), listen_hint(first_error)));
 }
 
 Status adopt_listener(int fd) {

@@ -25,6 +25,8 @@ struct Address {
   const sockaddr* raw() const { return reinterpret_cast<const sockaddr*>(&storage); }
 };
 
+void set_port(Address* address, std::uint16_t port);
+
 /// "10.0.0.1:28000", "[::1]:28000".
 std::string to_string(const Address& address);
 
@@ -38,11 +40,11 @@ std::string describe_errno(int error);
 /// @errors kInvalidArgument: there is no such host; kTransport: the resolver has no answer now, try again
 Result<std::vector<Address>> resolve(const std::string& host, std::uint16_t port);
 
-/// Socket that listens on `host`. A name other than "localhost" that resolves to a loopback address (as Debian's
-/// /etc/hosts does for the machine's own name) listens on all interfaces, because other machines resolve the name to
-/// another address.
-/// @errors kInvalidArgument, kTransport: see resolve; kSystem: the port is taken, or the address is not local
-Result<UniqueFd> listen_on(const std::string& host, std::uint16_t port);
+/// Socket that listens on `host`, at the first of `ports` that is free. A name other than "localhost" that resolves to a
+/// loopback address (as Debian's /etc/hosts does for the machine's own name) listens on all interfaces, because other
+/// machines resolve the name to another address.
+/// @errors kInvalidArgument, kTransport: see resolve; kSystem: the ports are taken, or the address is not local
+Result<UniqueFd> listen_on(const std::string& host, std::span<const std::uint16_t> ports);
 
 /// Make a caller's listening socket non-blocking and close-on-exec.
 /// @errors kInvalidArgument: `fd` is not a listening stream socket

@@ -81,8 +81,9 @@ Status Admission::missing() const {
   const Status status = missing_ranks("create_tcp_bootstrap", arrived(), options_.timeout_ns);
   if (acceptor_.num_wrong_proofs() == 0) return status;
   return Status(status.code(),
-                fmt::format("{}. {} connections used another secret: give every rank the same secret", status.message(),
-                            acceptor_.num_wrong_proofs()),
+                fmt::format("{}. {} connections used another secret: give every rank the same secret, unless "
+                            "they are of another job",
+                            status.message(), acceptor_.num_wrong_proofs()),
                 status.peer());
 }
 

@@ -21,6 +21,9 @@ constexpr int kMaxRanks = 65'536;
 // HMAC accepts any key; a longer one is more likely a mistake (a whole file) than a secret.
 constexpr std::size_t kMaxSecretBytes = 4096;
 
+// A rank has a connection to each of them while it looks for rank 0.
+constexpr int kMaxSparePorts = 16;
+
 Status check(const TcpBootstrapOptions& options) {
   const auto bad = [](std::string text) {
     return Status(ErrorCode::kInvalidArgument, std::string("create_tcp_bootstrap: ").append(text));
@@ -32,6 +35,10 @@ Status check(const TcpBootstrapOptions& options) {
   if (options.rank < 0 || options.rank >= options.num_ranks) {
     return bad(fmt::format("rank={}, expected 0 to {} because num_ranks={}; give each process its own number",
                            options.rank, options.num_ranks - 1, options.num_ranks));
+  }
+  if (options.num_spare_ports < 0 || options.num_spare_ports > kMaxSparePorts) {
+    return bad(fmt::format("rank {} has num_spare_ports={}, expected 0 to {}", options.rank, options.num_spare_ports,
+                           kMaxSparePorts));
   }
   if (options.timeout_ns <= 0) {
     return bad(fmt::format("rank {} has timeout_ns={}, expected more than 0", options.rank, options.timeout_ns));

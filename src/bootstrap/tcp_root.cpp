@@ -13,6 +13,7 @@
 
 #include "bootstrap/channel.hpp"
 #include "bootstrap/errors.hpp"
+#include "bootstrap/ports.hpp"
 #include "bootstrap/socket.hpp"
 #include "bootstrap/tcp_admission.hpp"
 #include "bootstrap/tcp_bootstrap.hpp"
@@ -252,7 +253,7 @@ Result<std::shared_ptr<Bootstrap>> create_tcp_root(const TcpBootstrapOptions& op
   if (listener.valid()) {
     if (Status status = adopt_listener(listener.get()); !status.ok()) return status;
   } else {
-    Result<UniqueFd> own = listen_on(options.host, options.port);
+    Result<UniqueFd> own = listen_on(options.host, ports_of(options));
     if (!own.ok()) return own.status();
     listener = std::move(*own);
   }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "bootstrap/launcher_environment.hpp"
+#include "bootstrap/ports.hpp"
 #include "bootstrap/slurm.hpp"
 
 namespace ferry::test {
@@ -168,6 +169,13 @@ TEST(LauncherPort, FollowsTheDocumentedRule) {
   EXPECT_EQ(derived, options_from(with(srun_variables, {{"SLURM_PROCID", "0"}}))->port)
       << "all ranks must derive the same port";
   EXPECT_NE(derived, options_from(with(srun_variables, {{"SLURM_JOB_ID", "4712"}}))->port);
+}
+
+TEST(LauncherPort, HasSparePortsUnlessItWasGivenByHand) {
+  EXPECT_GT(options_from(torchrun_variables)->num_spare_ports, 0);
+  EXPECT_GT(options_from(srun_variables)->num_spare_ports, 0);
+  EXPECT_EQ(options_from(with(torchrun_variables, {{"FERRY_PORT", "7"}}))->num_spare_ports, 0);
+  EXPECT_EQ(options_from(by_hand_variables)->num_spare_ports, 0) << "a second rank 0 must find the port taken";
 }
 
 TEST(LauncherSecret, IsDerivedOnLoopbackOnlyAndDiffersByJob) {
