@@ -384,6 +384,13 @@ std::vector<Case> cases() {
     one.world.fixed_rows = 100;
     if (layout == Layout::kTokens) one.world.num_replicas = 6;
     all.push_back(one);
+    // Tokens for several warps and, of so many experts, for several steps of each of the few that have room to count.
+    one.world.num_replicas = -1;
+    one.world.num_experts = layout == Layout::kTokens ? 10 : 2000;
+    one.world.expert_alignment = 1;
+    one.world.max_tokens = 70;
+    one.world.fixed_rows = 1200;
+    all.push_back(one);
   }
   return all;
 }
