@@ -60,4 +60,13 @@ Status rank_lost(std::string_view what, int rank) {
                 rank);
 }
 
+Status out_of_memory(std::string_view what, int rank) {
+  return Status(ErrorCode::kSystem, fmt::format("{}: rank {} ran out of memory", what, rank), rank);
+}
+
+Status named(Status status, int rank) {
+  if (status.ok() || status.peer() >= 0) return status;
+  return Status(status.code(), fmt::format("rank {}: {}", rank, status.message()), rank);
+}
+
 }  // namespace ferry::bootstrap

@@ -26,6 +26,12 @@ Status missing_ranks(std::string_view what, const std::vector<bool>& arrived, st
 /// kPeerLost.
 Status rank_lost(std::string_view what, int rank);
 
+/// kSystem.
+Status out_of_memory(std::string_view what, int rank);
+
+/// `status` of this rank, with its name if it names no rank.
+Status named(Status status, int rank);
+
 }  // namespace ferry::bootstrap
 
 #endif  // FERRY_BOOTSTRAP_ERRORS_HPP

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <condition_variable>
 #include <mutex>
+#include <new>
 #include <utility>
 
 #include "bootstrap/deadline.hpp"
@@ -55,7 +56,7 @@ class InProcessBootstrap final : public Bootstrap {
   int rank() const override { return static_cast<int>(rank_); }
   int num_ranks() const override { return static_cast<int>(board_->arrived.size()); }
 
-  Result<Messages> all_gather(std::span<const std::byte> mine, std::int64_t timeout_ns) override {
+  Result<Messages> all_gather(std::span<const std::byte> mine, std::int64_t timeout_ns) override try {
     const bootstrap::Deadline deadline = bootstrap::Deadline::after(timeout_ns);
     std::unique_lock lock(board_->mutex);
     if (Status status = arrive(mine, timeout_ns); !status.ok()) return status;
@@ -72,6 +73,10 @@ class InProcessBootstrap final : public Bootstrap {
     const std::shared_ptr<const Messages> result = board_->result;
     lock.unlock();
     return Messages(*result);
+  } catch (const std::bad_alloc&) {
+    const std::lock_guard lock(board_->mutex);
+    board_->fail(bootstrap::out_of_memory("all_gather", rank()));
+    return board_->error;
   }
 
  private:

@@ -9,10 +9,12 @@
 
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <memory>
 #include <string_view>
 #include <system_error>
+#include <thread>
 #include <utility>
 
 #include "core/descriptors.hpp"
@@ -29,6 +31,9 @@ constexpr int kListenBacklog = 4096;
 constexpr int kKeepaliveIdleSeconds = 10;
 constexpr int kKeepaliveIntervalSeconds = 5;
 constexpr int kKeepaliveNumProbes = 3;
+
+/// Between two attempts to poll for which the kernel had no memory.
+constexpr std::chrono::milliseconds kShortOfMemoryPause{1};
 
 void set_option(int fd, int level, int option, int value) {
   // The result is ignored: the protocol works without every option set here.
@@ -270,10 +275,15 @@ Status wait_until_ready(std::span<pollfd> entries, Deadline deadline) {
     const timespec timeout{.tv_sec = left_ns / kNsPerSecond, .tv_nsec = left_ns % kNsPerSecond};
     const int num_ready = ppoll(entries.data(), entries.size(), &timeout, nullptr);
     if (num_ready >= 0) return {};
-    if (errno != EINTR) {
+    if (errno == EINTR) continue;
+    if (errno != ENOMEM && errno != EAGAIN) {
       return Status(ErrorCode::kSystem,
                     fmt::format("bootstrap: poll on {} sockets failed: {}", entries.size(), describe_errno(errno)));
     }
+    // The kernel is short of memory for the moment. An error in a group's last exchange would reach this rank alone.
+    for (pollfd& entry : entries) entry.revents = 0;
+    if (left_ns == 0) return {};
+    std::this_thread::sleep_for(kShortOfMemoryPause);
   }
 }
 

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <new>
 #include <optional>
 #include <span>
 #include <string>
@@ -77,6 +78,7 @@ class TcpPeer final : public Bootstrap {
  private:
   Status exchange(std::int64_t timeout_ns, std::vector<std::vector<std::byte>>* parts);
   Status receive_parts(std::vector<std::vector<std::byte>>* parts);
+  Status fail_on_all(const Status& error);
   Status fail(Status error);
 
   std::string local_address_;
@@ -88,18 +90,27 @@ class TcpPeer final : public Bootstrap {
 };
 
 Result<std::vector<std::vector<std::byte>>> TcpPeer::all_gather(std::span<const std::byte> mine,
-                                                                std::int64_t timeout_ns) {
+                                                                std::int64_t timeout_ns) try {
   if (!error_.ok()) return error_;
   ++gather_idx_;
   if (Status status = check_all_gather_arguments(rank_, mine.size(), timeout_ns); !status.ok()) {
-    // Rank 0 passes the error on to the others, which would otherwise wait for this rank.
-    if (channel_->queue(FrameType::kFailure, encode_failure(status)).ok()) (void)channel_->flush();
-    return fail(status);
+    return fail_on_all(status);
   }
-  if (Status status = channel_->queue(FrameType::kMessage, mine); !status.ok()) return fail(status);
+  if (Status status = channel_->queue(FrameType::kMessage, mine); !status.ok()) return fail_on_all(status);
   std::vector<std::vector<std::byte>> parts;
-  if (Status status = exchange(timeout_ns, &parts); !status.ok()) return fail(status);
+  if (Status status = exchange(timeout_ns, &parts); !status.ok()) {
+    return status.code() == ErrorCode::kSystem && status.peer() < 0 ? fail_on_all(status) : fail(status);
+  }
   return parts;
+} catch (const std::bad_alloc&) {
+  return fail_on_all(out_of_memory("all_gather", rank_));
+}
+
+/// Fails with an error of this rank. Rank 0 passes it on to the others, which would otherwise wait for this rank.
+Status TcpPeer::fail_on_all(const Status& error) {
+  const Status mine = named(error, rank_);
+  if (channel_->queue(FrameType::kFailure, encode_failure(mine)).ok()) (void)channel_->flush();
+  return fail(mine);
 }
 
 Status TcpPeer::exchange(std::int64_t timeout_ns, std::vector<std::vector<std::byte>>* parts) {

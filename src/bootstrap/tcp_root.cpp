@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <new>
 #include <optional>
 #include <span>
 #include <string>
@@ -86,7 +87,7 @@ TcpRoot::TcpRoot(std::vector<Channel> channels)
 }
 
 Result<std::vector<std::vector<std::byte>>> TcpRoot::all_gather(std::span<const std::byte> mine,
-                                                                std::int64_t timeout_ns) {
+                                                                std::int64_t timeout_ns) try {
   if (!error_.ok()) return error_;
   const Deadline deadline = Deadline::after(timeout_ns);
   ++gather_idx_;
@@ -109,6 +110,8 @@ Result<std::vector<std::vector<std::byte>>> TcpRoot::all_gather(std::span<const 
   const Deadline send_deadline = deadline.extended_by(grace_ns(timeout_ns));
   if (Status status = distribute(messages, send_deadline, timeout_ns); !status.ok()) return fail(status, timeout_ns);
   return messages;
+} catch (const std::bad_alloc&) {
+  return fail(out_of_memory("all_gather", rank()), timeout_ns);
 }
 
 std::vector<bool> TcpRoot::arrived() const {
@@ -234,7 +237,7 @@ Status TcpRoot::distribute(const std::vector<std::vector<std::byte>>& messages, 
 }
 
 Status TcpRoot::fail(const Status& error, std::int64_t timeout_ns) {
-  error_ = clip_text(error);
+  error_ = clip_text(error.code() == ErrorCode::kSystem ? named(error, rank()) : error);
   std::vector<Channel*> channels;
   std::vector<bool> wait_for;
   for (Peer& peer : peers_) {

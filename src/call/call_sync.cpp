@@ -8,9 +8,11 @@
 
 #include "call/wait.hpp"
 #include "core/cores.hpp"
-#include "core/group_options.hpp"
+#include "core/create_together.hpp"
+#include "net/threads.hpp"
 #include "plan/to_size.hpp"
 #include "rail/net_devices.hpp"
+#include "rail/network.hpp"
 
 namespace ferry::call {
 namespace {
@@ -43,9 +45,12 @@ std::size_t CallSync::network_bytes(const Topology& topology) {
 
 Result<std::unique_ptr<CallSync>> CallSync::create(const BackendContext& context, const KernelRings* kernel_rings) {
   const bool has_rails = context.topology.num_nodes() > 1;
+  net::ReservedThreads threads;
+  const Status reserved = rail::reserve_threads(context.topology, &threads);
   Result<node::Rendezvous> met =
-      node::rendezvous(context, has_rails ? rail::address_to_publish(*context.bootstrap) : std::string());
+      node::rendezvous(context, has_rails ? rail::address_to_publish(*context.bootstrap) : std::string(), reserved);
   if (!met.ok()) return met.status();
+  threads.give_back();
   std::vector<RankPlace> places = std::move(met->places);
   std::unique_ptr<CallSync> sync(new CallSync(context, std::move(*met)));
   if (has_rails) {
@@ -80,16 +85,14 @@ Status CallSync::connect_rails(const BackendContext& context, const KernelRings*
       rail::Rails::create(context, options, status, [this] { peers().ring_self(); });
   if (!created.ok()) return created.status();
   state_.set_rails(std::move(*created));
-  status = rails().start();
-  if (status.ok()) status = await_greetings();
+  // No rank waits for the greeting of a rank that failed to start. The network connects during the exchange.
+  if (status = gather_or_fail(*context.bootstrap, rails().start(), {}, state_.timeout_ns()).status(); !status.ok()) {
+    return status;
+  }
+  if (status = await_greetings(); !status.ok()) return status;
   // Kernels have no thread that could drive the network, and threads other than the rank's report their errors.
-  const bool may_drive = kernel_rings == nullptr && !cores_suffice_for(topology().num_ranks);
-  if (status.ok()) rails().allow_inline_progress(may_drive);
-  Result<std::vector<std::vector<std::byte>>> ready =
-      gather_or_fail(*context.bootstrap, status, {}, context.options.timeout_ns);
-  // On failure all ranks leave, and no rank waits for data from another.
-  if (!ready.ok()) rails().expect_no_answers();
-  return ready.status();
+  rails().allow_inline_progress(kernel_rings == nullptr && !cores_suffice_for(topology().num_ranks));
+  return {};
 }
 
 Status CallSync::await_greetings() {

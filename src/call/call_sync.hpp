@@ -32,12 +32,14 @@ struct KernelRings {
 
 class CallSync {
  public:
-  /// Collective: succeeds on all ranks or fails on all. `kernel_rings`: given by all ranks or none, with one shape;
-  /// only in groups of several nodes.
+  /// Collective, see core/create_together.hpp. `kernel_rings`: given by all ranks or none, with one shape; only in
+  /// groups of several nodes.
   static Result<std::unique_ptr<CallSync>> create(const BackendContext& context,
                                                   const KernelRings* kernel_rings = nullptr);
   CallSync(const CallSync&) = delete;
   CallSync& operator=(const CallSync&) = delete;
+  /// See Backend::created.
+  void created() { state_.created(); }
 
   int rank() const { return state_.rank(); }
   const Topology& topology() const { return state_.topology(); }

@@ -56,7 +56,7 @@ GroupState::GroupState(const BackendContext& context, node::Rendezvous rendezvou
 GroupState::~GroupState() {
   leave();
   // In a broken group, peers that still answer do so soon; with the others nothing remains to be finished.
-  if (rails_ != nullptr && !broken_.ok()) rails_->expect_no_answers();
+  if (rails_ != nullptr && (!broken_.ok() || !is_created_)) rails_->expect_no_answers();
   rails_.reset();
 }
 

@@ -58,6 +58,8 @@ class GroupState {
     for (const int rank : missing) wait_times_ns_[static_cast<std::size_t>(rank)] += time_ns;
   }
   void set_rails(std::unique_ptr<rail::Rails> rails) { rails_ = std::move(rails); }
+  /// See Backend::created.
+  void created() { is_created_ = true; }
 
   /// Name of the current call; empty before the first.
   std::string_view operation() const { return operation_; }
@@ -129,6 +131,7 @@ class GroupState {
   std::function<bool()> interrupted_;
   std::int64_t next_question_ns_ = 0;
   bool spins_;
+  bool is_created_ = false;
   node::Peers peers_;
   std::unique_ptr<rail::Rails> rails_;
   std::string operation_;

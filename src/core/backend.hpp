@@ -160,6 +160,9 @@ class Backend {
   virtual ~Backend() = default;
 
   virtual std::string_view name() const = 0;
+  /// Called once before the first call, when every rank has its backend. One that is destroyed without it belongs to a
+  /// group that has failed to form, and waits for no rank.
+  virtual void created() {}
   /// Whether `Stream::handle` may be non-null.
   virtual bool takes_streams() const = 0;
   /// Whether core can read the memory of callers' views. If not, the backend checks the ids of route.
@@ -202,7 +205,7 @@ struct BackendFactory {
   std::string_view description;
   /// Ok if the backend can run on this machine, else the reason why not. No side effects.
   Status (*probe)();
-  /// Collective: succeeds on all ranks or fails on all.
+  /// Collective, see core/create_together.hpp.
   Result<std::unique_ptr<Backend>> (*create)(const BackendContext& context);
   /// ferry::bytes_required for a shape whose numbers were checked; `topology` is the view of rank 0.
   Result<std::size_t> (*bytes_required)(const MemoryShape& shape, const Topology& topology);

@@ -6,6 +6,7 @@
 #include "core/call_gate.hpp"
 #include "core/call_numbers.hpp"
 #include "core/checks.hpp"
+#include "core/create_together.hpp"
 #include "core/expert_placement.hpp"
 #include "core/group_options.hpp"
 #include "core/latency_calls.hpp"
@@ -64,14 +65,20 @@ Result<std::shared_ptr<Group>> Group::create(std::shared_ptr<Bootstrap> bootstra
                   "Group::create: the bootstrap is null; create one with create_tcp_bootstrap or "
                   "create_in_process_bootstraps");
   }
-  Result<AgreedOptions> agreed = agree_on_options(*bootstrap, options);
-  if (!agreed.ok()) return agreed.status();
-  BackendContext context{bootstrap.get(), agreed->topology, options, std::move(agreed->tuning)};
-  context.options.ring_memory = agreed->ring_memory;
-  context.options.num_reserved_sms = agreed->num_reserved_sms;
-  Result<std::unique_ptr<Backend>> backend = agreed->factory->create(context);
-  if (!backend.ok()) return backend.status();
-  return std::shared_ptr<Group>(new Group(agreed->topology, std::move(*backend), options.mask_lost_ranks));
+  const auto create_mine = [&options](Bootstrap& shared) -> Result<std::shared_ptr<Group>> {
+    Result<AgreedOptions> agreed = agree_on_options(shared, options);
+    if (!agreed.ok()) return agreed.status();
+    BackendContext context{&shared, agreed->topology, options, std::move(agreed->tuning)};
+    context.options.ring_memory = agreed->ring_memory;
+    context.options.num_reserved_sms = agreed->num_reserved_sms;
+    Result<std::unique_ptr<Backend>> backend = agreed->factory->create(context);
+    if (!backend.ok()) return backend.status();
+    return std::shared_ptr<Group>(new Group(agreed->topology, std::move(*backend), options.mask_lost_ranks));
+  };
+  Result<std::shared_ptr<Group>> group =
+      create_together(*bootstrap, "Group::create", time_to_agree_ns(options.timeout_ns), create_mine);
+  if (group.ok()) (*group)->backend_->created();
+  return group;
 }
 
 std::string_view Group::backend() const { return backend_ ? backend_->name() : std::string_view("none (destroyed)"); }

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "core/choose.hpp"
+#include "core/create_together.hpp"
 #include "core/rank_host.hpp"
 #include "ferry/version.hpp"
 
@@ -165,57 +166,7 @@ Result<std::vector<RankHost>> hosts_of(const std::vector<std::vector<std::byte>>
   return hosts;
 }
 
-/// Header of each gathered message.
-struct StatusPrefix {
-  ErrorCode code = ErrorCode::kOk;
-  std::int32_t peer = -1;
-};
-
 }  // namespace
-
-Result<std::vector<std::vector<std::byte>>> gather_or_fail(Bootstrap& bootstrap, const Status& my_status,
-                                                           std::span<const std::byte> mine, std::int64_t timeout_ns) {
-  const StatusPrefix prefix{my_status.code(), my_status.peer()};
-  const auto prefix_bytes = std::as_bytes(std::span(&prefix, 1));
-  const auto body = my_status.ok() ? mine : std::as_bytes(std::span(my_status.message()));
-  std::vector<std::byte> message(prefix_bytes.begin(), prefix_bytes.end());
-  message.insert(message.end(), body.begin(), body.end());
-
-  Result<std::vector<std::vector<std::byte>>> gathered = bootstrap.all_gather(message, timeout_ns);
-  if (!gathered.ok()) return gathered.status();
-  if (gathered->size() != static_cast<std::size_t>(bootstrap.num_ranks())) {
-    return Status(
-        ErrorCode::kTransport,
-        fmt::format("Group::create: the bootstrap's all_gather returned {} messages, expected one from each of "
-                    "the {} ranks",
-                    gathered->size(), bootstrap.num_ranks()));
-  }
-  Status first_late;
-  for (std::size_t rank = 0; rank < gathered->size(); ++rank) {
-    std::vector<std::byte>& bytes = (*gathered)[rank];
-    if (bytes.size() < sizeof(StatusPrefix)) {
-      return Status(ErrorCode::kTransport,
-                    fmt::format("Group::create: rank {} sent {} bytes, expected at least {}; run the same version "
-                                "on every rank",
-                                rank, bytes.size(), sizeof(StatusPrefix)),
-                    static_cast<int>(rank));
-    }
-    StatusPrefix theirs;
-    std::memcpy(&theirs, bytes.data(), sizeof(theirs));
-    bytes.erase(bytes.begin(), bytes.begin() + sizeof(theirs));
-    if (theirs.code == ErrorCode::kOk) continue;
-    const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-    const bool has_code = theirs.code > ErrorCode::kOk && theirs.code <= ErrorCode::kInternal;
-    const bool has_peer = theirs.peer >= 0 && theirs.peer < bootstrap.num_ranks();
-    Status failed(has_code ? theirs.code : ErrorCode::kTransport, fmt::format("rank {}: {}", rank, text),
-                  has_peer ? theirs.peer : static_cast<int>(rank));
-    // A rank that waited in vain has less information than the rank that it waited for, whose error is preferred.
-    if (failed.code() != ErrorCode::kTimeout && failed.code() != ErrorCode::kPeerLost) return failed;
-    if (first_late.ok()) first_late = std::move(failed);
-  }
-  if (!first_late.ok()) return first_late;
-  return gathered;
-}
 
 std::int64_t time_to_agree_ns(std::int64_t timeout_ns) { return std::clamp(timeout_ns, kNsPerSecond, kMaxTimeoutNs); }
 

@@ -24,10 +24,6 @@ struct AgreedOptions {
 /// Collective. Every rank gets the same result: agreed options, or the first disagreement with the same message.
 Result<AgreedOptions> agree_on_options(Bootstrap& bootstrap, const GroupOptions& options);
 
-/// All-gather `mine`, or this rank's failure: if any rank failed, every rank gets the lowest such rank's error.
-Result<std::vector<std::vector<std::byte>>> gather_or_fail(Bootstrap& bootstrap, const Status& my_status,
-                                                           std::span<const std::byte> mine, std::int64_t timeout_ns);
-
 /// Deadline of exchanges in which ranks compare their options: peers must receive this rank's error even if the error
 /// is its timeout.
 std::int64_t time_to_agree_ns(std::int64_t timeout_ns);

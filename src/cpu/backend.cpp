@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "core/descriptors.hpp"
-#include "core/group_options.hpp"
 #include "core/quantized_dispatch.hpp"
 #include "core/unique_fd.hpp"
 #include "cpu/context/channel_tables.hpp"
@@ -61,9 +60,7 @@ Result<std::unique_ptr<Backend>> CpuBackend::create(const BackendContext& contex
   std::unique_ptr<MaskBoard> board;
   if (context.options.mask_lost_ranks) {
     Result<std::unique_ptr<MaskBoard>> made = MaskBoard::create((*sync)->peers());
-    Result<std::vector<std::vector<std::byte>>> ready =
-        gather_or_fail(*context.bootstrap, made.status(), {}, context.options.timeout_ns);
-    if (!ready.ok()) return ready.status();
+    if (!made.ok()) return made.status();
     board = std::move(*made);
   }
   return std::unique_ptr<Backend>(

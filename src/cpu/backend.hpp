@@ -26,6 +26,7 @@ class CpuBackend final : public Backend {
   CpuBackend(std::unique_ptr<call::CallSync> sync, std::unique_ptr<MaskBoard> board, std::int64_t mask_timeout_ns);
 
   std::string_view name() const override { return "cpu"; }
+  void created() override { sync_->created(); }
   bool takes_streams() const override { return false; }
   bool memory_is_on_host() const override { return true; }
   Result<Buffer> allocate(std::size_t bytes) override { return sync_->peers().arena().allocate(bytes); }

@@ -7,7 +7,6 @@
 #include <utility>
 #include <vector>
 
-#include "core/group_options.hpp"
 #include "cuda/call/channel_tables.hpp"
 #include "cuda/call/memory_required.hpp"
 #include "cuda/call/wait_times.hpp"
@@ -86,9 +85,7 @@ Result<std::unique_ptr<Backend>> CudaBackend::create(const BackendContext& conte
     Status status = load_nodes_kernels(parts->device);
     Result<std::unique_ptr<internode::CallScratch>> made = internode::CallScratch::create(*parts);
     if (status.ok()) status = made.status();
-    Result<std::vector<std::vector<std::byte>>> ready =
-        gather_or_fail(*context.bootstrap, status, {}, context.options.timeout_ns);
-    if (!ready.ok()) return ready.status();
+    if (!status.ok()) return status;
     nodes_scratch = std::move(*made);
   }
   return std::unique_ptr<Backend>(std::make_unique<CudaBackend>(context, std::move(*parts), std::move(nodes_scratch)));

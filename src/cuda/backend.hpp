@@ -30,6 +30,7 @@ class CudaBackend final : public Backend {
   CudaBackend(const BackendContext& context, Parts parts, std::unique_ptr<internode::CallScratch> nodes_scratch);
 
   std::string_view name() const override { return "cuda"; }
+  void created() override { context_.parts().sync->created(); }
   bool takes_streams() const override { return true; }
   bool memory_is_on_host() const override { return false; }
   Result<Buffer> allocate(std::size_t bytes) override;

@@ -6,7 +6,6 @@
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
-#include <sys/time.h>
 #include <sys/un.h>
 
 #include <algorithm>
@@ -24,7 +23,6 @@ namespace {
 /// Time for which an unknown process that connects and sends nothing may hold up the listener.
 constexpr std::int64_t kStrangerPatienceNs = 2 * kNsPerSecond;
 constexpr std::int64_t kNsPerMillisecond = 1'000'000;
-constexpr std::int64_t kNsPerMicrosecond = 1'000;
 
 struct Message {
   std::int64_t rank = 0;
@@ -114,11 +112,21 @@ Packet receive_packet(int socket, std::span<std::byte> room) {
   return packet;
 }
 
+Status peer_gave_up(std::string_view what) {
+  return Status(ErrorCode::kPeerLost, fmt::format("linking ranks of one host: a peer gave up before {}", what));
+}
+
+/// Error of a link, which is the peer's unless this rank's system refused something.
+Status about_peer(const Status& status, int peer_rank) {
+  if (status.code() == ErrorCode::kSystem) return status;
+  return Status(status.code(), std::string(status.message()), peer_rank);
+}
+
 Status send_hello(int socket, const LinkHello& hello, const LinkToken& token) {
   const Message message{hello.rank, token};
   // One small packet always fits.
-  if (!send_packet(socket, std::as_bytes(std::span(&message, 1)), hello.arena_fd, 0)) return system_error("sendmsg");
-  return {};
+  if (send_packet(socket, std::as_bytes(std::span(&message, 1)), hello.arena_fd, 0)) return {};
+  return errno == EPIPE || errno == ECONNRESET ? peer_gave_up("this rank's hello") : system_error("sendmsg");
 }
 
 /// A hello message and its descriptor.
@@ -134,6 +142,8 @@ Result<ReceivedHello> receive_hello(int socket, std::int64_t deadline_ns) {
   ReceivedHello received;
   Packet packet = receive_packet(socket, std::as_writable_bytes(std::span(&received.message, 1)));
   received.arena_fd = std::move(packet.fd);
+  if (packet.bytes == 0 || (packet.bytes < 0 && errno == ECONNRESET)) return peer_gave_up("its hello");
+  if (packet.bytes < 0) return system_error("recvmsg");
   const bool has_fd = received.arena_fd.valid() || packet.rights_cut;
   if (packet.bytes != static_cast<ssize_t>(sizeof(Message)) || !has_fd) {
     return Status(ErrorCode::kTransport, "linking ranks of one host: a peer sent something other than a hello message");
@@ -269,12 +279,16 @@ Result<LinkedPeer> LinkListener::accept_peer(const LinkHello& hello, std::int64_
       return system_error("accept");
     }
     Result<ucred> credentials = same_user(connection.get());
-    if (!credentials.ok()) continue;
     const std::int64_t patience_ns = std::min(deadline_ns, monotonic_ns() + kStrangerPatienceNs);
-    Result<ReceivedHello> received = receive_hello(connection.get(), patience_ns);
+    Result<ReceivedHello> received =
+        credentials.ok() ? receive_hello(connection.get(), patience_ns) : credentials.status();
+    // The connection may be a peer's, which does not come again.
+    if (received.status().code() == ErrorCode::kSystem) return received.status();
     if (!received.ok() || received->message.token != hello.token) continue;
     if (!received->arena_fd.valid()) return no_descriptor_left("linking ranks of one host: the arena of a peer");
-    if (Status status = send_hello(connection.get(), hello, hello.token); !status.ok()) return status;
+    if (Status status = send_hello(connection.get(), hello, hello.token); !status.ok()) {
+      return about_peer(status, static_cast<int>(received->message.rank));
+    }
     return LinkedPeer{static_cast<int>(received->message.rank),
                       std::make_unique<PeerLink>(std::move(connection), open_process(credentials->pid)),
                       std::move(received->arena_fd)};
@@ -282,42 +296,48 @@ Result<LinkedPeer> LinkListener::accept_peer(const LinkHello& hello, std::int64_
   return Status(ErrorCode::kTimeout, "linking ranks of one host: not every rank connected in time");
 }
 
-Result<LinkedPeer> connect_peer(const std::string& name, int peer_rank, const LinkToken& peer_token,
-                                const LinkHello& hello, std::int64_t deadline_ns) {
-  UniqueFd connection(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+Result<OpenedLink> open_link(const std::string& name, int peer_rank, const LinkToken& peer_token,
+                             const LinkHello& hello) {
+  UniqueFd connection(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!connection.valid()) return system_error("socket");
   socklen_t length = 0;
   const sockaddr_un address = abstract_address(name, &length);
-  // Connecting waits while the peer's backlog is full.
-  const std::int64_t left_ns = std::max<std::int64_t>(deadline_ns - monotonic_ns(), kNsPerMillisecond);
-  const timeval send_timeout{left_ns / kNsPerSecond, left_ns % kNsPerSecond / kNsPerMicrosecond};
-  setsockopt(connection.get(), SOL_SOCKET, SO_SNDTIMEO, &send_timeout, sizeof(send_timeout));
   int failed = 0;
   do {
     failed = connect(connection.get(), reinterpret_cast<const sockaddr*>(&address), length);
   } while (failed != 0 && errno == EINTR);
   if (failed != 0 && errno == EAGAIN) {
-    return Status(ErrorCode::kTimeout,
-                  fmt::format("linking ranks of one host: rank {} did not accept in time", peer_rank), peer_rank);
+    return Status(ErrorCode::kSystem,
+                  fmt::format("linking ranks of one host: the backlog of rank {} is full; raise sysctl "
+                              "net.core.somaxconn to the number of ranks of a host, or more",
+                              peer_rank),
+                  peer_rank);
   }
+  if (failed != 0 && errno != ECONNREFUSED) return system_error("connect");
   if (failed != 0) {
     return Status(ErrorCode::kTransport,
                   fmt::format("linking ranks of one host: connecting to rank {} failed: {}; ranks must share a network "
                               "namespace",
-                              peer_rank, std::strerror(errno)),
+                              peer_rank, std::strerror(ECONNREFUSED)),
                   peer_rank);
   }
   Result<ucred> credentials = same_user(connection.get());
   if (!credentials.ok()) return credentials.status();
-  if (Status status = send_hello(connection.get(), hello, peer_token); !status.ok()) return status;
-  Result<ReceivedHello> received = receive_hello(connection.get(), deadline_ns);
-  if (!received.ok()) return Status(received.status().code(), std::string(received.status().message()), peer_rank);
-  if (!received->arena_fd.valid()) return no_descriptor_left("linking ranks of one host: the arena of a peer");
-  if (received->message.rank != peer_rank) {
-    return Status(ErrorCode::kTransport, fmt::format("linking ranks of one host: rank {} answered as rank {}",
-                                                     peer_rank, received->message.rank));
+  if (Status status = send_hello(connection.get(), hello, peer_token); !status.ok()) {
+    return about_peer(status, peer_rank);
   }
-  return LinkedPeer{peer_rank, std::make_unique<PeerLink>(std::move(connection), open_process(credentials->pid)),
+  return OpenedLink{peer_rank, std::move(connection), open_process(credentials->pid)};
+}
+
+Result<LinkedPeer> await_answer(OpenedLink opened, std::int64_t deadline_ns) {
+  Result<ReceivedHello> received = receive_hello(opened.socket.get(), deadline_ns);
+  if (!received.ok()) return about_peer(received.status(), opened.peer_rank);
+  if (!received->arena_fd.valid()) return no_descriptor_left("linking ranks of one host: the arena of a peer");
+  if (received->message.rank != opened.peer_rank) {
+    return Status(ErrorCode::kTransport, fmt::format("linking ranks of one host: rank {} answered as rank {}",
+                                                     opened.peer_rank, received->message.rank));
+  }
+  return LinkedPeer{opened.peer_rank, std::make_unique<PeerLink>(std::move(opened.socket), std::move(opened.process)),
                     std::move(received->arena_fd)};
 }
 

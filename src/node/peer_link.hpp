@@ -90,7 +90,7 @@ class LinkListener {
   const std::string& name() const { return name_; }
 
   /// Wait for one peer that has `hello.token`; unknown processes and processes of other users are dropped.
-  /// @errors kTimeout; kSystem: also if file descriptors ran out
+  /// @errors kTimeout; kPeerLost: the peer has given up; kSystem: also if file descriptors ran out
   Result<LinkedPeer> accept_peer(const LinkHello& hello, std::int64_t deadline_ns) const;
 
  private:
@@ -99,9 +99,21 @@ class LinkListener {
   std::string name_;
 };
 
-/// Connect to the listener `name` of `peer_rank`, whose token is `peer_token`.
-Result<LinkedPeer> connect_peer(const std::string& name, int peer_rank, const LinkToken& peer_token,
-                                const LinkHello& hello, std::int64_t deadline_ns);
+/// A link that the listening peer has not answered yet.
+struct OpenedLink {
+  int peer_rank = 0;
+  UniqueFd socket;
+  UniqueFd process;
+};
+
+/// Connects to the listener `name` of `peer_rank`, whose token is `peer_token`, and sends `hello`. Does not wait.
+/// @errors kTransport: the peer does not listen, or not to this user; kSystem: also if its backlog is full
+Result<OpenedLink> open_link(const std::string& name, int peer_rank, const LinkToken& peer_token,
+                             const LinkHello& hello);
+
+/// Waits for the listening peer's answer.
+/// @errors kTimeout; kPeerLost: the peer has given up; kSystem: also if file descriptors ran out
+Result<LinkedPeer> await_answer(OpenedLink opened, std::int64_t deadline_ns);
 
 /// Fresh random bytes from the kernel.
 Status fill_random(void* data, std::size_t bytes);

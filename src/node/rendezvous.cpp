@@ -6,8 +6,8 @@
 #include <cstring>
 #include <optional>
 
+#include "core/create_together.hpp"
 #include "core/descriptors.hpp"
-#include "core/group_options.hpp"
 #include "core/host_identity.hpp"
 #include "core/process_identity.hpp"
 #include "node/futex.hpp"
@@ -110,44 +110,65 @@ Status add_linked(LinkedPeer linked, std::size_t first_rank, std::vector<Peer>& 
   return {};
 }
 
-/// The timeout, with the missing rank that it waited for.
-Status name_missing(const std::vector<Peer>& peers, std::size_t first_rank, const Status& status) {
-  const auto missing = std::ranges::find_if(peers, [](const Peer& peer) { return peer.arena == nullptr; });
-  const auto rank = first_rank + static_cast<std::size_t>(missing - peers.begin());
+/// The timeout, with the missing rank that it waited for: one above `my_rank`.
+Status name_missing(const std::vector<Peer>& peers, std::size_t first_rank, int my_rank, const Status& status) {
+  auto rank = static_cast<std::size_t>(my_rank) + 1;
+  while (peers[rank - first_rank].arena != nullptr) ++rank;
   return Status(status.code(), fmt::format("{}: rank {} is missing", status.message(), rank), static_cast<int>(rank));
 }
 
 /// Descriptors of a link to another process: the socket, the peer's process and its arena.
 constexpr std::int64_t kDescriptorsOfLink = 3;
+/// Those that are open before the peer answers.
+constexpr std::int64_t kDescriptorsOfOpenedLink = 2;
 
-/// Checks that all links fit before the first is made: a rank that fails between its links keeps the others waiting
-/// until their deadline.
-Result<std::vector<UniqueFd>> reserve_links(const std::vector<Peer>& peers) {
-  const auto num_links = std::ranges::count_if(peers, [](const Peer& peer) { return !peer.same_process; });
-  return reserve_descriptors(kDescriptorsOfLink * num_links,
-                             fmt::format("Group::create: links to {} other processes of this host", num_links));
+/// Links to be made by a rank of a node.
+struct Links {
+  std::vector<OpenedLink> opened;  ///< to lower ranks
+  std::ptrdiff_t num_awaited = 0;  ///< from higher ranks
+};
+
+/// Opens the links to lower ranks, which listen, so each pair makes one link. Listeners hold all connections in their
+/// backlog, so no rank waits here. Checks that the rest of all links fits as well: no rank begins to wait for another
+/// that has failed.
+Result<Links> open_links(const std::vector<Announcement>& announcements, const NodeRanks& node, const LinkHello& hello,
+                         const std::vector<Peer>& peers) {
+  Links links;
+  for (std::size_t idx = 0; idx < peers.size(); ++idx) {
+    const auto rank = static_cast<int>(node.first + idx);
+    if (peers[idx].same_process) continue;
+    if (rank > hello.rank) {
+      ++links.num_awaited;
+      continue;
+    }
+    const Announcement& peer = announcements[node.first + idx];
+    Result<OpenedLink> link = open_link(text_of(peer.listener_name), rank, peer.token, hello);
+    if (!link.ok()) return link.status();
+    links.opened.push_back(std::move(*link));
+  }
+  const auto num_opened = static_cast<std::int64_t>(links.opened.size());
+  const std::int64_t num_links = num_opened + links.num_awaited;
+  const Result<std::vector<UniqueFd>> reserved =
+      reserve_descriptors(kDescriptorsOfLink * num_links - kDescriptorsOfOpenedLink * num_opened,
+                          fmt::format("Group::create: links to {} other processes of this host", num_links));
+  if (!reserved.ok()) return reserved.status();
+  return links;
 }
 
-/// Lower ranks listen, higher ranks connect, so each pair makes one link. Connecting never waits for accepting (the
-/// backlog holds all peers), so no order of ranks can deadlock; answers are awaited only from lower ranks.
-Status connect_processes(const BackendContext& context, const std::vector<Announcement>& announcements,
-                         const LinkListener& listener, const LinkHello& hello, std::vector<Peer>& peers) {
-  const std::int64_t deadline_ns = monotonic_ns() + context.options.timeout_ns;
-  const NodeRanks node(context.topology);
-  const auto my_rank = static_cast<std::size_t>(context.topology.rank);
-  for (std::size_t rank = node.first; rank < my_rank; ++rank) {
-    if (peers[rank - node.first].same_process) continue;
-    const Announcement& peer = announcements[rank];
-    Result<LinkedPeer> linked =
-        connect_peer(text_of(peer.listener_name), static_cast<int>(rank), peer.token, hello, deadline_ns);
+/// Makes the links of this node once every rank has opened its own. Accepts first: nothing delays that, so no rank
+/// waits for an answer that depends on another's.
+Status complete_links(Links links, const NodeRanks& node, const LinkListener& listener, const LinkHello& hello,
+                      std::int64_t timeout_ns, std::vector<Peer>& peers) {
+  const std::int64_t deadline_ns = monotonic_ns() + timeout_ns;
+  for (std::ptrdiff_t i = 0; i < links.num_awaited; ++i) {
+    Result<LinkedPeer> linked = listener.accept_peer(hello, deadline_ns);
+    if (linked.status().code() == ErrorCode::kTimeout)
+      return name_missing(peers, node.first, hello.rank, linked.status());
     if (!linked.ok()) return linked.status();
     if (Status status = add_linked(std::move(*linked), node.first, peers); !status.ok()) return status;
   }
-  const auto num_awaited = std::count_if(peers.begin() + static_cast<std::ptrdiff_t>(my_rank - node.first) + 1,
-                                         peers.end(), [](const Peer& peer) { return !peer.same_process; });
-  for (std::ptrdiff_t i = 0; i < num_awaited; ++i) {
-    Result<LinkedPeer> linked = listener.accept_peer(hello, deadline_ns);
-    if (linked.status().code() == ErrorCode::kTimeout) return name_missing(peers, node.first, linked.status());
+  for (OpenedLink& opened : links.opened) {
+    Result<LinkedPeer> linked = await_answer(std::move(opened), deadline_ns);
     if (!linked.ok()) return linked.status();
     if (Status status = add_linked(std::move(*linked), node.first, peers); !status.ok()) return status;
   }
@@ -156,7 +177,8 @@ Status connect_processes(const BackendContext& context, const std::vector<Announ
 
 }  // namespace
 
-Result<Rendezvous> rendezvous(const BackendContext& context, std::string_view network_address) {
+Result<Rendezvous> rendezvous(const BackendContext& context, std::string_view network_address,
+                              const Status& my_status) {
   const int num_ranks = context.topology.num_ranks;
   Announcement mine;
   mine.process = this_process();
@@ -164,7 +186,8 @@ Result<Rendezvous> rendezvous(const BackendContext& context, std::string_view ne
   if (network_address.size() < mine.network_address.size()) {
     std::copy(network_address.begin(), network_address.end(), mine.network_address.begin());
   }
-  Status status = fill_random(mine.token.data(), mine.token.size());
+  Status status = my_status;
+  if (status.ok()) status = fill_random(mine.token.data(), mine.token.size());
   Result<std::shared_ptr<Arena>> arena = Arena::create(context.options.arena_bytes);
   if (status.ok()) status = arena.status();
   Result<LinkListener> listener = LinkListener::create(num_ranks);
@@ -196,18 +219,14 @@ Result<Rendezvous> rendezvous(const BackendContext& context, std::string_view ne
                       static_cast<int>(rank));
     }
   }
-  Result<std::vector<UniqueFd>> reserved = reserve_links(result.peers);
-  if (status.ok()) status = reserved.status();
+  const LinkHello hello{context.topology.rank, mine.token, (*arena)->mapping()->fd()};
+  Result<Links> links = open_links(*announcements, node, hello, result.peers);
+  if (status.ok()) status = links.status();
   Result<std::vector<std::vector<std::byte>>> can_link =
       gather_or_fail(*context.bootstrap, status, {}, context.options.timeout_ns);
   if (!can_link.ok()) return can_link.status();
-  reserved->clear();
-  const LinkHello hello{context.topology.rank, mine.token, (*arena)->mapping()->fd()};
-  status = connect_processes(context, *announcements, *listener, hello, result.peers);
-  // On return every rank has found the mappings of its node; a failure anywhere fails all ranks.
-  Result<std::vector<std::vector<std::byte>>> ready =
-      gather_or_fail(*context.bootstrap, status, {}, context.options.timeout_ns);
-  if (!ready.ok()) return ready.status();
+  status = complete_links(std::move(*links), node, *listener, hello, context.options.timeout_ns, result.peers);
+  if (!status.ok()) return status;
   return result;
 }
 

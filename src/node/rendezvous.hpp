@@ -27,9 +27,10 @@ struct Rendezvous {
   std::vector<RankPlace> places;  ///< places of all ranks of the group
 };
 
-/// Collective over all ranks of all nodes: succeeds on all ranks or fails on all. `network_address` is published to all
-/// as this rank's RankPlace::address; at most 63 characters, a longer one counts as not known.
-Result<Rendezvous> rendezvous(const BackendContext& context, std::string_view network_address);
+/// Collective over all ranks of all nodes, see core/create_together.hpp. `network_address` is published to all
+/// as this rank's RankPlace::address; at most 63 characters, a longer one counts as not known. If `my_status` is an
+/// error, all ranks fail with it.
+Result<Rendezvous> rendezvous(const BackendContext& context, std::string_view network_address, const Status& my_status);
 
 }  // namespace ferry::node
 

@@ -4,7 +4,7 @@
 #include <pthread.h>
 #include <signal.h>
 
-#include <system_error>
+#include <exception>
 #include <utility>
 
 namespace ferry::node {
@@ -20,7 +20,7 @@ Result<std::thread> start_service_thread(const char* name, std::string_view what
   try {
     thread = std::thread(std::move(body));
     pthread_setname_np(thread.native_handle(), name);
-  } catch (const std::system_error& error) {
+  } catch (const std::exception& error) {
     status = Status(
         ErrorCode::kSystem,
         fmt::format("{}: starting a thread failed: {}; raise the limit of threads (ulimit -u)", what, error.what()));

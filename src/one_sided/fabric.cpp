@@ -10,7 +10,8 @@
 #include <thread>
 #include <utility>
 
-#include "core/group_options.hpp"
+#include "core/create_together.hpp"
+#include "net/threads.hpp"
 #include "node/futex.hpp"
 #include "one_sided/words.hpp"
 #include "rail/network.hpp"
@@ -86,8 +87,11 @@ Result<std::unique_ptr<Fabric>> Fabric::create(const BackendContext& context, st
   BackendContext sized = context;
   const std::size_t memory_bytes = control_bytes(context.topology.num_ranks) + heap_bytes;
   sized.options.arena_bytes = memory_bytes;
-  Result<node::Rendezvous> met = node::rendezvous(sized, context.bootstrap->local_address());
+  net::ReservedThreads threads;
+  const Status reserved = rail::reserve_threads(context.topology, &threads);
+  Result<node::Rendezvous> met = node::rendezvous(sized, context.bootstrap->local_address(), reserved);
   if (!met.ok()) return met.status();
+  threads.give_back();
   const std::vector<RankPlace> places = met->places;
   std::unique_ptr<Fabric> fabric(new Fabric(context, heap_bytes, std::move(*met)));
 
@@ -111,7 +115,7 @@ Result<std::unique_ptr<Fabric>> Fabric::create(const BackendContext& context, st
                            rank, theirs, fabric->arena_offset_ + memory_bytes),
                rank);
   }
-  // No rank writes to a control area before its owner has created it.
+  // No rank writes to a control area before its owner has created it: the creation ends with an exchange.
   status = fabric->join_network(context, places, status);
   if (!status.ok()) return status;
   return fabric;
@@ -120,7 +124,7 @@ Result<std::unique_ptr<Fabric>> Fabric::create(const BackendContext& context, st
 /// Every rank is an end, so that an end's index is its rank; the ends of this node's ranks are never used.
 Status Fabric::join_network(const BackendContext& context, const std::vector<RankPlace>& places,
                             const Status& my_status) {
-  if (topology_.num_nodes() == 1) return gather_or_fail(*context.bootstrap, my_status, {}, timeout_ns_).status();
+  if (topology_.num_nodes() == 1) return my_status;
   const std::size_t memory_bytes = engine_offset(heap_bytes_);
   rail::NetworkParams params;
   params.engine.self = topology_.rank;

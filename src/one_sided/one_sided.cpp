@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "core/choose.hpp"
+#include "core/create_together.hpp"
 #include "core/group_options.hpp"
 #include "one_sided/core.hpp"
 
@@ -32,7 +33,7 @@ Result<std::size_t> agree_on_heap(Bootstrap& bootstrap, const OneSidedOptions& o
   const std::string mine = std::to_string(options.heap_bytes);
   Result<std::vector<std::vector<std::byte>>> all =
       gather_or_fail(bootstrap, status, std::as_bytes(std::span(mine)), time_to_agree_ns(options.timeout_ns));
-  if (!all.ok()) return as_create(all.status());
+  if (!all.ok()) return all.status();
   for (std::size_t rank = 1; rank < all->size(); ++rank) {
     if ((*all)[rank] == (*all)[0]) continue;
     const auto text = [&](std::size_t r) {
@@ -83,15 +84,21 @@ Result<std::shared_ptr<OneSided>> OneSided::create(std::shared_ptr<Bootstrap> bo
   base.net_devices = options.net_devices;
   base.device = options.device;
   base.tuning_file = "builtin";
-  Result<std::size_t> heap_bytes = agree_on_heap(*bootstrap, options, factory.status());
-  if (!heap_bytes.ok()) return heap_bytes.status();
-  const Result<AgreedOptions> agreed = agree_on_options(*bootstrap, base);
-  if (!agreed.ok()) return as_create(agreed.status());
-  const one_sided::Context context{{bootstrap.get(), agreed->topology, base, {}}, *heap_bytes};
-  Result<std::unique_ptr<one_sided::Backend>> backend = (*factory)->create(context);
-  if (!backend.ok()) return as_create(backend.status());
-  auto core = std::make_unique<Core>(agreed->topology, std::move(*backend), options.timeout_ns);
-  return std::shared_ptr<OneSided>(new OneSided(std::move(core)));
+  const auto create_mine = [&](Bootstrap& shared) -> Result<std::shared_ptr<OneSided>> {
+    Result<std::size_t> heap_bytes = agree_on_heap(shared, options, factory.status());
+    if (!heap_bytes.ok()) return heap_bytes.status();
+    const Result<AgreedOptions> agreed = agree_on_options(shared, base);
+    if (!agreed.ok()) return agreed.status();
+    const one_sided::Context context{{&shared, agreed->topology, base, {}}, *heap_bytes};
+    Result<std::unique_ptr<one_sided::Backend>> backend = (*factory)->create(context);
+    if (!backend.ok()) return backend.status();
+    auto core = std::make_unique<Core>(agreed->topology, std::move(*backend), options.timeout_ns);
+    return std::shared_ptr<OneSided>(new OneSided(std::move(core)));
+  };
+  Result<std::shared_ptr<OneSided>> created =
+      create_together(*bootstrap, "OneSided::create", time_to_agree_ns(options.timeout_ns), create_mine);
+  if (!created.ok()) return as_create(created.status());
+  return created;
 }
 
 int OneSided::rank() const { return core_->topology.rank; }

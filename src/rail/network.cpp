@@ -7,7 +7,7 @@
 
 #include "core/choose.hpp"
 #include "core/cores.hpp"
-#include "core/group_options.hpp"
+#include "core/create_together.hpp"
 #include "plan/to_size.hpp"
 
 namespace ferry::rail {
@@ -96,6 +96,10 @@ Status check_engine_versions(std::span<const std::string_view> versions) {
                             "(FERRY_UCX_LIBRARY names another one that a host has; `ferry doctor` shows which is used)",
                             versions.front(), rank, *other),
                 static_cast<int>(rank));
+}
+
+Status reserve_threads(const Topology& topology, net::ReservedThreads* threads) {
+  return topology.num_nodes() > 1 ? while_creating(threads->reserve(net::kMaxThreads)) : Status();
 }
 
 std::string Network::describe() const {

@@ -12,6 +12,7 @@
 #include "core/backend_context.hpp"
 #include "core/rank_place.hpp"
 #include "net/engine.hpp"
+#include "net/threads.hpp"
 #include "rail/net_devices.hpp"
 
 namespace ferry::rail {
@@ -35,6 +36,10 @@ struct NetworkParams {
   /// PCI address of the rank's GPU, for the choice of a near network card; empty: no GPU.
   std::string gpu_pci_address{};
 };
+
+/// Reserves this rank's threads of the network, none in a group of one node. Ranks may share a limit: they keep them
+/// until an exchange has shown that all have enough.
+Status reserve_threads(const Topology& topology, net::ReservedThreads* threads);
 
 /// Collective over all ranks: succeeds on all or fails on all, with `my_status` if that is an error.
 Result<Network> open_network(const BackendContext& context, const NetworkParams& params, const Status& my_status);

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <string>
 
+#include "core/create_together.hpp"
 #include "core/group_options.hpp"
 #include "node/futex.hpp"
 #include "one_sided/cpu_backend.hpp"

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "core/group_options.hpp"
+#include "core/create_together.hpp"
 #include "core/placement_digest.hpp"
 #include "ferry/bootstrap.hpp"
 

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/group_options.hpp"
+#include "core/create_together.hpp"
 #include "cuda/context/first_epoch.hpp"
 #include "cuda/context/gpu_direct.hpp"
 #include "cuda/driver/cuda_call.hpp"
@@ -302,10 +302,8 @@ Result<Parts> create_parts(const BackendContext& context, LoadKernels load_kerne
   if (context.options.mask_lost_ranks) parts.watch->tell_lost_ranks();
   status = parts.watch->start();
   if (status.ok()) status = check_room_for_rails(context.topology, parts.num_waiting_sms);
-  // No rank may call before the control blocks of all are cleared and known.
-  Result<std::vector<std::vector<std::byte>>> ready =
-      gather_or_fail(*context.bootstrap, status, {}, context.options.timeout_ns);
-  if (!ready.ok()) return ready.status();
+  // No rank calls before the control blocks of all are cleared and known: the creation ends with an exchange.
+  if (!status.ok()) return status;
   parts.call_log = std::move(*call_log);
   return parts;
 }

@@ -10,7 +10,7 @@
 #include <string>
 #include <utility>
 
-#include "core/group_options.hpp"
+#include "core/create_together.hpp"
 #include "cuda/driver/cuda_call.hpp"
 #include "cuda/driver/driver.hpp"
 #include "node/same_process.hpp"

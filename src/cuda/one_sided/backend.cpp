@@ -9,7 +9,6 @@
 #include <string_view>
 #include <utility>
 
-#include "core/group_options.hpp"
 #include "cuda/context/parts.hpp"
 #include "cuda/driver/cuda_call.hpp"
 #include "cuda/driver/device_guard.hpp"
@@ -333,9 +332,7 @@ Result<std::unique_ptr<one_sided::Backend>> create(const one_sided::Context& con
   Result<std::unique_ptr<OneSidedMemory>> memory = OneSidedMemory::create(context);
   if (!memory.ok()) return memory.status();
   auto backend = std::make_unique<CudaOneSided>(std::move(*memory));
-  const Result<std::vector<std::vector<std::byte>>> ready =
-      gather_or_fail(*context.base.bootstrap, backend->start(), {}, context.base.options.timeout_ns);
-  if (!ready.ok()) return ready.status();
+  if (Status status = backend->start(); !status.ok()) return status;
   return std::unique_ptr<one_sided::Backend>(std::move(backend));
 }
 

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <string>
 
-#include "core/group_options.hpp"
+#include "core/create_together.hpp"
 #include "cuda/driver/cuda_call.hpp"
 #include "cuda/driver/device_guard.hpp"
 #include "cuda/one_sided/kernels.hpp"

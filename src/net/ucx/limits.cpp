@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -11,6 +12,8 @@
 #include <cstring>
 #include <mutex>
 #include <string_view>
+
+#include "net/threads.hpp"
 
 namespace ferry::net::ucx {
 namespace {
@@ -82,6 +85,28 @@ void ReservedDescriptors::give_back() {
   const std::lock_guard lock(all.mutex);
   all.num_reserved -= num_reserved_;
   num_reserved_ = 0;
+}
+
+Status check_threads() {
+  ReservedThreads threads;
+  const Status status = threads.reserve(1);
+  return status.ok() ? status : Status(status.code(), fmt::format("network engine ucx: {}", status.message()));
+}
+
+Status check_address_space(std::size_t num_bytes) {
+  void* const room = mmap(nullptr, num_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (room != MAP_FAILED) {
+    (void)munmap(room, num_bytes);
+    return {};
+  }
+  const std::string why = std::strerror(errno);
+  rlimit limit{};
+  (void)getrlimit(RLIMIT_AS, &limit);
+  const std::string allowed = limit.rlim_cur == RLIM_INFINITY ? "no limit" : "a limit of " + mib(limit.rlim_cur);
+  return Status(ErrorCode::kSystem,
+                fmt::format("network engine ucx: {} more address space are needed ({}; this process has {}); raise the "
+                            "limit (ulimit -v)",
+                            mib(num_bytes), why, allowed));
 }
 
 std::string shared_memory_folder() {

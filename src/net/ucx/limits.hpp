@@ -37,6 +37,14 @@ class ReservedDescriptors {
 /// moment have two connections until they notice, and UCX opens some for a moment.
 constexpr std::size_t descriptors_of_connections(std::size_t num_peers) { return 2 * num_peers + 4; }
 
+/// Checks that a thread can be started, as UCX does.
+/// @errors kSystem
+Status check_threads();
+
+/// Checks that this process may map `num_bytes` more bytes.
+/// @errors kSystem: names the limit and the bytes needed
+Status check_address_space(std::size_t num_bytes);
+
 /// Folder of the files of UCX's posix transport: UCX_POSIX_DIR, else /dev/shm.
 std::string shared_memory_folder();
 

@@ -1,0 +1,106 @@
+#include "core/create_together.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+#include <system_error>
+
+namespace ferry {
+namespace {
+
+using Messages = std::vector<std::vector<std::byte>>;
+
+/// Header of each gathered message; the text of a failure follows it, or what the rank has to say.
+struct StatusPrefix {
+  ErrorCode code = ErrorCode::kOk;
+  std::int32_t peer = -1;
+};
+
+/// Error of `rank` as it is in its message, which has a prefix; ok if it has none.
+Status reported_status(const std::vector<std::byte>& message, int rank, int num_ranks) {
+  StatusPrefix theirs;
+  std::memcpy(&theirs, message.data(), sizeof(theirs));
+  if (theirs.code == ErrorCode::kOk) return {};
+  const auto text = std::span(message).subspan(sizeof(theirs));
+  const bool has_code = theirs.code > ErrorCode::kOk && theirs.code <= ErrorCode::kInternal;
+  const bool has_peer = theirs.peer >= 0 && theirs.peer < num_ranks;
+  return Status(
+      has_code ? theirs.code : ErrorCode::kTransport,
+      fmt::format("rank {}: {}", rank, std::string_view(reinterpret_cast<const char*>(text.data()), text.size())),
+      has_peer ? theirs.peer : rank);
+}
+
+/// Error that all ranks return for these messages.
+Status first_failure(const Messages& messages, int num_ranks) {
+  if (messages.size() != static_cast<std::size_t>(num_ranks)) {
+    return Status(ErrorCode::kTransport,
+                  fmt::format("Group::create: the bootstrap's all_gather returned {} messages, expected one from each "
+                              "of the {} ranks",
+                              messages.size(), num_ranks));
+  }
+  Status first_late;
+  for (int rank = 0; rank < num_ranks; ++rank) {
+    const std::vector<std::byte>& message = messages[static_cast<std::size_t>(rank)];
+    if (message.size() < sizeof(StatusPrefix)) {
+      return Status(ErrorCode::kTransport,
+                    fmt::format("Group::create: rank {} sent {} bytes, expected at least {}; run the same version "
+                                "on every rank",
+                                rank, message.size(), sizeof(StatusPrefix)),
+                    rank);
+    }
+    Status failed = reported_status(message, rank, num_ranks);
+    if (failed.ok()) continue;
+    // A rank that waited in vain has less information than the rank that it waited for, whose error is preferred.
+    if (failed.code() != ErrorCode::kTimeout && failed.code() != ErrorCode::kPeerLost) return failed;
+    if (first_late.ok()) first_late = std::move(failed);
+  }
+  return first_late;
+}
+
+bool all_are_equal(const Messages& messages) {
+  return std::ranges::all_of(messages, [&](const std::vector<std::byte>& one) { return one == messages.front(); });
+}
+
+}  // namespace
+
+Result<Messages> gather_or_fail(Bootstrap& bootstrap, const Status& my_status, std::span<const std::byte> mine,
+                                std::int64_t timeout_ns) {
+  const StatusPrefix prefix{my_status.code(), my_status.peer()};
+  const auto prefix_bytes = std::as_bytes(std::span(&prefix, 1));
+  const auto body = my_status.ok() ? mine : std::as_bytes(std::span(my_status.message()));
+  std::vector<std::byte> message(prefix_bytes.begin(), prefix_bytes.end());
+  message.insert(message.end(), body.begin(), body.end());
+
+  Result<Messages> gathered = bootstrap.all_gather(message, timeout_ns);
+  if (!gathered.ok()) return gathered.status();
+  if (Status failure = first_failure(*gathered, bootstrap.num_ranks()); !failure.ok()) {
+    // An error that every rank found is about no rank.
+    return !my_status.ok() && all_are_equal(*gathered) ? my_status : failure;
+  }
+  for (std::vector<std::byte>& bytes : *gathered) bytes.erase(bytes.begin(), bytes.begin() + sizeof(StatusPrefix));
+  return gathered;
+}
+
+Result<Messages> CreationBootstrap::all_gather(std::span<const std::byte> mine, std::int64_t timeout_ns) {
+  ++num_exchanges_;
+  Result<Messages> gathered = bootstrap_.all_gather(mine, timeout_ns);
+  has_failed_ = has_failed_ || !gathered.ok() || !first_failure(*gathered, num_ranks()).ok();
+  return gathered;
+}
+
+Status status_of_exception(std::string_view operation) {
+  try {
+    throw;
+  } catch (const std::bad_alloc&) {
+    return Status(
+        ErrorCode::kSystem,
+        fmt::format("{}: this rank ran out of memory; raise its limit (ulimit -v), or use a machine with more",
+                    operation));
+  } catch (const std::system_error& error) {
+    return Status(ErrorCode::kSystem, fmt::format("{}: {}", operation, error.what()));
+  }
+}
+
+}  // namespace ferry
