@@ -2,7 +2,8 @@
 # names of two files clash, one of the files leaves the group. registry.cpp stays alone: in a static library it brings
 # every backend.
 ferry_together(plan_1 balance/arguments.cpp balance/balance.cpp balance/block.cpp balance/exchange.cpp
-  balance/greedy.cpp balance/layer.cpp balance/matching.cpp numeric/fp8.cpp)
+  balance/greedy.cpp balance/homes.cpp balance/layer.cpp balance/matching.cpp balance/state.cpp balance/steps.cpp
+  numeric/fp8.cpp)
 ferry_together(plan_2 balance/move_plan.cpp numeric/gating.cpp numeric/gating_presets.cpp numeric/strided.cpp
   plan/arrival_tables.cpp plan/forward_table.cpp plan/replicas.cpp plan/route_plan.cpp)
 ferry_together(plan_3 numeric/quantize.cpp plan/peer_counts.cpp plan/token_layout.cpp)

@@ -8,6 +8,7 @@
 /// expert with more load may have several of them, its *replicas*, among which its tokens are assumed to spread evenly.
 
 #include <cstdint>
+#include <functional>
 #include <string_view>
 #include <vector>
 
@@ -29,6 +30,12 @@ enum class BalancePolicy : std::int32_t {
 /// The name that Python uses: "auto", "hierarchical", "global".
 FERRY_API std::string_view to_string(BalancePolicy policy);
 
+/// Largest sizes that balance and plan_moves take; far above any model's. The largest layers take minutes.
+inline constexpr std::int64_t kMaxBalanceExperts = std::int64_t{1} << 18;  ///< E, and P
+inline constexpr int kMaxBalanceRanks = 1 << 12;                           ///< R
+/// Entries of the largest array of a Balance: layers * P, or layers * E * M.
+inline constexpr std::int64_t kMaxBalanceEntries = std::int64_t{1} << 30;
+
 struct BalanceOptions {
   std::int64_t num_replicas = 0;  ///< P: physical experts of all ranks, at least E; a multiple of num_ranks
   int num_groups = 1;             ///< equal contiguous groups of experts, as in GatingOptions; divides E
@@ -48,6 +55,10 @@ struct BalanceOptions {
   double move_weight = 0;
   /// Exchanges tried per layer and start, after the greedy start. The result depends on this number, never on time.
   int max_steps = 2000;
+  /// Called when the first layer begins and then about ten times a second, by the thread that makes the call; true ends
+  /// it with kSystem. Must not throw, and must return soon. For programs that handle signals; empty: the call ends by
+  /// itself.
+  std::function<bool()> interrupted{};
 };
 
 /// Placements of all layers. Vectors are row-major.
@@ -71,11 +82,12 @@ struct Balance {
 /// load per replica; put the heaviest on the least loaded rank with a free place) unless max_moves or move_weight
 /// restricts it, and mostly close to the bound that no placement can beat. Two replicas of an expert share a rank only
 /// where keeping them apart would raise the highest load. Deterministic; takes a millisecond or two for a layer of 256
-/// experts on 32 ranks.
+/// experts on 32 ranks, a second or two for one of 100,000 on 1,000.
 /// @shape  load [layers, E] i32 | i64 | f32, host memory, any strides, finite and not negative
 /// @errors kInvalidArgument: shapes, dtypes, a negative or non-finite load, P < E, P not divisible by num_ranks,
 ///         num_ranks not divisible by num_nodes, E not divisible by num_groups, num_groups not divisible by num_nodes
-///         with kHierarchical, a previous placement of another shape or with ids outside -1 … E - 1
+///         with kHierarchical, a previous placement of another shape or with ids outside -1 … E - 1, sizes above
+///         kMaxBalanceExperts, kMaxBalanceRanks or kMaxBalanceEntries; kSystem: interrupted, or out of memory
 FERRY_API Result<Balance> balance(const ConstTensorView& load, const BalanceOptions& options);
 
 /// One copy of one expert's weights.
@@ -113,7 +125,8 @@ struct MovePlanOptions {
 /// among those it is the rank that sends least so far. Staging is needed only where experts change places in a circle.
 /// @shape  previous, next [layers, P] i32, host memory, any strides; -1: an empty place (no copy goes there)
 /// @errors kInvalidArgument: shapes, dtypes, ids outside -1 … E - 1, P not divisible by num_ranks, num_ranks not
-///         divisible by num_nodes, an expert of `next` that `previous` does not have
+///         divisible by num_nodes, an expert of `next` that `previous` does not have, sizes above the same bounds;
+///         kSystem: out of memory
 FERRY_API Result<MovePlan> plan_moves(const ConstTensorView& previous, const ConstTensorView& next,
                                       const MovePlanOptions& options);
 

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <cmath>
-#include <limits>
 #include <string>
 
 #include "numeric/strided.hpp"
@@ -35,6 +34,9 @@ double load_at(const ConstTensorView& load, std::int64_t layer, std::int64_t exp
 }  // namespace
 
 Status check_ranks(std::string_view call, std::int64_t num_physical, int num_ranks, int num_nodes) {
+  if (num_ranks > kMaxBalanceRanks)
+    return bad_option(call, "options.num_ranks", num_ranks, fmt::format("at most {}", kMaxBalanceRanks),
+                      "place the experts of fewer ranks at a time");
   if (num_ranks < 1 || num_physical % num_ranks != 0)
     return bad_option(call, "options.num_ranks", num_ranks,
                       fmt::format("a divisor of the {} physical experts", num_physical),
@@ -45,12 +47,19 @@ Status check_ranks(std::string_view call, std::int64_t num_physical, int num_ran
   return {};
 }
 
-Status check_options(const BalanceOptions& options, std::int64_t num_experts) {
-  constexpr std::int64_t kMaxPhysical = std::numeric_limits<std::int32_t>::max();
-  if (options.num_replicas < num_experts || options.num_replicas > kMaxPhysical)
+Status check_entries(const PlacementRule& rule, std::int64_t num_layers, std::int64_t per_layer) {
+  if (per_layer == 0 || num_layers <= kMaxBalanceEntries / per_layer) return {};
+  return bad_argument({rule.call, rule.name}, fmt::format("{} for each of {} layers", per_layer, num_layers),
+                      fmt::format("at most {} in all", kMaxBalanceEntries), "pass fewer layers at a time");
+}
+
+Status check_options(const BalanceOptions& options, std::int64_t num_layers, std::int64_t num_experts) {
+  if (options.num_replicas < num_experts || options.num_replicas > kMaxBalanceExperts)
     return bad_option(kCall, "options.num_replicas", options.num_replicas,
-                      fmt::format("{} (the experts) to {}", num_experts, kMaxPhysical),
+                      fmt::format("{} (the experts) to {}", num_experts, kMaxBalanceExperts),
                       "give the number of physical experts of all ranks, the experts themselves included");
+  if (Status status = check_entries({kCall, "options.num_replicas"}, num_layers, options.num_replicas); !status)
+    return status;
   if (Status status = check_ranks(kCall, options.num_replicas, options.num_ranks, options.num_nodes); !status)
     return status;
   if (options.num_groups < 1 || num_experts % options.num_groups != 0)
@@ -74,15 +83,19 @@ Status check_options(const BalanceOptions& options, std::int64_t num_experts) {
   return {};
 }
 
-Result<std::vector<double>> read_load(const ConstTensorView& load) {
-  if (load.num_dims != 2 || load.extent(0) < 0 || load.extent(1) < 1 ||
-      load.extent(1) > std::numeric_limits<std::int32_t>::max())
-    return bad_argument({kCall, "load"}, load.present() ? numeric::shape_text(load) : "absent", "[layers, E], E >= 1",
+Status check_load(const ConstTensorView& load) {
+  if (load.num_dims != 2 || load.extent(0) < 0 || load.extent(1) < 1 || load.extent(1) > kMaxBalanceExperts)
+    return bad_argument({kCall, "load"}, load.present() ? numeric::shape_text(load) : "absent",
+                        fmt::format("[layers, E], E from 1 to {}", kMaxBalanceExperts),
                         "give one row of expert loads per layer");
+  if (Status status = check_entries({kCall, "load"}, load.extent(0), load.extent(1)); !status) return status;
   const MatrixRule rule{kCall, "load", load.extent(0), load.extent(1)};
   if (load.dtype != DType::kInt32 && load.dtype != DType::kInt64 && load.dtype != DType::kFloat32)
     return bad_argument(rule, std::string(to_string(load.dtype)), "i32, i64 or f32", "convert it first");
-  if (Status status = check_matrix(load, rule); !status) return status;
+  return check_matrix(load, rule);
+}
+
+Result<std::vector<double>> read_load(const ConstTensorView& load) {
   std::vector<double> loads;
   loads.reserve(static_cast<std::size_t>(load.num_elements()));
   for (std::int64_t layer = 0; layer < load.extent(0); ++layer) {
@@ -102,10 +115,14 @@ Result<std::vector<std::int32_t>> read_placement(const ConstTensorView& view, co
   const std::string physical = rule.num_physical < 0 ? "P" : std::to_string(rule.num_physical);
   const bool fits = view.num_dims == 2 && (rule.num_layers < 0 || view.extent(0) == rule.num_layers) &&
                     (rule.num_physical < 0 || view.extent(1) == rule.num_physical) && view.extent(0) >= 0 &&
-                    view.extent(1) >= 1 && view.extent(1) <= std::numeric_limits<std::int32_t>::max();
+                    view.extent(1) >= 1 && view.extent(1) <= kMaxBalanceExperts;
   if (!fits)
-    return bad_argument({rule.call, rule.name}, view.present() ? numeric::shape_text(view) : "absent",
-                        fmt::format("[{}, {}]", layers, physical), "give the expert of each physical expert");
+    return bad_argument(
+        {rule.call, rule.name}, view.present() ? numeric::shape_text(view) : "absent",
+        fmt::format("[{}, {}]{}", layers, physical,
+                    rule.num_physical < 0 ? fmt::format(", P from 1 to {}", kMaxBalanceExperts) : std::string()),
+        "give the expert of each physical expert");
+  if (Status status = check_entries(rule, view.extent(0), view.extent(1)); !status) return status;
   const MatrixRule matrix{rule.call, rule.name, view.extent(0), view.extent(1)};
   if (view.dtype != DType::kInt32)
     return bad_argument(matrix, std::string(to_string(view.dtype)), "i32", "convert it first");

@@ -9,16 +9,22 @@
 #include <vector>
 
 #include "balance/block.hpp"
+#include "balance/interruption.hpp"
 
 namespace ferry::balancing {
 
 struct ExchangeLimits {
   int max_steps = 0;
   double enough = 0;  ///< stop when the highest load is at most this
-  /// Not null: arrivals are counted against this placement, which has -1 in empty places.
+  /// Searches that start again from the best placement, changed at random, while its highest load is above `good`.
+  int num_kicks = 0;
+  double good = 0;
+  /// Not null: arrivals are counted against this placement, which has -1 in empty places. Without kicks.
   const Placement* previous = nullptr;
   std::size_t max_moves = std::numeric_limits<std::size_t>::max();
   double move_cost = 0;  ///< fall of the highest load that pays for one arrival
+  /// Ends the search early, with a placement of no use but to be dropped.
+  Interruption* interruption = nullptr;
 };
 
 /// Number of pairs of an expert and a rank that `placement` has and `previous` does not.
@@ -28,11 +34,10 @@ std::size_t count_moves(const Block& block, const Placement& previous, const Pla
 /// several replicas to another expert. It is taken only if afterwards every rank that it changed has less load than the
 /// busiest rank had, so no step ever raises the highest load, and the search ends. Two replicas of an expert are never
 /// brought together on a rank. Returns the best placement on the way: lowest in load + move_cost * arrivals.
+///
+/// A kick perturbs the placement: a few random swaps between ranks or, in every other one, replicas replaced by other
+/// experts; the first change involves the busiest rank.
 Placement improve(const Block& block, Placement start, const ExchangeLimits& limits);
-
-/// Perturbs a placement: a few random swaps between ranks or, with an odd `seed`, replicas replaced by other experts;
-/// the first change involves the busiest rank. Brings no replicas of an expert together.
-Placement kick(const Block& block, Placement placement, std::uint64_t seed);
 
 }  // namespace ferry::balancing
 

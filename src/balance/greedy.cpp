@@ -1,8 +1,10 @@
 #include "balance/greedy.hpp"
 
 #include <algorithm>
+#include <functional>
 #include <numeric>
 #include <queue>
+#include <utility>
 
 namespace ferry::balancing {
 namespace {
@@ -21,67 +23,96 @@ std::vector<std::size_t> heaviest_first(const std::vector<double>& weights) {
   return order;
 }
 
+/// Bins with room, lightest first (ties: lower index).
+class LightestFirst {
+ public:
+  explicit LightestFirst(std::size_t num_bins) {
+    std::vector<Bin> bins;
+    for (std::size_t bin = 0; bin < num_bins; ++bin) bins.push_back({0.0, bin});
+    queue_ = Queue(std::greater<>(), std::move(bins));
+  }
+
+  bool empty() const { return queue_.empty(); }
+  std::size_t take() {
+    const std::size_t bin = queue_.top().second;
+    queue_.pop();
+    return bin;
+  }
+  void put_back(std::size_t bin, double load) { queue_.push({load, bin}); }
+
+ private:
+  using Bin = std::pair<double, std::size_t>;
+  using Queue = std::priority_queue<Bin, std::vector<Bin>, std::greater<>>;
+  Queue queue_;
+};
+
 /// Ranks to be filled with replicas that stay apart.
 class Filling {
  public:
   explicit Filling(const Block& block)
       : block_(block),
+        open_(block.num_ranks),
         load_(block.num_ranks, 0.0),
         used_(block.num_ranks, 0),
-        has_(block.num_ranks * block.load.size(), 0),
-        placement_(block.num_places(), -1) {}
+        placement_(block.num_places(), -1),
+        shares_(block.load.size(), 0.0) {}
 
-  /// Puts a replica on the lightest rank with room and without the expert.
-  void put(std::size_t expert, double share) {
-    std::size_t best = block_.num_ranks;
-    for (std::size_t rank = 0; rank < block_.num_ranks; ++rank) {
-      if (used_[rank] == block_.places_per_rank || has(rank, expert)) continue;
-      if (best == block_.num_ranks || load_[rank] < load_[best]) best = rank;
+  /// Puts every replica of an expert on the lightest rank with room and without the expert.
+  void put(std::size_t expert, std::size_t count, double share) {
+    shares_[expert] = share;
+    having_.clear();
+    for (std::size_t replica = 0; replica < count; ++replica) {
+      const std::size_t rank = open_.empty() ? make_room() : open_.take();
+      insert(rank, expert);
+      having_.push_back(rank);
     }
-    if (best == block_.num_ranks) best = make_room(expert);
-    insert(best, expert, share);
+    for (const std::size_t rank : having_) {
+      if (has_room(rank)) open_.put_back(rank, load_[rank]);
+    }
   }
 
   Placement take() { return std::move(placement_); }
 
  private:
-  char& has(std::size_t rank, std::size_t expert) { return has_[rank * block_.load.size() + expert]; }
+  bool has_room(std::size_t rank) const { return used_[rank] < block_.places_per_rank; }
+  std::size_t first_of(std::size_t rank) const { return rank * block_.places_per_rank; }
 
-  void insert(std::size_t rank, std::size_t expert, double share) {
-    placement_[rank * block_.places_per_rank + used_[rank]++] = static_cast<std::int32_t>(expert);
-    load_[rank] += share;
-    has(rank, expert) = 1;
-    shares_.resize(std::max(shares_.size(), expert + 1));
-    shares_[expert] = share;
+  void insert(std::size_t rank, std::size_t expert) {
+    placement_[first_of(rank) + used_[rank]++] = static_cast<std::int32_t>(expert);
+    load_[rank] += shares_[expert];
   }
 
-  /// Makes room if every rank with room has the expert already. A full rank without it has more experts than such a
+  /// Makes room for an expert that every rank with room has. A full rank without it has more experts than such a
   /// rank, so one of them can move over.
-  std::size_t make_room(std::size_t expert) {
+  std::size_t make_room() {
     std::size_t open = 0;
-    while (used_[open] == block_.places_per_rank) ++open;
+    while (!has_room(open)) ++open;
+    const auto first = placement_.begin() + static_cast<std::ptrdiff_t>(first_of(open));
+    Placement has(first, first + static_cast<std::ptrdiff_t>(used_[open]));
+    std::sort(has.begin(), has.end());
     for (std::size_t rank = 0;; ++rank) {
-      if (has(rank, expert)) continue;
+      // Ranks with room have the expert, and so do full ones that got it just now.
+      if (has_room(rank) || std::find(having_.begin(), having_.end(), rank) != having_.end()) continue;
       for (std::size_t i = 0; i < block_.places_per_rank; ++i) {
-        std::int32_t& place = placement_[rank * block_.places_per_rank + i];
+        std::int32_t& place = placement_[first_of(rank) + i];
+        if (std::binary_search(has.begin(), has.end(), place)) continue;
         const auto moved = static_cast<std::size_t>(place);
-        if (has(open, moved)) continue;
-        insert(open, moved, shares_[moved]);
-        has(rank, moved) = 0;
+        insert(open, moved);
         load_[rank] -= shares_[moved];
         --used_[rank];
-        place = placement_[rank * block_.places_per_rank + used_[rank]];
+        place = placement_[first_of(rank) + used_[rank]];
         return rank;
       }
     }
   }
 
   const Block& block_;
+  LightestFirst open_;  ///< ranks with room, without those that have the expert which is being put
+  std::vector<std::size_t> having_;
   std::vector<double> load_;
   std::vector<std::size_t> used_;
-  std::vector<char> has_;
-  std::vector<double> shares_;
   Placement placement_;
+  std::vector<double> shares_;
 };
 
 }  // namespace
@@ -120,14 +151,12 @@ std::vector<std::size_t> pack(const std::vector<double>& weights, std::size_t nu
   std::vector<std::size_t> bins(weights.size());
   std::vector<double> sums(num_bins, 0.0);
   std::vector<std::size_t> used(num_bins, 0);
+  LightestFirst open(num_bins);
   for (const std::size_t item : heaviest_first(weights)) {
-    std::size_t best = num_bins;
-    for (std::size_t bin = 0; bin < num_bins; ++bin) {
-      if (used[bin] < items_per_bin && (best == num_bins || sums[bin] < sums[best])) best = bin;
-    }
-    bins[item] = best;
-    sums[best] += weights[item];
-    ++used[best];
+    const std::size_t bin = open.take();
+    bins[item] = bin;
+    sums[bin] += weights[item];
+    if (++used[bin] < items_per_bin) open.put_back(bin, sums[bin]);
   }
   return bins;
 }
@@ -156,10 +185,55 @@ Placement place_apart(const Block& block) {
     shares[expert] = block.load[expert] / static_cast<double>(counts[expert]);
   }
   Filling filling(block);
-  for (const std::size_t expert : heaviest_first(shares)) {
-    for (std::size_t replica = 0; replica < counts[expert]; ++replica) filling.put(expert, shares[expert]);
-  }
+  for (const std::size_t expert : heaviest_first(shares)) filling.put(expert, counts[expert], shares[expert]);
   return filling.take();
+}
+
+Placement fill_empty(const Block& block, Placement placement) {
+  std::vector<std::size_t> counts(block.load.size(), 0);
+  for (const std::int32_t expert : placement) {
+    if (expert >= 0) ++counts[static_cast<std::size_t>(expert)];
+  }
+  const auto candidate = [&](std::size_t expert) {
+    return Candidate{block.load[expert] / static_cast<double>(counts[expert]), counts[expert], expert};
+  };
+  const auto later = [](const Candidate& a, const Candidate& b) {
+    return a.share != b.share ? a.share < b.share : a.expert > b.expert;
+  };
+  std::priority_queue<Candidate, std::vector<Candidate>, decltype(later)> queue(later);
+  for (std::size_t expert = 0; expert < counts.size(); ++expert) queue.push(candidate(expert));
+  std::vector<char> on_rank(counts.size(), 0);
+  std::vector<std::size_t> taken;
+  const auto mark = [&](std::size_t rank, char value) {
+    for (std::size_t i = 0; i < block.places_per_rank; ++i) {
+      const std::int32_t expert = placement[rank * block.places_per_rank + i];
+      if (expert >= 0) on_rank[static_cast<std::size_t>(expert)] = value;
+    }
+  };
+  for (std::size_t rank = 0; rank < block.num_ranks; ++rank) {
+    mark(rank, 1);
+    // An expert that the rank has comes into question again for the next rank only.
+    taken.clear();
+    for (std::size_t i = 0; i < block.places_per_rank; ++i) {
+      std::int32_t& place = placement[rank * block.places_per_rank + i];
+      if (place >= 0) continue;
+      while (!queue.empty() && on_rank[queue.top().expert] != 0) {
+        taken.push_back(queue.top().expert);
+        queue.pop();
+      }
+      const std::size_t best = queue.empty() ? 0 : queue.top().expert;
+      if (!queue.empty()) {
+        taken.push_back(best);
+        queue.pop();
+      }
+      place = static_cast<std::int32_t>(best);
+      on_rank[best] = 1;
+      ++counts[best];
+    }
+    for (const std::size_t expert : taken) queue.push(candidate(expert));
+    mark(rank, 0);
+  }
+  return placement;
 }
 
 }  // namespace ferry::balancing

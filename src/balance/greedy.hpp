@@ -37,6 +37,11 @@ Placement place_greedily(const Block& block);
 /// @pre block.num_places() <= block.load.size() * block.num_ranks
 Placement place_apart(const Block& block);
 
+/// Gives each empty place (-1) the expert with most load per replica (ties: lower id) that its rank does not have, or
+/// expert 0 if it has them all.
+/// @pre every expert has a place
+Placement fill_empty(const Block& block, Placement placement);
+
 }  // namespace ferry::balancing
 
 #endif  // FERRY_BALANCE_GREEDY_HPP

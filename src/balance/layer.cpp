@@ -16,7 +16,7 @@ namespace {
 constexpr double kCloseToBound = 1e-4;
 /// Relative distance from the bound at which further starts are not worth their time either.
 constexpr double kGoodEnough = 1e-3;
-constexpr std::uint64_t kNumKicks = 16;
+constexpr int kNumKicks = 16;
 /// Smallest relative fall of the highest load that justifies replicas that share a rank.
 constexpr double kWorthSharing = 0.01;
 /// Difference of highest loads, in mean loads, below which placements count as equal: the one with fewer arrivals is
@@ -65,28 +65,18 @@ Placement to_block_ids(const Part& part, Placement::const_iterator first) {
   return placement;
 }
 
-/// Repeats the search from nearby placements, with a few places exchanged at random, if it ended high above the bound.
-Placement search_on(const Block& block, Placement best, const ExchangeLimits& limits) {
-  const double good = load_bound(block) * (1 + kGoodEnough);
-  double highest = highest_load(block, best);
-  for (std::uint64_t round = 0; round < kNumKicks && highest > good && limits.max_steps > 0; ++round) {
-    Placement other = improve(block, kick(block, best, round), limits);
-    const double other_highest = highest_load(block, other);
-    if (other_highest >= highest) continue;
-    highest = other_highest;
-    best = std::move(other);
-  }
-  return best;
-}
-
 /// Places a block, never worse than the greedy placement although replicas on separate ranks are preferred.
-Placement place_block(const Block& block, int max_steps) {
+Placement place_block(const Block& block, const SearchEffort& effort) {
   const Placement greedy = place_greedily(block);
   const double greedy_highest = highest_load(block, greedy);
   const double bound = load_bound(block);
-  const ExchangeLimits limits{.max_steps = max_steps, .enough = bound * (1 + kCloseToBound)};
+  const ExchangeLimits limits{
+      .max_steps = effort.max_steps, .enough = bound * (1 + kCloseToBound), .interruption = effort.interruption};
   if (block.num_places() > block.load.size() * block.num_ranks) return improve(block, greedy, limits);
-  Placement apart = search_on(block, improve(block, place_apart(block), limits), limits);
+  ExchangeLimits with_kicks = limits;
+  with_kicks.num_kicks = kNumKicks;
+  with_kicks.good = bound * (1 + kGoodEnough);
+  Placement apart = improve(block, place_apart(block), with_kicks);
   const double apart_highest = highest_load(block, apart);
   if (apart_highest <= std::min(limits.enough, greedy_highest)) return apart;
   Placement other = improve(block, greedy, limits);
@@ -96,10 +86,10 @@ Placement place_block(const Block& block, int max_steps) {
 }
 
 Placement place_groups(const LayerShape& shape, const std::vector<double>& load, const NodeOfGroup& nodes,
-                       int max_steps) {
+                       const SearchEffort& effort) {
   Placement experts;
   for (const Part& part : split(shape, load, nodes)) {
-    const Placement placed = to_layer_ids(part, place_block(part.block, max_steps));
+    const Placement placed = to_layer_ids(part, place_block(part.block, effort));
     experts.insert(experts.end(), placed.begin(), placed.end());
   }
   return experts;
@@ -117,20 +107,22 @@ std::vector<double> group_loads(const LayerShape& shape, const std::vector<doubl
 }
 
 /// Assigns groups to nodes by packing, and by packing and exchange, and returns the layer with the lower highest load.
-Placement place_anew(const LayerShape& shape, const std::vector<double>& load, int max_steps) {
-  if (shape.num_nodes == 1) return place_groups(shape, load, NodeOfGroup(1, 0), max_steps);
+Placement place_anew(const LayerShape& shape, const std::vector<double>& load, const SearchEffort& effort) {
+  if (shape.num_nodes == 1) return place_groups(shape, load, NodeOfGroup(1, 0), effort);
   const Block groups{shape.num_nodes, shape.num_groups / shape.num_nodes, group_loads(shape, load)};
   const NodeOfGroup packed = pack(groups.load, shape.num_nodes, groups.places_per_rank);
-  Placement best = place_groups(shape, load, packed, max_steps);
+  Placement best = place_groups(shape, load, packed, effort);
 
   const Placement start = place_greedily(groups);
-  const Placement exchanged = improve(groups, start, {.max_steps = max_steps, .enough = load_bound(groups)});
+  const Placement exchanged =
+      improve(groups, start,
+              {.max_steps = effort.max_steps, .enough = load_bound(groups), .interruption = effort.interruption});
   if (highest_load(groups, exchanged) < highest_load(groups, start)) {
     NodeOfGroup nodes(shape.num_groups);
     for (std::size_t place = 0; place < exchanged.size(); ++place) {
       nodes[static_cast<std::size_t>(exchanged[place])] = place / groups.places_per_rank;
     }
-    Placement other = place_groups(shape, load, nodes, max_steps);
+    Placement other = place_groups(shape, load, nodes, effort);
     const Block block = whole_layer(shape, load);
     if (highest_load(block, other) < highest_load(block, best)) best = std::move(other);
   }
@@ -148,14 +140,16 @@ double greedy_highest_load(const LayerShape& shape, const std::vector<double>& l
   return highest;
 }
 
-Placement align(const LayerShape& shape, Placement placement, const Placement& previous) {
-  if (shape.num_nodes > 1) placement = renumber_parts(placement, previous, shape.places_per_node());
+Placement align(const LayerShape& shape, Placement placement, const Placement& previous, Interruption* interruption) {
+  if (shape.num_nodes > 1) {
+    placement = renumber_parts(placement, previous, {shape.places_per_node(), interruption});
+  }
   const auto node_places = static_cast<std::ptrdiff_t>(shape.places_per_node());
   Placement aligned;
   for (std::ptrdiff_t first = 0; first < static_cast<std::ptrdiff_t>(placement.size()); first += node_places) {
-    const Placement part =
-        renumber_parts({placement.begin() + first, placement.begin() + first + node_places},
-                       {previous.begin() + first, previous.begin() + first + node_places}, shape.places_per_rank());
+    const Placement part = renumber_parts({placement.begin() + first, placement.begin() + first + node_places},
+                                          {previous.begin() + first, previous.begin() + first + node_places},
+                                          {shape.places_per_rank(), interruption});
     aligned.insert(aligned.end(), part.begin(), part.end());
   }
   return keep_places(aligned, previous, shape.places_per_rank());
@@ -178,37 +172,11 @@ std::optional<NodeOfGroup> nodes_of_groups(const LayerShape& shape, const Placem
     placed[expert] = 1;
   }
   if (std::find(placed.begin(), placed.end(), 0) != placed.end()) return std::nullopt;
-  for (std::size_t node = 0; node < shape.num_nodes; ++node) {
-    const auto count = std::count(nodes.begin(), nodes.end(), node);
-    if (static_cast<std::size_t>(count) != num_groups / shape.num_nodes) return std::nullopt;
-  }
-  return nodes;
-}
-
-/// Gives each empty place the expert with most load per replica that its rank does not have (any, if it has them all).
-Placement fill_empty(const Block& block, Placement placement) {
-  std::vector<std::size_t> counts(block.load.size(), 0);
-  for (const std::int32_t expert : placement) {
-    if (expert >= 0) ++counts[static_cast<std::size_t>(expert)];
-  }
-  for (std::size_t place = 0; place < placement.size(); ++place) {
-    if (placement[place] >= 0) continue;
-    const auto first = placement.begin() + static_cast<std::ptrdiff_t>(place - place % block.places_per_rank);
-    const auto last = first + static_cast<std::ptrdiff_t>(block.places_per_rank);
-    std::size_t best = counts.size();
-    double best_share = 0;
-    for (std::size_t expert = 0; expert < counts.size(); ++expert) {
-      const double share = block.load[expert] / static_cast<double>(counts[expert]);
-      if (best != counts.size() && share <= best_share) continue;
-      if (std::find(first, last, static_cast<std::int32_t>(expert)) != last) continue;
-      best = expert;
-      best_share = share;
-    }
-    if (best == counts.size()) best = 0;
-    placement[place] = static_cast<std::int32_t>(best);
-    ++counts[best];
-  }
-  return placement;
+  std::vector<std::size_t> groups_of(shape.num_nodes, 0);
+  for (const std::size_t node : nodes) ++groups_of[node];
+  const bool equal = std::all_of(groups_of.begin(), groups_of.end(),
+                                 [&](std::size_t count) { return count == num_groups / shape.num_nodes; });
+  return equal ? std::optional<NodeOfGroup>(nodes) : std::nullopt;
 }
 
 /// Improves the previous placement step by step until the highest load is at most `enough`; nullopt if it does not obey
@@ -240,11 +208,12 @@ std::optional<Placement> place_nearby(const LayerShape& shape, const std::vector
     const Part& part = parts[node];
     const std::size_t nodes_left = order.size() - i;
     const ExchangeLimits exchange{
-        .max_steps = limits.max_steps,
+        .max_steps = limits.effort.max_steps,
         .enough = std::max(load_bound(part.block) * (1 + kCloseToBound), enough),
         .previous = &before[node],
         .max_moves = limited ? (moves_left + nodes_left - 1) / nodes_left : moves_left,
         .move_cost = limits.move_weight * mean,
+        .interruption = limits.effort.interruption,
     };
     const Placement placed = improve(part.block, starts[node], exchange);
     if (limited) moves_left -= std::min(moves_left, count_moves(part.block, before[node], placed));
@@ -270,12 +239,13 @@ PlacedLayer describe(const LayerShape& shape, const std::vector<double>& load, P
 
 PlacedLayer place_layer(const LayerShape& shape, const std::vector<double>& load, const Placement& previous,
                         const LayerLimits& limits) {
-  Placement placement = place_anew(shape, load, limits.max_steps);
+  Placement placement = place_anew(shape, load, limits.effort);
   if (previous.empty()) {
     placement = keep_places(placement, Placement(placement.size(), -1), shape.places_per_rank());
     return describe(shape, load, std::move(placement), previous);
   }
-  PlacedLayer anew = describe(shape, load, align(shape, std::move(placement), previous), previous);
+  PlacedLayer anew =
+      describe(shape, load, align(shape, std::move(placement), previous, limits.effort.interruption), previous);
   // Without restraint, the result must not be worse than the greedy placement.
   const double greedy = limits.restrained() ? anew.highest + anew.mean : greedy_highest_load(shape, load);
   const double enough = std::min(greedy, anew.highest + kAboutEqual * anew.mean);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "balance/block.hpp"
+#include "balance/interruption.hpp"
 
 namespace ferry::balancing {
 
@@ -23,8 +24,13 @@ struct LayerShape {
   std::size_t places_per_node() const { return num_places / num_nodes; }
 };
 
-struct LayerLimits {
+struct SearchEffort {
   int max_steps = 0;
+  Interruption* interruption = nullptr;  ///< may be null
+};
+
+struct LayerLimits {
+  SearchEffort effort;
   std::size_t max_moves = std::numeric_limits<std::size_t>::max();
   double move_weight = 0;  ///< in mean loads
   bool restrained() const { return move_weight > 0 || max_moves != std::numeric_limits<std::size_t>::max(); }
@@ -37,7 +43,8 @@ struct PlacedLayer {
   std::size_t num_moves = 0;
 };
 
-/// `previous` is empty, or has one entry per place, -1 where a place is empty.
+/// `previous` is empty, or has one entry per place, -1 where a place is empty. After an interruption the result
+/// is of no use but to be dropped.
 PlacedLayer place_layer(const LayerShape& shape, const std::vector<double>& load, const Placement& previous,
                         const LayerLimits& limits);
 

@@ -8,16 +8,18 @@
 #include <vector>
 
 #include "balance/block.hpp"
+#include "balance/interruption.hpp"
 
 namespace ferry::balancing {
 
-/// Column of each row, each column once, with the largest sum of values (the assignment problem).
-/// @shape  values [n, n], row-major
-std::vector<std::size_t> assign(const std::vector<std::int64_t>& values, std::size_t n);
+struct Renumbering {
+  std::size_t part_places = 1;  ///< consecutive places of a part: a rank, or a node
+  /// May be null. After an interruption the numbers stay as they are.
+  Interruption* interruption = nullptr;
+};
 
-/// Renumbers the parts of `placement` (each `part_places` consecutive places: a rank, or a node) so that most experts
-/// stay in their previous part.
-Placement renumber_parts(const Placement& placement, const Placement& previous, std::size_t part_places);
+/// Renumbers the parts of `placement` so that most experts stay in their previous part.
+Placement renumber_parts(const Placement& placement, const Placement& previous, const Renumbering& how);
 
 /// Orders each rank's places: an expert that was there before keeps its place; the others fill the free places in
 /// ascending order.

@@ -8,6 +8,7 @@
 #include "balance/arguments.hpp"
 #include "ferry/balance.hpp"
 #include "numeric/strided.hpp"
+#include "numeric/without_exceptions.hpp"
 
 namespace ferry {
 namespace {
@@ -162,19 +163,20 @@ class Planner {
   MovePlan plan_;
 };
 
-}  // namespace
-
-Result<MovePlan> plan_moves(const ConstTensorView& previous, const ConstTensorView& next,
-                            const MovePlanOptions& options) {
-  if (options.num_experts < 1)
-    return numeric::bad_argument({kCall, "options.num_experts"}, std::to_string(options.num_experts), "at least 1",
-                                 "give the number of experts of a layer");
+Result<MovePlan> plan_layers(const ConstTensorView& previous, const ConstTensorView& next,
+                             const MovePlanOptions& options) {
+  if (options.num_experts < 1 || options.num_experts > kMaxBalanceExperts)
+    return numeric::bad_argument({kCall, "options.num_experts"}, std::to_string(options.num_experts),
+                                 fmt::format("1 to {}", kMaxBalanceExperts), "give the number of experts of a layer");
   auto before = balancing::read_placement(previous, {kCall, "previous", -1, -1, options.num_experts});
   if (!before) return before.status();
   const std::int64_t num_physical = previous.extent(1);
   auto after = balancing::read_placement(next, {kCall, "next", previous.extent(0), num_physical, options.num_experts});
   if (!after) return after.status();
   Status status = balancing::check_ranks(kCall, num_physical, options.num_ranks, options.num_nodes);
+  if (!status) return status;
+
+  status = balancing::check_entries({kCall, "options.num_experts"}, previous.extent(0), options.num_experts);
   if (!status) return status;
 
   Planner planner(options, static_cast<std::size_t>(num_physical));
@@ -184,6 +186,13 @@ Result<MovePlan> plan_moves(const ConstTensorView& previous, const ConstTensorVi
     if (!status) return status;
   }
   return planner.take();
+}
+
+}  // namespace
+
+Result<MovePlan> plan_moves(const ConstTensorView& previous, const ConstTensorView& next,
+                            const MovePlanOptions& options) {
+  return numeric::without_exceptions(kCall, [&] { return plan_layers(previous, next, options); });
 }
 
 }  // namespace ferry
