@@ -40,8 +40,8 @@ std::string describe_errno(int error);
 /// @errors kInvalidArgument: there is no such host; kTransport: the resolver has no answer now, try again
 Result<std::vector<Address>> resolve(const std::string& host, std::uint16_t port);
 
-/// Socket that listens on `host`, at the first of `ports` that is free. A name other than "localhost" that resolves to a
-/// loopback address (as Debian's /etc/hosts does for the machine's own name) listens on all interfaces, because other
+/// Socket that listens on `host`, at the first of `ports` that is free. A name other than "localhost" that resolves to
+/// a loopback address (as Debian's /etc/hosts does for the machine's own name) listens on all interfaces, because other
 /// machines resolve the name to another address.
 /// @errors kInvalidArgument, kTransport: see resolve; kSystem: the ports are taken, or the address is not local
 Result<UniqueFd> listen_on(const std::string& host, std::span<const std::uint16_t> ports);

@@ -53,8 +53,8 @@ struct EngineOptions {
   /// GPU memory that peers' network cards write and this end's card reads, for `put` from and to offsets from
   /// kGpuOffset on. Its size is the same on all ends. Only for engines whose factory has gpu_memory().
   std::span<std::byte> gpu_memory{};
-  /// The GPU may see what a card writes into `gpu_memory` later than what the card writes into `memory`. Peers then read
-  /// from `gpu_memory`, through the card that wrote, before they notify this end.
+  /// The GPU may see writes of a card into `gpu_memory` later than its writes into `memory`. Peers then read from
+  /// `gpu_memory`, through the card that wrote, before they notify this end.
   bool read_back_gpu_writes = false;
   std::int64_t timeout_ns = 0;  ///< deadline of `close`
   /// Names of the peers in errors, by index: their ranks in the group. Empty: the indices.

@@ -106,8 +106,8 @@ Finding examine_connections() {
   return finding;
 }
 
-/// CUDA's variable for when kernels are loaded (CUDA programming guide, "Lazy Loading"), and the value that loads all of
-/// them at once.
+/// CUDA's variable for when kernels are loaded (CUDA programming guide, "Lazy Loading"), and the value that loads
+/// them at the start of a program.
 constexpr const char* kLoadingVariable = "CUDA_MODULE_LOADING";
 constexpr std::string_view kLoadsAtOnce = "EAGER";
 
