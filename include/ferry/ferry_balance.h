@@ -31,6 +31,8 @@ typedef struct ferry_balance_options {
   int32_t policy;         ///< FERRY_BALANCE_AUTO, …
   int32_t max_steps;      ///< exchanges tried per layer and start; 0: 2000, -1: none
   int32_t reserved;
+  ferry_interrupted interrupted;  ///< NULL: the call ends by itself; else it ends it with FERRY_ERROR_SYSTEM
+  void* interrupted_user;         ///< passed to `interrupted`
 } ferry_balance_options;
 
 /// Place the experts. load: [layers, E] i32 | i64 | f32.

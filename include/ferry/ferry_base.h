@@ -78,6 +78,11 @@ typedef struct ferry_tensor {
   int64_t strides[FERRY_MAX_TENSOR_DIMS];  ///< in elements; all zero: contiguous, row-major
 } ferry_tensor;
 
+/// Whether a call is to end early: a value other than 0 ends it (ferry::GroupOptions::interrupted,
+/// ferry::BalanceOptions::interrupted). Called about ten times a second by the thread that makes the call; must return
+/// soon, and must not call the group.
+typedef int32_t (*ferry_interrupted)(void* user);
+
 // ---- Backends and networks of this build ---------------------------------------------------------------------------
 
 /// List of backends, or of networks between nodes.

@@ -67,11 +67,6 @@ FERRY_C_API void ferry_bootstrap_free(ferry_bootstrap* bootstrap);
 
 typedef struct ferry_group ferry_group;
 
-/// Whether this rank is to stop waiting for others: a value other than 0 ends the wait and breaks the group. Called
-/// about ten times a second by the thread that makes a call of the group; must return soon, and must not call the group
-/// (ferry::GroupOptions::interrupted).
-typedef int32_t (*ferry_interrupted)(void* user);
-
 /// ferry::GroupOptions. The same on every rank, except arena_bytes, device, num_reserved_sms, net_devices, tuning_file
 /// and interrupted.
 typedef struct ferry_group_options {
@@ -89,7 +84,7 @@ typedef struct ferry_group_options {
   int32_t mask_lost_ranks;  ///< latency mode continues without lost ranks
   int32_t use_device;       ///< backend "cuda": take the GPU `device`; 0: the calling thread's current one
   int32_t device;
-  ferry_interrupted interrupted;  ///< NULL: waits end by themselves
+  ferry_interrupted interrupted;  ///< NULL: waits end by themselves; else it ends a wait and breaks the group
   void* interrupted_user;         ///< passed to `interrupted`
   /// Backend "cuda": multiprocessors left to other libraries' kernels that wait for ranks, such as NCCL's. 0: the
   /// variable FERRY_RESERVED_SMS, else 32; less than 0: none.

@@ -29,6 +29,8 @@ Balance balance_loads(nb::handle load, nb::handle previous, std::int64_t num_rep
   options.max_moves = max_moves;
   options.move_weight = move_weight;
   options.max_steps = max_steps;
+  SignalCheck signals;
+  options.interrupted = [&signals] { return signals.ask(); };
   const ConstTensorView loads = view_of(load, {}, "balance", "load");
   Result<Balance> balanced = [&] {
     const nb::gil_scoped_release released;

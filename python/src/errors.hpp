@@ -12,7 +12,7 @@ namespace ferry::python {
 /// Raises the exception of ferry._errors for a failure. Needs the GIL.
 [[noreturn]] void raise(const Status& status);
 
-/// GroupOptions::interrupted of a group that is made by Python.
+/// Answer of Python to GroupOptions::interrupted and BalanceOptions::interrupted.
 class SignalCheck {
  public:
   /// Needs the GIL.

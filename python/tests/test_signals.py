@@ -30,6 +30,17 @@ def arm(handler: Callable[[int, object], None]) -> None:
     signal.setitimer(signal.ITIMER_REAL, SIGNAL_AFTER_S)
 
 
+def test_a_handler_that_raises_ends_balance() -> None:
+    loads = torch.arange(64).repeat(1 << 18, 1)  # takes far longer than the signal
+    before = signal.getsignal(signal.SIGALRM)
+    arm(answer)
+    try:
+        with pytest.raises(Answered):
+            ferry.balance(loads, num_replicas=66, num_ranks=6)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
 def make_calls(group: ferry.Group, rank: int, world: World) -> dict[str, Callable[[], object]]:
     """Every call that waits for other ranks."""
 

@@ -50,6 +50,9 @@ Status create_balance(const ferry_tensor* load, const ferry_balance_options* giv
   options.max_moves = number_or(read.max_moves, options.max_moves);
   options.move_weight = read.move_weight;
   options.max_steps = number_or(read.max_steps, options.max_steps);
+  if (read.interrupted != nullptr) {
+    options.interrupted = [ask = read.interrupted, user = read.interrupted_user] { return ask(user) != 0; };
+  }
   auto made = std::make_unique<ferry_balance>();
   Result<Balance> balanced = balance(tensor_view(load), options);
   if (!balanced.ok()) return balanced.status();

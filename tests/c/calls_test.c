@@ -103,6 +103,11 @@ static void check_gating(void) {
 }
 
 /// Balances four experts, one with most of the load, on six places of two ranks.
+static int32_t count_and_end(void* user) {
+  ++*(int*)user;
+  return 1;
+}
+
 static void check_balance(void) {
   enum { PLACES = 6, RANKS = 2 };
   int32_t load[EXPERTS] = {10, 80, 10, 20};
@@ -119,6 +124,7 @@ static void check_balance(void) {
   const ferry_expert_copy* copies;
   int64_t num;
   int64_t num_waves;
+  int num_questions = 0;
   options.struct_size = sizeof(options);
   options.num_replicas = PLACES;
   options.num_ranks = RANKS;
@@ -146,6 +152,11 @@ static void check_balance(void) {
   }
   ferry_move_plan_free(plan);
   ferry_balance_free(balance);
+  options.interrupted = count_and_end;
+  options.interrupted_user = &num_questions;
+  expect_code(ferry_balance_create(&load_view, &options, &balance), FERRY_ERROR_SYSTEM, "a balance that is ended");
+  expect(num_questions == 1, "the program is asked");
+  options.interrupted = NULL;
   options.num_replicas = EXPERTS - 1;
   expect_code(ferry_balance_create(&load_view, &options, &balance), FERRY_ERROR_INVALID_ARGUMENT, "too few places");
   expect(ferry_balance_num_moves(NULL, &num) == NULL && num == 0, "arrays of no balance");
