@@ -104,7 +104,7 @@ Status CpuBackend::await(const Answer& answer, int rank, std::string_view operat
                                        .timeout_ns = fabric_->timeout_ns()},
                                       [&] { return answer.complete(); });
   if (!status.ok() || !answer.was_lost()) return status;
-  const Status why = fabric_->presence(peer);
+  const Status why = fabric_->report_loss(rank);
   return Status(why.ok() ? ErrorCode::kPeerLost : why.code(), fmt::format("{}: {}", operation, why.message()), rank);
 }
 

@@ -182,9 +182,7 @@ void Fabric::ring(int rank, std::size_t offset) const {
 
 Status Fabric::issue(const NetworkRequest& request, std::string_view operation) {
   const std::array<int, 1> peer{request.peer};
-  if (const std::optional<Finding> loss = loss_of(request.peer); loss) {
-    note_loss(*loss);
-    const Status why = status_of(*loss);
+  if (const Status why = report_loss(request.peer); !why.ok()) {
     return Status(why.code(), fmt::format("{}: {}", operation, why.message()), request.peer);
   }
   if (driver_->try_issue(request)) return {};
@@ -335,15 +333,13 @@ Status Fabric::quiet(std::string_view operation, const TeamState* team) {
   // Take the failure that this call reports, so that no later call reports it again; gets have no answer of their own
   // in it.
   const int failed = driver_->take_failure(answers.lost_peer());
-  const std::array<int, 1> lost{answers.lost_peer() < 0 ? failed : answers.lost_peer()};
-  if (lost[0] >= 0) {
-    const std::optional<Finding> loss = loss_of(lost[0]);
-    if (loss) note_loss(*loss);
-    const Status why = loss ? status_of(*loss) : Status();
+  const int lost = answers.lost_peer() < 0 ? failed : answers.lost_peer();
+  if (lost >= 0) {
+    const Status why = report_loss(lost);
     status = Status(why.ok() ? ErrorCode::kPeerLost : why.code(),
                     fmt::format("{}: {}; operations of this rank on its memory may or may not have arrived", operation,
                                 why.message()),
-                    lost[0]);
+                    lost);
   }
   return team == nullptr ? status : conclude(*team, operation, status);
 }

@@ -82,6 +82,9 @@ class Fabric {
   /// Ok, or kPeerLost / kTransport for the one of `ranks` whose loss explains that of the others. Costs system calls.
   Status presence(std::span<const int> ranks) const;
   Status presence() const { return presence(all_ranks_); }
+  /// Ok if the rank is present, else the error with which a call that needs it ends; tells the other ranks why this one
+  /// may leave.
+  Status report_loss(int rank);
 
   /// Passes a request to the driver; drives the network until it can be issued.
   /// @errors kTimeout; for a lost peer its status: the request was not issued, and its completion receives no callback

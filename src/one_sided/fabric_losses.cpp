@@ -154,6 +154,13 @@ Status Fabric::presence(std::span<const int> ranks) const {
   return loss ? status_of(*loss) : Status();
 }
 
+Status Fabric::report_loss(int rank) {
+  const std::optional<Finding> loss = loss_of(rank);
+  if (!loss) return {};
+  note_loss(*loss);
+  return status_of(*loss);
+}
+
 /// Sets a word of this rank's notice, and its copies on these ranks of other nodes. Never waits: skips a rank to which
 /// nothing can be sent now.
 void Fabric::tell(std::span<const int> ranks, std::uint64_t& word, std::uint64_t value) {
@@ -229,9 +236,9 @@ void Fabric::say_goodbye() {
     if (in_node(rank) || !driver_->peer_status(rank).ok()) continue;
     const NetworkRequest request{.kind = NetworkRequest::Kind::kPut,
                                  .peer = rank,
-                                 .offset = offset_in_notice(&mine.departed),
-                                 .local = reinterpret_cast<std::byte*>(&mine.departed),
-                                 .num_bytes = sizeof(Notice) - offsetof(Notice, departed),
+                                 .offset = offset_in_notice(&mine.finding),
+                                 .local = reinterpret_cast<std::byte*>(&mine.finding),
+                                 .num_bytes = sizeof(Notice) - offsetof(Notice, finding),
                                  .copy_source = true};
     const std::array<int, 1> peer{rank};
     // Other ranks find this one lost in any case.

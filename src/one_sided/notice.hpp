@@ -71,10 +71,10 @@ struct Announcement {
 };
 static_assert(kNumTeams <= 0x100);
 
-/// Words of the control area, which are zero at first. The last three are sent together when the rank leaves.
+/// Words of the control area, which are zero at first. All but the first are sent together when the rank leaves.
 struct alignas(node::kFlagAlignment) Notice {
-  std::uint64_t finding = 0;  ///< Verdict without a number: the first rank that this one found lost
   std::uint64_t waiting = 0;  ///< Announcement
+  std::uint64_t finding = 0;  ///< Verdict without a number: the first rank that this one found lost
   std::uint64_t departed = 0;
   std::array<std::uint64_t, kNumTeams> met{};       ///< by slot: number of the last meeting that this rank is through
   std::array<std::uint64_t, kNumTeams> given_up{};  ///< Verdict, by slot: on the last meeting that this rank gave up
