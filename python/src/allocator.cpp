@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "errors.hpp"
+#include "gil.hpp"
 #include "objects.hpp"
 
 namespace nb = nanobind;
@@ -221,7 +222,7 @@ nb::object Allocator::make_symmetric_on_host(const Wanted& wanted) const {
   }
   if (num_elements == 0) return make(wanted);
   Result<Buffer> buffer = [&] {
-    const nb::gil_scoped_release released;
+    const GilReleased released;
     return pool_->allocate(static_cast<std::size_t>(num_elements) * size_bytes(*dtype));
   }();
   const auto owner = std::make_shared<const Buffer>(value_or_raise(std::move(buffer)));

@@ -9,6 +9,7 @@
 #include "arguments.hpp"
 #include "errors.hpp"
 #include "ferry/balance.hpp"
+#include "gil.hpp"
 #include "views.hpp"
 
 namespace nb = nanobind;
@@ -33,7 +34,7 @@ Balance balance_loads(nb::handle load, nb::handle previous, std::int64_t num_rep
   options.interrupted = [&signals] { return signals.ask(); };
   const ConstTensorView loads = view_of(load, {}, "balance", "load");
   Result<Balance> balanced = [&] {
-    const nb::gil_scoped_release released;
+    const GilReleased released;
     return balance(loads, options);
   }();
   return value_or_raise(std::move(balanced));
@@ -44,7 +45,7 @@ nb::tuple plan_copies(nb::handle previous, nb::handle next, std::int64_t num_exp
   const ConstTensorView before = view_of(previous, {}, "plan_moves", "previous");
   const ConstTensorView after = view_of(next, {}, "plan_moves", "next");
   Result<MovePlan> planned = [&] {
-    const nb::gil_scoped_release released;
+    const GilReleased released;
     return plan_moves(before, after, {num_experts, num_ranks, num_nodes});
   }();
   const MovePlan plan = value_or_raise(std::move(planned));

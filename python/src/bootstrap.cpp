@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "errors.hpp"
+#include "gil.hpp"
 
 namespace nb = nanobind;
 
@@ -72,7 +73,7 @@ std::shared_ptr<Bootstrap> environment_bootstrap(std::int64_t timeout_ns) {
   TcpBootstrapOptions options = value_or_raise(tcp_bootstrap_options_from_environment());
   options.timeout_ns = timeout_ns;
   Result<std::shared_ptr<Bootstrap>> bootstrap = [&] {
-    const nb::gil_scoped_release released;
+    const GilReleased released;
     return create_tcp_bootstrap(options);
   }();
   return value_or_raise(std::move(bootstrap));

@@ -10,6 +10,7 @@
 
 #include "arguments.hpp"
 #include "errors.hpp"
+#include "gil.hpp"
 #include "objects.hpp"
 
 namespace nb = nanobind;
@@ -89,7 +90,7 @@ void Calls::refuse_route(Stream stream) const {
   RouteOptions options;
   options.num_experts = 1;
   {
-    const nb::gil_scoped_release released;
+    const GilReleased released;
     static_cast<void>(group_->route({}, options, stream));
   }
   raise_kept();
@@ -97,7 +98,7 @@ void Calls::refuse_route(Stream stream) const {
 
 void Calls::refuse_dispatch(const Routing& routing, Stream stream) const {
   {
-    const nb::gil_scoped_release released;
+    const GilReleased released;
     static_cast<void>(group_->dispatch(routing, {}, {}, stream));
   }
   raise_kept();
@@ -105,7 +106,7 @@ void Calls::refuse_dispatch(const Routing& routing, Stream stream) const {
 
 void Calls::refuse_combine(const Routing& routing, Stream stream) const {
   {
-    const nb::gil_scoped_release released;
+    const GilReleased released;
     static_cast<void>(group_->combine(routing, {}, {}, stream));
   }
   raise_kept();

@@ -16,6 +16,7 @@
 #include "arguments.hpp"
 #include "ferry/group.hpp"
 #include "ferry/known_memory.hpp"
+#include "gil.hpp"
 #include "placed.hpp"
 
 namespace ferry::python {
@@ -24,7 +25,7 @@ namespace ferry::python {
 /// calls of a group wait for each other, and the callback of a route takes the GIL.
 struct CallScope {
   KnownMemory known;
-  nanobind::gil_scoped_release released;
+  GilReleased released;
 };
 
 /// A dispatch whose inputs have been read.

@@ -7,6 +7,7 @@
 #include "arguments.hpp"
 #include "errors.hpp"
 #include "ferry/gating.hpp"
+#include "gil.hpp"
 
 namespace nb = nanobind;
 
@@ -56,7 +57,7 @@ void choose(nb::handle logits, nb::handle bias, nb::handle ids, nb::handle weigh
   const GatingOptions options = options_of(numbers);
   Status status;
   {
-    const nb::gil_scoped_release unlocked;
+    const GilReleased unlocked;
     status = select_experts(from, with, options, to_ids, to_weights, {place.on_gpu ? "cuda" : "cpu", device},
                             {reinterpret_cast<void*>(stream)});
   }

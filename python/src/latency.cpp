@@ -18,6 +18,7 @@
 #include "calls.hpp"
 #include "errors.hpp"
 #include "ferry/latency.hpp"
+#include "gil.hpp"
 #include "placed.hpp"
 #include "views.hpp"
 
@@ -213,7 +214,7 @@ nb::object combine(const Calls& calls, nb::handle owner, nb::handle routing, nb:
 void receive(const Calls& calls, const PlacedRouting& routing) {
   const Stream stream = calls.allocator().any_stream();
   const Status status = [&] {
-    const nb::gil_scoped_release released;
+    const GilReleased released;
     return calls.group().latency_receive(routing.routing, stream);
   }();
   raise_if_error(status);
@@ -251,7 +252,7 @@ void Calls::refuse_latency_dispatch(Stream stream) const {
   options.max_tokens = 1;
   options.slab_capacity = 1;
   {
-    const nb::gil_scoped_release released;
+    const GilReleased released;
     static_cast<void>(group_->latency_dispatch({}, {}, options, stream));
   }
   raise_kept();
@@ -259,7 +260,7 @@ void Calls::refuse_latency_dispatch(Stream stream) const {
 
 void Calls::refuse_latency_combine(const Routing& routing, Stream stream) const {
   {
-    const nb::gil_scoped_release released;
+    const GilReleased released;
     static_cast<void>(group_->latency_combine(routing, {}, {}, stream));
   }
   raise_kept();

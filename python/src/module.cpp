@@ -18,6 +18,7 @@
 #include "ferry/int8.hpp"
 #include "ferry/version.hpp"
 #include "gating.hpp"
+#include "gil.hpp"
 #include "latency.hpp"
 #include "placed.hpp"
 #include "symmetric_pool.hpp"
@@ -63,7 +64,7 @@ class PyGroup {
     const auto signals = std::make_shared<SignalCheck>();
     options.interrupted = [signals] { return signals->ask(); };
     Result<std::shared_ptr<Group>> group = [&] {
-      const nb::gil_scoped_release released;
+      const GilReleased released;
       return Group::create(std::move(bootstrap), options);
     }();
     return std::make_shared<PyGroup>(value_or_raise(std::move(group)), device, signals);
@@ -78,7 +79,7 @@ class PyGroup {
 
   PlacedBuffer allocate(std::size_t num_bytes) {
     Result<Buffer> buffer = [&] {
-      const nb::gil_scoped_release released;
+      const GilReleased released;
       return group_->allocate(num_bytes);
     }();
     return {value_or_raise(std::move(buffer)), place_};
@@ -96,7 +97,7 @@ class PyGroup {
   /// Engine; for each rail peer its rank, the bytes and messages sent, and the path to it; devices.
   nb::tuple network_usage() const {
     const NetworkUsage usage = [&] {
-      const nb::gil_scoped_release released;
+      const GilReleased released;
       return group_->network_usage();
     }();
     nb::list rails;
@@ -150,7 +151,7 @@ class PyGroup {
  private:
   template <typename Call>
   static Status without_gil(Call call) {
-    const nb::gil_scoped_release released;
+    const GilReleased released;
     return call();
   }
 
@@ -171,7 +172,7 @@ nb::list list_of(std::span<const T> values) {
 template <typename T>
 nb::list waited_list(const PlacedRouting& self, std::span<const T> (Routing::*read)() const) {
   const std::span<const T> values = [&] {
-    const nb::gil_scoped_release released;
+    const GilReleased released;
     return (self.routing.*read)();
   }();
   return list_of(values);
@@ -180,7 +181,7 @@ nb::list waited_list(const PlacedRouting& self, std::span<const T> (Routing::*re
 nb::object table(const nb::handle& self, ConstTensorView (Routing::*read)() const) {
   const auto& placed = nb::cast<const PlacedRouting&>(self);
   const ConstTensorView view = [&] {
-    const nb::gil_scoped_release released;
+    const GilReleased released;
     return (placed.routing.*read)();
   }();
   return array_of(view, placed.place, self);
@@ -240,12 +241,12 @@ void define_routing(nb::module_& module) {
       .def_prop_ro("num_recv_rows", [](const PlacedRouting& self) { return self.routing.num_recv_rows(); })
       .def_prop_ro("num_used_rows",
                    [](const PlacedRouting& self) {
-                     const nb::gil_scoped_release released;
+                     const GilReleased released;
                      return self.routing.num_used_rows();
                    })
       .def("may_repeat_experts",
            [](const PlacedRouting& self) {
-             const nb::gil_scoped_release released;
+             const GilReleased released;
              return self.routing.may_repeat_experts();
            })
       .def("num_rows_per_local_expert",
