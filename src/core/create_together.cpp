@@ -59,6 +59,17 @@ Status first_failure(const Messages& messages, int num_ranks) {
   return first_late;
 }
 
+/// Whether first_failure() is an error, without an allocation that could fail here alone.
+bool has_failure(const Messages& messages, int num_ranks) {
+  return messages.size() != static_cast<std::size_t>(num_ranks) ||
+         std::ranges::any_of(messages, [](const std::vector<std::byte>& message) {
+           StatusPrefix theirs;
+           if (message.size() < sizeof(theirs)) return true;
+           std::memcpy(&theirs, message.data(), sizeof(theirs));
+           return theirs.code != ErrorCode::kOk;
+         });
+}
+
 bool all_are_equal(const Messages& messages) {
   return std::ranges::all_of(messages, [&](const std::vector<std::byte>& one) { return one == messages.front(); });
 }
@@ -86,20 +97,20 @@ Result<Messages> gather_or_fail(Bootstrap& bootstrap, const Status& my_status, s
 Result<Messages> CreationBootstrap::all_gather(std::span<const std::byte> mine, std::int64_t timeout_ns) {
   ++num_exchanges_;
   Result<Messages> gathered = bootstrap_.all_gather(mine, timeout_ns);
-  has_failed_ = has_failed_ || !gathered.ok() || !first_failure(*gathered, num_ranks()).ok();
+  has_failed_ = has_failed_ || !gathered.ok() || has_failure(*gathered, num_ranks());
   return gathered;
 }
 
-Status status_of_exception(std::string_view operation) {
+Status status_of_exception(std::string_view operation, int rank) {
   try {
     throw;
   } catch (const std::bad_alloc&) {
-    return Status(
-        ErrorCode::kSystem,
-        fmt::format("{}: this rank ran out of memory; raise its limit (ulimit -v), or use a machine with more",
-                    operation));
+    return Status(ErrorCode::kSystem,
+                  fmt::format("{}: rank {} ran out of memory; raise its limit (ulimit -v), or use a machine with more",
+                              operation, rank),
+                  rank);
   } catch (const std::system_error& error) {
-    return Status(ErrorCode::kSystem, fmt::format("{}: {}", operation, error.what()));
+    return Status(ErrorCode::kSystem, fmt::format("{}: rank {}: {}", operation, rank, error.what()), rank);
   }
 }
 

@@ -45,16 +45,17 @@ class CreationBootstrap final : public Bootstrap {
   int num_exchanges_ = 0;
 };
 
-/// Status of the exception that is being handled: for want of memory or of threads; others are thrown again.
-Status status_of_exception(std::string_view operation);
+/// Status of the exception that is being handled, with the name of this rank: for want of memory or of threads; others
+/// are thrown again.
+Status status_of_exception(std::string_view operation, int rank);
 
 /// Status of `step`, or of its exception.
 template <typename Step>
-Status attempt(std::string_view operation, Step step) {
+Status attempt(std::string_view operation, int rank, Step step) {
   try {
     return step();
   } catch (...) {
-    return status_of_exception(operation);
+    return status_of_exception(operation, rank);
   }
 }
 
@@ -63,16 +64,17 @@ Status attempt(std::string_view operation, Step step) {
 template <typename Create, typename Created = std::invoke_result_t<Create&, Bootstrap&>>
 Created create_together(Bootstrap& bootstrap, std::string_view operation, std::int64_t timeout_ns, Create create) {
   CreationBootstrap shared(bootstrap);
+  const int rank = bootstrap.rank();
   std::optional<Created> made;
-  Status mine = attempt(operation, [&] { return made.emplace(create(shared)).status(); });
+  Status mine = attempt(operation, rank, [&] { return made.emplace(create(shared)).status(); });
   if (!mine.ok() && shared.has_failed()) return mine;
   const auto tell = [&] { return gather_or_fail(shared, mine, {}, timeout_ns).status(); };
   const int num_exchanges = shared.num_exchanges();
-  Status all = attempt(operation, tell);
+  Status all = attempt(operation, rank, tell);
   if (!all.ok() && shared.num_exchanges() == num_exchanges) {
     // The exchange was not made.
     mine = all;
-    all = attempt(operation, tell);
+    all = attempt(operation, rank, tell);
   }
   if (!all.ok()) return all;
   return std::move(*made);

@@ -1,19 +1,33 @@
 #include "core/host_identity.hpp"
 
+#include <fcntl.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
-#include <fstream>
+#include <cerrno>
 #include <string>
+#include <system_error>
+
+#include "core/descriptors.hpp"
+#include "core/unique_fd.hpp"
 
 namespace ferry {
 
+std::size_t read_beginning(const char* path, std::span<char> into) {
+  const UniqueFd file(open(path, O_RDONLY | O_CLOEXEC));
+  if (!file.valid() && is_out_of_descriptors(errno)) {
+    throw std::system_error(errno, std::generic_category(), "opening " + std::string(path));
+  }
+  const ssize_t num_bytes = file.valid() ? read(file.get(), into.data(), into.size()) : 0;
+  return static_cast<std::size_t>(std::max<ssize_t>(num_bytes, 0));
+}
+
 BootId read_boot_id() {
-  std::ifstream file("/proc/sys/kernel/random/boot_id");
-  std::string text;
-  file >> text;
   BootId boot_id{};
-  std::copy_n(text.begin(), std::min(text.size(), boot_id.size()), boot_id.begin());
+  const std::size_t num_bytes = read_beginning("/proc/sys/kernel/random/boot_id", boot_id);
+  // A line.
+  if (num_bytes > 0 && boot_id[num_bytes - 1] == '\n') boot_id[num_bytes - 1] = 0;
   return boot_id;
 }
 

@@ -2,9 +2,16 @@
 #define FERRY_CORE_HOST_IDENTITY_HPP
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
+#include <span>
 
 namespace ferry {
+
+/// Reads up to `into.size()` bytes of a small file at once, without an allocation that could fail. Returns their
+/// number, 0 if there is no such file. Throws std::system_error for want of a descriptor: a rank must not seem to be
+/// elsewhere.
+std::size_t read_beginning(const char* path, std::span<char> into);
 
 /// Boot id of the running kernel (random(4)): equal only on one machine. All zero if /proc is not mounted.
 using BootId = std::array<char, 40>;

@@ -3,27 +3,28 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <array>
 #include <charconv>
-#include <fstream>
-#include <sstream>
-#include <string>
+#include <string_view>
 
 namespace ferry {
 namespace {
 
 /// Field 22 of /proc/self/stat (proc(5)), counted after the parenthesised name, which may contain spaces.
 std::uint64_t read_start_time() {
-  std::ifstream file("/proc/self/stat");
-  const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  std::array<char, 1024> bytes{};  // the line has at most some 400
+  const std::string_view text(bytes.data(), read_beginning("/proc/self/stat", bytes));
   const std::size_t name_end = text.rfind(')');
-  if (name_end == std::string::npos) return 0;
-  std::istringstream rest(text.substr(name_end + 1));
-  constexpr int kFieldAfterName = 3;
+  if (name_end == std::string_view::npos) return 0;
+  constexpr int kFieldBeforeName = 2;
   constexpr int kStartTimeField = 22;
-  std::string field;
-  for (int i = kFieldAfterName; i <= kStartTimeField; ++i) rest >> field;
-  std::uint64_t ticks = 0;  // from_chars instead of `>>`: see number_in() in net/nearest.cpp
-  std::from_chars(field.data(), field.data() + field.size(), ticks);
+  std::size_t begin = name_end;
+  for (int i = kFieldBeforeName; i < kStartTimeField; ++i) {
+    begin = text.find(' ', begin + 1);
+    if (begin == std::string_view::npos) return 0;
+  }
+  std::uint64_t ticks = 0;
+  std::from_chars(text.data() + begin + 1, text.data() + text.size(), ticks);
   return ticks;
 }
 

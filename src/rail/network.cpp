@@ -137,6 +137,7 @@ Result<Network> open_network(const BackendContext& context, const NetworkParams&
   const std::string_view version = network.engine != nullptr ? network.engine->version() : std::string_view();
   Result<std::vector<std::vector<std::byte>>> all =
       gather_or_fail(*context.bootstrap, status, to_message(version, address), context.options.timeout_ns);
+  if (!all.ok() && network.engine != nullptr) network.engine->limit_close_time(0);  // no peer connects
   if (!all.ok()) return all.status();
   if (Status versions = check_versions(*all); !versions.ok()) return versions;
   for (const int rank : params.engine.ranks) network.addresses.push_back(address_in((*all)[to_size(rank)]));

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <chrono>
@@ -21,7 +22,6 @@ namespace {
 
 /// Long enough that no rank reaches it unless it waits in vain.
 constexpr std::int64_t kTimeoutNs = 60 * kNsPerSecond;
-constexpr int kRanksPerNode[] = {2, 4};
 
 struct World {
   int num_ranks = 4;
@@ -96,9 +96,11 @@ bool is_late(const std::vector<Outcome>& outcomes) {
 
 /// Empty if the outcomes are those of a group that formed, or that failed on all ranks for one that failed.
 std::string check(const std::vector<Outcome>& outcomes) {
-  const Outcome& first = outcomes.front();
+  const Outcome& first = *std::ranges::find(outcomes, false, &Outcome::has_failed);
+  // A rank that had no memory for the others' report says its own.
   const bool agree = std::ranges::all_of(outcomes, [&](const Outcome& one) {
-    return one.code == first.code && one.peer == first.peer && one.first_call == ErrorCode::kOk;
+    const bool names_itself = one.has_failed && one.peer == &one - outcomes.data();
+    return one.code == first.code && (one.peer == first.peer || names_itself) && one.first_call == ErrorCode::kOk;
   });
   const bool is_named =
       first.code == ErrorCode::kOk || (first.peer >= 0 && first.peer < static_cast<int>(outcomes.size()) &&
@@ -115,15 +117,17 @@ std::string check(const std::vector<Outcome>& outcomes) {
   return text;
 }
 
-/// One attempt to form a group.
-std::vector<Outcome> attempt(Bootstrap& control, bool fails, FailingCall call, int n) {
+/// One attempt to form a group. `begin` and `end` run around this rank's Group::create; `end` returns whether the rank
+/// has failed at something.
+template <typename Begin, typename End>
+std::vector<Outcome> attempt(Bootstrap& control, Begin begin, End end) {
   const std::shared_ptr<Bootstrap> bootstrap = meet(control);
-  const GroupOptions options = options_of(control.num_ranks());
+  GroupOptions options = options_of(control.num_ranks());
   const auto start = std::chrono::steady_clock::now();
-  if (fails) fail_call(call, n);
+  begin(&options);
   const auto group = Group::create(bootstrap, options);
   Outcome mine;
-  mine.has_failed = fails && stop_failing();
+  mine.has_failed = end();
   mine.time_ns = (std::chrono::steady_clock::now() - start).count();
   mine.code = group.status().code();
   mine.peer = group.status().peer();
@@ -131,6 +135,13 @@ std::vector<Outcome> attempt(Bootstrap& control, bool fails, FailingCall call, i
   message.copy(mine.message.data(), mine.message.size() - 1);
   if (group.ok()) mine.first_call = (*group)->destroy().code();
   return gather(control, mine);
+}
+
+void limit_address_space(rlim_t num_bytes) {
+  rlimit limit{};
+  getrlimit(RLIMIT_AS, &limit);
+  limit.rlim_cur = num_bytes;
+  setrlimit(RLIMIT_AS, &limit);
 }
 
 struct Summary {
@@ -151,7 +162,15 @@ Summary walk(Bootstrap& control, const World& world, FailingCall call) {
   const bool fails = std::ranges::count(world.failing, control.rank()) != 0;
   Summary summary;
   for (int n = 1;; n += stride_of(call, world)) {
-    const std::vector<Outcome> outcomes = attempt(control, fails, call, n);
+    const std::vector<Outcome> outcomes = attempt(
+        control,
+        [&](GroupOptions* options) {
+          // Between nodes UCX 1.13 may end a rank whose peer has gone while it connected (docs/transport.md), and
+          // exceptions cannot pass its callbacks.
+          if (call == FailingCall::kNew) options->ranks_per_node = control.num_ranks();
+          if (fails) fail_call(call, n);
+        },
+        [&] { return fails && stop_failing(); });
     ++summary.num_attempts;
     for (const Outcome& one : outcomes) summary.longest_ns = std::max(summary.longest_ns, one.time_ns);
     if (outcomes.front().code != ErrorCode::kOk) ++summary.num_failed;
@@ -162,49 +181,114 @@ Summary walk(Bootstrap& control, const World& world, FailingCall call) {
   }
 }
 
-Status walk_all(const World& world, int rank, const Meeting& meeting) {
+std::string walk_all(Bootstrap& control, const World& world, int rank) {
   // UCX would replace the replaced functions.
   setenv("UCX_MEM_EVENTS", "n", 1);
-  const auto control = create_tcp_bootstrap(meeting.options(rank, world.num_ranks, kTimeoutNs)).value();
-  Summary all;
+  std::string wrong;
   for (int call = 0; call < static_cast<int>(FailingCall::kNumCalls); ++call) {
-    const Summary one = walk(*control, world, static_cast<FailingCall>(call));
+    const Summary one = walk(control, world, static_cast<FailingCall>(call));
     if (rank == 0) {
       fmt::print("{}: {} attempts, {} failed, longest {} ms\n", name_of(static_cast<FailingCall>(call)),
                  one.num_attempts, one.num_failed, one.longest_ns / 1'000'000);
       std::fflush(stdout);
     }
-    all.wrong += one.wrong;
+    wrong += one.wrong;
   }
-  return all.wrong.empty() ? Status() : Status(ErrorCode::kInternal, all.wrong);
+  return wrong;
 }
 
-class CreateFault : public testing::TestWithParam<World> {};
-
-TEST_P(CreateFault, OfAnyStepReachesAllRanksWithTheRanksName) {
-  const World& world = GetParam();
+/// Runs `body(rank, control)` in one process for each rank. Rank 0 reports what was wrong.
+template <typename Body>
+void run_ranks(int num_ranks, Body body) {
   const Meeting meeting = Meeting::prepare();
   std::vector<std::unique_ptr<ForkedRank>> ranks;
-  for (int rank = 0; rank < world.num_ranks; ++rank) {
+  for (int rank = 0; rank < num_ranks; ++rank) {
     ranks.push_back(std::make_unique<ForkedRank>([&, rank](const auto&) {
       if (rank != 0) meeting.close_listener();
-      return walk_all(world, rank, meeting);
+      const auto control = create_tcp_bootstrap(meeting.options(rank, num_ranks, kTimeoutNs)).value();
+      const std::string wrong = body(rank, *control);
+      return rank != 0 || wrong.empty() ? Status() : Status(ErrorCode::kInternal, wrong);
     }));
   }
   meeting.close_listener();
-  for (int rank = 0; rank < world.num_ranks; ++rank) {
-    const Status status = ranks[static_cast<std::size_t>(rank)]->result();
-    EXPECT_TRUE(status.ok() || rank != 0) << status.to_string();
-    EXPECT_NE(status.message(), "the rank's process ended without a report") << rank;
+  for (auto& rank : ranks) {
+    const Status status = rank->result();
+    EXPECT_TRUE(status.ok()) << status.to_string();
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, CreateFault,
-                         testing::Values(World{.num_ranks = 4, .failing = {1}, .new_stride = 53},
-                                         World{.num_ranks = 4, .failing = {1, 3}, .new_stride = 97},
-                                         World{.num_ranks = 8, .failing = {6}, .new_stride = 211},
-                                         World{.num_ranks = 8, .failing = {0, 5}, .new_stride = 211}),
+class CreateStep : public testing::TestWithParam<World> {};
+
+TEST_P(CreateStep, ThatFailsFailsAllRanksWithTheRanksName) {
+  const World& world = GetParam();
+  run_ranks(world.num_ranks, [&](int rank, Bootstrap& control) { return walk_all(control, world, rank); });
+}
+
+INSTANTIATE_TEST_SUITE_P(Worlds, CreateStep,
+                         testing::Values(World{.num_ranks = 4, .failing = {1}, .new_stride = 1},
+                                         World{.num_ranks = 4, .failing = {1, 3}, .new_stride = 1},
+                                         World{.num_ranks = 8, .failing = {6}, .new_stride = 5},
+                                         World{.num_ranks = 8, .failing = {0, 5}, .new_stride = 5}),
                          world_name);
+
+TEST(CreateFault, OfAWrongOptionReachesAllRanksWithTheRanksName) {
+  const std::vector<void (*)(GroupOptions*)> mistakes = {
+      [](GroupOptions* options) { options->backend = "none such"; },
+      [](GroupOptions* options) { options->transport = "none such"; },
+      [](GroupOptions* options) { options->net_devices = "nosuch0"; },
+      [](GroupOptions* options) { options->tuning_file = "/no/such/file"; },
+      [](GroupOptions* options) { options->arena_bytes = std::size_t{1} << 60; },
+      [](GroupOptions* options) { options->ranks_per_node = 3; },
+      [](GroupOptions* options) { options->timeout_ns = 0; }};
+  run_ranks(4, [&](int rank, Bootstrap& control) {
+    std::string wrong;
+    for (std::size_t i = 0; i < mistakes.size(); ++i) {
+      const auto outcomes = attempt(
+          control,
+          [&](GroupOptions* options) {
+            if (rank == 2) mistakes[i](options);
+          },
+          [&] { return rank == 2; });
+      wrong += check(outcomes);
+      if (outcomes.front().code == ErrorCode::kOk) wrong += fmt::format("\nmistake {} was not noticed", i);
+    }
+    return wrong;
+  });
+}
+
+TEST(CreateFault, OfAMissingNetworkLibraryReachesAllRanksWithTheRanksName) {
+  run_ranks(4, [](int rank, Bootstrap& control) {
+    if (rank == 2) setenv("FERRY_UCX_LIBRARY", "/no/such/library", 1);
+    const auto outcomes = attempt(
+        control, [](GroupOptions*) {}, [&] { return rank == 2; });
+    return check(outcomes) + (outcomes.front().code == ErrorCode::kUnsupported ? "" : "\nnot refused");
+  });
+}
+
+/// A limit of address space at any place between too little for anything and enough: UCX does not end the process.
+TEST(CreateFault, ForWantOfAddressSpaceReachesAllRanksOrTheGroupForms) {
+  static constexpr int kStepMib = 24;
+  static constexpr int kMostMib = 2048;
+  run_ranks(4, [](int rank, Bootstrap& control) {
+    // UCX stays loaded.
+    std::string wrong = check(attempt(
+        control, [](GroupOptions*) {}, [] { return false; }));
+    for (int mib = kStepMib; mib <= kMostMib; mib += kStepMib) {
+      const auto outcomes = attempt(
+          control,
+          [&](GroupOptions*) {
+            if (rank == 1) limit_address_space(static_cast<rlim_t>(mib) << 20);
+          },
+          [&] {
+            if (rank == 1) limit_address_space(RLIM_INFINITY);
+            return rank == 1;
+          });
+      if (const std::string one = check(outcomes); !one.empty()) wrong += fmt::format("\n{} MiB:{}", mib, one);
+      if (outcomes.front().code == ErrorCode::kOk) return wrong;
+    }
+    return wrong + fmt::format("\nno group within {} MiB", kMostMib);
+  });
+}
 
 }  // namespace
 }  // namespace ferry::test

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "call/exchange.hpp"
+#include "core/create_together.hpp"
 #include "core/group_options.hpp"
 #include "plan/peer_counts.hpp"
 #include "support/rank_runner.hpp"
@@ -93,10 +94,13 @@ class Liar {
 
 void be_a_liar(RankContext& context, const std::function<void(Liar&)>& lie) {
   const std::shared_ptr<Bootstrap> bootstrap = context.bootstrap();
-  const Result<AgreedOptions> agreed = agree_on_options(*bootstrap, two_nodes());
-  if (!context.expect_ok(agreed.status(), "agree_on_options")) return;
-  const BackendContext backend{bootstrap.get(), agreed->topology, two_nodes()};
-  Result<std::unique_ptr<call::CallSync>> sync = call::CallSync::create(backend);
+  const auto create_mine = [](Bootstrap& shared) -> Result<std::unique_ptr<call::CallSync>> {
+    const Result<AgreedOptions> agreed = agree_on_options(shared, two_nodes());
+    if (!agreed.ok()) return agreed.status();
+    return call::CallSync::create({&shared, agreed->topology, two_nodes()});
+  };
+  Result<std::unique_ptr<call::CallSync>> sync =
+      create_together(*bootstrap, "a liar", two_nodes().timeout_ns, create_mine);
   if (!context.expect_ok(sync.status(), "CallSync::create")) return;
   Liar liar(**sync);
   lie(liar);

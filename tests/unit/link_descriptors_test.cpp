@@ -34,7 +34,10 @@ struct Ends {
   node::LinkHello hello(int rank) const { return {rank, token, arena.get()}; }
   std::int64_t deadline() const { return node::monotonic_ns() + kTimeoutNs; }
   Status accept() const { return listener.accept_peer(hello(0), deadline()).status(); }
-  Status connect() const { return node::connect_peer(listener.name(), 0, token, hello(1), deadline()).status(); }
+  Status connect() const {
+    Result<node::OpenedLink> opened = node::open_link(listener.name(), 0, token, hello(1));
+    return opened.ok() ? node::await_answer(std::move(*opened), deadline()).status() : opened.status();
+  }
 };
 
 TEST(LinkDescriptors, LinksWithEnoughDescriptors) {

@@ -29,7 +29,8 @@ using Clock = std::chrono::steady_clock;
 constexpr std::string_view kName = "ucx";
 /// Rounds of progress in one poll: enough to receive a burst, few enough to return to the owner's orders soon.
 constexpr int kMaxProgress = 32;
-/// Time for UCX to cancel operations. Cancelling is local work, but UCX does it in steps.
+/// Time for peers to finish connecting, and for UCX to cancel operations. Cancelling is local work, but UCX does it in
+/// steps.
 constexpr std::chrono::milliseconds kShutGrace{500};
 /// Naps while closing: at most kLongestNapMs if UCX wakes the thread (it may lose a wake-up), otherwise kShortestNapMs.
 constexpr int kLongestNapMs = 5;
@@ -88,6 +89,7 @@ class UcxEngine final : public Engine {
   bool poll_until(Clock::time_point deadline, Done done);
   void nap();
   void leave(std::int64_t timeout_ns);
+  void let_peers_connect();
   void drop_connections();
 
   EngineOptions options_;
@@ -105,7 +107,8 @@ class UcxEngine final : public Engine {
   // have left when the next message arrives.
   WakeFd wake_;
   std::atomic<bool> wants_wake_{false};
-  std::atomic<bool> is_due_{false};  // a message to be delivered has arrived
+  std::atomic<bool> is_due_{false};      // a message to be delivered has arrived
+  mutable bool has_been_asked_ = false;  // for its address: peers may connect
   bool connected_ = false;
 };
 
@@ -122,6 +125,7 @@ Result<Blob> UcxEngine::address() const {
   if (!scopes_.is_open()) {
     return Status(ErrorCode::kInternal, "network engine ucx: closed; please report this bug");
   }
+  has_been_asked_ = true;
   EndAddress address{.name = token_,
                      .public_key = keys_.public_key(),
                      .memory_base = reinterpret_cast<std::uintptr_t>(options_.memory.data()),
@@ -164,11 +168,7 @@ Status UcxEngine::connect(std::span<const Blob> addresses, EngineEvents events) 
     if (peer != options_.self) status = connect_peer(own, peer, own_parts[static_cast<std::size_t>(peer)], &at(peer));
   }
   if (status.ok()) status = scopes_.start_receivers();
-  if (!status.ok()) {
-    scopes_.stop_receivers();
-    drop_connections();
-    return status;
-  }
+  if (!status.ok()) return status;
   events_ = std::move(events);
   connected_ = true;
   for (Peer& peer : peers_) {
@@ -419,12 +419,24 @@ void UcxEngine::leave(std::int64_t timeout_ns) {
       peer.leaving = false;  // the goodbye replaces a farewell
     }
     poll_until(deadline, [](const Peer& peer) { return peer.left && peer.connection->quiet(); });
+  } else if (has_been_asked_) {
+    let_peers_connect();
   }
   scopes_.stop_receivers();
   drop_connections();
   scopes_.close();
   peers_.clear();
   peers_.resize(static_cast<std::size_t>(options_.num_peers));
+}
+
+/// Lets peers finish the connections that they have begun to an end that does not connect itself: UCX may end a process
+/// whose peer closes its sockets meanwhile.
+void UcxEngine::let_peers_connect() {
+  const auto deadline =
+      Clock::now() + std::min<Clock::duration>(kShutGrace, std::chrono::nanoseconds(options_.timeout_ns));
+  while (Clock::now() < deadline) {
+    if (!scopes_.progress()) nap();
+  }
 }
 
 /// Cancels all operations in flight.
