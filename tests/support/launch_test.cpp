@@ -4,9 +4,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <fstream>
 #include <new>
 #include <stdexcept>
 
@@ -16,6 +18,7 @@
 #include "launch/ranks.hpp"
 #include "launch/shared_area.hpp"
 #include "launch/status_report.hpp"
+#include "support/sanitizers.hpp"
 
 namespace ferry::launch {
 namespace {
@@ -141,6 +144,28 @@ TEST(SharedBarrier, TimesOutAndCountsThoseWhoCame) {
   const Status status = barrier->wait(2, 1'000'000);
   EXPECT_EQ(status.code(), ErrorCode::kTimeout);
   EXPECT_THAT(std::string(status.message()), HasSubstr("1 of 2 ranks"));
+}
+
+/// Stacks of threads take address space, of which the child has a little more than it uses.
+TEST(RankThreads, ThatCannotAllBeStartedAreAnErrorAndNotTheEndOfTheProcess) {
+  if (test::kSanitized) GTEST_SKIP() << "sanitizers reserve address space of their own";
+  ChildProcess child = ChildProcess::start([](const ReportPipe& pipe) {
+                         std::ifstream usage("/proc/self/statm");
+                         rlim_t num_pages = 0;
+                         usage >> num_pages;
+                         constexpr rlim_t kRoomBytes = rlim_t{64} << 20;
+                         const rlim_t limit = num_pages * static_cast<rlim_t>(sysconf(_SC_PAGESIZE)) + kRoomBytes;
+                         const rlimit address_space{.rlim_cur = limit, .rlim_max = limit};
+                         if (setrlimit(RLIMIT_AS, &address_space) != 0) return 1;
+                         const auto ends = run_rank_threads(64, kNoTimeout, [](int, auto bootstrap) {
+                           return encode_status((*bootstrap)->all_gather({}, 60 * kNsPerSecond).status());
+                         });
+                         return pipe.send(encode_status(ends.status())) ? 0 : 1;
+                       }).value();
+  child.wait();
+  const Status status = decode_status(child.report());
+  EXPECT_EQ(status.code(), ErrorCode::kSystem) << status.to_string();
+  EXPECT_THAT(std::string(status.message()), HasSubstr("cannot start a thread for rank"));
 }
 
 }  // namespace

@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
+#include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 #include <mutex>
+#include <system_error>
 #include <thread>
 
 #include "launch/ranks.hpp"
@@ -21,13 +23,27 @@ Result<std::vector<RankEnd>> run_rank_threads(int num_ranks, std::int64_t run_ti
   std::condition_variable finished;
   std::vector<bool> is_running(num_threads, true);
   std::vector<std::thread> threads;
-  for (std::size_t rank = 0; rank < num_threads; ++rank) {
-    threads.emplace_back([&, rank] {
-      ends[rank].report = rank_main(static_cast<int>(rank), (*bootstraps)[rank]);
+  threads.reserve(num_threads);
+  Status start_error;
+  for (std::size_t rank = 0; rank < num_threads && start_error.ok(); ++rank) {
+    try {
+      threads.emplace_back([&, rank] {
+        ends[rank].report = rank_main(static_cast<int>(rank), (*bootstraps)[rank]);
+        const std::lock_guard lock(mutex);
+        is_running[rank] = false;
+        finished.notify_one();
+      });
+    } catch (const std::system_error& error) {
+      start_error = {
+          ErrorCode::kSystem,
+          fmt::format("cannot start a thread for rank {} of {}: {}; start fewer ranks, or raise the limit of "
+                      "threads (ulimit -u)",
+                      rank, num_ranks, error.what())};
+      // The ranks that run lose those that do not, and end.
+      for (std::size_t missing = rank; missing < num_threads; ++missing) (*bootstraps)[missing].reset();
       const std::lock_guard lock(mutex);
-      is_running[rank] = false;
-      finished.notify_one();
-    });
+      std::fill(is_running.begin() + static_cast<std::ptrdiff_t>(rank), is_running.end(), false);
+    }
   }
   {
     std::unique_lock lock(mutex);
@@ -46,6 +62,7 @@ Result<std::vector<RankEnd>> run_rank_threads(int num_ranks, std::int64_t run_ti
     }
   }
   for (std::thread& thread : threads) thread.join();
+  if (!start_error.ok()) return start_error;
   return ends;
 }
 

@@ -47,7 +47,7 @@ Result<std::vector<RankEnd>> run_rank_processes(const RankProcesses& run, const 
 
 /// Runs the ranks as threads and waits for them. Threads cannot be killed: if ranks still run after `run_timeout_ns`,
 /// they are named on standard error and the program is aborted.
-/// @errors as create_in_process_bootstraps
+/// @errors as create_in_process_bootstraps; kSystem: not all threads could be started; the other ranks have ended
 Result<std::vector<RankEnd>> run_rank_threads(int num_ranks, std::int64_t run_timeout_ns, const RankMain& rank_main);
 
 }  // namespace ferry::launch
