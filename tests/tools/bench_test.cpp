@@ -181,6 +181,12 @@ TEST(Bench, RefusesWrongArguments) {
       {"--hidden", "7"},
       {"--hidden", "8", "--dtype", "fp8"},
       {"--topk", "33"},
+      {"--sweep-tokens", "1,,2"},
+      {"--sweep-tokens", ",1"},
+      {"--sweep-tokens", "1,"},
+      {"--sweep-tokens", ""},
+      {"--sweep-tokens", "1,x"},
+      {"--sweep-tokens", "0"},
       {"--topk", "4", "--experts", "3"},
       {"--iterations", "0"},
       {"--ranks", "0"},
@@ -243,10 +249,18 @@ TEST(Bench, GivesTheKernelSettingsToItsGroups) {
 }
 
 TEST(Bench, RefusesWhatDoesNotFitTheMachine) {
-  const CommandEnd end =
-      run_ferry({"bench", "--backend", "cpu", "--tokens", "262144", "--routing", "one-hot", "--hidden", "1048576"});
-  EXPECT_EQ(end.exit_code, 1);
-  EXPECT_NE(end.standard_error.find("use fewer"), std::string::npos) << end.standard_error;
+  const std::vector<std::vector<std::string>> all = {
+      {"--tokens", "262144", "--routing", "one-hot", "--hidden", "1048576"},
+      {"--tokens", "4194304", "--hidden", "1048576"},  // 8.8 TB for each rank; the ids alone take minutes
+      {"--tokens", "4194304", "--hidden", "1048576", "--topk", "32", "--experts", "1024"},
+  };
+  for (const auto& more : all) {
+    std::vector<std::string> arguments = {"bench", "--backend", "cpu"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const CommandEnd end = run_ferry(arguments);
+    EXPECT_EQ(end.exit_code, 1);
+    EXPECT_NE(end.standard_error.find("use fewer"), std::string::npos) << end.standard_error;
+  }
 }
 
 }  // namespace

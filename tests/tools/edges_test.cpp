@@ -111,6 +111,21 @@ TEST(Arena, IsAsLargeAsTheOptionSays) {
   }
 }
 
+/// Either rank may be the first to report it, in the words of the rank whose call failed.
+TEST(Arena, ThatIsTooSmallIsReportedWithOneRank) {
+  constexpr int kNumRuns = 8;  // half of the runs are reported by the other rank
+  for (int run = 0; run < kNumRuns; ++run) {
+    const CommandEnd end =
+        run_ferry({"bench", "--backend", "cpu", "--ranks", "2", "--op", "route", "--tokens", "512", "--arena", "1"});
+    EXPECT_EQ(end.exit_code, 1) << end.standard_error;
+    const std::string& words = end.standard_error;
+    EXPECT_NE(words.find("raise --arena"), std::string::npos) << words;
+    const bool names_first = words.find("rank 0") != std::string::npos;
+    const bool names_second = words.find("rank 1") != std::string::npos;
+    EXPECT_NE(names_first, names_second) << words;
+  }
+}
+
 TEST(AddressSpace, ThatIsTooSmallForTheArenaNamesTheOption) {
   const CommandEnd end = run_script("ulimit -v 8000000; \"$FERRY\" demo --backend cpu --ranks 2 --tokens 8 --scale 64");
   // Sanitizers themselves need more address space than that, and report it.

@@ -121,8 +121,11 @@ Status check_memory(const BenchPlan& plan) {
   const HostFacts host = read_host_facts();
   std::int64_t available = host.available_memory_bytes;
   if (host.memory_limit_bytes > 0) available = std::min(available, host.memory_limit_bytes);
-  const std::int64_t needed = estimate_memory_bytes(plan);
-  if (needed <= available || available == 0) return {};
+  if (available == 0) return {};
+  // Drawing the ids of tokens that fit no machine takes minutes.
+  std::int64_t needed = memory_bytes_with(plan, 0);
+  if (needed <= available) needed = estimate_memory_bytes(plan);
+  if (needed <= available) return {};
   return {ErrorCode::kSystem, fmt::format("{} ranks with {} tokens need about {}, this machine has {} left; use fewer "
                                           "ranks or tokens, or a smaller hidden size",
                                           plan.num_ranks, plan.num_tokens, format_bytes(static_cast<double>(needed)),
@@ -233,9 +236,8 @@ void add_shape_options(CLI::App& command, BenchOptions* options) {
   command.add_option("--tokens", plan.num_tokens, "Tokens of each rank")
       ->check(whole_number(std::int64_t{1}, kMaxTokens))
       ->capture_default_str();
-  command.add_option("--sweep-tokens", options->sweep_tokens, "Measure several token counts, e.g. 512,1024,2048")
-      ->delimiter(',')
-      ->check(whole_number(std::int64_t{1}, kMaxTokens));
+  add_whole_numbers(command, "--sweep-tokens", &options->sweep_tokens, {1, kMaxTokens},
+                    "Measure several token counts, e.g. 512,1024,2048");
   command.add_option("--hidden", plan.hidden, "Channels of a token")
       ->check(whole_number(std::int64_t{1}, kMaxHidden))
       ->capture_default_str();

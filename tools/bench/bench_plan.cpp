@@ -217,8 +217,12 @@ std::vector<CrossingRows> count_crossing_rows(const BenchPlan& plan) {
 
 std::int64_t estimate_memory_bytes(const BenchPlan& plan) {
   const auto rows = rows_per_token(plan.routing_of(0), plan.layout, plan.num_ranks);
-  const std::int64_t num_rows = std::accumulate(rows.begin(), rows.end(), std::int64_t{0});
-  std::int64_t bytes = 0;
+  return memory_bytes_with(plan, std::accumulate(rows.begin(), rows.end(), std::int64_t{0}));
+}
+
+std::int64_t memory_bytes_with(const BenchPlan& plan, std::int64_t num_rows) {
+  const auto id_bytes = static_cast<std::int64_t>(sizeof(std::int64_t) + sizeof(float));
+  std::int64_t bytes = plan.num_tokens * plan.num_topk * id_bytes;
   if (plan.op != BenchOp::kRoute) {
     // Buffers of dispatch, then of combine, whose input doubles as dispatch's output if both are bf16. The rows of the
     // limit's copies follow those of combine's input.

@@ -146,6 +146,8 @@ std::vector<std::int64_t> tokens_per_expert(const RoutingTable& table);
 
 /// Memory of all ranks together, estimated from rank 0's ids; 10 % more is not unusual.
 std::int64_t estimate_memory_bytes(const BenchPlan& plan);
+/// The same for ranks with `num_rows` rows each. With 0 it is what the tokens alone take, without a look at any id.
+std::int64_t memory_bytes_with(const BenchPlan& plan, std::int64_t num_rows);
 
 }  // namespace ferry::tools
 

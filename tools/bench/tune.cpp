@@ -310,7 +310,8 @@ void add_tune_command(CLI::App& app, int* exit_code) {
   auto options = std::make_shared<TuneOptions>();
   BenchPlan& plan = options->plan;
   plan.num_tokens = 4096;
-  options->hidden = {7168};  // the MoE layer of DeepSeek-V3
+  constexpr std::int64_t kDefaultHidden = 7168;  // the MoE layer of DeepSeek-V3
+  options->hidden = {kDefaultHidden};
   plan.num_topk = 8;
   plan.num_experts = 256;
   plan.routing_name = "random";
@@ -325,10 +326,9 @@ void add_tune_command(CLI::App& app, int* exit_code) {
   add_choice<Layout>(*command, "--layout", &plan.layout,
                      {{"tokens", Layout::kTokens}, {"experts", Layout::kExperts}, {"slab", Layout::kSlab}},
                      "Layout of received rows (default tokens)");
-  command->add_option("--hidden", options->hidden, "Channels of a token; several sizes, e.g. 2048,7168")
-      ->delimiter(',')
-      ->check(whole_number(std::int64_t{1}, std::int64_t{1} << 20))
-      ->capture_default_str();
+  add_whole_numbers(*command, "--hidden", &options->hidden, {1, std::int64_t{1} << 20},
+                    "Channels of a token; several sizes, e.g. 2048,7168")
+      ->default_str(std::to_string(kDefaultHidden));
   command->add_option("--json", options->json_path, "Write all settings and times to this file as JSON")->check(path());
   command
       ->add_option("--out", options->out_path,

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <new>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "device/rank_device.hpp"
@@ -62,7 +63,13 @@ class FirstCause {
     if (reported.ok()) {
       return {ErrorCode::kPeerLost, fmt::format("rank {} exited with code {}", rank, end.process.exit_code), rank};
     }
-    return {reported.code(), fmt::format("rank {} failed: {}", rank, reported.to_string()), rank};
+    // A rank that reports the failure of another one in that rank's words is not the one to name.
+    std::string_view words = reported.message();
+    const std::string owner = fmt::format("rank {}: ", reported.peer());
+    const bool names_owner = reported.peer() >= 0 && words.starts_with(owner);
+    if (names_owner) words.remove_prefix(owner.size());
+    const int failed = names_owner ? reported.peer() : rank;
+    return {reported.code(), fmt::format("rank {} failed: {}: {}", failed, to_string(reported.code()), words), failed};
   }
 
   Cause cause_ = Cause::kNone;

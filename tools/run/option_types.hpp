@@ -30,6 +30,41 @@ CLI::Validator whole_number(T low, T high) {
   return {check, "INT " + range, "whole number"};
 }
 
+/// Option that takes whole numbers, separated by commas. CLI11's own lists leave out empty items.
+template <typename T>
+CLI::Option* add_whole_numbers(CLI::App& command, const std::string& name, std::vector<T>* values,
+                               std::pair<T, T> range, const std::string& description) {
+  const auto items_of = [](const std::string& given) {
+    std::vector<std::string> items(1);
+    for (const char character : given) {
+      if (character == ',') {
+        items.emplace_back();
+      } else {
+        items.back() += character;
+      }
+    }
+    return items;
+  };
+  const CLI::Validator number = whole_number(range.first, range.second);
+  const auto check = [items_of, number](std::string& given) {
+    for (const std::string& item : items_of(given)) {
+      if (item.empty()) return fmt::format("\"{}\" has an empty item", given);
+      if (std::string error = number(item); !error.empty()) return error;
+    }
+    return std::string();
+  };
+  const auto take = [values, items_of](const std::vector<std::string>& given) {
+    values->clear();
+    for (const std::string& list : given) {
+      for (const std::string& item : items_of(list)) {
+        std::from_chars(item.data(), item.data() + item.size(), values->emplace_back());
+      }
+    }
+  };
+  return command.add_option_function<std::vector<std::string>>(name, take, description)
+      ->check(CLI::Validator(check, fmt::format("INT from {} to {},...", range.first, range.second), "whole numbers"));
+}
+
 /// Refuses an empty path, which a script passes if a variable is not set.
 inline CLI::Validator path() {
   const auto check = [](const std::string& given) {
