@@ -71,6 +71,14 @@ class Cases(unittest.TestCase):
         moved_bytes = self.hosts.sent_bytes("data") - before
         self.assertGreater(moved_bytes, 10_000, f"only {moved_bytes} bytes went over the link")
 
+    def test_hosts_that_no_variable_gives(self):
+        """The launcher gives ranks and nothing of hosts: the command finds them, and does not call them emulated."""
+        with self.ranks(["bench", *SMALL_LAYER, "--backend", "cpu"], environment={"LOCAL_WORLD_SIZE": ""}) as ranks:
+            self.assertEqual(ranks.wait(PATIENT_S), [0] * NUM_RANKS)
+            self.assertRegex(ranks.stdout(0), r"ranks started by torchrun on 2 hosts; each process is one rank")
+            self.assertRegex(ranks.stdout(0), r"between 2 nodes of \d+ ranks ")
+            self.assertNotIn("emulated", ranks.stdout(0))
+
     def test_four_nodes(self):
         self.check_bench("--nodes", NUM_RANKS)
 

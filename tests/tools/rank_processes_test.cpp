@@ -112,6 +112,31 @@ TEST(RankProcesses, ALaunchersRanksRunTheBenchTogether) {
   EXPECT_EQ(second_end.exit_code, 0) << second_end.standard_error;
 }
 
+TEST(RankProcesses, FindThemselvesOnOneHostWhereNoVariableGivesIt) {
+  const std::string port = free_port();
+  Environment environment = launcher_environment(0, port);
+  environment[2].second = "";  // LOCAL_WORLD_SIZE
+  const std::vector<std::string> arguments = {"demo", "--tokens", "24", "--scale", "64"};
+  RunningCommand first(arguments, environment);
+  environment[0].second = "1";  // RANK
+  RunningCommand second(arguments, environment);
+  const CommandEnd second_end = second.wait();
+  const CommandEnd first_end = first.wait();
+  EXPECT_EQ(first_end.exit_code, 0) << first_end.standard_output << first_end.standard_error;
+  EXPECT_EQ(second_end.exit_code, 0) << second_end.standard_error;
+  EXPECT_NE(first_end.standard_output.find("2 ranks started by torchrun; each process"), std::string::npos)
+      << first_end.standard_output;
+}
+
+TEST(RankProcesses, WithoutTheOthersFailAfterTheDeadline) {
+  Environment environment = launcher_environment(1, free_port());
+  environment[2].second = "";  // LOCAL_WORLD_SIZE
+  RunningCommand alone({"bench", "--timeout", "0.5"}, environment);
+  const CommandEnd end = alone.wait();
+  EXPECT_EQ(end.exit_code, 1) << end.standard_error;
+  EXPECT_NE(end.standard_error.find("could not connect to rank 0"), std::string::npos) << end.standard_error;
+}
+
 /// Two hosts by the launcher's variables; it makes no difference to the ranks that both are this host.
 TEST(RankProcesses, ALaunchersHostsAreNodes) {
   for (const TransportInfo& transport : transports()) {

@@ -157,7 +157,7 @@ int run_bench(const BenchOptions& options) {
   LaunchRequest request = options.common.launch_request();
   if (is_one_sided(options.plan.op)) request.default_num_ranks = kOneSidedRanks;
   auto launch = plan_launch(request);
-  if (!launch) return fail(launch.status(), kExitUsage);
+  if (!launch) return fail(launch.status(), exit_code_of_launch(launch.status()));
   auto backend = resolve_backend(options.common, launch->num_nodes);
   if (!backend) return fail(backend.status(), kExitUsage);
   if (Status status = check_transport(options.common, launch->num_nodes); !status) return fail(status, kExitUsage);

@@ -254,7 +254,9 @@ Status write_tuning_file(const std::string& path, Json file, const Tuner& tuner)
 
 int run_tune(const TuneOptions& options) {
   const auto fail = [](const Status& status, int exit_code) { return report_failure("tune", status, exit_code); };
-  auto launch = plan_launch({LaunchMode::kFork, options.common.num_ranks, options.common.num_nodes, kDefaultNumRanks});
+  LaunchRequest request = options.common.launch_request();
+  request.mode = LaunchMode::kFork;
+  auto launch = plan_launch(request);
   if (!launch) return fail(launch.status(), kExitUsage);
   auto backend = resolve_backend(options.common, launch->num_nodes);
   if (!backend) return fail(backend.status(), kExitUsage);

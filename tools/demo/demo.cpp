@@ -193,7 +193,7 @@ int report_outcome(const DemoOptions& options, const RunOutcome& outcome, DemoRe
 int run_demo(const DemoOptions& options) {
   const auto refuse = [](const Status& status) { return report_failure("demo", status, kExitUsage); };
   auto launch = plan_launch(options.common.launch_request());
-  if (!launch) return refuse(launch.status());
+  if (!launch) return report_failure("demo", launch.status(), exit_code_of_launch(launch.status()));
   auto backend = resolve_backend(options.common, launch->num_nodes);
   if (!backend) return refuse(backend.status());
   if (Status status = check_transport(options.common, launch->num_nodes); !status) return refuse(status);

@@ -6,6 +6,8 @@
 #include <string_view>
 #include <vector>
 
+#include "run/hosts.hpp"
+
 namespace ferry::tools {
 
 namespace {
@@ -28,14 +30,37 @@ Result<std::optional<int>> read_divisor(const std::optional<EnvironmentVariable>
       variable->name, digits, num_ranks, variable->name));
 }
 
-/// Number of hosts of the launcher's ranks; 1 if the launcher does not give it.
-Result<int> count_hosts(const LauncherVariables& launcher, int num_ranks) {
+/// Number of hosts by the launcher's variables; absent if they do not give it.
+Result<std::optional<int>> read_num_hosts(const LauncherVariables& launcher, int num_ranks) {
   auto local_ranks = read_divisor(launcher.num_local_ranks, num_ranks);
   if (!local_ranks) return local_ranks.status();
-  if (*local_ranks) return num_ranks / **local_ranks;
-  auto num_hosts = read_divisor(launcher.num_hosts, num_ranks);
-  if (!num_hosts) return num_hosts.status();
-  return num_hosts->value_or(1);
+  if (*local_ranks) return std::optional(num_ranks / **local_ranks);
+  return read_divisor(launcher.num_hosts, num_ranks);
+}
+
+/// Sets num_hosts. Collective where no variable gives it.
+Status set_num_hosts(const std::optional<LauncherVariables>& launcher, std::int64_t timeout_ns, LaunchPlan* plan) {
+  if (plan->num_ranks == 1) return {};
+  if (launcher) {
+    auto known = read_num_hosts(*launcher, plan->num_ranks);
+    if (!known) return known.status();
+    if (*known) {
+      plan->num_hosts = **known;
+      return {};
+    }
+  }
+  plan->bootstrap.timeout_ns = timeout_ns;
+  auto joined = create_tcp_bootstrap(plan->bootstrap);
+  if (!joined) return joined.status();
+  auto counted = find_num_hosts(**joined, timeout_ns);
+  if (!counted) return counted.status();
+  if (plan->num_ranks % *counted != 0) {
+    return invalid(fmt::format("{} ranks run on {} hosts, expected as many on each; start as many ranks on each host",
+                               plan->num_ranks, *counted));
+  }
+  plan->num_hosts = *counted;
+  plan->joined = std::move(*joined);
+  return {};
 }
 
 std::string divisors_of(int number) {
@@ -83,12 +108,9 @@ Result<LaunchPlan> plan_from_environment(const LaunchRequest& request) {
   // Empty if variables of several launchers give the rank and the number of ranks.
   const std::vector<LauncherVariables> launchers = launcher_variables_from_environment();
   std::string started_by = "the environment";
-  if (!launchers.empty()) {
-    auto num_hosts = count_hosts(launchers.front(), plan.num_ranks);
-    if (!num_hosts) return num_hosts.status();
-    plan.num_hosts = *num_hosts;
-    started_by = launchers.front().launcher;
-  }
+  if (!launchers.empty()) started_by = launchers.front().launcher;
+  const auto launcher = launchers.empty() ? std::nullopt : std::optional(launchers.front());
+  if (Status status = set_num_hosts(launcher, request.timeout_ns, &plan); !status) return status;
   plan.description = fmt::format(
       "{} ranks started by {}{}; each process is one rank, this one is rank {}", plan.num_ranks, started_by,
       plan.num_hosts == 1 ? std::string() : fmt::format(" on {} hosts", plan.num_hosts), plan.bootstrap.rank);

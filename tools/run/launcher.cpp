@@ -71,7 +71,8 @@ Result<int> RunOutcome::share_exit_code(int reporter_exit_code) {
 Result<RunOutcome> run_launched(const RunOptions& options, const std::function<Status(RankContext&)>& rank_main) {
   TcpBootstrapOptions bootstrap_options = options.plan.bootstrap;
   bootstrap_options.timeout_ns = options.timeout_ns;
-  auto bootstrap = create_tcp_bootstrap(bootstrap_options);
+  Result<std::shared_ptr<Bootstrap>> bootstrap = options.plan.joined;
+  if (options.plan.joined == nullptr) bootstrap = create_tcp_bootstrap(bootstrap_options);
   if (!bootstrap) return bootstrap.status();
 
   std::vector<std::byte> mine(options.result_bytes);

@@ -93,7 +93,9 @@ void add_common_options(CLI::App& command, CommonOptions* options) {
       ->capture_default_str();
 }
 
-LaunchRequest CommonOptions::launch_request() const { return {launch, num_ranks, num_nodes, kDefaultNumRanks}; }
+LaunchRequest CommonOptions::launch_request() const {
+  return {launch, num_ranks, num_nodes, kDefaultNumRanks, timeout_ns()};
+}
 
 Result<std::string> resolve_backend(const CommonOptions& options, int num_nodes) {
   // GPU ranks on several nodes require an explicit choice, because they are hardly tested.
