@@ -110,7 +110,7 @@ Status status_of_exception(std::string_view operation, int rank) {
                               operation, rank),
                   rank);
   } catch (const std::system_error& error) {
-    return Status(ErrorCode::kSystem, fmt::format("{}: rank {}: {}", operation, rank, error.what()), rank);
+    return Status(ErrorCode::kSystem, fmt::format("{}: {}", operation, error.what()), rank);
   }
 }
 

@@ -1,12 +1,12 @@
 #include "core/host_identity.hpp"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <string>
 #include <system_error>
 
 #include "core/descriptors.hpp"
@@ -17,7 +17,9 @@ namespace ferry {
 std::size_t read_beginning(const char* path, std::span<char> into) {
   const UniqueFd file(open(path, O_RDONLY | O_CLOEXEC));
   if (!file.valid() && is_out_of_descriptors(errno)) {
-    throw std::system_error(errno, std::generic_category(), "opening " + std::string(path));
+    const int error = errno;
+    throw std::system_error(error, std::generic_category(),
+                            fmt::format("opening {}: {}", path, describe_descriptor_limit(error, 1)));
   }
   const ssize_t num_bytes = file.valid() ? read(file.get(), into.data(), into.size()) : 0;
   return static_cast<std::size_t>(std::max<ssize_t>(num_bytes, 0));
