@@ -109,6 +109,12 @@ def check_legacy(rank: int, world: World) -> None:
         buffer.get_dispatch_layout(mine.idx.int(), world.num_experts)
     with pytest.raises(ferry.InvalidArgument, match="multiple of 3"):
         buffer.get_dispatch_layout(mine.idx, world.num_experts + 1)
+    for wrong in (world.num_experts, -2):
+        idx = mine.idx.clone()
+        idx[1, 0] = wrong
+        with pytest.raises(ferry.InvalidArgument, match=rf"layout: topk_idx\[1, 0\] is {wrong}, expected -1"):
+            buffer.get_dispatch_layout(idx, world.num_experts)
+    assert int(buffer.get_dispatch_layout(torch.full_like(mine.idx, -1), world.num_experts)[0].sum()) == 0
 
     # Too many rows for the bound; found by the library itself.
     with pytest.raises(ferry.CapacityExceeded):

@@ -1,5 +1,6 @@
 /// Throughput mode of the first generation: layouts, cached dispatches and combines.
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <span>
@@ -13,6 +14,21 @@
 namespace nb = nanobind;
 
 namespace ferry::python::deep_ep {
+namespace {
+
+/// Refuses ids in host memory that the dispatch with this layout would refuse. Ids on a GPU cost a wait to read.
+void check_ids(const Checks& checks, const TensorView& ids, std::int64_t num_experts) {
+  const auto* const first = static_cast<const std::int64_t*>(ids.data);
+  const auto* const last = first + ids.num_elements();
+  const auto* const wrong = std::find_if(first, last, [&](std::int64_t id) { return id < -1 || id >= num_experts; });
+  if (wrong == last) return;
+  const std::int64_t num_topk = ids.extent(1);
+  checks.refuse("topk_idx[" + std::to_string((wrong - first) / num_topk) + ", " +
+                std::to_string((wrong - first) % num_topk) + "] is " + std::to_string(*wrong) +
+                ", expected -1 (no expert) or an expert from 0 to " + std::to_string(num_experts - 1));
+}
+
+}  // namespace
 
 nb::object BufferCalls::layout(nb::handle problem, nb::handle topk_idx, nb::handle num_experts,
                                int ranks_per_node) const {
@@ -23,6 +39,7 @@ nb::object BufferCalls::layout(nb::handle problem, nb::handle topk_idx, nb::hand
   const Checks checks(calls, "get_dispatch_layout");
   const TensorView ids = checks.table(topk_idx, "topk_idx", ids_, {"T", "K"});
   const std::int64_t experts = checks.num_experts(num_experts);
+  if (!place.on_gpu) check_ids(checks, ids, experts);
   const TableTypes& types = calls.allocator().types();
   const std::int64_t num_nodes = (num_ranks + ranks_per_node - 1) / ranks_per_node;
   const std::array wanted = {Wanted{types.i32, {num_ranks}, 1}, Wanted{types.i32, {experts}, 1},

@@ -200,8 +200,8 @@ class Buffer(LatencyCalls):
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor, EventOverlap]:
         """Count how many tokens go where. Local: no other rank takes part.
 
-        topk_idx: [T, K] ``deep_ep.topk_idx_t``, contiguous; -1 for no expert, duplicates allowed. num_experts: E, a
-            multiple of R.
+        topk_idx: [T, K] ``deep_ep.topk_idx_t``, contiguous; -1 for no expert, duplicates allowed. Other ids are refused
+            on CPU ranks, on GPUs by the dispatch. num_experts: E, a multiple of R.
 
         Returns tokens for each rank [R] i32; tokens for each node [D] i32 (with one node, for each 8 ranks, or None for
         R <= 8); choices of each expert [E] i32 (a token that names an expert twice counts twice); whether a token goes
