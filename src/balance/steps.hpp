@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "balance/exchange.hpp"
+#include "balance/exchange_limits.hpp"
 #include "balance/homes.hpp"
 #include "balance/state.hpp"
 

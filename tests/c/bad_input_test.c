@@ -205,7 +205,7 @@ static void check_refused_creation(ferry_bootstrap* bootstrap, ferry_group_optio
                wrong ? "struct_size of the ferry_one_sided_options is 3" : "cannot be read");
   heap.struct_size = sizeof(heap);
   heap.timeout_ns = -1;
-  expect_error(ferry_one_sided_create(bootstrap, &heap, &one_sided), FERRY_ERROR_INVALID_ARGUMENT, 0,
+  expect_error(ferry_one_sided_create(bootstrap, &heap, &one_sided), FERRY_ERROR_INVALID_ARGUMENT, -1,
                "OneSided::create: timeout_ns is -1");
 }
 
