@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -29,6 +30,9 @@ struct World {
   /// Distance between the allocations that fail: there are many.
   int new_stride = 1;
 };
+
+/// Without it CTest's names would hold the bytes of the struct.
+void PrintTo(const World& world, std::ostream* out) { *out << world.num_ranks << " ranks"; }
 
 std::string world_name(const testing::TestParamInfo<World>& info) {
   std::string name = fmt::format("{}Ranks", info.param.num_ranks);
