@@ -123,7 +123,8 @@ std::optional<Finding> Fabric::find_loss(std::span<const int> ranks, const TeamS
 }
 
 Status Fabric::status_of(const Finding& finding) const {
-  const auto [rank, fault] = finding;
+  const int rank = finding.rank;
+  const Fault fault = finding.fault;
   const auto made = [&](ErrorCode code, std::string_view what) {
     const Status seen = driver_ == nullptr || peers_.includes(rank) ? Status() : driver_->peer_status(rank);
     const std::string detail =

@@ -217,15 +217,15 @@ void split_with_forged_entry(RankContext& context, std::size_t heap_bytes, std::
   base.ranks_per_node = context.num_ranks();
   base.timeout_ns = 60 * kNsPerSecond;
   base.tuning_file = "builtin";
-  if (!context.expect_ok(
-          gather_or_fail(*context.bootstrap(), {}, std::as_bytes(std::span(heap_text)), base.timeout_ns).status(),
-          "the size of the heap")) {
-    return;
-  }
-  const Result<AgreedOptions> agreed = agree_on_options(*context.bootstrap(), base);
-  if (!context.expect_ok(agreed.status(), "options")) return;
-  const one_sided::Context create{{context.bootstrap().get(), agreed->topology, base, {}}, heap_bytes};
-  Result<std::unique_ptr<one_sided::Backend>> backend = one_sided::cpu_backend_factory().create(create);
+  const auto create_mine = [&](Bootstrap& shared) -> Result<std::unique_ptr<one_sided::Backend>> {
+    const auto heaps = gather_or_fail(shared, {}, std::as_bytes(std::span(heap_text)), base.timeout_ns);
+    if (!heaps.ok()) return heaps.status();
+    const Result<AgreedOptions> agreed = agree_on_options(shared, base);
+    if (!agreed.ok()) return agreed.status();
+    return one_sided::cpu_backend_factory().create({{&shared, agreed->topology, base, {}}, heap_bytes});
+  };
+  Result<std::unique_ptr<one_sided::Backend>> backend =
+      create_together(*context.bootstrap(), "a forger", base.timeout_ns, create_mine);
   if (!context.expect_ok(backend.status(), "backend")) return;
   const one_sided::TeamState world{.ranks = {0, 1}, .slots = {0, 0}, .my_place = context.rank()};
   const std::array<std::uint64_t, 4> split{3, next_id, 0, 0};

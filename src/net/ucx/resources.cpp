@@ -45,8 +45,9 @@ constexpr std::size_t kDescriptors = 20;
 constexpr std::size_t kDescriptorsPerInterface = 6;
 /// Queue and buffers of a worker's posix transport: 4.3 MB with UCX 1.13, 5.3 MB with 1.22.
 constexpr std::size_t kPosixBytes = std::size_t{8} << 20;
-/// Address space that a context and its worker take, with the stack and the heap of UCX's thread.
-constexpr std::size_t kAddressSpaceBytes = std::size_t{256} << 20;
+/// Address space that a context and its worker take beyond their memory: 16 MB with UCX 1.13, and the C library's heaps
+/// of 64 MB for UCX's thread and the one that drives it, which take what is there and leave UCX nothing.
+constexpr std::size_t kAddressSpaceBytes = std::size_t{160} << 20;
 
 Status check_limits(const Setup& setup, const Resources::Params& params) {
   if (Status status = check_descriptors(Resources::num_descriptors(params.scope, params.num_peers)); !status.ok()) {
