@@ -1,6 +1,5 @@
 /// Throughput mode of the first generation: layouts, cached dispatches and combines.
 
-#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <span>
@@ -18,14 +17,16 @@ namespace {
 
 /// Refuses ids in host memory that the dispatch with this layout would refuse. Ids on a GPU cost a wait to read.
 void check_ids(const Checks& checks, const TensorView& ids, std::int64_t num_experts) {
-  const auto* const first = static_cast<const std::int64_t*>(ids.data);
-  const auto* const last = first + ids.num_elements();
-  const auto* const wrong = std::find_if(first, last, [&](std::int64_t id) { return id < -1 || id >= num_experts; });
-  if (wrong == last) return;
+  const bool wide = ids.dtype == DType::kInt64;
   const std::int64_t num_topk = ids.extent(1);
-  checks.refuse("topk_idx[" + std::to_string((wrong - first) / num_topk) + ", " +
-                std::to_string((wrong - first) % num_topk) + "] is " + std::to_string(*wrong) +
-                ", expected -1 (no expert) or an expert from 0 to " + std::to_string(num_experts - 1));
+  for (std::int64_t i = 0; i < ids.num_elements(); ++i) {
+    const std::int64_t id =
+        wide ? static_cast<const std::int64_t*>(ids.data)[i] : static_cast<const std::int32_t*>(ids.data)[i];
+    if (id >= -1 && id < num_experts) continue;
+    checks.refuse("topk_idx[" + std::to_string(i / num_topk) + ", " + std::to_string(i % num_topk) + "] is " +
+                  std::to_string(id) + ", expected -1 (no expert) or an expert from 0 to " +
+                  std::to_string(num_experts - 1));
+  }
 }
 
 }  // namespace
