@@ -228,29 +228,34 @@ Status Fabric::conclude(const TeamState& team, std::string_view operation, const
   return Status(named.code(), fmt::format("{}: {}", operation, named.message()), named.peer());
 }
 
+/// Sends each word by a put of its own: peers read the words while they arrive, and larger puts arrive in pieces.
 void Fabric::say_goodbye() {
   Notice& mine = notice(topology_.rank);
   store(mine.departed, 1);
   if (driver_ == nullptr) return;
   const std::int64_t start_ns = node::monotonic_ns();
-  for (const int rank : all_ranks_) {
-    if (in_node(rank) || !driver_->peer_status(rank).ok()) continue;
+  const auto send = [&](int rank, std::uint64_t& word) {
     const NetworkRequest request{.kind = NetworkRequest::Kind::kPut,
                                  .peer = rank,
-                                 .offset = offset_in_notice(&mine.finding),
-                                 .local = reinterpret_cast<std::byte*>(&mine.finding),
-                                 .num_bytes = sizeof(Notice) - offsetof(Notice, finding),
+                                 .offset = offset_in_notice(&word),
+                                 .local = reinterpret_cast<std::byte*>(&word),
+                                 .num_bytes = sizeof(word),
                                  .copy_source = true};
+    const auto awaited = [rank] { return Awaited{fmt::format("earlier operations to rank {}", rank), rank}; };
     const std::array<int, 1> peer{rank};
-    // Other ranks find this one lost in any case.
-    (void)wait({.operation = "leave",
-                .what =
-                    [rank] {
-                      return Awaited{fmt::format("earlier operations to rank {}", rank), rank};
-                    },
-                .ranks = peer,
-                .timeout_ns = std::max<std::int64_t>(kLastWordsNs - (node::monotonic_ns() - start_ns), 0)},
-               [&] { return driver_->try_issue(request); });
+    const std::int64_t left_ns = std::max<std::int64_t>(kLastWordsNs - (node::monotonic_ns() - start_ns), 0);
+    return wait({.operation = "leave", .what = awaited, .ranks = peer, .timeout_ns = left_ns},
+                [&] { return driver_->try_issue(request); })
+        .ok();
+  };
+  for (const int rank : all_ranks_) {
+    if (in_node(rank) || !driver_->peer_status(rank).ok()) continue;
+    // Other ranks find this one lost in any case, so a word that cannot be sent ends the goodbye to this rank.
+    bool is_sent = send(rank, mine.finding);
+    for (auto* const of_teams : {&mine.met, &mine.given_up}) {
+      for (std::uint64_t& word : *of_teams) is_sent = is_sent && (word == 0 || send(rank, word));
+    }
+    if (is_sent) (void)send(rank, mine.departed);
   }
 }
 

@@ -71,7 +71,7 @@ struct Announcement {
 };
 static_assert(kNumTeams <= 0x100);
 
-/// Words of the control area, which are zero at first. All but the first are sent together when the rank leaves.
+/// Words of the control area, which are zero at first. All but the first are sent when the rank leaves.
 struct alignas(node::kFlagAlignment) Notice {
   std::uint64_t waiting = 0;  ///< Announcement
   std::uint64_t finding = 0;  ///< Verdict without a number: the first rank that this one found lost
