@@ -157,6 +157,8 @@ void lose_a_rank(RankContext& context, const World& world, Waiting waiting) {
   if (!context.expect_ok(shm.status(), "create")) return;
   const std::span<std::uint64_t> words = block<std::uint64_t>(context, **shm, 4096);
   const int lost = context.num_ranks() - 1;
+  const std::size_t num_mine = words.size() / static_cast<std::size_t>(context.num_ranks());
+  const std::span<std::uint64_t> mine = words.subspan(static_cast<std::size_t>(context.rank()) * num_mine, num_mine);
   const Status met = context.bootstrap()->all_gather({}, options.timeout_ns).status();
   if (!context.expect_ok(met, "all have their block")) return;
   if (context.rank() == lost) {
@@ -165,15 +167,15 @@ void lose_a_rank(RankContext& context, const World& world, Waiting waiting) {
     return;
   }
   Status status;
-  std::vector<std::uint64_t> got(words.size());
+  std::vector<std::uint64_t> got(num_mine);
   const std::size_t num_bytes = got.size() * sizeof(got[0]);
   const auto put = [&] {
-    const Status begun = (*shm)->put_nbi(lost, words.data(), got.data(), num_bytes);
+    const Status begun = (*shm)->put_nbi(lost, mine.data(), got.data(), num_bytes);
     return begun.ok() ? (*shm)->quiet() : begun;
   };
-  const auto get = [&] { return (*shm)->get(lost, got.data(), words.data(), num_bytes); };
+  const auto get = [&] { return (*shm)->get(lost, got.data(), mine.data(), num_bytes); };
   // Copies inside a node need no answer of another rank.
-  const bool is_near = (*shm)->peer_pointer(lost, words.data()) != nullptr;
+  const bool is_near = (*shm)->peer_pointer(lost, mine.data()) != nullptr;
   switch (waiting) {
     case Waiting::kWaitUntil:
       status = (*shm)->wait_until(words.data(), Comparison::kEqual, 1);
