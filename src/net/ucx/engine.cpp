@@ -430,8 +430,11 @@ void UcxEngine::leave(std::int64_t timeout_ns) {
 }
 
 /// Lets peers finish the connections that they have begun to an end that does not connect itself: UCX may end a process
-/// whose peer closes its sockets meanwhile.
+/// whose peer closes its sockets meanwhile. Does not if descriptors are short: UCX ends this process if those for the
+/// peers' connections run out.
 void UcxEngine::let_peers_connect() {
+  descriptors_.give_back();
+  if (!descriptors_.reserve(descriptors_of_connections(peers_.size() - 1)).ok()) return;
   const auto deadline =
       Clock::now() + std::min<Clock::duration>(kShutGrace, std::chrono::nanoseconds(options_.timeout_ns));
   while (Clock::now() < deadline) {
