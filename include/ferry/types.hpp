@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <limits>
 #include <string_view>
 #include <type_traits>
 
@@ -48,6 +49,16 @@ constexpr std::size_t size_bytes(DType dtype) {
 /// The usual short name: "u8", "i32", "i64", "f32", "f16", "bf16", "fp8_e4m3", "i8".
 FERRY_API std::string_view to_string(DType dtype);
 
+namespace detail {
+
+/// Product of two extents or strides; the largest value where it does not fit, which no memory has.
+constexpr std::int64_t saturating_product(std::int64_t left, std::int64_t right) {
+  std::int64_t product = 0;
+  return __builtin_mul_overflow(left, right, &product) ? std::numeric_limits<std::int64_t>::max() : product;
+}
+
+}  // namespace detail
+
 /// Most dimensions a tensor can have here: [L, C, H] is three.
 inline constexpr int kMaxTensorDims = 3;
 
@@ -74,7 +85,7 @@ struct BasicTensorView {
     std::int64_t stride = 1;
     for (int d = (num_dims < kMaxTensorDims ? num_dims : kMaxTensorDims) - 1; d >= 0; --d) {
       strides[static_cast<std::size_t>(d)] = stride;
-      stride *= shape[static_cast<std::size_t>(d)];
+      stride = detail::saturating_product(stride, shape[static_cast<std::size_t>(d)]);
     }
   }
 
@@ -98,10 +109,15 @@ struct BasicTensorView {
   bool present() const { return num_dims != 0; }
   std::int64_t extent(int dim) const { return shape[static_cast<std::size_t>(dim)]; }
   std::int64_t stride(int dim) const { return strides[static_cast<std::size_t>(dim)]; }
+  /// Elements of the view; the largest value where the product of the extents does not fit.
   std::int64_t num_elements() const {
-    std::int64_t count = num_dims == 0 ? 0 : 1;
-    for (int d = 0; d < num_dims && d < kMaxTensorDims; ++d) count *= extent(d);
-    return count;
+    bool is_empty = num_dims == 0;
+    std::int64_t count = 1;
+    for (int d = 0; d < num_dims && d < kMaxTensorDims; ++d) {
+      is_empty = is_empty || extent(d) == 0;
+      count = detail::saturating_product(count, extent(d));
+    }
+    return is_empty ? 0 : count;
   }
 };
 
