@@ -123,16 +123,20 @@ def net_message_seeds() -> dict[str, bytes]:
 
 
 def net_address_seeds() -> dict[str, bytes]:
-    def address(*parts: bytes) -> bytes:
-        body = bytes(range(16)) + bytes(range(32)) + struct.pack("<QQQ", 1 << 40, 1 << 41, 1 << 20)
+    def address(*parts: bytes, read_back: int = 0) -> bytes:
+        body = bytes(range(16)) + bytes(range(32)) + struct.pack("<QQQI", 1 << 40, 1 << 41, 1 << 20, read_back)
         return body + b"".join(struct.pack("<I", len(part)) + part for part in parts)
 
-    good = address(b"host", b"key", b"", b"network address", b"network key", b"key to GPU memory")
+    near = (b"host", b"key", b"", b"receiver")
+    far = (b"network address", b"network key", b"key to GPU memory", b"receiver over the network")
+    good = address(*near, *far)
     return {
         "good": good,
-        "one_scope": address(b"", b"", b"", b"network", b"key", b""),
-        "without_memory": address(b"host", b"", b"", b"", b"", b""),
+        "one_scope": address(b"", b"", b"", b"", b"network", b"key", b"", b""),
+        "without_memory": address(b"host", b"", b"", b"", b"", b"", b"", b""),
+        "reads_back": address(*near, *far, read_back=1),
+        "reads_back_twice": address(*near, *far, read_back=2),
         "cut": good[:-1],
         "longer": good + b"?",
-        "announces_too_much": good[:72] + struct.pack("<I", 0xFFFFFFFF) + good[76:],
+        "announces_too_much": good[:76] + struct.pack("<I", 0xFFFFFFFF) + good[80:],
     }

@@ -29,16 +29,17 @@ Result<EndAddress> parse_address(std::span<const std::byte> own_part) {
   address.memory_base = reader.u64();
   address.gpu_base = reader.u64();
   address.gpu_bytes = reader.u64();
-  address.read_back_gpu_writes = reader.u32() != 0;
+  const std::uint32_t read_back = reader.u32();
+  address.read_back_gpu_writes = read_back == 1;
   for (ScopeAddress& scope : address.scopes) {
     scope.worker = reader.bytes(reader.u32());
     scope.memory_key = reader.bytes(reader.u32());
     scope.gpu_key = reader.bytes(reader.u32());
     scope.receiver = reader.bytes(reader.u32());
   }
-  if (!reader.finished()) {
+  if (!reader.finished() || read_back > 1) {
     return Status(ErrorCode::kTransport,
-                  "network engine ucx: an address with parts of the wrong length; run the same build on every rank");
+                  "network engine ucx: an address of another format; run the same build on every rank");
   }
   return address;
 }
