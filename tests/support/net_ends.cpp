@@ -36,6 +36,7 @@ NetEnds::NetEnds(std::string_view engine, const NetShape& shape) {
     if (!shape.engine_allocates) end->owned.resize(shape.memory_bytes);
     end->owned_gpu.resize(shape.gpu_bytes);
     end->options.gpu_memory = end->owned_gpu;
+    end->options.read_back_gpu_writes = shape.read_back_gpu_writes;
     end->options.self = self;
     end->options.num_peers = shape.num_ends;
     end->options.num_channels = shape.num_channels;

@@ -49,6 +49,7 @@ struct NetShape {
   std::size_t memory_bytes = 1 << 16;
   bool engine_allocates = false;
   std::size_t gpu_bytes = 0;  ///< EngineOptions::gpu_memory, in host memory
+  bool read_back_gpu_writes = false;
   std::int64_t timeout_ns = 10'000'000'000;
   /// Host of each end, as the ends believe. Empty: the ends have no information about hosts.
   std::vector<int> hosts{};

@@ -144,6 +144,7 @@ Status Resources::open_context() {
   params.name = "ferry";
   const ucs_status_t opened = library_.init_version(UCP_API_MAJOR, UCP_API_MINOR, &params, config, &context_);
   library_.config_release(config);
+  if (opened != UCS_OK) context_ = nullptr;
   return ucx_status(opened, "opening a context", kVariablesHint);
 }
 
@@ -163,6 +164,7 @@ Status Resources::map_memory(std::size_t memory_bytes) {
   if (Status status = ucx_status(library_.mem_map(context_, &params, &mapped_), "registering memory",
                                  "a network card needs locked memory: raise its limit (ulimit -l)");
       !status.ok()) {
+    mapped_ = nullptr;
     return status;
   }
   if (memory_.empty()) {
@@ -219,6 +221,7 @@ Status Resources::open_worker() {
   if (Status status =
           ucx_status(library_.worker_create(context_, &params, &worker_), "opening a worker", kVariablesHint);
       !status.ok()) {
+    worker_ = nullptr;
     return status;
   }
   if (Status status = ucx_status(library_.worker_get_efd(worker_, &event_fd_), "querying the worker's descriptor",

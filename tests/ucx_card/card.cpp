@@ -1,0 +1,309 @@
+#include "ucx_card/card.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+ucs_status_t ucp_context::next(ferry::ucx_card::Call call) {
+  const auto index = static_cast<std::size_t>(call);
+  const std::uint64_t number_of_call = ++num_calls[index];
+  const bool is_this_end = settings.end == ferry::ucx_card::Settings::kEveryEnd || settings.end == number;
+  if (!is_this_end || settings.fail != index || settings.fail_at != number_of_call) return UCS_OK;
+  return static_cast<ucs_status_t>(-static_cast<int>(settings.status));
+}
+
+namespace ferry::ucx_card {
+namespace {
+
+/// Maximum number of pieces of a put or get: enough for any order, few enough for tests with megabytes.
+constexpr std::size_t kMaxPieces = 16;
+
+std::uint64_t now_ns() {
+  return static_cast<std::uint64_t>(
+      std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+          .count());
+}
+
+std::chrono::steady_clock::time_point time_at(std::uint64_t due_ns) {
+  return std::chrono::steady_clock::time_point(
+      std::chrono::duration_cast<std::chrono::steady_clock::duration>(std::chrono::nanoseconds(due_ns)));
+}
+
+/// Pieces end at words of the peer's memory.
+std::size_t end_of_piece(const Operation& operation, std::size_t begin, std::size_t piece_bytes) {
+  constexpr std::size_t kWord = sizeof(std::uint64_t);
+  const std::size_t end = begin + piece_bytes;
+  if (end >= operation.num_bytes) return operation.num_bytes;
+  const std::size_t behind = (operation.remote + end) % kWord;
+  return end - begin > behind ? end - behind : end;
+}
+
+/// Copies as cards do: each aligned word in one piece, seen by threads that read it meanwhile.
+void copy_words(std::byte* to, const std::byte* from, std::size_t num_bytes) {
+  constexpr std::size_t kWord = sizeof(std::uint64_t);
+  const auto is_aligned = [](const std::byte* address) {
+    return reinterpret_cast<std::uintptr_t>(address) % kWord == 0;
+  };
+  for (std::size_t at = 0; at < num_bytes;) {
+    if (num_bytes - at >= kWord && is_aligned(to + at) && is_aligned(from + at)) {
+      const std::uint64_t word = __atomic_load_n(reinterpret_cast<const std::uint64_t*>(from + at), __ATOMIC_RELAXED);
+      __atomic_store_n(reinterpret_cast<std::uint64_t*>(to + at), word, __ATOMIC_RELAXED);
+      at += kWord;
+    } else {
+      const unsigned char byte = __atomic_load_n(reinterpret_cast<const unsigned char*>(from + at), __ATOMIC_RELAXED);
+      __atomic_store_n(reinterpret_cast<unsigned char*>(to + at), byte, __ATOMIC_RELAXED);
+      ++at;
+    }
+  }
+}
+
+}  // namespace
+
+Card& Card::instance() {
+  static Card& card = *new Card;
+  return card;
+}
+
+void Card::add_context(ucp_context* context) {
+  const std::lock_guard life(life_mutex_);
+  context->number = num_created_++;
+  context->random.seed(context->settings.seed * 1000 + context->number);
+  if (num_contexts_++ > 0) return;
+  stopping_ = false;
+  thread_ = std::thread([this] { run(); });
+}
+
+void Card::remove_context(ucp_context* /*context*/) {
+  const std::lock_guard life(life_mutex_);
+  if (--num_contexts_ > 0) return;
+  num_created_ = 0;
+  {
+    const std::lock_guard lock(mutex);
+    stopping_ = true;
+  }
+  wake_.notify_one();
+  thread_.join();
+  events_ = {};
+}
+
+void Card::run() {
+  std::unique_lock lock(mutex);
+  while (!stopping_) {
+    if (events_.empty()) {
+      wake_.wait(lock);
+    } else if (events_.top().due_ns > now_ns()) {
+      wake_.wait_until(lock, time_at(events_.top().due_ns));
+    } else {
+      const Event event = events_.top();
+      events_.pop();
+      handle(event);
+    }
+  }
+}
+
+void Card::schedule(Event event, std::uint64_t extra_ns) {
+  ucp_context& context = *event.endpoint->worker->context;
+  const std::uint64_t latency_ns = context.settings.latency_ns;
+  event.due_ns = now_ns() + extra_ns + (latency_ns > 0 ? context.below(latency_ns) : 0);
+  event.order = context.random();
+  const bool is_first = events_.empty() || events_.top() < event;
+  events_.push(std::move(event));
+  if (is_first) wake_.notify_one();
+}
+
+void Card::start_transfer(ucp_ep* endpoint, const std::shared_ptr<Operation>& operation) {
+  const Settings& settings = endpoint->worker->context->settings;
+  operation->id = ++endpoint->num_operations;
+  endpoint->unfinished[operation->id] = operation;
+  const std::size_t piece = std::max<std::size_t>({settings.piece_bytes, operation->num_bytes / kMaxPieces, 1});
+  const std::uint64_t extra_ns = operation->call == Call::kPut ? settings.write_latency_ns : 0;
+  const auto self = endpoint->shared_from_this();
+  // What the caller may reuse is complete for it before the bytes have arrived.
+  if (operation->is_copied && operation->request != nullptr) {
+    ++operation->num_steps;
+    schedule({.what = What::kCompletion, .endpoint = self, .operation = operation});
+  }
+  for (std::size_t begin = 0; begin < operation->num_bytes;) {
+    ++operation->num_steps;
+    const std::size_t end = end_of_piece(*operation, begin, piece);
+    schedule({.what = What::kPiece, .endpoint = self, .operation = operation, .begin = begin, .end = end}, extra_ns);
+    begin = end;
+  }
+}
+
+void Card::start_message(ucp_ep* endpoint, const std::shared_ptr<Operation>& operation) {
+  operation->id = ++endpoint->num_operations;
+  operation->num_steps = 1;
+  endpoint->unfinished[operation->id] = operation;
+  endpoint->messages.push_back(operation);
+  schedule({.what = What::kMessage, .endpoint = endpoint->shared_from_this()});
+}
+
+void Card::start_flush(ucp_ep* endpoint, const std::shared_ptr<Operation>& operation) {
+  operation->id = ++endpoint->num_operations;
+  endpoint->flushes.push_back(operation);
+  check_flushes(endpoint);
+}
+
+void Card::handle(const Event& event) {
+  ucp_ep* endpoint = event.endpoint.get();
+  if (event.what == What::kClosed) {
+    // A worker that is destroyed has ended its closes.
+    if (event.operation->request == nullptr) return;
+    complete(endpoint, event.operation.get(), event.operation->status);
+    endpoint->worker->closes.erase(event.operation);
+    return;
+  }
+  if (endpoint->closed || endpoint->failure != UCS_OK) return;
+  switch (event.what) {
+    case What::kPiece: {
+      const ucs_status_t moved = move(*endpoint, *event.operation, event.begin, event.end);
+      if (moved == UCS_OK) {
+        finish_step(endpoint, event.operation.get());
+      } else {
+        fail(endpoint, moved);
+      }
+      break;
+    }
+    case What::kCompletion:
+      complete(endpoint, event.operation.get(), UCS_OK);
+      finish_step(endpoint, event.operation.get());
+      break;
+    case What::kMessage:
+      deliver(endpoint);
+      break;
+    case What::kFlushed:
+      complete(endpoint, event.operation.get(), UCS_OK);
+      std::erase(endpoint->flushed, event.operation);
+      break;
+    case What::kFailure:
+      fail(endpoint, event.status);
+      break;
+    case What::kClosed:
+      break;
+  }
+}
+
+/// Copies a piece of a put or get. Fails like a card that finds no such memory at the other end.
+ucs_status_t Card::move(const ucp_ep& endpoint, const Operation& operation, std::size_t begin, std::size_t end) {
+  const auto worker = workers.find(endpoint.target);
+  if (worker == workers.end()) return UCS_ERR_ENDPOINT_TIMEOUT;
+  const auto found = memory.find(operation.key);
+  if (found == memory.end() || found->second->context != worker->second->context ||
+      !found->second->contains(operation.remote, operation.num_bytes)) {
+    return UCS_ERR_IO_ERROR;
+  }
+  ucp_mem& region = *found->second;
+  auto* remote = reinterpret_cast<std::byte*>(static_cast<std::uintptr_t>(operation.remote)) + begin;
+  if (operation.call == Call::kGet) {
+    // A read does not pass earlier writes on their way to the memory.
+    for (const Unseen& unseen : std::exchange(region.unseen, {})) {
+      copy_words(unseen.at, unseen.bytes.data(), unseen.bytes.size());
+    }
+    copy_words(operation.local + begin, remote, end - begin);
+    return UCS_OK;
+  }
+  const std::byte* source = operation.is_copied ? operation.copied.data() : operation.local;
+  if (region.type == UCS_MEMORY_TYPE_CUDA && region.context->settings.gpu_lag != 0) {
+    region.unseen.push_back({remote, {source + begin, source + end}});
+  } else {
+    copy_words(remote, source + begin, end - begin);
+  }
+  return UCS_OK;
+}
+
+/// Delivers the first message on its way.
+void Card::deliver(ucp_ep* endpoint) {
+  const std::shared_ptr<Operation> message = std::move(endpoint->messages.front());
+  endpoint->messages.pop_front();
+  const auto worker = workers.find(endpoint->target);
+  if (worker == workers.end()) {
+    fail(endpoint, UCS_ERR_ENDPOINT_TIMEOUT);
+    return;
+  }
+  if (!message->is_copied) {
+    message->copied.assign(message->header, message->header + message->header_bytes);
+    message->copied.insert(message->copied.end(), message->local, message->local + message->num_bytes);
+  }
+  tell(worker->second, {.message = message});
+  finish_step(endpoint, message.get());
+}
+
+void Card::finish_step(ucp_ep* endpoint, Operation* operation) {
+  if (--operation->num_steps > 0) return;
+  complete(endpoint, operation, UCS_OK);
+  endpoint->unfinished.erase(operation->id);
+  check_flushes(endpoint);
+}
+
+void Card::check_flushes(ucp_ep* endpoint) {
+  const std::uint64_t first = endpoint->unfinished.empty() ? ~std::uint64_t{0} : endpoint->unfinished.begin()->first;
+  std::erase_if(endpoint->flushes, [&](const std::shared_ptr<Operation>& flush) {
+    if (flush->id > first) return false;
+    endpoint->flushed.push_back(flush);
+    schedule({.what = What::kFlushed, .endpoint = endpoint->shared_from_this(), .operation = flush});
+    return true;
+  });
+}
+
+void Card::complete(ucp_ep* endpoint, Operation* operation, ucs_status_t status) {
+  if (operation->request == nullptr) return;
+  tell(endpoint->worker, {.request = std::exchange(operation->request, nullptr), .status = status});
+}
+
+void Card::end_all(ucp_ep* endpoint, ucs_status_t status) {
+  for (const auto& [id, operation] : endpoint->unfinished) complete(endpoint, operation.get(), status);
+  for (const auto& flush : endpoint->flushes) complete(endpoint, flush.get(), status);
+  for (const auto& flush : endpoint->flushed) complete(endpoint, flush.get(), status);
+  endpoint->unfinished.clear();
+  endpoint->messages.clear();
+  endpoint->flushes.clear();
+  endpoint->flushed.clear();
+}
+
+void Card::fail(ucp_ep* endpoint, ucs_status_t status) {
+  if (endpoint->failure != UCS_OK || endpoint->closed) return;
+  endpoint->failure = status;
+  end_all(endpoint, status);
+  tell(endpoint->worker, {.failed = endpoint->shared_from_this(), .status = status});
+}
+
+void Card::fail_later(ucp_ep* endpoint, ucs_status_t status) {
+  schedule({.what = What::kFailure, .endpoint = endpoint->shared_from_this(), .status = status});
+}
+
+void Card::close(ucp_ep* endpoint, const std::shared_ptr<Operation>& operation) {
+  if (operation != nullptr) {
+    endpoint->worker->closes.insert(operation);
+    schedule({.what = What::kClosed, .endpoint = endpoint->shared_from_this(), .operation = operation},
+             endpoint->worker->context->settings.close_latency_ns);
+  }
+  end_all(endpoint, UCS_ERR_CANCELED);
+  endpoint->closed = true;
+  if (const auto peer = workers.find(endpoint->target); peer != workers.end()) {
+    fail_endpoints_to(*endpoint->worker, *peer->second);
+  }
+}
+
+void Card::remove(ucp_worker* worker) {
+  workers.erase(worker->id);
+  for (const auto& [id, other] : workers) fail_endpoints_to(*worker, *other);
+}
+
+void Card::fail_endpoints_to(const ucp_worker& worker, const ucp_worker& of) {
+  for (const auto& endpoint : of.endpoints) {
+    if (endpoint->target == worker.id) fail_later(endpoint.get(), UCS_ERR_CONNECTION_RESET);
+  }
+}
+
+void Card::tell(ucp_worker* worker, News news) {
+  worker->news.push_back(std::move(news));
+  worker->has_news = true;
+  if (!std::exchange(worker->armed, false)) return;
+  const std::uint64_t one = 1;
+  (void)!::write(worker->event_fd, &one, sizeof one);
+}
+
+}  // namespace ferry::ucx_card

@@ -1,0 +1,87 @@
+#ifndef FERRY_TESTS_UCX_CARD_CARD_HPP
+#define FERRY_TESTS_UCX_CARD_CARD_HPP
+
+/// The card of this process: a thread that moves the bytes of all operations, each at a random time.
+
+#include <condition_variable>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <queue>
+#include <thread>
+#include <vector>
+
+#include "ucx_card/objects.hpp"
+
+namespace ferry::ucx_card {
+
+class Card {
+ public:
+  /// Never destroyed.
+  static Card& instance();
+
+  /// Start with the first context of the process and stop with the last one. Call without the mutex.
+  void add_context(ucp_context* context);
+  void remove_context(ucp_context* context);
+
+  /// Guards the members below, all objects, and the calls that follow.
+  std::mutex mutex;
+  std::map<std::uint64_t, ucp_worker*> workers;
+  std::map<std::uint64_t, ucp_mem*> memory;
+  std::uint64_t new_id() { return ++last_id_; }
+
+  /// Begin an operation, whose `id` they set.
+  void start_transfer(ucp_ep* endpoint, const std::shared_ptr<Operation>& operation);
+  void start_message(ucp_ep* endpoint, const std::shared_ptr<Operation>& operation);
+  void start_flush(ucp_ep* endpoint, const std::shared_ptr<Operation>& operation);
+  /// Ends the endpoint's operations with the status, now or at a later time.
+  void fail(ucp_ep* endpoint, ucs_status_t status);
+  void fail_later(ucp_ep* endpoint, ucs_status_t status);
+  /// Cancels the endpoint's operations. The peer's endpoint fails. `operation`: the close, if the caller waits for it.
+  void close(ucp_ep* endpoint, const std::shared_ptr<Operation>& operation = nullptr);
+  /// Removes a worker whose endpoints are closed. Peers' endpoints to it fail.
+  void remove(ucp_worker* worker);
+  void tell(ucp_worker* worker, News news);
+
+ private:
+  enum class What { kPiece, kCompletion, kMessage, kFlushed, kFailure, kClosed };
+  struct Event {
+    std::uint64_t due_ns = 0;
+    std::uint64_t order = 0;  // among events that are due
+    What what = What::kPiece;
+    std::shared_ptr<ucp_ep> endpoint{};
+    std::shared_ptr<Operation> operation{};
+    std::size_t begin = 0;
+    std::size_t end = 0;
+    ucs_status_t status = UCS_OK;
+
+    bool operator<(const Event& other) const {
+      return due_ns != other.due_ns ? due_ns > other.due_ns : order > other.order;
+    }
+  };
+
+  void run();
+  void schedule(Event event, std::uint64_t extra_ns = 0);
+  void handle(const Event& event);
+  ucs_status_t move(const ucp_ep& endpoint, const Operation& operation, std::size_t begin, std::size_t end);
+  void deliver(ucp_ep* endpoint);
+  void finish_step(ucp_ep* endpoint, Operation* operation);
+  void complete(ucp_ep* endpoint, Operation* operation, ucs_status_t status);
+  void end_all(ucp_ep* endpoint, ucs_status_t status);
+  void fail_endpoints_to(const ucp_worker& worker, const ucp_worker& of);
+  void check_flushes(ucp_ep* endpoint);
+
+  std::mutex life_mutex_;
+  std::uint64_t num_contexts_ = 0;
+  std::uint64_t num_created_ = 0;
+  std::thread thread_;
+  bool stopping_ = false;
+  std::condition_variable wake_;
+  std::uint64_t last_id_ = 0;
+  std::priority_queue<Event> events_;
+};
+
+}  // namespace ferry::ucx_card
+
+#endif  // FERRY_TESTS_UCX_CARD_CARD_HPP

@@ -1,0 +1,249 @@
+/// Operations of endpoints of the stand-in card, and the progress of workers.
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "ucx_card/card.hpp"
+#include "ucx_card/progress.hpp"
+
+namespace ferry::ucx_card {
+namespace {
+
+/// Maximum number of news that one call of progress tells.
+constexpr std::size_t kMaxNews = 16;
+
+ucs_status_ptr_t pointer_of(ucs_status_t status) {
+  return reinterpret_cast<ucs_status_ptr_t>(static_cast<std::intptr_t>(status));
+}
+
+std::vector<News> take(ucp_worker* worker, std::size_t at_most) {
+  const std::lock_guard lock(Card::instance().mutex);
+  std::vector<News> taken;
+  while (!worker->news.empty() && taken.size() < at_most) {
+    taken.push_back(std::move(worker->news.front()));
+    worker->news.pop_front();
+  }
+  worker->has_news = !worker->news.empty();
+  return taken;
+}
+
+void tell_owner(Request* request, ucs_status_t status) {
+  request->status = status;
+  request->in_callback = true;
+  if (request->done != nullptr) request->done(request, status, request->user_data);
+  request->in_callback = false;
+  if (request->released) delete request;
+}
+
+void tell_owner(ucp_worker* worker, const Operation& message) {
+  if (worker->receive == nullptr) return;
+  std::vector<std::byte> bytes = message.copied;
+  ucp_am_recv_param_t param{};
+  worker->receive(worker->receiver, bytes.data(), message.header_bytes, bytes.data() + message.header_bytes,
+                  message.num_bytes, &param);
+}
+
+void tell_owner(ucp_worker* worker, const News& news) {
+  if (news.request != nullptr) tell_owner(news.request, news.status);
+  if (news.message != nullptr) tell_owner(worker, *news.message);
+  if (news.failed != nullptr && !news.failed->closed) {
+    news.failed->on_failure(news.failed->failure_argument, news.failed.get(), news.status);
+  }
+}
+
+Request* new_request(const ucp_request_param_t& params) {
+  auto* request = new Request;
+  if ((params.op_attr_mask & UCP_OP_ATTR_FIELD_CALLBACK) != 0) request->done = params.cb.send;
+  if ((params.op_attr_mask & UCP_OP_ATTR_FIELD_USER_DATA) != 0) request->user_data = params.user_data;
+  return request;
+}
+
+/// Result of a call: the request if the operation has one, else that it is complete.
+ucs_status_ptr_t begun(Request* request) { return request != nullptr ? request : pointer_of(UCS_OK); }
+
+bool lies_in_its_memory([[maybe_unused]] const void* local, [[maybe_unused]] std::size_t num_bytes,
+                        [[maybe_unused]] const ucp_request_param_t& params) {
+#if UCP_API_VERSION >= UCP_VERSION(1, 13)
+  if ((params.op_attr_mask & UCP_OP_ATTR_FIELD_MEMH) == 0) return true;
+  return params.memh != nullptr && params.memh->contains(reinterpret_cast<std::uintptr_t>(local), num_bytes);
+#else
+  return true;
+#endif
+}
+
+/// Status with which a call is refused. If the call is to fail later, notes that in `later`.
+ucs_status_t check(ucp_ep* endpoint, Call call, ucs_status_t* later) {
+  if (endpoint->closed) return UCS_ERR_INVALID_PARAM;
+  if (endpoint->failure != UCS_OK) return endpoint->failure;
+  ucp_context& context = *endpoint->worker->context;
+  const ucs_status_t status = context.next(call);
+  if (context.settings.now != 0) return status;
+  *later = status;
+  return UCS_OK;
+}
+
+ucs_status_ptr_t transfer(Call call, ucp_ep* endpoint, std::byte* local, std::size_t num_bytes, std::uint64_t remote,
+                          const ucp_rkey* key, const ucp_request_param_t& params) {
+  Card& card = Card::instance();
+  const std::lock_guard lock(card.mutex);
+  ucs_status_t later = UCS_OK;
+  if (const ucs_status_t status = check(endpoint, call, &later); status != UCS_OK) return pointer_of(status);
+  ucp_context& context = *endpoint->worker->context;
+  if (!context.may_write || !context.has_cards) return pointer_of(UCS_ERR_UNSUPPORTED);
+  if (!lies_in_its_memory(local, num_bytes, params)) return pointer_of(UCS_ERR_INVALID_PARAM);
+  if (num_bytes == 0) return pointer_of(UCS_OK);
+  auto operation = std::make_shared<Operation>();
+  operation->call = call;
+  operation->local = local;
+  operation->num_bytes = num_bytes;
+  operation->remote = remote;
+  operation->key = key->key;
+  if (call == Call::kPut && context.below(2) == 0) {
+    operation->is_copied = true;
+    operation->copied.assign(local, local + num_bytes);
+  }
+  // Half of the copied puts are complete at once.
+  const bool is_complete = operation->is_copied && context.below(2) == 0;
+  Request* request = is_complete ? nullptr : new_request(params);
+  operation->request = request;
+  card.start_transfer(endpoint, operation);
+  if (later != UCS_OK) card.fail_later(endpoint, later);
+  return begun(request);
+}
+
+}  // namespace
+
+void drain(ucp_worker* worker) {
+  for (const News& news : take(worker, ~std::size_t{0})) {
+    if (news.request != nullptr) tell_owner(news.request, news.status);
+  }
+}
+
+}  // namespace ferry::ucx_card
+
+using ferry::ucx_card::Call;
+using ferry::ucx_card::Card;
+using ferry::ucx_card::Operation;
+using ferry::ucx_card::Request;
+
+extern "C" {
+
+ucs_status_ptr_t ucp_put_nbx(ucp_ep_h endpoint, const void* buffer, size_t count, uint64_t remote, ucp_rkey_h key,
+                             const ucp_request_param_t* params) {
+  auto* local = static_cast<std::byte*>(const_cast<void*>(buffer));
+  return ferry::ucx_card::transfer(Call::kPut, endpoint, local, count, remote, key, *params);
+}
+
+ucs_status_ptr_t ucp_get_nbx(ucp_ep_h endpoint, void* buffer, size_t count, uint64_t remote, ucp_rkey_h key,
+                             const ucp_request_param_t* params) {
+  return ferry::ucx_card::transfer(Call::kGet, endpoint, static_cast<std::byte*>(buffer), count, remote, key, *params);
+}
+
+ucs_status_ptr_t ucp_am_send_nbx(ucp_ep_h endpoint, unsigned id, const void* header, size_t header_bytes,
+                                 const void* buffer, size_t count, const ucp_request_param_t* params) {
+  using ferry::ucx_card::pointer_of;
+  Card& card = Card::instance();
+  const std::lock_guard lock(card.mutex);
+  ucs_status_t later = UCS_OK;
+  if (const ucs_status_t status = ferry::ucx_card::check(endpoint, Call::kMessage, &later); status != UCS_OK) {
+    return pointer_of(status);
+  }
+  auto operation = std::make_shared<Operation>();
+  operation->call = Call::kMessage;
+  operation->message_id = id;
+  operation->header = static_cast<const std::byte*>(header);
+  operation->header_bytes = header_bytes;
+  operation->local = static_cast<std::byte*>(const_cast<void*>(buffer));
+  operation->num_bytes = count;
+  operation->is_copied = endpoint->worker->context->below(2) == 0;
+  if (operation->is_copied) {
+    operation->copied.assign(operation->header, operation->header + header_bytes);
+    operation->copied.insert(operation->copied.end(), operation->local, operation->local + count);
+  }
+  Request* request = operation->is_copied ? nullptr : ferry::ucx_card::new_request(*params);
+  operation->request = request;
+  card.start_message(endpoint, operation);
+  if (later != UCS_OK) card.fail_later(endpoint, later);
+  return ferry::ucx_card::begun(request);
+}
+
+ucs_status_ptr_t ucp_ep_flush_nbx(ucp_ep_h endpoint, const ucp_request_param_t* params) {
+  using ferry::ucx_card::pointer_of;
+  Card& card = Card::instance();
+  const std::lock_guard lock(card.mutex);
+  ucs_status_t later = UCS_OK;
+  if (const ucs_status_t status = ferry::ucx_card::check(endpoint, Call::kFlush, &later); status != UCS_OK) {
+    return pointer_of(status);
+  }
+  if (later == UCS_OK && endpoint->unfinished.empty() && endpoint->worker->context->below(2) == 0) {
+    return pointer_of(UCS_OK);
+  }
+  auto operation = std::make_shared<Operation>();
+  operation->call = Call::kFlush;
+  Request* request = ferry::ucx_card::new_request(*params);
+  operation->request = request;
+  if (later != UCS_OK) {
+    // The link breaks: what has not arrived by now never does.
+    endpoint->flushes.push_back(operation);
+    card.fail(endpoint, later);
+  } else {
+    card.start_flush(endpoint, operation);
+  }
+  return request;
+}
+
+ucs_status_ptr_t ucp_ep_close_nbx(ucp_ep_h endpoint, const ucp_request_param_t* params) {
+  Card& card = Card::instance();
+  const std::lock_guard lock(card.mutex);
+  ucp_worker* worker = endpoint->worker;
+  const auto self = endpoint->shared_from_this();
+  worker->endpoints.erase(self);
+  const ucs_status_t status = worker->context->next(Call::kClose);
+  const bool is_slow = worker->context->settings.close_latency_ns > 0;
+  const bool is_refused = status != UCS_OK && worker->context->settings.now != 0;
+  if (is_refused || (status == UCS_OK && !is_slow && worker->context->below(2) == 0)) {
+    card.close(endpoint);
+    return ferry::ucx_card::pointer_of(status);
+  }
+  auto operation = std::make_shared<Operation>();
+  operation->call = Call::kClose;
+  operation->status = status;
+  Request* request = ferry::ucx_card::new_request(*params);
+  operation->request = request;
+  card.close(endpoint, operation);
+  return request;
+}
+
+unsigned ucp_worker_progress(ucp_worker_h worker) {
+  if (!worker->has_news) return 0;
+  const auto news = ferry::ucx_card::take(worker, ferry::ucx_card::kMaxNews);
+  for (const ferry::ucx_card::News& one : news) ferry::ucx_card::tell_owner(worker, one);
+  return static_cast<unsigned>(news.size());
+}
+
+ucs_status_t ucp_worker_arm(ucp_worker_h worker) {
+  const std::lock_guard lock(Card::instance().mutex);
+  if (!worker->news.empty()) return UCS_ERR_BUSY;
+  std::uint64_t count = 0;
+  (void)!::read(worker->event_fd, &count, sizeof count);
+  worker->armed = true;
+  return UCS_OK;
+}
+
+ucs_status_t ucp_request_check_status(void* request) { return static_cast<Request*>(request)->status; }
+
+void ucp_request_free(void* request) {
+  auto* freed = static_cast<Request*>(request);
+  if (freed->status == UCS_INPROGRESS || freed->in_callback) {
+    freed->released = true;
+  } else {
+    delete freed;
+  }
+}
+
+}  // extern "C"
