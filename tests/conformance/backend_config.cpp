@@ -44,10 +44,14 @@ GroupOptions Conformance::group_options(const RankContext& context) const {
 }
 
 void Conformance::run_on_ranks(int num_ranks, const RankBody& body) const {
+  const RankBody on_host = [&](RankContext& context) {
+    if (GetParam().enter_host != nullptr) GetParam().enter_host(context.rank() / ranks_per_node(num_ranks));
+    body(context);
+  };
   if (on_gpus())
-    run_gpu_ranks({GetParam().kind, num_ranks, kGpuDeadline}, body);
+    run_gpu_ranks({GetParam().kind, num_ranks, kGpuDeadline}, on_host);
   else
-    run_ranks({GetParam().kind, num_ranks}, body);
+    run_ranks({GetParam().kind, num_ranks}, on_host);
 }
 
 void Conformance::run_with_group(int num_ranks, const GroupBody& body) const {

@@ -23,6 +23,8 @@ struct BackendConfig {
   RankKind kind;
   const char* transport = "auto";  ///< GroupOptions::transport
   bool several_nodes = false;      ///< where the number of ranks allows it
+  /// Called by each rank first, with the number of its node. Null: all nodes are on this host.
+  void (*enter_host)(int host) = nullptr;
 };
 
 /// Prints the parameter of a failed test for GoogleTest.

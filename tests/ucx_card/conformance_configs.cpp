@@ -1,0 +1,12 @@
+#include "conformance/backend_config.hpp"
+#include "ucx_card/hosts.hpp"
+
+namespace ferry::test {
+
+std::vector<BackendConfig> backend_configs() {
+  return {{"cpu_nodes_card_threads", "cpu", RankKind::kThreads, "ucx", true, enter_host}};
+}
+
+std::vector<BackendConfig> whole_configs() { return backend_configs(); }
+
+}  // namespace ferry::test
