@@ -42,9 +42,7 @@ CUresult get_device(CUdevice* device, int ordinal) {
   return ordinal >= 0 && ordinal < num_devices() ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
 }
 CUresult get_attribute(int* value, CUdevice_attribute attribute, CUdevice /*device*/) {
-  *value = attribute == CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING
-               ? CU_GPU_DIRECT_RDMA_WRITES_ORDERING_ALL_DEVICES
-               : 1;
+  *value = attribute == CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING ? writes_ordering() : 1;
   return CUDA_SUCCESS;
 }
 CUresult get_uuid(CUuuid* uuid, CUdevice device) {

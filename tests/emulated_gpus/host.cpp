@@ -1,5 +1,7 @@
 #include "emulated_gpus/host.hpp"
 
+#include <cuda.h>
+
 #include <charconv>
 #include <cstdio>
 #include <cstdlib>
@@ -56,6 +58,10 @@ int num_devices() {
 int num_sms() {
   static const int num = number_in_environment("FERRY_EMULATED_SMS", kNumSms);
   return num;
+}
+
+int writes_ordering() {
+  return number_in_environment("FERRY_EMULATED_WRITES_ORDER", CU_GPU_DIRECT_RDMA_WRITES_ORDERING_ALL_DEVICES);
 }
 
 int current_device() { return device_of_thread; }

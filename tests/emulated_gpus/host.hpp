@@ -30,6 +30,10 @@ int num_devices();
 /// Value of FERRY_EMULATED_SMS in the environment; kNumSms if it is not set.
 int num_sms();
 
+/// The GPUs' CUGPUDirectRDMAWritesOrdering: FERRY_EMULATED_WRITES_ORDER in the environment; for all devices if that is
+/// not set.
+int writes_ordering();
+
 /// Device of the calling thread.
 int current_device();
 cudaError_t set_device(int device);

@@ -1,0 +1,151 @@
+/// Groups of emulated GPUs over nodes whose rings are in GPU memory, which stand-ins for cards write and read.
+
+#include <gtest/gtest.h>
+
+#include <random>
+#include <string>
+#include <vector>
+
+#include "gpu/gpu_group.hpp"
+#include "gpu/latency_group.hpp"
+#include "ucx_card/hosts.hpp"
+#include "ucx_card/rounds.hpp"
+#include "ucx_card/variable.hpp"
+
+namespace ferry::test {
+namespace {
+
+struct Rings {
+  const char* name;
+  int num_nodes;
+  int ranks_per_node;
+  const char* memory = "gpu";
+  bool read_back = false;
+  int num_ranks() const { return num_nodes * ranks_per_node; }
+};
+void PrintTo(const Rings& rings, std::ostream* out) { *out << rings.name; }
+
+GroupOptions options_of(const Rings& rings) {
+  GroupOptions options = gpu_group_options();
+  options.ranks_per_node = rings.ranks_per_node;
+  options.transport = "ucx";
+  options.ring_memory = rings.memory;
+  return options;
+}
+
+/// Runs `body` on ranks whose nodes are hosts of their own.
+void run_on_hosts(const Rings& rings, const RankBody& body) {
+  run_gpu_ranks({RankKind::kThreads, rings.num_ranks()}, [&](RankContext& context) {
+    enter_host(context.rank() / rings.ranks_per_node);
+    body(context);
+  });
+}
+
+class UcxCardRings : public testing::TestWithParam<Rings> {
+ protected:
+  /// GPUs that see writes out of order see none before a card reads.
+  CardSettings settings_{GetParam().read_back ? "seed=5,latency_ns=100000,piece_bytes=512,gpu_lag=1"
+                                              : "seed=5,latency_ns=100000,piece_bytes=512"};
+  Variable order_{"FERRY_EMULATED_WRITES_ORDER", GetParam().read_back ? "0" : "100"};
+
+  static void run(GroupOptions options, const std::function<void(RankContext&, Group&)>& body) {
+    run_on_hosts(GetParam(), [&](RankContext& context) {
+      auto group = Group::create(context.bootstrap(), options);
+      if (!context.expect_ok(group.status(), "Group::create")) return;
+      const NetworkUsage usage = (*group)->network_usage();
+      context.expect(usage.ring_memory == GetParam().memory, "rings in " + usage.ring_memory + " memory");
+      for (const auto& rail : usage.rails) {
+        context.expect(rail.route.find("rc_mlx5") != std::string::npos, "a rail over " + rail.route);
+      }
+      body(context, **group);
+      context.expect_ok((*group)->destroy(), "destroy");
+    });
+  }
+};
+
+TEST_P(UcxCardRings, ExchangesAreTheOracles) {
+  std::mt19937_64 random(31);
+  std::vector<PreparedCase> cases;
+  for (int i = 0; i < 2; ++i) {
+    ExchangeCase spec = draw_case(random, GetParam().num_ranks());
+    spec.world.num_ranks = GetParam().num_ranks();
+    spec.world.ranks_per_node = GetParam().ranks_per_node;
+    cases.push_back(prepare(spec));
+  }
+  run(options_of(GetParam()), [&](RankContext& context, Group& group) {
+    for (const PreparedCase& one : cases) check_case(context, group, one);
+  });
+}
+
+/// More rows than the rings hold, so that chunks are reused.
+TEST_P(UcxCardRings, ManyTimesWhatTheRingsHold) {
+  ExchangeCase spec;
+  spec.name = "many rows";
+  spec.world = {.num_topk = 2, .num_experts = 4, .max_tokens = 1500};
+  spec.world.num_ranks = GetParam().num_ranks();
+  spec.world.ranks_per_node = GetParam().ranks_per_node;
+  spec.dispatches = {{.hidden = 8192}};
+  spec.combines = {{.hidden = 8192, .weighted = true}};
+  const PreparedCase prepared = prepare(spec);
+  run(options_of(GetParam()), [&](RankContext& context, Group& group) { check_case(context, group, prepared); });
+}
+
+TEST_P(UcxCardRings, LatencyCallsAreTheOracles) {
+  const std::vector<PreparedCase> cases =
+      latency_cases_of_equal_shapes(GetParam().num_ranks(), 1, true, GetParam().ranks_per_node);
+  GroupOptions options = options_of(GetParam());
+  options.latency_bytes = latency_bytes_of("cuda", cases);
+  run(options, [&](RankContext& context, Group& group) {
+    check_latency_case(context, group, cases[0], Halves::kTogether);
+    check_latency_case(context, group, cases[0], Halves::kSplit);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(, UcxCardRings,
+                         testing::Values(Rings{"gpu_2x1", 2, 1}, Rings{"gpu_2x2", 2, 2},
+                                         Rings{"gpu_read_back_2x1", 2, 1, "gpu", true},
+                                         Rings{"host_2x1", 2, 1, "host"}),
+                         [](const auto& instance) { return instance.param.name; });
+
+constexpr Rings kTwoHosts{"two hosts", 2, 1};
+
+struct Refusal {
+  const char* name;
+  const char* settings;
+  ErrorCode code;
+  const char* words;
+};
+void PrintTo(const Refusal& refusal, std::ostream* out) { *out << refusal.name; }
+
+class UcxCardRefusal : public testing::TestWithParam<Refusal> {};
+
+TEST_P(UcxCardRefusal, IsTheErrorOfAllRanks) {
+  const CardSettings settings(GetParam().settings);
+  run_on_hosts(kTwoHosts, [](RankContext& context) {
+    const Status status = Group::create(context.bootstrap(), options_of(kTwoHosts)).status();
+    context.expect(status.code() == GetParam().code, status.to_string());
+    context.expect(status.message().find(GetParam().words) != std::string_view::npos, status.to_string());
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(, UcxCardRefusal,
+                         testing::Values(Refusal{"registration", "fail=map_gpu,status=4", ErrorCode::kTransport,
+                                                 "registering GPU memory: Out of memory"},
+                                         Refusal{"no_card_between", "cards=0", ErrorCode::kUnsupported,
+                                                 "only InfiniBand and RoCE cards write into GPU memory"}),
+                         [](const auto& instance) { return instance.param.name; });
+
+TEST(UcxCardLink, ThatBreaksIsAnErrorOfBothRanksThatNamesTheOther) {
+  const CardSettings settings("latency_ns=100000,fail=flush,fail_at=3,status=80,end=0");
+  const PreparedCase prepared = exchange_between(2);
+  run_on_hosts(kTwoHosts, [&](RankContext& context) {
+    auto group = Group::create(context.bootstrap(), options_of(kTwoHosts));
+    if (!context.expect_ok(group.status(), "Group::create")) return;
+    const Status status = exchange_rounds(context, **group, prepared, 20);
+    context.expect(status.code() == ErrorCode::kPeerLost || status.code() == ErrorCode::kTransport, status.to_string());
+    context.expect(status.peer() == 1 - context.rank(), status.to_string());
+  });
+}
+
+}  // namespace
+}  // namespace ferry::test
