@@ -112,7 +112,7 @@ allow_only src/c "the C interface uses the library as users do: public headers a
 allow_only tools/launch "forks ranks for tools and tests: public headers and itself" "$outside" "$public" \
   "$(in_source launch)"
 allow_only tools "tools use the library as users do: public headers and their own" "$outside" "$public" \
-  '^"(launch|run|report|device|common|ferry|demo|bench|doctor)/[a-z0-9_]+\.hpp"$'
+  '^"(launch|run|report|device|common|ferry|demo|bench|doctor|planning)/[a-z0-9_]+\.hpp"$'
 allow_only examples "examples use the library as users do: public headers only" "$outside" "$public"
 
 while IFS= read -r location; do

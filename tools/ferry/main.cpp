@@ -12,6 +12,7 @@
 #include "demo/demo.hpp"
 #include "doctor/doctor.hpp"
 #include "ferry/version.hpp"
+#include "planning/plan_command.hpp"
 #include "report/output.hpp"
 #include "run/exit_code.hpp"
 
@@ -27,12 +28,13 @@ int main(int argc, char** argv) {
     add_demo_command(app, &exit_code);
     add_bench_command(app, &exit_code);
     add_tune_command(app, &exit_code);
+    add_plan_command(app, &exit_code);
     add_doctor_command(app, &exit_code);
     try {
       app.parse(argc, argv);
     } catch (const CLI::RequiredError& error) {
       // The only requirement is a command.
-      print_error(fmt::format("ferry: {}; give one of demo, bench, tune, doctor, or run ferry --help\n",
+      print_error(fmt::format("ferry: {}; give one of demo, bench, tune, plan, doctor, or run ferry --help\n",
                               argc > 1 ? fmt::format("{} is not a command", argv[1]) : "no command was given"));
       return kExitUsage;
     } catch (const CLI::ParseError& error) {
