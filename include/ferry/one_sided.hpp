@@ -76,7 +76,7 @@ enum class Comparison : std::int32_t {
 /// Change of a word by `signal` and `put_signal`, atomic for all ranks.
 enum class SignalOp : std::int32_t {
   kSet = 0,  ///< the word becomes the value
-  kAdd = 1,  ///< the value is added to the word, modulo 2^64
+  kAdd = 1,  ///< the value is added to the word, modulo 2^64, or 2^32 for a word of 4 bytes
 };
 
 /// Set of ranks that meet at a barrier. A value: cheap to copy, valid as long as its OneSided.
@@ -104,7 +104,8 @@ class FERRY_API Team {
 /// Addresses. A *symmetric address* is one inside this rank's own memory from `allocate`. `dest` of a put, `source` of
 /// a get, and every word are given as symmetric addresses: the call uses the same offset in the memory of `rank`. The
 /// other side of a copy is any memory of this rank (backend "cuda": any that its GPU reaches). Words are 8 bytes,
-/// aligned to 8.
+/// aligned to 8; those of `signal` and of atomics may be 4 bytes, aligned to 4. A word of 4 bytes and one of 8 that
+/// contains it are not atomic with each other.
 ///
 /// Streams. Backend "cpu": a call acts at once, and the stream must be null. Backend "cuda": a call is put on the
 /// stream and returns; "on return" below means "for later work on the stream" there. Calls that involve the host say
@@ -222,6 +223,7 @@ class FERRY_API OneSided {
   /// Set or add to the word at symmetric address `word` of `rank`. Has taken effect there after a later `quiet`.
   /// @errors kInvalidArgument: no such rank, a word that is misaligned or not in symmetric memory; kPeerLost
   [[nodiscard]] Status signal(int rank, std::uint64_t* word, std::uint64_t value, SignalOp op, Stream stream = {});
+  [[nodiscard]] Status signal(int rank, std::uint32_t* word, std::uint32_t value, SignalOp op, Stream stream = {});
 
   /// Add `value` to the word on `rank`, atomically for all ranks; `fetched` gets the previous value. CPU: it is written
   /// on return. CUDA: for later work on the stream, in any memory that the GPU reaches. After an error `fetched` is
@@ -229,13 +231,45 @@ class FERRY_API OneSided {
   /// @errors as signal; kTimeout
   [[nodiscard]] Status fetch_add(int rank, std::uint64_t* word, std::uint64_t value, std::uint64_t* fetched,
                                  Stream stream = {});
+  [[nodiscard]] Status fetch_add(int rank, std::uint32_t* word, std::uint32_t value, std::uint32_t* fetched,
+                                 Stream stream = {});
   /// If the word on `rank` is `expected`, replace it by `desired`, atomically; `fetched` gets the previous value.
   [[nodiscard]] Status compare_swap(int rank, std::uint64_t* word, std::uint64_t expected, std::uint64_t desired,
                                     std::uint64_t* fetched, Stream stream = {});
+  [[nodiscard]] Status compare_swap(int rank, std::uint32_t* word, std::uint32_t expected, std::uint32_t desired,
+                                    std::uint32_t* fetched, Stream stream = {});
+  /// Replace the word on `rank` by `value`, or by its bitwise and, or, exclusive or with `value`, like fetch_add.
+  [[nodiscard]] Status swap(int rank, std::uint64_t* word, std::uint64_t value, std::uint64_t* fetched,
+                            Stream stream = {});
+  [[nodiscard]] Status fetch_and(int rank, std::uint64_t* word, std::uint64_t value, std::uint64_t* fetched,
+                                 Stream stream = {});
+  [[nodiscard]] Status fetch_or(int rank, std::uint64_t* word, std::uint64_t value, std::uint64_t* fetched,
+                                Stream stream = {});
+  [[nodiscard]] Status fetch_xor(int rank, std::uint64_t* word, std::uint64_t value, std::uint64_t* fetched,
+                                 Stream stream = {});
+  [[nodiscard]] Status swap(int rank, std::uint32_t* word, std::uint32_t value, std::uint32_t* fetched,
+                            Stream stream = {});
+  [[nodiscard]] Status fetch_and(int rank, std::uint32_t* word, std::uint32_t value, std::uint32_t* fetched,
+                                 Stream stream = {});
+  [[nodiscard]] Status fetch_or(int rank, std::uint32_t* word, std::uint32_t value, std::uint32_t* fetched,
+                                Stream stream = {});
+  [[nodiscard]] Status fetch_xor(int rank, std::uint32_t* word, std::uint32_t value, std::uint32_t* fetched,
+                                 Stream stream = {});
   /// The same with the result on the host. CUDA: blocks the host until it is there, and uses no stream.
   [[nodiscard]] Result<std::uint64_t> fetch_add(int rank, std::uint64_t* word, std::uint64_t value);
+  [[nodiscard]] Result<std::uint64_t> swap(int rank, std::uint64_t* word, std::uint64_t value);
+  [[nodiscard]] Result<std::uint64_t> fetch_and(int rank, std::uint64_t* word, std::uint64_t value);
+  [[nodiscard]] Result<std::uint64_t> fetch_or(int rank, std::uint64_t* word, std::uint64_t value);
+  [[nodiscard]] Result<std::uint64_t> fetch_xor(int rank, std::uint64_t* word, std::uint64_t value);
   [[nodiscard]] Result<std::uint64_t> compare_swap(int rank, std::uint64_t* word, std::uint64_t expected,
                                                    std::uint64_t desired);
+  [[nodiscard]] Result<std::uint32_t> fetch_add(int rank, std::uint32_t* word, std::uint32_t value);
+  [[nodiscard]] Result<std::uint32_t> swap(int rank, std::uint32_t* word, std::uint32_t value);
+  [[nodiscard]] Result<std::uint32_t> fetch_and(int rank, std::uint32_t* word, std::uint32_t value);
+  [[nodiscard]] Result<std::uint32_t> fetch_or(int rank, std::uint32_t* word, std::uint32_t value);
+  [[nodiscard]] Result<std::uint32_t> fetch_xor(int rank, std::uint32_t* word, std::uint32_t value);
+  [[nodiscard]] Result<std::uint32_t> compare_swap(int rank, std::uint32_t* word, std::uint32_t expected,
+                                                   std::uint32_t desired);
 
   /// Wait until the word at symmetric address `word` of THIS rank compares so with `value`. Everything that a
   /// put_signal published with that value, or a rank's operations before a `fence` and a signal, is visible then.

@@ -83,15 +83,26 @@ struct SignalCall {
   std::uint64_t value = 0;
   SignalOp op = SignalOp::kSet;
   Stream stream{};
+  std::size_t word_bytes = sizeof(std::uint64_t);  ///< 4 or 8
 };
 
-/// fetch_add and compare_swap.
+/// Atomics that return the previous value of the word.
+enum class FetchOp : std::int32_t { kAdd, kCompareSwap, kSwap, kAnd, kOr, kXor };
+
+/// Name of the call, for messages.
+constexpr std::string_view name_of(FetchOp op) {
+  constexpr std::array<std::string_view, 6> kNames = {"fetch_add", "compare_swap", "swap",
+                                                      "fetch_and", "fetch_or",     "fetch_xor"};
+  return kNames[static_cast<std::size_t>(op)];
+}
+
 struct FetchCall {
   int rank = 0;
   std::size_t offset = 0;
-  bool swap = false;  ///< compare_swap
+  FetchOp op = FetchOp::kAdd;
+  std::size_t word_bytes = sizeof(std::uint64_t);  ///< 4 or 8; value and expected fit into the word
   std::uint64_t value = 0;
-  std::uint64_t expected = 0;
+  std::uint64_t expected = 0;  ///< kCompareSwap
   Stream stream{};
 };
 
@@ -124,8 +135,9 @@ class Backend {
   /// The signal is visible only after the bytes. `put.rank` is `signal.rank`.
   virtual Status put_signal(const PutCall& put, const SignalCall& signal) = 0;
   virtual Status signal(const SignalCall& call) = 0;
-  /// `fetched` is memory that this rank's processor (CUDA: GPU, in stream order) can write.
-  virtual Status fetch(const FetchCall& call, std::uint64_t* fetched) = 0;
+  /// `fetched` is memory for a word, aligned like one, that this rank's processor (CUDA: GPU, in stream order) can
+  /// write.
+  virtual Status fetch(const FetchCall& call, void* fetched) = 0;
   /// fetch with the result on the host, which waits for it.
   virtual Result<std::uint64_t> fetch_now(const FetchCall& call) = 0;
   virtual Status wait_until(const WaitCall& call) = 0;

@@ -103,13 +103,12 @@ Result<std::size_t> Core::find(std::string_view operation, std::string_view what
           operation, what, data, backend->heap_bytes(), static_cast<const void*>(heap)));
 }
 
-Result<std::size_t> Core::find_word(std::string_view operation, const std::uint64_t* word) const {
-  if (reinterpret_cast<std::uintptr_t>(word) % sizeof(std::uint64_t) != 0) {
+Result<std::size_t> Core::find_word(std::string_view operation, const void* word, std::size_t word_bytes) const {
+  if (reinterpret_cast<std::uintptr_t>(word) % word_bytes != 0) {
     return Status(ErrorCode::kInvalidArgument,
-                  fmt::format("{}: the word is at {}, expected a multiple of {} bytes", operation,
-                              static_cast<const void*>(word), sizeof(std::uint64_t)));
+                  fmt::format("{}: the word is at {}, expected a multiple of {} bytes", operation, word, word_bytes));
   }
-  return find(operation, "the word", word, sizeof(std::uint64_t));
+  return find(operation, "the word", word, word_bytes);
 }
 
 Status Core::check_usable(std::string_view operation, Stream stream) const {
@@ -128,6 +127,17 @@ Status Core::check_rank(std::string_view operation, int rank) const {
   if (rank >= 0 && rank < topology.num_ranks) return {};
   return Status(ErrorCode::kInvalidArgument,
                 fmt::format("{}: the rank is {}, expected 0 to {}", operation, rank, topology.num_ranks - 1));
+}
+
+Status Core::check_call(std::string_view operation, int rank, Stream stream) const {
+  if (Status status = check_usable(operation, stream); !status.ok()) return status;
+  return check_rank(operation, rank);
+}
+
+Status check_op(std::string_view operation, SignalOp op) {
+  if (op == SignalOp::kSet || op == SignalOp::kAdd) return {};
+  return Status(ErrorCode::kInvalidArgument, fmt::format("{}: the operation is {}, expected SignalOp::kSet or kAdd",
+                                                         operation, static_cast<std::int32_t>(op)));
 }
 
 Status Core::check_team(std::string_view operation, const TeamState* team) const {

@@ -59,15 +59,23 @@ class Blocks {
   std::vector<std::atomic<std::size_t>> pages_;
 };
 
+Status check_op(std::string_view operation, SignalOp op);
+
 struct Core {
   Core(const Topology& topology_in, std::unique_ptr<Backend> backend_in, std::int64_t timeout_ns_in);
 
   /// Offset of a range of symmetric memory that the caller passed, or an error that describes the fault.
   Result<std::size_t> find(std::string_view operation, std::string_view what, const void* data,
                            std::size_t num_bytes) const;
-  Result<std::size_t> find_word(std::string_view operation, const std::uint64_t* word) const;
+  /// `word`: of 4 or 8 bytes.
+  Result<std::size_t> find_word(std::string_view operation, const void* word, std::size_t word_bytes) const;
+  Result<std::size_t> find_word(std::string_view operation, const std::uint64_t* word) const {
+    return find_word(operation, word, sizeof(*word));
+  }
   Status check_usable(std::string_view operation, Stream stream) const;
   Status check_rank(std::string_view operation, int rank) const;
+  /// Both.
+  Status check_call(std::string_view operation, int rank, Stream stream) const;
   Status check_team(std::string_view operation, const TeamState* team) const;
   std::shared_ptr<const TeamState> make_team(std::vector<int> ranks, std::vector<int> slots) const;
   /// Slot that this rank shows in a split of the team: the same until the split is over; kMaxTeams if none is left.

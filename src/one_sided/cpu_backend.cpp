@@ -18,16 +18,40 @@ constexpr std::size_t kMaxCopiedBytes = std::size_t{64} << 10;
 
 net::AtomicOp to_atomic(const SignalCall& call) {
   return {.kind = call.op == SignalOp::kAdd ? net::AtomicOp::Kind::kAdd : net::AtomicOp::Kind::kSet,
+          .word_bytes = call.word_bytes,
           .offset = call.offset,
           .operand = call.value};
 }
 
+net::AtomicOp::Kind to_kind(FetchOp op) {
+  using Kind = net::AtomicOp::Kind;
+  switch (op) {
+    case FetchOp::kAdd:
+      return Kind::kAdd;
+    case FetchOp::kCompareSwap:
+      return Kind::kCompareSwap;
+    case FetchOp::kSwap:
+      return Kind::kSet;
+    case FetchOp::kAnd:
+      return Kind::kAnd;
+    case FetchOp::kOr:
+      return Kind::kOr;
+    case FetchOp::kXor:
+      break;
+  }
+  return Kind::kXor;
+}
+
 net::AtomicOp to_atomic(const FetchCall& call) {
-  return {.kind = call.swap ? net::AtomicOp::Kind::kCompareSwap : net::AtomicOp::Kind::kAdd,
+  return {.kind = to_kind(call.op),
+          .word_bytes = call.word_bytes,
           .offset = call.offset,
           .operand = call.value,
           .compare = call.expected};
 }
+
+/// Word of 8 bytes, as waits watch it, that holds the one at `offset`.
+std::size_t waited_word(std::size_t offset) { return offset / sizeof(std::uint64_t) * sizeof(std::uint64_t); }
 
 /// End of one operation that its caller waits for. Receives no callback after its destruction.
 class Answer final : public Completion {
@@ -76,7 +100,7 @@ class CpuBackend final : public Backend {
   Status get(const GetCall& call) override;
   Status put_signal(const PutCall& put, const SignalCall& signal) override;
   Status signal(const SignalCall& call) override;
-  Status fetch(const FetchCall& call, std::uint64_t* fetched) override;
+  Status fetch(const FetchCall& call, void* fetched) override;
   Result<std::uint64_t> fetch_now(const FetchCall& call) override;
   Status wait_until(const WaitCall& call) override;
   Result<bool> test(const WaitCall& call) override;
@@ -164,7 +188,7 @@ Status CpuBackend::put_signal(const PutCall& put, const SignalCall& signal) {
 Status CpuBackend::signal(const SignalCall& call) {
   if (std::byte* theirs = fabric_->peer_heap(call.rank); theirs != nullptr) {
     net::apply_atomic(theirs, to_atomic(call));
-    fabric_->ring(call.rank, fabric_->engine_offset(call.offset));
+    fabric_->ring(call.rank, fabric_->engine_offset(waited_word(call.offset)));
     return {};
   }
   NetworkRequest request{.kind = NetworkRequest::Kind::kAtomic, .peer = call.rank, .op = to_atomic(call)};
@@ -172,20 +196,20 @@ Status CpuBackend::signal(const SignalCall& call) {
   return fabric_->issue(request, "signal");
 }
 
-Status CpuBackend::fetch(const FetchCall& call, std::uint64_t* fetched) {
+Status CpuBackend::fetch(const FetchCall& call, void* fetched) {
   const Result<std::uint64_t> before = fetch_now(call);
   if (!before.ok()) return before.status();
-  *fetched = *before;
+  std::memcpy(fetched, &*before, call.word_bytes);  // the low bytes come first
   return {};
 }
 
 Result<std::uint64_t> CpuBackend::fetch_now(const FetchCall& call) {
   if (std::byte* theirs = fabric_->peer_heap(call.rank); theirs != nullptr) {
     const std::uint64_t before = net::apply_atomic(theirs, to_atomic(call));
-    fabric_->ring(call.rank, fabric_->engine_offset(call.offset));
+    fabric_->ring(call.rank, fabric_->engine_offset(waited_word(call.offset)));
     return before;
   }
-  const std::string_view operation = call.swap ? "compare_swap" : "fetch_add";
+  const std::string_view operation = name_of(call.op);
   Answer answer(*fabric_->driver(), 1);
   NetworkRequest request{
       .kind = NetworkRequest::Kind::kAtomic, .peer = call.rank, .op = to_atomic(call), .completion = &answer};

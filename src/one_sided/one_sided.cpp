@@ -131,12 +131,6 @@ void* OneSided::peer_pointer(int rank, const void* data) const {
 
 namespace {
 
-/// Checks common to most calls.
-Status check_call(const Core& core, std::string_view operation, int rank, Stream stream) {
-  if (Status status = core.check_usable(operation, stream); !status.ok()) return status;
-  return core.check_rank(operation, rank);
-}
-
 Status check_local(std::string_view operation, std::string_view what, const void* data, std::size_t num_bytes) {
   if (data != nullptr || num_bytes == 0) return {};
   return Status(ErrorCode::kInvalidArgument,
@@ -152,7 +146,7 @@ struct CopyArguments {
 };
 
 Result<one_sided::PutCall> check_put(const Core& core, const CopyArguments& in, const void* dest, const void* source) {
-  if (Status status = check_call(core, in.operation, in.rank, in.stream); !status.ok()) return status;
+  if (Status status = core.check_call(in.operation, in.rank, in.stream); !status.ok()) return status;
   const Result<std::size_t> offset = core.find(in.operation, "dest", dest, in.num_bytes);
   if (!offset.ok()) return offset.status();
   if (Status status = check_local(in.operation, "source", source, in.num_bytes); !status.ok()) return status;
@@ -166,17 +160,11 @@ Status put_checked(const Core& core, const CopyArguments& in, void* dest, const 
 }
 
 Status get_checked(const Core& core, const CopyArguments& in, void* dest, const void* source) {
-  if (Status status = check_call(core, in.operation, in.rank, in.stream); !status.ok()) return status;
+  if (Status status = core.check_call(in.operation, in.rank, in.stream); !status.ok()) return status;
   const Result<std::size_t> offset = core.find(in.operation, "source", source, in.num_bytes);
   if (!offset.ok()) return offset.status();
   if (Status status = check_local(in.operation, "dest", dest, in.num_bytes); !status.ok()) return status;
   return core.backend->get({in.rank, *offset, static_cast<std::byte*>(dest), in.num_bytes, in.blocking, in.stream});
-}
-
-Status check_op(std::string_view operation, SignalOp op) {
-  if (op == SignalOp::kSet || op == SignalOp::kAdd) return {};
-  return Status(ErrorCode::kInvalidArgument, fmt::format("{}: the operation is {}, expected SignalOp::kSet or kAdd",
-                                                         operation, static_cast<std::int32_t>(op)));
 }
 
 Status put_signal_checked(const Core& core, const CopyArguments& in, void* dest, const void* source,
@@ -185,23 +173,8 @@ Status put_signal_checked(const Core& core, const CopyArguments& in, void* dest,
   if (!put.ok()) return put.status();
   const Result<std::size_t> offset = core.find_word(in.operation, word);
   if (!offset.ok()) return offset.status();
-  if (Status status = check_op(in.operation, op); !status.ok()) return status;
+  if (Status status = one_sided::check_op(in.operation, op); !status.ok()) return status;
   return core.backend->put_signal(*put, {in.rank, *offset, value, op, in.stream});
-}
-
-Result<one_sided::FetchCall> check_fetch(const Core& core, std::string_view operation, int rank,
-                                         const std::uint64_t* word, Stream stream) {
-  if (Status status = check_call(core, operation, rank, stream); !status.ok()) return status;
-  const Result<std::size_t> offset = core.find_word(operation, word);
-  if (!offset.ok()) return offset.status();
-  return one_sided::FetchCall{.rank = rank, .offset = *offset, .stream = stream};
-}
-
-Status check_fetched(std::string_view operation, const std::uint64_t* fetched) {
-  if (fetched != nullptr && reinterpret_cast<std::uintptr_t>(fetched) % sizeof(std::uint64_t) == 0) return {};
-  return Status(ErrorCode::kInvalidArgument,
-                fmt::format("{}: fetched is {}, expected an address for 8 bytes, aligned to 8", operation,
-                            static_cast<const void*>(fetched)));
 }
 
 Result<one_sided::WaitCall> check_wait(const Core& core, std::string_view operation, const std::uint64_t* word,
@@ -244,50 +217,6 @@ Status OneSided::put_signal_nbi(int rank, void* dest, const void* source, std::s
   return put_signal_checked(*core_, {"put_signal_nbi", rank, num_bytes, false, stream}, dest, source, word, value, op);
 }
 
-Status OneSided::signal(int rank, std::uint64_t* word, std::uint64_t value, SignalOp op, Stream stream) {
-  if (Status status = check_call(*core_, "signal", rank, stream); !status.ok()) return status;
-  const Result<std::size_t> offset = core_->find_word("signal", word);
-  if (!offset.ok()) return offset.status();
-  if (Status status = check_op("signal", op); !status.ok()) return status;
-  return core_->backend->signal({rank, *offset, value, op, stream});
-}
-
-Status OneSided::fetch_add(int rank, std::uint64_t* word, std::uint64_t value, std::uint64_t* fetched, Stream stream) {
-  Result<one_sided::FetchCall> call = check_fetch(*core_, "fetch_add", rank, word, stream);
-  if (!call.ok()) return call.status();
-  if (Status status = check_fetched("fetch_add", fetched); !status.ok()) return status;
-  call->value = value;
-  return core_->backend->fetch(*call, fetched);
-}
-
-Status OneSided::compare_swap(int rank, std::uint64_t* word, std::uint64_t expected, std::uint64_t desired,
-                              std::uint64_t* fetched, Stream stream) {
-  Result<one_sided::FetchCall> call = check_fetch(*core_, "compare_swap", rank, word, stream);
-  if (!call.ok()) return call.status();
-  if (Status status = check_fetched("compare_swap", fetched); !status.ok()) return status;
-  call->swap = true;
-  call->expected = expected;
-  call->value = desired;
-  return core_->backend->fetch(*call, fetched);
-}
-
-Result<std::uint64_t> OneSided::fetch_add(int rank, std::uint64_t* word, std::uint64_t value) {
-  Result<one_sided::FetchCall> call = check_fetch(*core_, "fetch_add", rank, word, {});
-  if (!call.ok()) return call.status();
-  call->value = value;
-  return core_->backend->fetch_now(*call);
-}
-
-Result<std::uint64_t> OneSided::compare_swap(int rank, std::uint64_t* word, std::uint64_t expected,
-                                             std::uint64_t desired) {
-  Result<one_sided::FetchCall> call = check_fetch(*core_, "compare_swap", rank, word, {});
-  if (!call.ok()) return call.status();
-  call->swap = true;
-  call->expected = expected;
-  call->value = desired;
-  return core_->backend->fetch_now(*call);
-}
-
 Status OneSided::wait_until(const std::uint64_t* word, Comparison comparison, std::uint64_t value, Stream stream,
                             std::int64_t timeout_ns) {
   Result<one_sided::WaitCall> call = check_wait(*core_, "wait_until", word, comparison, value, stream);
@@ -306,7 +235,7 @@ Result<bool> OneSided::test(const std::uint64_t* word, Comparison comparison, st
 }
 
 Status OneSided::fence(int rank, Stream stream) {
-  if (Status status = check_call(*core_, "fence", rank, stream); !status.ok()) return status;
+  if (Status status = core_->check_call("fence", rank, stream); !status.ok()) return status;
   return core_->backend->fence(rank, stream);
 }
 

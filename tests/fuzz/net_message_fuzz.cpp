@@ -82,7 +82,18 @@ class Model {
       case 8:
       case 9:
       case 10:
+      case 17:
+      case 18:
+      case 19:
         return payload_bytes == 0 && message.value % 8 == 0 && size >= 8 && message.value <= size - 8;
+      case 20:
+      case 21:
+      case 22:
+      case 23:
+      case 24:
+      case 25:
+        return payload_bytes == 0 && message.value % 4 == 0 && size >= 4 && message.value <= size - 4 &&
+               message.operand <= UINT32_MAX && message.compare <= UINT32_MAX;
       case 11:
         return payload_bytes == 0 && message.operand > 0 && message.operand <= size &&
                message.value <= size - message.operand;
@@ -141,6 +152,8 @@ Message read_message(InputReader* reader) {
   message.compare = message.ticket;
   message.operand = reader->take<std::uint8_t>();
   message.payload_bytes = reader->take<std::uint8_t>();
+  if (message.kind >= MessageKind::kSet32 && message.ticket >= 0xF0) message.compare = UINT64_MAX - message.ticket;
+  if (message.kind >= MessageKind::kSet32 && message.operand >= 0xF0) message.operand = UINT64_MAX - message.operand;
   return message;
 }
 

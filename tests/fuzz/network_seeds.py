@@ -49,6 +49,7 @@ def net_message_seeds() -> dict[str, bytes]:
     hello, notify, put, goodbye, farewell, socket, settled = 1, 2, 3, 4, 5, 6, 7
 
     atomic_add, atomic_swap, get, flush, answer, put_set, put_add = 9, 10, 11, 12, 13, 14, 15
+    atomic_and, atomic_xor, narrow_set, narrow_swap, narrow_or, unknown = 17, 19, 20, 22, 24, 26
 
     def fields(
         kind: int, sequence: int, *, value: int, asked: tuple[int, int], announced: int, sender: int, channel: int
@@ -93,6 +94,16 @@ def net_message_seeds() -> dict[str, bytes]:
         + sealed(atomic_add, 0, value=56, asked=(3, 1))
         + sealed(atomic_swap, 1, value=8)
         + sealed(flush, 2, asked=(4, 0)),
+        "atomics_on_bits": memory + sealed(atomic_and, 0, value=8, asked=(3, 7)) + sealed(atomic_xor, 1, value=56),
+        "narrow_atomics": memory
+        + sealed(narrow_set, 0, value=60, asked=(3, 1))
+        + sealed(narrow_or, 2, value=4, asked=(0, 9))
+        + sealed(narrow_swap, 1, value=12, asked=(7, 2)),
+        "narrow_atomic_misaligned": memory + sealed(narrow_or, 0, value=6),
+        "narrow_atomic_beyond_the_end": memory + sealed(narrow_set, 0, value=64),
+        "narrow_atomic_of_a_wide_value": memory + sealed(narrow_set, 0, value=4, asked=(3, 0xF1)),
+        "narrow_atomic_with_a_wide_comparison": memory + sealed(narrow_swap, 0, value=4, asked=(0xF1, 3)),
+        "unknown_kind": memory + sealed(unknown, 0),
         "puts_with_atomics": memory
         + sealed(put_add, 1, data, value=48, asked=(56, 1))
         + sealed(put_set, 0, data, value=0, asked=(32, 7)),

@@ -129,18 +129,23 @@ TEST_F(NetMessage, OfAnotherKeyAreDropped) {
 }
 
 TEST_F(NetMessage, ThatBreakTheRulesEndTheConnection) {
-  const std::array<Message, 14> all{put(0, 49, 16),
+  const std::array<Message, 19> all{put(0, 49, 16),
                                     put(0, UINT64_MAX, 16),
                                     put(0, 65, 0),
                                     sealed({.kind = MessageKind::kNotify, .channel = kNumChannels}),
                                     sealed({.kind = MessageKind::kNotify, .payload_bytes = 16}),
                                     sealed({.kind = MessageKind{0}}),
-                                    sealed({.kind = MessageKind{17}}),
+                                    sealed({.kind = MessageKind{26}}),
                                     sealed({.kind = MessageKind::kPutSet, .value = 49, .payload_bytes = 16}),
                                     sealed({.kind = MessageKind::kPutAdd, .payload_bytes = 16, .compare = 60}),
                                     sealed({.kind = MessageKind::kAdd, .value = 64}),
                                     sealed({.kind = MessageKind::kSet, .value = 4}),
                                     sealed({.kind = MessageKind::kSwap, .value = UINT64_MAX - 7}),
+                                    sealed({.kind = MessageKind::kXor, .value = 60}),
+                                    sealed({.kind = MessageKind::kOr32, .value = 62}),
+                                    sealed({.kind = MessageKind::kAnd32, .value = 64}),
+                                    sealed({.kind = MessageKind::kAdd32, .operand = std::uint64_t{1} << 32}),
+                                    sealed({.kind = MessageKind::kSwap32, .compare = std::uint64_t{1} << 32}),
                                     sealed({.kind = MessageKind::kGet, .value = 60, .operand = 5}),
                                     sealed({.kind = MessageKind::kFlush, .payload_bytes = 1})};
   for (std::size_t i = 0; i < all.size(); ++i) {

@@ -92,6 +92,37 @@ TEST_P(NetRemote, AtomicsAddUpAndAnswerWhatWasThere) {
   EXPECT_FALSE(ends[0].completed.contains(net::kNoTicket));
 }
 
+TEST_P(NetRemote, AtomicsOfEachKindChangeTheirWordAlone) {
+  NetEnds ends(GetParam().engine, shape(4096));
+  ends.connect();
+  constexpr std::uint64_t kBefore = 0xF0F1'F2F3'8485'8687;
+  auto* word = reinterpret_cast<std::uint64_t*>(ends[1].memory.data() + 64);
+  std::uint64_t ticket = 0;
+  const auto apply = [&](const AtomicOp& op) {
+    *word = kBefore;
+    ends[0].engine->atomic(1, 0, op, ++ticket);
+    ends[0].engine->flush(1, ++ticket);
+    EXPECT_TRUE(ends.poll_until([&] { return ends[0].completed.contains(ticket); }));
+    return ends[0].completed[ticket - 1];
+  };
+  struct Change {
+    Kind kind;
+    std::uint64_t wide;   // the word after the operand 0x80000000FFFF8001, if compared with kBefore
+    std::uint32_t upper;  // and its upper half after the operand 0xFFFF8001
+  };
+  for (const auto& [kind, wide, upper] :
+       {Change{Kind::kSet, 0x8000'0000'FFFF'8001, 0xFFFF'8001}, Change{Kind::kAdd, 0x70F1'F2F4'8485'0688, 0xF0F1'72F4},
+        Change{Kind::kCompareSwap, 0x8000'0000'FFFF'8001, 0xFFFF'8001},
+        Change{Kind::kAnd, 0x8000'0000'8485'8001, 0xF0F1'8001}, Change{Kind::kOr, 0xF0F1'F2F3'FFFF'8687, 0xFFFF'F2F3},
+        Change{Kind::kXor, 0x70F1'F2F3'7B7A'0686, 0x0F0E'72F2}}) {
+    EXPECT_EQ(apply({.kind = kind, .offset = 64, .operand = 0x8000'0000'FFFF'8001, .compare = kBefore}), kBefore);
+    EXPECT_EQ(*word, wide) << static_cast<int>(kind);
+    EXPECT_EQ(apply({.kind = kind, .word_bytes = 4, .offset = 68, .operand = 0xFFFF'8001, .compare = kBefore >> 32}),
+              kBefore >> 32);
+    EXPECT_EQ(*word, (std::uint64_t{upper} << 32) + (kBefore & 0xFFFF'FFFF)) << static_cast<int>(kind);
+  }
+}
+
 TEST_P(NetRemote, AnAtomicComesAfterThePutsOfItsChannelAndAFlushAfterAll) {
   constexpr std::size_t kBytes = 300'000;
   net::LoopbackFaults faults;

@@ -26,6 +26,15 @@ namespace {
 /// Blocks of one copy: enough to fill NVLink with stores; the program keeps the other multiprocessors.
 constexpr unsigned kMaxCopyBlocks = 32;
 
+Status check_word(std::string_view operation, std::size_t word_bytes, one_sided::FetchOp op) {
+  const bool is_known = op == one_sided::FetchOp::kAdd || op == one_sided::FetchOp::kCompareSwap;
+  if (is_known && word_bytes == sizeof(std::uint64_t)) return {};
+  return Status(ErrorCode::kUnsupported,
+                fmt::format("{} of {} bytes: backend \"cuda\" has fetch_add, compare_swap and signal of 8 bytes; use "
+                            "those, or backend \"cpu\"",
+                            operation, word_bytes));
+}
+
 class CudaOneSided final : public one_sided::Backend {
  public:
   explicit CudaOneSided(std::unique_ptr<OneSidedMemory> memory) : memory_(std::move(memory)) {
@@ -50,7 +59,7 @@ class CudaOneSided final : public one_sided::Backend {
   Status get(const one_sided::GetCall& call) override;
   Status put_signal(const one_sided::PutCall& put, const one_sided::SignalCall& signal) override;
   Status signal(const one_sided::SignalCall& call) override;
-  Status fetch(const one_sided::FetchCall& call, std::uint64_t* fetched) override;
+  Status fetch(const one_sided::FetchCall& call, void* fetched) override;
   Result<std::uint64_t> fetch_now(const one_sided::FetchCall& call) override;
   Status wait_until(const one_sided::WaitCall& call) override;
   Result<bool> test(const one_sided::WaitCall& call) override;
@@ -197,6 +206,7 @@ WordParams CudaOneSided::word_params(WordCall call, int rank, std::size_t offset
 }
 
 Status CudaOneSided::signal(const one_sided::SignalCall& call) {
+  if (Status status = check_word("signal", call.word_bytes, one_sided::FetchOp::kAdd); !status.ok()) return status;
   WordParams params = word_params(WordCall::kSignal, call.rank, call.offset);
   params.value = call.value;
   params.op = call.op;
@@ -204,16 +214,19 @@ Status CudaOneSided::signal(const one_sided::SignalCall& call) {
 }
 
 WordParams CudaOneSided::fetch_params(const one_sided::FetchCall& call) const {
-  WordParams params = word_params(call.swap ? WordCall::kCompareSwap : WordCall::kFetchAdd, call.rank, call.offset);
+  WordParams params =
+      word_params(call.op == one_sided::FetchOp::kCompareSwap ? WordCall::kCompareSwap : WordCall::kFetchAdd, call.rank,
+                  call.offset);
   params.value = call.value;
   params.expected = call.expected;
   return params;
 }
 
-Status CudaOneSided::fetch(const one_sided::FetchCall& call, std::uint64_t* fetched) {
+Status CudaOneSided::fetch(const one_sided::FetchCall& call, void* fetched) {
+  if (Status status = check_word(name_of(call.op), call.word_bytes, call.op); !status.ok()) return status;
   WordParams params = fetch_params(call);
-  params.fetched = fetched;
-  return launch(call.swap ? "compare_swap" : "fetch_add", call.stream,
+  params.fetched = static_cast<std::uint64_t*>(fetched);
+  return launch(name_of(call.op), call.stream,
                 [&params](cudaStream_t stream) { return launch_word_call(params, stream); });
 }
 
@@ -229,7 +242,8 @@ Status CudaOneSided::run_now(std::string_view operation, const WordParams& param
 }
 
 Result<std::uint64_t> CudaOneSided::fetch_now(const one_sided::FetchCall& call) {
-  const std::string_view operation = call.swap ? "compare_swap" : "fetch_add";
+  const std::string_view operation = name_of(call.op);
+  if (Status status = check_word(operation, call.word_bytes, call.op); !status.ok()) return status;
   WordParams params = fetch_params(call);
   params.fetched = memory_->result_of_kernels();
   const std::lock_guard lock(result_mutex_);

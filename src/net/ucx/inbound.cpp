@@ -1,5 +1,6 @@
 #include "net/ucx/inbound.hpp"
 
+#include <algorithm>
 #include <cstring>
 #include <new>
 #include <utility>
@@ -15,24 +16,19 @@ std::optional<Message> parse_message(std::span<const std::byte> header) {
 }
 
 std::optional<AtomicOp> atomic_in(const Message& message) {
-  AtomicOp op{.offset = message.value, .operand = message.operand, .compare = message.compare};
-  switch (message.kind) {
-    case MessageKind::kSet:
-      op.kind = AtomicOp::Kind::kSet;
-      return op;
-    case MessageKind::kAdd:
-      op.kind = AtomicOp::Kind::kAdd;
-      return op;
-    case MessageKind::kSwap:
-      op.kind = AtomicOp::Kind::kCompareSwap;
-      return op;
-    case MessageKind::kPutSet:
-      return AtomicOp{.kind = AtomicOp::Kind::kSet, .offset = message.compare, .operand = message.operand};
-    case MessageKind::kPutAdd:
-      return AtomicOp{.kind = AtomicOp::Kind::kAdd, .offset = message.compare, .operand = message.operand};
-    default:
-      return std::nullopt;
+  if (message.kind == MessageKind::kPutSet || message.kind == MessageKind::kPutAdd) {
+    const bool adds = message.kind == MessageKind::kPutAdd;
+    return AtomicOp{.kind = adds ? AtomicOp::Kind::kAdd : AtomicOp::Kind::kSet,
+                    .offset = message.compare,
+                    .operand = message.operand};
   }
+  const auto* const found = std::ranges::find(kAtomicKinds, message.kind, &AtomicKind::message);
+  if (found == kAtomicKinds.end()) return std::nullopt;
+  return AtomicOp{.kind = found->kind,
+                  .word_bytes = found->word_bytes,
+                  .offset = message.value,
+                  .operand = message.operand,
+                  .compare = message.compare};
 }
 
 bool Inbound::accept(const Message& message, std::span<const std::byte> payload, Way way) noexcept {
@@ -128,6 +124,15 @@ bool Inbound::is_sound(const Message& message, std::size_t payload_bytes) const 
     case MessageKind::kSet:
     case MessageKind::kAdd:
     case MessageKind::kSwap:
+    case MessageKind::kAnd:
+    case MessageKind::kOr:
+    case MessageKind::kXor:
+    case MessageKind::kSet32:
+    case MessageKind::kAdd32:
+    case MessageKind::kSwap32:
+    case MessageKind::kAnd32:
+    case MessageKind::kOr32:
+    case MessageKind::kXor32:
       return payload_bytes == 0 && ferry::net::is_sound(*atomic_in(message), params_.memory);
     case MessageKind::kGet:
       return payload_bytes == 0 && message.operand > 0 && message.value <= params_.memory.size() &&

@@ -27,7 +27,28 @@ namespace ferry::net::ucx {
 /// Parses the header; null if the bytes cannot be one. Does not check the sender.
 std::optional<Message> parse_message(std::span<const std::byte> header);
 
-/// Atomic of a kSet, kAdd, kSwap, kPutSet or kPutAdd; null for other kinds.
+/// Kinds of message that are atomics alone.
+struct AtomicKind {
+  MessageKind message;
+  AtomicOp::Kind kind;
+  std::size_t word_bytes;
+};
+inline constexpr std::array kAtomicKinds = {
+    AtomicKind{MessageKind::kSet, AtomicOp::Kind::kSet, 8},
+    AtomicKind{MessageKind::kAdd, AtomicOp::Kind::kAdd, 8},
+    AtomicKind{MessageKind::kSwap, AtomicOp::Kind::kCompareSwap, 8},
+    AtomicKind{MessageKind::kAnd, AtomicOp::Kind::kAnd, 8},
+    AtomicKind{MessageKind::kOr, AtomicOp::Kind::kOr, 8},
+    AtomicKind{MessageKind::kXor, AtomicOp::Kind::kXor, 8},
+    AtomicKind{MessageKind::kSet32, AtomicOp::Kind::kSet, 4},
+    AtomicKind{MessageKind::kAdd32, AtomicOp::Kind::kAdd, 4},
+    AtomicKind{MessageKind::kSwap32, AtomicOp::Kind::kCompareSwap, 4},
+    AtomicKind{MessageKind::kAnd32, AtomicOp::Kind::kAnd, 4},
+    AtomicKind{MessageKind::kOr32, AtomicOp::Kind::kOr, 4},
+    AtomicKind{MessageKind::kXor32, AtomicOp::Kind::kXor, 4},
+};
+
+/// Atomic of a message of such a kind, of a kPutSet or a kPutAdd; null for other kinds.
 std::optional<AtomicOp> atomic_in(const Message& message);
 
 /// Worker through which a message arrived.

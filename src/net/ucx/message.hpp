@@ -22,7 +22,7 @@ enum class MessageKind : std::uint32_t {
   kFarewell = 5,  ///< answers a goodbye: none of the sender's puts is in flight, and no more will follow
   kSocket = 6,    ///< `value` names a socket with which the sender has connected to the receiver (net/ucx/ports.hpp)
   kSettled = 7,   ///< all such sockets have been named: the sender will not connect again
-  // Atomics on the word at offset `value` of the receiver's memory; answered if there is a ticket:
+  // Atomics on the word of 8 bytes at offset `value` of the receiver's memory; answered if there is a ticket:
   kSet = 8,     ///< it becomes `operand`
   kAdd = 9,     ///< `operand` is added to it
   kSwap = 10,   ///< if it is `compare` it becomes `operand`
@@ -35,6 +35,17 @@ enum class MessageKind : std::uint32_t {
   kPutSet = 14,
   kPutAdd = 15,
   kReached = 16,  ///< answers a hello
+  // Atomics like kSet, kAdd and kSwap:
+  kAnd = 17,
+  kOr = 18,
+  kXor = 19,
+  // The same on words of 4 bytes, into which `operand` and `compare` fit:
+  kSet32 = 20,
+  kAdd32 = 21,
+  kSwap32 = 22,
+  kAnd32 = 23,
+  kOr32 = 24,
+  kXor32 = 25,
 };
 
 inline constexpr std::uint32_t kMessageMagic = 0x4d'42'4e'46;  // "FNBM"

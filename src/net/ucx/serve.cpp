@@ -8,23 +8,19 @@
 namespace ferry::net::ucx {
 
 Message message_of(const AtomicOp& op) {
-  Message message{.value = op.offset, .operand = op.operand, .compare = op.compare};
-  switch (op.kind) {
-    case AtomicOp::Kind::kSet:
-      message.kind = MessageKind::kSet;
-      break;
-    case AtomicOp::Kind::kAdd:
-      message.kind = MessageKind::kAdd;
-      break;
-    case AtomicOp::Kind::kCompareSwap:
-      message.kind = MessageKind::kSwap;
-      break;
-  }
-  return message;
+  const auto* const found = std::ranges::find_if(kAtomicKinds, [&op](const AtomicKind& known) {
+    return known.kind == op.kind && known.word_bytes == op.word_bytes;
+  });
+  // Every sound operation has a kind. One that has none names no word, and the peer refuses it.
+  return {.kind = found == kAtomicKinds.end() ? MessageKind{0} : found->message,
+          .value = op.offset,
+          .operand = op.operand,
+          .compare = op.compare};
 }
 
 std::optional<Message> message_of_put(std::size_t remote_offset, const AtomicOp& op) {
-  if (op.kind == AtomicOp::Kind::kCompareSwap) return std::nullopt;
+  const bool is_signal = op.kind == AtomicOp::Kind::kSet || op.kind == AtomicOp::Kind::kAdd;
+  if (!is_signal || op.word_bytes != sizeof(std::uint64_t)) return std::nullopt;
   return Message{.kind = op.kind == AtomicOp::Kind::kSet ? MessageKind::kPutSet : MessageKind::kPutAdd,
                  .value = remote_offset,
                  .operand = op.operand,
