@@ -293,6 +293,9 @@ class FERRY_API OneSided {
   /// targets, gets have arrived here.
   /// @errors kTimeout, kPeerLost: naming a rank whose answer is missing; a loss is reported once. CUDA: by poll_errors
   [[nodiscard]] Status quiet(Stream stream = {});
+  /// quiet for the operations to `rank` alone, which waits for no other rank.
+  /// @errors as quiet; kInvalidArgument: no such rank
+  [[nodiscard]] Status quiet(int rank, Stream stream = {});
   /// quiet, then wait until all ranks of the team have called it too. Everything that they did before is visible to all
   /// of them afterwards.
   /// @errors kInvalidArgument: a team of another OneSided, or an invalid one; another collective call on the team

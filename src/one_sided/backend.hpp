@@ -144,7 +144,8 @@ class Backend {
   virtual Result<bool> test(const WaitCall& call) = 0;
   /// `rank`: kEveryRank for all.
   virtual Status fence(int rank, Stream stream) = 0;
-  virtual Status quiet(Stream stream) = 0;
+  /// `rank`: kEveryRank for all.
+  virtual Status quiet(int rank, Stream stream) = 0;
   virtual Status barrier(const TeamState& team, Stream stream) = 0;
 
   /// Exchanges an entry among the hosts of a team, after everything that this rank has started on any stream is

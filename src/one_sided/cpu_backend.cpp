@@ -105,7 +105,7 @@ class CpuBackend final : public Backend {
   Status wait_until(const WaitCall& call) override;
   Result<bool> test(const WaitCall& call) override;
   Status fence(int rank, Stream stream) override;
-  Status quiet(Stream /*stream*/) override { return fabric_->quiet("quiet"); }
+  Status quiet(int rank, Stream /*stream*/) override { return fabric_->quiet("quiet", nullptr, rank); }
   Status barrier(const TeamState& team, Stream stream) override;
   Result<std::vector<Entry>> exchange(const TeamState& team, const Entry& mine) override;
   Status leave(const TeamState& world) override;

@@ -238,11 +238,11 @@ void Driver::forget(const Completion* completion) {
   });
 }
 
-int Driver::flush_all(Completion* completion) {
+int Driver::flush_all(Completion* completion, int only) {
   int num_flushes = 0;
   {
     const std::lock_guard lock(mutex_);
-    for (int peer = 0; peer < num_peers_; ++peer) {
+    for (int peer = std::max(only, 0); peer < (only < 0 ? num_peers_ : only + 1); ++peer) {
       Peer& to = at(peer);
       if (std::exchange(to.has_failed, false)) {
         ++num_flushes;
@@ -259,13 +259,14 @@ int Driver::flush_all(Completion* completion) {
   return num_flushes;
 }
 
-int Driver::find_pending_get() const {
+int Driver::find_pending_get(int only) const {
   const std::lock_guard lock(mutex_);
+  if (only >= 0) return peers_[static_cast<std::size_t>(only)].num_pending_gets > 0 ? only : -1;
   const auto found = std::ranges::find_if(peers_, [](const Peer& peer) { return peer.num_pending_gets > 0; });
   return found == peers_.end() ? -1 : static_cast<int>(found - peers_.begin());
 }
 
-int Driver::find_late(const Completion* completion) const {
+int Driver::find_late(const Completion* completion, int only) const {
   int late = -1;
   {
     const std::lock_guard lock(mutex_);
@@ -273,7 +274,7 @@ int Driver::find_late(const Completion* completion) const {
       if (ticket.completion == completion && (late < 0 || ticket.peer < late)) late = ticket.peer;
     }
   }
-  return late < 0 ? find_pending_get() : late;
+  return late < 0 ? find_pending_get(only) : late;
 }
 
 int Driver::take_failure(int peer) {

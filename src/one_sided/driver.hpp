@@ -115,12 +115,12 @@ class Driver {
   /// network card that writes by itself).
   void forget(const Completion* completion);
   /// Begins a flush of every peer that has operations of calls under way, not for those of sources; `completion`
-  /// receives one callback per flush. Returns the number of flushes.
-  int flush_all(Completion* completion);
-  /// A rank with a get of `get_nbi` (without a `completion`) under way; -1: there is none.
-  int find_pending_get() const;
+  /// receives one callback per flush. Returns the number of flushes. `only`: the only such peer; -1: all of them.
+  int flush_all(Completion* completion, int only);
+  /// A rank with a get of `get_nbi` (without a `completion`) under way, `only` as above; -1: there is none.
+  int find_pending_get(int only) const;
   /// A rank that has not answered `completion`, or else a get; -1: there is none.
-  int find_late(const Completion* completion) const;
+  int find_late(const Completion* completion, int only) const;
   /// Takes an unreported loss of `peer`, or with -1 of any rank, that was lost with operations of calls under way.
   /// Returns the rank, whose loss the caller must report; -1: there is none.
   int take_failure(int peer);

@@ -310,17 +310,18 @@ class Answers final : public Completion {
 
 }  // namespace
 
-Status Fabric::quiet(std::string_view operation, const TeamState* team) {
+Status Fabric::quiet(std::string_view operation, const TeamState* team, int rank) {
+  static_assert(kEveryRank == -1, "the driver's number for all peers");
   std::atomic_thread_fence(std::memory_order_seq_cst);
   if (driver_ == nullptr) return {};
   Answers answers;
-  answers.expect(driver_->flush_all(&answers));
+  answers.expect(driver_->flush_all(&answers, rank));
   // The driver ends the wait for a lost peer, so without a team no rank is watched: one without answers due may be
   // lost.
   Status status = wait({.operation = operation,
                         .what =
-                            [this, &answers] {
-                              const int late = driver_->find_late(&answers);
+                            [this, &answers, rank] {
+                              const int late = driver_->find_late(&answers, rank);
                               return Awaited{late < 0 ? std::string("this rank's operations to complete")
                                                       : fmt::format("rank {} to complete this rank's operations", late),
                                              late};
@@ -328,11 +329,11 @@ Status Fabric::quiet(std::string_view operation, const TeamState* team) {
                         .ranks = team == nullptr ? std::span<const int>() : team->ranks,
                         .timeout_ns = timeout_ns_,
                         .team = team},
-                       [&] { return answers.complete() && driver_->find_pending_get() < 0; });
+                       [&] { return answers.complete() && driver_->find_pending_get(rank) < 0; });
   if (!answers.complete()) driver_->forget(&answers);
   // Take the failure that this call reports, so that no later call reports it again; gets have no answer of their own
   // in it.
-  const int failed = driver_->take_failure(answers.lost_peer());
+  const int failed = driver_->take_failure(answers.lost_peer() < 0 ? rank : answers.lost_peer());
   const int lost = answers.lost_peer() < 0 ? failed : answers.lost_peer();
   if (lost >= 0) {
     const Status why = report_loss(lost);

@@ -109,9 +109,9 @@ class Fabric {
   };
   Status wait(const Wait& wait, const std::function<bool()>& done);
 
-  /// Waits until all operations that calls of this rank gave the driver are complete, and fences the processor's
-  /// stores. `team`: see Wait; a mate's loss then ends it.
-  Status quiet(std::string_view operation, const TeamState* team = nullptr);
+  /// Waits until all operations that calls of this rank gave the driver, or those to `rank` alone, are complete, and
+  /// fences the processor's stores. `team`: see Wait; a mate's loss then ends it.
+  Status quiet(std::string_view operation, const TeamState* team = nullptr, int rank = kEveryRank);
 
   /// Barrier among the hosts of the team. Stores and operations completed by quiet before it are visible to all ranks
   /// after it. The next call continues a barrier that ended by its deadline.

@@ -246,7 +246,12 @@ Status OneSided::fence(Stream stream) {
 
 Status OneSided::quiet(Stream stream) {
   if (Status status = core_->check_usable("quiet", stream); !status.ok()) return status;
-  return core_->backend->quiet(stream);
+  return core_->backend->quiet(kEveryRank, stream);
+}
+
+Status OneSided::quiet(int rank, Stream stream) {
+  if (Status status = core_->check_call("quiet", rank, stream); !status.ok()) return status;
+  return core_->backend->quiet(rank, stream);
 }
 
 Status OneSided::barrier(const Team& team, Stream stream) {

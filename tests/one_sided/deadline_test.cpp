@@ -205,9 +205,46 @@ TEST(OneSidedStall, AQuietNamesTheRankItWaitsFor) {
   });
 }
 
+TEST(OneSidedStall, AQuietOfARankWaitsForThatRankAlone) {
+  net::LoopbackFaults faults;
+  const OneSidedOptions options = apart(kShortNs);
+  run_ranks({.num_ranks = 3}, [&](RankContext& context) {
+    Result<std::shared_ptr<OneSided>> shm = OneSided::create(context.bootstrap(), options);
+    if (!context.expect_ok(shm.status(), "create")) return;
+    const std::span<std::uint64_t> many = block<std::uint64_t>(context, **shm, kManyWords);
+    many.back() = static_cast<std::uint64_t>(context.rank());
+    gather(context, "all have theirs");
+    if (context.rank() == 0) {
+      std::vector<std::uint64_t> got(kManyWords, kSentinel);
+      std::uint64_t never = kSentinel;
+      const std::uint64_t value = kBefore;
+      faults.hold(2, 0);
+      context.expect_ok((*shm)->get_nbi(2, &never, &many.back(), sizeof(never)), "get_nbi from the one held up");
+      context.expect_ok((*shm)->put_nbi(2, many.data(), &value, sizeof(value)), "put_nbi to it");
+      context.expect_ok((*shm)->put_nbi(1, many.data(), &value, sizeof(value)), "put_nbi");
+      context.expect_ok((*shm)->get_nbi(1, got.data(), many.data(), kManyWords * sizeof(value)), "get_nbi");
+      context.expect_ok((*shm)->quiet(1), "quiet of the rank that answers");
+      context.expect(got.back() == 1, "its bytes have come");
+      context.expect_ok((*shm)->quiet(0), "quiet of this rank itself");
+      for (int i = 0; i < 2; ++i) {
+        const Status late = i == 0 ? (*shm)->quiet(2) : (*shm)->quiet();
+        context.expect_code(late, ErrorCode::kTimeout, "quiet of the other, or of all");
+        context.expect(late.peer() == 2, fmt::format("names rank {}", late.peer()));
+      }
+      faults.release(2, 0);
+      context.expect_ok(repeat([&] { return (*shm)->quiet(2); }), "quiet");
+      context.expect(never == 2, "the get that was held up");
+    }
+    gather(context, "the end");
+    context.expect(context.rank() == 0 || many.front() == kBefore, "the puts");
+  });
+}
+
 /// The loss happens while quiet waits: that quiet reports it, and no later one.
 TEST(OneSidedStall, ALossIsToldByOneQuiet) {
-  for (const bool gets : {false, true}) {
+  for (const int variant : {0, 1, 2, 3}) {
+    const bool gets = variant % 2 != 0;
+    const bool of_rank = variant / 2 != 0;
     net::LoopbackFaults faults;
     const OneSidedOptions options = apart(60 * kNsPerSecond);
     std::uint64_t data = 5;
@@ -225,7 +262,7 @@ TEST(OneSidedStall, ALossIsToldByOneQuiet) {
         context.expect_ok(gets ? (*shm)->get_nbi(2, &data, words.data(), sizeof(data))
                                : (*shm)->put_nbi(2, words.data(), &data, sizeof(data)),
                           "begin");
-        waiting = std::thread([&] { told = (*shm)->quiet(); });
+        waiting = std::thread([&] { told = of_rank ? (*shm)->quiet(2) : (*shm)->quiet(); });
       }
       gather(context, "something is under way to one");
       if (context.rank() == 2) shm->reset();
@@ -233,6 +270,8 @@ TEST(OneSidedStall, ALossIsToldByOneQuiet) {
         waiting.join();
         context.expect_code(told, ErrorCode::kPeerLost, "the quiet that waited");
         context.expect(told.peer() == 2, fmt::format("names rank {}", told.peer()));
+        context.expect_ok((*shm)->quiet(1), "quiet of another rank");
+        context.expect_ok((*shm)->quiet(2), "quiet of the lost one");
         context.expect_ok((*shm)->quiet(), "the next quiet");
       }
       if (context.rank() < 2) context.expect_ok((*shm)->barrier(*healthy), "a barrier of the others");

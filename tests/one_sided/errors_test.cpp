@@ -45,6 +45,9 @@ TEST_P(OneSidedErrors, BadArgumentsAreRefusedAndChangeNothing) {
     context.expect_code(shm.wait_until(words.data(), static_cast<Comparison>(77), 0), kBad, "no such comparison");
     context.expect_code(shm.wait_until(words.data(), Comparison::kEqual, 0, {}, -5), kBad, "a deadline in the past");
     context.expect_code(shm.fence(99), kBad, "fence, no such rank");
+    context.expect_code(shm.quiet(shm.num_ranks()), kBad, "quiet, no such rank");
+    context.expect_code(shm.quiet(-1), kBad, "quiet, no rank");
+    context.expect_code(shm.quiet(next, Stream{&local}), kBad, "quiet of a rank, a stream");
     context.expect_code(shm.quiet(Stream{&local}), kBad, "a stream on a backend that has none");
     context.expect_code(shm.barrier(Team()), kBad, "no team");
     context.expect_code(shm.allocate<std::uint64_t>(SIZE_MAX / 4).status(), kBad, "a count that overflows");

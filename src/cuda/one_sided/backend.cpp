@@ -64,7 +64,7 @@ class CudaOneSided final : public one_sided::Backend {
   Status wait_until(const one_sided::WaitCall& call) override;
   Result<bool> test(const one_sided::WaitCall& call) override;
   Status fence(int rank, Stream stream) override;
-  Status quiet(Stream stream) override;
+  Status quiet(int rank, Stream stream) override;
   Status barrier(const one_sided::TeamState& team, Stream stream) override;
   Result<std::vector<one_sided::Entry>> exchange(const one_sided::TeamState& team,
                                                  const one_sided::Entry& mine) override;
@@ -283,7 +283,7 @@ Status CudaOneSided::fence(int rank, Stream stream) {
   return launch("fence", stream, [&params](cudaStream_t handle) { return launch_word_call(params, handle); });
 }
 
-Status CudaOneSided::quiet(Stream stream) {
+Status CudaOneSided::quiet(int /*rank*/, Stream stream) {
   const WordParams params = word_params(WordCall::kQuiet, 0, 0);
   return launch("quiet", stream, [&params](cudaStream_t handle) { return launch_word_call(params, handle); });
 }
