@@ -17,7 +17,6 @@ using Word = std::atomic_ref<std::uint64_t>;
 
 /// Polls between two reads of the clock while only a part of a request has arrived.
 constexpr unsigned kLooksPerClock = 256;
-constexpr std::uint64_t kWordBytes = sizeof(std::uint64_t);
 
 std::int64_t now_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
@@ -28,8 +27,8 @@ bool is_inside(std::uint64_t offset, std::uint64_t num_bytes, std::uint64_t limi
   return offset <= limit && num_bytes <= limit - offset;
 }
 
-bool is_word_inside(std::uint64_t offset, std::uint64_t limit) {
-  return offset % kWordBytes == 0 && is_inside(offset, kWordBytes, limit);
+bool is_word_inside(std::uint64_t offset, std::uint64_t word_bytes, std::uint64_t limit) {
+  return offset % word_bytes == 0 && is_inside(offset, word_bytes, limit);
 }
 
 bool moves_bytes(RequestOp op) {
@@ -39,8 +38,7 @@ bool moves_bytes(RequestOp op) {
 
 bool changes_word(RequestOp op) {
   return op == RequestOp::kPutValue || op == RequestOp::kPutValueSignalSet || op == RequestOp::kPutValueSignalAdd ||
-         op == RequestOp::kSignalSet || op == RequestOp::kSignalAdd || op == RequestOp::kFetchAdd ||
-         op == RequestOp::kCompareSwap;
+         device::is_atomic(op);
 }
 
 }  // namespace
@@ -111,7 +109,7 @@ Status RequestReader::check(const Request& request) const {
   const auto bad = [this](std::string_view what, std::uint64_t observed, std::uint64_t limit) {
     return Status(ErrorCode::kInvalidArgument,
                   fmt::format("one-sided request {}: {} is {}, expected less than {}, inside symmetric memory and, for "
-                              "words, a multiple of 8",
+                              "words, a multiple of their size",
                               num_taken_, what, observed, limit));
   };
   const auto op = static_cast<std::uint8_t>(request.op);
@@ -131,10 +129,18 @@ Status RequestReader::check(const Request& request) const {
       return bad("the end of the remote bytes", request.remote_offset + request.num_bytes, limits_.remote_bytes + 1);
     }
   }
-  if (changes_word(request.op) && !is_word_inside(request.remote_offset, limits_.remote_bytes)) {
+  if (request.is_narrow) {
+    if (!device::is_atomic(request.op)) return bad("the operation on a word of 4 bytes", op, 0);
+    constexpr std::uint64_t kEnd = std::uint64_t{1} << 32;
+    if (request.value >= kEnd) return bad("the value for a word of 4 bytes", request.value, kEnd);
+    if (request.operand >= kEnd) return bad("the operand for a word of 4 bytes", request.operand, kEnd);
+  }
+  const std::size_t word_bytes = request.is_narrow ? sizeof(std::uint32_t) : sizeof(std::uint64_t);
+  if (changes_word(request.op) && !is_word_inside(request.remote_offset, word_bytes, limits_.remote_bytes)) {
     return bad("the offset of the word", request.remote_offset, limits_.remote_bytes);
   }
-  if (device::has_signal(request.op) && !is_word_inside(request.signal_offset, limits_.remote_bytes)) {
+  if (device::has_signal(request.op) &&
+      !is_word_inside(request.signal_offset, sizeof(std::uint64_t), limits_.remote_bytes)) {
     return bad("the offset of the signal", request.signal_offset, limits_.remote_bytes);
   }
   return {};

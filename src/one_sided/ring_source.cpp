@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "one_sided/request_atomics.hpp"
 #include "one_sided/words.hpp"
 #include "plan/to_size.hpp"
 
@@ -36,8 +37,10 @@ class RingSource::Pending final : public Completion {
   explicit Pending(RingSource& source) : source_(source) {}
 
   /// Expects `num_parts` callbacks.
-  void begin(Epoch& epoch, std::uint64_t num_parts, const device::Request* request) {
+  void begin(Epoch& epoch, PeerEpoch& peer_epoch, int peer, std::uint64_t num_parts, const device::Request* request) {
     epoch_ = &epoch;
+    peer_epoch_ = &peer_epoch;
+    peer_ = peer;
     num_parts_ = num_parts;
     has_reply_ = request != nullptr && request->wants_reply;
     reply_ = request != nullptr ? request->reply : 0;
@@ -45,8 +48,14 @@ class RingSource::Pending final : public Completion {
     answered_ = is_staged_get_ ? source_.answered_bytes(*request) : std::span<const std::byte>();
     lost_ = false;
     ++epoch.num_open;
+    ++peer_epoch.num_open;
   }
-  Epoch& epoch() { return *epoch_; }
+  int peer() const { return peer_; }
+  void close() const {
+    --epoch_->num_open;
+    --peer_epoch_->num_open;
+    peer_epoch_->lost |= lost_;
+  }
 
   void done(std::uint64_t value) override {
     if (--num_parts_ != 0) return;
@@ -67,6 +76,8 @@ class RingSource::Pending final : public Completion {
  private:
   RingSource& source_;
   Epoch* epoch_ = nullptr;
+  PeerEpoch* peer_epoch_ = nullptr;
+  int peer_ = 0;
   std::uint64_t num_parts_ = 0;
   bool has_reply_ = false;
   bool lost_ = false;
@@ -81,7 +92,10 @@ RingSource::RingSource(Options options)
       held_(to_size(options_.limits.num_peers), options_.max_held_bytes),
       used_(to_size(options_.limits.num_peers), false),
       unquiet_(used_),
-      epochs_(1) {}
+      epochs_(1),
+      peer_epochs_(used_.size()) {
+  for (std::deque<PeerEpoch>& epochs : peer_epochs_) epochs.emplace_back();
+}
 
 RingSource::~RingSource() = default;
 
@@ -154,6 +168,8 @@ bool RingSource::read_next() {
     }
     if (request->op == RequestOp::kQuiet || request->op == RequestOp::kFence) {
       expand(*request);
+    } else if (request->op == RequestOp::kQuietPeer) {
+      expand_quiet_of_peer(*request);
     } else if (request->op == RequestOp::kGet && request->num_bytes == 0) {
       if (request->wants_reply) reader_.answer(request->reply, 0);  // no part of it uses the network
       finish_front();
@@ -239,52 +255,14 @@ void RingSource::apply(const device::Request& request) {
   if (options_.changed) options_.changed(static_cast<int>(request.peer));
 }
 
+/// Returns the previous value of the word, if it changes one.
 std::uint64_t RingSource::apply_atomic(const device::Request& request) {
   std::byte* const heap = options_.peer_heaps[request.peer];
-  switch (request.op) {
-    case RequestOp::kPutValue:
-    case RequestOp::kSignalSet:
-      word_at(heap, request.remote_offset).store(request.value, std::memory_order_release);
-      return 0;
-    case RequestOp::kPutSignalSet:
-    case RequestOp::kPutValueSignalSet:
-      word_at(heap, request.signal_offset).store(request.value, std::memory_order_release);
-      return 0;
-    case RequestOp::kPutSignalAdd:
-    case RequestOp::kPutValueSignalAdd:
-      word_at(heap, request.signal_offset).fetch_add(request.value, std::memory_order_acq_rel);
-      return 0;
-    case RequestOp::kSignalAdd:
-    case RequestOp::kFetchAdd:
-      return word_at(heap, request.remote_offset).fetch_add(request.value, std::memory_order_acq_rel);
-    case RequestOp::kCompareSwap: {
-      std::uint64_t expected = request.operand;
-      word_at(heap, request.remote_offset).compare_exchange_strong(expected, request.value, std::memory_order_acq_rel);
-      return expected;
-    }
-    default:
-      return 0;
+  if (request.op == RequestOp::kPutValue) {
+    word_at(heap, request.remote_offset).store(request.value, std::memory_order_release);
   }
-}
-
-void RingSource::set_atomic(const device::Request& request, std::size_t offset) {
-  using Kind = net::AtomicOp::Kind;
-  out_.op.offset = options_.heap_offset + offset;
-  out_.op.operand = request.value;
-  out_.op.compare = request.operand;
-  switch (request.op) {
-    case RequestOp::kSignalAdd:
-    case RequestOp::kPutSignalAdd:
-    case RequestOp::kPutValueSignalAdd:
-    case RequestOp::kFetchAdd:
-      out_.op.kind = Kind::kAdd;
-      break;
-    case RequestOp::kCompareSwap:
-      out_.op.kind = Kind::kCompareSwap;
-      break;
-    default:
-      out_.op.kind = Kind::kSet;
-  }
+  const bool changes_word = device::has_signal(request.op) || device::is_atomic(request.op);
+  return changes_word ? net::apply_atomic(heap, atomic_of(request)) : 0;
 }
 
 /// Converts a request for a rank of another node to the driver's form.
@@ -293,6 +271,8 @@ void RingSource::translate(const device::Request& request) {
   out_.peer = static_cast<int>(request.peer);
   out_.offset = options_.heap_offset + request.remote_offset;
   out_.num_bytes = request.num_bytes;
+  out_.op = atomic_of(request);
+  out_.op.offset += options_.heap_offset;
   used_[request.peer] = true;
   unquiet_[request.peer] = true;
   switch (request.op) {
@@ -303,21 +283,18 @@ void RingSource::translate(const device::Request& request) {
       out_.local = local_memory(request.local_offset);
       // The slot and its staging memory are free as soon as the request is taken.
       out_.copy_source = is_staged(request);
-      set_atomic(request, request.signal_offset);
       break;
     case RequestOp::kSignalSet:
     case RequestOp::kSignalAdd:
       // A put without bytes: the signal is seen after all earlier puts.
       out_.kind = NetworkRequest::Kind::kPutSignal;
       out_.num_bytes = 0;
-      set_atomic(request, request.remote_offset);
       break;
     case RequestOp::kPutValue:
     case RequestOp::kPutValueSignalSet:
     case RequestOp::kPutValueSignalAdd:
       out_.kind = device::has_signal(request.op) ? NetworkRequest::Kind::kPutSignal : NetworkRequest::Kind::kPut;
       value_ = device::has_signal(request.op) ? request.operand : request.value;
-      set_atomic(request, request.signal_offset);
       out_.local = reinterpret_cast<std::byte*>(&value_);
       out_.num_bytes = sizeof(value_);
       out_.copy_source = true;
@@ -325,12 +302,11 @@ void RingSource::translate(const device::Request& request) {
     case RequestOp::kGet:
       out_.kind = NetworkRequest::Kind::kGet;
       out_.local = local_memory(request.local_offset);
-      out_.completion = expect(&request, options_.num_parts(out_));
+      out_.completion = expect(out_.peer, &request, options_.num_parts(out_));
       break;
     default:
       out_.kind = NetworkRequest::Kind::kAtomic;
-      set_atomic(request, request.remote_offset);
-      if (request.wants_reply) out_.completion = expect(&request, 1);
+      if (request.wants_reply) out_.completion = expect(out_.peer, &request, 1);
   }
 }
 
@@ -341,14 +317,11 @@ void RingSource::expand(const device::Request& request) {
   for (std::size_t peer = 0; peer < used_.size(); ++peer) {
     // A fence must stay behind operations that a quiet is still completing.
     if (!(is_quiet ? unquiet_ : used_)[peer] || (!every && peer != request.peer)) continue;
-    NetworkRequest one;
-    one.kind = is_quiet ? NetworkRequest::Kind::kFlush : NetworkRequest::Kind::kFence;
-    one.peer = static_cast<int>(peer);
     if (is_quiet) {
-      one.completion = expect(nullptr, 1);
-      unquiet_[peer] = false;
+      flush(static_cast<int>(peer));
+    } else {
+      expanded_.push_back({.kind = NetworkRequest::Kind::kFence, .peer = static_cast<int>(peer)});
     }
-    expanded_.push_back(one);
   }
   finish_front();
   if (!is_quiet) return;
@@ -358,15 +331,34 @@ void RingSource::expand(const device::Request& request) {
   publish();
 }
 
+void RingSource::flush(int peer) {
+  expanded_.push_back({.kind = NetworkRequest::Kind::kFlush, .peer = peer, .completion = expect(peer, nullptr, 1)});
+  unquiet_[to_size(peer)] = false;
+}
+
+/// Closes the peer's epoch, which answers the request once all is complete that was asked of the peer.
+void RingSource::expand_quiet_of_peer(const device::Request& request) {
+  const int peer = static_cast<int>(request.peer);
+  // Otherwise nothing was asked of it since its last flush, for which an earlier epoch waits.
+  if (unquiet_[request.peer]) flush(peer);
+  std::deque<PeerEpoch>& epochs = peer_epochs_[request.peer];
+  epochs.back().closed = true;
+  epochs.back().has_reply = request.wants_reply;
+  epochs.back().reply = request.reply;
+  epochs.emplace_back();
+  finish_front();
+  publish(peer);
+}
+
 /// `request`: null for a flush.
-RingSource::Pending* RingSource::expect(const device::Request* request, std::uint64_t num_parts) {
+RingSource::Pending* RingSource::expect(int peer, const device::Request* request, std::uint64_t num_parts) {
   if (free_pending_.empty()) {
     all_pending_.push_back(std::make_unique<Pending>(*this));
     free_pending_.push_back(all_pending_.back().get());
   }
   Pending* const pending = free_pending_.back();
   free_pending_.pop_back();
-  pending->begin(epochs_.back(), num_parts, request);
+  pending->begin(epochs_.back(), peer_epochs_[to_size(peer)].back(), peer, num_parts, request);
   return pending;
 }
 
@@ -378,15 +370,29 @@ bool RingSource::has_news() const {
 }
 
 void RingSource::ended(Pending& pending) {
-  --pending.epoch().num_open;
+  pending.close();
   free_pending_.push_back(&pending);
   publish();
+  publish(pending.peer());
 }
 
 void RingSource::publish() {
   while (epochs_.front().closed && epochs_.front().num_open == 0) {
     reader_.complete(epochs_.front().end);
     epochs_.pop_front();
+  }
+}
+
+void RingSource::publish(int peer) {
+  std::deque<PeerEpoch>& epochs = peer_epochs_[to_size(peer)];
+  for (; epochs.front().closed && epochs.front().num_open == 0; epochs.pop_front()) {
+    const PeerEpoch& over = epochs.front();
+    if (!over.has_reply) continue;
+    if (over.lost) {
+      reader_.lose_reply(over.reply, false);
+    } else {
+      reader_.answer(over.reply, 0);
+    }
   }
 }
 

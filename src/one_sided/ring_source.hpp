@@ -5,7 +5,8 @@
 /// itself, and counts completions.
 ///
 /// A kernel that waits for completion sends kQuiet. The requests between two kQuiets are an epoch: it is complete when
-/// every peer that they went to has flushed and every answer has arrived; epochs are published in order.
+/// every peer that they went to has flushed and every answer has arrived; epochs are published in order. Likewise the
+/// requests to one peer between two kQuietPeer, which are answered.
 ///
 /// Requests for a rank that accepts none at the moment also leave the ring and are held in the driver's form, so that
 /// requests for other ranks proceed. Only requests to the same rank are ordered, and they keep their order. Requests
@@ -72,6 +73,13 @@ class RingSource final : public RequestSource {
     int num_open = 0;       ///< flushes and answers that are still outstanding
     bool closed = false;
   };
+  struct PeerEpoch {
+    int num_open = 0;  ///< as above, of the peer
+    bool closed = false;
+    bool lost = false;       ///< the peer was lost with one of them
+    bool has_reply = false;  ///< of the kQuietPeer that closed it
+    std::uint32_t reply = 0;
+  };
   class Pending;
 
   const NetworkRequest* next_of_ring(const CanIssue& can_issue);
@@ -81,32 +89,34 @@ class RingSource final : public RequestSource {
   bool is_local(const device::Request& request) const;
   void apply(const device::Request& request);
   std::uint64_t apply_atomic(const device::Request& request);
-  void put_here(const device::Request& request);
   std::byte* local_memory(std::uint64_t offset) const;
   bool is_staged(const device::Request& request) const;
   std::span<const std::byte> answered_bytes(const device::Request& request) const;
   void translate(const device::Request& request);
-  void set_atomic(const device::Request& request, std::size_t offset);
   void expand(const device::Request& request);
+  void expand_quiet_of_peer(const device::Request& request);
+  void flush(int peer);
   void finish_front();
   void finish_out();
-  Pending* expect(const device::Request* request, std::uint64_t num_parts);
+  Pending* expect(int peer, const device::Request* request, std::uint64_t num_parts);
   void ended(Pending& pending);
   void publish();
+  void publish(int peer);
 
   Options options_;
   RequestReader reader_;
   NetworkRequest out_;  // next request of the ring, in the driver's form, if has_out_
   bool has_out_ = false;
   HeldRequests held_;
-  const NetworkRequest* offered_ = nullptr;  // result of the last front(), until taken()
-  bool ring_is_next_ = true;                 // the ring and the held requests are served in turn
-  int num_served_ = 0;                       // requests of the ring in this turn that were not offered
-  std::uint64_t value_ = 0;                  // source of a put of 8 bytes
-  std::vector<NetworkRequest> expanded_;     // requests for the network of one kQuiet or kFence, last first
-  std::vector<bool> used_;                   // by peer: used at any time
-  std::vector<bool> unquiet_;                // by peer: used since the last kQuiet
-  std::deque<Epoch> epochs_;                 // the last one is open
+  const NetworkRequest* offered_ = nullptr;         // result of the last front(), until taken()
+  bool ring_is_next_ = true;                        // the ring and the held requests are served in turn
+  int num_served_ = 0;                              // requests of the ring in this turn that were not offered
+  std::uint64_t value_ = 0;                         // source of a put of 8 bytes
+  std::vector<NetworkRequest> expanded_;            // requests for the network of one quiet or kFence, last first
+  std::vector<bool> used_;                          // by peer: used at any time
+  std::vector<bool> unquiet_;                       // by peer: used since its last flush
+  std::deque<Epoch> epochs_;                        // the last one is open
+  std::vector<std::deque<PeerEpoch>> peer_epochs_;  // by peer; the last one of each is open
   std::vector<std::unique_ptr<Pending>> all_pending_;
   std::vector<Pending*> free_pending_;
   std::atomic<bool> polling_{false};

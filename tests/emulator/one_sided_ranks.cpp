@@ -190,16 +190,9 @@ void OneSidedRanks::apply(Operation& operation) {
       std::memcpy(request.local, heap + request.offset, request.num_bytes);
       break;
     case Kind::kPutSignal:
-    case Kind::kAtomic: {
-      auto& word = *reinterpret_cast<std::uint64_t*>(heap + request.op.offset);
-      before = word;
-      if (request.op.kind == net::AtomicOp::Kind::kAdd) {
-        word += request.op.operand;
-      } else if (request.op.kind == net::AtomicOp::Kind::kSet || word == request.op.compare) {
-        word = request.op.operand;
-      }
+    case Kind::kAtomic:
+      before = net::apply_atomic(heap, request.op);
       break;
-    }
     default:
       break;
   }

@@ -115,7 +115,8 @@ TEST(OneSidedNodes, AHostsFetchThatFailsLeavesItsResultAlone) {
   word.value = 1;
   // Fills with answers the places where later answers will arrive.
   ranks.launch(0, {1, 1, 0}, [&] {
-    for (std::uint32_t i = 0; i < device::kNumReplies; ++i) device::fetch_add(word.world, 1, word.word, 1);
+    for (std::uint32_t i = 0; i < device::kNumReplies; ++i)
+      device::fetch_add(word.world, 1, ranks.word(0, kCounter), 1);
   });
   ASSERT_EQ(ranks.run(), "");
   ASSERT_EQ(*ranks.word(1, kCounter), device::kNumReplies);

@@ -118,6 +118,10 @@ void write_rows(const test::HostRing& ring, int rank, std::uint64_t writer, std:
       ++num_errors;
     }
   }
+  for (std::uint32_t peer = 0; peer < kNumRanks; ++peer) {
+    std::uint64_t value = 0;
+    if (!ring.fetch({.op = RequestOp::kQuietPeer, .peer = peer}, value)) ++num_errors;
+  }
   if (!ring.quiet()) ++num_errors;
 }
 
@@ -321,6 +325,13 @@ TEST(RingSource, ALostPeerEndsFetchesAndQuietAndNothingElse) {
       context.expect(!end.ring->fetch(add, value), "no answer from the lost rank");
       context.expect(end.ring->quiet(), "quiet ends");
       context.expect(end.ring->writer().take_loss(), "quiet reports the loss");
+      const device::Request put{.op = RequestOp::kPutValue, .peer = kLost, .remote_offset = kTotal, .value = 1};
+      const device::Request quiet{.op = RequestOp::kQuietPeer, .peer = kLost};
+      end.ring->post(put);
+      context.expect(!end.ring->fetch(quiet, value), "a quiet of the lost rank reports the loss");
+      context.expect(end.ring->fetch(quiet, value), "the next one has nothing to report");
+      context.expect(end.ring->quiet(), "quiet ends");
+      context.expect(end.ring->writer().take_loss(), "a quiet of all reports that loss too");
       context.expect_ok(end.fabric->quiet("quiet"), "the host's quiet does not repeat the loss");
       end.ring->post({.op = RequestOp::kFence, .peer = device::kEveryPeer});
       const device::Request other{.op = RequestOp::kFetchAdd, .peer = kOther, .remote_offset = kTotal, .value = 1};

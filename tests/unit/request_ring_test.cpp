@@ -83,6 +83,24 @@ TEST_F(RequestRingTest, EveryFieldArrives) {
   EXPECT_EQ(seen.signal_offset, request.signal_offset);
 }
 
+TEST_F(RequestRingTest, TheSizeOfAWordArrives) {
+  reader();
+  constexpr std::uint64_t kLargest = UINT32_MAX;
+  write({.op = RequestOp::kFetchXor, .wants_reply = true, .reply = 0xFFFF'FFFF, .remote_offset = 8, .value = kLargest});
+  write({.op = RequestOp::kCompareSwap,
+         .is_narrow = true,
+         .remote_offset = kRemoteBytes - 4,
+         .value = kLargest,
+         .operand = kLargest});
+  EXPECT_TRUE(take());
+  ASSERT_EQ(taken_.size(), 2U);
+  EXPECT_FALSE(taken_[0].is_narrow);
+  EXPECT_EQ(taken_[0].reply, 0xFFFF'FFFF);
+  EXPECT_TRUE(taken_[1].is_narrow);
+  EXPECT_FALSE(taken_[1].wants_reply);
+  EXPECT_EQ(taken_[1].reply, 0U);
+}
+
 TEST_F(RequestRingTest, TwoWritersPassEachOtherRoundTheRingManyTimes) {
   constexpr std::uint64_t kNumRequests = 20'000;
   RequestReader& reader = this->reader(10 * kNsPerSecond);  // finds a lost request
@@ -183,6 +201,15 @@ TEST_F(RequestRingTest, RequestsOutsideOfMemoryAreNotExecuted) {
       {.op = RequestOp::kPutValueSignalSet, .signal_offset = kRemoteBytes - 4},
       {.op = RequestOp::kPutValueSignalAdd, .signal_offset = huge},
       {.op = RequestOp::kFence, .peer = 3},
+      {.op = RequestOp::kQuietPeer, .peer = 3},
+      {.op = RequestOp::kSwap, .remote_offset = 4},
+      {.op = RequestOp::kFetchXor, .remote_offset = kRemoteBytes},
+      {.op = RequestOp::kFetchOr, .is_narrow = true, .remote_offset = 2},
+      {.op = RequestOp::kFetchAnd, .is_narrow = true, .remote_offset = kRemoteBytes},
+      {.op = RequestOp::kFetchAdd, .is_narrow = true, .value = std::uint64_t{1} << 32},
+      {.op = RequestOp::kCompareSwap, .is_narrow = true, .operand = std::uint64_t{1} << 32},
+      {.op = RequestOp::kPutValue, .is_narrow = true},
+      {.op = RequestOp::kPutSignalAdd, .is_narrow = true},
   };
   for (std::size_t i = 0; i < bad.size(); ++i) {
     host_.reset();

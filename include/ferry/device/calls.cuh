@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "ferry/device/block_word.cuh"
 #include "ferry/device/checks.cuh"
@@ -19,13 +20,15 @@ namespace ferry::device {
 namespace detail {
 
 /// Whether this GPU makes this signal at once, through near_address, and cannot fail.
-__device__ inline bool signals_near(const World& world, int rank, const std::uint64_t* word, SignalOp op) {
+template <typename Word>
+__device__ inline bool signals_near(const World& world, int rank, const Word* word, SignalOp op) {
   return is_near_word(world, rank, word, op == SignalOp::kSet ? world.num_near : world.num_near_words);
 }
 
 /// A signal by this GPU, ordered after everything that this thread, or a thread that it has synchronised with, did
 /// before. One thread.
-__device__ inline void signal_in_node(std::uint64_t* target, std::uint64_t value, SignalOp op) {
+template <typename Word>
+__device__ inline void signal_in_node(Word* target, std::type_identity_t<Word> value, SignalOp op) {
   if (op == SignalOp::kSet) {
     GpuMemory::store_release_system(target, value);
   } else {
@@ -150,17 +153,38 @@ __device__ inline Code put_signal(const World& world, int rank, void* dest, cons
   return Code::kOk;
 }
 
-/// A signal without a put.
+/// A signal to a word of 4 bytes, under the conditions of put_elsewhere.
 template <Scope kScope>
-__device__ inline Code signal(const World& world, int rank, std::uint64_t* word, std::uint64_t value, SignalOp op) {
+__device__ __noinline__ inline Code narrow_signal_elsewhere(const World& world, int rank, std::uint32_t* word,
+                                                            std::uint32_t value, SignalOp op) {
+  const About about{Call::kSignal, rank, word, sizeof(*word)};
+  if (!is_rank(world, rank) || !is_word(world, word)) return finish<kScope>(world, Code::kInvalidArgument, about);
+  Code code = Code::kOk;
+  if (is_leader<kScope>()) {
+    if (in_node(world, rank) && (world.gpu_words || op == SignalOp::kSet)) {
+      signal_in_node(peer_address(world, rank, word), value, op);
+    } else {
+      code = signal_by_request(world, rank, word, value, op);
+    }
+  }
+  return finish<kScope>(world, Members<kScope>::agree(code), about);
+}
+
+/// A signal without a put.
+template <Scope kScope, typename Word>
+__device__ inline Code signal(const World& world, int rank, Word* word, std::type_identity_t<Word> value, SignalOp op) {
   const bool is_here = signals_near(world, rank, word, op);
-  std::uint64_t* word_there = near_address(world, rank, word);
+  Word* word_there = near_address(world, rank, word);
   compute_here(word_there);
   Members<kScope>::meet();
   // All members have met: the release of the leader covers the writes of all.
   if (is_here & is_leader<kScope>()) signal_in_node(word_there, value, op);
   if (!is_here) [[unlikely]] {
-    return put_signal_elsewhere<kScope>({world.stored, rank, word, word, 0, false, word, value, op});
+    if constexpr (sizeof(Word) == sizeof(std::uint64_t)) {
+      return put_signal_elsewhere<kScope>({world.stored, rank, word, word, 0, false, word, value, op});
+    } else {
+      return narrow_signal_elsewhere<kScope>(*world.stored, rank, word, value, op);
+    }
   }
   Members<kScope>::meet();
   return Code::kOk;
@@ -211,15 +235,47 @@ __device__ inline Code refuse_value(const World& world, Call call, int rank, con
   return finish<Scope::kThread>(world, Code::kInvalidArgument, {call, rank, data, num_bytes});
 }
 
-/// fetch_add by this GPU, or compare_swap of `operand` if `call` says so. One thread.
-__device__ inline Fetched fetch_in_node(Call call, std::uint64_t* target, std::uint64_t value, std::uint64_t operand) {
-  return {Code::kOk, call == Call::kFetchAdd ? GpuMemory::add_system(target, value)
-                                             : GpuMemory::compare_swap_system(target, operand, value)};
+/// Request for a call that fetches.
+__device__ inline RequestOp fetching_op(Call call) {
+  switch (call) {
+    case Call::kFetchAdd:
+      return RequestOp::kFetchAdd;
+    case Call::kCompareSwap:
+      return RequestOp::kCompareSwap;
+    case Call::kSwap:
+      return RequestOp::kSwap;
+    case Call::kFetchAnd:
+      return RequestOp::kFetchAnd;
+    case Call::kFetchOr:
+      return RequestOp::kFetchOr;
+    default:
+      return RequestOp::kFetchXor;
+  }
+}
+
+/// A call that fetches, by this GPU. `operand`: value that compare_swap expects. One thread.
+template <typename Word>
+__device__ inline Fetched fetch_in_node(Call call, Word* target, Word value, Word operand) {
+  switch (call) {
+    case Call::kFetchAdd:
+      return {Code::kOk, GpuMemory::add_system(target, value)};
+    case Call::kCompareSwap:
+      return {Code::kOk, GpuMemory::compare_swap_system(target, operand, value)};
+    case Call::kSwap:
+      return {Code::kOk, GpuMemory::swap_system(target, value)};
+    case Call::kFetchAnd:
+      return {Code::kOk, GpuMemory::and_system(target, value)};
+    case Call::kFetchOr:
+      return {Code::kOk, GpuMemory::or_system(target, value)};
+    default:
+      return {Code::kOk, GpuMemory::xor_system(target, value)};
+  }
 }
 
 /// The same at a rank that is not near, or by the proxy, or refused. One thread.
-__device__ __noinline__ inline Fetched fetch_elsewhere(const World& world, Call call, int rank, std::uint64_t* word,
-                                                       std::uint64_t value, std::uint64_t operand) {
+template <typename Word>
+__device__ __noinline__ inline Fetched fetch_elsewhere(const World& world, Call call, int rank, Word* word, Word value,
+                                                       Word operand) {
   const About about{call, rank, word, sizeof(*word)};
   if (!is_rank(world, rank) || !is_word(world, word)) {
     return {finish<Scope::kThread>(world, Code::kInvalidArgument, about), 0};
@@ -227,15 +283,14 @@ __device__ __noinline__ inline Fetched fetch_elsewhere(const World& world, Call 
   if (in_node(world, rank) && world.gpu_words) {
     return fetch_in_node(call, peer_address(world, rank, word), value, operand);
   }
-  const RequestOp op = call == Call::kFetchAdd ? RequestOp::kFetchAdd : RequestOp::kCompareSwap;
-  Fetched fetched =
-      fetch_by_request(world, op, static_cast<std::uint32_t>(rank), offset_of(world, word), 0, 0, value, operand);
+  Fetched fetched = fetch_by_request(world, fetching_op(call), static_cast<std::uint32_t>(rank), offset_of(world, word),
+                                     0, 0, value, operand, sizeof(Word) == sizeof(std::uint32_t));
   fetched.code = finish<Scope::kThread>(world, fetched.code, about);
   return fetched;
 }
 
-__device__ inline Fetched fetch(const World& world, Call call, int rank, std::uint64_t* word, std::uint64_t value,
-                                std::uint64_t operand) {
+template <typename Word>
+__device__ inline Fetched fetch(const World& world, Call call, int rank, Word* word, Word value, Word operand) {
   if (!is_near_word(world, rank, word, world.num_near_words)) [[unlikely]] {
     return fetch_elsewhere(*world.stored, call, rank, word, value, operand);
   }
@@ -243,9 +298,9 @@ __device__ inline Fetched fetch(const World& world, Call call, int rank, std::ui
 }
 
 /// Fetches once for all members; each gets the result.
-template <Scope kScope>
-__device__ inline Fetched fetch_once(const World& world, Call call, int rank, std::uint64_t* word, std::uint64_t value,
-                                     std::uint64_t operand) {
+template <Scope kScope, typename Word>
+__device__ inline Fetched fetch_once(const World& world, Call call, int rank, Word* word,
+                                     std::type_identity_t<Word> value, std::type_identity_t<Word> operand) {
   if constexpr (kScope == Scope::kThread) return fetch(world, call, rank, word, value, operand);
   Members<kScope>::meet();
   Fetched fetched;
@@ -302,6 +357,20 @@ __device__ inline Code complete(const World& world) {
     if (has_ring(world)) code = quiet_of_requests(*world.stored);
   }
   return finish<kScope>(world, Members<kScope>::agree(code), {Call::kQuiet, -1, world.heap, 0});
+}
+
+/// Completes everything that the members have started to one rank, like complete<kScope, true>.
+template <Scope kScope>
+__device__ inline Code complete_at(const World& world, int rank) {
+  const About about{Call::kQuiet, rank, world.heap, 0};
+  if (!is_rank(world, rank)) return finish<kScope>(world, Code::kInvalidArgument, about);
+  Members<kScope>::meet();
+  Code code = Code::kOk;
+  if (is_leader<kScope>()) {
+    GpuMemory::fence_total_system();
+    if (has_ring(world)) code = quiet_of_requests_to(*world.stored, rank);
+  }
+  return finish<kScope>(world, Members<kScope>::agree(code), about);
 }
 
 }  // namespace detail

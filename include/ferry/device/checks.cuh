@@ -30,8 +30,9 @@ __device__ inline bool is_symmetric(const World& world, const void* data, std::u
   return offset <= world.heap_bytes && num_bytes <= world.heap_bytes - offset;
 }
 
-/// A heap is a whole number of words.
-__device__ inline bool is_word(const World& world, const std::uint64_t* word) {
+/// A heap is a whole number of words. `Word`: of 4 or 8 bytes, here and in all calls.
+template <typename Word>
+__device__ inline bool is_word(const World& world, const Word* word) {
   const std::uint64_t offset = offset_of(world, word);
   return (offset < world.heap_bytes) & (offset % sizeof(*word) == 0);
 }
@@ -57,7 +58,8 @@ __device__ inline bool is_aligned(const World& world, const T* data) {
 }
 
 /// is_near for a word. `num_near`: number of near ranks whose words this GPU may access so.
-__device__ inline bool is_near_word(const World& world, int rank, const std::uint64_t* word, int num_near) {
+template <typename Word>
+__device__ inline bool is_near_word(const World& world, int rank, const Word* word, int num_near) {
   const bool is_of_near_rank = is_near_rank(world, rank, num_near);
   const bool is_of_heap = is_word(world, word);
   return is_of_near_rank & is_of_heap;

@@ -137,7 +137,7 @@ __device__ inline Code ask_and_await(const World& world, const RequestRing& ring
   return code;
 }
 
-/// Result of fetch_add and compare_swap.
+/// Result of fetch_add, compare_swap, swap, fetch_and, fetch_or and fetch_xor.
 struct Fetched {
   Code code = Code::kOk;
   std::uint64_t value = 0;  ///< the word before
@@ -151,7 +151,7 @@ inline constexpr std::uint64_t kIntoReply = ~std::uint64_t{0};
 __device__ __noinline__ inline Fetched fetch_by_request(const World& world, RequestOp op, std::uint32_t peer,
                                                         std::uint64_t remote_offset, std::uint64_t local_offset,
                                                         std::uint64_t num_bytes, std::uint64_t value,
-                                                        std::uint64_t operand) {
+                                                        std::uint64_t operand, bool is_narrow = false) {
   const RequestRing ring = world.ring;
   const GpuWriter writer(ring);
   Fetched fetched;
@@ -161,6 +161,7 @@ __device__ __noinline__ inline Fetched fetch_by_request(const World& world, Requ
   const Request request{.op = op,
                         .peer = peer,
                         .wants_reply = true,
+                        .is_narrow = is_narrow,
                         .reply = static_cast<std::uint32_t>(reply),
                         .local_offset = local_offset == kIntoReply ? writer.reply_staging_offset(reply) : local_offset,
                         .remote_offset = remote_offset,
@@ -344,11 +345,13 @@ __device__ inline Request put_signal_request(const World& world, int rank, const
 }
 
 /// A signal by the proxy, ordered after all earlier requests. One thread.
-__device__ __noinline__ inline Code signal_by_request(const World& world, int rank, const std::uint64_t* word,
-                                                      std::uint64_t value, SignalOp op) {
+template <typename Word>
+__device__ __noinline__ inline Code signal_by_request(const World& world, int rank, const Word* word, Word value,
+                                                      SignalOp op) {
   Request request;
   request.op = op == SignalOp::kSet ? RequestOp::kSignalSet : RequestOp::kSignalAdd;
   request.peer = static_cast<std::uint32_t>(rank);
+  request.is_narrow = sizeof(Word) == sizeof(std::uint32_t);
   request.remote_offset = offset_of(world, word);
   request.value = value;
   return post(world, request);
@@ -436,6 +439,11 @@ __device__ __noinline__ inline Code quiet_of_requests(const World& world) {
   });
   if (code != Code::kOk) return code;
   return failed ? Code::kTimeout : writer.take_loss() ? Code::kPeerLost : Code::kOk;
+}
+
+/// Waits until the proxy has completed all earlier requests to this rank. One thread.
+__device__ inline Code quiet_of_requests_to(const World& world, int rank) {
+  return fetch_by_request(world, RequestOp::kQuietPeer, static_cast<std::uint32_t>(rank), 0, 0, 0, 0, 0).code;
 }
 
 }  // namespace detail

@@ -70,6 +70,9 @@ struct GpuMemory {
   static __device__ void store_release_system(std::uint64_t* address, std::uint64_t value) {
     asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
   }
+  static __device__ void store_release_system(std::uint32_t* address, std::uint32_t value) {
+    asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+  }
   static __device__ void store_release_device(std::uint32_t* address, std::uint32_t value) {
     asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
   }
@@ -82,8 +85,7 @@ struct GpuMemory {
   static __device__ void store_release_block(std::uint32_t* address, std::uint32_t value) {
     asm volatile("st.release.cta.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
   }
-  /// The following eight return the previous value. They are PTX because the compiler would sum the lanes' operands
-  /// first.
+  /// The following return the previous value. They are PTX because the compiler would sum the lanes' operands first.
   static __device__ std::uint64_t add_device(std::uint64_t* address, std::uint64_t value) {
     std::uint64_t before;
     asm volatile("atom.add.relaxed.gpu.global.u64 %0, [%1], %2;" : "=l"(before) : "l"(address), "l"(value) : "memory");
@@ -133,12 +135,69 @@ struct GpuMemory {
                  : "memory");
     return before;
   }
-  /// The following three return no value, so that no answer travels over the link.
+  static __device__ std::uint32_t add_system(std::uint32_t* address, std::uint32_t value) {
+    std::uint32_t before;
+    asm volatile("atom.add.acq_rel.sys.global.u32 %0, [%1], %2;" : "=r"(before) : "l"(address), "r"(value) : "memory");
+    return before;
+  }
+  static __device__ std::uint64_t swap_system(std::uint64_t* address, std::uint64_t value) {
+    std::uint64_t before;
+    asm volatile("atom.exch.acq_rel.sys.global.b64 %0, [%1], %2;" : "=l"(before) : "l"(address), "l"(value) : "memory");
+    return before;
+  }
+  static __device__ std::uint32_t swap_system(std::uint32_t* address, std::uint32_t value) {
+    std::uint32_t before;
+    asm volatile("atom.exch.acq_rel.sys.global.b32 %0, [%1], %2;" : "=r"(before) : "l"(address), "r"(value) : "memory");
+    return before;
+  }
+  static __device__ std::uint64_t and_system(std::uint64_t* address, std::uint64_t value) {
+    std::uint64_t before;
+    asm volatile("atom.and.acq_rel.sys.global.b64 %0, [%1], %2;" : "=l"(before) : "l"(address), "l"(value) : "memory");
+    return before;
+  }
+  static __device__ std::uint32_t and_system(std::uint32_t* address, std::uint32_t value) {
+    std::uint32_t before;
+    asm volatile("atom.and.acq_rel.sys.global.b32 %0, [%1], %2;" : "=r"(before) : "l"(address), "r"(value) : "memory");
+    return before;
+  }
+  static __device__ std::uint64_t or_system(std::uint64_t* address, std::uint64_t value) {
+    std::uint64_t before;
+    asm volatile("atom.or.acq_rel.sys.global.b64 %0, [%1], %2;" : "=l"(before) : "l"(address), "l"(value) : "memory");
+    return before;
+  }
+  static __device__ std::uint32_t or_system(std::uint32_t* address, std::uint32_t value) {
+    std::uint32_t before;
+    asm volatile("atom.or.acq_rel.sys.global.b32 %0, [%1], %2;" : "=r"(before) : "l"(address), "r"(value) : "memory");
+    return before;
+  }
+  static __device__ std::uint64_t xor_system(std::uint64_t* address, std::uint64_t value) {
+    std::uint64_t before;
+    asm volatile("atom.xor.acq_rel.sys.global.b64 %0, [%1], %2;" : "=l"(before) : "l"(address), "l"(value) : "memory");
+    return before;
+  }
+  static __device__ std::uint32_t xor_system(std::uint32_t* address, std::uint32_t value) {
+    std::uint32_t before;
+    asm volatile("atom.xor.acq_rel.sys.global.b32 %0, [%1], %2;" : "=r"(before) : "l"(address), "r"(value) : "memory");
+    return before;
+  }
+  static __device__ std::uint32_t compare_swap_system(std::uint32_t* address, std::uint32_t expected,
+                                                      std::uint32_t desired) {
+    std::uint32_t before;
+    asm volatile("atom.cas.acq_rel.sys.global.b32 %0, [%1], %2, %3;"
+                 : "=r"(before)
+                 : "l"(address), "r"(expected), "r"(desired)
+                 : "memory");
+    return before;
+  }
+  /// The following four return no value, so that no answer travels over the link.
   static __device__ void add_release_device(std::uint32_t* address, std::uint32_t value) {
     asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
   }
   static __device__ void add_release_system(std::uint64_t* address, std::uint64_t value) {
     asm volatile("red.release.sys.global.add.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
+  }
+  static __device__ void add_release_system(std::uint32_t* address, std::uint32_t value) {
+    asm volatile("red.release.sys.global.add.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
   }
   static __device__ void max_release_device(std::uint64_t* address, std::uint64_t value) {
     asm volatile("red.release.gpu.global.max.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");

@@ -119,18 +119,67 @@ template <Scope kScope = Scope::kThread>
 __device__ inline Code signal(const World& world, int rank, std::uint64_t* word, std::uint64_t value, SignalOp op) {
   return detail::signal<kScope>(world, rank, word, value, op);
 }
+template <Scope kScope = Scope::kThread>
+__device__ inline Code signal(const World& world, int rank, std::uint32_t* word, std::uint32_t value, SignalOp op) {
+  return detail::signal<kScope>(world, rank, word, value, op);
+}
 
 /// OneSided::fetch_add. A warp or a block adds once, and all threads get the fetched value: for example to reserve room
-/// for all of them. At block scope it takes 8 bytes of the kernel's static shared memory, as does compare_swap.
+/// for all of them. At block scope it takes 8 bytes of the kernel's static shared memory, as do all calls that fetch.
 template <Scope kScope = Scope::kThread>
 __device__ inline Fetched fetch_add(const World& world, int rank, std::uint64_t* word, std::uint64_t value) {
   return detail::fetch_once<kScope>(world, Call::kFetchAdd, rank, word, value, 0);
 }
-/// OneSided::compare_swap. A warp or a block swaps once, and all threads get the fetched value.
+template <Scope kScope = Scope::kThread>
+__device__ inline Fetched fetch_add(const World& world, int rank, std::uint32_t* word, std::uint32_t value) {
+  return detail::fetch_once<kScope>(world, Call::kFetchAdd, rank, word, value, 0);
+}
+/// OneSided::compare_swap. A warp or a block swaps once, and all threads get the fetched value; so do the following.
 template <Scope kScope = Scope::kThread>
 __device__ inline Fetched compare_swap(const World& world, int rank, std::uint64_t* word, std::uint64_t expected,
                                        std::uint64_t desired) {
   return detail::fetch_once<kScope>(world, Call::kCompareSwap, rank, word, desired, expected);
+}
+template <Scope kScope = Scope::kThread>
+__device__ inline Fetched compare_swap(const World& world, int rank, std::uint32_t* word, std::uint32_t expected,
+                                       std::uint32_t desired) {
+  return detail::fetch_once<kScope>(world, Call::kCompareSwap, rank, word, desired, expected);
+}
+/// OneSided::swap.
+template <Scope kScope = Scope::kThread>
+__device__ inline Fetched swap(const World& world, int rank, std::uint64_t* word, std::uint64_t value) {
+  return detail::fetch_once<kScope>(world, Call::kSwap, rank, word, value, 0);
+}
+template <Scope kScope = Scope::kThread>
+__device__ inline Fetched swap(const World& world, int rank, std::uint32_t* word, std::uint32_t value) {
+  return detail::fetch_once<kScope>(world, Call::kSwap, rank, word, value, 0);
+}
+/// OneSided::fetch_and.
+template <Scope kScope = Scope::kThread>
+__device__ inline Fetched fetch_and(const World& world, int rank, std::uint64_t* word, std::uint64_t value) {
+  return detail::fetch_once<kScope>(world, Call::kFetchAnd, rank, word, value, 0);
+}
+template <Scope kScope = Scope::kThread>
+__device__ inline Fetched fetch_and(const World& world, int rank, std::uint32_t* word, std::uint32_t value) {
+  return detail::fetch_once<kScope>(world, Call::kFetchAnd, rank, word, value, 0);
+}
+/// OneSided::fetch_or.
+template <Scope kScope = Scope::kThread>
+__device__ inline Fetched fetch_or(const World& world, int rank, std::uint64_t* word, std::uint64_t value) {
+  return detail::fetch_once<kScope>(world, Call::kFetchOr, rank, word, value, 0);
+}
+template <Scope kScope = Scope::kThread>
+__device__ inline Fetched fetch_or(const World& world, int rank, std::uint32_t* word, std::uint32_t value) {
+  return detail::fetch_once<kScope>(world, Call::kFetchOr, rank, word, value, 0);
+}
+/// OneSided::fetch_xor.
+template <Scope kScope = Scope::kThread>
+__device__ inline Fetched fetch_xor(const World& world, int rank, std::uint64_t* word, std::uint64_t value) {
+  return detail::fetch_once<kScope>(world, Call::kFetchXor, rank, word, value, 0);
+}
+template <Scope kScope = Scope::kThread>
+__device__ inline Fetched fetch_xor(const World& world, int rank, std::uint32_t* word, std::uint32_t value) {
+  return detail::fetch_once<kScope>(world, Call::kFetchXor, rank, word, value, 0);
 }
 
 /// OneSided::test.
@@ -160,6 +209,11 @@ __device__ inline Code wait_until(const World& world, const std::uint64_t* word,
 template <Scope kScope = Scope::kThread>
 __device__ inline Code quiet(const World& world) {
   return detail::complete<kScope, true>(world);
+}
+/// OneSided::quiet of one rank: waits for no other.
+template <Scope kScope = Scope::kThread>
+__device__ inline Code quiet(const World& world, int rank) {
+  return detail::complete_at<kScope>(world, rank);
 }
 
 /// OneSided::fence, for the members' accesses to `rank`. Where the proxy works on this node's words, it waits like

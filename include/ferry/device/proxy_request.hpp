@@ -52,8 +52,13 @@ enum class RequestOp : std::uint8_t {
   kCompareSwap,  ///< store `value` at remote_offset if `operand` is there; the reply is the previous value
   kFence,        ///< later requests to this peer arrive after earlier ones
   kQuiet,        ///< complete earlier requests soon: a thread waits for it
+  kSwap,         ///< store `value` at remote_offset; the reply is the previous value
+  kFetchAnd,     ///< the same for its bitwise and with `value`
+  kFetchOr,
+  kFetchXor,
+  kQuietPeer,  ///< kQuiet for earlier requests to `peer` alone; the reply says that they are complete
 };
-inline constexpr std::uint8_t kLastRequestOp = static_cast<std::uint8_t>(RequestOp::kQuiet);
+inline constexpr std::uint8_t kLastRequestOp = static_cast<std::uint8_t>(RequestOp::kQuietPeer);
 
 /// Largest kGet to staging memory whose reply contains the bytes, the first byte lowest, so that the waiting thread
 /// need not read the staging memory too.
@@ -64,6 +69,12 @@ FERRY_HOST_DEVICE inline bool has_signal(RequestOp op) {
   return op >= RequestOp::kPutSignalSet && op <= RequestOp::kPutValueSignalAdd;
 }
 
+/// Whether the request changes a word alone, which may have 4 bytes. The changed word is at remote_offset.
+FERRY_HOST_DEVICE inline bool is_atomic(RequestOp op) {
+  return op == RequestOp::kSignalSet || op == RequestOp::kSignalAdd || op == RequestOp::kFetchAdd ||
+         op == RequestOp::kCompareSwap || (op >= RequestOp::kSwap && op <= RequestOp::kFetchXor);
+}
+
 /// `peer` of a kFence for all ranks.
 inline constexpr std::uint32_t kEveryPeer = 0xFFFF;
 
@@ -71,7 +82,8 @@ inline constexpr std::uint32_t kEveryPeer = 0xFFFF;
 struct Request {
   RequestOp op = RequestOp::kQuiet;
   std::uint32_t peer = 0;    ///< rank
-  bool wants_reply = false;  ///< for kGet; kFetchAdd and kCompareSwap always get a reply
+  bool wants_reply = false;  ///< for kGet; kQuietPeer and atomics that return a value always get a reply
+  bool is_narrow = false;    ///< the word of an is_atomic request has 4 bytes; value and operand fit into them
   std::uint32_t reply = 0;   ///< lower half of the reply's ticket
   std::uint64_t local_offset = 0;
   std::uint64_t remote_offset = 0;
@@ -90,11 +102,13 @@ FERRY_HOST_DEVICE inline std::uint64_t lap_bit(std::uint64_t ticket, std::uint64
 }
 
 namespace request_bits {
-// Word 0: op, peer, the top bits of value and operand (their lower 63 bits are in words of their own), and the reply.
+// Word 0: op, peer, the top bits of value and operand (their lower 63 bits are in words of their own), flags, and the
+// reply.
 inline constexpr unsigned kPeer = 8;
 inline constexpr unsigned kValueTop = 24;
 inline constexpr unsigned kOperandTop = 25;
 inline constexpr unsigned kWantsReply = 26;
+inline constexpr unsigned kNarrow = 27;
 inline constexpr unsigned kReply = 28;
 }  // namespace request_bits
 
@@ -106,7 +120,8 @@ FERRY_HOST_DEVICE inline std::uint64_t request_word(const Request& request, std:
     case 0:
       return std::uint64_t{static_cast<std::uint8_t>(request.op)} | std::uint64_t{request.peer & 0xFFFFU} << kPeer |
              request.value >> 63 << kValueTop | request.operand >> 63 << kOperandTop |
-             std::uint64_t{request.wants_reply ? 1U : 0U} << kWantsReply | std::uint64_t{request.reply} << kReply;
+             std::uint64_t{request.wants_reply ? 1U : 0U} << kWantsReply |
+             std::uint64_t{request.is_narrow ? 1U : 0U} << kNarrow | std::uint64_t{request.reply} << kReply;
     case 1:
       return request.local_offset & kRest;
     case 2:
@@ -133,6 +148,7 @@ inline Request request_of(const std::uint64_t (&words)[kRequestWords]) {
   request.op = static_cast<RequestOp>(first & 0xFFU);
   request.peer = static_cast<std::uint32_t>(first >> kPeer & 0xFFFFU);
   request.wants_reply = (first >> kWantsReply & 1U) != 0;
+  request.is_narrow = (first >> kNarrow & 1U) != 0;
   request.reply = static_cast<std::uint32_t>(first >> kReply & 0xFFFFFFFFU);
   request.local_offset = words[1] & kRest;
   request.remote_offset = words[2] & kRest;

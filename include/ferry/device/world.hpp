@@ -20,7 +20,21 @@ enum class Code : std::int32_t {
 };
 
 /// Calls, for error records.
-enum class Call : std::int32_t { kPut, kGet, kSignal, kFetchAdd, kCompareSwap, kWaitUntil, kFence, kQuiet, kBarrier };
+enum class Call : std::int32_t {
+  kPut,
+  kGet,
+  kSignal,
+  kFetchAdd,
+  kCompareSwap,
+  kWaitUntil,
+  kFence,
+  kQuiet,
+  kBarrier,
+  kSwap,
+  kFetchAnd,
+  kFetchOr,
+  kFetchXor,
+};
 
 /// Values of the host's stop word, for kernels that wait.
 namespace stop_word {

@@ -26,13 +26,23 @@ namespace {
 /// Blocks of one copy: enough to fill NVLink with stores; the program keeps the other multiprocessors.
 constexpr unsigned kMaxCopyBlocks = 32;
 
-Status check_word(std::string_view operation, std::size_t word_bytes, one_sided::FetchOp op) {
-  const bool is_known = op == one_sided::FetchOp::kAdd || op == one_sided::FetchOp::kCompareSwap;
-  if (is_known && word_bytes == sizeof(std::uint64_t)) return {};
-  return Status(ErrorCode::kUnsupported,
-                fmt::format("{} of {} bytes: backend \"cuda\" has fetch_add, compare_swap and signal of 8 bytes; use "
-                            "those, or backend \"cpu\"",
-                            operation, word_bytes));
+WordCall to_call(one_sided::FetchOp op) {
+  using one_sided::FetchOp;
+  switch (op) {
+    case FetchOp::kAdd:
+      return WordCall::kFetchAdd;
+    case FetchOp::kCompareSwap:
+      return WordCall::kCompareSwap;
+    case FetchOp::kSwap:
+      return WordCall::kSwap;
+    case FetchOp::kAnd:
+      return WordCall::kFetchAnd;
+    case FetchOp::kOr:
+      return WordCall::kFetchOr;
+    case FetchOp::kXor:
+      break;
+  }
+  return WordCall::kFetchXor;
 }
 
 class CudaOneSided final : public one_sided::Backend {
@@ -201,31 +211,29 @@ WordParams CudaOneSided::word_params(WordCall call, int rank, std::size_t offset
   params.world = memory_->world();
   params.call = call;
   params.rank = rank;
-  params.word = word_at(offset);
+  params.word = heap() + offset;
   return params;
 }
 
 Status CudaOneSided::signal(const one_sided::SignalCall& call) {
-  if (Status status = check_word("signal", call.word_bytes, one_sided::FetchOp::kAdd); !status.ok()) return status;
   WordParams params = word_params(WordCall::kSignal, call.rank, call.offset);
+  params.is_narrow = call.word_bytes == sizeof(std::uint32_t);
   params.value = call.value;
   params.op = call.op;
   return launch("signal", call.stream, [&params](cudaStream_t stream) { return launch_word_call(params, stream); });
 }
 
 WordParams CudaOneSided::fetch_params(const one_sided::FetchCall& call) const {
-  WordParams params =
-      word_params(call.op == one_sided::FetchOp::kCompareSwap ? WordCall::kCompareSwap : WordCall::kFetchAdd, call.rank,
-                  call.offset);
+  WordParams params = word_params(to_call(call.op), call.rank, call.offset);
+  params.is_narrow = call.word_bytes == sizeof(std::uint32_t);
   params.value = call.value;
   params.expected = call.expected;
   return params;
 }
 
 Status CudaOneSided::fetch(const one_sided::FetchCall& call, void* fetched) {
-  if (Status status = check_word(name_of(call.op), call.word_bytes, call.op); !status.ok()) return status;
   WordParams params = fetch_params(call);
-  params.fetched = static_cast<std::uint64_t*>(fetched);
+  params.fetched = fetched;
   return launch(name_of(call.op), call.stream,
                 [&params](cudaStream_t stream) { return launch_word_call(params, stream); });
 }
@@ -243,7 +251,6 @@ Status CudaOneSided::run_now(std::string_view operation, const WordParams& param
 
 Result<std::uint64_t> CudaOneSided::fetch_now(const one_sided::FetchCall& call) {
   const std::string_view operation = name_of(call.op);
-  if (Status status = check_word(operation, call.word_bytes, call.op); !status.ok()) return status;
   WordParams params = fetch_params(call);
   params.fetched = memory_->result_of_kernels();
   const std::lock_guard lock(result_mutex_);
@@ -283,8 +290,8 @@ Status CudaOneSided::fence(int rank, Stream stream) {
   return launch("fence", stream, [&params](cudaStream_t handle) { return launch_word_call(params, handle); });
 }
 
-Status CudaOneSided::quiet(int /*rank*/, Stream stream) {
-  const WordParams params = word_params(WordCall::kQuiet, 0, 0);
+Status CudaOneSided::quiet(int rank, Stream stream) {
+  const WordParams params = word_params(WordCall::kQuiet, rank == kEveryRank ? -1 : rank, 0);
   return launch("quiet", stream, [&params](cudaStream_t handle) { return launch_word_call(params, handle); });
 }
 
@@ -306,7 +313,7 @@ Status CudaOneSided::finish_streams(std::string_view operation) {
   }
   if (source_ != nullptr) {
     const std::lock_guard lock(result_mutex_);
-    if (Status status = run_now(operation, word_params(WordCall::kQuiet, 0, 0)); !status.ok()) return status;
+    if (Status status = run_now(operation, word_params(WordCall::kQuiet, -1, 0)); !status.ok()) return status;
   }
   return poll_errors();
 }

@@ -15,8 +15,9 @@ using ::ferry::device::Code;
 using ::ferry::device::ErrorRecord;
 
 std::string_view name_of(std::int32_t call) {
-  constexpr std::array<std::string_view, 9> kNames = {"put",        "get",   "signal", "fetch_add", "compare_swap",
-                                                      "wait_until", "fence", "quiet",  "barrier"};
+  constexpr std::array<std::string_view, 13> kNames = {
+      "put",   "get",     "signal", "fetch_add", "compare_swap", "wait_until", "fence",
+      "quiet", "barrier", "swap",   "fetch_and", "fetch_or",     "fetch_xor"};
   const auto idx = static_cast<std::size_t>(call);
   return idx < kNames.size() ? kNames[idx] : "a call";
 }

@@ -46,25 +46,50 @@ __global__ void __launch_bounds__(kCopyThreads) get_kernel(const __grid_constant
 }
 
 /// Stores a fetched value; after an error there is none.
-__device__ void hand_over(const ::ferry::device::Fetched& fetched, std::uint64_t* to) {
-  if (fetched.code == ::ferry::device::Code::kOk) *to = fetched.value;
+template <typename Word>
+__device__ void hand_over(const ::ferry::device::Fetched& fetched, const WordParams& params) {
+  if (fetched.code == ::ferry::device::Code::kOk)
+    *static_cast<Word*>(params.fetched) = static_cast<Word>(fetched.value);
+}
+
+/// A signal or a fetch.
+template <typename Word>
+__device__ void change_word(const WordParams& params) {
+  const ::ferry::device::World& world = params.world;
+  auto* const word = static_cast<Word*>(params.word);
+  const auto value = static_cast<Word>(params.value);
+  switch (params.call) {
+    case WordCall::kFetchAdd:
+      hand_over<Word>(::ferry::device::fetch_add(world, params.rank, word, value), params);
+      break;
+    case WordCall::kCompareSwap:
+      hand_over<Word>(
+          ::ferry::device::compare_swap(world, params.rank, word, static_cast<Word>(params.expected), value), params);
+      break;
+    case WordCall::kSwap:
+      hand_over<Word>(::ferry::device::swap(world, params.rank, word, value), params);
+      break;
+    case WordCall::kFetchAnd:
+      hand_over<Word>(::ferry::device::fetch_and(world, params.rank, word, value), params);
+      break;
+    case WordCall::kFetchOr:
+      hand_over<Word>(::ferry::device::fetch_or(world, params.rank, word, value), params);
+      break;
+    case WordCall::kFetchXor:
+      hand_over<Word>(::ferry::device::fetch_xor(world, params.rank, word, value), params);
+      break;
+    default:
+      ::ferry::device::signal(world, params.rank, word, value, params.op);
+      break;
+  }
 }
 
 __global__ void word_kernel(const __grid_constant__ WordParams params) {
   const ::ferry::device::World& world = params.world;
   switch (params.call) {
-    case WordCall::kSignal:
-      ::ferry::device::signal(world, params.rank, params.word, params.value, params.op);
-      break;
-    case WordCall::kFetchAdd:
-      hand_over(::ferry::device::fetch_add(world, params.rank, params.word, params.value), params.fetched);
-      break;
-    case WordCall::kCompareSwap:
-      hand_over(::ferry::device::compare_swap(world, params.rank, params.word, params.expected, params.value),
-                params.fetched);
-      break;
     case WordCall::kWaitUntil:
-      ::ferry::device::wait_until(world, params.word, params.comparison, params.value, params.timeout_ns);
+      ::ferry::device::wait_until(world, static_cast<const std::uint64_t*>(params.word), params.comparison,
+                                  params.value, params.timeout_ns);
       break;
     case WordCall::kFence:
       if (params.rank < 0) {
@@ -74,7 +99,18 @@ __global__ void word_kernel(const __grid_constant__ WordParams params) {
       }
       break;
     case WordCall::kQuiet:
-      ::ferry::device::quiet(world);
+      if (params.rank < 0) {
+        ::ferry::device::quiet(world);
+      } else {
+        ::ferry::device::quiet(world, params.rank);
+      }
+      break;
+    default:
+      if (params.is_narrow) {
+        change_word<std::uint32_t>(params);
+      } else {
+        change_word<std::uint64_t>(params);
+      }
       break;
   }
 }

@@ -29,20 +29,32 @@ struct CopyParams {
   SignalOp op = SignalOp::kSet;
 };
 
-enum class WordCall : std::int32_t { kSignal, kFetchAdd, kCompareSwap, kWaitUntil, kFence, kQuiet };
+enum class WordCall : std::int32_t {
+  kSignal,
+  kFetchAdd,
+  kCompareSwap,
+  kSwap,
+  kFetchAnd,
+  kFetchOr,
+  kFetchXor,
+  kWaitUntil,
+  kFence,
+  kQuiet,
+};
 
 /// Parameters of calls that one thread makes.
 struct WordParams {
   ::ferry::device::World world;
   WordCall call = WordCall::kQuiet;
-  int rank = 0;  ///< kFence: -1 for all
-  std::uint64_t* word = nullptr;
+  int rank = 0;            ///< kFence, kQuiet: -1 for all
+  bool is_narrow = false;  ///< the word of a signal or a fetch, and `fetched`, have 4 bytes; otherwise 8
+  void* word = nullptr;
   std::uint64_t value = 0;
   std::uint64_t expected = 0;
   SignalOp op = SignalOp::kSet;
   Comparison comparison = Comparison::kEqual;
   std::uint64_t timeout_ns = 0;
-  std::uint64_t* fetched = nullptr;
+  void* fetched = nullptr;
 };
 
 struct BarrierParams {

@@ -39,6 +39,7 @@ struct GpuMemory {
   static void store_relaxed_device(std::uint64_t* address, std::uint64_t value) { change(address, value); }
   static void store_relaxed_system(std::uint64_t* address, std::uint64_t value) { change(address, value); }
   static void store_release_system(std::uint64_t* address, std::uint64_t value) { change(address, value); }
+  static void store_release_system(std::uint32_t* address, std::uint32_t value) { change(address, value); }
   static void store_release_device(std::uint32_t* address, std::uint32_t value) { change(address, value); }
   static void store_release_device(std::uint64_t* address, std::uint64_t value) { change(address, value); }
   static void store_release_block(std::uint32_t* address, std::uint32_t value) { change(address, value); }
@@ -73,6 +74,34 @@ struct GpuMemory {
     emulator::about_to_store();
     __atomic_compare_exchange_n(address, &expected, desired, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
     return expected;
+  }
+  static std::uint32_t compare_swap_system(std::uint32_t* address, std::uint32_t expected, std::uint32_t desired) {
+    emulator::about_to_store();
+    __atomic_compare_exchange_n(address, &expected, desired, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+    return expected;
+  }
+  static std::uint32_t add_system(std::uint32_t* address, std::uint32_t value) {
+    return add_acq_rel_device(address, value);
+  }
+  static void add_release_system(std::uint32_t* address, std::uint32_t value) { add_acq_rel_device(address, value); }
+  template <typename Word>
+  static Word swap_system(Word* address, Word value) {
+    return change(address, value);
+  }
+  template <typename Word>
+  static Word and_system(Word* address, Word value) {
+    emulator::about_to_store();
+    return __atomic_fetch_and(address, value, __ATOMIC_ACQ_REL);
+  }
+  template <typename Word>
+  static Word or_system(Word* address, Word value) {
+    emulator::about_to_store();
+    return __atomic_fetch_or(address, value, __ATOMIC_ACQ_REL);
+  }
+  template <typename Word>
+  static Word xor_system(Word* address, Word value) {
+    emulator::about_to_store();
+    return __atomic_fetch_xor(address, value, __ATOMIC_ACQ_REL);
   }
   static void max_release_device(std::uint64_t* address, std::uint64_t value) {
     emulator::about_to_store();
