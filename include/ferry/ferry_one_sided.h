@@ -44,6 +44,9 @@ enum {
 };
 /// ferry::SignalOp.
 enum { FERRY_SIGNAL_SET = 0, FERRY_SIGNAL_ADD = 1 };
+/// `op` of ferry_fetch: the word becomes its sum with the value, the value itself, or its bitwise and, or, exclusive or
+/// with the value.
+enum { FERRY_FETCH_ADD = 0, FERRY_FETCH_SWAP = 1, FERRY_FETCH_AND = 2, FERRY_FETCH_OR = 3, FERRY_FETCH_XOR = 4 };
 /// `which` of ferry_team_get.
 enum { FERRY_TEAM_WORLD = 0, FERRY_TEAM_NODE = 1, FERRY_TEAM_RAIL = 2 };
 
@@ -86,20 +89,36 @@ FERRY_C_API ferry_status* ferry_put_signal_nbi(ferry_one_sided* one_sided, int32
                                                uint64_t num_bytes, uint64_t* word, uint64_t value, int32_t op,
                                                void* stream);
 
-// Words: 8 bytes, aligned to 8.
+// Words: 8 bytes, aligned to 8; of functions whose name has a 32: 4 bytes, aligned to 4. A word of 4 bytes and one of 8
+// that contains it are not atomic with each other.
 
 FERRY_C_API ferry_status* ferry_signal(ferry_one_sided* one_sided, int32_t rank, uint64_t* word, uint64_t value,
                                        int32_t op, void* stream);
+FERRY_C_API ferry_status* ferry_signal32(ferry_one_sided* one_sided, int32_t rank, uint32_t* word, uint32_t value,
+                                         int32_t op, void* stream);
 /// *fetched: previous value of the word; CUDA: written for later work on the stream, in memory that the GPU reaches.
 FERRY_C_API ferry_status* ferry_fetch_add(ferry_one_sided* one_sided, int32_t rank, uint64_t* word, uint64_t value,
                                           uint64_t* fetched, void* stream);
 FERRY_C_API ferry_status* ferry_compare_swap(ferry_one_sided* one_sided, int32_t rank, uint64_t* word,
                                              uint64_t expected, uint64_t desired, uint64_t* fetched, void* stream);
+FERRY_C_API ferry_status* ferry_compare_swap32(ferry_one_sided* one_sided, int32_t rank, uint32_t* word,
+                                               uint32_t expected, uint32_t desired, uint32_t* fetched, void* stream);
+/// op: FERRY_FETCH_ADD, ….
+FERRY_C_API ferry_status* ferry_fetch(ferry_one_sided* one_sided, int32_t rank, int32_t op, uint64_t* word,
+                                      uint64_t value, uint64_t* fetched, void* stream);
+FERRY_C_API ferry_status* ferry_fetch32(ferry_one_sided* one_sided, int32_t rank, int32_t op, uint32_t* word,
+                                        uint32_t value, uint32_t* fetched, void* stream);
 /// The same with *fetched in host memory, written on return; CUDA: blocks the host, uses no stream.
 FERRY_C_API ferry_status* ferry_fetch_add_on_host(ferry_one_sided* one_sided, int32_t rank, uint64_t* word,
                                                   uint64_t value, uint64_t* fetched);
 FERRY_C_API ferry_status* ferry_compare_swap_on_host(ferry_one_sided* one_sided, int32_t rank, uint64_t* word,
                                                      uint64_t expected, uint64_t desired, uint64_t* fetched);
+FERRY_C_API ferry_status* ferry_compare_swap32_on_host(ferry_one_sided* one_sided, int32_t rank, uint32_t* word,
+                                                       uint32_t expected, uint32_t desired, uint32_t* fetched);
+FERRY_C_API ferry_status* ferry_fetch_on_host(ferry_one_sided* one_sided, int32_t rank, int32_t op, uint64_t* word,
+                                              uint64_t value, uint64_t* fetched);
+FERRY_C_API ferry_status* ferry_fetch32_on_host(ferry_one_sided* one_sided, int32_t rank, int32_t op, uint32_t* word,
+                                                uint32_t value, uint32_t* fetched);
 /// Wait until the word of this rank compares so with `value` (FERRY_EQUAL, …). timeout_ns 0: the options' timeout_ns.
 FERRY_C_API ferry_status* ferry_wait_until(ferry_one_sided* one_sided, const uint64_t* word, int32_t comparison,
                                            uint64_t value, int64_t timeout_ns, void* stream);
@@ -113,6 +132,8 @@ FERRY_C_API ferry_status* ferry_test_word(ferry_one_sided* one_sided, const uint
 FERRY_C_API ferry_status* ferry_fence(ferry_one_sided* one_sided, int32_t rank, void* stream);
 /// Waits until everything that this rank has started is complete.
 FERRY_C_API ferry_status* ferry_quiet(ferry_one_sided* one_sided, void* stream);
+/// The same for the operations to `rank` alone.
+FERRY_C_API ferry_status* ferry_quiet_rank(ferry_one_sided* one_sided, int32_t rank, void* stream);
 /// quiet, then a barrier of the team; NULL: of all ranks.
 FERRY_C_API ferry_status* ferry_barrier(ferry_one_sided* one_sided, const ferry_team* team, void* stream);
 

@@ -89,6 +89,26 @@ Status hand_over(Result<Value> result, Wanted* wanted) {
   return result.status();
 }
 
+/// `to`: where the previous value goes, and the stream; without them the result has it.
+template <typename Word, typename... To>
+auto fetch(const char* name, OneSided& shm, int rank, std::int32_t op, Word* word, Word value, To... to)
+    -> decltype(shm.fetch_add(rank, word, value, to...)) {
+  switch (op) {
+    case FERRY_FETCH_ADD:
+      return shm.fetch_add(rank, word, value, to...);
+    case FERRY_FETCH_SWAP:
+      return shm.swap(rank, word, value, to...);
+    case FERRY_FETCH_AND:
+      return shm.fetch_and(rank, word, value, to...);
+    case FERRY_FETCH_OR:
+      return shm.fetch_or(rank, word, value, to...);
+    case FERRY_FETCH_XOR:
+      return shm.fetch_xor(rank, word, value, to...);
+    default:
+      return invalid(name, "op is no operation, expected FERRY_FETCH_ADD to FERRY_FETCH_XOR");
+  }
+}
+
 Status allocate(OneSided& one_sided, std::uint64_t num_bytes, void** data) {
   // Every rank refuses this size, which no heap has, so that no rank waits for this one.
   if (data == nullptr) {
@@ -216,6 +236,13 @@ ferry_status* ferry_signal(ferry_one_sided* one_sided, int32_t rank, uint64_t* w
   });
 }
 
+ferry_status* ferry_signal32(ferry_one_sided* one_sided, int32_t rank, uint32_t* word, uint32_t value, int32_t op,
+                             void* stream) {
+  return call("ferry_signal32", one_sided, [&](OneSided& shm) {
+    return shm.signal(rank, word, value, static_cast<SignalOp>(op), to_stream(stream));
+  });
+}
+
 ferry_status* ferry_fetch_add(ferry_one_sided* one_sided, int32_t rank, uint64_t* word, uint64_t value,
                               uint64_t* fetched, void* stream) {
   return call("ferry_fetch_add", one_sided,
@@ -246,6 +273,54 @@ ferry_status* ferry_compare_swap_on_host(ferry_one_sided* one_sided, int32_t ran
   });
 }
 
+ferry_status* ferry_compare_swap32(ferry_one_sided* one_sided, int32_t rank, uint32_t* word, uint32_t expected,
+                                   uint32_t desired, uint32_t* fetched, void* stream) {
+  return call("ferry_compare_swap32", one_sided, [&](OneSided& shm) {
+    return shm.compare_swap(rank, word, expected, desired, fetched, to_stream(stream));
+  });
+}
+
+ferry_status* ferry_compare_swap32_on_host(ferry_one_sided* one_sided, int32_t rank, uint32_t* word, uint32_t expected,
+                                           uint32_t desired, uint32_t* fetched) {
+  constexpr const char* kCall = "ferry_compare_swap32_on_host";
+  return call(kCall, one_sided, [&](OneSided& shm) {
+    if (fetched == nullptr) return invalid(kCall, kNoResult);
+    return hand_over(shm.compare_swap(rank, word, expected, desired), fetched);
+  });
+}
+
+ferry_status* ferry_fetch(ferry_one_sided* one_sided, int32_t rank, int32_t op, uint64_t* word, uint64_t value,
+                          uint64_t* fetched, void* stream) {
+  constexpr const char* kCall = "ferry_fetch";
+  return call(kCall, one_sided,
+              [&](OneSided& shm) { return fetch(kCall, shm, rank, op, word, value, fetched, to_stream(stream)); });
+}
+
+ferry_status* ferry_fetch_on_host(ferry_one_sided* one_sided, int32_t rank, int32_t op, uint64_t* word, uint64_t value,
+                                  uint64_t* fetched) {
+  constexpr const char* kCall = "ferry_fetch_on_host";
+  return call(kCall, one_sided, [&](OneSided& shm) {
+    if (fetched == nullptr) return invalid(kCall, kNoResult);
+    return hand_over(fetch(kCall, shm, rank, op, word, value), fetched);
+  });
+}
+
+ferry_status* ferry_fetch32(ferry_one_sided* one_sided, int32_t rank, int32_t op, uint32_t* word, uint32_t value,
+                            uint32_t* fetched, void* stream) {
+  constexpr const char* kCall = "ferry_fetch32";
+  return call(kCall, one_sided,
+              [&](OneSided& shm) { return fetch(kCall, shm, rank, op, word, value, fetched, to_stream(stream)); });
+}
+
+ferry_status* ferry_fetch32_on_host(ferry_one_sided* one_sided, int32_t rank, int32_t op, uint32_t* word,
+                                    uint32_t value, uint32_t* fetched) {
+  constexpr const char* kCall = "ferry_fetch32_on_host";
+  return call(kCall, one_sided, [&](OneSided& shm) {
+    if (fetched == nullptr) return invalid(kCall, kNoResult);
+    return hand_over(fetch(kCall, shm, rank, op, word, value), fetched);
+  });
+}
+
 ferry_status* ferry_wait_until(ferry_one_sided* one_sided, const uint64_t* word, int32_t comparison, uint64_t value,
                                int64_t timeout_ns, void* stream) {
   return call("ferry_wait_until", one_sided, [&](OneSided& shm) {
@@ -271,6 +346,10 @@ ferry_status* ferry_fence(ferry_one_sided* one_sided, int32_t rank, void* stream
 
 ferry_status* ferry_quiet(ferry_one_sided* one_sided, void* stream) {
   return call("ferry_quiet", one_sided, [&](OneSided& shm) { return shm.quiet(to_stream(stream)); });
+}
+
+ferry_status* ferry_quiet_rank(ferry_one_sided* one_sided, int32_t rank, void* stream) {
+  return call("ferry_quiet_rank", one_sided, [&](OneSided& shm) { return shm.quiet(rank, to_stream(stream)); });
 }
 
 ferry_status* ferry_barrier(ferry_one_sided* one_sided, const ferry_team* team, void* stream) {

@@ -62,6 +62,36 @@ static void check_counters(ferry_one_sided* shm, uint64_t* words) {
   expect(before == 2 * NUM_RANKS * NUM_VALUES, "the value that an unequal compare_swap fetched");
 }
 
+/// Words that only this rank uses, at the next rank.
+static void check_words(ferry_one_sided* shm, int32_t rank, uint64_t* wide, uint32_t* narrow) {
+  int32_t next = (rank + 1) % NUM_RANKS;
+  uint64_t before = 99;
+  uint32_t half[2] = {99, 77};
+  expect_ok(ferry_fetch(shm, next, FERRY_FETCH_SWAP, wide, 0xF00000000F, &before, NULL), "swap");
+  expect(before == 0, "the value that a swap fetched");
+  expect_ok(ferry_fetch_on_host(shm, next, FERRY_FETCH_AND, wide, 0x9000000FF9, &before), "fetch_and");
+  expect(before == 0xF00000000F, "the value that fetch_and fetched");
+  expect_ok(ferry_fetch(shm, next, FERRY_FETCH_OR, wide, 6, &before, NULL), "fetch_or");
+  expect(before == 0x9000000009, "the value that fetch_or fetched");
+  expect_ok(ferry_fetch_on_host(shm, next, FERRY_FETCH_XOR, wide, 0x9000000000, &before), "fetch_xor");
+  expect(before == 0x900000000F, "the value that fetch_xor fetched");
+  expect_ok(ferry_fetch(shm, next, FERRY_FETCH_ADD, wide, 1, &before, NULL), "fetch_add");
+  expect(before == 15, "the value that fetch_add fetched");
+
+  expect_ok(ferry_signal32(shm, next, narrow, 0xFFFFFFFE, FERRY_SIGNAL_SET, NULL), "ferry_signal32");
+  expect_ok(ferry_quiet_rank(shm, next, NULL), "ferry_quiet_rank");
+  expect_ok(ferry_fetch32(shm, next, FERRY_FETCH_ADD, narrow, 5, half, NULL), "fetch_add of 4 bytes");
+  expect(half[0] == 0xFFFFFFFE && half[1] == 77, "the value that it fetched");
+  expect_ok(ferry_fetch32_on_host(shm, next, FERRY_FETCH_SWAP, narrow, 8, half), "swap of 4 bytes");
+  expect(half[0] == 3, "the value that it fetched, modulo 2^32");
+  expect_ok(ferry_compare_swap32(shm, next, narrow, 3, 4, half, NULL), "ferry_compare_swap32");
+  expect(half[0] == 8, "the value of an unequal one");
+  expect_ok(ferry_compare_swap32_on_host(shm, next, narrow, 8, 4, half), "ferry_compare_swap32_on_host");
+  expect(half[0] == 8 && half[1] == 77, "the value of an equal one");
+  expect_ok(ferry_barrier(shm, NULL, NULL), "ferry_barrier");
+  expect(*wide == 16 && narrow[0] == 4 && narrow[-1] == 0, "the words afterwards");
+}
+
 static void check_teams(ferry_one_sided* shm, int32_t rank) {
   ferry_team* world = NULL;
   ferry_team* part = NULL;
@@ -91,6 +121,15 @@ static void check_bad_input(ferry_one_sided* shm, uint64_t* words) {
   expect_code(ferry_wait_until(shm, words, -1, 1, 0, NULL), FERRY_ERROR_INVALID_ARGUMENT, "no such comparison");
   expect_code(ferry_wait_until(shm, words, FERRY_EQUAL, 1234, 1, NULL), FERRY_ERROR_TIMEOUT, "a deadline");
   expect_error(ferry_fetch_add_on_host(shm, 0, words, 1, NULL), FERRY_ERROR_INVALID_ARGUMENT, -1, "null");
+  expect_code(ferry_quiet_rank(shm, NUM_RANKS, NULL), FERRY_ERROR_INVALID_ARGUMENT, "no such rank");
+  expect_code(ferry_signal32(shm, 0, (uint32_t*)((char*)words + 2), 1, FERRY_SIGNAL_SET, NULL),
+              FERRY_ERROR_INVALID_ARGUMENT, "misaligned");
+  expect_code(ferry_fetch(shm, 0, FERRY_FETCH_OR, &outside, 1, &outside, NULL), FERRY_ERROR_INVALID_ARGUMENT,
+              "outside");
+  expect_error(ferry_fetch(shm, 0, 5, words, 1, &outside, NULL), FERRY_ERROR_INVALID_ARGUMENT, -1, "no operation");
+  expect_error(ferry_fetch32_on_host(shm, 0, -1, (uint32_t*)words, 1, (uint32_t*)&outside),
+               FERRY_ERROR_INVALID_ARGUMENT, -1, "no operation");
+  expect_error(ferry_fetch_on_host(shm, 0, FERRY_FETCH_ADD, words, 1, NULL), FERRY_ERROR_INVALID_ARGUMENT, -1, "null");
   expect_error(ferry_test_word(shm, words, FERRY_EQUAL, 1, NULL), FERRY_ERROR_INVALID_ARGUMENT, -1, "null");
   expect(ferry_one_sided_peer_pointer(shm, 0, &outside) == NULL, "an address outside");
   expect(ferry_one_sided_peer_pointer(shm, 0, words) != NULL, "an address inside");
@@ -106,9 +145,10 @@ static int run_rank(ferry_bootstrap* bootstrap) {
   expect_ok(ferry_one_sided_topology(shm, &topology), "ferry_one_sided_topology");
   expect(topology.rank == rank && topology.num_ranks == NUM_RANKS, "the topology");
   expect_ok(ferry_one_sided_allocate(shm, NUM_VALUES * sizeof(int64_t), &row), "ferry_one_sided_allocate");
-  expect_ok(ferry_one_sided_allocate(shm, 2 * sizeof(uint64_t), &words), "ferry_one_sided_allocate");
+  expect_ok(ferry_one_sided_allocate(shm, 5 * sizeof(uint64_t), &words), "ferry_one_sided_allocate");
   check_ring(shm, rank, row, words);
   check_counters(shm, words);
+  check_words(shm, rank, (uint64_t*)words + 2, (uint32_t*)words + 7);
   check_teams(shm, rank);
   check_bad_input(shm, words);
   expect_ok(ferry_one_sided_release(shm, words), "ferry_one_sided_release");
