@@ -138,6 +138,53 @@ __global__ void count_kernel(const __grid_constant__ CountParams params) {
   if (num_errors != 0) atomicAdd(params.num_errors, num_errors);
 }
 
+/// Words: a count, bits that are set, sums of what was swapped in, bits that are cleared, a word that is swapped, sums
+/// of what came back, toggled bits, and one that is the block's.
+template <typename Word>
+__device__ int change(const World& world, Word* words, int num_rounds) {
+  const auto mine = static_cast<Word>(Word{1} << threadIdx.x);
+  const auto note = [&world](int& num_errors, const device::Fetched& fetched) {
+    num_errors += fetched.code != Code::kOk ? 1 : 0;
+    return static_cast<Word>(fetched.value);
+  };
+  int num_errors = 0;
+  for (int round = 0; round < num_rounds; ++round) {
+    const auto value = static_cast<Word>((round * world.num_ranks + world.rank) * static_cast<int>(kChangeThreads) +
+                                         static_cast<int>(threadIdx.x) + 1);
+    note(num_errors, device::fetch_add(world, 0, words, 1));
+    note(num_errors, device::fetch_or(world, 0, words + 1, mine));
+    note(num_errors, device::fetch_and(world, 0, words + 3, static_cast<Word>(~mine)));
+    const Word held = note(num_errors, device::swap(world, 0, words + 4, value));
+    note(num_errors, device::fetch_add(world, 0, words + 2, value));
+    num_errors += device::signal(world, 0, words + 5, held, SignalOp::kAdd) != Code::kOk ? 1 : 0;
+    if (world.rank == 0) {
+      const Word before = note(num_errors, device::fetch_xor(world, 0, words + 6, mine));
+      num_errors += (before & mine) != (round % 2 == 0 ? 0 : mine) ? 1 : 0;
+    }
+  }
+  const int next = (world.rank + 1) % world.num_ranks;
+  constexpr Word kFirst = static_cast<Word>(0xF0F1'F2F3'F4F5'F6F7);
+  Word* const own = words + 7;
+  num_errors += note(num_errors, device::swap<Scope::kBlock>(world, next, own, kFirst)) != 0 ? 1 : 0;
+  num_errors += note(num_errors, device::compare_swap<Scope::kBlock>(world, next, own, 1, 2)) != kFirst ? 1 : 0;
+  num_errors +=
+      note(num_errors, device::fetch_add<Scope::kWarp>(world, next, own, static_cast<Word>(~kFirst))) != kFirst;
+  num_errors +=
+      note(num_errors, device::fetch_and<Scope::kWarp>(world, next, own, kFirst)) != static_cast<Word>(~Word{0});
+  num_errors += note(num_errors, device::fetch_xor<Scope::kBlock>(world, next, own, 0xFF)) != kFirst ? 1 : 0;
+  num_errors += device::signal<Scope::kBlock>(world, next, own, 0, SignalOp::kSet) != Code::kOk ? 1 : 0;
+  num_errors += device::quiet<Scope::kBlock>(world, next) != Code::kOk ? 1 : 0;
+  num_errors += note(num_errors, device::fetch_or<Scope::kWarp>(world, next, own, 9)) != 0 ? 1 : 0;
+  num_errors += device::quiet<Scope::kBlock>(world, 0) != Code::kOk ? 1 : 0;
+  return num_errors;
+}
+
+__global__ void change_kernel(const __grid_constant__ ChangeParams params) {
+  int num_errors = change(params.world, params.wide, params.num_rounds);
+  num_errors += change(params.world, params.narrow, params.num_rounds);
+  if (num_errors != 0) atomicAdd(params.num_errors, num_errors);
+}
+
 __global__ void gather_kernel(const __grid_constant__ GatherParams params) {
   const World& world = params.world;
   const int next = (world.rank + 1) % world.num_ranks;
@@ -193,6 +240,10 @@ void launch_buffer(const BufferParams& params, Stream stream) {
 
 void launch_count(const CountParams& params, Stream stream) {
   launch(count_kernel, {params.num_blocks, params.num_threads}, params, stream);
+}
+
+void launch_change(const ChangeParams& params, Stream stream) {
+  launch(change_kernel, {1, kChangeThreads}, params, stream);
 }
 
 void launch_gather(const GatherParams& params, Stream stream) {

@@ -43,6 +43,18 @@ struct CountParams {
 };
 void launch_count(const CountParams& params, Stream stream);
 
+/// Every thread changes the first six of the words of rank 0 by each atomic, and rank 0's threads toggle bits of the
+/// seventh. Then the block of each rank changes the eighth word of the next rank, which no other rank uses.
+struct ChangeParams {
+  device::World world;
+  std::uint64_t* wide = nullptr;    ///< symmetric, [8], initially 0 but for wide[3], all of whose bits are set
+  std::uint32_t* narrow = nullptr;  ///< the same
+  int num_rounds = 1;
+  int* num_errors = nullptr;
+};
+inline constexpr unsigned kChangeThreads = 32;  ///< one for each bit of a narrow word
+void launch_change(const ChangeParams& params, Stream stream);
+
 /// In each round, writes `value + round` into its own row, barrier, gets the next rank's row and checks it, barrier.
 struct GatherParams {
   device::World world;

@@ -13,73 +13,14 @@
 #include "ferry/device/world.hpp"
 #include "gpu/gpu_group.hpp"
 #include "gpu/on_device.hpp"
+#include "gpu/one_sided_case.hpp"
 #include "gpu/one_sided_kernels.hpp"
 #include "support/device_memory.hpp"
 
 namespace ferry::test {
 namespace {
 
-constexpr std::int64_t kTimeoutNs = 30 * kNsPerSecond;
-
-struct Shape {
-  int num_ranks;
-  int ranks_per_node;
-  RankKind kind = RankKind::kThreads;
-  const char* transport = "loopback";
-};
-
-std::string describe(const Shape& shape) {
-  return fmt::format("{}_ranks_{}_a_node_{}_{}", shape.num_ranks, shape.ranks_per_node, shape.transport,
-                     kind_name(shape.kind));
-}
-void PrintTo(const Shape& shape, std::ostream* out) { *out << describe(shape); }
-
-OneSidedOptions options_of(const Shape& shape) {
-  return {.backend = "cuda",
-          .heap_bytes = std::size_t{16} << 20,
-          .ranks_per_node = shape.ranks_per_node,
-          .transport = shape.transport,
-          .timeout_ns = kTimeoutNs};
-}
-
-/// Error of the stream's work so far.
-Status finish(OneSided& shm, Stream stream) {
-  synchronize(stream);
-  return shm.poll_errors();
-}
-
-/// Runs a stream's first kernel before kernels of other ranks on a shared GPU wait for it.
-void warm_up(RankContext& context, OneSided& shm, Stream stream) {
-  context.expect_ok(shm.quiet(stream), "quiet");
-  context.expect_ok(finish(shm, stream), "quiet");
-  meet(context);
-}
-
-/// Counts errors of kernels.
-class ErrorCount {
- public:
-  int* data() const { return static_cast<int*>(memory_.data()); }
-  int read() const {
-    std::vector<int> count(1);
-    memory_.read(count);
-    return count[0];
-  }
-
- private:
-  OnDevice<int> memory_{std::vector<int>{0}};
-};
-
-class GpuOneSided : public testing::TestWithParam<Shape> {
- protected:
-  static void run(const std::function<void(RankContext&, OneSided&)>& body) {
-    run_gpu_ranks({GetParam().kind, GetParam().num_ranks}, [&](RankContext& context) {
-      auto shm = OneSided::create(context.bootstrap(), options_of(GetParam()));
-      if (!context.expect_ok(shm.status(), "OneSided::create")) return;
-      body(context, **shm);
-      context.expect_ok((*shm)->destroy(), "destroy");
-    });
-  }
-};
+class GpuOneSided : public OneSidedOnGpus {};
 
 TEST_P(GpuOneSided, CallsOfTheHostFollowTheirStream) {
   run([](RankContext& context, OneSided& shm) {
@@ -367,12 +308,14 @@ TEST_P(GpuOneSided, ALossIsToldOnce) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Threads, GpuOneSided, testing::Values(Shape{2, 2}, Shape{4, 4}, Shape{2, 1}, Shape{4, 2}),
-                         [](const testing::TestParamInfo<Shape>& shape) { return describe(shape.param); });
+INSTANTIATE_TEST_SUITE_P(Threads, GpuOneSided,
+                         testing::Values(OneSidedShape{2, 2}, OneSidedShape{4, 4}, OneSidedShape{2, 1},
+                                         OneSidedShape{4, 2}),
+                         [](const testing::TestParamInfo<OneSidedShape>& shape) { return describe(shape.param); });
 INSTANTIATE_TEST_SUITE_P(Processes, GpuOneSided,
-                         testing::Values(Shape{2, 2, RankKind::kProcesses, "ucx"},
-                                         Shape{2, 1, RankKind::kProcesses, "ucx"}),
-                         [](const testing::TestParamInfo<Shape>& shape) { return describe(shape.param); });
+                         testing::Values(OneSidedShape{2, 2, RankKind::kProcesses, "ucx"},
+                                         OneSidedShape{2, 1, RankKind::kProcesses, "ucx"}),
+                         [](const testing::TestParamInfo<OneSidedShape>& shape) { return describe(shape.param); });
 
 }  // namespace
 }  // namespace ferry::test
