@@ -39,8 +39,8 @@ ferry_together(net_3 net/ucx/gpu_memory.cpp net/ucx/peer.cpp net/ucx/ports.cpp n
   net/ucx/scopes.cpp net/ucx/serve.cpp)
 ferry_together(node_1 node/arena.cpp node/futex.cpp node/page_heap.cpp node/peers.cpp node/rendezvous.cpp
   node/same_process.cpp node/service_thread.cpp rail/call_header.cpp)
-ferry_together(node_2 node/peer_link.cpp rail/chunk_reader.cpp rail/net_devices.cpp rail/network.cpp rail/rails.cpp
-  rail/ring.cpp rail/ring_memory.cpp)
+ferry_together(node_2 node/peer_link.cpp rail/chunk_reader.cpp rail/net_devices.cpp rail/network.cpp rail/port_choice.cpp
+  rail/rails.cpp rail/ring.cpp rail/ring_memory.cpp)
 ferry_together(one_sided_1 one_sided/collective_calls.cpp one_sided/core.cpp one_sided/cpu_backend.cpp
   one_sided/device_calls.cpp one_sided/driver.cpp one_sided/fabric_meetings.cpp one_sided/held_requests.cpp
   one_sided/ring_source.cpp)

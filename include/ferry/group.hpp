@@ -83,7 +83,8 @@ struct GroupOptions {
   /// Devices through which ranks of other hosts may reach this rank, separated by commas: "eth0", "mlx5_0:1,mlx5_1:1";
   /// "all": every one. For InfiniBand or RoCE name the card's ports, since an interface ("ib0") only carries TCP.
   /// Empty: the variable FERRY_NET_DEVICES, else the active port of an RDMA card that is nearest to the rank's GPU (for
-  /// CPU ranks every active port), and the one interface that leads to rank 0. The variable UCX_NET_DEVICES overrides
+  /// CPU ranks every active port), among the fastest of the link layer that all ranks have, and the one interface that
+  /// leads to rank 0. Ranks whose ports have no layer in common are kUnsupported. The variable UCX_NET_DEVICES overrides
   /// all of them. Ranks of one host use shared memory and the loopback interface among themselves, never these devices.
   std::string net_devices{};
   /// Backend "cuda": a file that `ferry tune --out` wrote. Its settings replace the built-in defaults wherever a call's

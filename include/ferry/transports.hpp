@@ -31,13 +31,16 @@ struct NetDeviceInfo {
   bool rdma = false;                     ///< a port of an RDMA card
   bool loopback = false;                 ///< reaches this host only
   bool usable = false;                   ///< an interface that is up and has an address, or an active port
+  std::string link_layer{};              ///< of a port: "InfiniBand" or "Ethernet" (RoCE); empty: not known
+  int rate_gbps = 0;                     ///< of a port, in whole Gb/s; 0: not known
 };
 
 /// The network devices of this host, whether usable or not. Empty if the system does not list them.
 FERRY_API std::vector<NetDeviceInfo> net_devices();
 
 /// Names of the usable ports of RDMA cards that are nearest to the PCI device at `pci_address` ("0000:1b:00.0"): the
-/// ports that GPU ranks divide among themselves. Empty if the system does not list them.
+/// ports that GPU ranks divide among themselves. Only the fastest ports of one link layer count (docs/nodes.md). Empty
+/// if the system does not list them.
 FERRY_API std::vector<std::string> nearest_net_devices(const std::string& pci_address);
 
 /// Devices, and the reason for the choice.

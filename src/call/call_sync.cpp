@@ -48,7 +48,7 @@ Result<std::unique_ptr<CallSync>> CallSync::create(const BackendContext& context
   net::ReservedThreads threads;
   const Status reserved = rail::reserve_threads(context.topology, &threads);
   Result<node::Rendezvous> met =
-      node::rendezvous(context, has_rails ? rail::address_to_publish(*context.bootstrap) : std::string(), reserved);
+      node::rendezvous(context, has_rails ? rail::place_to_publish(context) : RankPlace{}, reserved);
   if (!met.ok()) return met.status();
   threads.give_back();
   std::vector<RankPlace> places = std::move(met->places);

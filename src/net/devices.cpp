@@ -11,7 +11,9 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <fstream>
+#include <iterator>
 #include <memory>
 #include <system_error>
 
@@ -102,6 +104,21 @@ std::vector<std::string> split(std::string_view list) {
   return names;
 }
 
+/// Link layer of a port; empty if it is none of the known ones.
+std::string link_layer_in(const std::filesystem::path& port) {
+  const std::string text = trimmed(first_line(port / "link_layer"));
+  return text == kInfiniBand || text == kEthernet ? text : std::string();
+}
+
+/// Whole Gb/s of a rate such as "400 Gb/sec (4X NDR)"; 0: not known.
+int rate_in(const std::filesystem::path& port) {
+  constexpr int kMaxRate = 1'000'000;  // so that the rates of a host have a sum
+  const std::string text = first_line(port / "rate");
+  int rate = 0;
+  const auto read = std::from_chars(text.data(), text.data() + text.size(), rate);
+  return read.ec == std::errc() && text.find("Gb/sec") != std::string::npos ? std::clamp(rate, 0, kMaxRate) : 0;
+}
+
 bool is_or_belongs_to(const NetDeviceInfo& device, std::string_view name) {
   return device.name == name || (device.rdma && device.name.substr(0, device.name.rfind(':')) == name);
 }
@@ -114,7 +131,9 @@ std::vector<NetDeviceInfo> rdma_ports(const std::filesystem::path& root) {
     for (const std::filesystem::path& port : entries_of(card / "ports")) {
       devices.push_back({.name = fmt::format("{}:{}", card.filename().string(), port.filename().string()),
                          .rdma = true,
-                         .usable = first_line(port / "state").starts_with(kActivePort)});
+                         .usable = first_line(port / "state").starts_with(kActivePort),
+                         .link_layer = link_layer_in(port),
+                         .rate_gbps = rate_in(port)});
     }
   }
   return devices;
@@ -172,6 +191,17 @@ std::string describe(std::span<const NetDeviceInfo> devices) {
     }
   }
   return text.empty() ? "none" : text;
+}
+
+std::vector<NetDeviceInfo> devices_named(std::string_view list, std::span<const NetDeviceInfo> devices) {
+  const std::vector<std::string> names = split(list);
+  std::vector<NetDeviceInfo> named;
+  std::ranges::copy_if(devices, std::back_inserter(named), [&](const NetDeviceInfo& device) {
+    return device.usable && (trimmed(list) == "all" || std::ranges::any_of(names, [&](const std::string& name) {
+                               return is_or_belongs_to(device, name);
+                             }));
+  });
+  return named;
 }
 
 Result<std::string> check_devices(std::string_view list, std::span<const NetDeviceInfo> devices) {

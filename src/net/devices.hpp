@@ -15,6 +15,10 @@
 
 namespace ferry::net {
 
+/// Link layers of ports, as /sys/class/infiniband/*/ports/*/link_layer shows them.
+inline constexpr std::string_view kInfiniBand = "InfiniBand";
+inline constexpr std::string_view kEthernet = "Ethernet";
+
 /// Ports of the RDMA cards that the kernel lists under `root`, with UCX's names for them: "mlx5_0:1".
 std::vector<NetDeviceInfo> rdma_ports(const std::filesystem::path& root = "/sys/class/infiniband");
 
@@ -35,7 +39,10 @@ bool is_loopback_address(const std::string& address);
 /// Device list for error texts: "eth0 (192.0.2.2), lo (127.0.0.1), mlx5_0:1".
 std::string describe(std::span<const NetDeviceInfo> devices);
 
-/// Device names of a list such as "eth0, mlx5_0" in the form that engines take: "eth0,mlx5_0:1". A card named without a
+/// Usable devices that a list such as "eth0, mlx5_0" names; names of other devices are ignored.
+std::vector<NetDeviceInfo> devices_named(std::string_view list, std::span<const NetDeviceInfo> devices);
+
+/// Device names of such a list in the form that engines take: "eth0,mlx5_0:1". A card named without a
 /// port means all its ports; "all" is returned unchanged.
 /// @errors kInvalidArgument: the list is empty, or names a device that does not exist or cannot be used
 Result<std::string> check_devices(std::string_view list, std::span<const NetDeviceInfo> devices);

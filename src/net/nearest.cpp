@@ -80,11 +80,3 @@ std::vector<std::string> nearest_ports(std::string_view pci_address, std::span<c
 }
 
 }  // namespace ferry::net
-
-namespace ferry {
-
-std::vector<std::string> nearest_net_devices(const std::string& pci_address) {
-  return net::nearest_ports(pci_address, net_devices());
-}
-
-}  // namespace ferry

@@ -23,6 +23,7 @@ struct Announcement {
   LinkToken token{};
   std::array<char, 64> listener_name{};
   std::array<char, 64> network_address{};
+  LayerRates rates;
 };
 
 template <std::size_t kBytes>
@@ -91,7 +92,8 @@ std::vector<RankPlace> places_of(const std::vector<Announcement>& announcements,
   for (const Announcement& theirs : announcements) {
     places.push_back({.on_this_host = theirs.host.same_host(mine.host),
                       .in_this_network = theirs.host.same_network(mine.host),
-                      .address = text_of(theirs.network_address)});
+                      .address = text_of(theirs.network_address),
+                      .rates = theirs.rates});
   }
   return places;
 }
@@ -177,14 +179,14 @@ Status complete_links(Links links, const NodeRanks& node, const LinkListener& li
 
 }  // namespace
 
-Result<Rendezvous> rendezvous(const BackendContext& context, std::string_view network_address,
-                              const Status& my_status) {
+Result<Rendezvous> rendezvous(const BackendContext& context, const RankPlace& my_place, const Status& my_status) {
   const int num_ranks = context.topology.num_ranks;
   Announcement mine;
   mine.process = this_process();
   mine.host = this_host();
-  if (network_address.size() < mine.network_address.size()) {
-    std::copy(network_address.begin(), network_address.end(), mine.network_address.begin());
+  mine.rates = my_place.rates;
+  if (my_place.address.size() < mine.network_address.size()) {
+    std::ranges::copy(my_place.address, mine.network_address.begin());
   }
   Status status = my_status;
   if (status.ok()) status = fill_random(mine.token.data(), mine.token.size());

@@ -4,7 +4,6 @@
 /// Exchange of arenas at creation of a group: every rank gets the arena of every other rank of its node.
 
 #include <memory>
-#include <string_view>
 #include <vector>
 
 #include "core/backend_context.hpp"
@@ -27,10 +26,10 @@ struct Rendezvous {
   std::vector<RankPlace> places;  ///< places of all ranks of the group
 };
 
-/// Collective over all ranks of all nodes, see core/create_together.hpp. `network_address` is published to all
-/// as this rank's RankPlace::address; at most 63 characters, a longer one counts as not known. If `my_status` is an
-/// error, all ranks fail with it.
-Result<Rendezvous> rendezvous(const BackendContext& context, std::string_view network_address, const Status& my_status);
+/// Collective over all ranks of all nodes, see core/create_together.hpp. Address and rates of `my_place` are
+/// published to all; an address has at most 63 characters, a longer one counts as not known. If `my_status` is an error,
+/// all ranks fail with it.
+Result<Rendezvous> rendezvous(const BackendContext& context, const RankPlace& my_place, const Status& my_status);
 
 }  // namespace ferry::node
 

@@ -89,7 +89,9 @@ Result<std::unique_ptr<Fabric>> Fabric::create(const BackendContext& context, st
   sized.options.arena_bytes = memory_bytes;
   net::ReservedThreads threads;
   const Status reserved = rail::reserve_threads(context.topology, &threads);
-  Result<node::Rendezvous> met = node::rendezvous(sized, context.bootstrap->local_address(), reserved);
+  const bool has_network = context.topology.num_nodes() > 1;
+  Result<node::Rendezvous> met =
+      node::rendezvous(sized, has_network ? rail::place_to_publish(context) : RankPlace{}, reserved);
   if (!met.ok()) return met.status();
   threads.give_back();
   const std::vector<RankPlace> places = met->places;

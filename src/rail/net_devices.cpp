@@ -8,6 +8,7 @@
 #include "net/devices.hpp"
 #include "net/engine.hpp"
 #include "net/nearest.hpp"
+#include "rail/port_choice.hpp"
 
 namespace ferry::rail {
 namespace {
@@ -18,6 +19,13 @@ bool is_of_network(const std::string& address) { return !address.empty() && !net
 std::string variable(const char* name) {
   const char* value = *name == '\0' ? nullptr : std::getenv(name);
   return value == nullptr ? std::string() : std::string(value);
+}
+
+/// Devices that the user names, and who names them; empty: none.
+NetDeviceChoice named_devices(std::string_view wanted, const char* engine_variable) {
+  if (std::string list = variable(engine_variable); !list.empty()) return {std::move(list), engine_variable};
+  if (!wanted.empty()) return {std::string(wanted), "GroupOptions::net_devices"};
+  return {variable(kNetDevicesVariable), kNetDevicesVariable};
 }
 
 Result<NetDeviceChoice> take_named(const std::string& list, std::string_view source,
@@ -63,40 +71,49 @@ NetDeviceChoice interface_towards_rank_0(const NetDeviceRequest& request, std::s
 /// Adds ports of network cards: an engine opens no socket on them, and without them a group would not use the card. A
 /// rank with a GPU takes one port: among equally near ones the one at its own number, so that the ranks of a node use
 /// different ports, and rail peers, which have the same number, use the same port if their hosts are alike.
-void add_ports(const NetDeviceRequest& request, std::span<const NetDeviceInfo> devices, NetDeviceChoice* choice) {
-  const std::vector<std::string> nearest = net::nearest_ports(request.gpu_pci_address, devices, request.sys);
+void add_ports(const NetDeviceRequest& request, std::span<const NetDeviceInfo> devices, std::string_view layer,
+               NetDeviceChoice* choice) {
+  const PortChoice ports = choose_ports(devices, layer);
+  const std::vector<std::string> nearest = net::nearest_ports(request.gpu_pci_address, ports.ports, request.sys);
   if (!nearest.empty()) {
     const std::string& port = nearest[static_cast<std::size_t>(request.rail) % nearest.size()];
     choice->devices = fmt::format("{},{}", port, choice->devices);
     choice->reason += fmt::format("; {} is {} to the GPU at {}", port,
                                   nearest.size() == 1 ? "nearest" : fmt::format("one of {} nearest", nearest.size()),
                                   request.gpu_pci_address);
-    return;
+  } else {
+    std::string names;
+    for (const NetDeviceInfo& port : ports.ports) names += port.name + ",";
+    choice->devices.insert(0, names);
   }
-  std::string ports;
-  for (const NetDeviceInfo& device : devices) {
-    if (device.rdma && device.usable) ports += device.name + ",";
-  }
-  choice->devices.insert(0, ports);
+  if (!ports.left_out.empty()) choice->reason += "; " + ports.left_out;
 }
 
 }  // namespace
 
-std::string address_to_publish(const Bootstrap& bootstrap) {
-  std::string address = bootstrap.local_address();
-  return is_of_network(address) ? address : net::default_address(net_devices());
+RankPlace place_to_publish(const BackendContext& context) {
+  const std::vector<NetDeviceInfo> devices = net_devices();
+  std::string address = context.bootstrap->local_address();
+  if (!is_of_network(address)) address = net::default_address(devices);
+  const char* const engine_variable = net::engine_factories().front().devices_variable;
+  return {.address = std::move(address),
+          .rates = rates_to_publish(context.options.net_devices, engine_variable, devices)};
+}
+
+LayerRates rates_to_publish(std::string_view wanted, const char* engine_variable,
+                            std::span<const NetDeviceInfo> devices) {
+  const std::string list = named_devices(wanted, engine_variable).devices;
+  if (list.empty()) return layer_rates(devices);
+  // A wrong name is reported when devices are chosen.
+  const std::vector<NetDeviceInfo> named = net::devices_named(list, devices);
+  return layer_rates(named);
 }
 
 Result<NetDeviceChoice> choose_net_devices(const NetDeviceRequest& request, std::span<const NetDeviceInfo> devices) {
-  // Not checked: the engine's library has its own rules for its variable.
-  if (std::string list = variable(request.engine_variable); !list.empty()) {
-    return NetDeviceChoice{std::move(list), request.engine_variable};
-  }
-  if (!request.wanted.empty()) {
-    return take_named(std::string(request.wanted), "GroupOptions::net_devices", devices);
-  }
-  if (const std::string list = variable(kNetDevicesVariable); !list.empty()) {
-    return take_named(list, kNetDevicesVariable, devices);
+  if (NetDeviceChoice named = named_devices(request.wanted, request.engine_variable); !named.devices.empty()) {
+    // Not checked: the engine's library has its own rules for its variable.
+    if (named.reason == request.engine_variable) return named;
+    return take_named(named.devices, named.reason, devices);
   }
   NetDeviceChoice choice = interface_towards_rank_0(request, devices);
   if (choice.devices.empty()) {
@@ -105,7 +122,9 @@ Result<NetDeviceChoice> choose_net_devices(const NetDeviceRequest& request, std:
                               "GroupOptions::net_devices or {}; this host has {}",
                               kNetDevicesVariable, net::describe(devices)));
   }
-  add_ports(request, devices, &choice);
+  const Result<std::string> layer = common_layer(request.places);
+  if (!layer.ok()) return layer.status();
+  add_ports(request, devices, *layer, &choice);
   return choice;
 }
 
@@ -117,11 +136,18 @@ Result<NetDeviceChoice> choose_net_devices(const std::string& wanted, const std:
   const std::vector<NetDeviceInfo> devices = net_devices();
   const std::string address = rail::is_of_network(rank_0) ? rank_0 : std::string();
   const bool is_here = !net::interface_of(address, devices).empty();
-  const std::vector<RankPlace> places{{.in_this_network = is_here, .address = address}, {}};
+  const std::vector<RankPlace> places{{.in_this_network = is_here, .address = address},
+                                      {.rates = rail::layer_rates(devices)}};
   const net::EngineFactory& engine = net::engine_factories().front();
   const rail::NetDeviceRequest request{
       .wanted = wanted, .engine_variable = engine.devices_variable, .bootstrap_address = {}, .places = places};
   return rail::choose_net_devices(request, devices);
+}
+
+std::vector<std::string> nearest_net_devices(const std::string& pci_address) {
+  const std::vector<NetDeviceInfo> devices = net_devices();
+  const std::vector<RankPlace> here{{.rates = rail::layer_rates(devices)}};
+  return net::nearest_ports(pci_address, rail::choose_ports(devices, rail::common_layer(here).value()).ports);
 }
 
 }  // namespace ferry

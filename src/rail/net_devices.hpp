@@ -10,8 +10,8 @@
 #include <string_view>
 #include <vector>
 
+#include "core/backend_context.hpp"
 #include "core/rank_place.hpp"
-#include "ferry/bootstrap.hpp"
 #include "ferry/transports.hpp"
 
 namespace ferry::rail {
@@ -29,11 +29,15 @@ struct NetDeviceRequest {
   std::filesystem::path sys{"/sys"};
 };
 
-/// Address that this rank publishes as its RankPlace::address.
-std::string address_to_publish(const Bootstrap& bootstrap);
+/// Address and rates that this rank publishes as its RankPlace.
+RankPlace place_to_publish(const BackendContext& context);
+
+/// Rates of the ports that a rank may use: `wanted` is GroupOptions::net_devices, `engine_variable` as in the request.
+LayerRates rates_to_publish(std::string_view wanted, const char* engine_variable,
+                            std::span<const NetDeviceInfo> devices);
 
 /// @errors kInvalidArgument: a named device does not exist or cannot be used
-///         kUnsupported: no interface leads to rank 0
+///         kUnsupported: no interface leads to rank 0, or no link layer is common to the ranks' ports
 Result<NetDeviceChoice> choose_net_devices(const NetDeviceRequest& request, std::span<const NetDeviceInfo> devices);
 
 }  // namespace ferry::rail

@@ -92,6 +92,27 @@ TEST(NetDevices, ListsThePortsOfCards) {
   EXPECT_FALSE(ports[1].usable);
   EXPECT_EQ(ports[2].name, "mlx5_1:1");
   EXPECT_FALSE(ports[2].usable);
+  EXPECT_EQ(ports[0].link_layer, "");
+  EXPECT_EQ(ports[0].rate_gbps, 0);
+}
+
+TEST(NetDevices, ReadsLayerAndRateOfPorts) {
+  const Folder root;
+  const auto port_with = [&](const std::string& layer, const std::string& rate) {
+    const std::filesystem::path port = root.path() / "mlx5_0/ports/1";
+    std::filesystem::create_directories(port);
+    std::ofstream(port / "link_layer") << layer;
+    std::ofstream(port / "rate") << rate;
+    return rdma_ports(root.path()).at(0);
+  };
+  EXPECT_EQ(port_with("InfiniBand\n", "400 Gb/sec (4X NDR)\n").link_layer, "InfiniBand");
+  EXPECT_EQ(port_with("InfiniBand\n", "400 Gb/sec (4X NDR)\n").rate_gbps, 400);
+  EXPECT_EQ(port_with("Ethernet\n", "2.5 Gb/sec (1X SDR)\n").link_layer, "Ethernet");
+  EXPECT_EQ(port_with("Ethernet\n", "2.5 Gb/sec (1X SDR)\n").rate_gbps, 2);
+  for (const char* unknown : {"", "\n", "Unknown\n", "fast", "-1 Gb/sec", "99999999999 Gb/sec", "400"}) {
+    EXPECT_EQ(port_with(unknown, unknown).link_layer, "") << unknown;
+    EXPECT_EQ(port_with(unknown, unknown).rate_gbps, 0) << unknown;
+  }
 }
 
 TEST(NetDevices, TakesNamesAsTheyAre) {

@@ -13,7 +13,9 @@
 #include <vector>
 
 #include "core/rank_place.hpp"
+#include "net/devices.hpp"
 #include "rail/net_devices.hpp"
+#include "rail/port_choice.hpp"
 
 namespace ferry::net {
 namespace {
@@ -93,6 +95,27 @@ TEST_F(TwoSockets, WithoutACommonBridgeTheNumaNodeDecides) {
 TEST_F(TwoSockets, APortThatIsNotActiveIsPassedOver) {
   host_.ports()[0].usable = false;
   EXPECT_THAT(host_.nearest("0000:1b:00.0"), ElementsAre("mlx5_1:1"));
+}
+
+TEST_F(TwoSockets, ASlowPortBelowTheSameSwitchIsPassedOver) {
+  for (const char* name : {"UCX_NET_DEVICES", rail::kNetDevicesVariable}) unsetenv(name);
+  host_.add_card("mlx5_4", "pci0000:17/0000:17:01.0/0000:18:00.0/0000:19:02.0/0000:1e:00.0", 0);
+  host_.add_card("mlx5_5", "pci0000:17/0000:17:01.0/0000:18:00.0/0000:19:03.0/0000:1f:00.0", 0);
+  for (NetDeviceInfo& device : host_.ports()) {
+    if (device.rdma) device.link_layer = kInfiniBand;
+    if (device.rdma) device.rate_gbps = 400;
+    if (device.name == "mlx5_0:1") device.rate_gbps = 100;
+    if (device.name == "mlx5_5:1") device.link_layer = kEthernet;
+  }
+  const std::vector<RankPlace> places{{.address = "192.0.2.1", .rates = rail::layer_rates(host_.ports())}};
+  const auto choice = rail::choose_net_devices({.engine_variable = "UCX_NET_DEVICES",
+                                                .bootstrap_address = "192.0.2.1",
+                                                .places = places,
+                                                .gpu_pci_address = "0000:1b:00.0",
+                                                .rail = 1,
+                                                .sys = host_.sys()},
+                                               host_.ports());
+  EXPECT_EQ(choice->devices, "mlx5_4:1,eth0");
 }
 
 TEST_F(TwoSockets, WhatTheSystemDoesNotTellIsNotGuessed) {

@@ -23,8 +23,14 @@ std::string describe_library(const TransportInfo& transport) {
   return transport.library;
 }
 
+std::string describe_port(const NetDeviceInfo& port) {
+  if (!port.usable) return fmt::format("{} (port not active)", port.name);
+  return fmt::format("{} ({}, {})", port.name, port.link_layer.empty() ? "link layer not known" : port.link_layer,
+                     port.rate_gbps == 0 ? "rate not known" : fmt::format("{} Gb/s", port.rate_gbps));
+}
+
 std::string describe(const NetDeviceInfo& device) {
-  if (device.rdma) return fmt::format("{}{}", device.name, device.usable ? "" : " (port not active)");
+  if (device.rdma) return describe_port(device);
   if (device.addresses.empty()) return fmt::format("{} (no address)", device.name);
   return fmt::format("{} ({}{})", device.name, fmt::join(device.addresses, ", "), device.usable ? "" : ", down");
 }
