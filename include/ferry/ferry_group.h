@@ -67,8 +67,8 @@ FERRY_C_API void ferry_bootstrap_free(ferry_bootstrap* bootstrap);
 
 typedef struct ferry_group ferry_group;
 
-/// ferry::GroupOptions. The same on every rank, except arena_bytes, device, num_reserved_sms, net_devices, tuning_file
-/// and interrupted.
+/// ferry::GroupOptions. The same on every rank, except arena_bytes, device, num_reserved_sms, network_poll_ns,
+/// net_devices, tuning_file and interrupted.
 typedef struct ferry_group_options {
   uint64_t struct_size;
   const char* backend;      ///< NULL: "auto", which is "cuda" if there is a GPU; host memory needs "cpu"
@@ -90,6 +90,9 @@ typedef struct ferry_group_options {
   /// variable FERRY_RESERVED_SMS, else 32; less than 0: none.
   int32_t num_reserved_sms;
   int32_t reserved;  ///< 0
+  /// Backend "cuda", several nodes: time that the network's thread polls after the last movement. 0: the variable
+  /// FERRY_NETWORK_POLL, else a second; -1: always.
+  int64_t network_poll_ns;
 } ferry_group_options;
 
 /// Collective.

@@ -50,8 +50,13 @@ inline constexpr int kCurrentDevice = -1;
 /// GroupOptions::num_reserved_sms: the variable FERRY_RESERVED_SMS if it is set, else 32.
 inline constexpr int kDefaultReservedSms = -1;
 
-/// Options of Group::create. The same on every rank, except `arena_bytes`, `device`, `num_reserved_sms`, `net_devices`,
-/// `tuning_file` and `interrupted`.
+/// GroupOptions::network_poll_ns: the variable FERRY_NETWORK_POLL if it is set, else a second.
+inline constexpr std::int64_t kDefaultNetworkPoll = 0;
+/// GroupOptions::network_poll_ns: without end.
+inline constexpr std::int64_t kAlwaysPoll = -1;
+
+/// Options of Group::create. The same on every rank, except `arena_bytes`, `device`, `num_reserved_sms`,
+/// `network_poll_ns`, `net_devices`, `tuning_file` and `interrupted`.
 struct GroupOptions {
   std::string backend = "auto";  ///< "auto" (best that works here) or a name from `ferry::backends()`
   /// Number of ranks that can load and store each other's memory; ranks are node-major. 0: the ranks of each host,
@@ -80,6 +85,13 @@ struct GroupOptions {
   /// create returns kUnsupported and lists everything that is missing, as does `gpu_direct_facts`. It has not yet run
   /// on any card. "auto": the variable FERRY_RING_MEMORY if it is set, else "host".
   std::string ring_memory = "auto";
+  /// Backend "cuda", several nodes: how long the thread that drives the network polls after the last movement. Later a
+  /// replayed graph waits up to 20 ms until the thread is awake again; calls that the host makes wake it themselves.
+  /// kAlwaysPoll (-1): it never sleeps, and takes a core of the host from the first call until the group ends; for
+  /// programs that replay graphs after pauses. kDefaultNetworkPoll (0): the variable FERRY_NETWORK_POLL, which is a
+  /// number of seconds or "always", if it is set, else a second. Other negative numbers and more than a day are
+  /// kInvalidArgument.
+  std::int64_t network_poll_ns = kDefaultNetworkPoll;
   /// Devices through which ranks of other hosts may reach this rank, separated by commas: "eth0", "mlx5_0:1,mlx5_1:1";
   /// "all": every one. For InfiniBand or RoCE name the card's ports, since an interface ("ib0") only carries TCP.
   /// Empty: the variable FERRY_NET_DEVICES, else the active port of an RDMA card that is nearest to the rank's GPU (for

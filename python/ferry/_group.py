@@ -21,6 +21,7 @@ from ferry._group_arguments import (
     DEFAULT_ARENA_BYTES,
     MASK_TIMEOUT_S,
     device_of,
+    network_poll_ns,
     timeout_ns,
 )
 from ferry._latency import InFlight, LatencyCalls
@@ -81,6 +82,10 @@ class Group(LatencyCalls):
         which wait too, always get to run beside them; 0: none. A call with ``num_sms`` takes that number instead. By
         default the variable FERRY_RESERVED_SMS if it is set, else 32, as many as an NCCL kernel takes, or 0 where ranks
         share a GPU. May differ by rank.
+    network_poll: on GPUs of several nodes, seconds (or a timedelta) that the thread which drives the network polls
+        after the last movement; later a replayed graph waits up to 20 ms until it is awake. ``math.inf``: it never
+        sleeps and takes a core from the first call on. By default the variable FERRY_NETWORK_POLL (seconds, or
+        "always") if it is set, else 1. May differ by rank.
 
     Raises :class:`ferry.FerryError` subclasses; the process group is used only while the group is created.
     """
@@ -102,6 +107,7 @@ class Group(LatencyCalls):
         mask_lost_ranks: bool = False,
         mask_timeout: float | datetime.timedelta = MASK_TIMEOUT_S,
         num_reserved_sms: int | None = None,
+        network_poll: float | datetime.timedelta | None = None,
     ) -> None:
         self.device = device_of(device, group)
         if latency_bytes < 0:
@@ -126,6 +132,7 @@ class Group(LatencyCalls):
             bool(mask_lost_ranks),
             timeout_ns(mask_timeout),
             -1 if num_reserved_sms is None else num_reserved_sms,
+            network_poll_ns(network_poll),
         )
         self._in_flight = InFlight()
         self._memory = memory_of(self._native, self.device)

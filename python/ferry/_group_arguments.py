@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 from typing import Any
 
 import torch
@@ -16,12 +17,26 @@ ARRIVAL_TIMEOUT_S = 50.0  # kDefaultTimeoutNs
 MASK_TIMEOUT_S = 100.0  # kDefaultMaskTimeoutNs
 
 _NS_PER_S = 1_000_000_000
+_MIN_POLL_S = 1e-9
+_MAX_POLL_S = 24 * 3600
 
 
 def timeout_ns(timeout: float | datetime.timedelta) -> int:
     seconds = timeout.total_seconds() if isinstance(timeout, datetime.timedelta) else float(timeout)
     if not 0 < seconds < 2**33:
         raise InvalidArgument(f"Group: timeout is {seconds} s, expected more than 0 and less than 2**33")
+    return int(seconds * _NS_PER_S)
+
+
+def network_poll_ns(poll: float | datetime.timedelta | None) -> int:
+    """Nanoseconds as GroupOptions::network_poll_ns takes them: 0 is the default, -1 always."""
+    if poll is None:
+        return 0
+    seconds = poll.total_seconds() if isinstance(poll, datetime.timedelta) else float(poll)
+    if seconds == math.inf:
+        return -1
+    if not _MIN_POLL_S <= seconds <= _MAX_POLL_S:
+        raise InvalidArgument(f"Group: network_poll is {seconds} s, expected more than 0, at most a day, or math.inf")
     return int(seconds * _NS_PER_S)
 
 

@@ -370,6 +370,7 @@ def create_group(
     mask_lost_ranks: bool,
     mask_timeout_ns: int,
     num_reserved_sms: int,
+    network_poll_ns: int,
     /,
 ) -> Group: ...
 def callback_bootstrap(

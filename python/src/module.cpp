@@ -46,7 +46,7 @@ class PyGroup {
                                          const std::string& transport, const std::string& ring_memory,
                                          const std::string& net_devices, const std::string& tuning_file,
                                          std::size_t latency_bytes, bool mask_lost_ranks, std::int64_t mask_timeout_ns,
-                                         int num_reserved_sms) {
+                                         int num_reserved_sms, std::int64_t network_poll_ns) {
     GroupOptions options;
     options.backend = backend;
     options.timeout_ns = timeout_ns;
@@ -61,6 +61,7 @@ class PyGroup {
     options.mask_lost_ranks = mask_lost_ranks;
     options.mask_timeout_ns = mask_timeout_ns;
     options.num_reserved_sms = num_reserved_sms;
+    options.network_poll_ns = network_poll_ns;
     const auto signals = std::make_shared<SignalCheck>();
     options.interrupted = [signals] { return signals->ask(); };
     Result<std::shared_ptr<Group>> group = [&] {

@@ -29,6 +29,7 @@ GroupOptions to_options(const ferry_group_options& read) {
   options.mask_lost_ranks = read.mask_lost_ranks != 0;
   if (read.use_device != 0) options.device = read.device;
   if (read.num_reserved_sms != 0) options.num_reserved_sms = std::max(read.num_reserved_sms, 0);
+  options.network_poll_ns = read.network_poll_ns;
   if (read.interrupted != nullptr) {
     options.interrupted = [ask = read.interrupted, user = read.interrupted_user] { return ask(user) != 0; };
   }

@@ -71,6 +71,7 @@ Result<std::shared_ptr<Group>> Group::create(std::shared_ptr<Bootstrap> bootstra
     BackendContext context{&shared, agreed->topology, options, std::move(agreed->tuning)};
     context.options.ring_memory = agreed->ring_memory;
     context.options.num_reserved_sms = agreed->num_reserved_sms;
+    context.options.network_poll_ns = agreed->network_poll_ns;
     Result<std::unique_ptr<Backend>> backend = agreed->factory->create(context);
     if (!backend.ok()) return backend.status();
     return std::shared_ptr<Group>(new Group(agreed->topology, std::move(*backend), options.mask_lost_ranks));

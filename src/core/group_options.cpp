@@ -26,6 +26,7 @@ constexpr int kMaxRanks = 32767;
 
 constexpr const char* kRingMemoryVariable = "FERRY_RING_MEMORY";
 constexpr const char* kReservedSmsVariable = "FERRY_RESERVED_SMS";
+constexpr const char* kNetworkPollVariable = "FERRY_NETWORK_POLL";
 
 Status invalid_options(std::string message) {
   return Status(ErrorCode::kInvalidArgument, "Group::create: " + std::move(message));
@@ -58,6 +59,30 @@ Result<int> reserved_sms_of(const GroupOptions& options) {
                                      kReservedSmsVariable, text));
 }
 
+/// GroupOptions::network_poll_ns, or the variable or a second if that is the default.
+Result<std::int64_t> network_poll_of(const GroupOptions& options) {
+  constexpr std::int64_t kUsual = kNsPerSecond;
+  if (options.network_poll_ns != kDefaultNetworkPoll) {
+    const bool is_time = options.network_poll_ns > 0 && options.network_poll_ns <= kMaxTimeoutNs;
+    if (is_time || options.network_poll_ns == kAlwaysPoll) return options.network_poll_ns;
+    return invalid_options(
+        fmt::format("GroupOptions::network_poll_ns is {}, expected 1 to {} nanoseconds, {} for always, or {} for the "
+                    "default",
+                    options.network_poll_ns, kMaxTimeoutNs, kAlwaysPoll, kDefaultNetworkPoll));
+  }
+  const char* variable = std::getenv(kNetworkPollVariable);
+  if (variable == nullptr || *variable == '\0') return kUsual;
+  const std::string_view text(variable);
+  if (text == "always") return kAlwaysPoll;
+  constexpr std::int64_t kMaxSeconds = kMaxTimeoutNs / kNsPerSecond;
+  std::int64_t seconds = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seconds);
+  const bool is_number = error == std::errc() && end == text.data() + text.size();
+  if (is_number && seconds > 0 && seconds <= kMaxSeconds) return seconds * kNsPerSecond;
+  return invalid_options(fmt::format("the variable {} is \"{}\", expected 1 to {} seconds, or \"always\"",
+                                     kNetworkPollVariable, text, kMaxSeconds));
+}
+
 Status check_options(const GroupOptions& options, int rank, int num_ranks) {
   if (num_ranks < 1 || num_ranks > kMaxRanks || rank < 0 || rank >= num_ranks) {
     return invalid_options(
@@ -75,6 +100,7 @@ Status check_options(const GroupOptions& options, int rank, int num_ranks) {
   }
   if (Result<std::string> ring_memory = ring_memory_of(options); !ring_memory.ok()) return ring_memory.status();
   if (Result<int> reserved = reserved_sms_of(options); !reserved.ok()) return reserved.status();
+  if (Result<std::int64_t> poll = network_poll_of(options); !poll.ok()) return poll.status();
   if (options.mask_timeout_ns < kMinTimeoutNs || options.mask_timeout_ns > kMaxTimeoutNs) {
     return invalid_options(fmt::format("mask_timeout_ns is {}, expected {} to {} nanoseconds", options.mask_timeout_ns,
                                        kMinTimeoutNs, kMaxTimeoutNs));
@@ -178,6 +204,7 @@ Result<AgreedOptions> agree_on_options(Bootstrap& bootstrap, const GroupOptions&
   if (status.ok()) {
     agreed.ring_memory = ring_memory_of(options).value();
     agreed.num_reserved_sms = reserved_sms_of(options).value();
+    agreed.network_poll_ns = network_poll_of(options).value();
     Result<const BackendFactory*> factory =
         choose_factory("Group::create: backend", options.backend, backend_factories());
     status = factory.status();

@@ -5,6 +5,7 @@
 /// topology.
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <string>
 #include <vector>
@@ -18,6 +19,7 @@ struct AgreedOptions {
   const BackendFactory* factory = nullptr;
   std::string ring_memory = "auto";            ///< GroupOptions::ring_memory, or the variable that replaces it
   int num_reserved_sms = kDefaultReservedSms;  ///< GroupOptions::num_reserved_sms, or the variable that replaces it
+  std::int64_t network_poll_ns = 0;            ///< nanoseconds, or kAlwaysPoll
   std::vector<TuningTable> tuning;             ///< this rank's tables, which may differ between ranks
 };
 

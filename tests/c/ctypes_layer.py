@@ -53,6 +53,7 @@ class GroupOptions(Versioned):
         ("interrupted_user", c_void_p),
         ("num_reserved_sms", c_int32),
         ("reserved", c_int32),
+        ("network_poll_ns", c_int64),
     ]
 
 

@@ -241,8 +241,8 @@ call::KernelRings prepare_rings(const BackendContext& context, const Result<Devi
   return rings;
 }
 
-Status start_rail_link(RingMemory memory, Parts& parts) {
-  parts.rail_link = std::make_unique<RailLink>(*parts.sync, std::move(memory));
+Status start_rail_link(RingMemory memory, std::int64_t poll_ns, Parts& parts) {
+  parts.rail_link = std::make_unique<RailLink>(*parts.sync, std::move(memory), poll_ns);
   return parts.rail_link->start(*parts.memory, parts.stream->get());
 }
 
@@ -288,7 +288,8 @@ Result<Parts> create_parts(const BackendContext& context, LoadKernels load_kerne
   if (status.ok()) status = guard.status();
   if (status.ok()) status = make_local_parts(context, *facts, load_kernels, parts);
   if (status.ok()) status = make_latency_memory(context, start_latency, parts);
-  if (status.ok() && over_nodes) status = start_rail_link(std::move(ring_memory), parts);
+  if (status.ok() && over_nodes)
+    status = start_rail_link(std::move(ring_memory), context.options.network_poll_ns, parts);
   Result<int> sharers = count_sharers(context, status, facts.ok() ? *facts : DeviceFacts{});
   if (!sharers.ok()) return sharers.status();
   parts.num_sms = std::max(1, facts->num_sms / *sharers);

@@ -1,6 +1,5 @@
 #include "cuda/context/peer_watch.hpp"
 
-#include <chrono>
 #include <new>
 #include <utility>
 
@@ -8,14 +7,6 @@
 #include "node/service_thread.hpp"
 
 namespace ferry::cuda {
-namespace {
-
-/// As often as hosts that wait look at their peers (src/call): a poll(2) for each peer in another process, which is a
-/// few thousandths of a core.
-constexpr std::chrono::milliseconds kInterval{20};
-
-}  // namespace
-
 PeerWatch::~PeerWatch() {
   if (!thread_.joinable()) return;
   {
@@ -37,7 +28,7 @@ Status PeerWatch::start() {
 void PeerWatch::watch() noexcept {
   std::unique_lock lock(mutex_);
   // No deadline: it watches as long as the group lives, and the destructor ends it.
-  while (!ending_.wait_for(lock, kInterval, [this] { return ends_; })) {
+  while (!ending_.wait_for(lock, kLookInterval, [this] { return ends_; })) {
     try {
       look();
     } catch (const std::bad_alloc&) {  // no room for the words of a verdict: the next look may find some

@@ -12,10 +12,6 @@
 namespace ferry::cuda {
 namespace {
 
-/// Looks of the watch without any movement before the network may sleep: a second, so that a program which computes in
-/// between finds it awake.
-constexpr int kStillLooks = 50;
-
 std::size_t words_bytes(int num_nodes) { return node::round_up_to_page(to_size(num_nodes) * sizeof(net::RingWords)); }
 
 }  // namespace
@@ -50,6 +46,9 @@ Result<RingMemory> RingMemory::create_in_gpu(const Topology& topology, int devic
   memory.words = reinterpret_cast<net::RingWords*>(memory.block.data.get());
   return memory;
 }
+
+RailLink::RailLink(call::CallSync& sync, RingMemory memory, std::int64_t poll_ns)
+    : sync_(sync), memory_(std::move(memory)), rest_(poll_ns, std::chrono::nanoseconds(kLookInterval).count()) {}
 
 Status RailLink::start(TableMemory& tables, cudaStream_t stream) {
   constexpr std::string_view kPreparing = "Group::create: preparing the rings between nodes";
@@ -101,14 +100,8 @@ std::uint64_t RailLink::sum_of_words() const {
 }
 
 void RailLink::look() {
-  const std::uint64_t sum = sum_of_words();
-  if (sum != last_sum_) {
-    last_sum_ = sum;
-    num_still_looks_ = 0;
-    sync_.rails().keep_polling(true);
-    return;
-  }
-  if (++num_still_looks_ == kStillLooks) sync_.rails().keep_polling(false);
+  const rail::Rest::Decision decision = rest_.look(sum_of_words());
+  if (decision != rail::Rest::Decision::kNone) sync_.rails().keep_polling(decision == rail::Rest::Decision::kPoll);
 }
 
 }  // namespace ferry::cuda

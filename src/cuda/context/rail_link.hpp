@@ -4,6 +4,7 @@
 /// Memory that a rank's kernels share with its network and its host, in groups of several nodes: rings that the proxy
 /// serves, with words in pinned memory and chunks there or in GPU memory; and the records of calls that were refused.
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -14,6 +15,7 @@
 #include "cuda/memory/pinned_memory.hpp"
 #include "cuda/memory/table_memory.hpp"
 #include "cuda/sync/rail_params.hpp"
+#include "rail/rest.hpp"
 
 namespace ferry::cuda {
 
@@ -30,9 +32,14 @@ struct RingMemory {
   bool read_back_writes = false;  ///< !cards_write_in_order
 };
 
+/// Time between two looks of the watch, as often as hosts that wait look at their peers (src/call): a poll(2) for each
+/// peer in another process, which is a few thousandths of a core.
+inline constexpr std::chrono::milliseconds kLookInterval{20};
+
 class RailLink {
  public:
-  RailLink(call::CallSync& sync, RingMemory memory) : sync_(sync), memory_(std::move(memory)) {}
+  /// The network polls for `poll_ns` after the last movement of the rings; negative: always.
+  RailLink(call::CallSync& sync, RingMemory memory, std::int64_t poll_ns);
   RailLink(const RailLink&) = delete;
   RailLink& operator=(const RailLink&) = delete;
 
@@ -49,7 +56,7 @@ class RailLink {
   /// Wakes the network, because kernels are about to use the rings and cannot wake it.
   void wake() { sync_.rails().keep_polling(true); }
   /// Lets the network sleep after the rings have been idle for a while, and wakes it when they move again, as in
-  /// replays of a graph. Called by the watch.
+  /// replays of a graph. Called by the watch, every kLookInterval.
   void look();
 
  private:
@@ -62,9 +69,7 @@ class RailLink {
   RailParams params_;
   std::shared_ptr<std::byte> state_;
   std::shared_ptr<std::byte> log_;
-  // Used by the watch's thread only.
-  std::uint64_t last_sum_ = 0;
-  int num_still_looks_ = 0;
+  rail::Rest rest_;  // used by the watch's thread only
 };
 
 }  // namespace ferry::cuda
