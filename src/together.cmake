@@ -32,7 +32,7 @@ ferry_together(cpu_2 cpu/internode/combine.cpp cpu/context/routing.cpp cpu/laten
   cpu/context/staging.cpp)
 ferry_together(cpu_3 cpu/internode/dispatch.cpp cpu/rows/token_records.cpp)
 ferry_together(net_1 net/blob.cpp net/devices.cpp net/gpu_direct.cpp net/loopback/engine.cpp
-  net/loopback/inbox.cpp net/nearest.cpp net/proxy.cpp)
+  net/loopback/inbox.cpp net/nearest.cpp net/numa.cpp net/proxy.cpp)
 ferry_together(net_2 net/ucx/setup.cpp net/ucx/address.cpp net/ucx/admission.cpp net/ucx/connection.cpp
   net/ucx/engine.cpp net/ucx/inbound.cpp net/ucx/limits.cpp net/ucx/paths.cpp)
 ferry_together(net_3 net/ucx/gpu_memory.cpp net/ucx/peer.cpp net/ucx/ports.cpp net/ucx/resources.cpp

@@ -12,10 +12,11 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
-#include <fstream>
 #include <iterator>
 #include <memory>
 #include <system_error>
+
+#include "net/sysfs.hpp"
 
 namespace ferry::net {
 namespace {
@@ -68,13 +69,6 @@ std::vector<NetDeviceInfo> interfaces() {
     device->usable = (entry->ifa_flags & IFF_UP) != 0;
   }
   return devices;
-}
-
-std::string first_line(const std::filesystem::path& path) {
-  std::ifstream file(path);
-  std::string line;
-  std::getline(file, line);
-  return line;
 }
 
 std::vector<std::filesystem::path> entries_of(const std::filesystem::path& folder) {

@@ -1,14 +1,13 @@
 #include "net/nearest.hpp"
 
 #include <algorithm>
-#include <cctype>
-#include <charconv>
 #include <compare>
-#include <fstream>
 #include <iterator>
 #include <optional>
 #include <string>
 #include <system_error>
+
+#include "net/sysfs.hpp"
 
 namespace ferry::net {
 namespace {
@@ -18,17 +17,6 @@ struct Place {
   std::vector<std::string> bridges;  ///< from the host bridge down; the last entry is the device itself
   int numa_node = -1;                ///< -1: not known
 };
-
-/// -1: no number. `>>` is avoided because it uses the locale of the process's C++ library, and a Python module brings
-/// its own.
-int number_in(const std::filesystem::path& path) {
-  std::string text;
-  std::ifstream file(path);
-  std::getline(file, text);
-  int number = -1;
-  const auto read = std::from_chars(text.data(), text.data() + text.size(), number);
-  return read.ec == std::errc() ? number : -1;
-}
 
 std::optional<Place> place_of(const std::filesystem::path& link, const std::filesystem::path& sys) {
   std::error_code error;
@@ -59,10 +47,8 @@ Nearness nearness(const Place& a, const Place& b) {
 
 std::vector<std::string> nearest_ports(std::string_view pci_address, std::span<const NetDeviceInfo> devices,
                                        const std::filesystem::path& sys) {
-  std::string address(pci_address);
-  std::ranges::transform(address, address.begin(), [](unsigned char letter) { return std::tolower(letter); });
-  if (address.empty()) return {};
-  const std::optional<Place> gpu = place_of(sys / "bus/pci/devices" / address, sys);
+  if (pci_address.empty()) return {};
+  const std::optional<Place> gpu = place_of(pci_device(pci_address, sys), sys);
   if (!gpu) return {};
   std::vector<std::string> ports;
   Nearness best;

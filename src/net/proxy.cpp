@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "ferry/bootstrap.hpp"
+#include "net/numa.hpp"
 
 namespace ferry::net {
 namespace {
@@ -95,7 +96,10 @@ Status Proxy::start(std::span<const Blob> addresses) {
   events.lost = [this](int peer, const Status& why) { on_lost(peer, why); };
   if (Status status = engine_->connect(addresses, std::move(events)); !status.ok()) return status;
   try {
-    thread_ = std::thread([this] { run(); });
+    thread_ = std::thread([this] {
+      net::run_on(cpus_);
+      run();
+    });
   } catch (const std::system_error& error) {
     return Status(ErrorCode::kSystem,
                   fmt::format("network proxy: cannot start its thread: {}; raise the limit of threads (ulimit -u)",

@@ -29,6 +29,7 @@
 #include <optional>
 #include <span>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "net/engine.hpp"
@@ -60,6 +61,8 @@ class Proxy {
   void attach_ring(int peer, const RingPort& port);
   /// Attaches the rings between kernels, which use channels of their own.
   void attach_kernel_ring(int peer, const RingPort& port) { kernel_ring(peer).port = port; }
+  /// Binds the thread to these processors, if there are any. Call before start().
+  void run_on(std::vector<int> cpus) { cpus_ = std::move(cpus); }
   /// Connects and starts the thread. Call once.
   Status start(std::span<const Blob> addresses);
 
@@ -174,6 +177,7 @@ class Proxy {
   std::vector<TrafficCounters> traffic_;
   std::vector<Ring> rings_;  // by peer, followed by the rings between kernels; words are null if there is no ring
 
+  std::vector<int> cpus_;  // empty: the thread runs where its starter may
   WakeFd wake_;
   std::atomic<bool> asleep_{false};  // the thread is in poll(2), or about to be, and wants a signal
   std::atomic<bool> polling_{false};

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <utility>
 
+#include "net/numa.hpp"
 #include "plan/to_size.hpp"
 
 namespace ferry::rail {
@@ -80,11 +81,15 @@ Result<std::unique_ptr<Rails>> Rails::create(const BackendContext& context, cons
   params.engine.ranks = rails->ranks_of_rail();
   params.places = options.places;
   params.gpu_pci_address = options.gpu_pci_address;
-  Result<Network> network = open_network(context, params, my_status);
+  const Result<bool> follows_numa = net::follows_numa();
+  Result<Network> network = open_network(context, params, my_status.ok() ? follows_numa.status() : my_status);
   if (!network.ok()) return network.status();
   rails->memory_ = RailMemory(network->engine->memory().data(), shape_of(rails->topology_, options.ring));
   rails->proxy_ =
       std::make_unique<net::Proxy>(std::move(network->engine), network->options, std::move(wake_rank), options.spins);
+  if (*follows_numa) {
+    rails->proxy_->run_on(net::cpus_of_node(net::numa_node_of(options.gpu_pci_address), net::allowed_cpus()));
+  }
   rails->make_rings();
   if (!options.gpu.memory.empty()) rails->attach_gpu_rings(options.gpu);
   rails->network_ = std::move(*network);

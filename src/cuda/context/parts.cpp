@@ -17,6 +17,7 @@
 #include "cuda/driver/cuda_call.hpp"
 #include "cuda/driver/device_guard.hpp"
 #include "cuda/driver/driver.hpp"
+#include "net/numa.hpp"
 
 namespace ferry::cuda {
 namespace {
@@ -229,8 +230,10 @@ call::KernelRings prepare_rings(const BackendContext& context, const Result<Devi
         "gpu", rail::gpu_direct_facts(gpu_direct_part(facts->device), context.options.transport));
     if (!rings.status.ok()) return rings;
   }
-  Result<RingMemory> made =
-      in_gpu ? RingMemory::create_in_gpu(context.topology, facts->device) : RingMemory::create(context.topology);
+  const Result<bool> follows_numa = net::follows_numa();  // an error is reported by Rails::create
+  const int numa_node = follows_numa.ok() && *follows_numa ? net::numa_node_of(rings.gpu_pci_address) : -1;
+  Result<RingMemory> made = in_gpu ? RingMemory::create_in_gpu(context.topology, facts->device, numa_node)
+                                   : RingMemory::create(context.topology, numa_node);
   rings.status = made.status();
   if (!made.ok()) return rings;
   memory = std::move(*made);

@@ -7,6 +7,7 @@
 
 #include "cuda/driver/cuda_call.hpp"
 #include "cuda/memory/card_memory.hpp"
+#include "net/numa.hpp"
 #include "plan/to_size.hpp"
 
 namespace ferry::cuda {
@@ -16,11 +17,12 @@ std::size_t words_bytes(int num_nodes) { return node::round_up_to_page(to_size(n
 
 }  // namespace
 
-Result<RingMemory> RingMemory::create(const Topology& topology) {
+Result<RingMemory> RingMemory::create(const Topology& topology, int numa_node) {
   const rail::RingShape shape = rail::kernel_ring_shape(to_size(topology.num_nodes()));
   const std::size_t rails_bytes = rail::Rails::memory_bytes(topology, shape);
   const std::size_t words = words_bytes(topology.num_nodes());
-  Result<PinnedBlock> block = take_pinned(words + rails_bytes);
+  const net::PreferNode prefer(numa_node);
+  Result<PinnedBlock> block = take_pinned(words + rails_bytes, numa_node);
   if (!block.ok()) return block.status();
   RingMemory memory;
   memory.block = std::move(*block);
@@ -29,7 +31,7 @@ Result<RingMemory> RingMemory::create(const Topology& topology) {
   return memory;
 }
 
-Result<RingMemory> RingMemory::create_in_gpu(const Topology& topology, int device) {
+Result<RingMemory> RingMemory::create_in_gpu(const Topology& topology, int device, int numa_node) {
   const rail::RingShape shape = rail::kernel_ring_shape(to_size(topology.num_nodes()));
   const std::size_t rings_bytes = rail::Rails::rings_bytes(topology, shape);
   RingMemory memory;
@@ -40,7 +42,8 @@ Result<RingMemory> RingMemory::create_in_gpu(const Topology& topology, int devic
   if (!gpu.ok()) return gpu.status();
   memory.gpu = std::move(*gpu);
   memory.rails_memory = {memory.gpu.get(), rings_bytes};
-  Result<PinnedBlock> block = take_pinned(words_bytes(topology.num_nodes()));
+  const net::PreferNode prefer(numa_node);
+  Result<PinnedBlock> block = take_pinned(words_bytes(topology.num_nodes()), numa_node);
   if (!block.ok()) return block.status();
   memory.block = std::move(*block);
   memory.words = reinterpret_cast<net::RingWords*>(memory.block.data.get());

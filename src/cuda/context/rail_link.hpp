@@ -24,10 +24,11 @@ struct RingMemory {
   PinnedBlock block;
   net::RingWords* words = nullptr;    ///< [nodes], in the block, as is the next
   std::span<std::byte> rails_memory;  ///< all memory that the network moves
-  static Result<RingMemory> create(const Topology& topology);
+  /// `numa_node`: of the rank's GPU, -1 if any node will do.
+  static Result<RingMemory> create(const Topology& topology, int numa_node);
 
   /// Variant with chunks in memory of `device` that network cards reach, separate from all other memory.
-  static Result<RingMemory> create_in_gpu(const Topology& topology, int device);
+  static Result<RingMemory> create_in_gpu(const Topology& topology, int device, int numa_node);
   std::shared_ptr<std::byte> gpu{};
   bool read_back_writes = false;  ///< !cards_write_in_order
 };

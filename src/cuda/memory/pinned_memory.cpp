@@ -16,6 +16,7 @@ namespace {
 
 /// Room for a thousand routes of up to 4 KiB each whose counts are still unread; no more, because it is locked memory.
 constexpr std::size_t kPinnedBytes = std::size_t{4} << 20;
+constexpr int kAnyNode = -1;
 
 /// Blocks that no group uses. cudaFreeHost waits for every GPU of the process and holds the driver's lock meanwhile:
 /// if a kernel waits for another rank of this process, that rank could no longer launch. Blocks therefore stay, as many
@@ -24,6 +25,9 @@ struct IdleBlocks {
   struct Block {
     void* data = nullptr;
     std::size_t size_bytes = 0;
+    int numa_node = -1;  // that it was asked for
+
+    bool fits(std::size_t bytes, int node) const { return size_bytes == bytes && numa_node == node; }
   };
   std::mutex mutex;
   std::vector<Block> blocks;  // guarded by mutex
@@ -35,11 +39,12 @@ IdleBlocks& idle_blocks() {
   return *idle;
 }
 
-Result<void*> take_block(std::size_t bytes) {
+Result<void*> take_block(std::size_t bytes, int numa_node) {
   {
     IdleBlocks& idle = idle_blocks();
     const std::lock_guard lock(idle.mutex);
-    const auto found = std::ranges::find(idle.blocks, bytes, &IdleBlocks::Block::size_bytes);
+    const auto found =
+        std::ranges::find_if(idle.blocks, [&](const IdleBlocks::Block& block) { return block.fits(bytes, numa_node); });
     if (found != idle.blocks.end()) {
       void* const block = found->data;
       idle.blocks.erase(found);
@@ -55,10 +60,10 @@ Result<void*> take_block(std::size_t bytes) {
   return block;
 }
 
-void give_back_block(void* block, std::size_t bytes) try {
+void give_back_block(void* block, std::size_t bytes, int numa_node) try {
   IdleBlocks& idle = idle_blocks();
   const std::lock_guard lock(idle.mutex);
-  idle.blocks.push_back({block, bytes});
+  idle.blocks.push_back({block, bytes, numa_node});
 } catch (const std::bad_alloc&) {
   // Called from destructors: memory that cannot be recorded stays allocated until the process ends.
 }
@@ -76,30 +81,31 @@ Result<std::byte*> view_of_kernels(void* host) {
 
 Result<std::shared_ptr<PinnedMemory>> PinnedMemory::create() {
   const RelaxedCapture relaxed;
-  const Result<void*> host = take_block(kPinnedBytes);
+  const Result<void*> host = take_block(kPinnedBytes, kAnyNode);
   if (!host.ok()) return host.status();
   const Result<std::byte*> device = view_of_kernels(*host);
   if (!device.ok()) return device.status();
   return std::make_shared<PinnedMemory>(static_cast<std::byte*>(*host), *device);
 }
 
-Result<PinnedBlock> take_pinned(std::size_t bytes) {
+Result<PinnedBlock> take_pinned(std::size_t bytes, int numa_node) {
   const RelaxedCapture relaxed;
-  const Result<void*> host = take_block(bytes);
+  const Result<void*> host = take_block(bytes, numa_node);
   if (!host.ok()) return host.status();
   const Result<std::byte*> device = view_of_kernels(*host);
   if (!device.ok()) return device.status();
   std::memset(*host, 0, bytes);
-  return PinnedBlock{std::shared_ptr<std::byte>(static_cast<std::byte*>(*host),
-                                                [bytes](std::byte* block) { give_back_block(block, bytes); }),
-                     *device};
+  return PinnedBlock{
+      std::shared_ptr<std::byte>(static_cast<std::byte*>(*host),
+                                 [bytes, numa_node](std::byte* block) { give_back_block(block, bytes, numa_node); }),
+      *device};
 }
 
 PinnedMemory::PinnedMemory(std::byte* host, std::byte* device) : host_(host), device_(device), heap_(kPinnedBytes) {
   pages_.reserve(kPinnedBytes / node::kPageBytes);
 }
 
-PinnedMemory::~PinnedMemory() { give_back_block(host_, kPinnedBytes); }
+PinnedMemory::~PinnedMemory() { give_back_block(host_, kPinnedBytes, kAnyNode); }
 
 Result<std::byte*> PinnedMemory::take(std::size_t bytes, bool zeroed) {
   const std::lock_guard lock(mutex_);
