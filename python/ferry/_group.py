@@ -114,6 +114,7 @@ class Group(LatencyCalls):
             raise InvalidArgument(f"Group: latency_bytes is {latency_bytes}, expected at least 0")
         if num_reserved_sms is not None and num_reserved_sms < 0:
             raise InvalidArgument(f"Group: num_reserved_sms is {num_reserved_sms}, expected at least 0, or None")
+        poll_ns = network_poll_ns(network_poll)
         call_timeout_ns = timeout_ns(CALL_TIMEOUT_S if timeout is None else timeout)
         bootstrap = bootstrap_for(group, comm, timeout_ns(ARRIVAL_TIMEOUT_S if timeout is None else timeout))
         on_gpu = self.device.type == "cuda"
@@ -132,7 +133,7 @@ class Group(LatencyCalls):
             bool(mask_lost_ranks),
             timeout_ns(mask_timeout),
             -1 if num_reserved_sms is None else num_reserved_sms,
-            network_poll_ns(network_poll),
+            poll_ns,
         )
         self._in_flight = InFlight()
         self._memory = memory_of(self._native, self.device)

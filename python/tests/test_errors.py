@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
 import itertools
+import math
 import os
 import pickle
 import signal
@@ -186,6 +188,11 @@ def check_wrong_groups(rank: int) -> None:
         ferry.Group("world")
     with pytest.raises(ferry.InvalidArgument, match="timeout"):
         ferry.Group(dist.group.WORLD, timeout=0)
+    for poll in (0, -1, math.nan, 90000, datetime.timedelta(days=2)):
+        with pytest.raises(ferry.InvalidArgument, match="network_poll is"):
+            ferry.Group(dist.group.WORLD, network_poll=poll)
+    for poll in (None, 0.5, math.inf, datetime.timedelta(minutes=1)):
+        ferry.Group(dist.group.WORLD, network_poll=poll).destroy()
     with pytest.raises(NotImplementedError, match="cpu or cuda"):
         ferry.Group(dist.group.WORLD, device="meta")
     with pytest.raises(ferry.InvalidArgument, match="device is 'gpu', expected cpu or cuda"):

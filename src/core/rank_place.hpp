@@ -6,7 +6,7 @@
 
 namespace ferry {
 
-/// Rates in Gb/s of the network card ports of a rank, by link layer: sums over the fastest ports of a layer. 0: no port.
+/// Rates in Gb/s of the network card ports of a rank, by link layer: sums over the fastest ports of a layer; 0: none.
 /// Plain bytes, exchanged at creation.
 struct LayerRates {
   std::int32_t infiniband = 0;

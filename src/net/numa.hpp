@@ -24,8 +24,8 @@ Result<bool> follows_numa();
 /// NUMA node of the PCI device at `pci_address` ("0000:1b:00.0"); -1: not known.
 int numa_node_of(std::string_view pci_address, const std::filesystem::path& sys = "/sys");
 
-/// Numbers of a list as the kernel writes it, "0-3,8,10-11", in its order. Null if it is malformed or has numbers beyond
-/// those of processors.
+/// Numbers of a list as the kernel writes it, "0-3,8,10-11", in its order. Null if it is malformed or has a number that
+/// no processor has.
 std::optional<std::vector<int>> parse_cpu_list(std::string_view list);
 
 /// Processors of a NUMA node among those `allowed`. Empty if there are fewer than two, or if the system does not tell:

@@ -27,8 +27,8 @@ struct Rendezvous {
 };
 
 /// Collective over all ranks of all nodes, see core/create_together.hpp. Address and rates of `my_place` are
-/// published to all; an address has at most 63 characters, a longer one counts as not known. If `my_status` is an error,
-/// all ranks fail with it.
+/// published to all; an address has at most 63 characters, a longer one counts as not known. If `my_status` is an
+/// error, all ranks fail with it.
 Result<Rendezvous> rendezvous(const BackendContext& context, const RankPlace& my_place, const Status& my_status);
 
 }  // namespace ferry::node
