@@ -130,7 +130,7 @@ Status RequestReader::check(const Request& request) const {
     }
   }
   if (request.is_narrow) {
-    if (!device::is_atomic(request.op)) return bad("the operation on a word of 4 bytes", op, 0);
+    if (!device::is_atomic(request.op)) return bad("the flag of a word of 4 bytes", 1, 1);
     constexpr std::uint64_t kEnd = std::uint64_t{1} << 32;
     if (request.value >= kEnd) return bad("the value for a word of 4 bytes", request.value, kEnd);
     if (request.operand >= kEnd) return bad("the operand for a word of 4 bytes", request.operand, kEnd);
