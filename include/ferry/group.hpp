@@ -97,8 +97,8 @@ struct GroupOptions {
   /// Empty: the variable FERRY_NET_DEVICES, else the active port of an RDMA card that is nearest to the rank's GPU (for
   /// CPU ranks every active port), among the fastest of the link layer that all ranks have, and the one interface that
   /// leads to rank 0. Ranks whose ports have no layer in common are kUnsupported. The variable UCX_NET_DEVICES
-  /// overrides all of them. Ranks of one host use shared memory and the loopback interface among themselves, never these
-  /// devices.
+  /// overrides all of them. Ranks of one host use shared memory and the loopback interface among themselves, never
+  /// these devices.
   std::string net_devices{};
   /// Backend "cuda": a file that `ferry tune --out` wrote. Its settings replace the built-in defaults wherever a call's
   /// KernelOptions are 0, if it has settings for this GPU, number of ranks and row size. They change no result. Empty:
