@@ -19,16 +19,12 @@ namespace {
 
 /// Maximum number of pieces of a put or get: enough for any order, few enough for tests with megabytes.
 constexpr std::size_t kMaxPieces = 16;
+constexpr std::uint64_t kHandledPerLook = 16;
 
 std::uint64_t now_ns() {
   return static_cast<std::uint64_t>(
       std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
           .count());
-}
-
-std::chrono::steady_clock::time_point time_at(std::uint64_t due_ns) {
-  return std::chrono::steady_clock::time_point(
-      std::chrono::duration_cast<std::chrono::steady_clock::duration>(std::chrono::nanoseconds(due_ns)));
 }
 
 /// Pieces end at words of the peer's memory.
@@ -38,25 +34,6 @@ std::size_t end_of_piece(const Operation& operation, std::size_t begin, std::siz
   if (end >= operation.num_bytes) return operation.num_bytes;
   const std::size_t behind = (operation.remote + end) % kWord;
   return end - begin > behind ? end - behind : end;
-}
-
-/// Copies as cards do: each aligned word in one piece, seen by threads that read it meanwhile.
-void copy_words(std::byte* to, const std::byte* from, std::size_t num_bytes) {
-  constexpr std::size_t kWord = sizeof(std::uint64_t);
-  const auto is_aligned = [](const std::byte* address) {
-    return reinterpret_cast<std::uintptr_t>(address) % kWord == 0;
-  };
-  for (std::size_t at = 0; at < num_bytes;) {
-    if (num_bytes - at >= kWord && is_aligned(to + at) && is_aligned(from + at)) {
-      const std::uint64_t word = __atomic_load_n(reinterpret_cast<const std::uint64_t*>(from + at), __ATOMIC_RELAXED);
-      __atomic_store_n(reinterpret_cast<std::uint64_t*>(to + at), word, __ATOMIC_RELAXED);
-      at += kWord;
-    } else {
-      const unsigned char byte = __atomic_load_n(reinterpret_cast<const unsigned char*>(from + at), __ATOMIC_RELAXED);
-      __atomic_store_n(reinterpret_cast<unsigned char*>(to + at), byte, __ATOMIC_RELAXED);
-      ++at;
-    }
-  }
 }
 
 }  // namespace
@@ -72,6 +49,12 @@ void Card::add_context(ucp_context* context) {
   context->random.seed(context->settings.seed * 1000 + context->number);
   if (num_contexts_++ > 0) return;
   stopping_ = false;
+  {
+    const std::lock_guard lock(mutex);
+    wires_.open(
+        {.received = [this](int wire, const Frame& frame, Wires::Payload payload) { receive(wire, frame, payload); },
+         .lost = [this](std::uint64_t process) { lose(process); }});
+  }
   thread_ = std::thread([this] { run(); });
 }
 
@@ -82,23 +65,29 @@ void Card::remove_context(ucp_context* /*context*/) {
   {
     const std::lock_guard lock(mutex);
     stopping_ = true;
+    wires_.wake();
   }
-  wake_.notify_one();
   thread_.join();
+  const std::lock_guard lock(mutex);
   events_ = {};
+  asked_.clear();
+  wires_.close();
 }
 
 void Card::run() {
   std::unique_lock lock(mutex);
   while (!stopping_) {
+    const std::uint64_t now = now_ns();
     if (events_.empty()) {
-      wake_.wait(lock);
-    } else if (events_.top().due_ns > now_ns()) {
-      wake_.wait_until(lock, time_at(events_.top().due_ns));
+      wires_.wait(lock, std::nullopt);
+    } else if (events_.top().due_ns > now) {
+      wires_.wait(lock, std::chrono::nanoseconds(events_.top().due_ns - now));
     } else {
       const Event event = events_.top();
       events_.pop();
       handle(event);
+      // What other processes ask for is not kept waiting by what this one does.
+      if (++num_handled_ % kHandledPerLook == 0) wires_.wait(lock, std::chrono::nanoseconds(0));
     }
   }
 }
@@ -110,7 +99,7 @@ void Card::schedule(Event event, std::uint64_t extra_ns) {
   event.order = context.random();
   const bool is_first = events_.empty() || events_.top() < event;
   events_.push(std::move(event));
-  if (is_first) wake_.notify_one();
+  if (is_first) wires_.wake();
 }
 
 void Card::start_transfer(ucp_ep* endpoint, const std::shared_ptr<Operation>& operation) {
@@ -158,15 +147,9 @@ void Card::handle(const Event& event) {
   }
   if (endpoint->closed || endpoint->failure != UCS_OK) return;
   switch (event.what) {
-    case What::kPiece: {
-      const ucs_status_t moved = move(*endpoint, *event.operation, event.begin, event.end);
-      if (moved == UCS_OK) {
-        finish_step(endpoint, event.operation.get());
-      } else {
-        fail(endpoint, moved);
-      }
+    case What::kPiece:
+      move(event.endpoint, event.operation, event.begin, event.end);
       break;
-    }
     case What::kCompletion:
       complete(endpoint, event.operation.get(), UCS_OK);
       finish_step(endpoint, event.operation.get());
@@ -186,49 +169,50 @@ void Card::handle(const Event& event) {
   }
 }
 
-/// Copies a piece of a put or get. Fails like a card that finds no such memory at the other end.
-ucs_status_t Card::move(const ucp_ep& endpoint, const Operation& operation, std::size_t begin, std::size_t end) {
-  const auto worker = workers.find(endpoint.target);
-  if (worker == workers.end()) return UCS_ERR_ENDPOINT_TIMEOUT;
-  const auto found = memory.find(operation.key);
-  if (found == memory.end() || found->second->context != worker->second->context ||
-      !found->second->contains(operation.remote, operation.num_bytes)) {
-    return UCS_ERR_IO_ERROR;
+/// Moves a piece of a put or get.
+void Card::move(const std::shared_ptr<ucp_ep>& endpoint, const std::shared_ptr<Operation>& operation, std::size_t begin,
+                std::size_t end) {
+  const Range range{endpoint->target, operation->key, operation->remote, operation->num_bytes, begin, end};
+  const bool is_get = operation->call == Call::kGet;
+  const std::byte* source = operation->is_copied ? operation->copied.data() : operation->local;
+  if (endpoint->process != wires_.process()) {
+    const Frame frame{.kind = is_get ? FrameKind::kRead : FrameKind::kWrite,
+                      .worker = range.worker,
+                      .key = range.key,
+                      .remote = range.remote,
+                      .num_bytes = range.num_bytes,
+                      .begin = begin,
+                      .end = end};
+    const auto payload = is_get ? Wires::Payload() : Wires::Payload(source + begin, source + end);
+    ask(frame, payload, {endpoint, operation, begin});
+    return;
   }
-  ucp_mem& region = *found->second;
-  auto* remote = reinterpret_cast<std::byte*>(static_cast<std::uintptr_t>(operation.remote)) + begin;
-  if (operation.call == Call::kGet) {
-    // A read does not pass earlier writes on their way to the memory.
-    for (const Unseen& unseen : std::exchange(region.unseen, {})) {
-      copy_words(unseen.at, unseen.bytes.data(), unseen.bytes.size());
-    }
-    copy_words(operation.local + begin, remote, end - begin);
-    return UCS_OK;
-  }
-  const std::byte* source = operation.is_copied ? operation.copied.data() : operation.local;
-  if (region.type == UCS_MEMORY_TYPE_CUDA && region.context->settings.gpu_lag != 0) {
-    region.unseen.push_back({remote, {source + begin, source + end}});
+  const ucs_status_t moved =
+      is_get ? read_memory(range, operation->local + begin) : write_memory(range, source + begin);
+  if (moved == UCS_OK) {
+    finish_step(endpoint.get(), operation.get());
   } else {
-    copy_words(remote, source + begin, end - begin);
+    fail(endpoint.get(), moved);
   }
-  return UCS_OK;
 }
 
 /// Delivers the first message on its way.
 void Card::deliver(ucp_ep* endpoint) {
   const std::shared_ptr<Operation> message = std::move(endpoint->messages.front());
   endpoint->messages.pop_front();
-  const auto worker = workers.find(endpoint->target);
-  if (worker == workers.end()) {
-    fail(endpoint, UCS_ERR_ENDPOINT_TIMEOUT);
-    return;
-  }
   if (!message->is_copied) {
     message->copied.assign(message->header, message->header + message->header_bytes);
     message->copied.insert(message->copied.end(), message->local, message->local + message->num_bytes);
   }
-  tell(worker->second, {.message = message});
-  finish_step(endpoint, message.get());
+  if (endpoint->process != wires_.process()) {
+    const Frame frame{.kind = FrameKind::kMessage, .worker = endpoint->target, .header_bytes = message->header_bytes};
+    ask(frame, message->copied, {endpoint->shared_from_this(), message, 0});
+  } else if (const auto worker = workers.find(endpoint->target); worker != workers.end()) {
+    tell(worker->second, {.message = message});
+    finish_step(endpoint, message.get());
+  } else {
+    fail(endpoint, UCS_ERR_ENDPOINT_TIMEOUT);
+  }
 }
 
 void Card::finish_step(ucp_ep* endpoint, Operation* operation) {
@@ -282,19 +266,30 @@ void Card::close(ucp_ep* endpoint, const std::shared_ptr<Operation>& operation) 
   }
   end_all(endpoint, UCS_ERR_CANCELED);
   endpoint->closed = true;
-  if (const auto peer = workers.find(endpoint->target); peer != workers.end()) {
-    fail_endpoints_to(*endpoint->worker, *peer->second);
+  if (endpoint->process != wires_.process()) {
+    (void)wires_.send(endpoint->process,
+                      {.kind = FrameKind::kClosed, .from = endpoint->worker->id, .worker = endpoint->target});
+  } else if (const auto peer = workers.find(endpoint->target); peer != workers.end()) {
+    fail_endpoints(*peer->second, wires_.process(), endpoint->worker->id);
   }
+}
+
+void Card::connect(ucp_ep* endpoint) {
+  const bool is_there =
+      endpoint->process == wires_.process() ? workers.contains(endpoint->target) : wires_.connect(endpoint->process);
+  if (!is_there) fail_later(endpoint, UCS_ERR_ENDPOINT_TIMEOUT);
 }
 
 void Card::remove(ucp_worker* worker) {
   workers.erase(worker->id);
-  for (const auto& [id, other] : workers) fail_endpoints_to(*worker, *other);
+  for (const auto& [id, other] : workers) fail_endpoints(*other, wires_.process(), worker->id);
+  wires_.send_to_all({.kind = FrameKind::kGone, .from = worker->id});
 }
 
-void Card::fail_endpoints_to(const ucp_worker& worker, const ucp_worker& of) {
+void Card::fail_endpoints(const ucp_worker& of, std::uint64_t process, std::uint64_t target) {
   for (const auto& endpoint : of.endpoints) {
-    if (endpoint->target == worker.id) fail_later(endpoint.get(), UCS_ERR_CONNECTION_RESET);
+    const bool is_to_it = endpoint->process == process && (target == kAnyWorker || endpoint->target == target);
+    if (is_to_it) fail_later(endpoint.get(), UCS_ERR_CONNECTION_RESET);
   }
 }
 

@@ -3,18 +3,29 @@
 
 /// The card of this process: a thread that moves the bytes of all operations, each at a random time.
 
-#include <condition_variable>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <queue>
 #include <thread>
 #include <vector>
 
 #include "ucx_card/objects.hpp"
+#include "ucx_card/wires.hpp"
 
 namespace ferry::ucx_card {
+
+/// A piece of a put or get, in memory of the process whose card reads or writes it.
+struct Range {
+  std::uint64_t worker = 0;
+  std::uint64_t key = 0;
+  std::uint64_t remote = 0;  ///< address of the whole put or get
+  std::size_t num_bytes = 0;
+  std::size_t begin = 0;
+  std::size_t end = 0;
+};
 
 class Card {
  public:
@@ -30,6 +41,9 @@ class Card {
   std::map<std::uint64_t, ucp_worker*> workers;
   std::map<std::uint64_t, ucp_mem*> memory;
   std::uint64_t new_id() { return ++last_id_; }
+  std::uint64_t process() const { return wires_.process(); }
+  /// Finds the peer of a new endpoint, which fails if there is none.
+  void connect(ucp_ep* endpoint);
 
   /// Begin an operation, whose `id` they set.
   void start_transfer(ucp_ep* endpoint, const std::shared_ptr<Operation>& operation);
@@ -61,15 +75,32 @@ class Card {
     }
   };
 
+  static constexpr std::uint64_t kAnyWorker = 0;
+  /// A request to the card of another process.
+  struct Asked {
+    std::shared_ptr<ucp_ep> endpoint;
+    std::shared_ptr<Operation> operation;
+    std::size_t begin = 0;
+  };
+
   void run();
   void schedule(Event event, std::uint64_t extra_ns = 0);
   void handle(const Event& event);
-  ucs_status_t move(const ucp_ep& endpoint, const Operation& operation, std::size_t begin, std::size_t end);
+  void move(const std::shared_ptr<ucp_ep>& endpoint, const std::shared_ptr<Operation>& operation, std::size_t begin,
+            std::size_t end);
   void deliver(ucp_ep* endpoint);
   void finish_step(ucp_ep* endpoint, Operation* operation);
   void complete(ucp_ep* endpoint, Operation* operation, ucs_status_t status);
   void end_all(ucp_ep* endpoint, ucs_status_t status);
-  void fail_endpoints_to(const ucp_worker& worker, const ucp_worker& of);
+  void fail_endpoints(const ucp_worker& of, std::uint64_t process, std::uint64_t target);
+  ucp_mem* memory_at(const Range& range, ucs_status_t* status);
+  ucs_status_t read_memory(const Range& range, std::byte* into);
+  ucs_status_t write_memory(const Range& range, const std::byte* source);
+  void ask(Frame frame, Wires::Payload payload, Asked asked);
+  void receive(int wire, const Frame& frame, Wires::Payload payload);
+  ucs_status_t take_message(const Frame& frame, Wires::Payload payload);
+  void take_answer(const Frame& frame, Wires::Payload payload);
+  void lose(std::uint64_t process);
   void check_flushes(ucp_ep* endpoint);
 
   std::mutex life_mutex_;
@@ -77,7 +108,10 @@ class Card {
   std::uint64_t num_created_ = 0;
   std::thread thread_;
   bool stopping_ = false;
-  std::condition_variable wake_;
+  Wires wires_;
+  std::uint64_t num_handled_ = 0;
+  std::uint64_t last_ticket_ = 0;
+  std::map<std::uint64_t, Asked> asked_;
   std::uint64_t last_id_ = 0;
   std::priority_queue<Event> events_;
 };

@@ -21,6 +21,7 @@ struct Rings {
   int ranks_per_node;
   const char* memory = "gpu";
   bool read_back = false;
+  RankKind kind = RankKind::kThreads;
   int num_ranks() const { return num_nodes * ranks_per_node; }
 };
 void PrintTo(const Rings& rings, std::ostream* out) { *out << rings.name; }
@@ -35,7 +36,7 @@ GroupOptions options_of(const Rings& rings) {
 
 /// Runs `body` on ranks whose nodes are hosts of their own.
 void run_on_hosts(const Rings& rings, const RankBody& body) {
-  run_gpu_ranks({RankKind::kThreads, rings.num_ranks()}, [&](RankContext& context) {
+  run_gpu_ranks({rings.kind, rings.num_ranks()}, [&](RankContext& context) {
     enter_host(context.rank() / rings.ranks_per_node);
     body(context);
   });
@@ -103,8 +104,8 @@ TEST_P(UcxCardRings, LatencyCallsAreTheOracles) {
 
 INSTANTIATE_TEST_SUITE_P(, UcxCardRings,
                          testing::Values(Rings{"gpu_2x1", 2, 1}, Rings{"gpu_2x2", 2, 2},
-                                         Rings{"gpu_read_back_2x1", 2, 1, "gpu", true},
-                                         Rings{"host_2x1", 2, 1, "host"}),
+                                         Rings{"gpu_read_back_2x1", 2, 1, "gpu", true}, Rings{"host_2x1", 2, 1, "host"},
+                                         Rings{"gpu_read_back_2x1_processes", 2, 1, "gpu", true, RankKind::kProcesses}),
                          [](const auto& instance) { return instance.param.name; });
 
 constexpr Rings kTwoHosts{"two hosts", 2, 1};

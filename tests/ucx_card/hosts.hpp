@@ -1,8 +1,8 @@
 #ifndef FERRY_TESTS_UCX_CARD_HOSTS_HPP
 #define FERRY_TESTS_UCX_CARD_HOSTS_HPP
 
-/// Threads that seem to run on different hosts, each with an InfiniBand card. Programs that link this library see them
-/// through ferry::this_host and ferry::net_devices, which its linker options replace.
+/// Threads and processes that seem to run on different hosts, each with an InfiniBand card. Programs that link this
+/// library see them through ferry::this_host and ferry::net_devices, which its linker options replace.
 
 namespace ferry::test {
 

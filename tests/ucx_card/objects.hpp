@@ -125,7 +125,8 @@ struct ucp_worker {
 
 struct ucp_ep : std::enable_shared_from_this<ucp_ep> {
   ucp_worker* worker = nullptr;
-  std::uint64_t target = 0;  ///< id of the peer's worker
+  std::uint64_t process = 0;  ///< of the peer
+  std::uint64_t target = 0;   ///< id of the peer's worker
   ucp_err_handler_cb_t on_failure = nullptr;
   void* failure_argument = nullptr;
   ucs_status_t failure = UCS_OK;

@@ -20,6 +20,7 @@ namespace {
 /// Worker's address and memory's key, as peers receive them.
 struct Packed {
   std::uint64_t magic = 0;
+  std::uint64_t process = 0;
   std::uint64_t id = 0;
   std::uint64_t is_shared = 0;  ///< a key to memory that processes of this host map
 };
@@ -164,7 +165,8 @@ ucs_status_t ucp_rkey_pack(ucp_context_h context, ucp_mem_h memory, void** buffe
   if (const ucs_status_t status = context->next(Call::kPack); status != UCS_OK) {
     return ferry::ucx_card::failed(status, buffer);
   }
-  *buffer = ferry::ucx_card::pack({ferry::ucx_card::kKeyMagic, memory->key, memory->allocated != nullptr}, num_bytes);
+  *buffer = ferry::ucx_card::pack(
+      {ferry::ucx_card::kKeyMagic, Card::instance().process(), memory->key, memory->allocated != nullptr}, num_bytes);
   return UCS_OK;
 }
 
@@ -178,7 +180,9 @@ ucs_status_t ucp_ep_rkey_unpack(ucp_ep_h endpoint, const void* buffer, ucp_rkey_
   if (const ucs_status_t status = context->next(Call::kUnpack); status != UCS_OK) {
     return ferry::ucx_card::failed(status, key);
   }
-  *key = new ucp_rkey{packed.id, packed.is_shared != 0 && context->has_shared_memory};
+  const bool may_store =
+      packed.is_shared != 0 && context->has_shared_memory && packed.process == Card::instance().process();
+  *key = new ucp_rkey{packed.id, may_store};
   return UCS_OK;
 }
 
@@ -226,8 +230,8 @@ void ucp_worker_destroy(ucp_worker_h worker) {
 }
 
 ucs_status_t ucp_worker_get_address(ucp_worker_h worker, ucp_address_t** address, size_t* num_bytes) {
-  *address =
-      static_cast<ucp_address_t*>(ferry::ucx_card::pack({ferry::ucx_card::kAddressMagic, worker->id, 0}, num_bytes));
+  *address = static_cast<ucp_address_t*>(
+      ferry::ucx_card::pack({ferry::ucx_card::kAddressMagic, Card::instance().process(), worker->id, 0}, num_bytes));
   return UCS_OK;
 }
 
@@ -255,11 +259,12 @@ ucs_status_t ucp_ep_create(ucp_worker_h worker, const ucp_ep_params_t* params, u
   }
   auto created = std::make_shared<ucp_ep>();
   created->worker = worker;
+  created->process = packed.process;
   created->target = packed.id;
   created->on_failure = params->err_handler.cb;
   created->failure_argument = params->err_handler.arg;
   worker->endpoints.insert(created);
-  if (!card.workers.contains(packed.id)) card.fail_later(created.get(), UCS_ERR_ENDPOINT_TIMEOUT);
+  card.connect(created.get());
   *endpoint = created.get();
   return UCS_OK;
 }
