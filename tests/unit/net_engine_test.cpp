@@ -33,9 +33,11 @@ void write_pattern(NetEnd* end, std::size_t offset, std::size_t count, std::uint
   std::ranges::copy(net_pattern(count, seed), end->memory.begin() + static_cast<std::ptrdiff_t>(offset));
 }
 
+/// Compares the memory as it is at the call: to make the pattern takes so long that late bytes would arrive meanwhile.
 bool has_pattern(const NetEnd& end, std::size_t offset, std::size_t count, std::uint64_t seed) {
-  const std::vector<std::byte> expected = net_pattern(count, seed);
-  return std::equal(expected.begin(), expected.end(), end.memory.begin() + static_cast<std::ptrdiff_t>(offset));
+  const std::span<std::byte> memory = end.memory.subspan(offset, count);
+  const std::vector<std::byte> seen(memory.begin(), memory.end());
+  return seen == net_pattern(count, seed);
 }
 
 /// Engine's own part of the blob of `end`.
