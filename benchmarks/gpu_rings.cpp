@@ -1,6 +1,6 @@
-/// The rings of GPU ranks without a network: how fast the blocks of a kernel fill a ring in pinned memory and empty
-/// another at the same time, which is what a node's PCIe, its host memory and the ring's shape leave of the network's
-/// rate. One GPU is both ends: a thread passes on what the kernel has filled, without its payload, and says at once
+/// The rings of GPU ranks without a network: how fast the blocks of a kernel fill a ring in pinned or GPU memory and
+/// empty another at the same time, which is what a node's PCIe, its host memory and the ring's shape leave of the
+/// network's rate. One GPU is both ends: a thread passes on what the kernel has filled, without its payload, and says at once
 /// that it was used.
 ///
 /// Prints JSON: for each number of blocks, chunk size and chunks of a ring the median time of an exchange of as many
@@ -38,6 +38,7 @@ struct Plan {
   std::vector<std::size_t> chunk_bytes{std::size_t{128} << 10, std::size_t{512} << 10};
   std::size_t num_chunks = 16;
   bool one_way = false;
+  bool gpu_memory = false;
   int num_iterations = 20;
 };
 
@@ -82,9 +83,14 @@ class Rings {
         to_records_(take_device(bytes_of(plan.record_bytes))),
         flows_(take_device(kNumNodes * sizeof(cuda::ItemFlow))),
         report_(take_pinned(sizeof(cuda::DeviceReport))),
-        words_(take_pinned(kNumNodes * sizeof(ferry::net::RingWords))),
-        chunks_in_(take_pinned(plan.num_chunks * chunk_bytes)),
-        chunks_out_(take_pinned(plan.num_chunks * chunk_bytes)) {
+        words_(take_pinned(kNumNodes * sizeof(ferry::net::RingWords))) {
+    const std::size_t ring_bytes = plan.num_chunks * chunk_bytes;
+    if (plan.gpu_memory) {
+      gpu_chunks_ = take_device(ring_bytes);
+    } else {
+      chunks_in_ = take_pinned(ring_bytes);
+      chunks_out_ = take_pinned(ring_bytes);
+    }
     auto* const flows = reinterpret_cast<cuda::ItemFlow*>(flows_.get());
     params_.ranks.peer_bases[0] = arena_.get();
     params_.ranks.control = cuda::Control::at(arena_.get(), 1);
@@ -93,8 +99,9 @@ class Rings {
     params_.rails.num_nodes = kNumNodes;
     params_.rails.state = reinterpret_cast<cuda::RailState*>(state_.get());
     params_.rails.words = reinterpret_cast<ferry::net::RingWords*>(words_.get());
-    params_.rails.chunks_in = chunks_in_.get();
-    params_.rails.chunks_out = chunks_out_.get();
+    // In GPU memory both rings are one, since no thread copies headers there: a chunk is filled again once it was used.
+    params_.rails.chunks_in = plan.gpu_memory ? gpu_chunks_.get() : chunks_in_.get();
+    params_.rails.chunks_out = plan.gpu_memory ? gpu_chunks_.get() : chunks_out_.get();
     params_.rails.num_chunks = plan.num_chunks;
     params_.rails.chunk_bytes = chunk_bytes;
     params_.flows = flows;
@@ -162,6 +169,7 @@ class Rings {
     }
     if (num_moved_ != filled) {
       for (; num_moved_ != filled; ++num_moved_) {
+        if (plan_.gpu_memory) continue;
         const std::size_t offset = num_moved_ % plan_.num_chunks * params_.rails.chunk_bytes;
         std::memcpy(chunks_in_.get() + offset, chunks_out_.get() + offset, ferry::rail::kChunkHeaderBytes);
       }
@@ -183,6 +191,7 @@ class Rings {
   PinnedBytes words_;
   PinnedBytes chunks_in_;
   PinnedBytes chunks_out_;
+  DeviceBytes gpu_chunks_;
   cuda::ExchangeParams params_;
   std::uint64_t num_moved_ = 0;
 };
@@ -207,6 +216,7 @@ nlohmann::json measure(const Plan& plan) {
           {"items", plan.num_items},
           {"item_bytes", plan.row_bytes + plan.record_bytes},
           {"ways", plan.one_way ? 1 : 2},
+          {"chunk_memory", plan.gpu_memory ? "gpu" : "host"},
           {"results", results}};
 }
 
@@ -222,6 +232,7 @@ int main(int argc, char** argv) try {
   options.add("--chunk-bytes", plan.chunk_bytes, "A multiple of 128");
   options.add("--chunks", plan.num_chunks, "Chunks of a ring", {{1, ferry::net::kMaxRingChunks}});
   options.add_flag("--one-way", plan.one_way, "Fill a ring, and empty none");
+  options.add_flag("--gpu-memory", plan.gpu_memory, "Chunks in GPU memory; the same for both rings");
   options.add("--iterations", plan.num_iterations, "Timed runs of each shape", {{1, 100'000}});
   if (const std::optional<int> exit_code = options.parse(argc, argv)) return *exit_code;
   std::puts(measure(plan).dump(2).c_str());
