@@ -20,6 +20,9 @@ namespace {
 /// Maximum number of pieces of a put or get: enough for any order, few enough for tests with megabytes.
 constexpr std::size_t kMaxPieces = 16;
 constexpr std::uint64_t kHandledPerLook = 16;
+/// Time between two looks at the wires, for a thread that spins.
+constexpr std::uint64_t kLookNs = 100'000;
+constexpr std::uint64_t kNever = ~std::uint64_t{0};
 
 std::uint64_t now_ns() {
   return static_cast<std::uint64_t>(
@@ -36,6 +39,15 @@ std::size_t end_of_piece(const Operation& operation, std::size_t begin, std::siz
   return end - begin > behind ? end - behind : end;
 }
 
+Range range_of(const ucp_ep& endpoint, const Operation& operation, std::size_t begin, std::size_t end) {
+  return {endpoint.target, operation.key, operation.remote, operation.num_bytes, begin, end};
+}
+
+/// Copies that an operation needs; null if the processor reaches its memory.
+GpuCopies* copies_of(const ucp_ep& endpoint, const Operation& operation) {
+  return operation.is_gpu ? endpoint.worker->context->copies.get() : nullptr;
+}
+
 }  // namespace
 
 Card& Card::instance() {
@@ -49,6 +61,9 @@ void Card::add_context(ucp_context* context) {
   context->random.seed(context->settings.seed * 1000 + context->number);
   if (num_contexts_++ > 0) return;
   stopping_ = false;
+  spins_ = context->settings.spin != 0;
+  mutex.set_spins(spins_);
+  next_due_ns_ = kNever;
   {
     const std::lock_guard lock(mutex);
     wires_.open(
@@ -78,28 +93,69 @@ void Card::run() {
   std::unique_lock lock(mutex);
   while (!stopping_) {
     const std::uint64_t now = now_ns();
-    if (events_.empty()) {
+    if (spins_ && now >= next_look_ns_) look_at_wires(lock);
+    if (!events_.empty() && events_.top().due_ns <= now) {
+      run_due(lock);
+    } else if (spins_) {
+      spin(lock);
+    } else if (events_.empty()) {
       wires_.wait(lock, std::nullopt);
-    } else if (events_.top().due_ns > now) {
-      wires_.wait(lock, std::chrono::nanoseconds(events_.top().due_ns - now));
     } else {
-      const Event event = events_.top();
-      events_.pop();
-      handle(event);
-      // What other processes ask for is not kept waiting by what this one does.
-      if (++num_handled_ % kHandledPerLook == 0) wires_.wait(lock, std::chrono::nanoseconds(0));
+      wires_.wait(lock, std::chrono::nanoseconds(events_.top().due_ns - now));
     }
   }
 }
 
-void Card::schedule(Event event, std::uint64_t extra_ns) {
+void Card::run_due(std::unique_lock<CardMutex>& lock) {
+  const Event event = events_.top();
+  events_.pop();
+  handle(event);
+  // What other processes ask for is not kept waiting by what this one does.
+  if (!spins_ && ++num_handled_ % kHandledPerLook == 0) wires_.wait(lock, std::chrono::nanoseconds(0));
+}
+
+/// Waits for an event without sleep, and without the mutex.
+void Card::spin(std::unique_lock<CardMutex>& lock) {
+  next_due_ns_ = events_.empty() ? kNever : events_.top().due_ns;
+  lock.unlock();
+  for (std::uint64_t now = now_ns(); now < next_look_ns_ && now < next_due_ns_.load(std::memory_order_relaxed);) {
+    now = now_ns();
+  }
+  lock.lock();
+}
+
+void Card::look_at_wires(std::unique_lock<CardMutex>& lock) {
+  next_look_ns_ = now_ns() + kLookNs;
+  wires_.wait(lock, std::chrono::nanoseconds(0));
+}
+
+void Card::schedule(Event event, std::uint64_t not_before_ns) {
   ucp_context& context = *event.endpoint->worker->context;
   const std::uint64_t latency_ns = context.settings.latency_ns;
-  event.due_ns = now_ns() + extra_ns + (latency_ns > 0 ? context.below(latency_ns) : 0);
-  event.order = context.random();
+  const bool steady = context.settings.steady != 0;
+  const std::uint64_t delay_ns = steady || latency_ns == 0 ? latency_ns : context.below(latency_ns);
+  event.due_ns = std::max(now_ns(), not_before_ns) + delay_ns;
+  event.order = steady ? ++num_scheduled_ : context.random();
   const bool is_first = events_.empty() || events_.top() < event;
+  if (is_first) next_due_ns_ = event.due_ns;
   events_.push(std::move(event));
   if (is_first) wires_.wake();
+}
+
+/// Time at which this many more bytes have passed the wires of both ends, each of which carries one thing after the
+/// other. The wire of an end in another process counts as free.
+std::uint64_t Card::reserve_wires(const ucp_ep& endpoint, std::size_t num_bytes) {
+  constexpr std::uint64_t kNsPerUs = 1000;
+  const std::uint64_t rate = endpoint.worker->context->settings.rate;
+  if (rate == 0) return 0;
+  std::uint64_t begin_ns = std::max(now_ns(), endpoint.worker->sends_until_ns);
+  const auto peer = workers.find(endpoint.target);
+  const bool is_here = endpoint.process == wires_.process() && peer != workers.end();
+  if (is_here) begin_ns = std::max(begin_ns, peer->second->receives_until_ns);
+  const std::uint64_t end_ns = begin_ns + num_bytes * kNsPerUs / rate;
+  endpoint.worker->sends_until_ns = end_ns;
+  if (is_here) peer->second->receives_until_ns = end_ns;
+  return end_ns;
 }
 
 void Card::start_transfer(ucp_ep* endpoint, const std::shared_ptr<Operation>& operation) {
@@ -107,7 +163,8 @@ void Card::start_transfer(ucp_ep* endpoint, const std::shared_ptr<Operation>& op
   operation->id = ++endpoint->num_operations;
   endpoint->unfinished[operation->id] = operation;
   const std::size_t piece = std::max<std::size_t>({settings.piece_bytes, operation->num_bytes / kMaxPieces, 1});
-  const std::uint64_t extra_ns = operation->call == Call::kPut ? settings.write_latency_ns : 0;
+  operation->wire_ns = reserve_wires(*endpoint, operation->num_bytes);
+  const std::uint64_t late_ns = operation->call == Call::kPut ? settings.write_latency_ns : 0;
   const auto self = endpoint->shared_from_this();
   // What the caller may reuse is complete for it before the bytes have arrived.
   if (operation->is_copied && operation->request != nullptr) {
@@ -117,7 +174,12 @@ void Card::start_transfer(ucp_ep* endpoint, const std::shared_ptr<Operation>& op
   for (std::size_t begin = 0; begin < operation->num_bytes;) {
     ++operation->num_steps;
     const std::size_t end = end_of_piece(*operation, begin, piece);
-    schedule({.what = What::kPiece, .endpoint = self, .operation = operation, .begin = begin, .end = end}, extra_ns);
+    const bool is_begun = settings.steady != 0 && late_ns == 0 &&
+                          start_copy(self, operation, range_of(*endpoint, *operation, begin, end));
+    if (!is_begun) {
+      schedule({.what = What::kPiece, .endpoint = self, .operation = operation, .begin = begin, .end = end},
+               std::max(operation->wire_ns, now_ns() + late_ns));
+    }
     begin = end;
   }
 }
@@ -125,9 +187,9 @@ void Card::start_transfer(ucp_ep* endpoint, const std::shared_ptr<Operation>& op
 void Card::start_message(ucp_ep* endpoint, const std::shared_ptr<Operation>& operation) {
   operation->id = ++endpoint->num_operations;
   operation->num_steps = 1;
-  endpoint->unfinished[operation->id] = operation;
   endpoint->messages.push_back(operation);
-  schedule({.what = What::kMessage, .endpoint = endpoint->shared_from_this()});
+  schedule({.what = What::kMessage, .endpoint = endpoint->shared_from_this()},
+           reserve_wires(*endpoint, operation->header_bytes + operation->num_bytes));
 }
 
 void Card::start_flush(ucp_ep* endpoint, const std::shared_ptr<Operation>& operation) {
@@ -150,6 +212,13 @@ void Card::handle(const Event& event) {
     case What::kPiece:
       move(event.endpoint, event.operation, event.begin, event.end);
       break;
+    case What::kArrived:
+      if (event.status == UCS_OK) {
+        finish_step(endpoint, event.operation.get());
+      } else {
+        fail(endpoint, event.status);
+      }
+      break;
     case What::kCompletion:
       complete(endpoint, event.operation.get(), UCS_OK);
       finish_step(endpoint, event.operation.get());
@@ -169,10 +238,31 @@ void Card::handle(const Event& event) {
   }
 }
 
+/// Has the GPU move a piece, if it is of a put or get of this process from or to the memory of GPUs. It arrives
+/// once both the copy and the wires are done.
+bool Card::start_copy(const std::shared_ptr<ucp_ep>& endpoint, const std::shared_ptr<Operation>& operation,
+                      const Range& range) {
+  GpuCopies* const copies = copies_of(*endpoint, *operation);
+  ucs_status_t status = UCS_OK;
+  if (copies == nullptr || endpoint->process != wires_.process() || memory_at(range, &status) == nullptr) return false;
+  auto* const remote = reinterpret_cast<std::byte*>(static_cast<std::uintptr_t>(range.remote)) + range.begin;
+  std::byte* const local = operation->local + range.begin;
+  const bool is_get = operation->call == Call::kGet;
+  copies->start(is_get ? local : remote, is_get ? remote : local, range.end - range.begin,
+                [this, endpoint, operation](ucs_status_t result) {
+                  const std::lock_guard lock(mutex);
+                  if (endpoint->closed || endpoint->failure != UCS_OK) return;
+                  schedule({.what = What::kArrived, .endpoint = endpoint, .operation = operation, .status = result},
+                           operation->wire_ns);
+                });
+  return true;
+}
+
 /// Moves a piece of a put or get.
 void Card::move(const std::shared_ptr<ucp_ep>& endpoint, const std::shared_ptr<Operation>& operation, std::size_t begin,
                 std::size_t end) {
-  const Range range{endpoint->target, operation->key, operation->remote, operation->num_bytes, begin, end};
+  const Range range = range_of(*endpoint, *operation, begin, end);
+  if (start_copy(endpoint, operation, range)) return;
   const bool is_get = operation->call == Call::kGet;
   const std::byte* source = operation->is_copied ? operation->copied.data() : operation->local;
   if (endpoint->process != wires_.process()) {
@@ -183,6 +273,15 @@ void Card::move(const std::shared_ptr<ucp_ep>& endpoint, const std::shared_ptr<O
                       .num_bytes = range.num_bytes,
                       .begin = begin,
                       .end = end};
+    std::vector<std::byte> read;
+    if (GpuCopies* copies = copies_of(*endpoint, *operation); copies != nullptr && !is_get) {
+      read.resize(end - begin);
+      if (const ucs_status_t status = copies->copy(read.data(), source + begin, read.size()); status != UCS_OK) {
+        fail(endpoint.get(), status);
+        return;
+      }
+      source = read.data() - begin;
+    }
     const auto payload = is_get ? Wires::Payload() : Wires::Payload(source + begin, source + end);
     ask(frame, payload, {endpoint, operation, begin});
     return;
@@ -262,7 +361,7 @@ void Card::close(ucp_ep* endpoint, const std::shared_ptr<Operation>& operation) 
   if (operation != nullptr) {
     endpoint->worker->closes.insert(operation);
     schedule({.what = What::kClosed, .endpoint = endpoint->shared_from_this(), .operation = operation},
-             endpoint->worker->context->settings.close_latency_ns);
+             now_ns() + endpoint->worker->context->settings.close_latency_ns);
   }
   end_all(endpoint, UCS_ERR_CANCELED);
   endpoint->closed = true;
@@ -294,6 +393,7 @@ void Card::fail_endpoints(const ucp_worker& of, std::uint64_t process, std::uint
 }
 
 void Card::tell(ucp_worker* worker, News news) {
+  const std::lock_guard lock(worker->news_mutex);
   worker->news.push_back(std::move(news));
   worker->has_news = true;
   if (!std::exchange(worker->armed, false)) return;

@@ -3,6 +3,7 @@
 
 /// The card of this process: a thread that moves the bytes of all operations, each at a random time.
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -12,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "ucx_card/card_mutex.hpp"
 #include "ucx_card/objects.hpp"
 #include "ucx_card/wires.hpp"
 
@@ -37,11 +39,13 @@ class Card {
   void remove_context(ucp_context* context);
 
   /// Guards the members below, all objects, and the calls that follow.
-  std::mutex mutex;
+  CardMutex mutex;
   std::map<std::uint64_t, ucp_worker*> workers;
   std::map<std::uint64_t, ucp_mem*> memory;
   std::uint64_t new_id() { return ++last_id_; }
   std::uint64_t process() const { return wires_.process(); }
+  /// True if a put or get is from or to registered memory of a GPU of this host.
+  bool is_gpu_memory(const Operation& operation) const;
   /// Finds the peer of a new endpoint, which fails if there is none.
   void connect(ucp_ep* endpoint);
 
@@ -59,7 +63,7 @@ class Card {
   void tell(ucp_worker* worker, News news);
 
  private:
-  enum class What { kPiece, kCompletion, kMessage, kFlushed, kFailure, kClosed };
+  enum class What { kPiece, kArrived, kCompletion, kMessage, kFlushed, kFailure, kClosed };
   struct Event {
     std::uint64_t due_ns = 0;
     std::uint64_t order = 0;  // among events that are due
@@ -84,10 +88,17 @@ class Card {
   };
 
   void run();
-  void schedule(Event event, std::uint64_t extra_ns = 0);
+  void run_due(std::unique_lock<CardMutex>& lock);
+  void spin(std::unique_lock<CardMutex>& lock);
+  void look_at_wires(std::unique_lock<CardMutex>& lock);
+  /// The event comes after a delay of the card from `not_before_ns` on, or from now on.
+  void schedule(Event event, std::uint64_t not_before_ns = 0);
+  std::uint64_t reserve_wires(const ucp_ep& endpoint, std::size_t num_bytes);
   void handle(const Event& event);
   void move(const std::shared_ptr<ucp_ep>& endpoint, const std::shared_ptr<Operation>& operation, std::size_t begin,
             std::size_t end);
+  bool start_copy(const std::shared_ptr<ucp_ep>& endpoint, const std::shared_ptr<Operation>& operation,
+                  const Range& range);
   void deliver(ucp_ep* endpoint);
   void finish_step(ucp_ep* endpoint, Operation* operation);
   void complete(ucp_ep* endpoint, Operation* operation, ucs_status_t status);
@@ -109,6 +120,10 @@ class Card {
   std::thread thread_;
   bool stopping_ = false;
   Wires wires_;
+  bool spins_ = false;
+  std::atomic<std::uint64_t> next_due_ns_{0};  // of the first event, for a thread that spins
+  std::uint64_t next_look_ns_ = 0;
+  std::uint64_t num_scheduled_ = 0;
   std::uint64_t num_handled_ = 0;
   std::uint64_t last_ticket_ = 0;
   std::map<std::uint64_t, Asked> asked_;

@@ -1,5 +1,6 @@
 /// Groups of emulated GPUs over nodes whose rings are in GPU memory, which stand-ins for cards write and read.
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <random>
@@ -22,6 +23,7 @@ struct Rings {
   const char* memory = "gpu";
   bool read_back = false;
   RankKind kind = RankKind::kThreads;
+  const char* card = "seed=5,latency_ns=100000,piece_bytes=512";
   int num_ranks() const { return num_nodes * ranks_per_node; }
 };
 void PrintTo(const Rings& rings, std::ostream* out) { *out << rings.name; }
@@ -45,8 +47,7 @@ void run_on_hosts(const Rings& rings, const RankBody& body) {
 class UcxCardRings : public testing::TestWithParam<Rings> {
  protected:
   /// GPUs that see writes out of order see none before a card reads.
-  CardSettings settings_{GetParam().read_back ? "seed=5,latency_ns=100000,piece_bytes=512,gpu_lag=1"
-                                              : "seed=5,latency_ns=100000,piece_bytes=512"};
+  CardSettings settings_{fmt::format("{}{}", GetParam().card, GetParam().read_back ? ",gpu_lag=1" : "")};
   Variable order_{"FERRY_EMULATED_WRITES_ORDER", GetParam().read_back ? "0" : "100"};
 
   static void run(GroupOptions options, const std::function<void(RankContext&, Group&)>& body) {
@@ -105,6 +106,8 @@ TEST_P(UcxCardRings, LatencyCallsAreTheOracles) {
 INSTANTIATE_TEST_SUITE_P(, UcxCardRings,
                          testing::Values(Rings{"gpu_2x1", 2, 1}, Rings{"gpu_2x2", 2, 2},
                                          Rings{"gpu_read_back_2x1", 2, 1, "gpu", true}, Rings{"host_2x1", 2, 1, "host"},
+                                         Rings{"gpu_steady_2x1", 2, 1, "gpu", false, RankKind::kThreads,
+                                               "steady=1,rate=2000,latency_ns=3000"},
                                          Rings{"gpu_read_back_2x1_processes", 2, 1, "gpu", true, RankKind::kProcesses}),
                          [](const auto& instance) { return instance.param.name; });
 

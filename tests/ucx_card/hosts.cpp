@@ -5,6 +5,7 @@
 
 #include "core/host_identity.hpp"
 #include "ferry/transports.hpp"
+#include "net/gpu_direct.hpp"
 
 namespace ferry::test {
 namespace {
@@ -20,6 +21,14 @@ HostIdentity real_host() __asm__("__real__ZN5ferry9this_hostEv");
 HostIdentity host_seen() __asm__("__wrap__ZN5ferry9this_hostEv");
 std::vector<NetDeviceInfo> real_devices() __asm__("__real__ZN5ferry11net_devicesEv");
 std::vector<NetDeviceInfo> devices_seen() __asm__("__wrap__ZN5ferry11net_devicesEv");
+
+GpuDirectFact driver_seen(bool has_dma_buf, const std::filesystem::path& modules) __asm__(
+    "__wrap__ZN5ferry3net11driver_factEbRKNSt10filesystem7__cxx114pathE");
+
+/// The stand-in asks nothing of the driver that a virtual GPU lacks.
+GpuDirectFact driver_seen(bool /*has_dma_buf*/, const std::filesystem::path& /*modules*/) {
+  return {"driver", true, "a stand-in for a card", ""};
+}
 
 HostIdentity host_seen() {
   HostIdentity identity = real_host();

@@ -1,7 +1,7 @@
 #ifndef FERRY_TESTS_UCX_CARD_OBJECTS_HPP
 #define FERRY_TESTS_UCX_CARD_OBJECTS_HPP
 
-/// UCX's objects as the stand-in card has them. One mutex, Card::mutex, guards them all.
+/// UCX's objects as the stand-in card has them. One mutex, Card::mutex, guards them, but for news of workers.
 
 #include <ucp/api/ucp.h>
 
@@ -17,6 +17,8 @@
 #include <string>
 #include <vector>
 
+#include "ucx_card/card_mutex.hpp"
+#include "ucx_card/gpu_copies.hpp"
 #include "ucx_card/settings.hpp"
 
 struct ucp_config {
@@ -32,6 +34,7 @@ struct ucp_context {
   bool has_shared_memory = false;
   bool may_write = false;  ///< UCP_FEATURE_RMA
   std::array<std::uint64_t, ferry::ucx_card::kCallNames.size()> num_calls{};
+  std::unique_ptr<ferry::ucx_card::GpuCopies> copies;  ///< null: the memory of GPUs is memory of this process
 
   /// Status of the next such call: UCS_OK unless it is the one to fail.
   ucs_status_t next(ferry::ucx_card::Call call);
@@ -95,8 +98,10 @@ struct Operation {
   std::size_t header_bytes = 0;
   bool is_copied = false;  ///< the bytes are in `copied`, and the caller may reuse its own
   std::vector<std::byte> copied;
+  bool is_gpu = false;  ///< between memory of GPUs, or from such memory
   unsigned message_id = 0;
   std::size_t num_steps = 0;     ///< pieces and completions to come
+  std::uint64_t wire_ns = 0;     ///< time at which the last byte has passed the wires; 0: they have no limit
   ucs_status_t status = UCS_OK;  ///< result of a close
 };
 
@@ -114,9 +119,12 @@ struct ucp_worker {
   ucp_context* context = nullptr;
   std::uint64_t id = 0;
   int event_fd = -1;
+  ferry::ucx_card::CardMutex news_mutex;  ///< guards the next three; taken after Card::mutex, if both are
   bool armed = false;
   std::atomic<bool> has_news{false};
   std::deque<ferry::ucx_card::News> news;
+  std::uint64_t sends_until_ns = 0;  ///< time until which its wires are busy, in each direction
+  std::uint64_t receives_until_ns = 0;
   ucp_am_recv_callback_t receive = nullptr;
   void* receiver = nullptr;
   std::set<std::shared_ptr<ucp_ep>> endpoints;

@@ -1,5 +1,6 @@
 /// Memory of this process as cards reach it, and requests between cards of different processes.
 
+#include <algorithm>
 #include <utility>
 
 #include "ucx_card/card.hpp"
@@ -26,11 +27,25 @@ void copy_words(std::byte* to, const std::byte* from, std::size_t num_bytes) {
   }
 }
 
+/// Null if the processor reaches the memory.
+GpuCopies* copies_of(const ucp_mem& region) {
+  return region.type == UCS_MEMORY_TYPE_CUDA ? region.context->copies.get() : nullptr;
+}
+
 std::byte* address_of(const Range& range) {
   return reinterpret_cast<std::byte*>(static_cast<std::uintptr_t>(range.remote)) + range.begin;
 }
 
 }  // namespace
+
+bool Card::is_gpu_memory(const Operation& operation) const {
+  const auto local = reinterpret_cast<std::uintptr_t>(operation.local);
+  const auto found = memory.find(operation.key);
+  const bool is_remote = found != memory.end() && found->second->type == UCS_MEMORY_TYPE_CUDA;
+  return is_remote || std::ranges::any_of(memory, [&](const auto& entry) {
+           return entry.second->type == UCS_MEMORY_TYPE_CUDA && entry.second->contains(local, operation.num_bytes);
+         });
+}
 
 /// Null if there is no such memory: a card then refuses the whole put or get.
 ucp_mem* Card::memory_at(const Range& range, ucs_status_t* status) {
@@ -52,6 +67,7 @@ ucs_status_t Card::read_memory(const Range& range, std::byte* into) {
   for (const Unseen& unseen : std::exchange(region->unseen, {})) {
     copy_words(unseen.at, unseen.bytes.data(), unseen.bytes.size());
   }
+  if (GpuCopies* copies = copies_of(*region)) return copies->copy(into, address_of(range), range.end - range.begin);
   copy_words(into, address_of(range), range.end - range.begin);
   return UCS_OK;
 }
@@ -61,6 +77,7 @@ ucs_status_t Card::write_memory(const Range& range, const std::byte* source) {
   ucp_mem* region = memory_at(range, &status);
   if (region == nullptr) return status;
   const std::size_t num_bytes = range.end - range.begin;
+  if (GpuCopies* copies = copies_of(*region)) return copies->copy(address_of(range), source, num_bytes);
   if (region->type == UCS_MEMORY_TYPE_CUDA && region->context->settings.gpu_lag != 0) {
     region->unseen.push_back({address_of(range), {source, source + num_bytes}});
   } else {

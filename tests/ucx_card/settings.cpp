@@ -31,13 +31,17 @@ void apply(std::string_view item, Settings* settings) {
     settings->fail = static_cast<std::uint64_t>(found - kCallNames.begin());
     return;
   }
-  const std::array<std::pair<std::string_view, std::uint64_t*>, 11> numbers{{
+  const std::array<std::pair<std::string_view, std::uint64_t*>, 15> numbers{{
       {"seed", &settings->seed},
       {"latency_ns", &settings->latency_ns},
       {"write_latency_ns", &settings->write_latency_ns},
       {"close_latency_ns", &settings->close_latency_ns},
       {"piece_bytes", &settings->piece_bytes},
       {"gpu_lag", &settings->gpu_lag},
+      {"gpu", &settings->gpu},
+      {"steady", &settings->steady},
+      {"rate", &settings->rate},
+      {"spin", &settings->spin},
       {"cards", &settings->cards},
       {"fail_at", &settings->fail_at},
       {"status", &settings->status},

@@ -22,6 +22,10 @@ struct Settings {
   std::uint64_t close_latency_ns = 0;  ///< until the close of an endpoint completes
   std::uint64_t piece_bytes = 4096;
   std::uint64_t gpu_lag = 0;  ///< 1: flushed writes stay invisible to the GPU until a card reads from its memory
+  std::uint64_t gpu = 0;      ///< 1: memory of GPUs is that of real ones, which copy engines reach (gpu_copies.hpp)
+  std::uint64_t steady = 0;   ///< 1: all delays are as long as latency_ns, and bytes go in the order of their puts
+  std::uint64_t rate = 0;     ///< bytes per microsecond that an end sends and receives at most; 0: no limit
+  std::uint64_t spin = 0;     ///< 1: the card's threads never sleep
   std::uint64_t cards = 1;    ///< cards of an endpoint; 0: peers are reached by tcp alone
 
   std::uint64_t fail = kCallNames.size();  ///< index into kCallNames: the call that fails

@@ -22,7 +22,7 @@ ucs_status_ptr_t pointer_of(ucs_status_t status) {
 }
 
 std::vector<News> take(ucp_worker* worker, std::size_t at_most) {
-  const std::lock_guard lock(Card::instance().mutex);
+  const std::lock_guard lock(worker->news_mutex);
   std::vector<News> taken;
   while (!worker->news.empty() && taken.size() < at_most) {
     taken.push_back(std::move(worker->news.front()));
@@ -103,7 +103,8 @@ ucs_status_ptr_t transfer(Call call, ucp_ep* endpoint, std::byte* local, std::si
   operation->num_bytes = num_bytes;
   operation->remote = remote;
   operation->key = key->key;
-  if (call == Call::kPut && context.below(2) == 0) {
+  operation->is_gpu = context.copies != nullptr && card.is_gpu_memory(*operation);
+  if (call == Call::kPut && !operation->is_gpu && context.settings.steady == 0 && context.below(2) == 0) {
     operation->is_copied = true;
     operation->copied.assign(local, local + num_bytes);
   }
@@ -160,7 +161,8 @@ ucs_status_ptr_t ucp_am_send_nbx(ucp_ep_h endpoint, unsigned id, const void* hea
   operation->header_bytes = header_bytes;
   operation->local = static_cast<std::byte*>(const_cast<void*>(buffer));
   operation->num_bytes = count;
-  operation->is_copied = endpoint->worker->context->below(2) == 0;
+  const bool steady = endpoint->worker->context->settings.steady != 0;
+  operation->is_copied = steady || endpoint->worker->context->below(2) == 0;
   if (operation->is_copied) {
     operation->copied.assign(operation->header, operation->header + header_bytes);
     operation->copied.insert(operation->copied.end(), operation->local, operation->local + count);
@@ -180,7 +182,8 @@ ucs_status_ptr_t ucp_ep_flush_nbx(ucp_ep_h endpoint, const ucp_request_param_t* 
   if (const ucs_status_t status = ferry::ucx_card::check(endpoint, Call::kFlush, &later); status != UCS_OK) {
     return pointer_of(status);
   }
-  if (later == UCS_OK && endpoint->unfinished.empty() && endpoint->worker->context->below(2) == 0) {
+  const bool may_be_done = endpoint->worker->context->settings.steady != 0 || endpoint->worker->context->below(2) == 0;
+  if (later == UCS_OK && endpoint->unfinished.empty() && may_be_done) {
     return pointer_of(UCS_OK);
   }
   auto operation = std::make_shared<Operation>();
@@ -227,7 +230,7 @@ unsigned ucp_worker_progress(ucp_worker_h worker) {
 }
 
 ucs_status_t ucp_worker_arm(ucp_worker_h worker) {
-  const std::lock_guard lock(Card::instance().mutex);
+  const std::lock_guard lock(worker->news_mutex);
   if (!worker->news.empty()) return UCS_ERR_BUSY;
   std::uint64_t count = 0;
   (void)!::read(worker->event_fd, &count, sizeof count);

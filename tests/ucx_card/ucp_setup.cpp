@@ -133,6 +133,12 @@ ucs_status_t ucp_mem_map(ucp_context_h context, const ucp_mem_map_params_t* para
     std::size_t room = params->length + kAlignment;
     mapped->address = static_cast<std::byte*>(std::align(kAlignment, params->length, begin, room));
   }
+  if (is_gpu && context->settings.gpu != 0) {
+    if (context->copies == nullptr) context->copies = ferry::ucx_card::GpuCopies::create(context->settings.spin != 0);
+    const ucs_status_t status =
+        context->copies != nullptr ? context->copies->share(mapped->address) : UCS_ERR_UNSUPPORTED;
+    if (status != UCS_OK) return ferry::ucx_card::failed(status, memory);
+  }
   Card& card = Card::instance();
   const std::lock_guard lock(card.mutex);
   if (const ucs_status_t status = context->next(is_gpu ? Call::kMapGpu : Call::kMap); status != UCS_OK) {
@@ -197,6 +203,7 @@ void ucp_rkey_destroy(ucp_rkey_h key) { delete key; }
 ucs_status_t ucp_worker_create(ucp_context_h context, const ucp_worker_params_t* /*params*/, ucp_worker_h* worker) {
   auto created = std::make_unique<ucp_worker>();
   created->context = context;
+  created->news_mutex.set_spins(context->settings.spin != 0);
   created->event_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
   Card& card = Card::instance();
   const std::lock_guard lock(card.mutex);

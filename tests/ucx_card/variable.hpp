@@ -1,9 +1,12 @@
 #ifndef FERRY_TESTS_UCX_CARD_VARIABLE_HPP
 #define FERRY_TESTS_UCX_CARD_VARIABLE_HPP
 
+#include <fmt/format.h>
+
 #include <cstdlib>
 #include <optional>
 #include <string>
+#include <string_view>
 
 namespace ferry::test {
 
@@ -32,9 +35,15 @@ class Variable {
 /// Settings of cards that are opened during its life.
 class CardSettings {
  public:
-  explicit CardSettings(const std::string& settings) : variable_("FERRY_UCX_CARD", settings) {}
+  explicit CardSettings(std::string_view settings)
+      : variable_("FERRY_UCX_CARD", fmt::format("gpu={},{}", kRealGpus ? 1 : 0, settings)) {}
 
  private:
+#ifdef FERRY_TEST_REAL_GPUS
+  static constexpr bool kRealGpus = true;
+#else
+  static constexpr bool kRealGpus = false;
+#endif
   Variable variable_;
 };
 

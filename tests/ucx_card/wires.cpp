@@ -98,7 +98,7 @@ void Wires::wake() {
   (void)!::write(wake_fd_, &one, sizeof one);
 }
 
-void Wires::wait(std::unique_lock<std::mutex>& lock, std::optional<std::chrono::nanoseconds> at_most) {
+void Wires::wait(std::unique_lock<CardMutex>& lock, std::optional<std::chrono::nanoseconds> at_most) {
   std::vector<pollfd> entries{{wake_fd_, POLLIN, 0}, {listener_, POLLIN, 0}};
   for (const auto& [fd, wire] : wires_) {
     entries.push_back({fd, static_cast<short>(wire.out.empty() ? POLLIN : POLLIN | POLLOUT), 0});

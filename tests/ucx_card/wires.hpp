@@ -15,6 +15,8 @@
 #include <span>
 #include <vector>
 
+#include "ucx_card/card_mutex.hpp"
+
 namespace ferry::ucx_card {
 
 enum class FrameKind : std::uint32_t { kWrite, kRead, kMessage, kClosed, kGone, kAnswer };
@@ -58,7 +60,7 @@ class Wires {
   void send_to_all(const Frame& frame);
 
   /// Sleeps until something arrives, wake() is called or the time has come, and handles what has arrived.
-  void wait(std::unique_lock<std::mutex>& lock, std::optional<std::chrono::nanoseconds> at_most);
+  void wait(std::unique_lock<CardMutex>& lock, std::optional<std::chrono::nanoseconds> at_most);
   void wake();
 
  private:

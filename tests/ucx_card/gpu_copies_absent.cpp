@@ -1,0 +1,9 @@
+/// Builds without CUDA.
+
+#include "ucx_card/gpu_copies.hpp"
+
+namespace ferry::ucx_card {
+
+std::unique_ptr<GpuCopies> GpuCopies::create(bool /*spins*/) { return nullptr; }
+
+}  // namespace ferry::ucx_card
