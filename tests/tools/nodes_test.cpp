@@ -68,6 +68,19 @@ json bench_results(std::vector<std::string> more) {
   return end.exit_code == 0 ? json::parse(file.read())["results"] : json::array();
 }
 
+TEST_F(Nodes, BenchComparesCallsWithTheRateOfTheNetwork) {
+  const json results = bench_results(
+      {"--op", "dispatch", "--tokens", "16", "--hidden", "256", "--routing", "one-hot", "--network-rate", "0.5"});
+  ASSERT_EQ(results.size(), 1U);
+  const json& network = results[0]["network"];
+  EXPECT_EQ(network["rate_gbps"], 0.5);
+  const double most_bytes = network["sent_bytes_per_rank_max"];
+  EXPECT_NEAR(network["wire_us"].get<double>(), most_bytes / 500, 1e-3);
+  EXPECT_NEAR(network["ratio_to_wire"].get<double>(),
+              network["wire_us"].get<double>() / results[0]["time_us_p50"].get<double>(), 1e-4);
+  EXPECT_EQ(bench_results({"--op", "dispatch", "--tokens", "16", "--hidden", "256"})[0]["network"]["wire_us"], nullptr);
+}
+
 TEST_F(Nodes, BenchCountsBytesByTheFormula) {
   // All tokens go to experts 0 and 1, both on rank 0: 16 tokens of each of ranks 2 and 3 cross to the other node.
   const json results = bench_results({"--tokens", "16", "--hidden", "256", "--routing", "one-hot"});

@@ -38,6 +38,8 @@ constexpr std::int64_t kMaxExperts = 1 << 16;
 constexpr int kMaxIterations = 1'000'000;
 constexpr std::int64_t kNsPerUs = 1000;
 constexpr std::int64_t kMaxLateUs = 1'000'000;
+constexpr double kMinNetworkRate = 0.001;
+constexpr double kMaxNetworkRate = 1e6;
 
 struct BenchOptions {
   CommonOptions common;
@@ -295,6 +297,14 @@ void add_bench_command(CLI::App& app, int* exit_code) {
   command->add_option(
       "--tuning-file", plan.tuning_file,
       "CUDA: kernel settings that `ferry tune --out` wrote, or builtin (default: FERRY_TUNING, else none)");
+  command
+      ->add_option(
+          "--network-rate", plan.network_gbps,
+          "Several nodes: GB/s that the network of a rank carries each way; prints the wire's time beside each "
+          "operation's")
+      ->check(CLI::Range(kMinNetworkRate, kMaxNetworkRate))
+      ->check(is_number)
+      ->option_text("FLOAT");
   command->add_option("--routing", options->routing, "random, zipf, one-hot or trace:FILE")->capture_default_str();
   command->add_option("--iterations", plan.num_iterations, fmt::format("Timed iterations (on GPUs {})", kGpuIterations))
       ->check(whole_number(1, kMaxIterations))

@@ -176,6 +176,15 @@ std::optional<double> OpResult::wire_gbps(int num_ranks) const { return gbps(wir
 std::optional<double> OpResult::network_gbps(int num_ranks) const {
   return wire ? gbps(wire->sent_bytes, num_ranks, time_p50_ns) : std::nullopt;
 }
+std::optional<std::int64_t> OpResult::wire_limit_ns(double network_gbps) const {
+  if (!wire || network_gbps <= 0 || wire->max_rank_bytes == 0) return std::nullopt;
+  return std::llround(static_cast<double>(wire->max_rank_bytes) / network_gbps);
+}
+std::optional<double> OpResult::ratio_to_wire(double network_gbps) const {
+  const std::optional<std::int64_t> limit_ns = wire_limit_ns(network_gbps);
+  if (!limit_ns || time_p50_ns == 0) return std::nullopt;
+  return static_cast<double>(*limit_ns) / static_cast<double>(time_p50_ns);
+}
 std::optional<double> OpResult::limit_gbps(int num_ranks) const {
   return limit_p50_ns ? gbps(limit_is_wire ? wire_bytes : logical_bytes, num_ranks, *limit_p50_ns) : std::nullopt;
 }

@@ -130,6 +130,11 @@ struct OpResult {
   std::optional<double> logical_gbps(int num_ranks) const;
   std::optional<double> wire_gbps(int num_ranks) const;
   std::optional<double> network_gbps(int num_ranks) const;
+  /// Time in which a network of this rate carries what the rank that sends most sends; absent without a rate, and on
+  /// one node.
+  std::optional<std::int64_t> wire_limit_ns(double network_gbps) const;
+  /// That time over the operation's.
+  std::optional<double> ratio_to_wire(double network_gbps) const;
   std::optional<double> limit_gbps(int num_ranks) const;
   std::optional<double> ratio_to_limit() const;
   /// CUDA: blocks of the call's largest kernel; absent if it launches none.

@@ -56,6 +56,8 @@ std::string wire_to_text(const std::vector<BenchReport>& reports) {
   const auto columns = wire_header();
   header.insert(header.end(), columns.begin(), columns.end());
   header.emplace_back("GB/s sent");
+  const double network_gbps = first.plan.network_gbps;
+  if (network_gbps > 0) header.insert(header.end(), {"wire's time", "ratio"});
   Table table(std::move(header));
   for (const BenchReport& report : reports) {
     for (const OpResult& result : report.results) {
@@ -64,23 +66,35 @@ std::string wire_to_text(const std::vector<BenchReport>& reports) {
       const auto cells = wire_row(*result.wire);
       row.insert(row.end(), cells.begin(), cells.end());
       row.push_back(two_decimals(result.network_gbps(report.plan.num_ranks)));
+      if (network_gbps > 0) {
+        const std::optional<std::int64_t> limit_ns = result.wire_limit_ns(network_gbps);
+        row.push_back(limit_ns ? format_ns(*limit_ns) : "-");
+        row.push_back(two_decimals(result.ratio_to_wire(network_gbps)));
+      }
       table.add_row(std::move(row));
     }
   }
-  return fmt::format("\nover the network between {} ({}{}{}); GB/s are those of one rank\n{}",
+  const std::string limit =
+      network_gbps > 0 ? fmt::format(", the wire's time that of the most a rank sends at {:.6g} GB/s", network_gbps)
+                       : "";
+  return fmt::format("\nover the network between {} ({}{}{}); GB/s are those of one rank{}\n{}",
                      describe_nodes(first.plan.num_nodes, first.plan.ranks_per_node()), first.wire.transport.data(),
-                     first.wire.route[0] == '\0' ? "" : ": ", first.wire.route.data(), table.to_string());
+                     first.wire.route[0] == '\0' ? "" : ": ", first.wire.route.data(), limit, table.to_string());
+}
+
+Json microseconds(const std::optional<std::int64_t>& ns) {
+  return ns ? Json(static_cast<double>(*ns) / kNsPerUs) : Json(nullptr);
 }
 
 Json network_to_json(const BenchReport& report, const OpResult& result) {
   if (!result.wire) return nullptr;
   Json json = to_json(*result.wire);
   json["gbps"] = nullable(result.network_gbps(report.plan.num_ranks));
+  const double rate = report.plan.network_gbps;
+  json["rate_gbps"] = rate > 0 ? Json(rate) : Json(nullptr);
+  json["wire_us"] = microseconds(result.wire_limit_ns(rate));
+  json["ratio_to_wire"] = nullable(result.ratio_to_wire(rate));
   return json;
-}
-
-Json microseconds(const std::optional<std::int64_t>& ns) {
-  return ns ? Json(static_cast<double>(*ns) / kNsPerUs) : Json(nullptr);
 }
 
 /// Adds the results of latency mode.

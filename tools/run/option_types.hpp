@@ -8,6 +8,8 @@
 #include <CLI/App.hpp>
 #include <CLI/Validators.hpp>
 #include <charconv>
+#include <cmath>
+#include <cstdlib>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -28,6 +30,11 @@ CLI::Validator whole_number(T low, T high) {
     return fmt::format("{} is not a whole number {}", given, range);
   };
   return {check, "INT " + range, "whole number"};
+}
+
+/// Refuses NaN, which CLI::Range accepts because it is not less than any bound.
+inline std::string is_number(const std::string& given) {
+  return std::isnan(std::strtod(given.c_str(), nullptr)) ? given + " is not a number" : std::string();
 }
 
 /// Option that takes whole numbers, separated by commas. CLI11's own lists leave out empty items.

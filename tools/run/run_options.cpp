@@ -27,10 +27,6 @@ std::string starts_with_digit(std::string& given) {
   return starts ? std::string() : given + " does not begin with a number";
 }
 
-/// Refuses NaN, which CLI::Range accepts because it is not less than any bound.
-std::string is_number(const std::string& given) {
-  return std::isnan(std::strtod(given.c_str(), nullptr)) ? given + " is not a number of seconds" : std::string();
-}
 }  // namespace
 
 void add_common_options(CLI::App& command, CommonOptions* options) {
