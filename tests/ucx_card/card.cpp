@@ -63,6 +63,7 @@ void Card::add_context(ucp_context* context) {
   stopping_ = false;
   spins_ = context->settings.spin != 0;
   mutex.set_spins(spins_);
+  copied_mutex_.set_spins(spins_);
   next_due_ns_ = kNever;
   {
     const std::lock_guard lock(mutex);
@@ -84,6 +85,8 @@ void Card::remove_context(ucp_context* /*context*/) {
   }
   thread_.join();
   const std::lock_guard lock(mutex);
+  copied_.clear();
+  has_copied_ = false;
   events_ = {};
   asked_.clear();
   wires_.close();
@@ -94,6 +97,7 @@ void Card::run() {
   while (!stopping_) {
     const std::uint64_t now = now_ns();
     if (spins_ && now >= next_look_ns_) look_at_wires(lock);
+    if (has_copied_.load(std::memory_order_relaxed)) take_all_copied();
     if (!events_.empty() && events_.top().due_ns <= now) {
       run_due(lock);
     } else if (spins_) {
@@ -118,9 +122,12 @@ void Card::run_due(std::unique_lock<CardMutex>& lock) {
 void Card::spin(std::unique_lock<CardMutex>& lock) {
   next_due_ns_ = events_.empty() ? kNever : events_.top().due_ns;
   lock.unlock();
-  for (std::uint64_t now = now_ns(); now < next_look_ns_ && now < next_due_ns_.load(std::memory_order_relaxed);) {
-    now = now_ns();
-  }
+  const auto waits = [this] {
+    const std::uint64_t now = now_ns();
+    return now < next_look_ns_ && now < next_due_ns_.load(std::memory_order_relaxed) &&
+           !has_copied_.load(std::memory_order_relaxed);
+  };
+  while (waits()) node::pause_core();
   lock.lock();
 }
 
@@ -142,8 +149,8 @@ void Card::schedule(Event event, std::uint64_t not_before_ns) {
   if (is_first) wires_.wake();
 }
 
-/// Time at which this many more bytes have passed the wires of both ends, each of which carries one thing after the
-/// other. The wire of an end in another process counts as free.
+/// Time at which a put or get of this many bytes has passed the wires of both ends, each of which carries one after the
+/// other; messages pass between them. The wire of an end in another process counts as free.
 std::uint64_t Card::reserve_wires(const ucp_ep& endpoint, std::size_t num_bytes) {
   constexpr std::uint64_t kNsPerUs = 1000;
   const std::uint64_t rate = endpoint.worker->context->settings.rate;
@@ -188,8 +195,7 @@ void Card::start_message(ucp_ep* endpoint, const std::shared_ptr<Operation>& ope
   operation->id = ++endpoint->num_operations;
   operation->num_steps = 1;
   endpoint->messages.push_back(operation);
-  schedule({.what = What::kMessage, .endpoint = endpoint->shared_from_this()},
-           reserve_wires(*endpoint, operation->header_bytes + operation->num_bytes));
+  schedule({.what = What::kMessage, .endpoint = endpoint->shared_from_this()});
 }
 
 void Card::start_flush(ucp_ep* endpoint, const std::shared_ptr<Operation>& operation) {
@@ -249,13 +255,35 @@ bool Card::start_copy(const std::shared_ptr<ucp_ep>& endpoint, const std::shared
   std::byte* const local = operation->local + range.begin;
   const bool is_get = operation->call == Call::kGet;
   copies->start(is_get ? local : remote, is_get ? remote : local, range.end - range.begin,
-                [this, endpoint, operation](ucs_status_t result) {
-                  const std::lock_guard lock(mutex);
-                  if (endpoint->closed || endpoint->failure != UCS_OK) return;
-                  schedule({.what = What::kArrived, .endpoint = endpoint, .operation = operation, .status = result},
-                           operation->wire_ns);
+                [this, arrived = Event{.what = What::kArrived, .endpoint = endpoint, .operation = operation}](
+                    ucs_status_t result) mutable {
+                  arrived.status = result;
+                  if (spins_) {
+                    const std::lock_guard lock(copied_mutex_);
+                    copied_.push_back(std::move(arrived));
+                    has_copied_ = true;
+                  } else {
+                    const std::lock_guard lock(mutex);
+                    take_copied(std::move(arrived));
+                  }
                 });
   return true;
+}
+
+void Card::take_copied(Event arrived) {
+  if (arrived.endpoint->closed || arrived.endpoint->failure != UCS_OK) return;
+  const std::uint64_t wire_ns = arrived.operation->wire_ns;
+  schedule(std::move(arrived), wire_ns);
+}
+
+void Card::take_all_copied() {
+  std::vector<Event> all;
+  {
+    const std::lock_guard lock(copied_mutex_);
+    all.swap(copied_);
+    has_copied_ = false;
+  }
+  for (Event& arrived : all) take_copied(std::move(arrived));
 }
 
 /// Moves a piece of a put or get.

@@ -45,7 +45,7 @@ class Card {
   std::uint64_t new_id() { return ++last_id_; }
   std::uint64_t process() const { return wires_.process(); }
   /// True if a put or get is from or to registered memory of a GPU of this host.
-  bool is_gpu_memory(const Operation& operation) const;
+  bool is_gpu_memory(const Operation& operation, bool local_is_gpu) const;
   /// Finds the peer of a new endpoint, which fails if there is none.
   void connect(ucp_ep* endpoint);
 
@@ -99,6 +99,9 @@ class Card {
             std::size_t end);
   bool start_copy(const std::shared_ptr<ucp_ep>& endpoint, const std::shared_ptr<Operation>& operation,
                   const Range& range);
+  /// The bytes of a copy are there; call with the mutex.
+  void take_copied(Event arrived);
+  void take_all_copied();
   void deliver(ucp_ep* endpoint);
   void finish_step(ucp_ep* endpoint, Operation* operation);
   void complete(ucp_ep* endpoint, Operation* operation, ucs_status_t status);
@@ -121,6 +124,9 @@ class Card {
   bool stopping_ = false;
   Wires wires_;
   bool spins_ = false;
+  CardMutex copied_mutex_;
+  std::vector<Event> copied_;  // guarded by copied_mutex_: copies that have ended, for a thread that spins
+  std::atomic<bool> has_copied_{false};
   std::atomic<std::uint64_t> next_due_ns_{0};  // of the first event, for a thread that spins
   std::uint64_t next_look_ns_ = 0;
   std::uint64_t num_scheduled_ = 0;

@@ -1,6 +1,5 @@
 /// Memory of this process as cards reach it, and requests between cards of different processes.
 
-#include <algorithm>
 #include <utility>
 
 #include "ucx_card/card.hpp"
@@ -38,13 +37,10 @@ std::byte* address_of(const Range& range) {
 
 }  // namespace
 
-bool Card::is_gpu_memory(const Operation& operation) const {
-  const auto local = reinterpret_cast<std::uintptr_t>(operation.local);
+bool Card::is_gpu_memory(const Operation& operation, bool local_is_gpu) const {
+  if (local_is_gpu) return true;
   const auto found = memory.find(operation.key);
-  const bool is_remote = found != memory.end() && found->second->type == UCS_MEMORY_TYPE_CUDA;
-  return is_remote || std::ranges::any_of(memory, [&](const auto& entry) {
-           return entry.second->type == UCS_MEMORY_TYPE_CUDA && entry.second->contains(local, operation.num_bytes);
-         });
+  return found != memory.end() && found->second->type == UCS_MEMORY_TYPE_CUDA;
 }
 
 /// Null if there is no such memory: a card then refuses the whole put or get.

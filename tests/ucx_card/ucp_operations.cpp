@@ -66,6 +66,11 @@ Request* new_request(const ucp_request_param_t& params) {
 /// Result of a call: the request if the operation has one, else that it is complete.
 ucs_status_ptr_t begun(Request* request) { return request != nullptr ? request : pointer_of(UCS_OK); }
 
+/// Whether the caller says that its own memory is a GPU's.
+bool is_gpu_memory(const ucp_request_param_t& params) {
+  return (params.op_attr_mask & UCP_OP_ATTR_FIELD_MEMORY_TYPE) != 0 && params.memory_type == UCS_MEMORY_TYPE_CUDA;
+}
+
 bool lies_in_its_memory([[maybe_unused]] const void* local, [[maybe_unused]] std::size_t num_bytes,
                         [[maybe_unused]] const ucp_request_param_t& params) {
 #if UCP_API_VERSION >= UCP_VERSION(1, 13)
@@ -103,7 +108,7 @@ ucs_status_ptr_t transfer(Call call, ucp_ep* endpoint, std::byte* local, std::si
   operation->num_bytes = num_bytes;
   operation->remote = remote;
   operation->key = key->key;
-  operation->is_gpu = context.copies != nullptr && card.is_gpu_memory(*operation);
+  operation->is_gpu = context.copies != nullptr && card.is_gpu_memory(*operation, is_gpu_memory(params));
   if (call == Call::kPut && !operation->is_gpu && context.settings.steady == 0 && context.below(2) == 0) {
     operation->is_copied = true;
     operation->copied.assign(local, local + num_bytes);
