@@ -58,6 +58,11 @@ inline constexpr std::size_t kNumKernelChunks = 16;
 inline constexpr std::size_t kMaxKernelChunkBytes = std::size_t{512} << 10;
 /// Chunks have the maximum size on up to nine nodes.
 inline constexpr std::size_t kKernelRingBudgetBytes = std::size_t{128} << 20;
+/// The same for rings in GPU memory. With four blocks at each end an H200 fills and empties them at 89 GB/s each way
+/// with chunks of 512 KiB and at 97 with 1 MiB, with one block at 24.7 and 28.2 (benchmarks/gpu_rings --gpu-memory); and
+/// the host works half as often.
+inline constexpr std::size_t kMaxGpuChunkBytes = std::size_t{1} << 20;
+inline constexpr std::size_t kGpuRingBudgetBytes = std::size_t{256} << 20;
 
 /// Minimum number of chunks in an exchange, if it is large enough: both ends and the network then work at once, and
 /// several blocks of a kernel at each end.
@@ -86,6 +91,11 @@ constexpr RingShape default_ring_shape(std::size_t num_nodes) {
 /// Rings of GPU ranks, whose ends are kernels.
 constexpr RingShape kernel_ring_shape(std::size_t num_nodes) {
   return ring_shape_within(kKernelRingBudgetBytes, num_nodes, kNumKernelChunks, kMaxKernelChunkBytes);
+}
+
+/// Those whose chunks are in GPU memory.
+constexpr RingShape gpu_ring_shape(std::size_t num_nodes) {
+  return ring_shape_within(kGpuRingBudgetBytes, num_nodes, kNumKernelChunks, kMaxGpuChunkBytes);
 }
 
 static_assert(default_ring_shape(2).chunk_bytes == kMaxChunkBytes && default_ring_shape(1000).chunk_bytes == 8384);

@@ -227,6 +227,16 @@ TEST(RingShapes, OfGpuRanksHaveChunksOf512KiBWithinABudget) {
   }
 }
 
+TEST(RingShapes, InGpuMemoryAreTwiceAsLarge) {
+  for (const std::size_t num_nodes : {std::size_t{2}, std::size_t{9}, std::size_t{10}, std::size_t{32}}) {
+    const RingShape host = rail::kernel_ring_shape(num_nodes);
+    const RingShape gpu = rail::gpu_ring_shape(num_nodes);
+    EXPECT_EQ(gpu.num_chunks, host.num_chunks);
+    EXPECT_NEAR(static_cast<double>(gpu.chunk_bytes), 2.0 * static_cast<double>(host.chunk_bytes),
+                static_cast<double>(2 * plan::kPartAlignment));
+  }
+}
+
 /// A short exchange has chunks of 128 KiB or, in a ring with smaller chunks, of their size. A longer exchange has
 /// larger chunks once it fills sixteen of them.
 TEST(RingShapes, ShortExchangesUseSmallerChunks) {

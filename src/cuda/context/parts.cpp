@@ -220,11 +220,12 @@ Status check_room_for_rails(const Topology& topology, int num_sms) {
 
 call::KernelRings prepare_rings(const BackendContext& context, const Result<DeviceFacts>& facts, RingMemory& memory) {
   call::KernelRings rings;
-  rings.shape = rail::kernel_ring_shape(static_cast<std::size_t>(context.topology.num_nodes()));
+  const bool in_gpu = context.options.ring_memory == "gpu";
+  const auto num_nodes = static_cast<std::size_t>(context.topology.num_nodes());
+  rings.shape = in_gpu ? rail::gpu_ring_shape(num_nodes) : rail::kernel_ring_shape(num_nodes);
   rings.status = facts.status();
   if (!rings.status.ok()) return rings;
   rings.gpu_pci_address = facts->pci_address;
-  const bool in_gpu = context.options.ring_memory == "gpu";
   if (in_gpu) {
     rings.status = rail::check_ring_memory(
         "gpu", rail::gpu_direct_facts(gpu_direct_part(facts->device), context.options.transport));

@@ -32,7 +32,7 @@ Result<RingMemory> RingMemory::create(const Topology& topology, int numa_node) {
 }
 
 Result<RingMemory> RingMemory::create_in_gpu(const Topology& topology, int device, int numa_node) {
-  const rail::RingShape shape = rail::kernel_ring_shape(to_size(topology.num_nodes()));
+  const rail::RingShape shape = rail::gpu_ring_shape(to_size(topology.num_nodes()));
   const std::size_t rings_bytes = rail::Rails::rings_bytes(topology, shape);
   RingMemory memory;
   const Result<bool> in_order = cards_write_in_order(device);
