@@ -55,7 +55,9 @@ enum class CopyPath : std::int32_t {
 struct KernelOptions {
   int num_sms = 0;       ///< most multiprocessors that any kernel of the call uses, all its parts together
   int num_copy_sms = 0;  ///< part of num_sms that only moves rows between this rank's own buffers
-  int chunk_tokens = 0;  ///< tokens between two progress reports to the receivers
+  /// Tokens between two progress reports to the receivers; over several nodes, most tokens of a chunk that this rank
+  /// sends to a rail peer. Latency mode inside a node has no such setting, and takes only num_sms.
+  int chunk_tokens = 0;
   CopyPath copy_path = CopyPath::kAuto;
 };
 

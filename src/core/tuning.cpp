@@ -12,6 +12,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <tuple>
 
 namespace ferry {
 namespace {
@@ -31,6 +32,8 @@ constexpr std::size_t kMaxItems = 1024;
 /// Ten times the size of the largest useful file.
 constexpr std::size_t kMaxFileBytes = std::size_t{1} << 20;
 constexpr std::size_t kMaxShownBytes = 60;
+constexpr std::array kOperations = {Operation::kDispatch, Operation::kCombine, Operation::kLatencyDispatch,
+                                    Operation::kLatencyCombine};
 /// Names of layouts, by their number.
 constexpr std::array<std::string_view, 3> kLayoutNames = {"tokens", "experts", "slab"};
 constexpr std::string_view kAdvice = "write the file anew with `ferry tune --out`";
@@ -65,7 +68,10 @@ class Reader {
   std::string string(const json& value, const std::string& where, const char* name);
   bool boolean(const json& value, const std::string& where, const char* name);
   void time(const json& value, const std::string& where, const char* name);
-  TuningEntry entry(const json& value, const std::string& where);
+  Operation operation(const json& value, const std::string& where);
+  Layout layout(const json& value, const std::string& where);
+  TuningEntry entry(const json& value, const std::string& where, int num_nodes);
+  void check_fit(const TuningEntry& entry, const std::string& where, int num_nodes);
   TuningTable table(const json& value, const std::string& where);
 
   std::string_view path_;
@@ -141,26 +147,34 @@ void Reader::time(const json& value, const std::string& where, const char* name)
   if (found != nullptr && !found->is_number()) refuse(joined(where, name), shown(*found), "a number");
 }
 
-TuningEntry Reader::entry(const json& value, const std::string& where) {
+Operation Reader::operation(const json& value, const std::string& where) {
+  const std::string given = string(value, where, "operation");
+  std::vector<std::string_view> names;
+  for (const Operation operation : kOperations) {
+    if (given == to_string(operation)) return operation;
+    names.push_back(to_string(operation));
+  }
+  refuse(joined(where, "operation"), shown(given), fmt::format("one of {}", fmt::join(names, ", ")));
+  return Operation::kDispatch;
+}
+
+Layout Reader::layout(const json& value, const std::string& where) {
+  const std::string given = string(value, where, "layout");
+  const auto known = std::find(kLayoutNames.begin(), kLayoutNames.end(), given);
+  if (known != kLayoutNames.end()) return static_cast<Layout>(known - kLayoutNames.begin());
+  refuse(joined(where, "layout"), shown(given), fmt::format("one of {}", fmt::join(kLayoutNames, ", ")));
+  return Layout::kTokens;
+}
+
+TuningEntry Reader::entry(const json& value, const std::string& where, int num_nodes) {
   TuningEntry entry;
   if (!is_object(value, where,
                  {"operation", "layout", "staged", "min_tokens", "max_tokens", "min_row_bytes", "max_row_bytes",
                   "num_sms", "num_copy_sms", "chunk_tokens", "default_time_us", "time_us"})) {
     return entry;
   }
-  const std::string operation = string(value, where, "operation");
-  if (operation == to_string(Operation::kCombine)) {
-    entry.operation = Operation::kCombine;
-  } else if (operation != to_string(Operation::kDispatch)) {
-    refuse(joined(where, "operation"), shown(operation), "\"dispatch\" or \"combine\"");
-  }
-  const std::string layout = string(value, where, "layout");
-  const auto known = std::find(kLayoutNames.begin(), kLayoutNames.end(), layout);
-  if (known != kLayoutNames.end()) {
-    entry.layout = static_cast<Layout>(known - kLayoutNames.begin());
-  } else {
-    refuse(joined(where, "layout"), shown(layout), fmt::format("one of {}", fmt::join(kLayoutNames, ", ")));
-  }
+  entry.operation = operation(value, where);
+  entry.layout = layout(value, where);
   entry.staged = boolean(value, where, "staged");
   entry.min_tokens = number(value, where, "min_tokens", 0, kMaxTokens);
   entry.max_tokens = number(value, where, "max_tokens", entry.min_tokens, kMaxTokens);
@@ -171,7 +185,35 @@ TuningEntry Reader::entry(const json& value, const std::string& where) {
   entry.chunk_tokens = static_cast<int>(number(value, where, "chunk_tokens", 0, kMaxChunkTokens));
   time(value, where, "default_time_us");
   time(value, where, "time_us");
+  check_fit(entry, where, num_nodes);
   return entry;
+}
+
+/// Refuses what calls of the entry's kind in such groups cannot be or follow.
+void Reader::check_fit(const TuningEntry& entry, const std::string& where, int num_nodes) {
+  const bool latency = entry.operation == Operation::kLatencyDispatch || entry.operation == Operation::kLatencyCombine;
+  const bool dispatch = entry.operation == Operation::kDispatch || entry.operation == Operation::kLatencyDispatch;
+  const bool over_nodes = num_nodes > 1;
+  const std::string_view operation = to_string(entry.operation);
+  const std::string_view nodes = over_nodes ? "over several nodes" : "inside a node";
+  if (latency && entry.layout != Layout::kSlab) {
+    refuse(joined(where, "layout"), kLayoutNames[static_cast<std::size_t>(entry.layout)],
+           fmt::format("slab, which {} receives in", operation));
+  }
+  if (entry.staged && (over_nodes ? dispatch : latency)) {
+    refuse(joined(where, "staged"), "true", fmt::format("false: {} {} is alike for all memory", operation, nodes));
+  }
+  const auto refuse_number = [&](const char* name, int number) {
+    if (number == 0) return;
+    refuse(joined(where, name), fmt::to_string(number), fmt::format("0: {} {} has no such setting", operation, nodes));
+  };
+  if (over_nodes ? !dispatch : latency) refuse_number("num_copy_sms", entry.num_copy_sms);
+  if (!over_nodes && latency) refuse_number("chunk_tokens", entry.chunk_tokens);
+  const std::int64_t least_sms = over_nodes ? 2 * (std::int64_t{num_nodes} - 1) + 1 : 0;
+  if (entry.num_sms > 0 && entry.num_sms < least_sms) {
+    refuse(joined(where, "num_sms"), fmt::to_string(entry.num_sms),
+           fmt::format("0, or at least {}: two for each other node and one more", least_sms));
+  }
 }
 
 bool serve_one_call(const TuningEntry& a, const TuningEntry& b) {
@@ -181,14 +223,19 @@ bool serve_one_call(const TuningEntry& a, const TuningEntry& b) {
 
 TuningTable Reader::table(const json& value, const std::string& where) {
   TuningTable table;
-  if (!is_object(value, where, {"gpu", "driver", "num_ranks", "entries"})) return table;
+  if (!is_object(value, where, {"gpu", "driver", "network", "num_nodes", "num_ranks", "entries"})) return table;
   table.gpu = string(value, where, "gpu");
-  if (member(value, where, "driver", false) != nullptr) (void)string(value, where, "driver");
+  for (const char* name : {"driver", "network"}) {
+    if (member(value, where, name, false) != nullptr) (void)string(value, where, name);
+  }
+  if (member(value, where, "num_nodes", false) != nullptr) {
+    table.num_nodes = static_cast<int>(number(value, where, "num_nodes", 1, kMaxNumRanks));
+  }
   table.num_ranks = static_cast<int>(number(value, where, "num_ranks", 1, kMaxNumRanks));
   const json::array_t* entries = array(value, where, "entries");
   for (std::size_t i = 0; entries != nullptr && i < entries->size() && status_.ok(); ++i) {
     const std::string field = fmt::format("{}.entries[{}]", where, i);
-    table.entries.push_back(entry((*entries)[i], field));
+    table.entries.push_back(entry((*entries)[i], field, table.num_nodes));
     for (std::size_t before = 0; before < i && status_.ok(); ++before) {
       if (!serve_one_call(table.entries[before], table.entries[i])) continue;
       refuse(field, fmt::format("for calls that entries[{}] also serves", before), "one entry for each call");
@@ -222,8 +269,12 @@ std::vector<TuningTable> Reader::tables(std::string_view text) {
     const std::string field = fmt::format("tables[{}]", i);
     all.push_back(table((*tables)[i], field));
     for (std::size_t before = 0; before < i && status_.ok(); ++before) {
-      if (all[before].gpu != all[i].gpu || all[before].num_ranks != all[i].num_ranks) continue;
-      refuse(field, fmt::format("for the GPU and the number of ranks of tables[{}]", before), "one table for each");
+      if (std::tie(all[before].gpu, all[before].num_nodes, all[before].num_ranks) !=
+          std::tie(all[i].gpu, all[i].num_nodes, all[i].num_ranks)) {
+        continue;
+      }
+      refuse(field, fmt::format("for the GPU and the numbers of nodes and ranks of tables[{}]", before),
+             "one table for each");
     }
   }
   return all;
@@ -265,9 +316,10 @@ Result<std::vector<TuningTable>> load_tuning(const std::string& option) {
   return parse_tuning(*text, path);
 }
 
-std::vector<TuningEntry> tuning_for(std::span<const TuningTable> tables, std::string_view gpu, int num_ranks) {
+std::vector<TuningEntry> tuning_for(std::span<const TuningTable> tables, std::string_view gpu, int num_nodes,
+                                    int num_ranks) {
   const auto found = std::find_if(tables.begin(), tables.end(), [&](const TuningTable& table) {
-    return table.gpu == gpu && table.num_ranks == num_ranks;
+    return table.gpu == gpu && table.num_nodes == num_nodes && table.num_ranks == num_ranks;
   });
   return found == tables.end() ? std::vector<TuningEntry>() : found->entries;
 }

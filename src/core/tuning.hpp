@@ -4,17 +4,19 @@
 /// Kernel settings that `ferry tune` measured on a machine and wrote to a file, read once by Group::create. JSON:
 ///
 ///   {"ferry_tuning": 2,
-///    "tables": [{"gpu": "NVIDIA H200", "driver": "580.159.04", "num_ranks": 8,
+///    "tables": [{"gpu": "NVIDIA H200", "driver": "580.159.04", "num_nodes": 1, "num_ranks": 8,
 ///                "entries": [{"operation": "dispatch", "layout": "tokens", "staged": false,
 ///                             "min_tokens": 2049, "max_tokens": 8192,
 ///                             "min_row_bytes": 10137, "max_row_bytes": 20274,
 ///                             "num_sms": 10, "num_copy_sms": 0, "chunk_tokens": 0,
 ///                             "default_time_us": 871.5, "time_us": 840.2}]}]}
 ///
-/// `driver` and the times are for people who read the file; all other members are required. A table serves groups of
-/// its number of ranks on GPUs of its name. An entry serves calls of its operation and layout, within its ranges of
-/// this rank's tokens and of row bytes, with rows staged or not as given: calls like the measured ones. Version 1 had
-/// no layouts and tokens, and is refused.
+/// `driver`, `network` (over several nodes) and the times are for people who read the file; `num_nodes` is 1 where a
+/// table leaves it out; all other members are required. A table serves groups on GPUs of its name, of as many nodes and
+/// of `num_ranks` ranks in each. An entry serves calls of its operation and layout, within its ranges of this rank's
+/// tokens and of row bytes, with rows staged or not as given: calls like the measured ones. A row of a dispatch that
+/// quantises is the quantised one. Entries with a setting that such calls cannot follow are refused. Version 1 had no
+/// layouts and tokens, and is refused.
 
 #include <cstdint>
 #include <span>
@@ -35,9 +37,11 @@ inline constexpr const char* kTuningVariable = "FERRY_TUNING";
 inline constexpr std::string_view kBuiltinTuning = "builtin";
 
 struct TuningEntry {
-  Operation operation = Operation::kDispatch;  ///< or kCombine
-  Layout layout = Layout::kTokens;
-  bool staged = false;  ///< peers cannot reach dispatch's output, or combine's input
+  Operation operation = Operation::kDispatch;  ///< or kCombine, kLatencyDispatch, kLatencyCombine
+  Layout layout = Layout::kTokens;             ///< kSlab in latency mode
+  /// Peers cannot reach dispatch's output, or combine's input. Always false where that makes no difference: in latency
+  /// mode inside a node, and for a dispatch over several.
+  bool staged = false;
   std::int64_t min_tokens = 0;
   std::int64_t max_tokens = 0;  ///< inclusive
   std::int64_t min_row_bytes = 0;
@@ -49,7 +53,8 @@ struct TuningEntry {
 
 struct TuningTable {
   std::string gpu;
-  int num_ranks = 0;
+  int num_nodes = 1;
+  int num_ranks = 0;                 ///< of each node
   std::vector<TuningEntry> entries;  ///< at most one for any call
 };
 
@@ -61,8 +66,9 @@ Result<std::vector<TuningTable>> parse_tuning(std::string_view text, std::string
 /// @errors kInvalidArgument: the file cannot be read; errors of parse_tuning
 Result<std::vector<TuningTable>> load_tuning(const std::string& option);
 
-/// Entries of the table for such a group; none if there is no such table.
-std::vector<TuningEntry> tuning_for(std::span<const TuningTable> tables, std::string_view gpu, int num_ranks);
+/// Entries of the table for such a group; none if there is no such table. `num_ranks`: of each node.
+std::vector<TuningEntry> tuning_for(std::span<const TuningTable> tables, std::string_view gpu, int num_nodes,
+                                    int num_ranks);
 
 struct TunedCall {
   Operation operation = Operation::kDispatch;

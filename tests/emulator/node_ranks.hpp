@@ -55,6 +55,8 @@ class NodeRanks {
   void cut_after(int rank, int num_chunks) { one(rank).chunks_left = num_chunks; }
   /// Runs all queued work, and the network as long as needed.
   std::string run();
+  /// Chunks that a rank has sent to its rail peer in a node so far, call headers among them.
+  std::uint64_t num_sent(int rank, int node) { return one(rank).num_sent[static_cast<std::size_t>(node)]; }
   /// Whether all sent chunks have been used.
   bool is_drained() const;
 

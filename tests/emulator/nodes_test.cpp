@@ -38,6 +38,7 @@ struct Spec {
   std::size_t chunk_bytes = 1024;
   std::uint64_t seed = 1;
   std::size_t arena_bytes = std::size_t{1} << 20;
+  int chunk_items = 0;  ///< of rank 0; each other rank has one more than the previous one. 0: none has any
 };
 
 oracle::World make_world(const Spec& spec) {
@@ -138,7 +139,8 @@ class Group {
           cuda::launch_rail_exchange(params, stream);
         });
       } else {
-        const auto blocks = cuda::StepBlocks::of(spec_.num_nodes, 2 * spec_.num_nodes + 3 * rank);
+        auto blocks = cuda::StepBlocks::of(spec_.num_nodes, 2 * spec_.num_nodes + 3 * rank, rank % 3);
+        blocks.chunk_items = chunk_items(rank);
         enqueue([steps = dispatch_steps(place, call_identity, routed, tensors, staging, blocks),
                  stream = ranks_.stream(rank)] { cuda::launch(steps, stream); });
       }
@@ -183,6 +185,7 @@ class Group {
       tensors.out_weights = reinterpret_cast<float*>(ranks_.allocate(rank, to_size(num_tokens * spec_.num_topk * 4)));
       const cuda::RoutedTokens routed = routing_.routed(rank);
       auto blocks = cuda::StepBlocks::of(spec_.num_nodes, 2 * spec_.num_nodes + 3 * rank);
+      blocks.chunk_items = chunk_items(rank);
       // As if each rank's GPU supported overlap, except when it captures.
       blocks.overlaps = spec_.seed % 4 != 0 && (to_size(rank) + spec_.seed) % 3 != 0;
       const cuda::NodePlace place = ranks_.place(rank);
@@ -254,7 +257,11 @@ class Group {
     return std::any_of(out, out + spec_.hidden * 2, [](std::byte byte) { return byte != DeviceMemory::kPattern; });
   }
 
+  /// Rows that rank 0 sends to its rail peer in the other node of two, without calls of other kinds.
+  std::int64_t num_items_out() const { return routing_.routed(0).tables.to_nodes[1].num_out; }
+
  private:
+  int chunk_items(int rank) const { return spec_.chunk_items == 0 ? 0 : spec_.chunk_items + rank; }
   std::int64_t out_stride() const { return spec_.hidden * 2 + 32; }
 
   void enqueue(std::function<void()> launch) {
@@ -354,7 +361,13 @@ std::vector<Spec> specs() {
            .chunk_bytes = std::size_t{512} << 10,
            .seed = 9,
            .arena_bytes = std::size_t{128} << 20},
-          {.num_nodes = 3, .num_tokens = 0, .weighted = true, .seed = 7}};
+          {.num_nodes = 3, .num_tokens = 0, .weighted = true, .seed = 7},
+          // Ranks that choose how many items a chunk has, each another number, the first of them one.
+          {.num_nodes = 3, .weighted = true, .num_chunks = 3, .seed = 10, .chunk_items = 1},
+          {.ranks_per_node = 2, .num_tokens = 40, .chunk_bytes = 4096, .seed = 11, .chunk_items = 5},
+          // More than a chunk holds, and items longer than a chunk.
+          {.num_tokens = 30, .seed = 13, .chunk_items = 1 << 20},
+          {.num_tokens = 4, .hidden = 1000, .seed = 14, .chunk_items = 2}};
 }
 
 class Nodes : public testing::TestWithParam<Spec> {};
@@ -370,6 +383,20 @@ TEST_P(Nodes, CallsGiveTheOraclesBits) {
   group.check(sums);
   group.check(second);
   EXPECT_TRUE(group.ranks().is_drained());
+}
+
+/// A dispatch sends a call header and its rows; a combine that is not weighted sends another header ahead of its sums.
+TEST(NodesChunks, HaveAsManyRowsAsTheirSenderSays) {
+  for (const int chunk_items : {1, 2, 4}) {
+    SCOPED_TRACE(chunk_items);
+    Group group({.num_tokens = 30, .hidden = 8, .chunk_bytes = 8192, .chunk_items = chunk_items});
+    const std::int64_t num_items = group.num_items_out();
+    ASSERT_GT(num_items, 8);
+    const Group::Dispatched rows = group.dispatch();
+    ASSERT_EQ(group.ranks().run(), "");
+    group.check(rows);
+    EXPECT_EQ(group.ranks().num_sent(0, 1), 1 + to_size((num_items + chunk_items - 1) / chunk_items));
+  }
 }
 
 /// Call counters are in memory: rings and ranks continue where the previous replay left them.

@@ -340,6 +340,13 @@ def tuning_seeds() -> dict[str, bytes]:
             table(entry(), next_rows, entry(operation="combine"), entry(staged=True), entry(layout="slab")),
             table(num_ranks=4),
         ),
+        "nodes": file(table(entry()), table(entry(operation="combine", num_copy_sms=0, staged=True), num_nodes=4)),
+        "too_few_for_the_nodes": file(table(entry(num_sms=6), num_nodes=4)),
+        "latency": file(
+            table(entry(operation="latency_dispatch", layout="slab", num_copy_sms=0, chunk_tokens=0)),
+            table(entry(operation="latency_combine", layout="slab", num_copy_sms=0), num_nodes=2, network="tcp"),
+        ),
+        "latency_into_tokens": file(table(entry(operation="latency_combine"))),
         "no_tables": file(),
         "overlapping_rows": file(table(entry(), entry(min_row_bytes=2048, max_row_bytes=4096))),
         "same_table_twice": file(table(), table()),

@@ -36,10 +36,17 @@ void check_call(const TuningTable& table, const TunedCall& call) {
 }
 
 void check_table(const TuningTable& table, const std::vector<TuningTable>& all) {
-  require(table.num_ranks >= 1, "a table is for some ranks");
-  require(tuning_for(all, table.gpu, table.num_ranks).size() == table.entries.size(), "a table is found");
+  require(table.num_ranks >= 1 && table.num_nodes >= 1, "a table is for some ranks");
+  require(tuning_for(all, table.gpu, table.num_nodes, table.num_ranks).size() == table.entries.size(),
+          "a table is found");
   for (const TuningEntry& entry : table.entries) {
-    require(entry.operation == Operation::kDispatch || entry.operation == Operation::kCombine, "dispatch or combine");
+    const bool latency =
+        entry.operation == Operation::kLatencyDispatch || entry.operation == Operation::kLatencyCombine;
+    require(latency || entry.operation == Operation::kDispatch || entry.operation == Operation::kCombine,
+            "dispatch or combine, of either mode");
+    require(!latency || entry.layout == Layout::kSlab, "latency mode receives in a slab");
+    require(table.num_nodes == 1 || entry.num_sms == 0 || entry.num_sms > 2 * (table.num_nodes - 1),
+            "as many multiprocessors as an exchange between nodes takes");
     require(entry.min_row_bytes >= 0 && entry.min_row_bytes <= entry.max_row_bytes, "a range of rows");
     require(entry.num_sms >= 0 && entry.num_copy_sms >= 0 && entry.chunk_tokens >= 0, "no negative settings");
     require(entry.min_tokens >= 0 && entry.min_tokens <= entry.max_tokens, "a range of tokens");

@@ -37,11 +37,29 @@ constexpr const char* kGood = R"({
        "num_sms": 0, "num_copy_sms": 0, "chunk_tokens": 64}]},
     {"gpu": "NVIDIA H200", "num_ranks": 4, "entries": []}]})";
 
+/// Tables for two nodes of eight ranks, and for latency mode on one node of two.
+constexpr const char* kNodesAndLatency = R"({
+  "ferry_tuning": 2,
+  "tables": [
+    {"gpu": "NVIDIA H200", "network": "mlx5_0:1", "num_nodes": 2, "num_ranks": 8, "entries": [
+      {"operation": "dispatch", "layout": "tokens", "staged": false,
+       "min_tokens": 2049, "max_tokens": 8192, "min_row_bytes": 5000, "max_row_bytes": 9999,
+       "num_sms": 12, "num_copy_sms": 4, "chunk_tokens": 32},
+      {"operation": "combine", "layout": "tokens", "staged": true,
+       "min_tokens": 2049, "max_tokens": 8192, "min_row_bytes": 5000, "max_row_bytes": 9999,
+       "num_sms": 3, "num_copy_sms": 0, "chunk_tokens": 16}]},
+    {"gpu": "NVIDIA H200", "num_nodes": 1, "num_ranks": 2, "entries": [
+      {"operation": "latency_dispatch", "layout": "slab", "staged": false,
+       "min_tokens": 65, "max_tokens": 256, "min_row_bytes": 5000, "max_row_bytes": 9999,
+       "num_sms": 40, "num_copy_sms": 0, "chunk_tokens": 0},
+      {"operation": "latency_combine", "layout": "slab", "staged": false,
+       "min_tokens": 65, "max_tokens": 256, "min_row_bytes": 5000, "max_row_bytes": 9999,
+       "num_sms": 50, "num_copy_sms": 0, "chunk_tokens": 0}]}]})";
+
 std::vector<TuningTable> good_tables() { return parse_tuning(kGood, "FILE").value(); }
 
-/// kGood with one part replaced.
-std::string changed(std::string_view from, std::string_view to) {
-  std::string text = kGood;
+/// A text with one part replaced.
+std::string changed(std::string_view from, std::string_view to, std::string text = kGood) {
   const std::size_t at = text.find(from);
   EXPECT_NE(at, std::string::npos) << from;
   return text.replace(at, from.size(), to);
@@ -49,14 +67,37 @@ std::string changed(std::string_view from, std::string_view to) {
 
 TEST(Tuning, ServesItsGpuAndNumberOfRanksOnly) {
   const std::vector<TuningTable> tables = good_tables();
-  EXPECT_EQ(tuning_for(tables, "NVIDIA H200", 8).size(), 4U);
-  EXPECT_TRUE(tuning_for(tables, "NVIDIA H200", 4).empty());
-  EXPECT_TRUE(tuning_for(tables, "NVIDIA H200", 2).empty());
-  EXPECT_TRUE(tuning_for(tables, "NVIDIA H100", 8).empty());
+  EXPECT_EQ(tuning_for(tables, "NVIDIA H200", 1, 8).size(), 4U);
+  EXPECT_TRUE(tuning_for(tables, "NVIDIA H200", 1, 4).empty());
+  EXPECT_TRUE(tuning_for(tables, "NVIDIA H200", 1, 2).empty());
+  EXPECT_TRUE(tuning_for(tables, "NVIDIA H100", 1, 8).empty());
+  EXPECT_TRUE(tuning_for(tables, "NVIDIA H200", 2, 8).empty()) << "a table without num_nodes is for one node";
+}
+
+TEST(Tuning, ServesItsNumberOfNodesOnly) {
+  const std::vector<TuningTable> tables = parse_tuning(kNodesAndLatency, "FILE").value();
+  const std::vector<TuningEntry> nodes = tuning_for(tables, "NVIDIA H200", 2, 8);
+  EXPECT_EQ(nodes.size(), 2U);
+  EXPECT_TRUE(tuning_for(tables, "NVIDIA H200", 1, 8).empty());
+  EXPECT_TRUE(tuning_for(tables, "NVIDIA H200", 1, 16).empty());
+  EXPECT_TRUE(tuning_for(tables, "NVIDIA H200", 4, 8).empty());
+  const KernelOptions dispatch = tuned({}, nodes, {Operation::kDispatch, Layout::kTokens, 4096, 7168, false});
+  EXPECT_EQ(dispatch.num_sms, 12);
+  EXPECT_EQ(dispatch.num_copy_sms, 4);
+  EXPECT_EQ(dispatch.chunk_tokens, 32);
+}
+
+TEST(Tuning, TellsTheModesApart) {
+  const std::vector<TuningEntry> entries =
+      tuning_for(parse_tuning(kNodesAndLatency, "FILE").value(), "NVIDIA H200", 1, 2);
+  EXPECT_EQ(tuned({}, entries, {Operation::kLatencyDispatch, Layout::kSlab, 128, 7168, false}).num_sms, 40);
+  EXPECT_EQ(tuned({}, entries, {Operation::kLatencyCombine, Layout::kSlab, 128, 7168, false}).num_sms, 50);
+  EXPECT_EQ(tuned({}, entries, {Operation::kDispatch, Layout::kSlab, 128, 7168, false}).num_sms, 0);
+  EXPECT_EQ(tuned({}, entries, {Operation::kLatencyDispatch, Layout::kSlab, 64, 7168, false}).num_sms, 0);
 }
 
 TEST(Tuning, TakesThePlaceOfWhatTheCallLeavesOpen) {
-  const std::vector<TuningEntry> entries = tuning_for(good_tables(), "NVIDIA H200", 8);
+  const std::vector<TuningEntry> entries = tuning_for(good_tables(), "NVIDIA H200", 1, 8);
   const TunedCall staged{Operation::kDispatch, Layout::kTokens, 4096, 7168, true};
   const KernelOptions all = tuned({}, entries, staged);
   EXPECT_EQ(all.num_sms, 30);
@@ -74,7 +115,7 @@ TEST(Tuning, TakesThePlaceOfWhatTheCallLeavesOpen) {
 }
 
 TEST(Tuning, LeavesOtherCallsAlone) {
-  const std::vector<TuningEntry> entries = tuning_for(good_tables(), "NVIDIA H200", 8);
+  const std::vector<TuningEntry> entries = tuning_for(good_tables(), "NVIDIA H200", 1, 8);
   for (const TunedCall& call : {TunedCall{Operation::kDispatch, Layout::kTokens, 4096, 4999, false},
                                 TunedCall{Operation::kDispatch, Layout::kTokens, 4096, 10000, true},
                                 TunedCall{Operation::kDispatch, Layout::kTokens, 2048, 7168, false},
@@ -101,6 +142,7 @@ TEST(Tuning, SaysWhichLineOrFieldIsWrong) {
     std::string text;
     const char* what;
   };
+  const auto nodes = [](std::string_view from, std::string_view to) { return changed(from, to, kNodesAndLatency); };
   const std::vector<Wrong> all = {
       {"", "line 1 is no JSON"},
       {changed("\"entries\": []", "\"entries\": ["), "line 17 is no JSON"},
@@ -110,12 +152,14 @@ TEST(Tuning, SaysWhichLineOrFieldIsWrong) {
       {changed("\"gpu\": \"NVIDIA H200\", \"num_ranks\": 4", "\"num_ranks\": 4"), "tables[1].gpu is missing"},
       {changed("\"num_ranks\": 4", "\"num_ranks\": 0"), "tables[1].num_ranks is 0"},
       {changed("\"num_ranks\": 4", "\"num_ranks\": 8"),
-       "tables[1] is for the GPU and the number of ranks of tables[0]"},
+       "tables[1] is for the GPU and the numbers of nodes and ranks of tables[0]"},
       {changed("\"layout\": \"tokens\", ", ""), "tables[0].entries[0].layout is missing"},
       {changed("\"slab\"", "\"rows\""), "entries[2].layout is \"rows\", expected one of tokens, experts, slab"},
       {changed("\"min_tokens\": 33, ", ""), "entries[2].min_tokens is missing"},
       {changed("\"max_tokens\": 128", "\"max_tokens\": 32"), "entries[2].max_tokens is 32"},
-      {changed("\"dispatch\"", "\"route\""), "tables[0].entries[0].operation is \"route\""},
+      {changed("\"dispatch\"", "\"route\""),
+       "tables[0].entries[0].operation is \"route\", expected one of dispatch, combine, latency_dispatch, "
+       "latency_combine"},
       {changed("\"staged\": true", "\"staged\": 1"), "tables[0].entries[1].staged is 1, expected true or false"},
       {changed("\"staged\": true", "\"staged\": false"), "tables[0].entries[1] is for calls that entries[0]"},
       {changed("\"num_sms\": 30", "\"num_sms\": -30"),
@@ -127,6 +171,23 @@ TEST(Tuning, SaysWhichLineOrFieldIsWrong) {
       {changed("\"time_us\": 420", "\"time_us\": [420]"), "entries[0].time_us is an array, expected a number"},
       {changed("\"time_us\": 420", "\"time_us\": 1e999"), "out of range"},
       {changed("\"num_sms\": 30", "\"num_sm\": 30"), "entries[1].\"num_sm\" is unknown"},
+      {nodes("\"num_nodes\": 2", "\"num_nodes\": 0"), "tables[0].num_nodes is 0"},
+      {nodes("\"mlx5_0:1\"", "3"), "tables[0].network is 3, expected a string"},
+      {nodes("\"num_nodes\": 1, \"num_ranks\": 2", "\"num_nodes\": 2, \"num_ranks\": 8"),
+       "tables[1] is for the GPU and the numbers of nodes and ranks of tables[0]"},
+      {nodes("\"num_sms\": 3", "\"num_sms\": 2"),
+       "tables[0].entries[1].num_sms is 2, expected 0, or at least 3: two for each other node and one more"},
+      {nodes("\"staged\": false", "\"staged\": true"),
+       "tables[0].entries[0].staged is true, expected false: dispatch over several nodes is alike for all memory"},
+      {nodes("\"num_copy_sms\": 0", "\"num_copy_sms\": 1"),
+       "tables[0].entries[1].num_copy_sms is 1, expected 0: combine over several nodes has no such setting"},
+      {nodes("\"latency_dispatch\", \"layout\": \"slab\"", "\"latency_dispatch\", \"layout\": \"tokens\""),
+       "tables[1].entries[0].layout is tokens, expected slab, which latency_dispatch receives in"},
+      {nodes("\"num_sms\": 40, \"num_copy_sms\": 0", "\"num_sms\": 40, \"num_copy_sms\": 2"),
+       "tables[1].entries[0].num_copy_sms is 2, expected 0: latency_dispatch inside a node has no such setting"},
+      {nodes("\"num_sms\": 50, \"num_copy_sms\": 0, \"chunk_tokens\": 0",
+             "\"num_sms\": 50, \"num_copy_sms\": 0, \"chunk_tokens\": 8"),
+       "tables[1].entries[1].chunk_tokens is 8, expected 0: latency_combine inside a node has no such setting"},
   };
   for (const Wrong& wrong : all) {
     const Status status = parse_tuning(wrong.text, "/etc/ferry.json").status();

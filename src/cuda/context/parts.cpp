@@ -298,7 +298,7 @@ Result<Parts> create_parts(const BackendContext& context, LoadKernels load_kerne
   if (!sharers.ok()) return sharers.status();
   parts.num_sms = std::max(1, facts->num_sms / *sharers);
   parts.num_waiting_sms = waiting_sms(context.options.num_reserved_sms, parts.num_sms, *sharers);
-  parts.tuning = tuning_for(context.tuning, facts->name, context.topology.ranks_per_node);
+  parts.tuning = tuning_for(context.tuning, facts->name, context.topology.num_nodes(), context.topology.ranks_per_node);
   Result<std::unique_ptr<ArenaExchange>> exchange = ArenaExchange::create(context, parts.sync->peers(), parts.arena);
   if (!exchange.ok()) return exchange.status();
   parts.exchange = std::move(*exchange);

@@ -51,11 +51,9 @@ Status BoundedRoute::prepare(const CallStream& stream) {
 
 cudaError_t BoundedRoute::launch(const Launch& begun) {
   const Parts& parts = context_.parts();
-  KernelOptions kernel;
-  kernel.num_sms = call_.options.num_sms;
   parts.rail_link->wake();
   return cuda::launch(node_route_steps(place_of(parts), topology(), identity_of(context_, call_.record, begun), *input_,
-                                       staging_, blocks_of(parts, kernel)),
+                                       staging_, blocks_of_route(parts, call_.options.num_sms)),
                       begun.stream);
 }
 

@@ -63,7 +63,11 @@ CallIdentity identity_of(const Context& context, const CallRecord& record, const
 /// dispatch or combine; if its route was refused, no rank makes the call, and the kernel informs none.
 cudaError_t launch_refusal_of(Context& context, const Launch& launch, const CallRecord& refused,
                               const RoutingState* routing = nullptr);
-StepBlocks blocks_of(const Parts& parts, const KernelOptions& kernel);
+/// Blocks of a route's kernels. `num_sms`: RouteOptions::num_sms.
+StepBlocks blocks_of_route(const Parts& parts, int num_sms);
+/// Blocks of the kernels of a dispatch or combine. The group's tuning file decides for such a `call` where its `kernel`
+/// leaves it open.
+StepBlocks blocks_of(const Parts& parts, const KernelOptions& kernel, const TunedCall& call);
 
 /// Makes a route whose rows and tokens are bounded.
 Result<std::shared_ptr<RoutingState>> bounded_route(Context& context, Placements& placements, const RouteCall& call);

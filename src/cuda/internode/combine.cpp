@@ -63,13 +63,18 @@ class Combine {
 
 }  // namespace
 
-CombineCopies CombineCopies::at(std::byte* base, const CombineCall& call, const DeviceArena& arena) {
+bool CombineCopies::copies_x(const CombineCall& call, const DeviceArena& arena) {
   const ConstRows& x = call.x;
   const std::size_t extent = x.num_rows == 0 ? 0 : to_size((x.num_rows - 1) * x.stride_bytes + x.row_bytes);
+  return extent > 0 && !arena.contains(x.data, extent);
+}
+
+CombineCopies CombineCopies::at(std::byte* base, const CombineCall& call, const DeviceArena& arena) {
+  const ConstRows& x = call.x;
   const std::size_t weights_bytes = to_size(call.weights.num_elements()) * sizeof(float);
   plan::Carver carver(base);
   CombineCopies copies;
-  if (extent > 0 && !arena.contains(x.data, extent)) {
+  if (copies_x(call, arena)) {
     copies.x = carver.take<std::byte>(to_size(x.num_rows * x.row_bytes));
   }
   if (weights_bytes > 0 && !arena.contains(call.weights.data, weights_bytes)) {
@@ -104,7 +109,10 @@ Status CombineRun::take_room(bool captured) {
   const CombineCall& call = input_.call;
   if (Status status = check_combine_memory(call, *parts.arena); !status.ok()) return status;
   const NodePlace place = place_of(parts);
-  blocks_ = blocks_of(parts, call.kernel);
+  const bool staged = CombineCopies::copies_x(call, *parts.arena);
+  const RoutingState& routing = *call.routing;
+  blocks_ = blocks_of(parts, call.kernel,
+                      {call.record.operation, routing.layout, routing.num_tokens, call.x.row_bytes, staged});
   blocks_.overlaps = parts.has_bulk && !captured;
   const std::size_t copies_bytes = CombineCopies::at(nullptr, call, *parts.arena).size_bytes;
   const std::size_t staging_bytes =

@@ -76,8 +76,13 @@ Status DispatchRun::take_room(bool captured) {
 }
 
 Status DispatchRun::prepare(bool captured) {
-  blocks_ = blocks_of(context_.parts(), input_.call.kernel);
-  return as_error_of(to_string(input_.call.record.operation), take_room(captured));
+  const Operation operation = input_.call.record.operation;
+  // Rows are taken out of staging into any memory.
+  constexpr bool kStaged = false;
+  const RoutingState& routing = *input_.call.routing;
+  blocks_ = blocks_of(context_.parts(), input_.call.kernel,
+                      {operation, routing.layout, routing.num_tokens, input_.call.out_x.row_bytes, kStaged});
+  return as_error_of(to_string(operation), take_room(captured));
 }
 
 cudaError_t DispatchRun::launch(const Launch& begun) {

@@ -24,6 +24,7 @@ constexpr int kPieceBytes = 4 * 16 * kWarpLanes;
 /// Header of a call's first exchange, in a chunk before the items.
 struct alignas(16) CallAnnouncement {
   std::uint64_t agreement;
+  std::uint64_t chunk_items;  ///< ExchangeParams::chunk_items of the sender
   CallRecord record;
 };
 
@@ -87,7 +88,8 @@ __device__ void copy_items(const ExchangeParams& params, std::int64_t num_items,
 
 __device__ void send_items(const ExchangeParams& params, Sender& sender, int peer, int worker, std::uint64_t exchange) {
   const ItemFlow& flow = params.flows[peer];
-  for_each_chunk(params, flow.num_out, worker, [&](const ItemChunk& items) {
+  const int chunk_items = params.carries_rows ? params.chunk_items : 0;
+  for_each_chunk(params, flow.num_out, chunk_items, worker, [&](const ItemChunk& items) {
     if (params.num_sum_warps > 0 && !await_sums(params, peer, items.first, items.num_items, exchange)) return false;
     std::byte* const chunk = sender.reserve(items.chunk_idx);
     if (chunk == nullptr) return false;
@@ -99,9 +101,12 @@ __device__ void send_items(const ExchangeParams& params, Sender& sender, int pee
 }
 
 /// `arrived`: word in which the node's ranks read the number of arrived items, or null.
-__device__ void receive_items(const ExchangeParams& params, Receiver& receiver, const ItemFlow& flow, int worker,
+__device__ void receive_items(const ExchangeParams& params, Receiver& receiver, int peer, int worker,
                               std::uint64_t* arrived, std::uint64_t epoch) {
-  for_each_chunk(params, flow.num_in, worker, [&](const ItemChunk& items) {
+  const ItemFlow& flow = params.flows[peer];
+  const int chunk_items =
+      params.carries_rows ? *static_cast<const volatile std::int32_t*>(&params.rails.state->chunk_items[peer]) : 0;
+  for_each_chunk(params, flow.num_in, chunk_items, worker, [&](const ItemChunk& items) {
     const std::byte* const chunk =
         receiver.front(items.chunk_idx, Awaited::kRailItems, items.num_items, items.end - items.begin);
     if (chunk == nullptr) return false;
@@ -156,7 +161,10 @@ __device__ __noinline__ void announce_call(const ExchangeParams& params, Sender&
   std::byte* const chunk = sender.reserve(0);
   if (chunk == nullptr) return;
   auto& announcement = *reinterpret_cast<CallAnnouncement*>(chunk);
-  if (threadIdx.x == 0) announcement.agreement = params.agreement;
+  if (threadIdx.x == 0) {
+    announcement.agreement = params.agreement;
+    announcement.chunk_items = static_cast<std::uint64_t>(params.chunk_items);
+  }
   copy_words(announcement.record, params.record);
   sender.commit(1, sizeof(CallAnnouncement));
 }
@@ -178,6 +186,10 @@ __device__ __noinline__ void await_call(const ExchangeParams& params, Receiver& 
       store_release_system(reinterpret_cast<std::uint64_t*>(&entry.number),
                            static_cast<std::uint64_t>(params.record_number));
     }
+  }
+  if (threadIdx.x == 0) {
+    params.rails.state->chunk_items[peer] =
+        static_cast<std::int32_t>(*static_cast<const volatile std::uint64_t*>(&announcement.chunk_items));
   }
   receiver.release();
   if (threadIdx.x == 0) {
@@ -396,7 +408,7 @@ __global__ void __launch_bounds__(kExchangeThreads, 1) exchange_kernel(const __g
     if (sends) send_items(params, sender, peer, worker, exchange);
     if (receives) {
       std::uint64_t* const arrived = pulls ? &rails.log->arrivals[peer].count : nullptr;
-      receive_items(params, receiver, params.flows[peer], worker, arrived, start.epoch);
+      receive_items(params, receiver, peer, worker, arrived, start.epoch);
     }
     if (!serves) {
       copy_own_items(params, params.flows[rails.node], block - num_rings * params.blocks_per_ring);

@@ -69,7 +69,11 @@ struct ExchangeParams {
   /// (sum_turns.cuh); 0: this kernel begins after that one.
   int num_sum_warps = 0;
   int blocks_per_ring = 1;
-  int num_own_blocks = 0;  ///< blocks that copy this node's items
+  /// Most items of a chunk with the call's rows that this rank sends; 0: as exchange_chunk_bytes says. Every exchange
+  /// of a call has it: the first one tells the rail peers, each of which may have another number.
+  int chunk_items = 0;
+  bool carries_rows = false;  ///< the items are the call's rows; others are in chunks as exchange_chunk_bytes says
+  int num_own_blocks = 0;     ///< blocks that copy this node's items
 
   FERRY_HOST_DEVICE int num_blocks() const { return 2 * (rails.num_nodes - 1) * blocks_per_ring + num_own_blocks; }
   FERRY_HOST_DEVICE bool may_stand_alone() const {

@@ -105,6 +105,7 @@ NodeRouteSteps node_route_steps(const NodePlace& place, const Topology& topology
   exchange.flows = staging.flows;
   exchange.row = {staging.own, IdsBlocks::kItemBytes, staging.rail, IdsBlocks::kItemBytes, IdsBlocks::kItemBytes};
   exchange.num_own_blocks = 1;
+  exchange.chunk_items = blocks.chunk_items;
 
   GatherParams& gather = steps.gather;
   gather.ranks = place.ranks;

@@ -218,8 +218,10 @@ struct ItemChunk {
 
 /// Calls `move(ItemChunk)` for each of `worker`'s chunks of `num_items` items, until it returns false. Items longer
 /// than a chunk are divided: the first slices of all items precede the second ones. Both ends use the same division.
+/// `chunk_items`: most items of a chunk, if the sender has such a number and the ring's chunks hold as many; else 0.
 template <typename Move>
-__device__ void for_each_chunk(const ExchangeParams& params, std::int64_t num_items, int worker, Move move) {
+__device__ void for_each_chunk(const ExchangeParams& params, std::int64_t num_items, int chunk_items, int worker,
+                               Move move) {
   const std::int64_t item_bytes = params.item_bytes();
   if (item_bytes == 0) return;
   const auto exchange_bytes = static_cast<std::size_t>(num_items * item_bytes);
@@ -227,7 +229,11 @@ __device__ void for_each_chunk(const ExchangeParams& params, std::int64_t num_it
                                               rail::kChunkHeaderBytes);
   const std::int64_t slice_bytes = item_bytes < room ? item_bytes : room;
   const std::int64_t num_slices = (item_bytes + slice_bytes - 1) / slice_bytes;
-  const std::int64_t per_chunk = room / slice_bytes;
+  std::int64_t per_chunk = room / slice_bytes;
+  if (chunk_items > 0) {
+    const auto most_room = static_cast<std::int64_t>(params.rails.chunk_bytes - rail::kChunkHeaderBytes);
+    per_chunk = chunk_items < most_room / slice_bytes ? chunk_items : most_room / slice_bytes;
+  }
   const std::int64_t chunks_of_slice = (num_items + per_chunk - 1) / per_chunk;
   const std::uint64_t before = params.begins_call ? 1 : 0;  // the announcement
 #pragma unroll 1

@@ -386,9 +386,19 @@ cudaError_t launch_refusal_of(Context& context, const Launch& launch, const Call
   return launch_rail_exchange(params, launch.stream);
 }
 
-StepBlocks blocks_of(const Parts& parts, const KernelOptions& kernel) {
+StepBlocks blocks_of_route(const Parts& parts, int num_sms) {
   return StepBlocks::of(parts.sync->topology().num_nodes(),
-                        call_sms(kernel.num_sms, kernel.num_sms > 0 ? parts.num_sms : parts.num_waiting_sms));
+                        call_sms(num_sms, num_sms > 0 ? parts.num_sms : parts.num_waiting_sms));
+}
+
+StepBlocks blocks_of(const Parts& parts, const KernelOptions& kernel, const TunedCall& call) {
+  const KernelOptions used = tuned(kernel, parts.tuning, call);
+  // A file says how fast calls are, not which kernels of other libraries must run beside them.
+  const int device_sms = kernel.num_sms > 0 ? parts.num_sms : parts.num_waiting_sms;
+  StepBlocks blocks =
+      StepBlocks::of(parts.sync->topology().num_nodes(), call_sms(used.num_sms, device_sms), used.num_copy_sms);
+  blocks.chunk_items = std::max(0, used.chunk_tokens);
+  return blocks;
 }
 
 Result<std::shared_ptr<RoutingState>> route(Context& context, Placements& placements, CallScratch& scratch,

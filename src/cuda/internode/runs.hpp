@@ -51,6 +51,7 @@ struct CombineCopies {
   std::byte* weights = nullptr;
   std::size_t size_bytes = 0;
 
+  static bool copies_x(const CombineCall& call, const DeviceArena& arena);
   static CombineCopies at(std::byte* base, const CombineCall& call, const DeviceArena& arena);
   cudaError_t launch(const CombineCall& call, int max_blocks, cudaStream_t stream) const;
 };

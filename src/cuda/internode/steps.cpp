@@ -53,12 +53,20 @@ std::int64_t offset_in(const NodePlace& place, const void* data) {
 
 }  // namespace
 
-StepBlocks StepBlocks::of(int num_nodes, int num_sms) {
+StepBlocks StepBlocks::of(int num_nodes, int num_sms, int num_copy_sms) {
   const int rings = num_rings(num_nodes);
-  const int per_ring = std::clamp(std::min(kMostRingBlocks, num_sms - 1) / rings, 1, kMostBlocksPerRing);
-  const int num_own = std::clamp(num_sms - per_ring * rings, 1, kMostOwnBlocks);
+  const int most_own = std::max(1, num_sms - rings);
+  const int copying = std::clamp(num_copy_sms, 1, most_own);
+  const int per_ring = std::clamp(std::min(kMostRingBlocks, num_sms - copying) / rings, 1, kMostBlocksPerRing);
+  const int num_own = num_copy_sms > 0 ? copying : std::clamp(num_sms - per_ring * rings, 1, kMostOwnBlocks);
   const int num_beside = std::clamp(std::min(num_sms, kMostCallSms) - per_ring * rings, 1, kMostBlocks);
-  return {per_ring, num_own, std::clamp(num_sms, 1, kMostBlocks), num_beside, std::max(num_sms, 1)};
+  StepBlocks blocks;
+  blocks.per_ring = per_ring;
+  blocks.num_own = num_own;
+  blocks.num_other = std::clamp(num_sms, 1, kMostBlocks);
+  blocks.num_beside = num_beside;
+  blocks.num_all = std::max(num_sms, 1);
+  return blocks;
 }
 
 ExchangeParams agreement_only(const NodePlace& place, const CallIdentity& call) {
@@ -106,6 +114,8 @@ DispatchSteps dispatch_steps(const NodePlace& place, const CallIdentity& call, c
   exchange.item_record = {staging.own_records, record_bytes, staging.records, record_bytes, record_bytes};
   exchange.blocks_per_ring = blocks.per_ring;
   exchange.num_own_blocks = blocks.num_own;
+  exchange.chunk_items = blocks.chunk_items;
+  exchange.carries_rows = true;
 
   exchange.pulls = pulls_in_exchange(place, routed);
   PullParams& pull = exchange.pull;
@@ -160,6 +170,7 @@ CombineSteps combine_steps(const NodePlace& place, const CallIdentity& call, con
   const auto bytes_of = [](auto* table) { return reinterpret_cast<std::byte*>(table); };
   CombineSteps steps;
   steps.begin = agreement_only(place, call);
+  steps.begin.chunk_items = blocks.chunk_items;
   if (routed.by_kernels) steps.begin.routed = routed.tables.summary;
   if (tensors.weighted) {
     steps.begin.flows = routed.tables.to_nodes;
@@ -199,6 +210,8 @@ CombineSteps combine_steps(const NodePlace& place, const CallIdentity& call, con
   ExchangeParams& give_back = steps.give_back;
   give_back = exchange_of(place);
   give_back.blocks_per_ring = blocks.per_ring;
+  give_back.chunk_items = blocks.chunk_items;
+  give_back.carries_rows = true;
   if (blocks.overlaps) give_back.num_sum_warps = blocks.num_sums() * kSumWarps;
   give_back.flows = routed.tables.from_nodes;
   give_back.row = {staging.sums, tensors.row_bytes, staging.returned, tensors.row_bytes, tensors.row_bytes};

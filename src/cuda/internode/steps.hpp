@@ -57,8 +57,12 @@ struct StepBlocks {
   /// begins after the previous one has ended.
   bool overlaps = false;
 
-  /// Blocks within `num_sms`, if that suffices for an exchange.
-  static StepBlocks of(int num_nodes, int num_sms);
+  /// KernelOptions::chunk_tokens: most items of a chunk with rows that this rank sends; 0: as the exchange's bytes say.
+  int chunk_items = 0;
+
+  /// Blocks within `num_sms`, if that suffices for an exchange. `num_copy_sms`: of these, the ones for items that stay
+  /// in the node; 0: the default.
+  static StepBlocks of(int num_nodes, int num_sms, int num_copy_sms = 0);
   int num_sums() const { return overlaps ? num_beside : num_other; }
 };
 

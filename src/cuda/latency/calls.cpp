@@ -52,12 +52,14 @@ cudaError_t LatencyMode::launch_refusal(LatencyKind kind, const Launch& launch) 
   return launch_latency_refusal(params, mask_, launch.stream);
 }
 
-BlockLimits LatencyMode::block_limits(const KernelOptions& options) const {
+BlockLimits LatencyMode::block_limits(const KernelOptions& options, const TunedCall& call) const {
   const Parts& parts = context_.parts();
   const DeviceLimits limits{parts.num_sms, parts.has_bulk, parts.ranks.num_ranks, parts.num_waiting_sms};
-  const int most = std::clamp(most_blocks(options.num_sms, limits), kLeastBlocks, kMaxCallBlocks);
+  const int num_sms = tuned(options, parts.tuning, call).num_sms;
+  const int most = std::clamp(most_blocks(num_sms, limits), kLeastBlocks, kMaxCallBlocks);
   // Gates wait in place of the kernels of groups that mask lost ranks (mask.hpp).
   if (masks()) return {most, most};
+  // A file says how fast calls are, not which kernels of other libraries must run beside them.
   const int most_waiting = std::clamp(most_waiting_blocks(options.num_sms, limits), kLeastBlocks, most);
   // With others in flight the grant for a call may come only when a peer begins the same call.
   return {in_flight_.empty() ? most : most_waiting, most_waiting};
@@ -108,7 +110,8 @@ Status LatencyMode::make_combine(const LatencyCombineCall& call) {
     const auto* weights = static_cast<const float*>(rows.topk_weights.data);
     send.own_weights = call.own_weights;
     send.weights = weights;
-    const BlockLimits limits = block_limits(rows.kernel);
+    const BlockLimits limits =
+        block_limits(rows.kernel, {Operation::kLatencyCombine, Layout::kSlab, routing.num_tokens, rows.x.row_bytes});
     // Blocks that send rows wait for their weights, and those that send words receive them, too.
     const bool sends_wait = send.rows.words || (rows.rank_sums && call.own_weights);
     // Helpers cost more than they add where each block that may wait has at most one sum to send. Between two H200 a

@@ -49,7 +49,8 @@ class LatencyMode {
   Status check_dispatch(const LatencyDispatchCall& call) const;
   /// Makes the Routing of a call, with memory for its tables.
   Result<std::shared_ptr<LatencyRouting>> begin_routing(const LatencyDispatchCall& call, bool captured);
-  BlockLimits block_limits(const KernelOptions& options) const;
+  /// The group's tuning file decides for such a call where `options` leave it open.
+  BlockLimits block_limits(const KernelOptions& options, const TunedCall& call) const;
   LatencyParams params_of(const LatencyRouting& routing) const;
 
   Context& context_;

@@ -246,10 +246,12 @@ Result<std::shared_ptr<RoutingState>> LatencyMode::make_dispatch(const LatencyDi
     receive.row = send.row;
     receive.zero_padding = rows.zero_padding;
     receive.host = routing.host_tables;
+    const BlockLimits limits = block_limits(
+        rows.kernel, {Operation::kLatencyDispatch, Layout::kSlab, routing.num_tokens, rows.out_x.row_bytes});
     if (call.split || masks()) {
-      num_receive_blocks = share_half_blocks(*params, block_limits(rows.kernel));
+      num_receive_blocks = share_half_blocks(*params, limits);
     } else {
-      share_blocks(*params, block_limits(rows.kernel));
+      share_blocks(*params, limits);
     }
     if (call.split) routing.dispatch_receive = std::make_unique<DispatchReceiveParams>();
     return {};

@@ -8,8 +8,9 @@
 /// the number of an exchange, counted on the device, is the same at both ends of a ring.
 ///
 ///   word           writer                         order               publishes
-///   verdicts[n]    the block that receives from   st.release.gpu /    the verdict on the call header from node n, and
-///                  node n                         ld.acquire.gpu      the record of its call in the log, if it differs
+///   verdicts[n]    the block that receives from   st.release.gpu /    the verdict on the call header from node n,
+///                  node n                         ld.acquire.gpu      chunk_items[n], and the record of its call in
+///                                                                     the log, if it differs
 ///   outcome        block 0                        the same            the outcome of all headers and entries
 ///   num_done       all blocks                     atom.add.acq_rel    the end of the block's part
 ///   gate           block 0 of a call's first      end of the kernel   whether the rest of the call moves data
@@ -50,9 +51,10 @@ struct RingTurn {
 
 /// State in device memory, initially zero.
 struct RailState {
-  std::uint64_t exchange;             ///< number of finished exchanges
-  std::uint64_t verdicts[kMaxNodes];  ///< exchange << 1 | 1 if the peer makes the same call
-  std::uint64_t outcome;              ///< exchange << 2 | device::Outcome
+  std::uint64_t exchange;               ///< number of finished exchanges
+  std::uint64_t verdicts[kMaxNodes];    ///< exchange << 1 | 1 if the peer makes the same call
+  std::uint64_t outcome;                ///< exchange << 2 | device::Outcome
+  std::int32_t chunk_items[kMaxNodes];  ///< most items of a chunk with rows that the peer sends in the call; 0: none
   std::uint32_t num_done;
   std::uint32_t num_own_done;  ///< blocks that have copied this node's items
   std::uint32_t num_taken;     ///< rows that warps have taken over
