@@ -241,6 +241,12 @@ TEST(Tune, HasNothingToDoOnTheCpu) {
   EXPECT_NE(end.standard_output.find("nothing to tune"), std::string::npos) << end.standard_output;
 }
 
+TEST(Tune, SaysThatSeveralNodesNeedAnExplicitBackend) {
+  const CommandEnd end = run_ferry({"tune", "--nodes", "2", "--ranks", "2"});
+  EXPECT_EQ(end.exit_code, 0) << end.standard_error;
+  EXPECT_NE(end.standard_output.find("--backend cuda"), std::string::npos) << end.standard_output;
+}
+
 TEST(Bench, GivesTheKernelSettingsToItsGroups) {
   const CommandEnd end = run_ferry(small_bench({"--tuning-file", "/no/such/file"}));
   EXPECT_EQ(end.exit_code, 1);

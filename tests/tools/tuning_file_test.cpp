@@ -111,6 +111,37 @@ TEST(TuningFile, ServesBatchesLikeThoseThatWereMeasuredAndKeepsWhatItHasForOther
   EXPECT_TRUE(status.ok()) << status.to_string();
 }
 
+TEST(TuningFile, TellsNodesAndModesApart) {
+  const tools::TunedMachine one_node{"GPU", "1", 8};
+  const tools::TunedMachine two_nodes{"GPU", "1", 8, 2, "ucx mlx5_0:1"};
+  const tools::TunedBatch slabs{"slab", 128};
+  const tools::TunedBatch latency{"slab", 128, true};
+  Json file = file_with(empty_file(), one_node, slabs, {call("dispatch", 8000, 1.1, 4)});
+  file = file_with(file, two_nodes, slabs, {call("dispatch", 8000, 1.1, 5)});
+  file = file_with(file, one_node, latency, {call("latency_dispatch", 8000, 1.1, 40)});
+  file = file_with(file, one_node, latency, {call("latency_dispatch", 8000, 1.1, 41)});
+  ASSERT_EQ(file["tables"].size(), 2U);
+  const Json& of_nodes = file["tables"][0];
+  EXPECT_EQ(of_nodes["num_nodes"], 2);
+  EXPECT_EQ(of_nodes["network"], "ucx mlx5_0:1");
+  EXPECT_EQ(of_nodes["entries"].size(), 1U);
+  const Json& entries = file["tables"][1]["entries"];
+  ASSERT_EQ(entries.size(), 2U) << "a new run of latency mode replaces the old one, and nothing else";
+  EXPECT_EQ(entries[0]["num_sms"], 4);
+  EXPECT_EQ(entries[1]["num_sms"], 41);
+  const Status status = read_by_group(file);
+  EXPECT_TRUE(status.ok()) << status.to_string();
+}
+
+TEST(TuningFile, ThatSaysNothingOfNodesIsForOne) {
+  Json file = file_with(empty_file(), {"GPU", "1", 8}, usual_batch(), {call("dispatch", 8000, 1.1, 4)});
+  file["tables"][0].erase("num_nodes");
+  file = file_with(file, {"GPU", "1", 8}, usual_batch(), {call("dispatch", 8000, 1.1, 5)});
+  ASSERT_EQ(file["tables"].size(), 1U);
+  EXPECT_EQ(file["tables"][0]["entries"].size(), 1U);
+  EXPECT_EQ(file["tables"][0]["entries"][0]["num_sms"], 5);
+}
+
 /// `num_calls` calls, to fill a table to its limit or beyond.
 std::vector<TunedCall> many_calls(std::int64_t num_calls) {
   std::vector<TunedCall> calls;

@@ -84,6 +84,7 @@ struct BenchPlan {
   int num_warmup = 0;
   std::vector<KernelOptions> kernels{KernelOptions{}};  ///< CUDA: each is measured, one after the other
   bool measures_limit = true;                           ///< also time plain copies or raw exchanges
+  bool compares = true;  ///< latency mode: also time a pair as a whole, and the calls that do the same without it
 
   /// Every expert has a home, and evenly spaced ones have a second home.
   Placement placement() const;

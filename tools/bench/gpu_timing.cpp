@@ -48,6 +48,7 @@ std::vector<Measured> measured_by_latency(const BenchPlan& plan, Operations& ope
                    Series::kCombineInRow,
                    plan.split ? std::optional(Series::kCombineSend) : std::nullopt});
   }
+  if (!plan.compares) return all;
   if (plan.op == BenchOp::kLatencyPair) {
     all.push_back({BenchOp::kLatencyPair,
                    {[&] { return operations.latency_pair(); }, finish},

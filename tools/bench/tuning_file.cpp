@@ -49,8 +49,10 @@ bool serves(const Json& entry, const TunedBatch& batch) {
   const Json low = entry.value("min_tokens", Json());
   const Json high = entry.value("max_tokens", Json());
   if (!low.is_number_integer() || !high.is_number_integer()) return true;
-  return entry.value("layout", Json()) == batch.layout && low.get<std::int64_t>() <= max_tokens(batch) &&
-         min_tokens(batch) <= high.get<std::int64_t>();
+  const Json operation = entry.value("operation", Json());
+  const bool latency = operation.is_string() && operation.get<std::string>().starts_with("latency_");
+  return latency == batch.latency && entry.value("layout", Json()) == batch.layout &&
+         low.get<std::int64_t>() <= max_tokens(batch) && min_tokens(batch) <= high.get<std::int64_t>();
 }
 
 bool same_kind(const TunedCall& a, const TunedCall& b) { return a.operation == b.operation && a.staged == b.staged; }
@@ -105,6 +107,7 @@ Result<Json> with_table(Json file, const TunedMachine& machine, const TunedBatch
   Json entries = Json::array();
   for (Json& table : file["tables"]) {
     const bool is_ours = table.is_object() && table.value("gpu", Json()) == machine.gpu &&
+                         table.value("num_nodes", Json(1)) == machine.num_nodes &&
                          table.value("num_ranks", Json()) == machine.num_ranks;
     if (!is_ours) {
       tables.push_back(std::move(table));
@@ -128,10 +131,13 @@ Result<Json> with_table(Json file, const TunedMachine& machine, const TunedBatch
     entries.push_back(entry_of(call, batch, low, high));
   }
   if (Status fits = check_size("entries of a table", entries.size(), kMaxItems); !fits) return fits;
-  tables.push_back({{"gpu", machine.gpu},
-                    {"driver", machine.driver},
-                    {"num_ranks", machine.num_ranks},
-                    {"entries", std::move(entries)}});
+  Json ours = {{"gpu", machine.gpu},
+               {"driver", machine.driver},
+               {"num_nodes", machine.num_nodes},
+               {"num_ranks", machine.num_ranks},
+               {"entries", std::move(entries)}};
+  if (!machine.network.empty()) ours["network"] = machine.network;
+  tables.push_back(std::move(ours));
   if (Status fits = check_size("tables", tables.size(), kMaxItems); !fits) return fits;
   file["tables"] = std::move(tables);
   if (Status fits = check_size("bytes", file.dump(kJsonIndent).size() + 1, kMaxFileBytes); !fits) return fits;

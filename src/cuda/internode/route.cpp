@@ -395,8 +395,10 @@ StepBlocks blocks_of(const Parts& parts, const KernelOptions& kernel, const Tune
   const KernelOptions used = tuned(kernel, parts.tuning, call);
   // A file says how fast calls are, not which kernels of other libraries must run beside them.
   const int device_sms = kernel.num_sms > 0 ? parts.num_sms : parts.num_waiting_sms;
-  StepBlocks blocks =
-      StepBlocks::of(parts.sync->topology().num_nodes(), call_sms(used.num_sms, device_sms), used.num_copy_sms);
+  // Nothing stays in the node when sums return.
+  const bool copies = call.operation == Operation::kDispatch || call.operation == Operation::kLatencyDispatch;
+  StepBlocks blocks = StepBlocks::of(parts.sync->topology().num_nodes(), call_sms(used.num_sms, device_sms),
+                                     copies ? used.num_copy_sms : 0);
   blocks.chunk_items = std::max(0, used.chunk_tokens);
   return blocks;
 }
