@@ -68,7 +68,7 @@ FERRY_C_API void ferry_bootstrap_free(ferry_bootstrap* bootstrap);
 typedef struct ferry_group ferry_group;
 
 /// ferry::GroupOptions. The same on every rank, except arena_bytes, device, num_reserved_sms, network_poll_ns,
-/// net_devices, tuning_file and interrupted.
+/// net_devices, network_service_level, network_paths, tuning_file and interrupted.
 typedef struct ferry_group_options {
   uint64_t struct_size;
   const char* backend;      ///< NULL: "auto", which is "cuda" if there is a GPU; host memory needs "cpu"
@@ -93,6 +93,10 @@ typedef struct ferry_group_options {
   /// Backend "cuda", several nodes: time that the network's thread polls after the last movement. 0: the variable
   /// FERRY_NETWORK_POLL, else a second; -1: always.
   int64_t network_poll_ns;
+  /// InfiniBand service level (RoCE v2: Ethernet priority) of a network card, 1 to 15. 0: UCX's choice; less than 0:
+  /// level 0. No effect without a card, see ferry_network_usage_service_level.
+  int32_t network_service_level;
+  int32_t network_paths;  ///< connections of a card to a rank of another host, 1 to 16; 0: UCX's choice
 } ferry_group_options;
 
 /// Collective.

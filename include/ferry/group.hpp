@@ -55,8 +55,15 @@ inline constexpr std::int64_t kDefaultNetworkPoll = 0;
 /// GroupOptions::network_poll_ns: without end.
 inline constexpr std::int64_t kAlwaysPoll = -1;
 
+/// GroupOptions::network_service_level: the network library's choice.
+inline constexpr int kDefaultServiceLevel = -1;
+/// InfiniBand's largest service level (InfiniBand Architecture Specification: four bits).
+inline constexpr int kMaxServiceLevel = 15;
+/// Most connections of GroupOptions::network_paths: as many as UCX makes to a peer.
+inline constexpr int kMaxNetworkPaths = 16;
+
 /// Options of Group::create. The same on every rank, except `arena_bytes`, `device`, `num_reserved_sms`,
-/// `network_poll_ns`, `net_devices`, `tuning_file` and `interrupted`.
+/// `network_poll_ns`, `net_devices`, `network_service_level`, `network_paths`, `tuning_file` and `interrupted`.
 struct GroupOptions {
   std::string backend = "auto";  ///< "auto" (best that works here) or a name from `ferry::backends()`
   /// Number of ranks that can load and store each other's memory; ranks are node-major. 0: the ranks of each host,
@@ -100,6 +107,16 @@ struct GroupOptions {
   /// overrides all of them. Ranks of one host use shared memory and the loopback interface among themselves, never
   /// these devices.
   std::string net_devices{};
+  /// InfiniBand service level of what this rank sends to other hosts, 0 to 15; on RoCE v2 the Ethernet priority. Only
+  /// network cards have one: between ranks of a host, over TCP and on one node it has no effect, and
+  /// NetworkUsage::service_level says so. kDefaultServiceLevel (-1): UCX's choice. The variable UCX_IB_SL overrides it.
+  /// Has run over a stand-in for a card alone.
+  int network_service_level = kDefaultServiceLevel;
+  /// Connections (queue pairs) of a card to each rank of another host that puts are spread over, 1 to 16. UCX may make
+  /// fewer; RailUsage::route lists them. Effect and NetworkUsage::num_paths as for `network_service_level`. 0: UCX's
+  /// choice. With a card it takes UCX 1.15, else create returns kUnsupported. The variables UCX_IB_NUM_PATHS and
+  /// UCX_MAX_RMA_RAILS override it.
+  int network_paths = 0;
   /// Backend "cuda": a file that `ferry tune --out` wrote. Its settings replace the built-in defaults wherever a call's
   /// KernelOptions are 0, if it has settings for this GPU, number of ranks and row size. They change no result. Empty:
   /// the file that the variable FERRY_TUNING names, if it is set; "builtin": no file. Read by Group::create on every
@@ -191,6 +208,10 @@ struct NetworkUsage {
   /// Devices through which ranks of other hosts may reach this rank; empty if all its rail peers are on its host.
   std::string net_devices{};
   std::string ring_memory{};  ///< memory of the rings: "host" or "gpu"; empty with one node
+  /// GroupOptions::network_service_level and network_paths as they were given to this rank's network cards; the
+  /// defaults (-1 and 0) if nothing was asked for, a variable of UCX overrides it, or no card is used.
+  int service_level = kDefaultServiceLevel;
+  int num_paths = 0;
 };
 
 /// Shapes of one rank's use of a group, for `bytes_required`. Each number may be exact for one batch, or the largest

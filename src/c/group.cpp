@@ -30,6 +30,8 @@ GroupOptions to_options(const ferry_group_options& read) {
   if (read.use_device != 0) options.device = read.device;
   if (read.num_reserved_sms != 0) options.num_reserved_sms = std::max(read.num_reserved_sms, 0);
   options.network_poll_ns = read.network_poll_ns;
+  if (read.network_service_level != 0) options.network_service_level = std::max(read.network_service_level, 0);
+  options.network_paths = read.network_paths;
   if (read.interrupted != nullptr) {
     options.interrupted = [ask = read.interrupted, user = read.interrupted_user] { return ask(user) != 0; };
   }

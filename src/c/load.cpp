@@ -199,6 +199,12 @@ const char* ferry_network_usage_net_devices(const ferry_network_usage* usage) {
 const char* ferry_network_usage_ring_memory(const ferry_network_usage* usage) {
   return usage == nullptr ? "" : usage->value.ring_memory.c_str();
 }
+int32_t ferry_network_usage_service_level(const ferry_network_usage* usage) {
+  return usage == nullptr ? ferry::kDefaultServiceLevel : usage->value.service_level;
+}
+int32_t ferry_network_usage_num_paths(const ferry_network_usage* usage) {
+  return usage == nullptr ? 0 : usage->value.num_paths;
+}
 int64_t ferry_network_usage_num_rails(const ferry_network_usage* usage) {
   return usage == nullptr ? 0 : static_cast<int64_t>(usage->rails.size());
 }

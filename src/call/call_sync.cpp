@@ -232,6 +232,8 @@ NetworkUsage CallSync::network_usage() {
   usage.transport = rails().engine_name();
   usage.net_devices = rails().net_devices();
   usage.ring_memory = rails().has_gpu_rings() ? "gpu" : "host";
+  usage.service_level = rails().card_settings().service_level;
+  usage.num_paths = rails().card_settings().num_paths;
   // paths() first: it waits until everything given to the network before is counted.
   const std::vector<net::Path> paths = rails().paths();
   for (int node = 0; node < rails().num_nodes(); ++node) {

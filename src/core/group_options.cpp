@@ -101,6 +101,15 @@ Status check_options(const GroupOptions& options, int rank, int num_ranks) {
   if (Result<std::string> ring_memory = ring_memory_of(options); !ring_memory.ok()) return ring_memory.status();
   if (Result<int> reserved = reserved_sms_of(options); !reserved.ok()) return reserved.status();
   if (Result<std::int64_t> poll = network_poll_of(options); !poll.ok()) return poll.status();
+  const int level = options.network_service_level;
+  if (level != kDefaultServiceLevel && (level < 0 || level > kMaxServiceLevel)) {
+    return invalid_options(fmt::format("network_service_level is {}, expected 0 to {}, or {} for the network's choice",
+                                       level, kMaxServiceLevel, kDefaultServiceLevel));
+  }
+  if (options.network_paths < 0 || options.network_paths > kMaxNetworkPaths) {
+    return invalid_options(fmt::format("network_paths is {}, expected 1 to {}, or 0 for the network's choice",
+                                       options.network_paths, kMaxNetworkPaths));
+  }
   if (options.mask_timeout_ns < kMinTimeoutNs || options.mask_timeout_ns > kMaxTimeoutNs) {
     return invalid_options(fmt::format("mask_timeout_ns is {}, expected {} to {} nanoseconds", options.mask_timeout_ns,
                                        kMinTimeoutNs, kMaxTimeoutNs));

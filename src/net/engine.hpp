@@ -42,6 +42,12 @@ inline constexpr std::size_t kMaxBlobBytes = 64 << 10;
 /// First offset that refers to EngineOptions::gpu_memory.
 inline constexpr std::size_t kGpuOffset = std::size_t{1} << 48;
 
+/// Settings of the network cards through which peers on other hosts are reached. Defaults: the engine's choice.
+struct CardSettings {
+  int service_level = -1;  ///< InfiniBand service level; on RoCE v2 the Ethernet priority
+  int num_paths = 0;       ///< connections of a card to a peer that puts are spread over
+};
+
 struct EngineOptions {
   int self = 0;          ///< index of this end among the peers
   int num_peers = 1;     ///< number of ends of the network, including this one
@@ -66,6 +72,7 @@ struct EngineOptions {
   /// Network devices for peers on other hosts, separated by commas, with the engine's names ("eth0", "mlx5_0:1").
   /// Empty: the engine chooses.
   std::string net_devices{};
+  CardSettings cards{};
   /// The engine may start a thread that receives large puts whose bytes the processor copies, so that the owner's
   /// thread only sends. For hosts with a spare core.
   bool may_start_receiver = false;
@@ -170,6 +177,8 @@ class Engine {
   virtual bool arm() = 0;
 
   virtual std::vector<Path> paths() const = 0;
+  /// EngineOptions::cards as far as cards were given them.
+  virtual CardSettings card_settings() const { return {}; }
 
   /// Shortens the deadline of `close` to this time if it is longer.
   virtual void limit_close_time(std::int64_t timeout_ns) = 0;

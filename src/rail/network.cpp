@@ -113,6 +113,7 @@ Result<Network> open_network(const BackendContext& context, const NetworkParams&
   Status status = my_status;
   Network network;
   network.options = params.engine;
+  network.options.cards = {context.options.network_service_level, context.options.network_paths};
   network.options.may_start_receiver = has_cores_for_receivers(params.places);
   net::Blob address;
   if (status.ok()) {
@@ -126,7 +127,10 @@ Result<Network> open_network(const BackendContext& context, const NetworkParams&
     if (status.ok()) {
       Result<std::unique_ptr<net::Engine>> created = (*factory)->create(network.options);
       status = while_creating(created.status());
-      if (created.ok()) network.engine = std::move(*created);
+      if (created.ok()) {
+        network.engine = std::move(*created);
+        network.cards = network.engine->card_settings();
+      }
     }
   }
   if (status.ok()) {

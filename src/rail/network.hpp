@@ -22,6 +22,7 @@ struct Network {
   std::string engine_name{};
   NetDeviceChoice devices{};
   net::EngineOptions options{};
+  net::CardSettings cards{};  ///< those that the engine has given to cards
   std::unique_ptr<net::Engine> engine{};
   std::vector<net::Blob> addresses{};  ///< by peer
 

@@ -171,6 +171,7 @@ class Rails {
   std::string_view engine_name() const { return network_.engine_name; }
   /// Devices through which ranks of other hosts reach this one; empty if no rail peer is on another host.
   const std::string& net_devices() const { return network_.devices.devices; }
+  const net::CardSettings& card_settings() const { return network_.cards; }
   /// Description for errors: the engine, its devices, and the reason for their choice.
   std::string describe_network() const { return network_.describe(); }
   net::PeerTraffic traffic(int node) const { return proxy_->traffic(node); }

@@ -54,6 +54,8 @@ class GroupOptions(Versioned):
         ("num_reserved_sms", c_int32),
         ("reserved", c_int32),
         ("network_poll_ns", c_int64),
+        ("network_service_level", c_int32),
+        ("network_paths", c_int32),
     ]
 
 

@@ -42,6 +42,7 @@ class Card {
   CardMutex mutex;
   std::map<std::uint64_t, ucp_worker*> workers;
   std::map<std::uint64_t, ucp_mem*> memory;
+  std::map<std::string, std::string> configured;  ///< settings of the last context that has cards
   std::uint64_t new_id() { return ++last_id_; }
   std::uint64_t process() const { return wires_.process(); }
   /// True if a put or get is from or to registered memory of a GPU of this host.

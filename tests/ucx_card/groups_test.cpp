@@ -1,5 +1,6 @@
 /// Groups of CPU ranks on different hosts whose cards fail or are late.
 
+#include <dlfcn.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -37,6 +38,82 @@ TEST(UcxCardGroups, AreConnectedByTheirCards) {
       context.expect(rail.route.find("rc_mlx5") != std::string::npos, "a rail over " + rail.route);
     }
     context.expect_ok(group.destroy(), "destroy");
+  });
+}
+
+/// Setting of the last context with cards that UCX was given; empty: none.
+std::string configured(const char* name) {
+  void* const library = dlopen(FERRY_UCX_CARD_FOLDER "/libucp.so.0", RTLD_NOW | RTLD_NOLOAD);
+  if (library == nullptr) return "the card is not loaded";
+  const auto look = reinterpret_cast<const char* (*)(const char*)>(dlsym(library, "ferry_ucx_card_configured"));
+  const char* const value = look == nullptr ? "the card keeps no settings" : look(name);
+  const std::string text = value == nullptr ? "" : value;
+  dlclose(library);
+  return text;
+}
+
+/// Ranks on hosts of their own, which send with these settings, and what the first one says of its network.
+NetworkUsage exchange_with(const GroupOptions& options) {
+  const PreparedCase prepared = exchange_between(2);
+  NetworkUsage first;
+  run_ranks({RankKind::kThreads, 2}, [&](RankContext& context) {
+    enter_host(context.rank());
+    auto group = Group::create(context.bootstrap(), options);
+    if (!context.expect_ok(group.status(), "Group::create")) return;
+    context.expect_ok(exchange_rounds(context, **group, prepared, 1), "an exchange");
+    if (context.rank() == 0) first = (*group)->network_usage();
+    context.expect_ok((*group)->destroy(), "destroy");
+  });
+  return first;
+}
+
+TEST(UcxCardSettings, AreGivenToTheCards) {
+  GroupOptions options = options_of(kLongNs);
+  options.network_service_level = 3;
+  options.network_paths = 2;
+  const NetworkUsage usage = exchange_with(options);
+  EXPECT_EQ(configured("IB_SL"), "3");
+  EXPECT_EQ(configured("IB_NUM_PATHS"), "2");
+  EXPECT_EQ(configured("MAX_RMA_RAILS"), "2");
+  EXPECT_EQ(usage.service_level, 3);
+  EXPECT_EQ(usage.num_paths, 2);
+  ASSERT_EQ(usage.rails.size(), 1U);
+  EXPECT_THAT(usage.rails[0].route, testing::HasSubstr("mlx5_0:1.1"));
+}
+
+TEST(UcxCardSettings, AreUcxsOwnUnlessAskedFor) {
+  const NetworkUsage usage = exchange_with(options_of(kLongNs));
+  EXPECT_EQ(configured("IB_SL"), "");
+  EXPECT_EQ(configured("IB_NUM_PATHS"), "");
+  EXPECT_EQ(configured("MAX_RMA_RAILS"), "");
+  EXPECT_EQ(usage.service_level, -1);
+  EXPECT_EQ(usage.num_paths, 0);
+}
+
+TEST(UcxCardSettings, GiveWayToUcxsVariables) {
+  const Variable level("UCX_IB_SL", "5");
+  const Variable rails("UCX_MAX_RMA_RAILS", "4");
+  GroupOptions options = options_of(kLongNs);
+  options.network_service_level = 3;
+  options.network_paths = 2;
+  const NetworkUsage usage = exchange_with(options);
+  EXPECT_EQ(configured("IB_SL"), "");
+  EXPECT_EQ(configured("IB_NUM_PATHS"), "");
+  EXPECT_EQ(usage.service_level, -1);
+  EXPECT_EQ(usage.num_paths, 0);
+}
+
+/// Ranks of one host use its memory and the loopback interface, which have no service level and one way.
+TEST(UcxCardSettings, DoNothingBetweenRanksOfAHost) {
+  run_ranks({RankKind::kThreads, 2}, [](RankContext& context) {
+    GroupOptions options = options_of(kLongNs);
+    options.network_service_level = 3;
+    options.network_paths = 2;
+    auto group = Group::create(context.bootstrap(), options);
+    if (!context.expect_ok(group.status(), "Group::create")) return;
+    const NetworkUsage usage = (*group)->network_usage();
+    context.expect(usage.service_level == -1 && usage.num_paths == 0, "no card has settings");
+    context.expect_ok((*group)->destroy(), "destroy");
   });
 }
 

@@ -23,6 +23,7 @@
 
 struct ucp_config {
   std::string transports;
+  std::map<std::string, std::string> values;  ///< all that ucp_config_modify has set, by name
 };
 
 struct ucp_context {
@@ -32,7 +33,8 @@ struct ucp_context {
   bool has_cards = false;
   bool has_gpu_memory = false;
   bool has_shared_memory = false;
-  bool may_write = false;  ///< UCP_FEATURE_RMA
+  bool may_write = false;       ///< UCP_FEATURE_RMA
+  std::uint64_t num_paths = 1;  ///< connections of a card to a peer
   std::array<std::uint64_t, ferry::ucx_card::kCallNames.size()> num_calls{};
   std::unique_ptr<ferry::ucx_card::GpuCopies> copies;  ///< null: the memory of GPUs is memory of this process
 

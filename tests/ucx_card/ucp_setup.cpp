@@ -38,6 +38,15 @@ bool lists(std::string_view transports, std::initializer_list<std::string_view> 
   return false;
 }
 
+/// Connections that the configuration asks for: UCX makes IB_NUM_PATHS, and puts use MAX_RMA_RAILS of them.
+std::uint64_t num_paths_of(const ucp_config& config) {
+  const auto number = [&config](const char* name) -> std::uint64_t {
+    const auto found = config.values.find(name);
+    return found == config.values.end() ? 1 : std::strtoull(found->second.c_str(), nullptr, 10);
+  };
+  return std::max<std::uint64_t>(1, std::min(number("IB_NUM_PATHS"), number("MAX_RMA_RAILS")));
+}
+
 Packed unpack(const void* bytes) {
   Packed packed;
   std::memcpy(&packed, bytes, sizeof packed);
@@ -68,20 +77,30 @@ using ferry::ucx_card::Packed;
 extern "C" {
 
 void ucp_get_version(unsigned* major, unsigned* minor, unsigned* release) {
-  *major = UCP_API_MAJOR;
-  *minor = UCP_API_MINOR;
+  // The newest UCX that Ferry runs with, whatever headers this library is compiled with.
+  *major = 1;
+  *minor = 22;
   *release = 0;
 }
 
 ucs_status_t ucp_config_read(const char* /*prefix*/, const char* /*file*/, ucp_config_t** config) {
   const char* transports = std::getenv("UCX_TLS");
-  *config = new ucp_config{transports != nullptr ? transports : "all"};
+  *config = new ucp_config{transports != nullptr ? transports : "all", {}};
   return UCS_OK;
 }
 
 ucs_status_t ucp_config_modify(ucp_config_t* config, const char* name, const char* value) {
   if (std::string_view(name) == "TLS") config->transports = value;
+  config->values[name] = value;
   return UCS_OK;
+}
+
+/// For tests: the value that the last context with cards was given for a setting; null if none.
+const char* ferry_ucx_card_configured(const char* name) {
+  Card& card = Card::instance();
+  const std::lock_guard lock(card.mutex);
+  const auto found = card.configured.find(name);
+  return found == card.configured.end() ? nullptr : found->second.c_str();
 }
 
 void ucp_config_release(ucp_config_t* config) { delete config; }
@@ -95,7 +114,12 @@ ucs_status_t ucp_init_version(unsigned /*major*/, unsigned /*minor*/, const ucp_
   created->has_gpu_memory = lists(config->transports, {"cuda"});
   created->has_shared_memory = lists(config->transports, {"posix"});
   created->may_write = (params->features & UCP_FEATURE_RMA) != 0;
+  created->num_paths = ferry::ucx_card::num_paths_of(*config);
   Card& card = Card::instance();
+  if (created->has_cards) {
+    const std::lock_guard lock(card.mutex);
+    card.configured = config->values;
+  }
   card.add_context(created.get());
   const ucs_status_t status = created->next(Call::kInit);
   if (status != UCS_OK) {
@@ -280,11 +304,14 @@ void ucp_ep_print_info(const ucp_ep_h endpoint, FILE* stream) {
   const ucp_context& context = *endpoint->worker->context;
   std::fputs("#\n# UCP endpoint \n#\n#               peer: a stand-in for a card\n", stream);
   if (context.has_cards && context.settings.cards > 0) {
-    for (std::uint64_t card = 0; card < context.settings.cards; ++card) {
-      std::fprintf(stream, "#                 lane[%d]:  %d:rc_mlx5/mlx5_%d:1.0 md[1]    -> md[1]/ib/sysdev[255] %s\n",
-                   static_cast<int>(card), static_cast<int>(card), static_cast<int>(card),
-                   card == 0 ? "rma am am_bw#0 wireup" : "rma_bw#1 am_bw#1");
-    }
+    int lane = 0;
+    for (std::uint64_t card = 0; card < context.settings.cards; ++card)
+      for (std::uint64_t path = 0; path < context.num_paths; ++path, ++lane) {
+        std::fprintf(stream,
+                     "#                 lane[%d]:  %d:rc_mlx5/mlx5_%d:1.%d md[1]    -> md[1]/ib/sysdev[255] %s\n", lane,
+                     static_cast<int>(card), static_cast<int>(card), static_cast<int>(path),
+                     lane == 0 ? "rma am am_bw#0 wireup" : "rma_bw#1 am_bw#1");
+      }
   } else if (context.has_shared_memory) {
     std::fputs("#                 lane[0]:  0:posix/memory.0 md[0]    -> md[0]/posix/sysdev[255] rma am wireup\n",
                stream);

@@ -18,6 +18,7 @@
 
 #include "net/ucx/engine.hpp"
 #include "net/ucx/paths.hpp"
+#include "net/ucx/resources.hpp"
 #include "net/ucx/setup.hpp"
 #include "support/bootstrap_ranks.hpp"
 #include "support/net_ends.hpp"
@@ -327,8 +328,47 @@ TEST(NetUcx, SetupsFollowTheEnvironment) {
   EXPECT_EQ(setups_for(Scope::kHost, "", surroundings).back().transports, "tcp");
   surroundings.transports = "rc,tcp";
   EXPECT_FALSE(setups_for(Scope::kNetwork, "", surroundings)[0].remote_writes);
+  EXPECT_TRUE(setups_for(Scope::kNetwork, "", surroundings)[0].has_cards);
   EXPECT_EQ(setups_for(Scope::kHost, "", surroundings)[0].transports, "");
   EXPECT_EQ(setups_for(Scope::kHost, "", surroundings)[0].devices, "lo");
+}
+
+TEST(NetUcx, SetupsSayWhetherCardsMayConnectPeers) {
+  using net::ucx::Scope;
+  using net::ucx::setups_for;
+  net::ucx::Surroundings surroundings{.loopback = "lo"};
+  EXPECT_FALSE(setups_for(Scope::kNetwork, "", surroundings)[0].has_cards);
+  surroundings.has_infiniband = true;
+  EXPECT_TRUE(setups_for(Scope::kNetwork, "", surroundings)[0].has_cards);
+  EXPECT_FALSE(setups_for(Scope::kNetwork, "", surroundings)[1].has_cards) << "in place of cards that do not work";
+  EXPECT_FALSE(setups_for(Scope::kHost, "", surroundings)[0].has_cards);
+  for (const char* with : {"all", "^tcp", "rc_x", "tcp,ib"}) {
+    surroundings.transports = with;
+    EXPECT_TRUE(setups_for(Scope::kNetwork, "", surroundings)[0].has_cards) << with;
+  }
+  for (const char* without : {"tcp", "^rc", "posix,tcp"}) {
+    surroundings.transports = without;
+    EXPECT_FALSE(setups_for(Scope::kNetwork, "", surroundings)[0].has_cards) << without;
+  }
+}
+
+TEST(NetUcx, OnlyNewVersionsSpreadPutsOverConnections) {
+  using net::ucx::check_card_settings;
+  net::ucx::Library library;
+  library.major = 1;
+  library.minor = 13;
+  library.version = "UCX 1.13";
+  EXPECT_TRUE(check_card_settings(library, {.service_level = 3}).ok());
+  const Status refused = check_card_settings(library, {.num_paths = 2});
+  EXPECT_EQ(refused.code(), ErrorCode::kUnsupported);
+  EXPECT_NE(std::string(refused.message()).find("network_paths is 2, and UCX 1.13 puts by one connection"),
+            std::string::npos)
+      << refused.message();
+  library.minor = 15;
+  EXPECT_TRUE(check_card_settings(library, {.num_paths = 2}).ok());
+  library.major = 2;
+  library.minor = 0;
+  EXPECT_TRUE(check_card_settings(library, {.num_paths = 2}).ok());
 }
 
 TEST(NetUcx, ListsOfTransportsAllowOrExclude) {

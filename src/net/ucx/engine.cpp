@@ -63,6 +63,10 @@ class UcxEngine final : public Engine {
   int event_fd() const override { return scopes_.event_fd(); }
   bool arm() override;
   std::vector<Path> paths() const override;
+  CardSettings card_settings() const override {
+    const Resources* const network = scopes_.at(Scope::kNetwork);
+    return network == nullptr ? CardSettings{} : network->card_settings();
+  }
   void limit_close_time(std::int64_t timeout_ns) override {
     options_.timeout_ns = std::min(options_.timeout_ns, timeout_ns);
   }

@@ -176,10 +176,9 @@ LoadedLibrary load_library() {
   need(ucp, "ucp_request_free", &table.request_free);
   need(ucs, "ucs_status_string", &table.status_string);
   if (!loaded.status.ok()) return loaded;
-  unsigned major = 0;
-  unsigned minor = 0;
   unsigned patch = 0;
-  table.get_version(&major, &minor, &patch);
+  table.get_version(&table.major, &table.minor, &patch);
+  const auto [major, minor] = std::pair(table.major, table.minor);
   table.version = fmt::format("UCX {}.{}", major, minor);
   table.file = fmt::format("UCX {}.{}.{}, {}", major, minor, patch, file_of_loaded(kLibraryName));
   if (major != kOldestMajor || minor < kOldestMinor) {

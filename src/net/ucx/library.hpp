@@ -50,6 +50,8 @@ struct Library {
   decltype(&ucp_request_free) request_free = nullptr;
   decltype(&ucs_status_string) status_string = nullptr;
 
+  unsigned major = 0;     ///< of the version
+  unsigned minor = 0;     ///< of the version
   std::string version{};  ///< "UCX 1.22": ranks can only connect if theirs are the same
   std::string file{};     ///< full version and path of the library, for display
 };

@@ -1,5 +1,7 @@
 #include "net/ucx/resources.hpp"
 
+#include <fmt/format.h>
+
 #include <cstdlib>
 #include <string>
 #include <string_view>
@@ -23,6 +25,28 @@ bool is_set(const char* variable) { return std::getenv(variable) != nullptr; }
 bool may_use_tcp(const Setup& setup) {
   const char* own = std::getenv("UCX_TLS");
   return allows(!setup.transports.empty() ? setup.transports : own != nullptr ? own : "all", "tcp");
+}
+
+/// Oldest UCX that spreads puts over several connections to a peer.
+constexpr unsigned kMajorWithPaths = 1;
+constexpr unsigned kMinorWithPaths = 15;
+
+/// Settings for the cards of such a context. UCX's variables override them.
+CardSettings settings_for_cards(const Setup& setup, const CardSettings& wanted) {
+  CardSettings cards;
+  if (!setup.has_cards) return cards;
+  if (!is_set("UCX_IB_SL")) cards.service_level = wanted.service_level;
+  const bool own_paths = is_set("UCX_IB_NUM_PATHS") || is_set("UCX_MAX_RMA_RAILS") || is_set("UCX_MAX_RMA_LANES");
+  if (!own_paths) cards.num_paths = wanted.num_paths;
+  return cards;
+}
+
+void fill_in_cards(const Library& library, const CardSettings& cards, ucp_config_t* config) {
+  if (cards.service_level >= 0) library.config_modify(config, "IB_SL", std::to_string(cards.service_level).c_str());
+  if (cards.num_paths <= 0) return;
+  const std::string num_paths = std::to_string(cards.num_paths);
+  library.config_modify(config, "IB_NUM_PATHS", num_paths.c_str());
+  library.config_modify(config, "MAX_RMA_RAILS", num_paths.c_str());
 }
 
 /// Applies the setup. Settings that another version of UCX does not have are ignored.
@@ -66,6 +90,23 @@ Status with_cause(Status status, const Setup& setup, const Resources::Params& pa
 }
 
 }  // namespace
+
+Status check_card_settings(const Library& library, const CardSettings& cards) {
+  const bool spreads_puts = std::pair(library.major, library.minor) >= std::pair(kMajorWithPaths, kMinorWithPaths);
+  if (cards.num_paths <= 0 || spreads_puts) return {};
+  return Status(
+      ErrorCode::kUnsupported,
+      fmt::format("network engine ucx: GroupOptions::network_paths is {}, and {} puts by one connection; leave "
+                  "it 0, or use UCX {}.{} or later",
+                  cards.num_paths, library.version, kMajorWithPaths, kMinorWithPaths));
+}
+
+Resources::Resources(const Library& library, Setup setup, const Params& params)
+    : library_(library),
+      setup_(std::move(setup)),
+      cards_(settings_for_cards(setup_, params.cards)),
+      memory_(params.memory),
+      gpu_memory_(params.gpu_memory) {}
 
 std::size_t Resources::num_descriptors(Scope scope, std::size_t num_peers) {
   const std::size_t num_interfaces = scope == Scope::kHost ? 1 : num_network_interfaces();
@@ -131,12 +172,14 @@ Resources::~Resources() {
 }
 
 Status Resources::open_context() {
+  if (Status status = check_card_settings(library_, cards_); !status.ok()) return status;
   ucp_config_t* config = nullptr;
   if (const ucs_status_t read = library_.config_read(nullptr, nullptr, &config); read != UCS_OK) {
     const Status reason = ucx_status(read, "reading the UCX_* variables", kVariablesHint);
     return Status(ErrorCode::kInvalidArgument, std::string(reason.message()));
   }
   fill_in(library_, setup_, config);
+  fill_in_cards(library_, cards_, config);
   ucp_params_t params{};
   params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_NAME;
   params.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;

@@ -11,11 +11,16 @@
 #include <string>
 #include <vector>
 
+#include "net/engine.hpp"
 #include "net/ucx/library.hpp"
 #include "net/ucx/ports.hpp"
 #include "net/ucx/setup.hpp"
 
 namespace ferry::net::ucx {
+
+/// Checks that this UCX can do with its cards as they are told.
+/// @errors kUnsupported
+Status check_card_settings(const Library& library, const CardSettings& cards);
 
 class Resources {
  public:
@@ -26,6 +31,7 @@ class Resources {
     std::span<std::byte> memory{};      ///< memory that peers put into
     std::size_t memory_bytes = 0;       ///< size to allocate if `memory` is empty
     std::span<std::byte> gpu_memory{};  ///< EngineOptions::gpu_memory
+    CardSettings cards{};               ///< for scope kNetwork: EngineOptions::cards
   };
 
   /// Creates the objects from UCX's own variables and, for those not set, this engine's settings (setup.hpp).
@@ -47,6 +53,8 @@ class Resources {
   Status listen(ucp_am_recv_callback_t receive, void* argument);
 
   const Library& library() const { return library_; }
+  /// Settings that this context has given to network cards, without those that UCX's variables override.
+  const CardSettings& card_settings() const { return cards_; }
   ucp_worker_h worker() const { return worker_; }
   std::span<std::byte> memory() const { return memory_; }
   ucp_mem_h memory_handle() const { return mapped_; }
@@ -66,8 +74,7 @@ class Resources {
   void stop_listening(const std::set<SocketName>& known_ends) { listeners_.close(known_ends); }
 
  private:
-  Resources(const Library& library, Setup setup, const Params& params)
-      : library_(library), setup_(std::move(setup)), memory_(params.memory), gpu_memory_(params.gpu_memory) {}
+  Resources(const Library& library, Setup setup, const Params& params);
   static Result<std::unique_ptr<Resources>> create(const Library& library, const Params& params, const Setup& setup);
   Status open_context();
   Status map_memory(std::size_t memory_bytes);
@@ -78,6 +85,7 @@ class Resources {
 
   const Library& library_;
   Setup setup_;
+  CardSettings cards_;
   std::span<std::byte> memory_;
   std::span<std::byte> gpu_memory_;
   ucp_context_h context_ = nullptr;

@@ -61,6 +61,12 @@ bool only_remote_writers(std::string_view transports) {
          });
 }
 
+/// True if a value of UCX_TLS names cards, or allows those that this host has.
+bool may_use_cards(std::string_view transports, bool has_infiniband) {
+  const bool named = !transports.starts_with('^') && std::ranges::any_of(items_of(transports), is_remote_writer);
+  return named || (has_infiniband && allows(transports, "rc"));
+}
+
 /// Visits the interfaces that are up, once for each address. The visit ends when `visit` returns true.
 void visit_interfaces(const std::function<bool(const ifaddrs&)>& visit) {
   ifaddrs* all = nullptr;
@@ -105,12 +111,17 @@ std::vector<Setup> network_setups(std::string_view devices, const Surroundings& 
   if (surroundings.transports != nullptr) {
     return {{.devices = allowed,
              .remote_writes = only_remote_writers(surroundings.transports),
+             .has_cards = may_use_cards(surroundings.transports, surroundings.has_infiniband),
              .shared_memory = allows(surroundings.transports, "posix")}};
   }
   std::vector<Setup> setups;
   if (surroundings.has_infiniband) {
     const std::string_view cards = surroundings.gpu_memory ? kInfinibandTransportsWithGpu : kInfinibandTransports;
-    setups.push_back({.transports = std::string(cards), .devices = allowed, .remote_writes = true, .optional = true});
+    setups.push_back({.transports = std::string(cards),
+                      .devices = allowed,
+                      .remote_writes = true,
+                      .has_cards = true,
+                      .optional = true});
   }
   setups.push_back({.transports = std::string(kNetworkTransports), .devices = allowed});
   return setups;

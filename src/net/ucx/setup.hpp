@@ -22,6 +22,8 @@ struct Setup {
   /// otherwise UCX would emulate puts by messages that contain addresses and that any process could send after it
   /// connects.
   bool remote_writes = false;
+  /// Cards for InfiniBand or RoCE may connect peers, alone or beside other transports.
+  bool has_cards = false;
   /// UCX creates files for the posix transport.
   bool shared_memory = false;
   /// Try the next setup if the system lacks resources for this one.
