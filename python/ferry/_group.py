@@ -86,6 +86,11 @@ class Group(LatencyCalls):
         after the last movement; later a replayed graph waits up to 20 ms until it is awake. ``math.inf``: it never
         sleeps and takes a core from the first call on. By default the variable FERRY_NETWORK_POLL (seconds, or
         "always") if it is set, else 1. May differ by rank.
+    network_service_level: InfiniBand service level, 0 to 15, of what this rank sends to other hosts by a network card;
+        on RoCE v2 the Ethernet priority. By default UCX's choice. It has no effect without a card, see
+        :meth:`network_usage`. May differ by rank.
+    network_paths: connections of a card to each rank of another host, 1 to 16. By default UCX's choice; as
+        network_service_level otherwise.
 
     Raises :class:`ferry.FerryError` subclasses; the process group is used only while the group is created.
     """
@@ -108,6 +113,8 @@ class Group(LatencyCalls):
         mask_timeout: float | datetime.timedelta = MASK_TIMEOUT_S,
         num_reserved_sms: int | None = None,
         network_poll: float | datetime.timedelta | None = None,
+        network_service_level: int | None = None,
+        network_paths: int | None = None,
     ) -> None:
         self.device = device_of(device, group)
         if latency_bytes < 0:
@@ -115,6 +122,12 @@ class Group(LatencyCalls):
         if num_reserved_sms is not None and num_reserved_sms < 0:
             raise InvalidArgument(f"Group: num_reserved_sms is {num_reserved_sms}, expected at least 0, or None")
         poll_ns = network_poll_ns(network_poll)
+        for name, number, least in (
+            ("network_service_level", network_service_level, 0),
+            ("network_paths", network_paths, 1),
+        ):
+            if number is not None and number < least:
+                raise InvalidArgument(f"Group: {name} is {number}, expected at least {least}, or None")
         call_timeout_ns = timeout_ns(CALL_TIMEOUT_S if timeout is None else timeout)
         bootstrap = bootstrap_for(group, comm, timeout_ns(ARRIVAL_TIMEOUT_S if timeout is None else timeout))
         on_gpu = self.device.type == "cuda"
@@ -134,6 +147,8 @@ class Group(LatencyCalls):
             timeout_ns(mask_timeout),
             -1 if num_reserved_sms is None else num_reserved_sms,
             poll_ns,
+            -1 if network_service_level is None else network_service_level,
+            0 if network_paths is None else network_paths,
         )
         self._in_flight = InFlight()
         self._memory = memory_of(self._native, self.device)
@@ -170,8 +185,15 @@ class Group(LatencyCalls):
 
     def network_usage(self) -> NetworkUsage:
         """Bytes that this rank has sent to other nodes so far, and the network. No rails with one node. Local."""
-        transport, rails, net_devices, ring_memory = self._native.network_usage()
-        return NetworkUsage(transport, tuple(RailUsage(*rail) for rail in rails), net_devices, ring_memory)
+        transport, rails, net_devices, ring_memory, level, paths = self._native.network_usage()
+        return NetworkUsage(
+            transport,
+            tuple(RailUsage(*rail) for rail in rails),
+            net_devices,
+            ring_memory,
+            None if level < 0 else level,
+            paths or None,
+        )
 
     @property
     def wait_times_ns(self) -> list[int]:

@@ -371,6 +371,8 @@ def create_group(
     mask_timeout_ns: int,
     num_reserved_sms: int,
     network_poll_ns: int,
+    network_service_level: int,
+    network_paths: int,
     /,
 ) -> Group: ...
 def callback_bootstrap(

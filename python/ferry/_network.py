@@ -31,6 +31,10 @@ class NetworkUsage:
     """Devices that ranks of other hosts may reach this rank through; empty if all its rail peers are on its host."""
     ring_memory: str = ""
     """Memory of the rings between nodes: "host" or "gpu"; empty with one node."""
+    service_level: int | None = None
+    """``network_service_level`` of the group if a network card was given it, else None."""
+    num_paths: int | None = None
+    """``network_paths`` of the group if a network card was given it, else None."""
 
     @property
     def sent_bytes(self) -> int:

@@ -46,7 +46,8 @@ class PyGroup {
                                          const std::string& transport, const std::string& ring_memory,
                                          const std::string& net_devices, const std::string& tuning_file,
                                          std::size_t latency_bytes, bool mask_lost_ranks, std::int64_t mask_timeout_ns,
-                                         int num_reserved_sms, std::int64_t network_poll_ns) {
+                                         int num_reserved_sms, std::int64_t network_poll_ns, int network_service_level,
+                                         int network_paths) {
     GroupOptions options;
     options.backend = backend;
     options.timeout_ns = timeout_ns;
@@ -62,6 +63,8 @@ class PyGroup {
     options.mask_timeout_ns = mask_timeout_ns;
     options.num_reserved_sms = num_reserved_sms;
     options.network_poll_ns = network_poll_ns;
+    options.network_service_level = network_service_level;
+    options.network_paths = network_paths;
     const auto signals = std::make_shared<SignalCheck>();
     options.interrupted = [signals] { return signals->ask(); };
     Result<std::shared_ptr<Group>> group = [&] {
@@ -95,7 +98,8 @@ class PyGroup {
     raise_if_error(without_gil([&] { return group_->trim(); }));
   }
 
-  /// Engine; for each rail peer its rank, the bytes and messages sent, and the path to it; devices.
+  /// Engine; for each rail peer its rank, the bytes and messages sent, and the path to it; devices; memory of the
+  /// rings; settings of the cards.
   nb::tuple network_usage() const {
     const NetworkUsage usage = [&] {
       const GilReleased released;
@@ -105,7 +109,8 @@ class PyGroup {
     for (const RailUsage& rail : usage.rails) {
       rails.append(nb::make_tuple(rail.rank, rail.sent_bytes, rail.num_messages, rail.route));
     }
-    return nb::make_tuple(usage.transport, rails, usage.net_devices, usage.ring_memory);
+    return nb::make_tuple(usage.transport, rails, usage.net_devices, usage.ring_memory, usage.service_level,
+                          usage.num_paths);
   }
 
   std::vector<std::int64_t> wait_times_ns() const { return group_->wait_times_ns(); }

@@ -193,6 +193,14 @@ def check_wrong_groups(rank: int) -> None:
             ferry.Group(dist.group.WORLD, network_poll=poll)
     for poll in (None, 0.5, math.inf, datetime.timedelta(minutes=1)):
         ferry.Group(dist.group.WORLD, network_poll=poll).destroy()
+    for wrong in ({"network_service_level": 16}, {"network_service_level": -1}, {"network_paths": 17}):
+        with pytest.raises(ferry.InvalidArgument, match=f"{next(iter(wrong))} is"):
+            ferry.Group(dist.group.WORLD, **wrong)
+    with pytest.raises(ferry.InvalidArgument, match="network_paths is 0, expected at least 1, or None"):
+        ferry.Group(dist.group.WORLD, network_paths=0)
+    group = ferry.Group(dist.group.WORLD, network_service_level=3, network_paths=2)
+    assert group.network_usage().service_level is None and group.network_usage().num_paths is None, "there is no card"
+    group.destroy()
     with pytest.raises(NotImplementedError, match="cpu or cuda"):
         ferry.Group(dist.group.WORLD, device="meta")
     with pytest.raises(ferry.InvalidArgument, match="device is 'gpu', expected cpu or cuda"):

@@ -20,6 +20,7 @@ _META_BYTES = 8
 _MAX_LATENCY_TOPK = 11  # more the first generation's latency mode refuses
 _INT_BYTES = 4
 DEFAULT_NUM_SMS = Suggested(20)
+_SEND_TOKENS = Suggested(6)
 
 
 def _ranks_per_node() -> int:
@@ -30,9 +31,11 @@ class Config:
     """Chunk sizes and multiprocessors of the first generation.
 
     ``num_sms`` decides how many columns the prefix matrices of a handle have (one per two). If the client chose it,
-    here or by ``Buffer.set_num_sms``, it is also the most multiprocessors of a GPU that a call uses. The others decide
-    only the size hints: rings between nodes are made with a group, before it has seen a Config. Raises ValueError where
-    the first generation would refuse them.
+    here or by ``Buffer.set_num_sms``, it is also the most multiprocessors of a GPU that a call uses.
+    ``num_max_rdma_chunked_send_tokens``, if the client chose it, is how many tokens a GPU puts into one chunk to a rank
+    of another node. The others decide only the size hints: inside a node rows go straight to where they belong, without
+    rings, and rings between nodes are made with a group, before it has seen a Config. None changes a result. Raises
+    ValueError where the first generation would refuse them.
     """
 
     def __init__(
@@ -40,7 +43,7 @@ class Config:
         num_sms: int = DEFAULT_NUM_SMS,
         num_max_nvl_chunked_send_tokens: int = 6,
         num_max_nvl_chunked_recv_tokens: int = 256,
-        num_max_rdma_chunked_send_tokens: int = 6,
+        num_max_rdma_chunked_send_tokens: int = _SEND_TOKENS,
         num_max_rdma_chunked_recv_tokens: int = 256,
     ) -> None:
         values = {
@@ -100,12 +103,16 @@ class Config:
 
 
 def dispatch_config(num_sms: int, num_ranks: int) -> Config:
-    """For any number of ranks: Ferry has no chunks to tune, so one configuration serves each kind of topology."""
-    return Config(num_sms, 6, 256, 6, 128) if num_ranks <= _ranks_per_node() else Config(num_sms, 8, 288, 16, 128)
+    """For any number of ranks: one configuration serves each kind of topology, and chunks are as Ferry chooses."""
+    if num_ranks <= _ranks_per_node():
+        return Config(num_sms, 6, 256, _SEND_TOKENS, 128)
+    return Config(num_sms, 8, 288, Suggested(16), 128)
 
 
 def combine_config(num_sms: int, num_ranks: int) -> Config:
-    return Config(num_sms, 4, 256, 6, 128) if num_ranks <= _ranks_per_node() else Config(num_sms, 2, 288, 8, 128)
+    if num_ranks <= _ranks_per_node():
+        return Config(num_sms, 4, 256, _SEND_TOKENS, 128)
+    return Config(num_sms, 2, 288, Suggested(8), 128)
 
 
 def low_latency_bytes(num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int) -> int:

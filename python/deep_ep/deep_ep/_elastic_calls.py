@@ -46,6 +46,7 @@ class ElasticCalls:
         use_fp8_dispatch: bool,
         allow_hybrid_mode: bool,
         allow_multiple_reduction: bool,
+        sl_idx: int | None,
         num_allocated_qps: int,
         num_cpu_timeout_secs: int,
         num_gpu_timeout_secs: int,
@@ -57,7 +58,15 @@ class ElasticCalls:
                 f"hidden {hidden}, expected num_bytes, or both of the others above 0"
             )
         timeouts = {"cpu": num_cpu_timeout_secs, "cuda": num_gpu_timeout_secs}
-        self._member = Member(group, comm, device, timeouts, ranks_per_node=ranks_per_node)
+        self._member = Member(
+            group,
+            comm,
+            device,
+            timeouts,
+            ranks_per_node=ranks_per_node,
+            service_level=sl_idx,
+            num_qps=num_allocated_qps,
+        )
         self.group = group
         self.device = self._member.device
         self.rank_idx = self._member.rank
@@ -135,7 +144,7 @@ class ElasticCalls:
         return self.num_rdma_ranks, self.num_nvlink_ranks
 
     def get_theoretical_num_qps(self, num_sms: int) -> int:
-        """Queue pairs for this number of multiprocessors; Ferry counts none."""
+        """Queue pairs for this number of multiprocessors, as ``num_qps=`` of calls, which use all that a buffer has."""
         return max(4, num_sms + num_sms % 2)
 
     def _dispatch(

@@ -1,4 +1,4 @@
-"""Multiprocessors of a GPU that a call may use: only a number that the client chose is a bound."""
+"""Numbers that calls and buffers follow only where the client chose them: multiprocessors, chunks, queue pairs."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ class Suggested(int):
 ELASTIC_NUM_SMS = Suggested(16)
 
 
+_MOST_PATHS = 16  # kMaxNetworkPaths
+
+
 class NotAConfig(NamedTuple):
     """Replaces the ``num_sms`` of an argument that is not a Config; the native calls refuse it."""
 
@@ -31,3 +34,19 @@ def of_config(config: Any) -> Any:
         return config.num_sms
     except AttributeError:
         return NotAConfig(type(config).__name__)
+
+
+def chunk_of_config(config: Any) -> Any:
+    """Tokens of a chunk between nodes that an argument ``config`` asks for; None if it is no Config."""
+    return getattr(config, "num_max_rdma_chunked_send_tokens", None)
+
+
+def chosen(number: Any) -> int | None:
+    """A number that the client chose; None for a default of this package. Some clients compute floats."""
+    return None if number is None or isinstance(number, Suggested) else int(number)
+
+
+def paths_of(num_qps: Any) -> int | None:
+    """``network_paths`` of a :class:`ferry.Group` for a client's number of queue pairs; 0 leaves it to the network."""
+    number = chosen(num_qps)
+    return None if not number else min(number, _MOST_PATHS)

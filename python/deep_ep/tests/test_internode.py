@@ -18,6 +18,7 @@ from world import World, make_world
 import deep_ep
 import ferry
 import reference
+from deep_ep._num_sms import chunk_of_config
 
 NUM_CHANNELS = 3
 LOST_RANK = 1
@@ -331,3 +332,30 @@ def check_launcher(rank: int) -> None:
 
 def test_hosts_as_the_launcher_says() -> None:
     run_ranks(4, check_launcher)
+
+
+def check_chunks(rank: int, world: World, device: str) -> None:
+    configs = {
+        None: 0,
+        deep_ep.Config(): 0,
+        deep_ep.Buffer.get_dispatch_config(16): 0,
+        deep_ep.Config(20, 6, 256, 2, 256): 2,
+        deep_ep.Config(20, 1, 8, 1 << 20, 1 << 21): 1 << 20,
+    }
+    mine = inputs_of(world, rank, device_of(rank, device))
+    for per_node in (1, 2):
+        buffer = make_buffer(rank, device, ranks_per_node=per_node)
+        calls = buffer._member.calls
+        for config, chunk in configs.items():
+            assert calls.chunk_of(chunk_of_config(config)) == (chunk if per_node == 1 else 0)
+            x, _, weights, _, handle, _ = dispatch(buffer, world, mine, config=config)
+            assert torch.equal(x.cpu(), reference.received_rows(world, rank))
+            out, _, _ = buffer.combine(reference.scaled(x, rank), handle, weights, config=config)
+            assert torch.equal(out.cpu(), reference.combined(world, rank, []))
+            again, *_ = buffer.dispatch(mine.x, handle=handle, config=config)
+            assert torch.equal(again, x)
+        buffer.destroy()
+
+
+def test_chunks_of_a_config_change_no_result(device: str) -> None:
+    run_ranks(2, check_chunks, make_world(2, 6, [20, 33]), device)

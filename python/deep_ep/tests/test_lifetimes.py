@@ -153,6 +153,17 @@ def check_devices(rank: int) -> None:
         deep_ep.ElasticBuffer(dist.group.WORLD)
     with pytest.warns(UserWarning, match="use_fabric"):
         deep_ep.Buffer(dist.group.WORLD, use_fabric=True, num_qps_per_rank=12.0)
+    with pytest.raises(ValueError, match="network_service_level is 16, expected 0 to 15"):
+        deep_ep.ElasticBuffer(dist.group.WORLD, num_bytes=2 << 20, sl_idx=16)
+    with pytest.raises(ValueError, match="network_paths is -1, expected at least 1"):
+        deep_ep.ElasticBuffer(dist.group.WORLD, num_bytes=2 << 20, num_allocated_qps=-1)
+    # Ranks of one host have no card that could have a service level and connections.
+    for buffer in (
+        deep_ep.ElasticBuffer(dist.group.WORLD, num_bytes=2 << 20, sl_idx=5, num_allocated_qps=65),
+        deep_ep.Buffer(dist.group.WORLD, num_qps_per_rank=32),
+    ):
+        usage = buffer.runtime.network_usage()
+        assert usage.service_level is None and usage.num_paths is None
     shape = {"num_max_tokens_per_rank": 4096, "hidden": 7168, "num_topk": 8}
     elastic = deep_ep.ElasticBuffer(dist.group.WORLD, **shape, num_gpu_timeout_secs=5)
     assert elastic.num_bytes == deep_ep.ElasticBuffer.get_buffer_size_hint(dist.group.WORLD, 4096, 7168, 8)

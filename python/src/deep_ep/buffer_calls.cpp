@@ -77,6 +77,12 @@ int BufferCalls::bound_of(nb::handle num_sms, const char* operation) const {
   return static_cast<int>(number);
 }
 
+int BufferCalls::chunk_of(nb::handle chunk_tokens) const {
+  if (!has_several_nodes() || chunk_tokens.is_none() || nb::isinstance(chunk_tokens, types_.suggested)) return 0;
+  const std::int64_t number = index_of(chunk_tokens);
+  return static_cast<int>(std::clamp<std::int64_t>(number, 0, std::numeric_limits<int>::max()));
+}
+
 void BufferCalls::raise_known_errors() const { raise_if_error(calls_->group().poll()); }
 
 nb::list BufferCalls::read_biases(const Checks& checks, nb::handle bias, std::int64_t num_tokens, std::int64_t hidden,
@@ -155,25 +161,27 @@ void define_calls(nb::module_& module) {
             return self.bound_of(num_sms, operation.c_str());
           },
           "num_sms"_a.none(), "operation"_a)
+      .def("chunk_of", &BufferCalls::chunk_of, "chunk_tokens"_a.none())
       .def("layout", &BufferCalls::layout, "problem"_a.none(), "topk_idx"_a.none(), "num_experts"_a.none(),
            "ranks_per_node"_a)
       .def(
           "dispatch",
           [](const BufferCalls& self, nb::handle problem, nb::handle x, nb::handle tokens_per_rank,
              nb::handle tokens_per_node, nb::handle token_in_rank, nb::handle tokens_per_expert, nb::handle topk_idx,
-             nb::handle topk_weights, nb::handle alignment, nb::handle most_rows, nb::handle num_sms) {
+             nb::handle topk_weights, nb::handle alignment, nb::handle most_rows, nb::handle chunk_tokens,
+             nb::handle num_sms) {
             return self.dispatch(
                 problem, x,
                 {tokens_per_rank, tokens_per_node, token_in_rank, tokens_per_expert, topk_idx, topk_weights}, alignment,
-                most_rows, num_sms);
+                most_rows, chunk_tokens, num_sms);
           },
           "problem"_a.none(), "x"_a.none(), "tokens_per_rank"_a.none(), "tokens_per_node"_a.none(),
           "token_in_rank"_a.none(), "tokens_per_expert"_a.none(), "topk_idx"_a.none(), "topk_weights"_a.none(),
-          "alignment"_a.none(), "most_rows"_a.none(), "num_sms"_a.none())
+          "alignment"_a.none(), "most_rows"_a.none(), "chunk_tokens"_a.none(), "num_sms"_a.none())
       .def("dispatch_again", &BufferCalls::dispatch_again, "problem"_a.none(), "x"_a.none(), "handle"_a.none(),
-           "topk_idx"_a.none(), "topk_weights"_a.none(), "num_sms"_a.none())
+           "topk_idx"_a.none(), "topk_weights"_a.none(), "chunk_tokens"_a.none(), "num_sms"_a.none())
       .def("combine", &BufferCalls::combine, "problem"_a.none(), "x"_a.none(), "handle"_a.none(),
-           "topk_weights"_a.none(), "bias"_a.none(), "num_sms"_a.none())
+           "topk_weights"_a.none(), "bias"_a.none(), "chunk_tokens"_a.none(), "num_sms"_a.none())
       .def(
           "elastic_dispatch",
           [](const BufferCalls& self, nb::handle problem, nb::handle x, nb::handle topk_idx, nb::handle topk_weights,

@@ -102,7 +102,8 @@ struct BufferTypes {
 /// Calls of one buffer. Each returns the result of the package's method of the same name, with the event of a
 /// synchronous call. problem: None, or an exception from the package, which is raised on this rank after the call was
 /// refused on all ranks. epilogue: an argument previous_event_before_epilogue.
-/// num_sms: a bound, or a suggested number or None, which bound nothing. deferred: the call returns (DeferredCall,
+/// num_sms: a bound, or a suggested number or None, which bound nothing. chunk_tokens: as num_sms, tokens of a chunk
+/// between nodes. deferred: the call returns (DeferredCall,
 /// tensors that it reads, event); the DeferredCall returns the results but the event.
 class BufferCalls {
  public:
@@ -118,14 +119,19 @@ class BufferCalls {
   /// KernelOptions::num_sms for an argument num_sms: the client's choice, 0 if there was none.
   int bound_of(nanobind::handle num_sms, const char* operation) const;
 
+  /// KernelOptions::chunk_tokens for an argument chunk_tokens: the client's choice between nodes, else 0.
+  int chunk_of(nanobind::handle chunk_tokens) const;
+
   nanobind::object dispatch(nanobind::handle problem, nanobind::handle x, const LayoutArguments& given,
-                            nanobind::handle alignment, nanobind::handle most_rows, nanobind::handle num_sms) const;
+                            nanobind::handle alignment, nanobind::handle most_rows, nanobind::handle chunk_tokens,
+                            nanobind::handle num_sms) const;
   /// topk_idx, topk_weights: refused unless None.
   nanobind::object dispatch_again(nanobind::handle problem, nanobind::handle x, nanobind::handle handle,
                                   nanobind::handle topk_idx, nanobind::handle topk_weights,
-                                  nanobind::handle num_sms) const;
+                                  nanobind::handle chunk_tokens, nanobind::handle num_sms) const;
   nanobind::object combine(nanobind::handle problem, nanobind::handle x, nanobind::handle handle,
-                           nanobind::handle topk_weights, nanobind::handle bias, nanobind::handle num_sms) const;
+                           nanobind::handle topk_weights, nanobind::handle bias, nanobind::handle chunk_tokens,
+                           nanobind::handle num_sms) const;
 
   nanobind::object elastic_dispatch(nanobind::handle problem, nanobind::handle x, const ElasticRouteArguments& given,
                                     const ElasticForm& form, bool deferred, nanobind::handle epilogue,

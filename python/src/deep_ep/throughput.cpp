@@ -66,7 +66,7 @@ nb::object BufferCalls::layout(nb::handle problem, nb::handle topk_idx, nb::hand
 }
 
 nb::object BufferCalls::dispatch_again(nb::handle problem, nb::handle x, nb::handle handle, nb::handle topk_idx,
-                                       nb::handle topk_weights, nb::handle num_sms) const {
+                                       nb::handle topk_weights, nb::handle chunk_tokens, nb::handle num_sms) const {
   using enum Collective;
   const Stream stream = calls_->allocator().any_stream();
   Plan plan = plan_of(handle);
@@ -89,6 +89,7 @@ nb::object BufferCalls::dispatch_again(nb::handle problem, nb::handle x, nb::han
     call.in.x = payload.rows_view;
     call.in.scales = payload.scales_view;
     call.options.kernel.num_sms = bound;
+    call.options.kernel.chunk_tokens = chunk_of(chunk_tokens);
     Received received = dispatch_rows(turn, routing, call);
     if (payload.scales_have_one_dim) received.scales = received.scales.attr("squeeze")(1);
     // A bounded route of no rows has one.
@@ -102,7 +103,7 @@ nb::object BufferCalls::dispatch_again(nb::handle problem, nb::handle x, nb::han
 }
 
 nb::object BufferCalls::combine(nb::handle problem, nb::handle x, nb::handle handle, nb::handle topk_weights,
-                                nb::handle bias, nb::handle num_sms) const {
+                                nb::handle bias, nb::handle chunk_tokens, nb::handle num_sms) const {
   using enum Collective;
   const Stream stream = calls_->allocator().any_stream();
   Plan plan = plan_of(handle);
@@ -115,6 +116,7 @@ nb::object BufferCalls::combine(nb::handle problem, nb::handle x, nb::handle han
     const Checks checks(*calls_, "combine");
     ReadCombine call{x};
     call.options.kernel.num_sms = bound_of(num_sms, "combine");
+    call.options.kernel.chunk_tokens = chunk_of(chunk_tokens);
     const TensorView rows = checks.rows(x, "x", DType::kBfloat16);
     const HandleTensors tensors = tensors_of(checks, handle);
     if (rows.extent(0) != tensors.num_rows) {

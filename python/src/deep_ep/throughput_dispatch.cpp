@@ -200,7 +200,7 @@ BufferCalls::NewDispatch BufferCalls::read_dispatch(nb::handle x, const LayoutAr
 }
 
 nb::object BufferCalls::dispatch(nb::handle problem, nb::handle x, const LayoutArguments& given, nb::handle alignment,
-                                 nb::handle most_rows, nb::handle num_sms) const {
+                                 nb::handle most_rows, nb::handle chunk_tokens, nb::handle num_sms) const {
   using enum Collective;
   const Stream stream = calls_->allocator().any_stream();
   const bool exact = equals_zero(most_rows);
@@ -208,6 +208,7 @@ nb::object BufferCalls::dispatch(nb::handle problem, nb::handle x, const LayoutA
                                   : Turn(*calls_, stream, {kRoute, kDispatch}, exact);
   return turn.run(problem, [&] {
     NewDispatch to = read_dispatch(x, given, alignment, most_rows, num_sms, exact);
+    to.call.options.kernel.chunk_tokens = chunk_of(chunk_tokens);
     return has_several_nodes() ? dispatch_to_nodes(turn, to) : dispatch_in_node(turn, to);
   });
 }

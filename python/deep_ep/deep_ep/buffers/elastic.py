@@ -11,7 +11,7 @@ from deep_ep._absent import AbsentFamilies
 from deep_ep._arguments import RESOURCES, check_unknown
 from deep_ep._elastic_calls import ElasticCalls, Payload
 from deep_ep._ep_handle import EPHandle
-from deep_ep._num_sms import ELASTIC_NUM_SMS
+from deep_ep._num_sms import ELASTIC_NUM_SMS, Suggested
 from deep_ep.utils.event import EventHandle, EventOverlap
 from ferry.frontend import eager
 
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
 __all__ = ["EPHandle", "ElasticBuffer"]
+
+
+_SERVICE_LEVEL = Suggested(3)
 
 
 class ElasticBuffer(AbsentFamilies, ElasticCalls):
@@ -33,8 +36,11 @@ class ElasticBuffer(AbsentFamilies, ElasticCalls):
     allow_multiple_reduction: False: combine sums in fp32 over all ranks and rounds once; True: it rounds on each rank
         first, if the handle is expanded, and on each node, if there are several, and sends half the bytes.
     num_cpu_timeout_secs, num_gpu_timeout_secs: bounds every wait for another rank, on the CPU or on GPUs.
-    num_cpu_bytes, deterministic (results always are), allow_hybrid_mode, prefer_overlap_with_compute, sl_idx,
-        num_allocated_qps: accepted, without effect.
+    sl_idx, num_allocated_qps: where network cards connect nodes, the InfiniBand service level (RoCE v2: Ethernet
+        priority) of 0 to 15, and connections of a card to each rank of another host, at most 16. Their defaults leave
+        both to the network.
+    num_cpu_bytes, deterministic (results always are), allow_hybrid_mode, prefer_overlap_with_compute: accepted, without
+        effect.
     explicitly_destroy: kept as an attribute; :meth:`destroy` may be called either way, but need not be.
     device: of all tensors. By default that of the environment variable DEEP_EP_DEVICE, else the current GPU, or the CPU
         if there is none.
@@ -58,7 +64,7 @@ class ElasticBuffer(AbsentFamilies, ElasticCalls):
         allow_hybrid_mode: bool = True,
         allow_multiple_reduction: bool = True,
         prefer_overlap_with_compute: bool = True,
-        sl_idx: int = 3,
+        sl_idx: int = _SERVICE_LEVEL,
         num_allocated_qps: int = 0,
         num_cpu_timeout_secs: int = 300,
         num_gpu_timeout_secs: int = 100,
@@ -83,6 +89,7 @@ class ElasticBuffer(AbsentFamilies, ElasticCalls):
             use_fp8_dispatch=use_fp8_dispatch,
             allow_hybrid_mode=allow_hybrid_mode,
             allow_multiple_reduction=allow_multiple_reduction,
+            sl_idx=sl_idx,
             num_allocated_qps=num_allocated_qps,
             num_cpu_timeout_secs=num_cpu_timeout_secs,
             num_gpu_timeout_secs=num_gpu_timeout_secs,

@@ -30,8 +30,7 @@ class EPBuffer(AbsentReplicas, ElasticCalls):
 
     lb_allocation_plan_or_num_bytes: anything but 0 raises NotImplementedError, as do ``lb_*``: memory for replicas of
         experts, and the calls that fill it, do not exist here.
-    deterministic (results always are), allow_hybrid_mode, prefer_overlap_with_compute, sl_idx, num_allocated_qps:
-        accepted, without effect.
+    deterministic (results always are), allow_hybrid_mode, prefer_overlap_with_compute: accepted, without effect.
     """
 
     def __init__(
@@ -74,6 +73,7 @@ class EPBuffer(AbsentReplicas, ElasticCalls):
             use_fp8_dispatch=use_fp8_dispatch,
             allow_hybrid_mode=allow_hybrid_mode,
             allow_multiple_reduction=allow_multiple_reduction,
+            sl_idx=sl_idx,
             num_allocated_qps=num_allocated_qps,
             num_cpu_timeout_secs=num_cpu_timeout_secs,
             num_gpu_timeout_secs=num_gpu_timeout_secs,

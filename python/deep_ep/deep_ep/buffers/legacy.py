@@ -14,7 +14,7 @@ from deep_ep._config import Config
 from deep_ep._latency import LatencyCalls
 from deep_ep._latency_handles import CombineMemory
 from deep_ep._member import Member
-from deep_ep._num_sms import of_config
+from deep_ep._num_sms import Suggested, chunk_of_config, of_config
 from deep_ep._run import run_in_order
 from deep_ep.utils.event import EventHandle, EventOverlap
 from ferry import FerryError, InvalidArgument
@@ -32,6 +32,8 @@ Payload = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 # How long the first generation's receivers wait before they consider a rank lost.
 _TIMEOUTS_S = {"cpu": 100.0, "cuda": 100.0}
 
+_NUM_QPS = Suggested(24)
+
 
 class Buffer(LatencyCalls):
     """The ranks of an expert-parallel group, and dispatch and combine among them. Creating one is collective.
@@ -42,7 +44,9 @@ class Buffer(LatencyCalls):
     num_nvl_bytes, num_rdma_bytes: kept as attributes; they size ``get_local_buffer_tensor``.
     low_latency_mode: whether calls of latency mode may be made; on GPUs they get ``num_rdma_bytes`` of memory, of which
         :meth:`get_low_latency_rdma_size_hint` gives the necessary number. The same on every rank.
-    num_qps_per_rank, allow_nvlink_for_low_latency_mode, allow_mnnvl: accepted, without effect.
+    num_qps_per_rank: where network cards connect nodes, connections of a card to each rank of another host, at most 16;
+        its default leaves the number to the network.
+    allow_nvlink_for_low_latency_mode, allow_mnnvl: accepted, without effect.
     explicitly_destroy: kept as an attribute; :meth:`destroy` may be called either way, but need not be.
     enable_shrink: calls of latency mode continue without lost ranks, see
         :meth:`low_latency_update_mask_buffer`, instead of raising; all other calls still need every rank. Ranks of one
@@ -66,7 +70,7 @@ class Buffer(LatencyCalls):
         num_nvl_bytes: int = 0,
         num_rdma_bytes: int = 0,
         low_latency_mode: bool = False,
-        num_qps_per_rank: int = 24,
+        num_qps_per_rank: int = _NUM_QPS,
         allow_nvlink_for_low_latency_mode: bool = True,
         allow_mnnvl: bool = False,
         explicitly_destroy: bool = False,
@@ -83,7 +87,14 @@ class Buffer(LatencyCalls):
                 raise InvalidArgument(f"Buffer: {name} is {value}, expected at least 0")
         latency_bytes = num_rdma_bytes if low_latency_mode else 0
         self._member = Member(
-            group, comm, device, _TIMEOUTS_S, latency_bytes, bool(enable_shrink), ranks_per_node=ranks_per_node
+            group,
+            comm,
+            device,
+            _TIMEOUTS_S,
+            latency_bytes,
+            bool(enable_shrink),
+            ranks_per_node=ranks_per_node,
+            num_qps=num_qps_per_rank,
         )
         self._combine_memory = CombineMemory()
         self._local_memory: dict[bool, torch.Tensor] = {}
@@ -254,7 +265,8 @@ class Buffer(LatencyCalls):
         expert_alignment: the returned counts are rounded up to a multiple of it.
         num_worst_tokens: outputs have this many rows, and the host does not wait; more rows raise CapacityExceeded, on
             GPUs in a later call.
-        config: its ``num_sms`` replaces ``Buffer.num_sms``; see :meth:`set_num_sms`.
+        config: its ``num_sms`` replaces ``Buffer.num_sms``; see :meth:`set_num_sms`. Between nodes its
+            ``num_max_rdma_chunked_send_tokens`` counts too.
         previous_event: event that the call waits for instead of the current stream.
         async_finish: the returned event must be waited for. Otherwise the current stream waits.
         allocate_on_comm_stream: accepted; outputs always are, and may be used on the current stream.
@@ -280,6 +292,7 @@ class Buffer(LatencyCalls):
                 handle,
                 topk_idx,
                 topk_weights,
+                chunk_of_config(config),
                 num_sms,
             )
         return run_in_order(
@@ -299,6 +312,7 @@ class Buffer(LatencyCalls):
             topk_weights,
             expert_alignment,
             num_worst_tokens,
+            chunk_of_config(config),
             num_sms,
         )
 
@@ -337,6 +351,7 @@ class Buffer(LatencyCalls):
             handle,
             topk_weights,
             bias,
+            chunk_of_config(config),
             num_sms,
         )
 
