@@ -243,6 +243,14 @@ static void check_masks(ferry_bootstrap* bootstrap) {
   expect_error(ferry_latency_query_mask(group, &view, NULL), FERRY_ERROR_INVALID_ARGUMENT, -1, "does not mask");
   ferry_group_free(group);
 
+  options.network_service_level = 16;
+  expect_error(ferry_group_create(bootstrap, &options, &group), FERRY_ERROR_INVALID_ARGUMENT, -1,
+               "network_service_level is 16, expected 0 to 15");
+  options.network_service_level = -7; /* level 0 */
+  options.network_paths = 17;
+  expect_error(ferry_group_create(bootstrap, &options, &group), FERRY_ERROR_INVALID_ARGUMENT, -1,
+               "network_paths is 17, expected 1 to 16");
+  options.network_paths = 2;
   options.mask_lost_ranks = 1;
   expect_ok(ferry_group_create(bootstrap, &options, &group), "ferry_group_create");
   expect_ok(ferry_latency_query_mask(group, &view, NULL), "ferry_latency_query_mask");

@@ -93,6 +93,8 @@ static void check_network(const ferry_group* group) {
   expect(ferry_network_usage_num_rails(usage) == 0 && *ferry_network_usage_transport(usage) == 0 &&
              *ferry_network_usage_ring_memory(usage) == 0 && ferry_network_usage_rail(usage, 0) == NULL,
          "the network of one node");
+  expect(ferry_network_usage_service_level(usage) == -1 && ferry_network_usage_num_paths(usage) == 0,
+         "the settings of no card");
   ferry_network_usage_free(usage);
   ferry_network_usage_free(NULL);
   expect_error(ferry_group_network_usage(NULL, &usage), FERRY_ERROR_INVALID_ARGUMENT, -1, "group is null");
