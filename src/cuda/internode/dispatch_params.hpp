@@ -48,8 +48,9 @@ struct PullParams {
   std::int64_t row_bytes = 0;
   plan::TokenRecord format;
   DispatchOutputs out;
-  int num_blocks = 1;   ///< blocks of a separate pull kernel
-  int num_sources = 1;  ///< ranks whose rows arrive at the same time
+  bool rows_in_place = false;  ///< the exchange has written `out.x`; only records are taken
+  int num_blocks = 1;          ///< blocks of a separate pull kernel
+  int num_sources = 1;         ///< ranks whose rows arrive at the same time
 };
 
 cudaError_t launch_records(const RecordParams& params, cudaStream_t stream);

@@ -74,7 +74,9 @@ __device__ inline void pull_record(const PullParams& params, const std::uint32_t
 /// Takes one row. One warp calls it.
 __device__ inline void pull_row(const PullParams& params, const PullHolder& holder, std::int64_t row,
                                 std::int32_t item) {
-  copy_by_warp(params.out.x + row * params.out.x_stride, holder.rows + item * params.row_bytes, params.row_bytes);
+  if (!params.rows_in_place) {
+    copy_by_warp(params.out.x + row * params.out.x_stride, holder.rows + item * params.row_bytes, params.row_bytes);
+  }
   if (params.format.num_words == 0) return;
   pull_record(params, reinterpret_cast<const std::uint32_t*>(holder.records + item * params.format.size_bytes()), row);
 }

@@ -47,6 +47,13 @@ bool pulls_in_exchange(const NodePlace& place, const RoutedTokens& routed) {
   return place.ranks_per_node * place.rails.num_nodes <= kMostPullFlows;
 }
 
+/// Whether the exchange writes rows to where the caller wants them. A rank that is alone in its node receives each token
+/// that comes, in the order in which they come: by node and token. Where kernels route, nodes have room for as many
+/// tokens as may come.
+bool lands_in_place(const NodePlace& place, const RoutedTokens& routed) {
+  return place.ranks_per_node == 1 && routed.by_token && !routed.by_kernels;
+}
+
 std::int64_t offset_in(const NodePlace& place, const void* data) {
   return data == nullptr ? 0 : static_cast<const std::byte*>(data) - place.ranks.peer_bases[place.ranks.rank];
 }
@@ -110,7 +117,9 @@ DispatchSteps dispatch_steps(const NodePlace& place, const CallIdentity& call, c
   exchange.flows = routed.tables.to_nodes;
   exchange.items = routed.tables.out_tokens;
   if (routed.by_kernels) exchange.routed = routed.tables.summary;
-  exchange.row = {tensors.x, tensors.x_stride, staging.rows, tensors.row_bytes, tensors.row_bytes};
+  const bool in_place = lands_in_place(place, routed);
+  exchange.row = {tensors.x, tensors.x_stride, in_place ? tensors.out.x : staging.rows,
+                  in_place ? tensors.out.x_stride : tensors.row_bytes, tensors.row_bytes};
   exchange.item_record = {staging.own_records, record_bytes, staging.records, record_bytes, record_bytes};
   exchange.blocks_per_ring = blocks.per_ring;
   exchange.num_own_blocks = blocks.num_own;
@@ -135,6 +144,7 @@ DispatchSteps dispatch_steps(const NodePlace& place, const CallIdentity& call, c
   pull.num_topk = routed.num_topk;
   pull.group_rank = place.group_rank;
   pull.row_bytes = tensors.row_bytes;
+  pull.rows_in_place = in_place;
   pull.format = tensors.format;
   pull.out = tensors.out;
   pull.num_blocks = blocks.num_other;
