@@ -48,6 +48,10 @@ struct CardSettings {
   int num_paths = 0;       ///< connections of a card to a peer that puts are spread over
 };
 
+/// Last bytes of EngineOptions::gpu_memory, of which each of these ends has a part: long enough for a put to take the
+/// same way as a chunk.
+constexpr std::size_t gpu_probe_bytes(std::size_t num_ends) { return num_ends * (std::size_t{32} << 10); }
+
 struct EngineOptions {
   int self = 0;          ///< index of this end among the peers
   int num_peers = 1;     ///< number of ends of the network, including this one
@@ -57,7 +61,8 @@ struct EngineOptions {
   std::span<std::byte> memory{};
   std::size_t memory_bytes = 0;
   /// GPU memory that peers' network cards write and this end's card reads, for `put` from and to offsets from
-  /// kGpuOffset on. Its size is the same on all ends. Only for engines whose factory has gpu_memory().
+  /// kGpuOffset on. Its size is the same on all ends. Only for engines whose factory has gpu_memory(). The last
+  /// gpu_probe_bytes(num_peers) belong to the engine: each end tries its card there before it greets a peer.
   std::span<std::byte> gpu_memory{};
   /// The GPU may see writes of a card into `gpu_memory` later than its writes into `memory`. Peers then read from
   /// `gpu_memory`, through the card that wrote, before they notify this end.
@@ -89,7 +94,8 @@ struct EngineEvents {
   /// range.
   std::function<void(int peer, int channel, std::uint64_t value)> notified;
   /// The connection to `peer` is lost; reported once per peer. Later operations to the peer are dropped silently.
-  /// kPeerLost if the peer closed or died, kTransport if the network failed.
+  /// kPeerLost if the peer closed or died, kTransport if the network failed, kUnsupported if a network card does not
+  /// reach the GPU memory of one of the two: then no notify of either has reached the other.
   std::function<void(int peer, const Status& why)> lost;
   /// The get, atomic or flush with this ticket is complete. `value`: previous value of the word, for an atomic. Tickets
   /// that this end did not issue, or that were answered before, are not reported.
@@ -141,6 +147,14 @@ class Engine {
 
   /// Sends `peer` a number, delivered after all earlier puts on this channel. Never blocks.
   virtual void notify(int peer, int channel, std::uint64_t value) = 0;
+
+  /// put, then notify: one message if the engine sends both as messages, or if few bytes of host memory would take a
+  /// network latency more as a write, provided that no earlier put on this channel is under way.
+  virtual void put_notify(int peer, int channel, std::size_t local_offset, std::size_t remote_offset,
+                          std::size_t num_bytes, std::uint64_t value) {
+    put(peer, channel, local_offset, remote_offset, num_bytes);
+    notify(peer, channel, value);
+  }
 
   /// Operations of the one-sided layer. None of them blocks; the caller ensures that remote ranges lie inside the
   /// memory.

@@ -71,6 +71,7 @@ Proxy::~Proxy() {
     const std::lock_guard lock(mutex_);
     stop_ = true;
     taken_ = false;
+    asked_.store(true, std::memory_order_release);
   }
   released_.notify_one();
   wake_.signal();
@@ -81,7 +82,14 @@ Proxy::~Proxy() {
   }
 }
 
-void Proxy::attach_ring(int peer, const RingPort& port) { ring(peer).port = port; }
+void Proxy::attach_ring(int peer, const RingPort& port) { attach(peer, &ring(peer), port); }
+
+void Proxy::attach_kernel_ring(int peer, const RingPort& port) { attach(peer, &kernel_ring(peer), port); }
+
+void Proxy::attach(int peer, Ring* ring, const RingPort& port) {
+  ring->port = port;
+  attached_.emplace_back(peer, ring);
+}
 
 Status Proxy::start(std::span<const Blob> addresses) {
   if (started_) return Status(ErrorCode::kInternal, "network proxy: started twice; please report this bug");
@@ -118,6 +126,7 @@ void Proxy::push(const Order& order) {
   {
     const std::lock_guard lock(mutex_);
     orders_.push_back(order);
+    asked_.store(true, std::memory_order_release);
   }
   wake();
 }
@@ -150,6 +159,22 @@ void Proxy::notify(int peer, int channel, std::uint64_t value) {
   order.kind = Order::Kind::kNotify;
   order.peer = peer;
   order.channel = channel;
+  order.value = value;
+  push(order);
+}
+
+void Proxy::put_notify(int peer, int channel, std::size_t local_offset, std::size_t remote_offset,
+                       std::size_t num_bytes, std::uint64_t value) {
+  add(&counters(peer).put_bytes, num_bytes);
+  add(&counters(peer).num_puts, 1);
+  add(&counters(peer).num_notifies, 1);
+  Order order;
+  order.kind = Order::Kind::kPutNotify;
+  order.peer = peer;
+  order.channel = channel;
+  order.local_offset = local_offset;
+  order.remote_offset = remote_offset;
+  order.num_bytes = num_bytes;
   order.value = value;
   push(order);
 }
@@ -223,11 +248,15 @@ void Proxy::on_lost(int peer, const Status& why) {
 /// Begins a turn of the proxy's thread, which drives the engine until the end of the turn unless the rank's thread
 /// does. False: stop.
 bool Proxy::begin_turn(std::vector<Order>* orders) {
+  // The last turn goes on unless something was asked for, or the thread has slept.
+  if (turning_ && !asked_.load(std::memory_order_acquire)) return true;
   std::unique_lock lock(mutex_);
+  asked_.store(false, std::memory_order_relaxed);
   turning_ = false;
   if (taken_) {
     turn_ended_.notify_one();
     released_.wait(lock, [this] { return !taken_; });
+    asked_.store(false, std::memory_order_relaxed);
   }
   turning_ = true;
   orders->swap(orders_);
@@ -275,6 +304,7 @@ void Proxy::acquire() {
   {
     std::unique_lock lock(mutex_);
     taken_ = true;
+    asked_.store(true, std::memory_order_release);
     turn_ended_.wait(lock, [this] { return !turning_; });
     orders.swap(orders_);
   }
@@ -325,6 +355,9 @@ void Proxy::execute(const Order& order) {
     engine_->put(order.peer, order.channel, order.local_offset, order.remote_offset, order.num_bytes);
   } else if (order.kind == Order::Kind::kNotify) {
     engine_->notify(order.peer, order.channel, order.value);
+  } else if (order.kind == Order::Kind::kPutNotify) {
+    engine_->put_notify(order.peer, order.channel, order.local_offset, order.remote_offset, order.num_bytes,
+                        order.value);
   } else {
     for (const Ring* one : {&ring(order.peer), &kernel_ring(order.peer)}) {
       if (one->port.words == nullptr) continue;
@@ -341,18 +374,20 @@ bool Proxy::serve_ring(int peer, std::size_t max_bytes) {
 /// Sends newly filled chunks, at least one and no more than `max_bytes` allows, and the credits that are due.
 bool Proxy::serve(int peer, Ring& ring, std::size_t max_bytes) {
   const RingPort& port = ring.port;
-  if (port.words == nullptr || loss(peer).gone.load(std::memory_order_relaxed)) return false;
+  if (port.words == nullptr) return false;
   RingWords& words = *port.words;
   const std::uint64_t filled = Word(words.filled).load(std::memory_order_acquire);
   const std::uint64_t used = Word(words.used).load(std::memory_order_acquire);
+  if (filled == ring.num_sent && used == ring.num_credited) return false;
+  if (loss(peer).gone.load(std::memory_order_relaxed)) return false;
   bool moved = false;
   for (std::size_t sent_bytes = 0; ring.num_sent < filled && sent_bytes < max_bytes; moved = true) {
     const std::size_t chunk_idx = ring.num_sent % port.num_chunks;
     const std::size_t offset = chunk_idx * port.chunk_stride;
     const std::size_t num_bytes = std::min<std::size_t>(words.chunk_bytes[chunk_idx], port.chunk_stride);
     sent_bytes += num_bytes;
-    engine_->put(peer, port.chunk_channel, port.send_offset + offset, port.remote_offset + offset, num_bytes);
-    engine_->notify(peer, port.chunk_channel, ++ring.num_sent);
+    engine_->put_notify(peer, port.chunk_channel, port.send_offset + offset, port.remote_offset + offset, num_bytes,
+                        ++ring.num_sent);
     add(&counters(peer).put_bytes, num_bytes);
     add(&counters(peer).num_puts, 1);
     add(&counters(peer).num_notifies, 1);
@@ -369,15 +404,15 @@ bool Proxy::serve(int peer, Ring& ring, std::size_t max_bytes) {
 
 bool Proxy::serve_rings(std::size_t max_bytes) {
   bool moved = false;
-  for (int peer = 0; peer < num_peers_; ++peer) moved |= serve_ring(peer, max_bytes);
+  for (const auto& [peer, ring] : attached_) moved |= serve(peer, *ring, max_bytes);
   return moved;
 }
 
 bool Proxy::has_ring_work() const {
-  return std::any_of(rings_.begin(), rings_.end(), [](const Ring& ring) {
-    return ring.port.words != nullptr &&
-           (Word(ring.port.words->filled).load(std::memory_order_seq_cst) != ring.num_sent ||
-            Word(ring.port.words->used).load(std::memory_order_seq_cst) != ring.num_credited);
+  return std::ranges::any_of(attached_, [](const std::pair<int, Ring*>& attached) {
+    const Ring& ring = *attached.second;
+    return Word(ring.port.words->filled).load(std::memory_order_seq_cst) != ring.num_sent ||
+           Word(ring.port.words->used).load(std::memory_order_seq_cst) != ring.num_credited;
   });
 }
 

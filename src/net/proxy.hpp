@@ -16,6 +16,7 @@
 ///   asleep               proxy    rank      seq_cst                          nothing; see RingWords
 ///   the queue of orders  rank     proxy     a mutex                          the memory at the offsets it names
 ///   driver of the engine rank     proxy     the same mutex                   the engine
+///   asked                rank     proxy     store release / load acquire     nothing; the proxy takes the mutex
 
 #include <array>
 #include <atomic>
@@ -60,7 +61,7 @@ class Proxy {
   /// Attaches the rings shared with `peer`. Call before start(); the words outlive the proxy.
   void attach_ring(int peer, const RingPort& port);
   /// Attaches the rings between kernels, which use channels of their own.
-  void attach_kernel_ring(int peer, const RingPort& port) { kernel_ring(peer).port = port; }
+  void attach_kernel_ring(int peer, const RingPort& port);
   /// Binds the thread to these processors, if there are any. Call before start().
   void run_on(std::vector<int> cpus) { cpus_ = std::move(cpus); }
   /// Connects and starts the thread. Call once.
@@ -69,6 +70,8 @@ class Proxy {
   /// Like the engine's functions, from one thread at a time.
   void put(int peer, int channel, std::size_t local_offset, std::size_t remote_offset, std::size_t num_bytes);
   void notify(int peer, int channel, std::uint64_t value);
+  void put_notify(int peer, int channel, std::size_t local_offset, std::size_t remote_offset, std::size_t num_bytes,
+                  std::uint64_t value);
   /// Sends the chunks filled before the call, then notifies `peer` that no more follow.
   void close_ring(int peer);
 
@@ -111,7 +114,7 @@ class Proxy {
   static constexpr std::size_t kNoLimit = ~std::size_t{0};
 
   struct Order {
-    enum class Kind { kPut, kNotify, kCloseRing, kPaths };
+    enum class Kind { kPut, kNotify, kPutNotify, kCloseRing, kPaths };
     Kind kind = Kind::kPut;
     int peer = 0;
     int channel = 0;
@@ -160,6 +163,7 @@ class Proxy {
   bool execute(std::vector<Order>* orders);
   void execute(const Order& order);
   bool serve_ring(int peer, std::size_t max_bytes);
+  void attach(int peer, Ring* ring, const RingPort& port);
   bool serve(int peer, Ring& ring, std::size_t max_bytes);
   bool serve_rings(std::size_t max_bytes);
   bool has_ring_work() const;
@@ -176,16 +180,18 @@ class Proxy {
   std::vector<Loss> losses_;
   std::vector<TrafficCounters> traffic_;
   std::vector<Ring> rings_;  // by peer, followed by the rings between kernels; words are null if there is no ring
+  std::vector<std::pair<int, Ring*>> attached_;  // those that there are, with their peers
 
   std::vector<int> cpus_;  // empty: the thread runs where its starter may
   WakeFd wake_;
   std::atomic<bool> asleep_{false};  // the thread is in poll(2), or about to be, and wants a signal
   std::atomic<bool> polling_{false};
+  std::atomic<bool> asked_{false};  // set with any of the next three members; cleared by the proxy's thread
   std::mutex mutex_;
   std::vector<Order> orders_;  // guarded by mutex_, as are the next three
   bool stop_ = false;
   bool taken_ = false;    // the rank's thread drives, or waits for the proxy's thread to end its turn
-  bool turning_ = false;  // the proxy's thread drives
+  bool turning_ = false;  // the proxy's thread drives; only that one writes it
   std::condition_variable turn_ended_;
   std::condition_variable released_;
   bool started_ = false;  // used by the rank's thread only, as are the next two

@@ -63,7 +63,8 @@ std::size_t Rails::memory_bytes(const Topology& topology, const RingShape& ring)
 }
 
 std::size_t Rails::rings_bytes(const Topology& topology, const RingShape& ring) {
-  return RailMemory(nullptr, rings_only(topology, ring)).size_bytes();
+  return RailMemory(nullptr, rings_only(topology, ring)).size_bytes() +
+         net::gpu_probe_bytes(to_size(topology.num_nodes()));
 }
 
 Result<std::unique_ptr<Rails>> Rails::create(const BackendContext& context, const RailsOptions& options,
@@ -162,8 +163,8 @@ void Rails::announce(const CallHeader& header) {
   num_announced_ = header.call;
   std::memcpy(memory_.at(memory_.header_out(parity)), &header, sizeof(header));
   for (const int node : peer_nodes_) {
-    proxy_->put(node, kCall, memory_.header_out(parity), memory_.header_in(parity, to_size(node_)), sizeof(header));
-    proxy_->notify(node, kCall, header.call);
+    proxy_->put_notify(node, kCall, memory_.header_out(parity), memory_.header_in(parity, to_size(node_)),
+                       sizeof(header), header.call);
   }
 }
 
@@ -187,8 +188,7 @@ void Rails::report_error(const ErrorRecord& record) {
   has_reported_ = true;
   std::memcpy(memory_.at(memory_.error_out()), &record, sizeof(record));
   for (const int node : peer_nodes_) {
-    proxy_->put(node, kError, memory_.error_out(), memory_.error_in(to_size(node_)), sizeof(record));
-    proxy_->notify(node, kError, 1);
+    proxy_->put_notify(node, kError, memory_.error_out(), memory_.error_in(to_size(node_)), sizeof(record), 1);
   }
 }
 

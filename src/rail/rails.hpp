@@ -162,11 +162,12 @@ class Rails {
 
   /// Size of the network's memory, GPU memory included.
   std::size_t memory_bytes() const {
-    return memory_.size_bytes() + (gpu_memory_.has_value() ? gpu_memory_->size_bytes() : 0);
+    return memory_.size_bytes() +
+           (gpu_memory_.has_value() ? rings_bytes(topology_, gpu_memory_->ring_shape()) : std::size_t{0});
   }
   /// Same size, computed before there is a group.
   static std::size_t memory_bytes(const Topology& topology, const RingShape& ring);
-  /// Size of the rings alone.
+  /// Size of GpuRings::memory: the rings, and the words with which the network tries cards.
   static std::size_t rings_bytes(const Topology& topology, const RingShape& ring);
   std::string_view engine_name() const { return network_.engine_name; }
   /// Devices through which ranks of other hosts reach this one; empty if no rail peer is on another host.

@@ -54,7 +54,7 @@ class Model {
       return false;
     }
     const auto kind = static_cast<std::uint32_t>(message.kind);
-    const bool is_put_with_note = kind == 14 || kind == 15;
+    const bool is_put_with_note = kind == 14 || kind == 15 || kind == 26;
     if (kind == 3 || is_put_with_note) {
       std::ranges::copy(payload, memory.begin() + static_cast<std::ptrdiff_t>(message.value));
       if (is_put_with_note) notes.push_back(message);
@@ -75,6 +75,7 @@ class Model {
     const std::uint64_t size = memory.size();
     switch (static_cast<std::uint32_t>(message.kind)) {
       case 3:
+      case 26:
         return is_put(message, payload_bytes);
       case 14:
       case 15:

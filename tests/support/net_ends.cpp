@@ -34,7 +34,10 @@ NetEnds::NetEnds(std::string_view engine, const NetShape& shape) {
   for (int self = 0; self < shape.num_ends; ++self) {
     auto end = std::make_unique<NetEnd>();
     if (!shape.engine_allocates) end->owned.resize(shape.memory_bytes);
-    end->owned_gpu.resize(shape.gpu_bytes);
+    if (shape.gpu_bytes > 0) {
+      end->owned_gpu.resize(shape.gpu_bytes + net::gpu_probe_bytes(static_cast<std::size_t>(shape.num_ends)));
+    }
+    end->gpu = std::span(end->owned_gpu).first(shape.gpu_bytes);
     end->options.gpu_memory = end->owned_gpu;
     end->options.read_back_gpu_writes = shape.read_back_gpu_writes;
     end->options.self = self;

@@ -28,6 +28,7 @@ const net::EngineFactory& net_engine(std::string_view name);
 struct NetEnd {
   std::vector<std::byte> owned;
   std::vector<std::byte> owned_gpu;  // stands for GPU memory
+  std::span<std::byte> gpu;          // `owned_gpu` without the engine's words
   std::span<std::byte> memory;       // `owned`, or the engine's memory
   net::EngineOptions options;
   std::unique_ptr<net::Engine> engine;  // null once destroyed

@@ -69,13 +69,13 @@ TEST_P(UcxCardGpu, PutsArriveBeforeTheirNotify) {
   for (int to = 1; to < 3; ++to) {
     ends[to].on_notified = [&, to](int, int channel, std::uint64_t value) {
       const auto index = static_cast<std::size_t>(channel);
-      const auto part = std::span<const std::byte>(ends[to].owned_gpu).subspan((2 + index) * kPart, kPart);
+      const auto part = ends[to].gpu.subspan((2 + index) * kPart, kPart);
       if (!has_pattern(part, value * 2 + index)) ++num_wrong;
     };
   }
   for (std::uint64_t round = 1; round <= kRounds; ++round) {
     for (std::size_t channel = 0; channel < 2; ++channel) {
-      fill(std::span(ends[0].owned_gpu).subspan(channel * kPart, kPart), round * 2 + channel);
+      fill(ends[0].gpu.subspan(channel * kPart, kPart), round * 2 + channel);
       const std::size_t offset = net::kGpuOffset + channel * kPart;
       for (int to = 1; to < 3; ++to) {
         ends[0].engine->put(to, static_cast<int>(channel), offset, offset + 2 * kPart, kPart);
@@ -94,11 +94,10 @@ TEST_P(UcxCardGpu, HostAndGpuMemoryOnOneChannel) {
   ends.connect();
   bool complete = false;
   ends[1].on_notified = [&](int, int, std::uint64_t) {
-    complete = has_pattern(ends[1].memory.subspan(kBytes), 1) &&
-               has_pattern(std::span<const std::byte>(ends[1].owned_gpu).subspan(kBytes), 2);
+    complete = has_pattern(ends[1].memory.subspan(kBytes), 1) && has_pattern(ends[1].gpu.subspan(kBytes), 2);
   };
   fill(ends[0].memory.first(kBytes), 1);
-  fill(std::span(ends[0].owned_gpu).first(kBytes), 2);
+  fill(ends[0].gpu.first(kBytes), 2);
   ends[0].engine->put(1, 0, net::kGpuOffset, net::kGpuOffset + kBytes, kBytes);
   ends[0].engine->put(1, 0, 0, kBytes, kBytes);
   ends[0].engine->notify(1, 0, 1);
@@ -129,11 +128,11 @@ TEST(UcxCard, SeveralCardsServeAGpuThatSeesTheirWritesInOrder) {
   const CardSettings settings("cards=2,latency_ns=100000");
   NetEnds ends("ucx", {.gpu_bytes = 4096});
   ends.connect();
-  fill(ends[0].owned_gpu, 9);
+  fill(ends[0].gpu, 9);
   ends[0].engine->put(1, 0, net::kGpuOffset, net::kGpuOffset, 4096);
   ends[0].engine->notify(1, 0, 1);
   ASSERT_TRUE(ends.poll_until([&] { return ends[1].highest(0, 0) == 1; }));
-  EXPECT_TRUE(has_pattern(ends[1].owned_gpu, 9));
+  EXPECT_TRUE(has_pattern(ends[1].gpu, 9));
 }
 
 TEST(UcxCard, GpuMemoryIsRefusedIfNoCardReachesThePeer) {

@@ -98,7 +98,8 @@ std::vector<OperationFault> operation_faults() {
   }
   faults.push_back({"put", -UCS_ERR_IO_ERROR, 1});
   faults.push_back({"flush", -UCS_ERR_IO_ERROR, 1});
-  for (const bool now : {false, true}) faults.push_back({"get", -UCS_ERR_IO_ERROR, 2, now, true});
+  // Behind the four of the probes.
+  for (const bool now : {false, true}) faults.push_back({"get", -UCS_ERR_IO_ERROR, 6, now, true});
   return faults;
 }
 
@@ -111,14 +112,13 @@ TEST_P(UcxCardFault, LosesOnePeerAndNoNotifyIsWrong) {
                               ",fail_at=" + std::to_string(fault.at) + ",status=" + std::to_string(fault.status) +
                               (fault.now ? ",now=1" : "") + (fault.read_back ? ",gpu_lag=1" : ""));
   constexpr std::size_t kPart = 2000;
-  NetEnds ends(
-      "ucx",
-      {.num_ends = 3, .memory_bytes = 8 * kPart, .gpu_bytes = 8 * kPart, .read_back_gpu_writes = fault.read_back});
+  NetEnds ends("ucx", {.num_ends = 3,
+                       .memory_bytes = 8 * kPart,
+                       .gpu_bytes = fault.read_back ? 8 * kPart : 0,
+                       .read_back_gpu_writes = fault.read_back});
   ends.connect();
   int num_wrong = 0;
-  const auto memory_of = [&](int end) {
-    return fault.read_back ? std::span<std::byte>(ends[end].owned_gpu) : ends[end].memory;
-  };
+  const auto memory_of = [&](int end) { return fault.read_back ? ends[end].gpu : ends[end].memory; };
   // Each end writes into its own part of the others' memory, from the parts behind.
   for (int end = 0; end < 3; ++end) {
     ends[end].on_notified = [&, end](int peer, int, std::uint64_t value) {
@@ -172,6 +172,24 @@ TEST_P(UcxCardFault, LosesOnePeerAndNoNotifyIsWrong) {
 }
 
 INSTANTIATE_TEST_SUITE_P(, UcxCardFault, testing::ValuesIn(operation_faults()), fault_name);
+
+/// Registration succeeds and puts fail: found before either end hears from the other.
+TEST(UcxCardFaults, ACardThatCannotPutIntoGpuMemoryIsFoundWhileConnecting) {
+  for (const char* when : {"fail_at=1,now=0", "fail_at=1,now=1", "fail_at=2,now=0", "fail_at=2,now=1"}) {
+    const CardSettings settings(std::string("latency_ns=100000,end=0,fail=put_gpu,status=3,") + when);
+    NetEnds ends("ucx", {.gpu_bytes = 4096});
+    ends.connect();
+    for (const int from : {0, 1}) ends[from].engine->notify(1 - from, 0, 1);
+    ASSERT_TRUE(ends.poll_until([&] { return ends[0].lost.contains(1) && ends[1].lost.contains(0); })) << when;
+    EXPECT_EQ(ends[0].lost[1].code(), ErrorCode::kUnsupported) << ends[0].lost[1].to_string();
+    EXPECT_EQ(ends[0].lost[1].peer(), 1);
+    EXPECT_THAT(std::string(ends[0].lost[1].message()),
+                testing::AllOf(HasSubstr("GPU memory of rank 1"), HasSubstr("rc_mlx5/mlx5_0"),
+                               HasSubstr("Input/output error"), HasSubstr("GroupOptions::ring_memory")));
+    EXPECT_TRUE(ends[0].heard.empty());
+    EXPECT_TRUE(ends[1].heard.empty());
+  }
+}
 
 TEST(UcxCardFaults, AGetThatFailsLosesThePeerAndIsNotReported) {
   for (const char* now : {"0", "1"}) {

@@ -136,7 +136,12 @@ INSTANTIATE_TEST_SUITE_P(, UcxCardRefusal,
                          testing::Values(Refusal{"registration", "fail=map_gpu,status=4", ErrorCode::kTransport,
                                                  "registering GPU memory: Out of memory"},
                                          Refusal{"no_card_between", "cards=0", ErrorCode::kUnsupported,
-                                                 "only InfiniBand and RoCE cards write into GPU memory"}),
+                                                 "only InfiniBand and RoCE cards write into GPU memory"},
+                                         Refusal{"puts", "fail=put_gpu", ErrorCode::kUnsupported,
+                                                 "network cards do not reach the GPU memory of rank"},
+                                         Refusal{"puts_of_one_rank", "latency_ns=100000,end=0,fail=put_gpu",
+                                                 ErrorCode::kUnsupported,
+                                                 "network cards do not reach the GPU memory of rank"}),
                          [](const auto& instance) { return instance.param.name; });
 
 TEST(UcxCardLink, ThatBreaksIsAnErrorOfBothRanksThatNamesTheOther) {

@@ -159,7 +159,9 @@ TEST(UcxCardGroups, WritesThatDoNotArriveEndACallAtItsDeadline) {
   run_on_hosts(2, kNsPerSecond / 2, [&](RankContext& context, Group& group) {
     const Status status = exchange_rounds(context, group, prepared, 1);
     context.expect(status.code() == ErrorCode::kTimeout || status.code() == ErrorCode::kPeerLost, status.to_string());
-    context.expect(status.peer() == 1 - context.rank(), status.to_string());
+    // The rank whose deadline is first reports it to the other, by a message: those arrive.
+    const bool is_told = status.message().find("gave up on this rank") != std::string_view::npos;
+    context.expect(status.peer() == (is_told ? context.rank() : 1 - context.rank()), status.to_string());
   });
 }
 

@@ -75,6 +75,7 @@ struct ucp_mem {
 struct ucp_rkey {
   std::uint64_t key = 0;
   bool may_store = false;  ///< this process may store into the memory
+  bool is_gpu = false;     ///< the memory is a GPU's
 };
 
 namespace ferry::ucx_card {

@@ -11,9 +11,24 @@
 namespace ferry::ucx_card {
 
 /// Functions that can be made to fail: fail=<name> (README.md).
-enum class Call { kInit, kMap, kMapGpu, kPack, kWorker, kEndpoint, kUnpack, kPut, kGet, kFlush, kMessage, kClose };
-inline constexpr std::array<std::string_view, 12> kCallNames{"init",   "map", "map_gpu", "pack",  "worker",  "endpoint",
-                                                             "unpack", "put", "get",     "flush", "message", "close"};
+enum class Call {
+  kInit,
+  kMap,
+  kMapGpu,
+  kPack,
+  kWorker,
+  kEndpoint,
+  kUnpack,
+  kPut,
+  kPutGpu,
+  kGet,
+  kFlush,
+  kMessage,
+  kClose
+};
+inline constexpr std::array<std::string_view, 13> kCallNames{"init",     "map",     "map_gpu", "pack",    "worker",
+                                                             "endpoint", "unpack",  "put",     "put_gpu", "get",
+                                                             "flush",    "message", "close"};
 
 struct Settings {
   std::uint64_t seed = 1;

@@ -97,7 +97,11 @@ ucs_status_ptr_t transfer(Call call, ucp_ep* endpoint, std::byte* local, std::si
   Card& card = Card::instance();
   const std::lock_guard lock(card.mutex);
   ucs_status_t later = UCS_OK;
-  if (const ucs_status_t status = check(endpoint, call, &later); status != UCS_OK) return pointer_of(status);
+  ucs_status_t status = check(endpoint, call, &later);
+  if (status == UCS_OK && later == UCS_OK && call == Call::kPut && key->is_gpu) {
+    status = check(endpoint, Call::kPutGpu, &later);
+  }
+  if (status != UCS_OK) return pointer_of(status);
   ucp_context& context = *endpoint->worker->context;
   if (!context.may_write || !context.has_cards) return pointer_of(UCS_ERR_UNSUPPORTED);
   if (!lies_in_its_memory(local, num_bytes, params)) return pointer_of(UCS_ERR_INVALID_PARAM);

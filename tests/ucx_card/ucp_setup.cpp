@@ -23,6 +23,7 @@ struct Packed {
   std::uint64_t process = 0;
   std::uint64_t id = 0;
   std::uint64_t is_shared = 0;  ///< a key to memory that processes of this host map
+  std::uint64_t is_gpu = 0;     ///< a key to memory of a GPU
 };
 constexpr std::uint64_t kAddressMagic = 0x7264'6461'6472'6163;
 constexpr std::uint64_t kKeyMagic = 0x2079'656b'6472'6163;
@@ -195,8 +196,12 @@ ucs_status_t ucp_rkey_pack(ucp_context_h context, ucp_mem_h memory, void** buffe
   if (const ucs_status_t status = context->next(Call::kPack); status != UCS_OK) {
     return ferry::ucx_card::failed(status, buffer);
   }
-  *buffer = ferry::ucx_card::pack(
-      {ferry::ucx_card::kKeyMagic, Card::instance().process(), memory->key, memory->allocated != nullptr}, num_bytes);
+  *buffer = ferry::ucx_card::pack({.magic = ferry::ucx_card::kKeyMagic,
+                                   .process = Card::instance().process(),
+                                   .id = memory->key,
+                                   .is_shared = memory->allocated != nullptr,
+                                   .is_gpu = memory->type == UCS_MEMORY_TYPE_CUDA},
+                                  num_bytes);
   return UCS_OK;
 }
 
@@ -212,7 +217,7 @@ ucs_status_t ucp_ep_rkey_unpack(ucp_ep_h endpoint, const void* buffer, ucp_rkey_
   }
   const bool may_store =
       packed.is_shared != 0 && context->has_shared_memory && packed.process == Card::instance().process();
-  *key = new ucp_rkey{packed.id, may_store};
+  *key = new ucp_rkey{packed.id, may_store, packed.is_gpu != 0};
   return UCS_OK;
 }
 
@@ -261,8 +266,8 @@ void ucp_worker_destroy(ucp_worker_h worker) {
 }
 
 ucs_status_t ucp_worker_get_address(ucp_worker_h worker, ucp_address_t** address, size_t* num_bytes) {
-  *address = static_cast<ucp_address_t*>(
-      ferry::ucx_card::pack({ferry::ucx_card::kAddressMagic, Card::instance().process(), worker->id, 0}, num_bytes));
+  *address = static_cast<ucp_address_t*>(ferry::ucx_card::pack(
+      {.magic = ferry::ucx_card::kAddressMagic, .process = Card::instance().process(), .id = worker->id}, num_bytes));
   return UCS_OK;
 }
 

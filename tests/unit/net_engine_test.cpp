@@ -83,6 +83,46 @@ TEST_P(NetEngine, NotifyComesAfterThePutsOfItsChannel) {
   EXPECT_EQ(num_wrong, 0);
 }
 
+TEST_P(NetEngine, APutWithItsNotifyComesAfterThePutsBeforeIt) {
+  constexpr std::array<std::size_t, 6> kSizes{1, 64, 4000, 40'000, 128 << 10, 300'000};
+  constexpr std::size_t kLast = 100;
+  constexpr std::size_t kHalf = 1 << 19;
+  NetEnds ends(GetParam(), {.num_channels = 2, .memory_bytes = 2 * kHalf});
+  ends.connect();
+  int num_wrong = 0;
+  ends[1].on_notified = [&](int, int channel, std::uint64_t value) {
+    if (channel == 0 && !has_pattern(ends[1], kHalf, kSizes[value - 1] + kLast, value)) ++num_wrong;
+  };
+  for (std::uint64_t value = 1; value <= kSizes.size(); ++value) {
+    const std::size_t num_bytes = kSizes[value - 1];
+    write_pattern(&ends[0], 0, num_bytes + kLast, value);
+    ends[0].engine->put(1, 1, kHalf - 1, kHalf - 1, 1);
+    ends[0].engine->notify(1, 1, value);
+    ends[0].engine->put(1, 0, 0, kHalf, num_bytes);
+    ends[0].engine->put_notify(1, 0, num_bytes, kHalf + num_bytes, kLast, value);
+    ASSERT_TRUE(ends.poll_until([&] { return ends[1].highest(0, 0) == value && ends[1].highest(0, 1) == value; }))
+        << num_bytes;
+  }
+  EXPECT_EQ(num_wrong, 0);
+}
+
+TEST_P(NetEngine, APutOfAnySizeComesWithItsNotify) {
+  constexpr std::array<std::size_t, 8> kSizes{0, 1, 64, 4096, 4097, 40'000, 128 << 10, 300'000};
+  constexpr std::size_t kHalf = 1 << 19;
+  NetEnds ends(GetParam(), {.memory_bytes = 2 * kHalf});
+  ends.connect();
+  int num_wrong = 0;
+  ends[1].on_notified = [&](int, int, std::uint64_t value) {
+    if (!has_pattern(ends[1], kHalf, kSizes[value - 1], value)) ++num_wrong;
+  };
+  for (std::uint64_t value = 1; value <= kSizes.size(); ++value) {
+    write_pattern(&ends[0], 0, kSizes[value - 1], value);
+    ends[0].engine->put_notify(1, 0, 0, kHalf, kSizes[value - 1], value);
+    ASSERT_TRUE(ends.poll_until([&] { return ends[1].highest(0, 0) == value; })) << kSizes[value - 1];
+  }
+  EXPECT_EQ(num_wrong, 0);
+}
+
 TEST_P(NetEngine, ManyPutsThenOneNotify) {
   constexpr std::size_t kNumPuts = 2000;
   constexpr std::size_t kBytes = 96;

@@ -94,6 +94,18 @@ TEST_F(NetMessage, OfAPutAndASignalHaveTheirBytesInPlaceWhenTheyAreDue) {
   EXPECT_EQ(op->operand, 3U);
 }
 
+TEST_F(NetMessage, OfAPutAndANotifyHaveTheirBytesInPlaceWhenTheyAreDue) {
+  const Message sent =
+      sealed({.kind = MessageKind::kPutNotify, .sequence = 1, .value = 8, .payload_bytes = 16, .operand = 3});
+  EXPECT_TRUE(inbound_.accept(sent, payload_));
+  EXPECT_FALSE(inbound_.has_due());
+  EXPECT_TRUE(inbound_.accept(put(0, 32, 16), payload_));
+  const std::vector<Message> due = inbound_.take_due();
+  ASSERT_EQ(due.size(), 1U);
+  EXPECT_TRUE(std::equal(payload_.begin(), payload_.end(), memory_.begin() + 8));
+  EXPECT_EQ(due[0].operand, 3U);
+}
+
 TEST_F(NetMessage, CountOnce) {
   const Message first = notify(0, 1);
   const Message early = notify(2, 3);
@@ -129,15 +141,16 @@ TEST_F(NetMessage, OfAnotherKeyAreDropped) {
 }
 
 TEST_F(NetMessage, ThatBreakTheRulesEndTheConnection) {
-  const std::array<Message, 19> all{put(0, 49, 16),
+  const std::array<Message, 20> all{put(0, 49, 16),
                                     put(0, UINT64_MAX, 16),
                                     put(0, 65, 0),
                                     sealed({.kind = MessageKind::kNotify, .channel = kNumChannels}),
                                     sealed({.kind = MessageKind::kNotify, .payload_bytes = 16}),
                                     sealed({.kind = MessageKind{0}}),
-                                    sealed({.kind = MessageKind{26}}),
+                                    sealed({.kind = MessageKind{27}}),
                                     sealed({.kind = MessageKind::kPutSet, .value = 49, .payload_bytes = 16}),
                                     sealed({.kind = MessageKind::kPutAdd, .payload_bytes = 16, .compare = 60}),
+                                    sealed({.kind = MessageKind::kPutNotify, .value = 49, .payload_bytes = 16}),
                                     sealed({.kind = MessageKind::kAdd, .value = 64}),
                                     sealed({.kind = MessageKind::kSet, .value = 4}),
                                     sealed({.kind = MessageKind::kSwap, .value = UINT64_MAX - 7}),

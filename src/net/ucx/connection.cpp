@@ -1,14 +1,11 @@
 #include "net/ucx/connection.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <utility>
 
 #include "net/remote_words.hpp"
-#include "net/ucx/paths.hpp"
 #include "net/ucx/receiver.hpp"
 
 namespace ferry::net::ucx {
@@ -19,86 +16,8 @@ Connection::Connection(const Resources& resources, Seal seal, std::uint32_t self
       seal_(std::move(seal)),
       self_(self),
       rank_(rank),
-      last_write_(static_cast<std::size_t>(num_channels), 0) {}
-
-void Connection::release_key() {
-  for (ucp_rkey_h* key : {&gpu_key_, &remote_key_}) {
-    if (*key != nullptr) library_.rkey_destroy(std::exchange(*key, nullptr));
-  }
-}
-
-Status Connection::open(const Addresses& addresses, const RemoteMemory& memory, const RemoteMemory& gpu_memory) {
-  Status status = create_endpoint(addresses.worker, &endpoint_);
-  if (status.ok()) status = open_memory(memory);
-  if (status.ok()) status = open_gpu_memory(gpu_memory);
-  if (!status.ok() || addresses.receiver.empty() || !puts_over_tcp()) return status;
-  return create_endpoint(addresses.receiver, &bulk_endpoint_);
-}
-
-bool Connection::puts_over_tcp() const {
-  if (endpoint_ == nullptr || put_way_ != PutWay::kMessages) return false;
-  const std::vector<Lane> lanes = lanes_of(library_, endpoint_);
-  return !lanes.empty() &&
-         std::ranges::all_of(lanes, [](const Lane& lane) { return lane.transport.starts_with("tcp/"); });
-}
-
-Status Connection::create_endpoint(std::span<const std::byte> address, ucp_ep_h* endpoint) {
-  const std::vector<std::byte> address_copy = with_tail(address);
-  const ucp_ep_params_t params = endpoint_params(address_copy, on_failed, this);
-  Status status = ucx_status(library_.ep_create(resources_.worker(), &params, endpoint),
-                             fmt::format("connecting to rank {}", rank_),
-                             "UCX_TLS and UCX_NET_DEVICES must leave a transport that reaches it and detects that "
-                             "it is lost: tcp, a network card's, or shared memory with UCX_POSIX_ERROR_HANDLING=y "
-                             "and UCX_SYSV_ERROR_HANDLING=y",
-                             rank_);
-  if (!status.ok()) *endpoint = nullptr;
-  return status;
-}
-
-Status Connection::unpack(std::span<const std::byte> key, ucp_rkey_h* unpacked) {
-  const std::vector<std::byte> key_copy = with_tail(key);
-  Status status = ucx_status(library_.ep_rkey_unpack(endpoint_, key_copy.data(), unpacked),
-                             fmt::format("reading the key to the memory of rank {}", rank_),
-                             "run the same version of UCX on every rank", rank_);
-  if (!status.ok()) *unpacked = nullptr;
-  return status;
-}
-
-Status Connection::open_gpu_memory(const RemoteMemory& memory) {
-  if (resources_.gpu_memory().empty()) return {};
-  if (put_way_ != PutWay::kWrites || memory.key.empty() || resources_.gpu_memory_handle() == nullptr) {
-    return Status(ErrorCode::kUnsupported,
-                  fmt::format("network engine ucx: rank {} is reached by {}, and only InfiniBand and RoCE cards write "
-                              "into GPU memory by themselves; set GroupOptions::ring_memory to host",
-                              rank_, describe(lanes_of(library_, endpoint_))),
-                  rank_);
-  }
-  if (memory.read_back && num_writing_devices(lanes_of(library_, endpoint_)) > 1) {
-    return Status(ErrorCode::kUnsupported,
-                  fmt::format("network engine ucx: the GPU of rank {} does not see network cards' writes in order, and "
-                              "a read by one card orders only its own, but that rank is reached by {}; name one device "
-                              "in FERRY_NET_DEVICES, or set GroupOptions::ring_memory to host",
-                              rank_, describe(lanes_of(library_, endpoint_))),
-                  rank_);
-  }
-  gpu_base_ = memory.base;
-  reads_back_ = memory.read_back;
-  return unpack(memory.key, &gpu_key_);
-}
-
-Status Connection::open_memory(const RemoteMemory& memory) {
-  if (memory.key.empty()) return {};
-  if (Status status = unpack(memory.key, &remote_key_); !status.ok()) return status;
-  void* mapped = nullptr;
-  if (library_.rkey_ptr(remote_key_, memory.base, &mapped) == UCS_OK) {
-    put_way_ = PutWay::kStores;
-    mapped_memory_ = static_cast<std::byte*>(mapped);
-  } else if (resources_.remote_writes() && have_remote_writes(lanes_of(library_, endpoint_))) {
-    put_way_ = PutWay::kWrites;
-    remote_base_ = memory.base;
-  }
-  return {};
-}
+      last_write_(static_cast<std::size_t>(num_channels), 0),
+      waiting_(static_cast<std::size_t>(num_channels)) {}
 
 void Connection::put(int channel, std::size_t local_offset, std::size_t remote_offset, std::size_t num_bytes) {
   if (!usable() || stopped_ || num_bytes == 0) return;
@@ -116,25 +35,34 @@ void Connection::put(int channel, std::size_t local_offset, std::size_t remote_o
 
 /// Puts between GPU memory at both ends, which has the same size.
 void Connection::put_gpu(int channel, std::size_t local_offset, std::size_t remote_offset, std::size_t num_bytes) {
-  const std::span<std::byte> memory = resources_.gpu_memory();
-  const auto is_in = [&memory, num_bytes](std::size_t offset) {
-    return offset <= memory.size() && num_bytes <= memory.size() - offset;
-  };
-  if (gpu_key_ == nullptr || !is_in(local_offset) || !is_in(remote_offset)) {
+  if (gpu_key_ == nullptr || !is_inside_gpu(local_offset, num_bytes) || !is_inside_gpu(remote_offset, num_bytes)) {
     fail(UCS_ERR_OUT_OF_RANGE);
     return;
   }
   Operation* operation = take_operation(Kind::kWrite);
+  const ucp_request_param_t params = gpu_params_of(operation, UCS_MEMORY_TYPE_CUDA);
+  last_write_[static_cast<std::size_t>(channel)] = last_gpu_write_ = ++num_writes_;
+  started(operation, library_.put_nbx(endpoint_, resources_.gpu_memory().data() + local_offset, num_bytes,
+                                      gpu_base_ + remote_offset, gpu_key_, &params));
+}
+
+bool Connection::is_inside_gpu(std::size_t offset, std::size_t num_bytes) const {
+  const std::size_t size = resources_.gpu_memory().size() - gpu_probe_bytes(num_probed_ends_);
+  return offset <= size && num_bytes <= size - offset;
+}
+
+/// Parameters of an operation between the peer's GPU memory and memory of this type here: the GPU's, or any host's.
+ucp_request_param_t Connection::gpu_params_of(Operation* operation, ucs_memory_type_t type) const {
   ucp_request_param_t params = params_of(operation);
   params.op_attr_mask |= UCP_OP_ATTR_FIELD_MEMORY_TYPE;
-  params.memory_type = UCS_MEMORY_TYPE_CUDA;
+  params.memory_type = type;
 #if UCP_API_VERSION >= UCP_VERSION(1, 13)
-  params.op_attr_mask |= UCP_OP_ATTR_FIELD_MEMH;
-  params.memh = resources_.gpu_memory_handle();
+  if (type == UCS_MEMORY_TYPE_CUDA) {
+    params.op_attr_mask |= UCP_OP_ATTR_FIELD_MEMH;
+    params.memh = resources_.gpu_memory_handle();
+  }
 #endif
-  last_write_[static_cast<std::size_t>(channel)] = last_gpu_write_ = ++num_writes_;
-  started(operation, library_.put_nbx(endpoint_, memory.data() + local_offset, num_bytes, gpu_base_ + remote_offset,
-                                      gpu_key_, &params));
+  return params;
 }
 
 /// Checks against the size of this end's memory: the peer's is the same.
@@ -169,9 +97,27 @@ void Connection::put_from(int channel, std::span<const std::byte> source, std::s
 
 bool Connection::put_with(const Message& message, std::span<const std::byte> source) {
   // Keep the order: operations without bytes stay behind waiting messages too.
-  if (put_way_ != PutWay::kMessages || !waiting_.empty()) return false;
-  if (source.empty() || source.size() > kMaxPayloadBytes) return false;
-  if (usable() && !stopped_ && is_inside(message.value, source.size())) send(message, source);
+  return waiting_.empty() && send_with(message, source, kMaxPayloadBytes);
+}
+
+bool Connection::put_notify(const Message& message, std::size_t local_offset, std::size_t num_bytes) {
+  const std::span<std::byte> memory = resources_.memory();
+  if (local_offset > memory.size() || num_bytes > memory.size() - local_offset) return false;
+  // Large puts are the receiver's.
+  const std::size_t most = bulk_endpoint_ != nullptr ? kMinReceiverBytes - 1 : kMaxPayloadBytes;
+  return send_with(message, memory.subspan(local_offset, num_bytes), most);
+}
+
+/// Sends a put and what its message says as one message, of at most so many bytes where puts are messages, unless an
+/// earlier write of the channel is under way.
+bool Connection::send_with(const Message& message, std::span<const std::byte> source, std::size_t most) {
+  if (put_way_ == PutWay::kStores || source.empty()) return false;
+  if (source.size() > (put_way_ == PutWay::kMessages ? most : kMaxOneMessageBytes)) return false;
+  if (holds_notifies() || last_write_[message.channel] > flushed_) return false;
+  if (!usable() || stopped_ || !is_inside(message.value, source.size())) return true;
+  send(message, source);
+  sent_ = true;
+  attend();
   return true;
 }
 
@@ -201,6 +147,7 @@ bool Connection::get(std::span<std::byte> into, std::size_t remote_offset, std::
   if (put_way_ == PutWay::kStores) {
     load_bytes(into.data(), mapped_memory_ + remote_offset, into.size());
     fetched_.push_back(ticket);
+    attend();
     return true;
   }
   Operation* operation = take_operation(Kind::kRead);
@@ -220,14 +167,15 @@ void Connection::notify_after_all(const Message& message) { notify_after(num_wri
 
 void Connection::notify_after(std::uint64_t write, const Message& message) {
   if (!usable() || stopped_) return;
-  if (waiting_.empty() && write <= flushed_) {
+  if (waiting_.empty() && write <= flushed_ && !holds_notifies()) {
     send(message);
     sent_ = true;
+    attend();
     return;
   }
-  waiting_.push_back({message, write, false});
-  needed_ = std::max(needed_, write);
-  recheck_waiting_ = true;
+  waiting_.add(message, write, flush_started_);
+  need(write);
+  recheck_waiting();
 }
 
 void Connection::answer(const Message& message, std::span<const std::byte> payload) {
@@ -235,17 +183,26 @@ void Connection::answer(const Message& message, std::span<const std::byte> paylo
 }
 
 void Connection::greet() {
+  if (num_probed_ends_ > 0) {
+    begin_probe();
+  } else {
+    send_hellos();
+  }
+}
+
+void Connection::send_hellos() {
   const std::uint64_t uses_receiver = has_receiver() ? 1 : 0;
   send({.kind = MessageKind::kHello, .operand = uses_receiver});
   sent_ = true;
+  attend();
   if (has_receiver()) send(bulk_endpoint_, {.kind = MessageKind::kHello, .value = 1, .operand = 1}, {});
 }
 
 void Connection::send_last(const Message& message) {
   if (!usable()) return;
-  waiting_.push_back({message, num_writes_, true});
-  needed_ = num_writes_;
-  recheck_waiting_ = true;
+  waiting_.add_last(message, num_writes_);
+  need(num_writes_);
+  recheck_waiting();
 }
 
 void Connection::stop() {
@@ -264,21 +221,19 @@ bool Connection::advance() {
     read_back();
     moved = true;
   }
-  if (recheck_waiting_) {
-    recheck_waiting_ = false;
-    const auto due = [this](const Waiting& waiting) { return waiting.after_write <= flushed_; };
-    std::deque<Waiting> later;
-    for (const Waiting& waiting : waiting_) {
-      // The last message stays behind all others.
-      if (!due(waiting) || (waiting.last && !later.empty())) {
-        later.push_back(waiting);
-        continue;
-      }
-      send(waiting.message);
-      flush_wanted_ |= waiting.last;
-      moved = true;
-    }
-    waiting_ = std::move(later);
+  if (probe_ == Probe::kWriting && flushed_ >= probe_write_) {
+    read_probe();
+    moved = true;
+  }
+  if (std::exchange(hello_due_, false)) {
+    send_hellos();
+    moved = true;
+  }
+  if (std::exchange(recheck_waiting_, false)) {
+    moved |= waiting_.send_due(flushed_, holds_notifies(), [this](const Message& message, bool is_last) {
+      send(message);
+      flush_wanted_ |= is_last;
+    });
   }
   if (flush_wanted_ && usable()) {
     flush_wanted_ = false;
@@ -322,16 +277,15 @@ void Connection::read_back() {
   Operation* operation = take_operation(Kind::kReadBack);
   operation->covers = to_read_back_;
   read_back_started_ = to_read_back_;
-  ucp_request_param_t params = params_of(operation);
-  params.op_attr_mask |= UCP_OP_ATTR_FIELD_MEMORY_TYPE;
-  params.memory_type = UCS_MEMORY_TYPE_HOST;
+  const ucp_request_param_t params = gpu_params_of(operation, UCS_MEMORY_TYPE_HOST);
   started(operation, library_.get_nbx(endpoint_, &read_word_, sizeof(read_word_), gpu_base_, gpu_key_, &params));
 }
 
 /// Notes that all writes up to this number are in the peer's memory.
 void Connection::arrived(std::uint64_t write) {
   flushed_ = std::max(flushed_, write);
-  recheck_waiting_ = !waiting_.empty();
+  recheck_waiting();
+  if (probe_ == Probe::kWriting) attend();
 }
 
 void Connection::shut() {
@@ -347,16 +301,6 @@ void Connection::close(ucp_ep_h* endpoint) {
   params.op_attr_mask |= UCP_OP_ATTR_FIELD_FLAGS;
   params.flags = UCP_EP_CLOSE_FLAG_FORCE;
   started(operation, library_.ep_close_nbx(std::exchange(*endpoint, nullptr), &params));
-}
-
-Path Connection::path(int peer) const {
-  if (endpoint_ == nullptr) return {.peer = peer, .description = "closed"};
-  const std::vector<Lane> lanes = lanes_of(library_, endpoint_);
-  const std::string_view stores = put_way_ == PutWay::kStores ? "memory (puts), " : "";
-  const std::string_view bulk = bulk_endpoint_ != nullptr ? ", large puts by a receiver" : "";
-  return {.peer = peer,
-          .description = fmt::format("{}{}{}", stores, describe(lanes), bulk),
-          .in_memory = are_in_memory(lanes)};
 }
 
 Connection::Operation* Connection::take_operation(Kind kind) {
@@ -398,8 +342,12 @@ void Connection::complete(Operation* operation, ucs_status_t status) {
     fail(status);
   } else if (operation->kind == Kind::kRead) {
     fetched_.push_back(operation->ticket);
+    attend();
+  } else if (operation->kind == Kind::kProbe) {
+    check_probe();
   } else if (operation->kind == Kind::kFlush && reads_back_ && last_gpu_write_ > flushed_) {
     to_read_back_ = std::max(to_read_back_, operation->covers);
+    attend();
   } else if (operation->kind == Kind::kFlush || operation->kind == Kind::kReadBack) {
     arrived(operation->covers);
   }
@@ -407,6 +355,7 @@ void Connection::complete(Operation* operation, ucs_status_t status) {
 
 void Connection::fail(ucs_status_t status) {
   if (failure_ == UCS_OK) failure_ = status;
+  attend();
 }
 
 void Connection::on_completed(void* request, ucs_status_t status, void* operation) noexcept {

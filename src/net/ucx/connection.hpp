@@ -20,8 +20,15 @@
 /// same card. A read does not pass earlier writes on their way from the card to the GPU (PCI Express Base
 /// Specification, "Transaction Ordering"), so they are in its memory once the read returns.
 ///
+/// A small put that a notify follows may be one message with it, whichever way other puts take: put_with().
+///
+/// GPU memory is probed before anything else is said (connection_probe.cpp): this end's card writes a little of the
+/// peer's, from host memory and from its own GPU memory, and reads back what it wrote. Only then does the hello leave.
+/// Notifies wait until the other's hello has come, so an end that hears from a peer knows that both cards work.
+///
 /// UCX callbacks only record events. advance() sends the operations that had to wait.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -34,8 +41,29 @@
 #include "net/engine.hpp"
 #include "net/ucx/message.hpp"
 #include "net/ucx/resources.hpp"
+#include "net/ucx/waiting.hpp"
 
 namespace ferry::net::ucx {
+
+/// Peers whose connections have work or news for the next poll of the engine, each once.
+class Attention {
+ public:
+  explicit Attention(std::size_t num_peers) : is_listed_(num_peers, 0) { listed_.reserve(num_peers); }
+
+  /// Allocates no memory.
+  void add(std::uint32_t peer) noexcept {
+    if (std::exchange(is_listed_[peer], char{1}) == 0) listed_.push_back(peer);
+  }
+  std::span<const std::uint32_t> listed() const { return listed_; }
+  void clear() {
+    for (const std::uint32_t peer : listed_) is_listed_[peer] = 0;
+    listed_.clear();
+  }
+
+ private:
+  std::vector<std::uint32_t> listed_;
+  std::vector<char> is_listed_;  // by peer
+};
 
 class Connection {
  public:
@@ -46,11 +74,21 @@ class Connection {
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;
 
+  /// Enters `peer`, the index of this connection's, in `attention` whenever advance(), failure() or take_fetched() has
+  /// something for the engine.
+  void report_to(Attention* attention, std::uint32_t peer) {
+    attention_ = attention;
+    peer_ = peer;
+  }
+
   /// Memory of the peer. `key` is as UCX packed it there; empty: this end cannot write.
   struct RemoteMemory {
     std::span<const std::byte> key{};
     std::uint64_t base = 0;
-    bool read_back = false;  ///< GPU memory: EngineOptions::read_back_gpu_writes of the peer
+    // For GPU memory:
+    bool read_back = false;        ///< EngineOptions::read_back_gpu_writes of the peer
+    std::size_t num_ends = 0;      ///< ends that have a part of it for probes (gpu_probe_bytes)
+    std::uint64_t probe_word = 0;  ///< what this end's probe writes, unlike what others before it wrote
   };
   /// Addresses of the peer's workers, as UCX packed them. The second may be empty.
   struct Addresses {
@@ -65,8 +103,10 @@ class Connection {
   /// Puts from any memory of this process, which must not change until a later flush has completed.
   void put_from(int channel, std::span<const std::byte> source, std::size_t remote_offset);
   /// Sends a put and a message after it as one message; the `kind` of `message` names its other half. False if that
-  /// takes two messages.
+  /// takes two: puts are stores, or writes of more than kMaxOneMessageBytes, or something must arrive before.
   bool put_with(const Message& message, std::span<const std::byte> source);
+  /// The same for a put from this end's memory and a notify, which may overtake messages of other channels that wait.
+  bool put_notify(const Message& message, std::size_t local_offset, std::size_t num_bytes);
   /// False if the peer must be asked for the bytes by a message. Otherwise take_fetched() returns the ticket when the
   /// bytes are there.
   bool get(std::span<std::byte> into, std::size_t remote_offset, std::uint64_t ticket);
@@ -77,8 +117,17 @@ class Connection {
   void notify_after_all(const Message& message);
   /// Sends `message` at once. The payload must not change until it has left.
   void answer(const Message& message, std::span<const std::byte> payload = {});
-  /// Sends a hello through each endpoint.
+  /// Sends a hello through each endpoint, once the peer's GPU memory has been probed.
   void greet();
+  /// The peer's hello has come.
+  void greeted() {
+    is_greeted_ = true;
+    recheck_waiting();
+  }
+  /// True from greet() until the probe has read back what it wrote. A failure meanwhile is most likely the probe's.
+  bool is_probing() const { return probe_ != Probe::kNone && probe_ != Probe::kDone; }
+  /// Failure of a connection whose probe is the reason.
+  Status probe_failure() const;
   /// True if puts are messages over TCP, with no faster way.
   bool puts_over_tcp() const;
   /// True if large puts go to a receiver.
@@ -88,8 +137,14 @@ class Connection {
   /// Accepts no further operations. Unsent messages are discarded.
   void stop();
   /// Starts a flush that covers all puts given so far.
-  void begin_flush() { needed_ = num_writes_; }
+  void begin_flush() { need(num_writes_); }
 
+  /// True if the next poll has something to do even if nothing happens until then.
+  bool needs_attention() const {
+    const bool has_due = sent_ || needed_ > flush_started_ || to_read_back_ > read_back_started_ || recheck_waiting_ ||
+                         flush_wanted_ || hello_due_ || (probe_ == Probe::kWriting && flushed_ >= probe_write_);
+    return (has_due && usable()) || !fetched_.empty() || (failure_ != UCS_OK && !is_shut());
+  }
   /// Sends due operations. True if it sent any, or if notify() has sent a message since the last call.
   bool advance();
   /// True if no operation waits or is in flight.
@@ -110,18 +165,14 @@ class Connection {
 
  private:
   enum class PutWay { kMessages, kStores, kWrites };
-  enum class Kind { kWrite, kRead, kFlush, kReadBack, kMessage, kClose };
+  enum class Kind { kWrite, kRead, kFlush, kReadBack, kProbe, kMessage, kClose };
+  enum class Probe { kNone, kWriting, kReading, kDone };
   struct Operation {
     Connection* connection = nullptr;
     Kind kind = Kind::kWrite;
     std::uint64_t covers = 0;  // kFlush, kReadBack: the number of the last write before the flush
     std::uint64_t ticket = 0;  // kRead
     Message message;           // kMessage: must not move until sent
-  };
-  struct Waiting {
-    Message message;
-    std::uint64_t after_write = 0;
-    bool last = false;
   };
 
   /// noexcept: UCX calls this from C code, through which no exception may propagate.
@@ -138,8 +189,10 @@ class Connection {
   Status open_memory(const RemoteMemory& memory);
   Status open_gpu_memory(const RemoteMemory& memory);
   bool is_inside(std::size_t remote_offset, std::size_t num_bytes);
+  bool is_inside_gpu(std::size_t offset, std::size_t num_bytes) const;
   void put_gpu(int channel, std::size_t local_offset, std::size_t remote_offset, std::size_t num_bytes);
   void set_memory_handle(std::span<const std::byte> local, ucp_request_param_t* params) const;
+  bool send_with(const Message& message, std::span<const std::byte> source, std::size_t most);
   void write(int channel, std::span<const std::byte> source, std::size_t remote_offset);
   void notify_after(std::uint64_t write, const Message& message);
   void send(const Message& message, std::span<const std::byte> payload = {}) { send(endpoint_, message, payload); }
@@ -147,6 +200,25 @@ class Connection {
   void flush();
   void read_back();
   void arrived(std::uint64_t write);
+  void attend() noexcept {
+    if (attention_ != nullptr) attention_->add(peer_);
+  }
+  /// All writes up to this number must arrive, for a message or the owner.
+  void need(std::uint64_t write) {
+    needed_ = std::max(needed_, write);
+    attend();
+  }
+  void recheck_waiting() {
+    recheck_waiting_ = !waiting_.empty();
+    if (recheck_waiting_) attend();
+  }
+  /// True while notifies wait for the probes of both ends.
+  bool holds_notifies() const { return probe_ != Probe::kNone && (probe_ != Probe::kDone || !is_greeted_); }
+  ucp_request_param_t gpu_params_of(Operation* operation, ucs_memory_type_t type) const;
+  void begin_probe();
+  void read_probe();
+  void check_probe();
+  void send_hellos();
   void close(ucp_ep_h* endpoint);
 
   const Resources& resources_;  // not used by completions, which may run while it is being destroyed
@@ -161,6 +233,8 @@ class Connection {
   PutWay put_way_ = PutWay::kMessages;
   std::uint64_t remote_base_ = 0;  // kWrites
   std::uint64_t gpu_base_ = 0;
+  std::size_t num_probed_ends_ = 0;     // RemoteMemory::num_ends
+  std::string gpu_path_;                // of GPU memory, for errors
   bool reads_back_ = false;             // RemoteMemory::read_back
   std::byte* mapped_memory_ = nullptr;  // kStores: memory of the peer
   ucs_status_t failure_ = UCS_OK;
@@ -179,8 +253,19 @@ class Connection {
   bool recheck_waiting_ = false;           // a waiting message may be due
   bool sent_ = false;                      // notify() sent a message at once, which the next advance() reports
   std::vector<std::uint64_t> last_write_;  // by channel
-  std::deque<Waiting> waiting_;
+  WaitingMessages waiting_;
   std::vector<std::uint64_t> fetched_;
+
+  Probe probe_ = Probe::kNone;
+  bool is_greeted_ = false;
+  bool hello_due_ = false;
+  bool probe_differs_ = false;     // it read other bytes than it wrote
+  std::uint64_t probe_write_ = 0;  // number of its last write
+  std::uint64_t probe_word_ = 0;   // RemoteMemory::probe_word
+  std::uint64_t probe_read_word_ = 0;
+
+  Attention* attention_ = nullptr;
+  std::uint32_t peer_ = 0;
 
   std::size_t num_in_flight_ = 0;
   std::deque<Operation> operations_;  // every operation ever used; their addresses are stable

@@ -108,6 +108,7 @@ bool Inbound::is_sound(const Message& message, std::size_t payload_bytes) const 
   if (message.channel >= params_.num_channels) return false;
   switch (message.kind) {
     case MessageKind::kPut:
+    case MessageKind::kPutNotify:
       return has_room_for(message, payload_bytes);
     case MessageKind::kPutSet:
     case MessageKind::kPutAdd:
@@ -169,10 +170,17 @@ void Inbound::hand_on(const Message& message) {
   has_due_ = true;
 }
 
-std::vector<Message> Inbound::take_due() {
+void Inbound::take_due(std::vector<Message>* due) {
+  due->clear();
   const std::lock_guard lock(mutex_);
   has_due_ = false;
-  return std::exchange(due_, {});
+  due_.swap(*due);
+}
+
+std::vector<Message> Inbound::take_due() {
+  std::vector<Message> due;
+  take_due(&due);
+  return due;
 }
 
 }  // namespace ferry::net::ucx

@@ -96,6 +96,8 @@ class Inbound {
   /// Messages, other than plain puts, that are due, in order, each at most once. Contains only the last answer to a
   /// get.
   std::vector<Message> take_due();
+  /// The same without an allocation: exchanges vectors.
+  void take_due(std::vector<Message>* due);
   bool has_due() const { return has_due_.load(std::memory_order_seq_cst); }
 
   /// True if an authentic message of the peer broke the rules, or there was no memory to keep one: no further message

@@ -46,6 +46,7 @@ enum class MessageKind : std::uint32_t {
   kAnd32 = 23,
   kOr32 = 24,
   kXor32 = 25,
+  kPutNotify = 26,  ///< kPut, and then kNotify of `operand`
 };
 
 inline constexpr std::uint32_t kMessageMagic = 0x4d'42'4e'46;  // "FNBM"
@@ -66,7 +67,8 @@ struct Message {
   Tag tag{};
 
   bool has_put() const {
-    return kind == MessageKind::kPut || kind == MessageKind::kPutSet || kind == MessageKind::kPutAdd;
+    return kind == MessageKind::kPut || kind == MessageKind::kPutSet || kind == MessageKind::kPutAdd ||
+           kind == MessageKind::kPutNotify;
   }
   std::span<const std::byte> sealed_bytes() const {
     return std::as_bytes(std::span(this, 1)).first(sizeof(Message) - sizeof(Tag));
@@ -78,6 +80,10 @@ static_assert(std::endian::native == std::endian::little, "its byte order on the
 /// Maximum payload of a message, a whole chunk of a rail: together with UCX's headers and this one it fits into a
 /// segment (kTcpSegment in resources.cpp), so the receiver need not join segments.
 inline constexpr std::size_t kMaxPayloadBytes = std::size_t{128} << 10;
+
+/// Maximum payload of a message in place of a card's write and its notify. It fits, with both headers, into one of the
+/// segments of 8 KiB into which UCX copies messages for InfiniBand.
+inline constexpr std::size_t kMaxOneMessageBytes = std::size_t{4} << 10;
 
 }  // namespace ferry::net::ucx
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <cstdint>
+#include <cstring>
 #include <utility>
 
 #include "net/ucx/address.hpp"
@@ -26,6 +27,12 @@ Status check_fits(const OwnEnd& own, int rank, Scope scope, const EndAddress& ad
                     "rank; run the same build with the same options on every rank",
                     rank, address.gpu_bytes, own.options.gpu_memory.size()),
         rank);
+  }
+  if (address.gpu_bytes > 0 && address.gpu_bytes < gpu_probe_bytes(static_cast<std::size_t>(own.options.num_peers))) {
+    return Status(ErrorCode::kInternal,
+                  fmt::format("network engine ucx: {} bytes of GPU memory have no room for probes; please report this "
+                              "bug",
+                              address.gpu_bytes));
   }
   return {};
 }
@@ -58,7 +65,13 @@ Status connect_peer(const OwnEnd& own, int idx, std::span<const std::byte> own_p
                                .memory = own.options.memory};
   peer->inbound = std::make_unique<Inbound>(std::move(*receiving), params);
   const Connection::RemoteMemory memory{there.memory_key, address->memory_base};
-  const Connection::RemoteMemory gpu_memory{there.gpu_key, address->gpu_base, address->read_back_gpu_writes};
+  std::uint64_t probe_word = 0;  // no other end has the same name
+  std::memcpy(&probe_word, own.token.data(), sizeof(probe_word));
+  const Connection::RemoteMemory gpu_memory{.key = there.gpu_key,
+                                            .base = address->gpu_base,
+                                            .read_back = address->read_back_gpu_writes,
+                                            .num_ends = static_cast<std::size_t>(own.options.num_peers),
+                                            .probe_word = probe_word};
   Status status = peer->connection->open({.worker = there.worker, .receiver = there.receiver}, memory, gpu_memory);
   Receiver* const receiver = own.scopes.receiver_at(scope);
   // The peer reaches the same result, because it sees the same transports.
