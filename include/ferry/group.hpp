@@ -124,7 +124,8 @@ struct GroupOptions {
   std::string tuning_file{};
   /// Backend "cuda": symmetric memory that receives latency mode's rows, taken when the group is created; a multiple of
   /// a page is used. `latency_bytes_required` computes the size; calls that need more are kCapacity. 0: the group makes
-  /// no such calls. Other backends and groups of several nodes need none and take none.
+  /// no such calls. Over several nodes a group of at most 128 ranks may have it, and locks memory of the host besides
+  /// (docs/latency.md). Other backends need none and take none.
   std::size_t latency_bytes = 0;
   /// Latency mode continues without lost ranks: a call that waits in vain for a rank masks it (see
   /// Group::latency_update_mask) instead of breaking the group. All other calls still need every rank. Calls of latency

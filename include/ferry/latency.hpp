@@ -115,12 +115,13 @@ struct LatencyShape {
   int num_topk = 0;                     ///< K
   std::int64_t dispatch_row_bytes = 0;  ///< bytes of a row on the wire: x and its scales (after quantising, if any)
   std::int64_t combine_row_bytes = 0;
-  /// Order of all combines; kRankSums needs fewer rows if K is more than R. kExact serves both.
+  /// Order of all combines; kRankSums needs fewer rows if K is more than R. kExact serves both, and is what groups of
+  /// several nodes need for both.
   CombineOrder order = CombineOrder::kExact;
 };
 
-/// Smallest sufficient GroupOptions::latency_bytes for calls of this shape on ranks of one node. 0 for backend "cpu",
-/// whose ranks read each other's memory.
+/// Smallest sufficient GroupOptions::latency_bytes for calls of this shape. 0 for backend "cpu", whose ranks read each
+/// other's memory.
 /// @errors kInvalidArgument: a negative or absurd number; kUnsupported: this build has no such backend
 FERRY_API Result<std::size_t> latency_bytes_required(const LatencyShape& shape);
 

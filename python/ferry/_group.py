@@ -72,7 +72,7 @@ class Group(LatencyCalls):
         GPU (for CPU tensors every active port) and the one interface that leads to rank 0.
     tuning_file: on GPUs, kernel settings that ``ferry tune --out`` wrote; may differ by rank. By default the file that
         the variable FERRY_TUNING names, if it is set; "builtin": none.
-    latency_bytes: on GPUs of one node, memory for :meth:`latency_dispatch` and :meth:`latency_combine`, at least
+    latency_bytes: on GPUs, memory for :meth:`latency_dispatch` and :meth:`latency_combine`, at least
         :func:`ferry.latency_bytes_required`; 0: the group makes no such calls. The same on every rank.
     mask_lost_ranks: calls of latency mode continue without lost ranks, see :meth:`latency_update_mask`, instead of
         raising; all other calls still need every rank. Ranks of one node only. The same on every rank.

@@ -53,6 +53,7 @@ Result<std::unique_ptr<CallSync>> CallSync::create(const BackendContext& context
   threads.give_back();
   std::vector<RankPlace> places = std::move(met->places);
   std::unique_ptr<CallSync> sync(new CallSync(context, std::move(*met)));
+  sync->places_ = places;
   if (has_rails) {
     if (Status status = sync->connect_rails(context, kernel_rings, std::move(places)); !status.ok()) return status;
   }

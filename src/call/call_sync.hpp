@@ -70,6 +70,9 @@ class CallSync {
   };
   const PeerCall& call_of(int rank) const { return peer_calls_[static_cast<std::size_t>(rank)]; }
 
+  /// Hosts and nodes of the group's ranks.
+  const std::vector<RankPlace>& places() const { return places_; }
+
   void post(node::Phase phase) { state_.peers().post(phase); }
   /// Waits until every rank of this node that `awaited` selects (by index in the node; null: all) has reached `phase`.
   Status wait(node::Phase phase, const std::vector<bool>* awaited = nullptr);
@@ -103,6 +106,7 @@ class CallSync {
   std::byte* headers_block(std::uint64_t call) const { return headers_ + call % 2 * headers_block_bytes(topology()); }
 
   GroupState state_;
+  std::vector<RankPlace> places_;
   /// In the arena, where it stays when this rank leaves: ranks of this node may still read the last call's headers.
   std::byte* headers_ = nullptr;
   std::vector<rail::CallHeader> received_;  // by rank; scratch of begin

@@ -169,7 +169,21 @@ Verdict GroupState::judge(int suspect, std::string_view what) const {
     return own_verdict(presence.code(), rank,
                        fmt::format("{}; rank {} {}; {}", what, rank, presence.message(), kLostAdvice));
   }
+  if (const Status lost = find_other_loss(); !lost.ok()) {
+    return own_verdict(lost.code(), lost.peer(),
+                       fmt::format("{}; rank {} {}; {}", what, lost.peer(), lost.message(), kLostAdvice));
+  }
   return own_verdict(ErrorCode::kTimeout, suspect, fmt::format("{}; {}", what, kTimeoutAdvice));
+}
+
+void GroupState::watch_others(std::function<Status()> find_lost) {
+  const std::lock_guard lock(others_mutex_);
+  others_ = std::move(find_lost);
+}
+
+Status GroupState::find_other_loss() const {
+  const std::lock_guard lock(others_mutex_);
+  return others_ ? others_() : Status();
 }
 
 Status GroupState::give_up_on(int suspect, std::string_view what) {
@@ -203,7 +217,7 @@ bool GroupState::someone_is_lost() const {
   for (int node = 0; rails_ != nullptr && node < rails_->num_nodes(); ++node) {
     if (node != rails_->node() && !rails_->presence(rails_->rank_of(node)).ok()) return true;
   }
-  return false;
+  return !find_other_loss().ok();
 }
 
 Status GroupState::fail(ErrorCode code, int culprit, std::string_view message) {

@@ -90,6 +90,9 @@ class GroupState {
   /// Whether another rank of this node or this rail has reported an error, or is lost. Any thread.
   bool someone_gave_up() const;
   bool someone_is_lost() const;
+  /// `find_lost` finds a lost rank of another node that is perhaps on no rail of this rank: the status says why, and
+  /// names it; ok if there is none. Any thread calls it. Null ends that.
+  void watch_others(std::function<Status()> find_lost);
   /// Posts nothing more, and notifies the ranks that wait for this one.
   void leave();
 
@@ -124,6 +127,7 @@ class GroupState {
   /// Verdict on a wait that does not use Wait. Reads shared words only.
   Verdict judge(int suspect, std::string_view what) const;
   Status break_group(const Verdict& verdict);
+  Status find_other_loss() const;
   Status ask_for_interrupt(std::int64_t now_ns, std::string_view call);
 
   Topology topology_;
@@ -139,6 +143,8 @@ class GroupState {
   WaitMemory wait_memory_;
   std::vector<std::int64_t> wait_times_ns_;
   std::int64_t next_beat_ns_ = 0;
+  mutable std::mutex others_mutex_;
+  std::function<Status()> others_;  // guarded by others_mutex_
   std::mutex report_mutex_;         // between break_group and report_lost
   bool reported_ = false;           // guarded by report_mutex_: the peers have this rank's error
   std::optional<Verdict> watched_;  // guarded by report_mutex_: verdict of report_lost

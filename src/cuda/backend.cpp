@@ -47,9 +47,27 @@ Status load_kernels(int device, std::size_t shared_limit, bool& has_bulk) {
   return status;
 }
 
+/// Memory of latency mode over several nodes, which groups take when they are created and calls later.
+CallBytes nodes_latency_call_bytes(const MemoryShape& shape, const Topology& topology) {
+  const FarLayout layout = far_layout(topology, shape.latency_bytes);
+  CallBytes calls = latency_call_bytes(shape, true);
+  calls.staging_bytes += node::round_up_to_page(shape.latency_bytes);
+  if (layout.num_ranks == 0) return calls;
+  const std::int64_t num_rows =
+      most_returned_rows({layout.num_far(), shape.max_tokens, shape.num_topk,
+                          static_cast<std::int64_t>(num_local_experts(shape)), shape.num_recv_rows});
+  calls.staging_bytes += node::round_up_to_page(sizeof(FarState)) + FarLink::memory_bytes(layout) +
+                         node::round_up_to_page(to_size(num_rows * round_up_row(shape.row_bytes)));
+  return calls;
+}
+
 Result<std::size_t> bytes_of_group(const MemoryShape& shape, const Topology& topology) {
-  if (topology.num_nodes() > 1) return internode::bytes_required(shape, topology);
-  return bytes_required(shape, topology, shape.max_tokens > 0 ? latency_call_bytes(shape) : call_bytes(shape));
+  if (topology.num_nodes() > 1) {
+    if (shape.max_tokens == 0) return internode::bytes_required(shape, topology, nullptr);
+    const CallBytes calls = nodes_latency_call_bytes(shape, topology);
+    return internode::bytes_required(shape, topology, &calls);
+  }
+  return bytes_required(shape, topology, shape.max_tokens > 0 ? latency_call_bytes(shape, false) : call_bytes(shape));
 }
 
 /// Loads the kernels that only groups of several nodes use.
@@ -69,26 +87,37 @@ Status load_nodes_kernels(int device) {
 }  // namespace
 
 CudaBackend::CudaBackend(const BackendContext& context, Parts parts,
-                         std::unique_ptr<internode::CallScratch> nodes_scratch)
+                         std::unique_ptr<internode::CallScratch> nodes_scratch, FarLink* far)
     : nodes_scratch_(std::move(nodes_scratch)),
       context_(std::move(parts), context.options.timeout_ns),
       history_{Placements(context_.parts().memory, context_.parts().stream, context.topology.rank,
                           context.topology.num_ranks)},
-      latency_(context_, history_.placements),
-      nodes_latency_(context_, history_.placements, nodes_scratch_ ? &nodes_scratch_->side : nullptr) {}
+      latency_(context_, history_.placements, far),
+      far_(far) {}
 
 Result<std::unique_ptr<Backend>> CudaBackend::create(const BackendContext& context) {
   Result<Parts> parts = create_parts(context, load_kernels, start_latency);
   if (!parts.ok()) return parts.status();
   std::unique_ptr<internode::CallScratch> nodes_scratch;
+  FarLink* far = nullptr;
   if (context.topology.num_nodes() > 1) {
     Status status = load_nodes_kernels(parts->device);
     Result<std::unique_ptr<internode::CallScratch>> made = internode::CallScratch::create(*parts);
     if (status.ok()) status = made.status();
+    const FarLayout layout = far_layout(context.topology, parts->latency_bytes);
+    if (layout.num_ranks > 0) {
+      const DeviceGuard guard(parts->device);
+      if (status.ok()) status = guard.status();
+      Result<std::unique_ptr<FarLink>> link = FarLink::create(context, *parts, layout, status);
+      if (!link.ok()) return link.status();
+      far = link->get();
+      parts->far = std::shared_ptr<FarLink>(std::move(*link));
+    }
     if (!status.ok()) return status;
     nodes_scratch = std::move(*made);
   }
-  return std::unique_ptr<Backend>(std::make_unique<CudaBackend>(context, std::move(*parts), std::move(nodes_scratch)));
+  return std::unique_ptr<Backend>(
+      std::make_unique<CudaBackend>(context, std::move(*parts), std::move(nodes_scratch), far));
 }
 
 Result<Buffer> CudaBackend::allocate(std::size_t bytes) {
@@ -105,6 +134,7 @@ MemoryUsage CudaBackend::memory_usage() const {
   usage.control_bytes =
       node::round_up_to_page(Control::at(nullptr, static_cast<std::size_t>(parts.ranks.num_ranks)).size_bytes);
   if (parts.sync->has_rails()) usage.network_bytes = parts.sync->rails().memory_bytes();
+  if (far_ != nullptr) usage.network_bytes += far_->held_bytes();
   usage.staging_bytes = held_bytes - usage.control_bytes;
   usage.allocated_bytes = parts.arena->allocated_bytes() - held_bytes;
   return usage;
@@ -127,6 +157,8 @@ std::vector<std::int64_t> CudaBackend::wait_times_ns() const {
     if (node == topology.node_of(topology.rank)) continue;
     times_ns[to_size(parts.sync->rails().rank_of(node))] += read(waits.rails_ns + node);
   }
+  const int num_group_ranks = parts.latency_ranks.of_group ? topology.num_ranks : 0;
+  for (int rank = 0; rank < num_group_ranks; ++rank) times_ns[to_size(rank)] += read(waits.group_ns + rank);
   // Threads of kernels may report their sums in another order than they made them: a sum never falls.
   const std::lock_guard lock(shown_mutex_);
   shown_ns_.resize(times_ns.size());

@@ -15,7 +15,6 @@
 #include "core/backend.hpp"
 #include "cuda/context/context.hpp"
 #include "cuda/internode/calls.hpp"
-#include "cuda/internode/latency.hpp"
 #include "cuda/intranode/calls.hpp"
 #include "cuda/latency/calls.hpp"
 #include "cuda/placement/placements.hpp"
@@ -26,8 +25,9 @@ class CudaBackend final : public Backend {
  public:
   static Result<std::unique_ptr<Backend>> create(const BackendContext& context);
 
-  /// `nodes_scratch`: not null in groups of several nodes.
-  CudaBackend(const BackendContext& context, Parts parts, std::unique_ptr<internode::CallScratch> nodes_scratch);
+  /// `nodes_scratch`: not null in groups of several nodes. `far`: kept by the parts.
+  CudaBackend(const BackendContext& context, Parts parts, std::unique_ptr<internode::CallScratch> nodes_scratch,
+              FarLink* far);
 
   std::string_view name() const override { return "cuda"; }
   void created() override { context_.parts().sync->created(); }
@@ -49,14 +49,10 @@ class CudaBackend final : public Backend {
   NetworkUsage network_usage() override { return context_.parts().sync->network_usage(); }
   std::vector<std::int64_t> wait_times_ns() const override;
   Result<std::shared_ptr<RoutingState>> latency_dispatch(const LatencyDispatchCall& call) override {
-    return over_nodes() ? nodes_latency_.dispatch(call) : latency_.dispatch(call);
+    return latency_.dispatch(call);
   }
-  Status latency_combine(const LatencyCombineCall& call) override {
-    return over_nodes() ? nodes_latency_.combine(call) : latency_.combine(call);
-  }
-  Status latency_receive(const LatencyReceiveCall& call, bool& made) override {
-    return over_nodes() ? nodes_latency_.receive(call, made) : latency_.receive(call, made);
-  }
+  Status latency_combine(const LatencyCombineCall& call) override { return latency_.combine(call); }
+  Status latency_receive(const LatencyReceiveCall& call, bool& made) override { return latency_.receive(call, made); }
   Status update_mask(int rank, bool masked, Stream stream) override {
     return latency_.update_mask(rank, masked, stream);
   }
@@ -74,8 +70,8 @@ class CudaBackend final : public Backend {
   std::unique_ptr<internode::CallScratch> nodes_scratch_;  // declared before the context, which waits for its last call
   Context context_;
   RouteHistory history_;
-  LatencyMode latency_;                    // declared after the two members that it uses, like the next
-  internode::NodesLatency nodes_latency_;  // in groups of several nodes
+  LatencyMode latency_;       // declared after the two members that it uses
+  const FarLink* const far_;  // null: the group has one node, or no memory for latency mode
   mutable std::mutex shown_mutex_;
   mutable std::vector<std::int64_t> shown_ns_;  // guarded by shown_mutex_; values that wait_times_ns has returned
 };

@@ -28,6 +28,8 @@ set(ferry_cuda_sources
     cuda/context/parts.cpp
     cuda/context/peer_watch.cpp
     cuda/context/rail_link.cpp
+    cuda/far/link.cpp
+    cuda/far/source.cpp
     cuda/placement/homes.cpp
     cuda/placement/placements.cpp
     cuda/call/channel_tables.cpp
@@ -45,12 +47,10 @@ set(ferry_cuda_sources
     cuda/internode/combine.cpp
     cuda/internode/dispatch.cpp
     cuda/internode/kernel_routing.cpp
-    cuda/internode/latency.cpp
     cuda/internode/memory_required.cpp
     cuda/internode/node_route_steps.cpp
     cuda/internode/node_tables.cpp
     cuda/internode/route.cpp
-    cuda/internode/side_stream.cpp
     cuda/internode/steps.cpp
     cuda/latency/calls.cpp
     cuda/latency/dispatch.cpp
@@ -85,6 +85,7 @@ set(ferry_cuda_sources
     cuda/internode/node_route.cu
     cuda/latency/combine.cu
     cuda/latency/dispatch.cu
+    cuda/latency/far.cu
     cuda/latency/masks.cu
     cuda/latency/refusal.cu
     cuda/one_sided/kernels.cu

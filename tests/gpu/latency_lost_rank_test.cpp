@@ -188,7 +188,8 @@ class GpuLatencyLostRank : public testing::TestWithParam<Scenario> {
       under_way.emplace(stream.get(), [this] { scene_->num_under_way.fetch_add(1); });
     } else if (cut) {
       await([this] { return scene_->num_under_way.load() == GetParam().num_survivors(); }, "the others' calls");
-      faults_->cut(GetParam().link.first, GetParam().link.second);
+      faults_->cut_nodes(GetParam().link.first, GetParam().link.second, GetParam().num_nodes(),
+                         GetParam().ranks_per_node);
     }
     began_ns = node::monotonic_ns();
     Status status;
@@ -294,8 +295,7 @@ std::vector<Scenario> scenarios() {
   return all;
 }
 
-/// Two nodes that lose the first rank of the second node, or the link between them. There, split calls run on a stream
-/// of the group, and captured ones on the stream of their send half.
+/// Two nodes that lose the first rank of the second node, or the links between them.
 std::vector<Scenario> scenarios_over_nodes() {
   std::vector<Scenario> all;
   const auto add = [&all](const std::string& loss_name, RankKind kind, Loss loss, int ranks_per_node) {

@@ -50,9 +50,13 @@ class GpuNodes : public testing::TestWithParam<Shape> {
     for (int i = 0; i < count; ++i) cases.push_back(prepare_on_nodes(draw_case(random, GetParam().num_ranks())));
     return cases;
   }
-  static void run(const std::function<void(RankContext&, Group&)>& body) {
+  /// `latency_cases`: cases of latency mode that the group makes.
+  static void run(const std::function<void(RankContext&, Group&)>& body,
+                  const std::vector<PreparedCase>& latency_cases = {}) {
     run_gpu_ranks({GetParam().kind, GetParam().num_ranks()}, [&](RankContext& context) {
-      auto group = Group::create(context.bootstrap(), options_of(GetParam()));
+      GroupOptions options = options_of(GetParam());
+      if (!latency_cases.empty()) options.latency_bytes = latency_bytes_of("cuda", latency_cases);
+      auto group = Group::create(context.bootstrap(), options);
       if (!context.expect_ok(group.status(), "Group::create")) return;
       body(context, **group);
       context.expect_ok((*group)->destroy(), "destroy");
@@ -136,6 +140,22 @@ TEST_P(GpuNodesWithFaults, LateNodesAndAnyOrder) {
   net::LoopbackFaults faults;
   faults.scramble(12);
   run_cases(cases);
+  EXPECT_GT(faults.counts().num_overtaken, 0U);
+}
+
+TEST_P(GpuNodesWithFaults, LatencyModeInAnyOrder) {
+  const std::vector<PreparedCase> cases =
+      latency_cases_of_equal_shapes(GetParam().num_ranks(), 3, true, GetParam().ranks_per_node);
+  net::LoopbackFaults faults;
+  faults.scramble(14);
+  run(
+      [&](RankContext& context, Group& group) {
+        for (const PreparedCase& one : cases) {
+          check_latency_case(context, group, one, Halves::kTogether);
+          check_latency_case(context, group, one, Halves::kSplit);
+        }
+      },
+      cases);
   EXPECT_GT(faults.counts().num_overtaken, 0U);
 }
 
@@ -281,62 +301,64 @@ TEST_P(GpuNodes, RecordedLatencyCallsAreReplayed) {
   const std::vector<PreparedCase> cases =
       latency_cases_of_equal_shapes(GetParam().num_ranks(), 4, true, GetParam().ranks_per_node);
   for (const bool split : {false, true}) {
-    run([&](RankContext& context, Group& group) {
-      const RankStream stream(context);
-      LatencyPair pair(context, group, cases.back());
-      // First outside the graph, as in programs that warm up: this allocates the forwarders' memory.
-      if (!context.expect_ok(pair.start(group, stream.get(), split), "outside the graph")) return;
-      if (!context.expect_ok(group.wait(stream.get()), "outside the graph")) return;
-      pair.expect_received(context);
-      meet(context);
-      CapturedGraph graph;
-      graph.begin(stream.get());
-      const Status captured = pair.start(group, stream.get(), split);
-      graph.end();
-      if (!context.expect_ok(captured, "capturing")) return;
-      graph.prepare();
-      for (const PreparedCase& one : cases) {
-        pair.refill(context, one);
-        meet(context);  // no rank fills while others wait inside a kernel
-        graph.launch();
-        if (!context.expect_ok(group.wait(stream.get()), one.spec.name)) return;
-        pair.expect_received(context);
-      }
-      meet(context);
-      check_latency_case(context, group, cases.front(), Halves::kSplit);
-    });
+    run(
+        [&](RankContext& context, Group& group) {
+          const RankStream stream(context);
+          LatencyPair pair(context, group, cases.back());
+          // First outside the graph, as in programs that warm up: this allocates the forwarders' memory.
+          if (!context.expect_ok(pair.start(group, stream.get(), split), "outside the graph")) return;
+          if (!context.expect_ok(group.wait(stream.get()), "outside the graph")) return;
+          pair.expect_received(context);
+          meet(context);
+          CapturedGraph graph;
+          graph.begin(stream.get());
+          const Status captured = pair.start(group, stream.get(), split);
+          graph.end();
+          if (!context.expect_ok(captured, "capturing")) return;
+          graph.prepare();
+          for (const PreparedCase& one : cases) {
+            pair.refill(context, one);
+            meet(context);  // no rank fills while others wait inside a kernel
+            graph.launch();
+            if (!context.expect_ok(group.wait(stream.get()), one.spec.name)) return;
+            pair.expect_received(context);
+          }
+          meet(context);
+          check_latency_case(context, group, cases.front(), Halves::kSplit);
+        },
+        cases);
   }
 }
 
-/// A dispatch is sent outside a graph, and a graph receives it and combines: each replay combines again.
+/// A dispatch is sent outside a graph, and a graph receives it and combines.
 TEST_P(GpuNodes, AGraphReceivesWhatWasSentOutside) {
   const std::vector<PreparedCase> cases =
       latency_cases_of_equal_shapes(GetParam().num_ranks(), 2, false, GetParam().ranks_per_node);
-  run([&](RankContext& context, Group& group) {
-    const RankStream stream(context);
-    LatencyPair pair(context, group, cases.front());
-    if (!context.expect_ok(pair.start(group, stream.get(), true), "outside the graph")) return;
-    if (!context.expect_ok(group.wait(stream.get()), "outside the graph")) return;
-    meet(context);
-    pair.refill(context, cases.back());
-    meet(context);  // no rank fills while others wait inside a kernel
-    if (!context.expect_ok(pair.send(group, stream.get()), "sending")) return;
-    meet(context);  // making a graph may wait for kernels, and those for ranks that have not sent
-    CapturedGraph graph;
-    graph.begin(stream.get());
-    const Status captured = pair.finish(group, stream.get());
-    graph.end();
-    if (!context.expect_ok(captured, "capturing")) return;
-    graph.prepare();
-    for (int replay = 0; replay < 3; ++replay) {
-      meet(context);
-      graph.launch();
-      if (!context.expect_ok(group.wait(stream.get()), "replay")) return;
-      pair.expect_received(context);
-    }
-    meet(context);
-    check_latency_case(context, group, cases.front(), Halves::kSplit);
-  });
+  run(
+      [&](RankContext& context, Group& group) {
+        const RankStream stream(context);
+        LatencyPair pair(context, group, cases.front());
+        if (!context.expect_ok(pair.start(group, stream.get(), true), "outside the graph")) return;
+        if (!context.expect_ok(group.wait(stream.get()), "outside the graph")) return;
+        meet(context);
+        pair.refill(context, cases.back());
+        meet(context);  // no rank fills while others wait inside a kernel
+        if (!context.expect_ok(pair.send(group, stream.get()), "sending")) return;
+        meet(context);  // making a graph may wait for kernels, and those for ranks that have not sent
+        CapturedGraph graph;
+        graph.begin(stream.get());
+        const Status captured = pair.finish(group, stream.get());
+        graph.end();
+        if (!context.expect_ok(captured, "capturing")) return;
+        graph.prepare();
+        meet(context);
+        graph.launch();
+        if (!context.expect_ok(group.wait(stream.get()), "replay")) return;
+        pair.expect_received(context);
+        meet(context);
+        check_latency_case(context, group, cases.front(), Halves::kSplit);
+      },
+      cases);
 }
 
 /// Exact routes and latency mode hold no more than bytes_required returns.
@@ -352,36 +374,39 @@ TEST_P(GpuNodes, BytesRequiredIsABound) {
   spec.combines = {{.hidden = 1024, .weighted = true, .order = CombineOrder::kRankSums}};
   const PreparedCase decode = prepare_on_nodes(spec);
   for (const bool latency : {false, true}) {
-    run([&](RankContext& context, Group& group) {
-      const PreparedCase& one = latency ? decode : exact;
-      MemoryShape shape;
-      shape.backend = "cuda";
-      shape.num_ranks = GetParam().num_ranks();
-      shape.ranks_per_node = GetParam().ranks_per_node;
-      shape.num_experts = one.world.options.num_experts;
-      shape.num_tokens = one.num_tokens(context.rank());
-      shape.num_topk = one.world.num_topk;
-      shape.num_recv_rows = one.routings[static_cast<std::size_t>(context.rank())].num_recv_rows;
-      shape.row_bytes = 2048;
-      shape.scale_row_bytes = 32;
-      shape.layout = one.world.options.layout;
-      shape.weights = true;
-      shape.symmetric = false;
-      shape.num_node_tokens = shape.num_tokens;
-      shape.num_forwarded_tokens = (GetParam().num_nodes - 1) * std::int64_t{300};
-      if (latency) shape.max_tokens = latency_max_tokens(one);
-      const Result<std::size_t> required = bytes_required(shape);
-      if (!context.expect_ok(required.status(), "bytes_required")) return;
-      for (int repeat = 0; repeat < 3; ++repeat) {
-        if (latency) {
-          check_latency_case(context, group, one, Halves::kTogether);
-        } else {
-          check_case(context, group, one);
-        }
-      }
-      const std::size_t held = group.memory_usage().total_bytes();
-      context.expect(held <= *required, fmt::format("{} bytes are held, {} required", held, *required));
-    });
+    run(
+        [&](RankContext& context, Group& group) {
+          const PreparedCase& one = latency ? decode : exact;
+          MemoryShape shape;
+          shape.backend = "cuda";
+          shape.num_ranks = GetParam().num_ranks();
+          shape.ranks_per_node = GetParam().ranks_per_node;
+          shape.num_experts = one.world.options.num_experts;
+          shape.num_tokens = one.num_tokens(context.rank());
+          shape.num_topk = one.world.num_topk;
+          shape.num_recv_rows = one.routings[static_cast<std::size_t>(context.rank())].num_recv_rows;
+          shape.row_bytes = 2048;
+          shape.scale_row_bytes = 32;
+          shape.layout = one.world.options.layout;
+          shape.weights = true;
+          shape.symmetric = false;
+          shape.num_node_tokens = shape.num_tokens;
+          shape.num_forwarded_tokens = (GetParam().num_nodes - 1) * std::int64_t{300};
+          if (latency) shape.max_tokens = latency_max_tokens(one);
+          if (latency) shape.latency_bytes = latency_bytes_of("cuda", {decode});
+          const Result<std::size_t> required = bytes_required(shape);
+          if (!context.expect_ok(required.status(), "bytes_required")) return;
+          for (int repeat = 0; repeat < 3; ++repeat) {
+            if (latency) {
+              check_latency_case(context, group, one, Halves::kTogether);
+            } else {
+              check_case(context, group, one);
+            }
+          }
+          const std::size_t held = group.memory_usage().total_bytes();
+          context.expect(held <= *required, fmt::format("{} bytes are held, {} required", held, *required));
+        },
+        latency ? std::vector{decode} : std::vector<PreparedCase>());
   }
 }
 
@@ -449,17 +474,20 @@ TEST_P(GpuNodesOfProcesses, AFewExchangesOfEachKind) {
   const std::vector<PreparedCase> rounds = random_cases(377, 2);
   const std::vector<PreparedCase> pairs =
       latency_cases_of_equal_shapes(GetParam().num_ranks(), 1, true, GetParam().ranks_per_node);
-  run([&](RankContext& context, Group& group) {
-    for (const PreparedCase& one : rounds) check_case(context, group, one);
-    for (const PreparedCase& one : pairs) {
-      check_latency_case(context, group, one, Halves::kTogether);
-      check_latency_case(context, group, one, Halves::kSplit);
-    }
-    for (const PreparedCase& one : rounds) check_case(context, group, one);
-    const NetworkUsage usage = group.network_usage();
-    context.expect(usage.transport == "ucx", usage.transport);
-    context.expect(static_cast<int>(usage.rails.size()) == GetParam().num_nodes - 1, "one entry for each rail peer");
-  });
+  run(
+      [&](RankContext& context, Group& group) {
+        for (const PreparedCase& one : rounds) check_case(context, group, one);
+        for (const PreparedCase& one : pairs) {
+          check_latency_case(context, group, one, Halves::kTogether);
+          check_latency_case(context, group, one, Halves::kSplit);
+        }
+        for (const PreparedCase& one : rounds) check_case(context, group, one);
+        const NetworkUsage usage = group.network_usage();
+        context.expect(usage.transport == "ucx", usage.transport);
+        context.expect(static_cast<int>(usage.rails.size()) == GetParam().num_nodes - 1,
+                       "one entry for each rail peer");
+      },
+      pairs);
 }
 
 std::vector<Shape> emulated_shapes() { return {{2, 1}, {2, 2}, {4, 1}, {2, 4}, {3, 2}}; }

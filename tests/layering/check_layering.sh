@@ -97,12 +97,14 @@ allow_cuda local "calls that need no group: local, plan, numeric, cuda/driver, c
   local plan numeric cuda/driver cuda/memory cuda/sync cuda/numeric
 allow_cuda placement "placements use no call: core, plan, cuda/driver, cuda/memory, cuda/sync and itself" \
   core plan cuda/driver cuda/memory cuda/sync
+allow_cuda far "latency mode's network, no kernels: what context may include, one_sided, cuda/context and itself" \
+  core plan node net rail call one_sided cuda/driver cuda/memory cuda/sync cuda/context
 call_uses=(core plan numeric node cuda/driver cuda/memory cuda/sync cuda/copy cuda/numeric cuda/context cuda/placement)
 allow_cuda call "parts of every kind of call use no kind of call: everything below calls, and itself" "${call_uses[@]}"
 allow_cuda intranode "a kind of call includes cuda/call and what that may include, and no other kind of call" \
   "${call_uses[@]}" cuda/call
-allow_cuda latency "a kind of call includes cuda/call and what that may include, and no other kind of call" \
-  "${call_uses[@]}" cuda/call
+allow_cuda latency "latency mode includes cuda/far, cuda/call and what that may include, and no other kind of call" \
+  "${call_uses[@]}" cuda/call cuda/far
 allow_cuda internode "calls over several nodes include cuda/call, what that may include, net, rail and call" \
   "${call_uses[@]}" cuda/call net rail call
 allow_cuda one_sided "no group calls: core, plan, node, one_sided, cuda/driver, cuda/memory, cuda/context, itself" \

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <map>
 #include <mutex>
+#include <tuple>
 #include <utility>
 
 #include "net/loopback/inbox.hpp"
@@ -11,11 +12,14 @@
 namespace ferry::net {
 namespace {
 
+constexpr int kAnySize = 0;
+
 class InjectedRules final : public loopback::Rules {
  public:
-  loopback::PairRule for_pair(int from, int to) override {
+  loopback::PairRule for_pair(int from, int to, int num_ends) override {
     const std::lock_guard lock(mutex);
-    const auto found = by_pair.find({from, to});
+    const auto of_size = by_pair.find({from, to, num_ends});
+    const auto found = of_size == by_pair.end() ? by_pair.find({from, to, kAnySize}) : of_size;
     return found == by_pair.end() ? loopback::PairRule{} : found->second;
   }
 
@@ -32,7 +36,7 @@ class InjectedRules final : public loopback::Rules {
   }
 
   std::mutex mutex;
-  std::map<std::pair<int, int>, loopback::PairRule> by_pair;
+  std::map<std::tuple<int, int, int>, loopback::PairRule> by_pair;  // by the ends and the size of the network
   loopback::MixRule mixed;
   std::atomic<std::uint64_t> num_delayed{0};
   std::atomic<std::uint64_t> num_overtaken{0};
@@ -45,10 +49,10 @@ InjectedRules& rules() {
 }
 
 template <typename Change>
-void change_rule(int from, int to, Change change) {
+void change_rule(int from, int to, Change change, int num_ends = kAnySize) {
   {
     const std::lock_guard lock(rules().mutex);
-    change(rules().by_pair[{from, to}]);
+    change(rules().by_pair[{from, to, num_ends}]);
   }
   loopback::wake_all_ends();
 }
@@ -100,9 +104,19 @@ void LoopbackFaults::drop(int from, int to) {
   change_rule(from, to, [](loopback::PairRule& rule) { rule.dropped = true; });
 }
 
-void LoopbackFaults::cut(int a, int b) {
-  change_rule(a, b, [](loopback::PairRule& rule) { rule.cut = true; });
-  change_rule(b, a, [](loopback::PairRule& rule) { rule.cut = true; });
+void LoopbackFaults::cut(int a, int b, int num_ends) {
+  const auto cut = [](loopback::PairRule& rule) { rule.cut = true; };
+  change_rule(a, b, cut, num_ends);
+  change_rule(b, a, cut, num_ends);
+}
+
+void LoopbackFaults::cut_nodes(int a, int b, int num_nodes, int ranks_per_node) {
+  cut(a, b, num_nodes);
+  for (int i = 0; i < ranks_per_node; ++i) {
+    for (int k = 0; k < ranks_per_node; ++k) {
+      cut(a * ranks_per_node + i, b * ranks_per_node + k, num_nodes * ranks_per_node);
+    }
+  }
 }
 
 LoopbackFaultCounts LoopbackFaults::counts() const {

@@ -42,7 +42,11 @@ class LoopbackFaults {
   void drop(int from, int to);
   /// Breaks the connection between the two ends: each is notified that it lost the other (kTransport), and no further
   /// operation arrives, not even those in transit.
-  void cut(int a, int b);
+  /// `num_ends`: only in networks of that many ends; 0: in all.
+  void cut(int a, int b, int num_ends = 0);
+  /// Breaks all connections between two nodes of a group: those of rails, whose ends are nodes, and those of latency
+  /// mode, whose ends are ranks.
+  void cut_nodes(int a, int b, int num_nodes, int ranks_per_node);
 
   LoopbackFaultCounts counts() const;
 };

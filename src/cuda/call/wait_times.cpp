@@ -15,6 +15,7 @@ WaitTimesParams wait_times_of(const Parts& parts, std::int64_t* times_ns) {
   params.rails = rails.state;
   params.node = rails.node;
   params.num_nodes = rails.num_nodes;
+  if (parts.latency_bytes > 0) params.num_group_ranks = rails.num_nodes * parts.ranks.num_ranks;
   return params;
 }
 

@@ -23,6 +23,7 @@ __global__ void __launch_bounds__(kThreads) wait_times_kernel(const __grid_const
   if (idx < params.ranks_per_node) {
     add_time(params, params.node * params.ranks_per_node + idx, local.wait_ns[idx] + local.step_wait_ns[idx]);
   }
+  if (idx < params.num_group_ranks) add_time(params, idx, local.group_wait_ns[idx]);
   if (params.rails != nullptr && idx < params.num_nodes && idx != params.node) {
     const volatile RailState& rails = *params.rails;
     add_time(params, idx * params.ranks_per_node + params.rank_in_node, rails.wait_ns[idx]);

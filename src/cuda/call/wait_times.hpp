@@ -23,6 +23,7 @@ struct WaitTimesParams {
   int rank_in_node = 0;
   int node = 0;
   int num_nodes = 1;
+  int num_group_ranks = 0;           ///< ranks that latency mode over several nodes waits for
   std::int64_t* times_ns = nullptr;  ///< [R]
   bool subtracts = false;
 };

@@ -178,6 +178,7 @@ Status Context::take_fault() {
   if (__atomic_load_n(&fault.state, __ATOMIC_ACQUIRE) == 0) return {};
   Status status = describe(fault, "wait");
   fault.latency = 0;
+  fault.of_group = 0;
   __atomic_store_n(&fault.state, 0, __ATOMIC_RELEASE);
   return status;
 }

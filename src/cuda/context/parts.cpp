@@ -103,12 +103,18 @@ Result<int> count_sharers(const BackendContext& context, const Status& my_status
   return sharers;
 }
 
-/// Memory of latency mode: at the same place of every rank's arena, since all ranks have agreed on its size. There is
-/// none over several nodes, where calls of latency mode use the memory of the other calls.
+/// Memory of latency mode: at the same place of every rank's arena, since all ranks have agreed on its size.
 Status make_latency_memory(const BackendContext& context, StartLatency start_latency, Parts& parts) {
-  if (context.options.latency_bytes == 0 || context.topology.num_nodes() > 1) return {};
+  if (context.options.latency_bytes == 0) return {};
+  if (context.topology.num_ranks > kMaxRanks) {
+    return Status(
+        ErrorCode::kUnsupported,
+        fmt::format("Group::create: GroupOptions::latency_bytes is {} in a group of {} ranks; latency mode of "
+                    "this build's CUDA backend connects up to {}",
+                    context.options.latency_bytes, context.topology.num_ranks, kMaxRanks));
+  }
   constexpr std::string_view kClearing = "Group::create: clearing the memory of latency mode";
-  const auto num_ranks = static_cast<std::size_t>(context.topology.num_ranks);
+  const auto num_ranks = static_cast<std::size_t>(context.topology.ranks_per_node);
   const std::size_t offset = node::round_up_to_page(Control::at(nullptr, num_ranks).size_bytes);
   parts.latency_bytes = node::round_up_to_page(context.options.latency_bytes);
   Result<std::shared_ptr<std::byte>> latency = parts.memory->take(parts.latency_bytes);
@@ -264,6 +270,16 @@ void set_ranks(const BackendContext& context, Parts& parts) {
   for (int rank = 0; rank < ranks.num_ranks; ++rank) {
     ranks.peer_bases[rank] = parts.exchange->peer_base(first_rank + rank);
   }
+  parts.latency_ranks = ranks;
+  if (topology.num_nodes() == 1 || topology.num_ranks > kMaxRanks) return;
+  RankParams& group = parts.latency_ranks;
+  group.of_group = true;
+  group.rank = topology.rank;
+  group.num_ranks = topology.num_ranks;
+  for (int rank = 0; rank < topology.num_ranks; ++rank) {
+    const bool is_near = topology.node_of(rank) == topology.node_of(topology.rank);
+    group.peer_bases[rank] = ranks.peer_bases[is_near ? rank - first_rank : ranks.rank];
+  }
 }
 
 }  // namespace
@@ -296,6 +312,7 @@ Result<Parts> create_parts(const BackendContext& context, LoadKernels load_kerne
     status = start_rail_link(std::move(ring_memory), context.options.network_poll_ns, parts);
   Result<int> sharers = count_sharers(context, status, facts.ok() ? *facts : DeviceFacts{});
   if (!sharers.ok()) return sharers.status();
+  parts.gpu_pci_address = facts->pci_address;
   parts.num_sms = std::max(1, facts->num_sms / *sharers);
   parts.num_waiting_sms = waiting_sms(context.options.num_reserved_sms, parts.num_sms, *sharers);
   parts.tuning = tuning_for(context.tuning, facts->name, context.topology.num_nodes(), context.topology.ranks_per_node);

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "call/call_sync.hpp"
@@ -45,9 +46,12 @@ struct Parts {
   std::shared_ptr<std::byte> masks;   ///< zeroed; in groups that mask lost ranks and have latency_bytes, else null
   std::uint64_t mask_timeout_ns = 0;  ///< in groups that mask lost ranks, else 0
   RankParams ranks;
-  std::shared_ptr<OwnStream> stream;           ///< for work that waits for no other rank: setup, zeroing
+  RankParams latency_ranks;           ///< of latency mode: over several nodes, of the group (RankParams::of_group)
+  std::string gpu_pci_address;        ///< empty if the driver does not report it
+  std::shared_ptr<OwnStream> stream;  ///< for work that waits for no other rank: setup, zeroing
   std::shared_ptr<OwnStream> refusals_stream;  ///< stream on which refused calls wait for the peers
-  std::unique_ptr<PeerWatch> watch;            ///< declared last: its thread reads `sync` and `report`
+  std::unique_ptr<PeerWatch> watch;            ///< declared after `sync` and `report`, which its thread reads
+  std::shared_ptr<void> far;  ///< this rank's end of the network of latency mode (cuda/far), which uses the others
 };
 
 /// Loads the kernels of all calls on the current GPU. `has_bulk`: whether they can use the bulk copy engine there. A

@@ -13,7 +13,6 @@
 #include "core/backend.hpp"
 #include "cuda/context/context.hpp"
 #include "cuda/internode/node_route_steps.hpp"
-#include "cuda/internode/side_stream.hpp"
 #include "cuda/internode/steps.hpp"
 #include "cuda/memory/pinned_memory.hpp"
 #include "cuda/placement/placements.hpp"
@@ -49,12 +48,10 @@ class CallScratch {
   static constexpr int kWindowBlocks = 4;
 
   static Result<std::unique_ptr<CallScratch>> create(const Parts& parts);
-  CallScratch(node::Arena& arena, PinnedBlock block, SideStream stream)
-      : tables(arena), window(std::move(block)), side(std::move(stream)) {}
+  CallScratch(node::Arena& arena, PinnedBlock block) : tables(arena), window(std::move(block)) {}
 
   HostTables tables;
   PinnedBlock window;
-  SideStream side;
 };
 
 NodePlace place_of(const Parts& parts);

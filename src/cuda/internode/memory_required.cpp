@@ -4,10 +4,7 @@
 
 #include <algorithm>
 
-#include "cuda/call/memory_required.hpp"
 #include "cuda/context/rail_link.hpp"
-#include "cuda/internode/kernel_routing.hpp"
-#include "cuda/internode/node_route_steps.hpp"
 #include "node/page_heap.hpp"
 #include "plan/carver.hpp"
 #include "plan/to_size.hpp"
@@ -24,24 +21,7 @@ constexpr int kLargeGpu = 1024;
 struct CallMemory {
   std::size_t tables_bytes = 0;
   RoutedTokens routed;
-  std::size_t route_bytes = 0;  ///< of staging, beside that of the rows of the same call
 };
-
-/// Bytes of a Routing of latency mode, which kernels fill in.
-CallMemory kernel_routing(const MemoryShape& shape, const Topology& topology) {
-  NodeRouteInput input;
-  input.num_tokens = shape.num_tokens;
-  input.max_tokens = shape.max_tokens;
-  input.num_topk = shape.num_topk;
-  input.num_experts = static_cast<int>(shape.num_experts);
-  input.num_local_experts = static_cast<int>(num_local_experts(shape));
-  input.layout = Layout::kSlab;
-  CallMemory memory;
-  memory.tables_bytes = kernel_tables_bytes(topology, input, shape.num_recv_rows, shape.weights, true);
-  memory.routed = bounded_tokens(topology, input, shape.num_recv_rows);
-  memory.route_bytes = NodeRouteStaging::at(nullptr, topology, input).size_bytes;
-  return memory;
-}
 
 /// Bytes of a Routing that the hosts make.
 CallMemory host_routing(const MemoryShape& shape, const Topology& topology) {
@@ -67,20 +47,19 @@ CallMemory host_routing(const MemoryShape& shape, const Topology& topology) {
   return memory;
 }
 
-std::size_t dispatch_bytes(const MemoryShape& shape, const CallMemory& call, bool weights) {
+std::size_t dispatch_bytes(const MemoryShape& shape, const CallMemory& call) {
   DispatchTensors tensors;
   tensors.row_bytes = shape.quantized_row_bytes > 0 ? shape.quantized_row_bytes : shape.row_bytes;
-  tensors.format = plan::TokenRecord::of({shape.scale_row_bytes, shape.num_topk, weights, weights, false});
-  return call.route_bytes + DispatchStaging::at(nullptr, call.routed, tensors).size_bytes;
+  tensors.format = plan::TokenRecord::of({shape.scale_row_bytes, shape.num_topk, shape.weights, shape.weights, false});
+  return DispatchStaging::at(nullptr, call.routed, tensors).size_bytes;
 }
 
 /// The largest combine: weighted, and with returned weights if the shape has any.
-std::size_t combine_bytes(const MemoryShape& shape, const Topology& topology, const CallMemory& call, bool weights) {
+std::size_t combine_bytes(const MemoryShape& shape, const Topology& topology, const CallMemory& call) {
   CombineTensors tensors;
   tensors.row_bytes = shape.row_bytes;
   tensors.weighted = true;
-  tensors.rank_sums = shape.max_tokens > 0;
-  tensors.returns_weights = weights;
+  tensors.returns_weights = shape.weights;
   NodePlace place;
   place.ranks_per_node = topology.ranks_per_node;
   const StepBlocks blocks = StepBlocks::of(topology.num_nodes(), kLargeGpu);
@@ -89,13 +68,13 @@ std::size_t combine_bytes(const MemoryShape& shape, const Topology& topology, co
   const std::size_t weights_per_row = shape.layout == Layout::kTokens ? to_size(shape.num_topk) : 1;
   plan::Carver copies(nullptr);
   if (!shape.symmetric) copies.take<std::byte>(num_rows * to_size(shape.row_bytes));
-  if (weights && !shape.symmetric_tables) copies.take<float>(num_rows * weights_per_row);
+  if (shape.weights && !shape.symmetric_tables) copies.take<float>(num_rows * weights_per_row);
   return copies.used_bytes() + CombineStaging::at(nullptr, place, call.routed, tensors, blocks).size_bytes;
 }
 
 }  // namespace
 
-Result<std::size_t> bytes_required(const MemoryShape& shape, const Topology& topology) {
+Result<std::size_t> bytes_required(const MemoryShape& shape, const Topology& topology, const CallBytes* latency) {
   if (topology.ranks_per_node > kMaxRanks || topology.num_nodes() > kMaxNodes) {
     return Status(ErrorCode::kUnsupported,
                   fmt::format("bytes_required: {} ranks in {} nodes; this build's CUDA backend connects up to {} ranks "
@@ -103,19 +82,19 @@ Result<std::size_t> bytes_required(const MemoryShape& shape, const Topology& top
                               topology.num_ranks, topology.num_nodes(), kMaxRanks, kMaxNodes));
   }
   const auto num_nodes = to_size(topology.num_nodes());
-  const bool latency = shape.max_tokens > 0;
-  const CallMemory call = latency ? kernel_routing(shape, topology) : host_routing(shape, topology);
-  const bool weights = shape.weights && !latency;
+  const CallMemory call = host_routing(shape, topology);
   const bool quantizes = shape.quantized_row_bytes > 0;
   const auto num_rows = to_size(shape.num_recv_rows);
   const auto num_tokens = to_size(shape.num_tokens);
   const std::size_t quantized_bytes =
       quantizes ? num_tokens * to_size(shape.quantized_row_bytes + shape.scale_row_bytes) : 0;
-  const std::size_t staging_bytes =
-      round_up_to_page(sizeof(RailState)) + round_up_to_page(sizeof(RailLog)) + placement_bytes(shape, topology) +
-      to_size(shape.num_routings) * round_up_to_page(call.tables_bytes) +
-      round_up_to_page(std::max(dispatch_bytes(shape, call, weights), combine_bytes(shape, topology, call, weights))) +
-      round_up_to_page(quantized_bytes);
+  const CallBytes others{round_up_to_page(call.tables_bytes),
+                         round_up_to_page(std::max(dispatch_bytes(shape, call), combine_bytes(shape, topology, call))) +
+                             round_up_to_page(quantized_bytes)};
+  const CallBytes& calls = latency != nullptr ? *latency : others;
+  const std::size_t staging_bytes = round_up_to_page(sizeof(RailState)) + round_up_to_page(sizeof(RailLog)) +
+                                    placement_bytes(shape, topology) +
+                                    to_size(shape.num_routings) * calls.routing_bytes + calls.staging_bytes;
   const std::size_t received_row_bytes = to_size(quantizes ? shape.quantized_row_bytes : shape.row_bytes);
   const std::size_t buffers_bytes = shape.symmetric ? round_up_to_page(num_tokens * to_size(shape.row_bytes)) +
                                                           round_up_to_page(num_rows * received_row_bytes) +

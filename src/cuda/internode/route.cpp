@@ -358,9 +358,7 @@ Result<std::byte*> HostTables::forward_tables(std::size_t bytes) { return ensure
 Result<std::unique_ptr<CallScratch>> CallScratch::create(const Parts& parts) {
   Result<PinnedBlock> window = take_pinned(kWindowBytes);
   if (!window.ok()) return window.status();
-  Result<SideStream> side = SideStream::create(parts.refusals_stream);
-  if (!side.ok()) return side.status();
-  return std::make_unique<CallScratch>(parts.sync->peers().arena(), std::move(*window), std::move(*side));
+  return std::make_unique<CallScratch>(parts.sync->peers().arena(), std::move(*window));
 }
 
 NodePlace place_of(const Parts& parts) {
@@ -379,7 +377,7 @@ cudaError_t launch_refusal_of(Context& context, const Launch& launch, const Call
   context.parts().rail_link->wake();
   ExchangeParams params = agreement_only(place_of(context.parts()), identity_of(context, refused, launch));
   const bool on_route = refused.operation == Operation::kDispatch || refused.operation == Operation::kCombine;
-  if (on_route && routing != nullptr) {
+  if (on_route && routing != nullptr && routing->latency_phase == LatencyPhase::kNone) {
     const RoutedTokens& routed = static_cast<const NodesRouting&>(*routing).routed;
     if (routed.by_kernels) params.routed = routed.tables.summary;
   }

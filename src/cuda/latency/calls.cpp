@@ -23,10 +23,11 @@ constexpr int kLeastBlocks = 2;
 
 }  // namespace
 
-LatencyMode::LatencyMode(Context& context, Placements& placements)
+LatencyMode::LatencyMode(Context& context, Placements& placements, FarLink* far)
     : context_(context),
       placements_(placements),
-      layout_(latency_layout(context.parts(), context.parts().ranks.num_ranks)) {
+      far_(far),
+      layout_(latency_layout(context.parts().sync->topology(), context.parts().latency_bytes)) {
   const Parts& parts = context.parts();
   if (parts.masks == nullptr) return;
   std::size_t size_bytes = 0;
@@ -35,7 +36,7 @@ LatencyMode::LatencyMode(Context& context, Placements& placements)
 }
 
 Status LatencyMode::check_room(std::string_view operation, const SetNeed& need) const {
-  const std::int64_t num_ranks = context_.parts().ranks.num_ranks;
+  const std::int64_t num_ranks = ranks().num_ranks;
   if (has_memory() && layout_.holds(need, num_ranks)) return {};
   return Status(ErrorCode::kCapacity,
                 fmt::format("{}: the group has {} bytes to receive in, expected at least {} for a call of this shape; "
@@ -45,16 +46,24 @@ Status LatencyMode::check_room(std::string_view operation, const SetNeed& need) 
 
 cudaError_t LatencyMode::launch_refusal(LatencyKind kind, const Launch& launch) const {
   LatencyRefusalParams params;
-  params.call.ranks = context_.parts().ranks;
+  params.call.ranks = ranks();
   params.call.layout = layout_;
   params.call.record_number = launch.record_number;
   params.kind = kind;
+  if (over_nodes()) {
+    far_->expect_posts();
+    cudaError_t error = launch_far_refusal({params.call, far_->params(), kind}, launch.stream);
+    const FarReceiveParams receive{
+        .call = params.call, .far = far_->params(), .kind = kind, .row = {}, .refuses = true};
+    if (error == cudaSuccess) error = launch_far_receive(receive, launch.stream);
+    if (error != cudaSuccess) return error;
+  }
   return launch_latency_refusal(params, mask_, launch.stream);
 }
 
 BlockLimits LatencyMode::block_limits(const KernelOptions& options, const TunedCall& call) const {
   const Parts& parts = context_.parts();
-  const DeviceLimits limits{parts.num_sms, parts.has_bulk, parts.ranks.num_ranks, parts.num_waiting_sms};
+  const DeviceLimits limits{parts.num_sms, parts.has_bulk, ranks().num_ranks, parts.num_waiting_sms};
   const int num_sms = tuned(options, parts.tuning, call).num_sms;
   const int most = std::clamp(most_blocks(num_sms, limits), kLeastBlocks, kMaxCallBlocks);
   // Gates wait in place of the kernels of groups that mask lost ranks (mask.hpp).
@@ -66,7 +75,7 @@ BlockLimits LatencyMode::block_limits(const KernelOptions& options, const TunedC
 }
 
 LatencyParams LatencyMode::params_of(const LatencyRouting& routing) const {
-  LatencyParams params{.ranks = context_.parts().ranks, .layout = layout_, .tables = routing.latency};
+  LatencyParams params{.ranks = ranks(), .layout = layout_, .tables = routing.latency};
   params.num_tokens = routing.num_tokens;
   params.max_tokens = routing.max_tokens;
   params.num_topk = routing.num_topk;
@@ -84,6 +93,7 @@ Status LatencyMode::make_combine(const LatencyCombineCall& call) {
   if (!has_memory()) return rows.record.code == ErrorCode::kOk ? check_room(kName, {}) : status_of(rows.record);
   const Parts& parts = context_.parts();
   std::optional<LatencyCombineParams> params;
+  PinnedBlock returns;
   int num_receive_blocks = 0;
   // Core hands out Routings as const; this one also keeps the parameters of its receive half.
   const auto routing_of = [](const CombineCall& combine) -> LatencyRouting& {
@@ -92,19 +102,26 @@ Status LatencyMode::make_combine(const LatencyCombineCall& call) {
   const auto prepare = [&](const CallStream& /*stream*/) -> Status {
     LatencyRouting& routing = routing_of(rows);
     const CombineOrder order = rows.rank_sums ? CombineOrder::kRankSums : CombineOrder::kExact;
-    const int num_rows = num_returned_rows(order, routing.num_topk, parts.ranks.num_ranks);
+    // Far ranks return a row for each entry.
+    const int num_rows =
+        over_nodes() ? routing.num_topk : num_returned_rows(order, routing.num_topk, ranks().num_ranks);
     Status status =
         check_room(kName, SetNeed::of_combine(routing.max_tokens, routing.num_topk, num_rows, rows.x.row_bytes));
     if (status.ok()) status = as_error_of(kName, check_combine_memory(rows, *parts.arena));
     if (status.ok()) status = check_wait_times_memory(kName, call.wait_times_ns, *parts.arena);
     if (!status.ok()) return status;
+    if (over_nodes()) {
+      Result<PinnedBlock> taken = returns_of(routing, rows.x.row_bytes);
+      if (!taken.ok()) return as_error_of(kName, taken.status());
+      returns = std::move(*taken);
+    }
 
     params.emplace(LatencyCombineParams{.send = {.call = params_of(routing), .rows = {}}, .receive = {}});
     CombineSendParams& send = params->send;
     send.call.counts_waits = call.wait_times_ns != nullptr;
     send.rows = {rows.x.row_bytes, rows.x.dtype == DType::kFloat32, order};
     // Gates of groups that mask ranks wait for flags of rows.
-    send.rows.words = rows.rank_sums && !masks() && routing.max_tokens <= layout_.word_tokens(rows.x.row_bytes);
+    send.rows.words = rows.rank_sums && !in_halves() && routing.max_tokens <= layout_.word_tokens(rows.x.row_bytes);
     send.x = rows.x.data;
     send.x_stride = rows.x.stride_bytes;
     const auto* weights = static_cast<const float*>(rows.topk_weights.data);
@@ -123,7 +140,8 @@ Status LatencyMode::make_combine(const LatencyCombineCall& call) {
 
     CombineReceiveRows& receive = params->receive;
     receive.rows = send.rows;
-    receive.first_receiver = call.split ? 1 : 1 + send.call.num_blocks - num_receive_blocks;
+    receive.first_receiver = call.split || over_nodes() ? 1 : 1 + send.call.num_blocks - num_receive_blocks;
+    if (over_nodes()) receive.far = far_->params();
     receive.out = rows.out_x.data;
     receive.out_stride = rows.out_x.stride_bytes;
     receive.weights = weights;
@@ -139,13 +157,18 @@ Status LatencyMode::make_combine(const LatencyCombineCall& call) {
     send.call.record_number = launch.record_number;
     cudaError_t error = cudaSuccess;
     if (call.split) {
-      error = launch_combine_send(send, mask_, launch.stream);
+      error = launch_send(send, returns, launch.stream);
       *routing.combine_receive = {params->receive, send.call};
       routing.combine_receive->call.num_blocks = num_receive_blocks;
       routing.wait_times_ns = call.wait_times_ns;
     } else {
-      error = launch_timed(wait_times_of(parts, call.wait_times_ns), launch.stream,
-                           [&] { return launch_latency_combine(*params, mask_, launch.stream); });
+      error = launch_timed(wait_times_of(parts, call.wait_times_ns), launch.stream, [&] {
+        if (!over_nodes()) return launch_latency_combine(*params, mask_, launch.stream);
+        const cudaError_t sent = launch_send(send, returns, launch.stream);
+        CombineReceiveParams receive{params->receive, send.call};
+        receive.call.num_blocks = num_receive_blocks;
+        return sent == cudaSuccess ? launch_receive(receive, launch.stream) : sent;
+      });
     }
     return error;
   };
@@ -156,6 +179,32 @@ Status LatencyMode::make_combine(const LatencyCombineCall& call) {
   Status ended = make_call({context_, rows.record, rows.stream}, steps);
   if (ended.ok() && call.split) in_flight_.push_back(rows.routing);
   return ended;
+}
+
+Result<PinnedBlock> LatencyMode::returns_of(const LatencyRouting& routing, std::int64_t row_bytes) {
+  const std::int64_t num_rows =
+      most_returned_rows({far_->params().layout.num_far(), routing.max_tokens, routing.num_topk,
+                          static_cast<std::int64_t>(routing.local_expert_ids.size()), routing.num_recv_rows});
+  return far_->take_returns(to_size(num_rows * round_up_row(row_bytes)));
+}
+
+cudaError_t LatencyMode::launch_send(const CombineSendParams& params, const PinnedBlock& returns, cudaStream_t stream) {
+  if (over_nodes()) {
+    far_->expect_posts();
+    const auto of_host = static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(returns.data.get()));
+    const cudaError_t error = launch_far_returns({params, far_->params(), returns.kernel_view, of_host}, stream);
+    if (error != cudaSuccess) return error;
+  }
+  return launch_combine_send(params, mask_, stream);
+}
+
+cudaError_t LatencyMode::launch_receive(const CombineReceiveParams& params, cudaStream_t stream) const {
+  if (over_nodes()) {
+    const cudaError_t error = launch_far_receive(
+        {.call = params.call, .far = far_->params(), .kind = LatencyKind::kCombine, .row = {}}, stream);
+    if (error != cudaSuccess) return error;
+  }
+  return launch_combine_receive(params, mask_, stream);
 }
 
 Status LatencyMode::combine(const LatencyCombineCall& call) {
@@ -176,8 +225,8 @@ Status LatencyMode::make_receive(const LatencyReceiveCall& call, bool& made) {
   }
   const auto launch = [this, &routing, of_combine](cudaStream_t stream) {
     return launch_timed(wait_times_of(context_.parts(), routing.wait_times_ns), stream, [&] {
-      return of_combine ? launch_combine_receive(*routing.combine_receive, mask_, stream)
-                        : launch_dispatch_receive(*routing.dispatch_receive, mask_, stream);
+      return of_combine ? launch_receive(*routing.combine_receive, stream)
+                        : launch_receive(*routing.dispatch_receive, stream);
     });
   };
   Status status = context_.launch_local(kName, call.stream, launch, *captured);
@@ -196,7 +245,7 @@ Status LatencyMode::receive(const LatencyReceiveCall& call, bool& made) {
 Result<LatencyParams> LatencyMode::mask_call(std::string_view operation) const {
   if (!has_memory()) return check_room(operation, {});
   LatencyParams params;
-  params.ranks = context_.parts().ranks;
+  params.ranks = ranks();
   params.layout = layout_;
   return params;
 }
@@ -218,9 +267,9 @@ Status LatencyMode::query_mask(std::int32_t* out, Stream stream) {
   const DeviceGuard guard(parts.device);
   if (!guard.status().ok()) return guard.status();
   if (const Result<LatencyParams> call = mask_call(kName); !call.ok()) return call.status();
-  const ConstTensorView view(out, DType::kInt32, {parts.ranks.num_ranks});
+  const ConstTensorView view(out, DType::kInt32, {ranks().num_ranks});
   if (Status status = check_mask_memory(view, *parts.arena); !status.ok()) return status;
-  const MaskQueryParams query{mask_, parts.ranks.num_ranks, out};
+  const MaskQueryParams query{mask_, ranks().num_ranks, out};
   return context_.launch_local(kName, stream, [&query](cudaStream_t to) { return launch_mask_query(query, to); });
 }
 

@@ -1,7 +1,7 @@
 #ifndef FERRY_CUDA_LATENCY_CALLS_HPP
 #define FERRY_CUDA_LATENCY_CALLS_HPP
 
-/// Latency mode on GPUs of one host. core/backend.hpp states the contract of each call.
+/// Latency mode on GPUs, inside a node and between nodes. core/backend.hpp states the contract of each call.
 
 #include <cstdint>
 #include <memory>
@@ -9,6 +9,7 @@
 
 #include "core/backend.hpp"
 #include "cuda/context/context.hpp"
+#include "cuda/far/link.hpp"
 #include "cuda/latency/mask.hpp"
 #include "cuda/latency/routing.hpp"
 #include "cuda/placement/placements.hpp"
@@ -23,8 +24,8 @@ struct BlockLimits {
 
 class LatencyMode {
  public:
-  /// Both must outlive it.
-  LatencyMode(Context& context, Placements& placements);
+  /// All must outlive it. `far`: in groups of several nodes that have memory for latency mode, else null.
+  LatencyMode(Context& context, Placements& placements, FarLink* far);
 
   Result<std::shared_ptr<RoutingState>> dispatch(const LatencyDispatchCall& call);
   Status combine(const LatencyCombineCall& call);
@@ -41,6 +42,10 @@ class LatencyMode {
   Result<LatencyParams> mask_call(std::string_view operation) const;
 
   bool masks() const { return mask_.present(); }
+  bool over_nodes() const { return far_ != nullptr; }
+  /// Calls are two kernels, one for each half, whether they are split or not.
+  bool in_halves() const { return masks() || over_nodes(); }
+  const RankParams& ranks() const { return context_.parts().latency_ranks; }
   bool has_memory() const { return layout_.set_bytes > 0; }
   /// kCapacity unless the group has memory for this.
   Status check_room(std::string_view operation, const SetNeed& need) const;
@@ -55,6 +60,15 @@ class LatencyMode {
 
   Context& context_;
   Placements& placements_;
+  /// Memory that the rows of a combine of this Routing leave from to other nodes.
+  Result<PinnedBlock> returns_of(const LatencyRouting& routing, std::int64_t row_bytes);
+  cudaError_t launch_send(const LatencyDispatchParams& params, cudaStream_t stream);
+  /// `returns`: see returns_of.
+  cudaError_t launch_send(const CombineSendParams& params, const PinnedBlock& returns, cudaStream_t stream);
+  cudaError_t launch_receive(const DispatchReceiveParams& params, cudaStream_t stream) const;
+  cudaError_t launch_receive(const CombineReceiveParams& params, cudaStream_t stream) const;
+
+  FarLink* far_;
   LatencyLayout layout_;
   MaskParams mask_;                                             // present in groups that mask lost ranks
   std::vector<std::shared_ptr<const RoutingState>> in_flight_;  // Routings of calls that are sent and not received

@@ -8,6 +8,7 @@
 /// *helpers*: each waits for a moment only, and leaves its share to another block if the rows are not here by then.
 
 #include "cuda/latency/combine_parts.cuh"
+#include "cuda/latency/node_sum.cuh"
 #include "cuda/latency/term_order.cuh"
 #include "plan/carver.hpp"
 
@@ -15,8 +16,9 @@ namespace ferry::cuda::device {
 
 /// State of a block, in dynamic shared memory.
 struct CombineReceiveShared {
-  int* num_blocks;  ///< [R] blocks of each rank's send half
-  Terms* terms;     ///< [warps]
+  int* num_blocks;        ///< [R] blocks of each rank's send half
+  Terms* terms;           ///< [warps]
+  NodeTerms* node_terms;  ///< [warps], with kNodes
   std::size_t size_bytes;
 
   FERRY_HOST_DEVICE static CombineReceiveShared at(std::byte* base, int num_ranks) {
@@ -24,6 +26,7 @@ struct CombineReceiveShared {
     CombineReceiveShared shared{};
     shared.num_blocks = carver.take<int>(static_cast<std::size_t>(num_ranks));
     shared.terms = carver.take<Terms>(kCombineWarps);
+    shared.node_terms = carver.take<NodeTerms>(kCombineWarps);
     shared.size_bytes = carver.used_bytes();
     return shared;
   }
@@ -113,6 +116,7 @@ enum class Receiving {
   kRows,
   kWords,        ///< CombineRows::words
   kMasks,        ///< of rows; homes may be lost (tables.hpp)
+  kNodes,        ///< of rows, over several nodes: those of far ranks lie in the inbox, as far_headers_kernel has found
   kWithHelpers,  ///< of rows, in a whole call. Code that is new to a multiprocessor is slow to fetch: with that of
                  ///< helpers in all kernels a call of 32 tokens took 0.8 us longer on an H100
 };
@@ -123,6 +127,7 @@ class CombineReceiver {
   static constexpr bool kWords = kReceiving == Receiving::kWords;
   static constexpr bool kMasks = kReceiving == Receiving::kMasks;
   static constexpr bool kHelpers = kReceiving == Receiving::kWithHelpers;
+  static constexpr bool kNodes = kReceiving == Receiving::kNodes;
 
  public:
   __device__ CombineReceiver(const LatencyParams& call, const CombineReceiveRows& params, const SentCall& sent,
@@ -170,6 +175,8 @@ class CombineReceiver {
       std::byte* const out = params_.out + token * params_.out_stride + part.begin;
       if constexpr (kWords) {
         if (!sum_word_rows<kFloat32>(call_, sent_, terms_, num_rows, out, part.bytes)) return Outcome::kStop;
+      } else if constexpr (kNodes) {
+        sum_over_nodes<kFloat32>(terms_, shared_.node_terms[warp_idx() - 1], num_rows, !exact(), out, part.bytes);
       } else {
         sum_terms<kFloat32>(terms_, num_rows, out, part.bytes);
       }
@@ -198,6 +205,7 @@ class CombineReceiver {
     std::int32_t home = -1;
     std::int32_t slot = 0;
     float weight = 1.0F;
+    std::int32_t place = -1;  ///< LatencyTables::own_returns, with kNodes
   };
 
   __device__ bool exact() const { return !kWords && params_.rows.order == CombineOrder::kExact; }
@@ -207,14 +215,16 @@ class CombineReceiver {
     if (token >= call_.num_tokens || lane_idx() >= call_.num_topk) return entry;
     const std::int64_t at = std::int64_t{token} * call_.num_topk + lane_idx();
     entry.home = call_.tables.homes[at];
-    if (!exact()) return entry;
+    if (!kNodes && !exact()) return entry;
     entry.slot = call_.tables.slots[at];
     entry.weight = params_.weights[at];
+    if constexpr (kNodes) entry.place = call_.tables.own_returns[at];
     return entry;
   }
 
   /// Orders the terms of a part of a token; returns the number of rows.
   __device__ int order(const Entry& entry, int token, const RowPart& part) const {
+    if constexpr (kNodes) return order_over_nodes(entry, token, part);
     Term term;
     if (entry.home >= 0) {
       term.key = static_cast<std::uint64_t>(home_rank(entry.home)) << 32 | static_cast<std::uint32_t>(entry.slot);
@@ -231,6 +241,32 @@ class CombineReceiver {
       term.row = window_.row(token, exact() ? lane_idx() : ordinal_of(entry.home)) + part.begin;
     }
     return order_terms(term, call_.num_topk, exact(), terms_).num_rows;
+  }
+
+  /// The same over several nodes. Ranks of this node have returned what they would in a group of one node.
+  __device__ int order_over_nodes(const Entry& entry, int token, const RowPart& part) const {
+    const FarParams& far = params_.far;
+    const int rank = entry.home < 0 ? -1 : home_rank(entry.home);
+    const int ordinal = exact() ? lane_idx() : ordinal_of(entry.home);
+    // A sum of this node's ranks counts once.
+    const bool summed = rank >= 0 && !exact() && !far.layout.is_far(rank);
+    const unsigned same = __match_any_sync(kAllLanes, summed ? rank : -1 - lane_idx());
+    const bool counts = rank >= 0 && (!summed || __ffs(static_cast<int>(same)) - 1 == lane_idx());
+    Term term;
+    if (counts) {
+      term.key = static_cast<std::uint64_t>(rank) << 32 | static_cast<std::uint32_t>(summed ? 0 : entry.slot);
+    }
+    term.weight = summed ? 1.0F : entry.weight;
+    if (rank >= 0 && far.layout.is_far(rank)) {
+      const std::int64_t place = call_.tables.own_return_firsts[rank] + entry.place;
+      term.row = far.inbox + far.layout.returns_at(static_cast<int>(sent_.set)) +
+                 place * round_up_row(params_.rows.row_bytes) + part.begin;
+    } else {
+      term.row = window_.row(token, ordinal) + part.begin;
+    }
+    const TermPlace found = order_terms(term, call_.num_topk, true, terms_);
+    find_ends(terms_, found, counts, rank, far.layout.ranks_per_node, shared_.node_terms[warp_idx() - 1]);
+    return found.num_rows;
   }
 
   /// Number of the token's ranks below this lane's, including lost ones: senders place their rows by all ranks. All

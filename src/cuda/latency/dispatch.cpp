@@ -87,8 +87,8 @@ std::int64_t longest_wait_ns(const Parts& parts, std::int64_t timeout_ns) {
 
 /// Prepares the host memory in which the receive half reports the counts.
 Status prepare_host(const Parts& parts, std::int64_t timeout_ns, LatencyRouting& routing) {
-  Result<RouteResultTables> host = routing.expect_counts({parts.memory, parts.pinned, parts.report},
-                                                         parts.ranks.num_ranks, longest_wait_ns(parts, timeout_ns));
+  Result<RouteResultTables> host = routing.expect_counts(
+      {parts.memory, parts.pinned, parts.report}, parts.latency_ranks.num_ranks, longest_wait_ns(parts, timeout_ns));
   if (!host.ok()) return host.status();
   routing.host_tables = *host;
   return {};
@@ -151,7 +151,7 @@ Status LatencyMode::check_dispatch(const LatencyDispatchCall& call) const {
                   fmt::format("{}: num_experts is {} and max_tokens is {}; the CUDA backend takes up to {} and {}",
                               kName, call.route.options.num_experts, call.max_tokens, kMaxExperts, kMaxLatencyTokens));
   }
-  Status status = check_room(kName, need_of(call, parts.ranks.num_ranks));
+  Status status = check_room(kName, need_of(call, ranks().num_ranks));
   if (!status.ok()) return status;
   const std::int64_t num_rows = call.num_local_experts * call.route.options.slab_capacity;
   if (num_rows > kMostSlabRows) {
@@ -171,7 +171,7 @@ Result<std::shared_ptr<LatencyRouting>> LatencyMode::begin_routing(const Latency
   Result<std::shared_ptr<const Placement>> placement = placements_.find(route.placement);
   if (!placement.ok()) return placement.status();
   Result<BuiltHomes> homes =
-      prepare_homes(route, *parts.memory, {parts.ranks.rank, parts.ranks.num_ranks, (*placement)->tables.owner});
+      prepare_homes(route, *parts.memory, {ranks().rank, ranks().num_ranks, (*placement)->tables.owner});
   if (!homes.ok()) return homes.status();
   auto routing = std::allocate_shared<LatencyRouting>(KeptAllocator<LatencyRouting>());
   routing->homes = std::move(*homes);
@@ -185,13 +185,14 @@ Result<std::shared_ptr<LatencyRouting>> LatencyMode::begin_routing(const Latency
   routing->slab_capacity = route.options.slab_capacity;
   routing->num_recv_rows = call.num_local_experts * route.options.slab_capacity;
   routing->num_used_rows = routing->num_recv_rows;
-  const LatencyTables::Shape shape{.num_ranks = to_size(parts.ranks.num_ranks),
+  const LatencyTables::Shape shape{.num_ranks = to_size(ranks().num_ranks),
                                    .num_tokens = to_size(route.num_tokens),
                                    .max_tokens = to_size(call.max_tokens),
                                    .num_topk = to_size(route.num_topk),
                                    .num_local_experts = routing->local_expert_ids.size(),
                                    .num_slab_rows = to_size(routing->num_recv_rows),
-                                   .weights = route.topk_weights.present()};
+                                   .weights = route.topk_weights.present(),
+                                   .far = over_nodes()};
   // The host clears a captured Routing at once.
   const std::size_t tables_bytes = LatencyTables::at(nullptr, shape).size_bytes;
   Result<std::shared_ptr<std::byte>> tables =
@@ -200,16 +201,36 @@ Result<std::shared_ptr<LatencyRouting>> LatencyMode::begin_routing(const Latency
   routing->memory = std::move(*tables);
   routing->latency = LatencyTables::at(routing->memory.get(), shape);
   routing->tables.summary = routing->latency.summary;
-  set_views(*routing, route.topk_weights.present(), parts.ranks.num_ranks);
+  set_views(*routing, route.topk_weights.present(), ranks().num_ranks);
   Status status = captured ? clear_calls(routing->latency, parts.stream->get())
                            : prepare_host(parts, context_.timeout_ns(), *routing);
   if (!status.ok()) return status;
   return routing;
 }
 
+cudaError_t LatencyMode::launch_send(const LatencyDispatchParams& params, cudaStream_t stream) {
+  if (over_nodes()) {
+    far_->expect_posts();
+    const bool homes = has_homes_or_counters(params.receive);
+    const cudaError_t error = launch_far_rows({params.send, far_->params()}, homes, stream);
+    if (error != cudaSuccess) return error;
+  }
+  return launch_dispatch_send(params, mask_, stream);
+}
+
+cudaError_t LatencyMode::launch_receive(const DispatchReceiveParams& params, cudaStream_t stream) const {
+  if (over_nodes()) {
+    const FarReceiveParams far{
+        .call = params.call, .far = far_->params(), .kind = LatencyKind::kDispatch, .row = params.row};
+    const cudaError_t error = launch_far_receive(far, stream);
+    if (error != cudaSuccess) return error;
+  }
+  return launch_dispatch_receive(params, mask_, stream);
+}
+
 Result<std::shared_ptr<RoutingState>> LatencyMode::make_dispatch(const LatencyDispatchCall& call) {
   // A rank without landing memory cannot report its refusal to the others; no rank has any then.
-  if (!has_memory()) return check_room(kName, need_of(call, context_.parts().ranks.num_ranks));
+  if (!has_memory()) return check_room(kName, need_of(call, ranks().num_ranks));
   const DispatchCall& rows = call.dispatch;
   std::shared_ptr<LatencyRouting> made;
   std::optional<LatencyDispatchParams> params;
@@ -248,7 +269,7 @@ Result<std::shared_ptr<RoutingState>> LatencyMode::make_dispatch(const LatencyDi
     receive.host = routing.host_tables;
     const BlockLimits limits = block_limits(
         rows.kernel, {Operation::kLatencyDispatch, Layout::kSlab, routing.num_tokens, rows.out_x.row_bytes});
-    if (call.split || masks()) {
+    if (call.split || in_halves()) {
       num_receive_blocks = share_half_blocks(*params, limits);
     } else {
       share_blocks(*params, limits);
@@ -263,13 +284,18 @@ Result<std::shared_ptr<RoutingState>> LatencyMode::make_dispatch(const LatencyDi
     send.call.record_number = launch.record_number;
     cudaError_t error = routing.homes.launch(launch.stream);
     if (call.split) {
-      if (error == cudaSuccess) error = launch_dispatch_send(*params, mask_, launch.stream);
+      if (error == cudaSuccess) error = launch_send(*params, launch.stream);
       *routing.dispatch_receive = {params->receive, send.call, send.quantize};
       routing.dispatch_receive->call.num_blocks = num_receive_blocks;
       routing.wait_times_ns = call.wait_times_ns;
     } else if (error == cudaSuccess) {
-      error = launch_timed(wait_times_of(context_.parts(), call.wait_times_ns), launch.stream,
-                           [&] { return launch_latency_dispatch(*params, num_receive_blocks, mask_, launch.stream); });
+      error = launch_timed(wait_times_of(context_.parts(), call.wait_times_ns), launch.stream, [&] {
+        if (!over_nodes()) return launch_latency_dispatch(*params, num_receive_blocks, mask_, launch.stream);
+        const cudaError_t sent = launch_send(*params, launch.stream);
+        DispatchReceiveParams receive{params->receive, send.call, send.quantize};
+        receive.call.num_blocks = num_receive_blocks;
+        return sent == cudaSuccess ? launch_receive(receive, launch.stream) : sent;
+      });
     }
     return error;
   };

@@ -33,11 +33,10 @@ __device__ inline int num_counted_tokens(const DispatchSendParams& params) {
   return params.num_tokens_view == nullptr ? num_tokens : max(0, min(*params.num_tokens_view, num_tokens));
 }
 
-/// Posts this rank's header to every rank. One warp. `bad_entry`: index of the first id that is no expert, or
-/// kNoBadEntry.
+/// This rank's header. `bad_entry`: index of the first id that is no expert, or kNoBadEntry.
 template <bool kHomes>
-__device__ inline void post_dispatch_header(const DispatchSendParams& params, std::uint64_t number, const int* sets,
-                                            unsigned long long bad_entry, int num_counted) {
+__device__ inline LatencyHeader dispatch_header(const DispatchSendParams& params, unsigned long long bad_entry,
+                                                int num_counted) {
   LatencyHeader header;
   header.agreement = params.call.agreement;
   header.record_number = params.call.record_number;
@@ -50,7 +49,15 @@ __device__ inline void post_dispatch_header(const DispatchSendParams& params, st
     note_bad_homes(params.placement, header.bad_entry, header.bad_id);
     header.blocks_or_homes = hash_of_homes(params.placement);
   }
-  post_header(params.call, LatencyKind::kDispatch, number, header, sets);
+  return header;
+}
+
+/// Posts this rank's header to every rank. One warp.
+template <bool kHomes>
+__device__ inline void post_dispatch_header(const DispatchSendParams& params, std::uint64_t number, const int* sets,
+                                            unsigned long long bad_entry, int num_counted) {
+  post_header(params.call, LatencyKind::kDispatch, number, dispatch_header<kHomes>(params, bad_entry, num_counted),
+              sets);
 }
 
 /// Posts `count_of(expert)`, this rank's tokens for each expert, to every rank that receives the call. All threads of a

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "cuda/driver/cuda_call.hpp"
+#include "cuda/latency/far_message.hpp"
 #include "cuda/latency/kernels.hpp"
 #include "node/page_heap.hpp"
 #include "plan/to_size.hpp"
@@ -21,14 +22,15 @@ std::size_t latency_bytes_required(const LatencyShape& shape) {
       to_size(std::max(LatencyLayout::bytes_for(dispatch, num_ranks), LatencyLayout::bytes_for(combine, num_ranks))));
 }
 
-CallBytes latency_call_bytes(const MemoryShape& shape) {
+CallBytes latency_call_bytes(const MemoryShape& shape, bool over_nodes) {
   const LatencyTables::Shape tables{.num_ranks = to_size(shape.num_ranks),
                                     .num_tokens = to_size(shape.num_tokens),
                                     .max_tokens = to_size(shape.max_tokens),
                                     .num_topk = to_size(shape.num_topk),
                                     .num_local_experts = num_local_experts(shape),
                                     .num_slab_rows = to_size(shape.num_recv_rows),
-                                    .weights = shape.weights};
+                                    .weights = shape.weights,
+                                    .far = over_nodes};
   return {node::round_up_to_page(LatencyTables::at(nullptr, tables).size_bytes), 0};
 }
 
@@ -47,19 +49,27 @@ Status start_masks(Parts& parts, int num_ranks, cudaStream_t stream) {
 
 }  // namespace
 
-LatencyLayout latency_layout(const Parts& parts, int num_ranks) {
-  const std::size_t offset = node::round_up_to_page(Control::at(nullptr, to_size(num_ranks)).size_bytes);
-  return LatencyLayout::of(static_cast<std::int64_t>(offset), static_cast<std::int64_t>(parts.latency_bytes),
-                           num_ranks);
+LatencyLayout latency_layout(const Topology& topology, std::size_t latency_bytes) {
+  const std::size_t offset = node::round_up_to_page(Control::at(nullptr, to_size(topology.ranks_per_node)).size_bytes);
+  return LatencyLayout::of(static_cast<std::int64_t>(offset), static_cast<std::int64_t>(latency_bytes),
+                           topology.num_ranks);
+}
+
+FarLayout far_layout(const Topology& topology, std::size_t latency_bytes) {
+  const LatencyLayout window = latency_layout(topology, latency_bytes);
+  if (topology.num_nodes() == 1 || window.set_bytes == 0) return {};
+  return far_layout(window, topology.num_ranks, topology.ranks_per_node, topology.rank);
 }
 
 Status start_latency(Parts& parts, int num_ranks, cudaStream_t stream) {
-  const LatencyLayout layout = latency_layout(parts, num_ranks);
+  const bool over_nodes = parts.sync->topology().num_nodes() > 1;
+  const LatencyLayout layout = latency_layout(parts.sync->topology(), parts.latency_bytes);
   if (layout.set_bytes == 0) return {};
   // A later load could wait for kernels of other ranks that wait for this rank's kernels.
-  Status status = runtime_status(load_latency_kernels(parts.mask_timeout_ns != 0),
-                                 "Group::create: loading the kernels of latency mode",
-                                 "this build has no code for the GPU: set CMAKE_CUDA_ARCHITECTURES and build again");
+  constexpr std::string_view kLoading = "Group::create: loading the kernels of latency mode";
+  constexpr std::string_view kHint = "this build has no code for the GPU: set CMAKE_CUDA_ARCHITECTURES and build again";
+  Status status = runtime_status(load_latency_kernels(parts.mask_timeout_ns != 0), kLoading, kHint);
+  if (status.ok() && over_nodes) status = runtime_status(load_far_kernels(), kLoading, kHint);
   if (!status.ok()) return status;
   if (parts.mask_timeout_ns != 0) {
     status = start_masks(parts, num_ranks, stream);

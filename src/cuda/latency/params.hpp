@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "cuda/call/route_result.hpp"
+#include "cuda/far/params.hpp"
 #include "cuda/latency/tables.hpp"
 #include "cuda/latency/window.hpp"
 #include "cuda/placement/counters.hpp"
@@ -171,6 +172,7 @@ struct CombineReceiveRows {
   std::int64_t out_stride = 0;     ///< bytes
   const float* weights = nullptr;  ///< [T, K] given to this combine or to the dispatch; read with kExact
   int first_receiver = 1;          ///< blocks from 1 to before this one are helpers (combine_receive.cuh)
+  FarParams far;                   ///< present in groups of several nodes
 };
 
 struct CombineReceiveParams : CombineReceiveRows {
@@ -187,6 +189,31 @@ struct LatencyCombineParams {
 
 /// Whether the call has a kernel of its own, which takes less time: sums travel as words, between few ranks.
 bool is_small(const LatencyCombineParams& params);
+
+/// A call's part in other nodes (cuda/far), in kernels of their own.
+struct FarDispatchParams {
+  DispatchSendParams send;
+  FarParams far;
+};
+struct FarCombineParams {
+  CombineSendParams send;
+  FarParams far;
+  std::byte* returns = nullptr;       ///< memory that the rows leave from
+  std::uint64_t returns_of_host = 0;  ///< its address on the host
+};
+/// Receive half of either kind, or of a refusal, before that inside the node.
+struct FarReceiveParams {
+  LatencyParams call;
+  FarParams far;
+  LatencyKind kind = LatencyKind::kDispatch;
+  LatencyRow row;        ///< of a dispatch
+  bool refuses = false;  ///< this rank refuses the call of this turn; else the call is that of the tables
+};
+struct FarRefusalParams {
+  LatencyParams call;  ///< agreement 0
+  FarParams far;
+  LatencyKind kind = LatencyKind::kDispatch;
+};
 
 /// A call that this rank cannot make: its peers learn of it, and the call's number and set are used up. One block.
 struct LatencyRefusalParams {

@@ -22,22 +22,6 @@ struct RefusalShared {
   int num_blocks[kMaxRanks];
 };
 
-/// Set of this call on this rank: the set that it has granted, or else kNoSet, which it grants now. All lanes of one
-/// warp.
-__device__ int own_set(const LatencyRefusalParams& params, std::uint64_t number) {
-  const LatencyParams& call = params.call;
-  std::uint64_t& granted = local_of(call).granted[static_cast<int>(params.kind)];
-  const bool has_set = static_cast<volatile std::uint64_t&>(granted) >= number;
-  __syncwarp();  // all lanes have read it
-  if (!has_set) {
-    if (lane_idx() == 0) granted = number;
-    post_grant(call, params.kind, number, kNoSet);
-    return kNoSet;
-  }
-  return static_cast<int>(
-      payload_of(load_relaxed_system(grant_word(call, call.ranks.rank, params.kind, call.ranks.rank, number))));
-}
-
 /// Posts the header of the refusal to every rank. All lanes of one warp.
 __device__ void send_refusal(const LatencyRefusalParams& params, std::uint64_t number, int set, RefusalShared& shared) {
   const LatencyParams& call = params.call;
@@ -87,7 +71,7 @@ __global__ void __launch_bounds__(kRefusalThreads) refusal_kernel(const __grid_c
   if (warp_idx() == 0) {
     const std::uint64_t number = turn_number(call, params.kind);
     grant_owed_set(call, params.kind, number);
-    send_refusal(params, number, own_set(params, number), shared);
+    send_refusal(params, number, own_set(call, params.kind, number), shared);
   }
   __syncthreads();
   const bool free = receive_refusal(params, shared);
@@ -107,7 +91,7 @@ __global__ void __launch_bounds__(kRefusalThreads) refusal_send_kernel(const __g
   {
     const MaskedParams& own = copy_without_masked(params, dynamic_shared());
     if (warp_idx() == 0) {
-      const int set = own_set(own, number);
+      const int set = own_set(own.call, own.kind, number);
       if (lane_idx() == 0) shared.set = set;
     }
   }

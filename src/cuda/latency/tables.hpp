@@ -34,6 +34,7 @@ struct LatencyTables {
     std::size_t num_local_experts = 0;
     std::size_t num_slab_rows = 0;  ///< L * C
     bool weights = false;
+    bool far = false;  ///< the group has several nodes
   };
 
   RouteSummary* summary = nullptr;
@@ -57,6 +58,13 @@ struct LatencyTables {
   std::int32_t* items = nullptr;          ///< [R, M, K] row in this rank's slab; -1: the entry is none of this rank's
   float* item_weights = nullptr;          ///< [R, M, K], null if the dispatch was given none; valid where items is >= 0
   std::int32_t* rank_ordinals = nullptr;  ///< [R, M] how many ranks below this one the token goes to; -1: not here
+  // Only in groups of several nodes: where combines return rows between nodes, by the far kernels (far_send.cuh).
+  std::int32_t* own_returns = nullptr;  ///< [T, K] place of the entry's row among those that its rank returns
+  std::int32_t* own_return_firsts =
+      nullptr;                            ///< [R] place of the first row that each rank returns, in a set of returns
+  std::int32_t* returns = nullptr;        ///< [R, M] the token's first place among the rows returned to its source
+  std::int32_t* return_firsts = nullptr;  ///< [R] own_return_firsts of this rank on each source
+  std::int32_t* num_returns = nullptr;    ///< [R] rows that are returned to each source
   std::size_t size_bytes = 0;
 
   static constexpr LatencyTables at(std::byte* base, const Shape& shape) {
@@ -80,6 +88,13 @@ struct LatencyTables {
     tables.items = carver.take<std::int32_t>(num_items);
     if (shape.weights) tables.item_weights = carver.take<float>(num_items);
     tables.rank_ordinals = carver.take<std::int32_t>(shape.num_ranks * shape.max_tokens);
+    if (shape.far) {
+      tables.own_returns = carver.take<std::int32_t>(num_entries);
+      tables.own_return_firsts = carver.take<std::int32_t>(shape.num_ranks);
+      tables.returns = carver.take<std::int32_t>(shape.num_ranks * shape.max_tokens);
+      tables.return_firsts = carver.take<std::int32_t>(shape.num_ranks);
+      tables.num_returns = carver.take<std::int32_t>(shape.num_ranks);
+    }
     tables.size_bytes = carver.used_bytes();
     return tables;
   }

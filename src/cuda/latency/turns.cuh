@@ -93,6 +93,21 @@ __device__ __noinline__ inline void grant_owed_set(const LatencyParams& call, La
   if (set != 0) grant_set(call, kind, number - 1, static_cast<int>(set) - 1);
 }
 
+/// Set of call `number`, which this rank refuses: the set that it has granted, or else kNoSet, which it grants now. All
+/// lanes of one warp.
+__device__ inline int own_set(const LatencyParams& call, LatencyKind kind, std::uint64_t number) {
+  std::uint64_t& granted = local_of(call).granted[static_cast<int>(kind)];
+  const bool has_set = static_cast<volatile std::uint64_t&>(granted) >= number;
+  __syncwarp();  // all lanes have read it
+  if (!has_set) {
+    if (lane_idx() == 0) granted = number;
+    post_grant(call, kind, number, kNoSet);
+    return kNoSet;
+  }
+  return static_cast<int>(
+      payload_of(load_relaxed_system(grant_word(call, call.ranks.rank, kind, call.ranks.rank, number))));
+}
+
 /// Grants of the first ranks, in all slots, loaded before the number of the call is known: one trip to memory instead
 /// of two.
 struct GrantsLook {

@@ -223,6 +223,7 @@ __device__ __noinline__ inline void report_latency_disagreement(const LatencyPar
   if (*static_cast<volatile std::uint64_t*>(&fault.state) != 0) return;  // only the first fault is reported
   fault.fault = static_cast<std::int32_t>(Fault::kDisagreement);
   fault.rank = -1;
+  fault.of_group = call.ranks.of_group ? 1 : 0;
   constexpr std::size_t kWord = offsetof(LatencyHeader, record_number) / sizeof(std::uint32_t);
 #pragma unroll 1
   for (int rank = 0; rank < call.ranks.num_ranks; ++rank) {

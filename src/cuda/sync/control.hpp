@@ -125,6 +125,9 @@ struct LocalState {
   std::uint64_t wait_ns[kMaxRanks];
   std::uint64_t step_wait_ns[kMaxRanks];
   std::uint64_t counted_until_ns[kMaxRanks];  ///< see wait_count.cuh
+  // By rank of the group, for calls whose RankParams are of the group.
+  std::uint64_t group_wait_ns[kMaxRanks];
+  std::uint64_t group_counted_until_ns[kMaxRanks];
 };
 
 struct Control {

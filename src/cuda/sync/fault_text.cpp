@@ -49,6 +49,7 @@ std::string other_call(const CallLog& calls, int peer) {
 }  // namespace
 
 int rank_missed(const LostReport& lost, const Topology& topology) {
+  if (lost.of_group != 0) return lost.peer;
   switch (static_cast<Awaited>(lost.awaited)) {
     case Awaited::kRailCall:
     case Awaited::kRailItems:
@@ -90,15 +91,19 @@ std::vector<std::optional<CallRecord>> find_records(const FaultReport& fault, co
   const int first_rank = topology.node_of(topology.rank) * topology.ranks_per_node;
   std::vector<std::optional<CallRecord>> records;
   for (int rank = 0; rank < topology.num_ranks; ++rank) {
-    // Ranks of other nodes made the same call as their rail peer here, unless that peer has found another record.
+    // Ranks of other nodes made the same call as their rail peer here, or in latency mode as this rank, unless another
+    // record was found.
     const int local = topology.rail_of(rank);
-    const std::int64_t number = fault.record_numbers[local];
+    const bool in_node = rank - first_rank == local;
+    std::int64_t number = fault.record_numbers[local];
+    if (fault.of_group != 0) number = fault.record_numbers[in_node ? rank : topology.rank];
+    const int holder = fault.of_group != 0 && !in_node ? topology.rank - first_rank : local;
     std::optional<CallRecord> record;
-    if (known.found != nullptr && rank - first_rank != local) {
+    if (known.found != nullptr && !in_node) {
       const FoundRecord& found = known.found[local * topology.num_nodes() + topology.node_of(rank)];
       if (found.present != 0) record = found.record;
     }
-    if (!record) record = known.calls.find(first_rank + local, number);
+    if (!record) record = known.calls.find(first_rank + holder, number);
     if (record || number == kMaskedRecord) records.push_back(record);
   }
   return records;

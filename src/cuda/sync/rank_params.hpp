@@ -13,6 +13,9 @@
 namespace ferry::cuda {
 
 struct RankParams {
+  /// Ranks are those of a group of several nodes, and only those of this node have a base of their own: latency mode
+  /// (cuda/far). Else they are the ranks of this node.
+  bool of_group = false;
   int rank = 0;
   int num_ranks = 1;
   std::byte* peer_bases[kMaxRanks] = {};  ///< address of each arena on this GPU, its own included

@@ -87,6 +87,7 @@ __device__ __noinline__ inline void declare_lost(const RankParams& ranks, const 
   lost.seen = look.seen;
   lost.expected = look.expected;
   lost.stopped = look.stopped ? 1 : 0;
+  lost.of_group = ranks.of_group ? 1 : 0;
   fence_system();
   store_release_system(&lost.state, 1);
 }

@@ -49,7 +49,8 @@ struct LostReport {
   std::uint64_t epoch;
   std::uint64_t seen;
   std::uint64_t expected;
-  std::uint64_t stopped;  ///< 1: stopped by `StopWord` before the deadline
+  std::uint64_t stopped;   ///< 1: stopped by `StopWord` before the deadline
+  std::uint64_t of_group;  ///< 1: `peer` is a rank of the group, as RankParams::of_group says; else as `awaited` says
 };
 
 enum class Fault : std::int32_t {
@@ -78,8 +79,9 @@ struct FaultReport {
   std::int64_t value;
   std::int64_t limit;
   std::int64_t record_numbers[128];  ///< [R], kMaxRanks; kMaskedRecord: the rank takes no part
+  std::int64_t of_group;             ///< 1: `record_numbers` are by rank of the group, 0: by rank of this node
   std::int64_t latency;              ///< 1: fault of latency_dispatch, 0: of route; the host resets it to 0 with
-                                     ///< `state`
+                                     ///< `state`, and `of_group` too
 };
 
 /// Host flag that ends the waits of kernels: a peer will not arrive. In separate cache lines: kernels poll it over
@@ -98,6 +100,7 @@ struct alignas(128) WaitTimes {
   std::uint64_t ns[128];        ///< [R], kMaxRanks: ranks of the node, waits for them to enter a call and to leave it
   std::uint64_t steps_ns[128];  ///< the same ranks: waits for rows, and for words of latency mode
   std::uint64_t rails_ns[32];   ///< [nodes], kMaxNodes: the rail peer in that node
+  std::uint64_t group_ns[128];  ///< [R], kMaxRanks: ranks of the group, latency mode over several nodes
 };
 
 struct DeviceReport {

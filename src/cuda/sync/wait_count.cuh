@@ -32,12 +32,19 @@ __device__ inline void count_step(const WaitWords& words, std::uint64_t start_ns
   store_relaxed_system(words.reported_ns, sum_ns);
 }
 
-/// Counts a wait for a rank of the node, except for this rank itself. Not inlined: only waiting threads use it.
+/// Counts a wait for a rank of the node or of the group, except for this rank itself. Not inlined: only waiting threads
+/// use it.
 __device__ __noinline__ inline void count_step(const RankParams& ranks, int rank, std::uint64_t start_ns,
                                                std::uint64_t now) {
   if (rank == ranks.rank) return;
   LocalState& local = *ranks.control.local;
-  const WaitWords words{local.step_wait_ns + rank, local.counted_until_ns + rank, ranks.report->waits.steps_ns + rank};
+  WaitTimes& waits = ranks.report->waits;
+  if (ranks.of_group) {
+    const WaitWords words{local.group_wait_ns + rank, local.group_counted_until_ns + rank, waits.group_ns + rank};
+    count_step(words, start_ns, now);
+    return;
+  }
+  const WaitWords words{local.step_wait_ns + rank, local.counted_until_ns + rank, waits.steps_ns + rank};
   count_step(words, start_ns, now);
 }
 

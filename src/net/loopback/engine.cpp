@@ -196,7 +196,7 @@ void LoopbackEngine::flush(int peer, std::uint64_t ticket) {
 
 void LoopbackEngine::post(int peer, Operation operation) {
   Peer& to = at(peer);
-  if (to.lost || to.inbox == nullptr || rule_for(options_.self, peer).dropped) return;
+  if (to.lost || to.inbox == nullptr || rule_for(options_.self, peer, options_.num_peers).dropped) return;
   operation.from = options_.self;
   if (ns_per_byte_ > 0) operation.posted_ns = now_ns();
   to.inbox->post(std::move(operation));
@@ -227,7 +227,7 @@ bool LoopbackEngine::poll() {
 bool LoopbackEngine::notice_cuts() {
   bool any = false;
   for (int peer = 0; peer < options_.num_peers; ++peer) {
-    if (peer == options_.self || at(peer).lost || !rule_for(peer, options_.self).cut) continue;
+    if (peer == options_.self || at(peer).lost || !rule_for(peer, options_.self, options_.num_peers).cut) continue;
     lose(peer, ErrorCode::kTransport, "the connection was cut");
     any = true;
   }
@@ -281,7 +281,7 @@ std::vector<Operation> LoopbackEngine::take_due(Mix mix) {
   std::vector<bool> blocked(peers_.size(), false);
   for (Operation& operation : waiting_) {
     const auto from = static_cast<std::size_t>(operation.from);
-    const PairRule rule = rule_for(operation.from, options_.self);
+    const PairRule rule = rule_for(operation.from, options_.self, options_.num_peers);
     if (operation.polls_left < 0) {
       operation.polls_left = rule.delay_polls + (mix == Mix::kAll ? draw_wait() : 0);
       if (operation.polls_left > 0) count_delayed();
@@ -444,8 +444,9 @@ bool LoopbackEngine::arm() {
   inbox_->wake().clear();  // not in every poll; operations posted after this check signal again
   if (!inbox_->empty()) return false;
   // Operations delayed by a number of polls need polls; held ones wait for release() to wake this end.
-  return std::ranges::none_of(
-      waiting_, [this](const Operation& operation) { return !rule_for(operation.from, options_.self).held; });
+  return std::ranges::none_of(waiting_, [this](const Operation& operation) {
+    return !rule_for(operation.from, options_.self, options_.num_peers).held;
+  });
 }
 
 std::vector<Path> LoopbackEngine::paths() const {

@@ -27,7 +27,8 @@ struct MixRule {
 /// Any thread may call any function at any time.
 class Rules {
  public:
-  virtual PairRule for_pair(int from, int to) = 0;
+  /// Rule for two ends of a network that has `num_ends`.
+  virtual PairRule for_pair(int from, int to, int num_ends) = 0;
   virtual MixRule mix() = 0;
   virtual void count_delayed() = 0;
   virtual void count_overtaken(bool stale_notify) = 0;
@@ -39,9 +40,9 @@ class Rules {
 /// Null: there are none. Rules must outlive the engines that have seen them.
 inline std::atomic<Rules*> imposed_rules{nullptr};
 
-inline PairRule rule_for(int from, int to) {
+inline PairRule rule_for(int from, int to, int num_ends) {
   Rules* rules = imposed_rules.load(std::memory_order_acquire);
-  return rules == nullptr ? PairRule{} : rules->for_pair(from, to);
+  return rules == nullptr ? PairRule{} : rules->for_pair(from, to, num_ends);
 }
 
 inline MixRule mix_rule() {

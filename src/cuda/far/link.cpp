@@ -1,0 +1,185 @@
+#include "cuda/far/link.hpp"
+
+#include <cuda_runtime_api.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "core/create_together.hpp"
+#include "cuda/driver/cuda_call.hpp"
+#include "net/threads.hpp"
+#include "node/page_heap.hpp"
+#include "plan/to_size.hpp"
+#include "rail/network.hpp"
+
+namespace ferry::cuda {
+namespace {
+
+/// Time to send what was posted to peers that may not answer.
+constexpr std::int64_t kLastWordsNs = 1'000'000'000;
+
+/// Pinned memory of a rank: its inbox first, which alone the network addresses by offsets.
+struct FarMemory {
+  std::byte* inbox = nullptr;
+  FarPost* posts = nullptr;
+  std::uint64_t* left = nullptr;
+  std::uint64_t* granted = nullptr;
+  std::byte* outbox = nullptr;
+  std::size_t size_bytes = 0;
+
+  static FarMemory at(std::byte* base, const FarLayout& layout) {
+    const std::size_t num_ranks = to_size(layout.num_ranks);
+    plan::Carver carver(base);
+    FarMemory memory;
+    memory.inbox = carver.take<std::byte>(to_size(layout.inbox_bytes));
+    // Posts take whole pairs of cache lines.
+    carver.take<std::byte>((alignof(FarPost) - carver.used_bytes() % alignof(FarPost)) % alignof(FarPost));
+    memory.posts = carver.take<FarPost>(kFarKinds * num_ranks);
+    memory.left = carver.take<std::uint64_t>(kFarKinds * num_ranks);
+    memory.granted = carver.take<std::uint64_t>(to_size(kFarKinds) * kFarGrantSlots);
+    const std::int64_t of_rank = layout.message_bytes + static_cast<std::int64_t>(kFarHeaderBytes);
+    memory.outbox = carver.take<std::byte>(to_size(layout.num_far() * of_rank));
+    memory.size_bytes = carver.used_bytes();
+    return memory;
+  }
+};
+
+/// Every rank begins with a grant of each of its sets, as in the window.
+void write_first_grants(const FarLayout& layout, const FarMemory& memory) {
+  for (int kind = 0; kind < kFarKinds; ++kind) {
+    for (std::uint64_t number = 1; number <= kFarSets; ++number) {
+      const std::uint64_t word = number << 32 | (number - 1);
+      memory.granted[to_size(kind) * kFarGrantSlots + number % kFarGrantSlots] = word;
+      for (int rank = 0; rank < layout.num_ranks; ++rank) {
+        *reinterpret_cast<std::uint64_t*>(memory.inbox + layout.grant_at(kind, rank, number)) = word;
+      }
+    }
+  }
+}
+
+}  // namespace
+
+std::size_t FarLink::memory_bytes(const FarLayout& layout) { return FarMemory::at(nullptr, layout).size_bytes; }
+
+Status FarLink::take_memory(const BackendContext& context, const Parts& parts, const FarLayout& layout) {
+  constexpr std::string_view kClearing = "Group::create: preparing latency mode between nodes";
+  Result<PinnedBlock> block = take_pinned(memory_bytes(layout));
+  if (!block.ok()) return block.status();
+  block_ = std::move(*block);
+  held_bytes_.store(memory_bytes(layout), std::memory_order_relaxed);
+  Result<std::shared_ptr<std::byte>> state = parts.memory->take(sizeof(FarState));
+  if (!state.ok()) return state.status();
+  state_ = std::move(*state);
+  const RelaxedCapture relaxed;
+  Status status = runtime_status(cudaMemsetAsync(state_.get(), 0, sizeof(FarState), parts.stream->get()), kClearing);
+  if (status.ok()) status = runtime_status(cudaStreamSynchronize(parts.stream->get()), kClearing);
+  if (!status.ok()) return status;
+
+  const FarMemory memory = FarMemory::at(block_.data.get(), layout);
+  write_first_grants(layout, memory);
+  const FarMemory kernels = FarMemory::at(block_.kernel_view, layout);
+  params_.layout = layout;
+  params_.inbox = kernels.inbox;
+  params_.posts = kernels.posts;
+  params_.left = kernels.left;
+  params_.granted = kernels.granted;
+  params_.state = reinterpret_cast<FarState*>(state_.get());
+  params_.outbox = kernels.outbox;
+  params_.outbox_of_host = reinterpret_cast<std::uintptr_t>(memory.outbox);
+  params_.found = parts.rail_link->found_of_kernels(RailLink::FaultOf::kAnyCall);
+  params_.rank = context.topology.rank;
+
+  options_.layout = layout;
+  options_.rank = context.topology.rank;
+  options_.posts = memory.posts;
+  options_.left = memory.left;
+  options_.granted = memory.granted;
+  const int rank = context.topology.rank;
+  options_.record_of = [log = *parts.call_log, rank](std::int64_t number) { return log.find(rank, number); };
+  options_.poll_ns = context.options.network_poll_ns;
+  return {};
+}
+
+Result<std::unique_ptr<FarLink>> FarLink::create(const BackendContext& context, const Parts& parts,
+                                                 const FarLayout& layout, const Status& my_status) {
+  std::unique_ptr<FarLink> link(new FarLink());
+  Status status = my_status;
+  if (status.ok()) status = link->take_memory(context, parts, layout);
+  net::ReservedThreads threads;
+  if (status.ok()) status = rail::reserve_threads(context.topology, &threads);
+  // Ranks may share a limit: all keep their threads until all have enough.
+  status = gather_or_fail(*context.bootstrap, status, {}, context.options.timeout_ns).status();
+  if (!status.ok()) return status;
+  threads.give_back();
+  std::vector<int> ranks;
+  for (int rank = 0; rank < context.topology.num_ranks; ++rank) ranks.push_back(rank);
+  // Every rank is an end, as in the one-sided layer; the ends of this node's ranks are never used.
+  rail::NetworkParams params;
+  params.engine.self = context.topology.rank;
+  params.engine.num_peers = context.topology.num_ranks;
+  params.engine.num_channels = one_sided::Driver::kNumChannels;
+  params.engine.memory = {link->block_.data.get(), to_size(layout.inbox_bytes)};
+  params.engine.timeout_ns = context.options.timeout_ns;
+  params.engine.ranks = ranks;
+  params.places = parts.sync->places();
+  params.gpu_pci_address = parts.gpu_pci_address;
+  link->sync_ = parts.sync.get();
+  Result<rail::Network> network = rail::open_network(context, params, {});
+  if (!network.ok()) return network.status();
+  link->source_ = std::make_unique<FarSource>(link->options_);
+  link->driver_ = std::make_unique<one_sided::Driver>(std::move(network->engine), network->options, [] {});
+  status = link->driver_->start(network->addresses);
+  if (!status.ok()) {
+    status = Status(status.code(),
+                    fmt::format("Group::create: connecting over {}: {}", network->describe(), status.message()),
+                    status.peer());
+  }
+  if (status = gather_or_fail(*context.bootstrap, status, {}, context.options.timeout_ns).status(); !status.ok()) {
+    return status;
+  }
+  link->driver_->attach(link->source_.get());
+  parts.sync->state().watch_others([raw = link.get()] { return raw->find_lost(); });
+  return link;
+}
+
+/// Also wakes the driver where replays of a graph have posted something: their host does not.
+Status FarLink::find_lost() {
+  if (source_->has_news()) expect_posts();
+  for (int idx = 0; idx < params_.layout.num_far(); ++idx) {
+    const int rank = params_.layout.far_rank(idx);
+    const Status status = driver_->peer_status(rank);
+    if (status.ok()) continue;
+    return Status(status.code(), fmt::format("lost its network connection ({})", status.message()), rank);
+  }
+  return {};
+}
+
+FarLink::~FarLink() {
+  if (driver_ == nullptr) return;
+  sync_->state().watch_others(nullptr);
+  driver_->detach(source_.get());
+  // As for the rails: where the group broke not all answer.
+  if (!sync_->broken().ok()) driver_->limit_close_time(kLastWordsNs);
+  driver_.reset();
+}
+
+Result<PinnedBlock> FarLink::take_returns(std::size_t num_bytes) {
+  if (returns_.empty() || returns_bytes_ < num_bytes) {
+    const std::size_t rounded = node::round_up_to_page(std::max<std::size_t>(num_bytes, 1));
+    Result<PinnedBlock> block = take_pinned(rounded);
+    if (!block.ok()) return block.status();
+    returns_.push_back(std::move(*block));
+    returns_bytes_ = rounded;
+    held_bytes_.fetch_add(rounded, std::memory_order_relaxed);
+  }
+  return returns_.back();
+}
+
+void FarLink::expect_posts() {
+  source_->expect_posts();
+  driver_->wake();
+}
+
+}  // namespace ferry::cuda

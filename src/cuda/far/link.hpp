@@ -1,0 +1,64 @@
+#ifndef FERRY_CUDA_FAR_LINK_HPP
+#define FERRY_CUDA_FAR_LINK_HPP
+
+/// This rank's end of the network of latency mode: connections to the ranks of all other nodes, the memory that moves
+/// over them, and the thread that drives it.
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "core/backend_context.hpp"
+#include "cuda/context/parts.hpp"
+#include "cuda/far/params.hpp"
+#include "cuda/far/source.hpp"
+#include "cuda/memory/pinned_memory.hpp"
+#include "one_sided/driver.hpp"
+
+namespace ferry::cuda {
+
+class FarLink {
+ public:
+  /// Collective: succeeds on all ranks or fails on all, with `my_status` if that is an error. `parts` outlives it.
+  static Result<std::unique_ptr<FarLink>> create(const BackendContext& context, const Parts& parts,
+                                                 const FarLayout& layout, const Status& my_status);
+  /// Sends what was posted, within the group's deadline.
+  ~FarLink();
+  FarLink(const FarLink&) = delete;
+  FarLink& operator=(const FarLink&) = delete;
+
+  const FarParams& params() const { return params_; }
+  /// Pinned memory that `layout` takes.
+  static std::size_t memory_bytes(const FarLayout& layout);
+  /// Memory of at least so many bytes from which rows of combines leave. It stays until the group ends, since graphs
+  /// may use it.
+  /// @errors kSystem, kCuda: no memory can be locked
+  Result<PinnedBlock> take_returns(std::size_t num_bytes);
+  /// Pinned memory that this rank holds. Any thread.
+  std::size_t held_bytes() const { return held_bytes_.load(std::memory_order_relaxed); }
+  /// A message of each kind to each far rank is about to be posted: wakes the thread that looks for them.
+  void expect_posts();
+
+ private:
+  FarLink() = default;
+  Status take_memory(const BackendContext& context, const Parts& parts, const FarLayout& layout);
+
+  Status find_lost();
+
+  call::CallSync* sync_ = nullptr;
+  PinnedBlock block_;
+  std::vector<PinnedBlock> returns_;  // each is larger than the one before
+  std::size_t returns_bytes_ = 0;     // of the last one
+  std::atomic<std::size_t> held_bytes_{0};
+  std::shared_ptr<std::byte> state_;
+  FarParams params_;
+  FarSource::Options options_;
+  std::unique_ptr<FarSource> source_;
+  std::unique_ptr<one_sided::Driver> driver_;
+};
+
+}  // namespace ferry::cuda
+
+#endif  // FERRY_CUDA_FAR_LINK_HPP

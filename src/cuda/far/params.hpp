@@ -1,0 +1,182 @@
+#ifndef FERRY_CUDA_FAR_PARAMS_HPP
+#define FERRY_CUDA_FAR_PARAMS_HPP
+
+/// Memory through which latency mode reaches the ranks of other nodes (*far* ranks) without a forwarder: what kernels,
+/// the thread that drives the network, and far ranks write in it. It is pinned memory of the host, so any network
+/// serves it.
+///
+/// A rank has an *inbox* that far ranks put into, with the same layout on every rank, and an *outbox* from which its
+/// own messages leave. A call of either kind is one message to each far rank: its *front* (FarHeader, and for a
+/// dispatch counts and records of tokens) and rows. Calls are numbered as in latency/window.hpp, and received in the
+/// same sets.
+///
+///   word                   at        writer            reader             order, and what it publishes
+///   posts[k][r].number     sender    its kernels       its driver         st.release.sys / acquire: the post, and the
+///                                                                         message in the outbox
+///   left[k][r]             sender    its driver        its kernels        release / ld.acquire.sys: that message is
+///                                                                         on rank r, its outbox may be filled
+///   arrived[k][s]          receiver  its engine for s  its kernels        after the puts before it / ld.acquire.sys:
+///                                                                         s's message of that number is in the inbox
+///   granted[k][n % 4]      receiver  its kernels       its driver         st.relaxed.sys / acquire: the receiver has
+///                                                                         read what the set held
+///   grants[k][r][n % 4]    sender    its engine for r  its kernels        relaxed / ld.relaxed.sys: itself; the same
+///                                                                         word as r's grants for ranks of its node
+///
+/// The next message of a kind to a rank is posted only when the one before has left, so `arrived` never goes back, and
+/// one outbox is enough. A message is put into the receiver's set of that call, so the grant of a set is also room in
+/// the inbox: the receiver grants a set again behind all that has read it.
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cuda/sync/rail_params.hpp"
+#include "plan/carver.hpp"
+#include "plan/host_device.hpp"
+
+namespace ferry::cuda {
+
+inline constexpr int kFarKinds = 2;
+/// Sets of each kind, and one more for headers to a rank that has no set for the call.
+inline constexpr int kFarSets = 3;
+inline constexpr int kFarHeaderSets = kFarSets + 1;
+inline constexpr int kFarGrantSlots = 4;
+
+/// Start of every message.
+struct FarHeader {
+  std::uint32_t words[16];    ///< LatencyHeader of the sender
+  std::int64_t num_rows;      ///< rows of this message
+  std::int64_t num_returns;   ///< dispatch: rows that the combines of this Routing return to the sender
+  std::int64_t first_return;  ///< dispatch: place of the first of these in each set of the sender's returns
+  std::int64_t has_record;    ///< 1: the record of the sender's call follows, which the driver adds
+};
+/// Offset of the record of the sender's call (CallRecord), for the words of an error.
+inline constexpr std::size_t kFarRecordOffset = 128;
+inline constexpr std::size_t kFarHeaderBytes = 1024;
+static_assert(sizeof(FarHeader) <= kFarRecordOffset);
+
+/// A message that kernels have finished. Addresses are the host's; `_to` are offsets in the receiver's inbox.
+struct alignas(128) FarPost {
+  std::uint64_t number;  ///< number of the call; written last
+  std::int64_t record_number;
+  std::uint64_t front;
+  std::uint64_t front_to;
+  std::uint64_t front_bytes;
+  std::uint64_t rows;
+  std::uint64_t rows_to;
+  std::uint64_t rows_bytes;
+};
+
+/// Words of kernels in memory of the GPU, initially zero.
+struct FarState {
+  std::uint32_t arrivals;      ///< blocks of the sending kernel that are done
+  std::uint32_t rows[128];     ///< [R], kMaxRanks: rows of the current dispatch for each rank
+  std::uint32_t returns[128];  ///< [R]: rows that each rank will return of it
+  std::uint32_t kept[128];     ///< [R]: 1 if FarParams::found holds a record of that rank
+};
+
+/// Layout of an inbox, the same on every rank. Trivial, so that kernels take it by value.
+struct FarLayout {
+  int num_ranks = 0;
+  int ranks_per_node = 1;
+  int first_near = 0;              ///< first rank of this node
+  std::int64_t front_bytes = 0;    ///< room for the front of a dispatch's message; its rows follow
+  std::int64_t message_bytes = 0;  ///< room for a dispatch's message
+  std::int64_t returns_bytes = 0;  ///< room for the rows of a combine, of all far ranks together
+  std::int64_t arrived = 0;        ///< [kinds][R]
+  std::int64_t grants = 0;         ///< [kinds][R][kFarGrantSlots]
+  std::int64_t headers = 0;        ///< [kFarHeaderSets][far ranks][kFarHeaderBytes] combine; dispatch without a set
+  std::int64_t messages = 0;       ///< [kFarSets][far ranks][message_bytes] dispatch
+  std::int64_t returns = 0;        ///< [kFarSets][returns_bytes]
+  std::int64_t inbox_bytes = 0;
+
+  struct Shape {
+    int num_ranks = 0;
+    int ranks_per_node = 1;
+    int rank = 0;
+    std::int64_t front_bytes = 0;  ///< of a dispatch without the header, all rounded to 128
+    std::int64_t rows_bytes = 0;
+    std::int64_t returns_bytes = 0;
+  };
+  static constexpr FarLayout of(const Shape& shape) {
+    FarLayout layout;
+    layout.num_ranks = shape.num_ranks;
+    layout.ranks_per_node = shape.ranks_per_node;
+    layout.first_near = shape.rank / shape.ranks_per_node * shape.ranks_per_node;
+    layout.front_bytes = static_cast<std::int64_t>(kFarHeaderBytes) + shape.front_bytes;
+    layout.message_bytes = layout.front_bytes + shape.rows_bytes;
+    layout.returns_bytes = shape.returns_bytes;
+    const auto num_ranks = static_cast<std::int64_t>(shape.num_ranks);
+    const auto num_far = static_cast<std::int64_t>(layout.num_far());
+    plan::Carver carver(nullptr);
+    const auto take = [&carver](std::int64_t bytes) {
+      const auto at = static_cast<std::int64_t>(carver.used_bytes());
+      carver.take<std::byte>(static_cast<std::size_t>(bytes));
+      return at;
+    };
+    layout.arrived = take(kFarKinds * num_ranks * 8);
+    layout.grants = take(kFarKinds * num_ranks * kFarGrantSlots * 8);
+    layout.headers = take(2 * kFarHeaderSets * num_far * static_cast<std::int64_t>(kFarHeaderBytes));
+    layout.messages = take(kFarSets * num_far * layout.message_bytes);
+    layout.returns = take(kFarSets * layout.returns_bytes);
+    layout.inbox_bytes = static_cast<std::int64_t>(carver.used_bytes());
+    return layout;
+  }
+
+  FERRY_HOST_DEVICE constexpr int num_far() const { return num_ranks - ranks_per_node; }
+  FERRY_HOST_DEVICE constexpr bool is_far(int rank) const {
+    return rank < first_near || rank >= first_near + ranks_per_node;
+  }
+  /// Far rank number `idx`, and its number.
+  FERRY_HOST_DEVICE constexpr int far_rank(int idx) const { return idx < first_near ? idx : idx + ranks_per_node; }
+  FERRY_HOST_DEVICE constexpr int far_idx(int rank) const { return rank < first_near ? rank : rank - ranks_per_node; }
+  /// The same number as `rank` in another node has for `source`.
+  FERRY_HOST_DEVICE constexpr int far_idx_at(int rank, int source) const {
+    const int first = rank / ranks_per_node * ranks_per_node;
+    return source < first ? source : source - ranks_per_node;
+  }
+
+  FERRY_HOST_DEVICE constexpr std::int64_t arrived_at(int kind, int source) const {
+    return arrived + (std::int64_t{kind} * num_ranks + source) * 8;
+  }
+  FERRY_HOST_DEVICE constexpr std::int64_t grant_at(int kind, int receiver, std::uint64_t number) const {
+    const std::int64_t idx = (std::int64_t{kind} * num_ranks + receiver) * kFarGrantSlots;
+    return grants + (idx + static_cast<std::int64_t>(number % kFarGrantSlots)) * 8;
+  }
+  /// Front of a message: for a dispatch with a set the whole message. `far_idx`: number of the source at the receiver.
+  FERRY_HOST_DEVICE constexpr std::int64_t front_at(int kind, int set, int far_idx) const {
+    if (kind == 0 && set < kFarSets) return messages + (std::int64_t{set} * num_far() + far_idx) * message_bytes;
+    const std::int64_t idx = (std::int64_t{kind} * kFarHeaderSets + set) * num_far() + far_idx;
+    return headers + idx * static_cast<std::int64_t>(kFarHeaderBytes);
+  }
+  FERRY_HOST_DEVICE constexpr std::int64_t returns_at(int set) const { return returns + set * returns_bytes; }
+};
+
+/// Parameters of kernels.
+struct FarParams {
+  FarLayout layout;
+  std::byte* inbox = nullptr;
+  FarPost* posts = nullptr;             ///< [kinds][R]
+  const std::uint64_t* left = nullptr;  ///< [kinds][R]
+  std::uint64_t* granted = nullptr;     ///< [kinds][kFarGrantSlots]
+  FarState* state = nullptr;
+  /// Outbox: [far ranks][message_bytes] dispatch, then [far ranks][kFarHeaderBytes] combine.
+  std::byte* outbox = nullptr;
+  std::uint64_t outbox_of_host = 0;  ///< its address on the host
+  FoundRecord* found = nullptr;      ///< [ranks of the node, nodes] records of refused calls (rail_params.hpp)
+  int rank = 0;
+
+  FERRY_HOST_DEVICE constexpr bool present() const { return layout.num_ranks > 0; }
+  FERRY_HOST_DEVICE constexpr std::int64_t message_out(int far_idx) const {
+    return std::int64_t{far_idx} * layout.message_bytes;
+  }
+  FERRY_HOST_DEVICE constexpr std::int64_t header_out(int far_idx) const {
+    return layout.num_far() * layout.message_bytes + far_idx * static_cast<std::int64_t>(kFarHeaderBytes);
+  }
+  FERRY_HOST_DEVICE constexpr std::int64_t front_out(int kind, int far_idx) const {
+    return kind == 0 ? message_out(far_idx) : header_out(far_idx);
+  }
+};
+
+}  // namespace ferry::cuda
+
+#endif  // FERRY_CUDA_FAR_PARAMS_HPP

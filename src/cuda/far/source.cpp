@@ -1,0 +1,170 @@
+#include "cuda/far/source.hpp"
+
+#include <cstring>
+#include <utility>
+
+#include "node/futex.hpp"
+#include "plan/to_size.hpp"
+
+namespace ferry::cuda {
+namespace {
+
+using one_sided::NetworkRequest;
+using Word = std::atomic_ref<std::uint64_t>;
+
+std::byte* address_of(std::uint64_t host_address) {
+  return reinterpret_cast<std::byte*>(static_cast<std::uintptr_t>(host_address));  // NOLINT(performance-no-int-to-ptr)
+}
+
+net::AtomicOp set_to(std::int64_t offset, std::uint64_t value) {
+  return {.kind = net::AtomicOp::Kind::kSet, .offset = to_size(offset), .operand = value};
+}
+
+bool is_inside(const FarLayout& layout, std::uint64_t offset, std::uint64_t num_bytes) {
+  const auto size = static_cast<std::uint64_t>(layout.inbox_bytes);
+  return offset <= size && num_bytes <= size - offset;
+}
+
+}  // namespace
+
+/// Tells kernels that the latest message of a kind has left, or that its receiver is lost: what kernels then wait for
+/// ends by itself.
+class FarSource::Departure final : public one_sided::Completion {
+ public:
+  explicit Departure(std::uint64_t* left) : left_(left) {}
+
+  void begin(std::uint64_t number) { number_ = number; }
+  void done(std::uint64_t /*value*/) override { Word(*left_).store(number_, std::memory_order_release); }
+  void lost(int /*peer*/) override { Word(*left_).store(number_, std::memory_order_release); }
+
+ private:
+  std::uint64_t* left_;
+  std::uint64_t number_ = 0;
+};
+
+FarSource::FarSource(Options options) : options_(std::move(options)) {
+  const FarLayout& layout = options_.layout;
+  for (int idx = 0; idx < layout.num_far(); ++idx) {
+    Peer peer;
+    peer.rank = layout.far_rank(idx);
+    for (int kind = 0; kind < kFarKinds; ++kind) {
+      peer.departures[to_size(kind)] = std::make_unique<Departure>(options_.left + kind * layout.num_ranks + peer.rank);
+    }
+    // Engines connect when something is sent: this changes nothing, whenever it arrives.
+    const net::AtomicOp nothing{.kind = net::AtomicOp::Kind::kAdd,
+                                .offset = to_size(layout.arrived_at(0, options_.rank))};
+    peer.requests.push_back({.kind = NetworkRequest::Kind::kAtomic, .peer = peer.rank, .op = nothing, .counts = false});
+    peers_.push_back(std::move(peer));
+  }
+  for (int kind = 0; kind < kFarKinds; ++kind) {
+    for (std::size_t slot = 0; slot < kFarGrantSlots; ++slot) {
+      granted_[to_size(kind)][slot] = options_.granted[to_size(kind) * kFarGrantSlots + slot];
+    }
+  }
+  expect_posts();
+}
+
+FarSource::~FarSource() = default;
+
+void FarSource::expect_posts() { moved_ns_.store(node::monotonic_ns(), std::memory_order_relaxed); }
+
+std::uint64_t FarSource::sum_of_words() const {
+  std::uint64_t sum = 0;
+  for (int kind = 0; kind < kFarKinds; ++kind) {
+    for (int slot = 0; slot < kFarGrantSlots; ++slot) {
+      sum += Word(options_.granted[kind * kFarGrantSlots + slot]).load(std::memory_order_relaxed);
+    }
+    for (int idx = 0; idx < options_.layout.num_far(); ++idx) {
+      const int rank = options_.layout.far_rank(idx);
+      sum += Word(options_.posts[kind * options_.layout.num_ranks + rank].number).load(std::memory_order_relaxed);
+    }
+  }
+  return sum;
+}
+
+bool FarSource::has_news() const { return sum_of_words() != seen_sum_.load(std::memory_order_relaxed); }
+
+bool FarSource::needs_polling() const {
+  return options_.poll_ns < 0 || node::monotonic_ns() - moved_ns_.load(std::memory_order_relaxed) < options_.poll_ns;
+}
+
+const NetworkRequest* FarSource::front(const one_sided::CanIssue& can_issue) {
+  for (const bool looks : {true, false}) {
+    for (Peer& peer : peers_) {
+      if (peer.requests.empty() || !can_issue(peer.rank)) continue;
+      offered_ = &peer;
+      return &peer.requests.front();
+    }
+    if (looks) look();
+  }
+  return nullptr;
+}
+
+void FarSource::taken() {
+  offered_->requests.pop_front();
+  offered_ = nullptr;
+  expect_posts();
+}
+
+void FarSource::look() {
+  std::uint64_t sum = 0;
+  for (int kind = 0; kind < kFarKinds; ++kind) {
+    for (std::size_t slot = 0; slot < kFarGrantSlots; ++slot) {
+      const std::uint64_t word =
+          Word(options_.granted[to_size(kind) * kFarGrantSlots + slot]).load(std::memory_order_acquire);
+      sum += word;
+      if (std::exchange(granted_[to_size(kind)][slot], word) != word) send_grant(kind, slot, word);
+    }
+    for (Peer& peer : peers_) sum += look_at(peer, kind);
+  }
+  seen_sum_.store(sum, std::memory_order_relaxed);
+}
+
+void FarSource::send_grant(int kind, std::uint64_t slot, std::uint64_t word) {
+  const std::int64_t offset = options_.layout.grant_at(kind, options_.rank, slot);
+  for (Peer& peer : peers_) {
+    peer.requests.push_back(
+        {.kind = NetworkRequest::Kind::kAtomic, .peer = peer.rank, .op = set_to(offset, word), .counts = false});
+  }
+}
+
+/// Returns the number of the last post.
+std::uint64_t FarSource::look_at(Peer& peer, int kind) {
+  const FarLayout& layout = options_.layout;
+  FarPost& post = options_.posts[kind * layout.num_ranks + peer.rank];
+  const std::uint64_t number = Word(post.number).load(std::memory_order_acquire);
+  if (std::exchange(peer.posted[to_size(kind)], number) == number) return number;
+  if (!is_inside(layout, post.front_to, post.front_bytes) || !is_inside(layout, post.rows_to, post.rows_bytes)) {
+    return number;
+  }
+  std::byte* const front = address_of(post.front);
+  if (const std::optional<CallRecord> record = options_.record_of(post.record_number)) {
+    static_assert(kFarRecordOffset + sizeof(CallRecord) <= kFarHeaderBytes);
+    std::memcpy(front + kFarRecordOffset, &*record, sizeof(*record));
+    reinterpret_cast<FarHeader*>(front)->has_record = 1;
+  }
+  const net::AtomicOp arrival = set_to(layout.arrived_at(kind, options_.rank), number);
+  const auto add = [&peer](NetworkRequest request) {
+    request.peer = peer.rank;
+    peer.requests.push_back(request);
+  };
+  const bool has_rows = post.rows_bytes > 0;
+  add({.kind = has_rows ? NetworkRequest::Kind::kPut : NetworkRequest::Kind::kPutSignal,
+       .offset = post.front_to,
+       .local = front,
+       .num_bytes = post.front_bytes,
+       .op = arrival});
+  if (has_rows) {
+    add({.kind = NetworkRequest::Kind::kPutSignal,
+         .offset = post.rows_to,
+         .local = address_of(post.rows),
+         .num_bytes = post.rows_bytes,
+         .op = arrival});
+  }
+  Departure& departure = *peer.departures[to_size(kind)];
+  departure.begin(number);
+  add({.kind = NetworkRequest::Kind::kFlush, .completion = &departure});
+  return number;
+}
+
+}  // namespace ferry::cuda

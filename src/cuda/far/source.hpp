@@ -1,0 +1,75 @@
+#ifndef FERRY_CUDA_FAR_SOURCE_HPP
+#define FERRY_CUDA_FAR_SOURCE_HPP
+
+/// Passes what kernels have posted for far ranks (params.hpp) to the driver of the network, and tells them when it has
+/// left.
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "core/agreement.hpp"
+#include "cuda/far/params.hpp"
+#include "one_sided/driver.hpp"
+
+namespace ferry::cuda {
+
+class FarSource final : public one_sided::RequestSource {
+ public:
+  struct Options {
+    FarLayout layout;
+    int rank = 0;
+    FarPost* posts = nullptr;          ///< the host's addresses of the words in FarParams
+    std::uint64_t* left = nullptr;     ///< as above
+    std::uint64_t* granted = nullptr;  ///< as above; what it holds at first the far ranks know
+    /// The record of a call of this rank, if there still is one.
+    std::function<std::optional<CallRecord>(std::int64_t number)> record_of;
+    /// The driver polls for this time after the last movement; negative: always.
+    std::int64_t poll_ns = 0;
+  };
+  explicit FarSource(Options options);
+  ~FarSource() override;
+  FarSource(const FarSource&) = delete;
+  FarSource& operator=(const FarSource&) = delete;
+
+  const one_sided::NetworkRequest* front(const one_sided::CanIssue& can_issue) override;
+  void taken() override;
+  bool needs_polling() const override;
+
+  /// Kernels may post soon. Any thread.
+  void expect_posts();
+  /// True if kernels have posted something at which no thread has looked. Any thread.
+  bool has_news() const;
+
+ private:
+  class Departure;
+  /// A rank and the requests to it, in order.
+  struct Peer {
+    int rank = 0;
+    std::deque<one_sided::NetworkRequest> requests;
+    std::array<std::uint64_t, kFarKinds> posted{};
+    std::array<std::unique_ptr<Departure>, kFarKinds> departures;
+  };
+
+  std::uint64_t sum_of_words() const;
+  void look();
+  std::uint64_t look_at(Peer& peer, int kind);
+  void send_grant(int kind, std::uint64_t slot, std::uint64_t word);
+
+  const Options options_;
+  std::vector<Peer> peers_;
+  Peer* offered_ = nullptr;
+  std::array<std::array<std::uint64_t, kFarGrantSlots>, kFarKinds> granted_{};
+  std::atomic<std::int64_t> moved_ns_{0};
+  std::atomic<std::uint64_t> seen_sum_{0};  // of the words that kernels write, when they were looked at last
+};
+
+}  // namespace ferry::cuda
+
+#endif  // FERRY_CUDA_FAR_SOURCE_HPP

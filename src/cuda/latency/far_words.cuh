@@ -1,0 +1,190 @@
+#ifndef FERRY_CUDA_LATENCY_FAR_WORDS_CUH
+#define FERRY_CUDA_LATENCY_FAR_WORDS_CUH
+
+/// Turns and messages of calls between nodes (cuda/far/params.hpp), in the kernels that come before each half.
+///
+/// The halves know far ranks only as ranks without a set: before a send half the far kernel posts kNoSet in this rank's
+/// own window for each of them, and what halves send such ranks, a header and grants, lands in this rank's window, in
+/// places that hold the same words. Before a receive half the far kernels write into the window what far ranks have
+/// sent, as if these had written it there.
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cuda/latency/turns.cuh"
+
+namespace ferry::cuda::device {
+
+static_assert(kFarKinds == kLatencyKinds && kFarSets == kSets && kFarGrantSlots == kGrantSlots);
+static_assert(sizeof(LatencyHeader) <= sizeof(FarHeader::words));
+
+__device__ inline const std::uint64_t* inbox_word(const FarParams& far, std::int64_t offset) {
+  return reinterpret_cast<const std::uint64_t*>(far.inbox + offset);
+}
+
+/// Tells far ranks which sets this rank has granted. All lanes of one warp of one block, first of all: they may wait.
+__device__ inline void publish_grants(const LatencyParams& call, const FarParams& far) {
+  if (lane_idx() >= kLatencyKinds * kGrantSlots) return;
+  const auto kind = static_cast<LatencyKind>(lane_idx() / kGrantSlots);
+  const auto slot = static_cast<std::uint64_t>(lane_idx() % kGrantSlots);
+  const std::uint64_t word = load_relaxed_system(grant_word(call, call.ranks.rank, kind, call.ranks.rank, slot));
+  if (word != 0) store_relaxed_system(far.granted + lane_idx(), word);
+}
+
+/// Waits for the sets in which far ranks receive this call, `sets` [R], and until the messages of the call before have
+/// left. All lanes of one warp; false in all of them when the group broke.
+__device__ inline bool await_far_turn(const LatencyParams& call, const FarParams& far, LatencyKind kind,
+                                      std::uint64_t number, int* sets) {
+  const FarLayout& layout = far.layout;
+  bool all = !is_broken(call.ranks);
+#pragma unroll 1
+  for (int idx = lane_idx(); idx < layout.num_far() && all; idx += kWarpLanes) {
+    const int rank = layout.far_rank(idx);
+    const Wait wait{Awaited::kDone, rank, number};
+    const std::uint64_t* const grant = inbox_word(far, layout.grant_at(static_cast<int>(kind), rank, number));
+    const Payload set = wait_payload(call, wait, grant);
+    const std::uint64_t* const left = far.left + static_cast<int>(kind) * layout.num_ranks + rank;
+    const auto read = [left] { return load_acquire_system(left); };
+    all = set.came && wait_until(call.ranks, wait, read, number - 1, CallCount(call, rank));
+    sets[rank] = static_cast<int>(set.value);
+  }
+  const bool every = __all_sync(kAllLanes, static_cast<int>(all)) != 0;
+  __syncwarp();
+  return every;
+}
+
+/// Lets the half that follows take far ranks for ranks without a set. All lanes of one warp of one block.
+__device__ inline void hide_far_ranks(const LatencyParams& call, const FarParams& far, LatencyKind kind,
+                                      std::uint64_t number) {
+#pragma unroll 1
+  for (int idx = lane_idx(); idx < far.layout.num_far(); idx += kWarpLanes) {
+    post_word(grant_word(call, call.ranks.rank, kind, far.layout.far_rank(idx), number), number, kNoSet);
+  }
+}
+
+/// Start of this rank's message to far rank `idx`, in the outbox.
+__device__ inline FarHeader& header_out(const FarParams& far, LatencyKind kind, int idx) {
+  return *reinterpret_cast<FarHeader*>(far.outbox + far.front_out(static_cast<int>(kind), idx));
+}
+
+/// Writes this rank's header to its messages. All lanes of one warp of one block.
+__device__ inline void write_far_headers(const FarParams& far, LatencyKind kind, const LatencyHeader& header) {
+  if (lane_idx() >= kLatencyHeaderWords) return;
+  const std::uint32_t word = reinterpret_cast<const std::uint32_t*>(&header)[lane_idx()];
+#pragma unroll 1
+  for (int idx = 0; idx < far.layout.num_far(); ++idx) header_out(far, kind, idx).words[lane_idx()] = word;
+}
+
+/// Whether this block is the last of a far kernel that sends; it then sees what all have stored. All threads.
+__device__ inline bool is_last_far_block(const FarParams& far) {
+  if (!is_last_block(far.state->arrivals)) return false;
+  if (threadIdx.x == 0) far.state->arrivals = 0;
+  return true;
+}
+
+/// Rows of a message, if it has any.
+struct FarRows {
+  std::uint64_t from = 0;  ///< address on the host
+  std::int64_t to = 0;     ///< offset in the receiver's inbox
+  std::int64_t bytes = 0;
+};
+
+/// Posts the message of this call to far rank `idx`, which receives it in `set`. One thread of the last block.
+__device__ inline void post_far(const LatencyParams& call, const FarParams& far, LatencyKind kind, int idx, int set,
+                                std::uint64_t number, std::int64_t front_bytes, const FarRows& rows) {
+  const FarLayout& layout = far.layout;
+  const int rank = layout.far_rank(idx);
+  FarPost& post = far.posts[static_cast<int>(kind) * layout.num_ranks + rank];
+  header_out(far, kind, idx).has_record = 0;
+  post.record_number = call.record_number;
+  post.front = far.outbox_of_host + static_cast<std::uint64_t>(far.front_out(static_cast<int>(kind), idx));
+  post.front_to = static_cast<std::uint64_t>(
+      layout.front_at(static_cast<int>(kind), set, layout.far_idx_at(rank, call.ranks.rank)));
+  post.front_bytes = static_cast<std::uint64_t>(front_bytes);
+  post.rows = rows.from;
+  post.rows_to = static_cast<std::uint64_t>(rows.to);
+  post.rows_bytes = static_cast<std::uint64_t>(rows.bytes);
+  fence_system();
+  store_release_system(&post.number, number);
+}
+
+/// The exclusive prefix sum of `value` over the lanes of a warp, and the sum in `total`.
+__device__ inline std::int32_t prefix_sum(std::int32_t value, std::int32_t& total) {
+  std::int32_t sum = value;
+#pragma unroll 1
+  for (int distance = 1; distance < kWarpLanes; distance *= 2) {
+    const std::int32_t below = __shfl_up_sync(kAllLanes, sum, static_cast<unsigned>(distance));
+    if (lane_idx() >= distance) sum += below;
+  }
+  total = __shfl_sync(kAllLanes, sum, kWarpLanes - 1);
+  return sum - value;
+}
+
+/// Waits for the message of call `number` from far rank `source`; false when the group broke. One thread.
+__device__ inline bool await_far(const LatencyParams& call, const FarParams& far, LatencyKind kind,
+                                 std::uint64_t number, int source) {
+  const std::uint64_t* const word = inbox_word(far, far.layout.arrived_at(static_cast<int>(kind), source));
+  const auto read = [word] { return load_acquire_system(word); };
+  return wait_until(call.ranks, {Awaited::kEntry, source, number}, read, number, CallCount(call, source));
+}
+
+__device__ inline const FarHeader& header_in(const FarParams& far, LatencyKind kind, int set, int source) {
+  const FarLayout& layout = far.layout;
+  return *reinterpret_cast<const FarHeader*>(far.inbox +
+                                             layout.front_at(static_cast<int>(kind), set, layout.far_idx(source)));
+}
+
+/// Keeps the record of the call of a far rank, if it makes another one, where the host that reports the fault finds it.
+/// One thread. A record that belongs to a fault which the host has not read stays.
+__device__ __noinline__ inline void keep_record(const LatencyParams& call, const FarParams& far,
+                                                const FarHeader& header, int source, bool differs) {
+  std::uint32_t& kept = far.state->kept[source];
+  if (!differs && kept == 0) return;
+  if (load_acquire_system(&call.ranks.report->fault.state) != 0) return;
+  const FarLayout& layout = far.layout;
+  const int node = source / layout.ranks_per_node;
+  const int num_nodes = layout.num_ranks / layout.ranks_per_node;
+  FoundRecord& found = far.found[(source - node * layout.ranks_per_node) * num_nodes + node];
+  kept = differs && header.has_record != 0 ? 1 : 0;
+  found.present = kept;
+  if (kept == 0) return;
+  const auto* const from =
+      reinterpret_cast<const std::uint64_t*>(reinterpret_cast<const std::byte*>(&header) + kFarRecordOffset);
+  auto* const to = reinterpret_cast<std::uint64_t*>(&found.record);
+  static_assert(sizeof(CallRecord) % sizeof(std::uint64_t) == 0);
+#pragma unroll 1
+  for (std::size_t i = 0; i < sizeof(CallRecord) / sizeof(std::uint64_t); ++i) to[i] = from[i];
+}
+
+/// Writes a far rank's header into this rank's window. Returns whether that rank makes the same call. All lanes of one
+/// warp.
+__device__ inline bool import_header(const LatencyParams& call, const FarParams& far, LatencyKind kind,
+                                     const SentCall& sent, int source) {
+  const auto set = static_cast<int>(sent.set);
+  const FarHeader& header = header_in(far, kind, set, source);
+  const std::uint32_t word = header.words[lane_idx() < kLatencyHeaderWords ? lane_idx() : 0];
+  const ReceivedHeader received(word);
+  const bool same = received.agreement() == call.agreement && call.agreement != 0;
+  if (lane_idx() == 0) keep_record(call, far, header, source, !same);
+  __syncwarp();
+  if (lane_idx() < kLatencyHeaderWords) {
+    post_word(header_words(call, call.ranks.rank, kind, set, source) + lane_idx(), sent.number, word);
+  }
+  return same;
+}
+
+/// The call that a far kernel receives; `pending` is 0 if there is none.
+__device__ inline SentCall far_call(const FarReceiveParams& params) {
+  const LatencyParams& call = params.call;
+  if (params.refuses) {
+    const std::uint64_t number = turn_number(call, params.kind);
+    const std::uint64_t* const grant = grant_word(call, call.ranks.rank, params.kind, call.ranks.rank, number);
+    return {number, payload_of(load_relaxed_system(grant)), 1, 0};
+  }
+  const volatile SentCall& sent = params.kind == LatencyKind::kDispatch ? *call.tables.dispatch : *call.tables.combine;
+  return {sent.number, sent.set, sent.pending, 0};
+}
+
+}  // namespace ferry::cuda::device
+
+#endif  // FERRY_CUDA_LATENCY_FAR_WORDS_CUH

@@ -1,0 +1,223 @@
+/// Host code of latency mode between nodes: the memory of its messages, and the way from a kernel's post to the
+/// network. Needs no GPU.
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstring>
+#include <optional>
+#include <vector>
+
+#include "cuda/far/source.hpp"
+#include "cuda/latency/far_message.hpp"
+#include "plan/to_size.hpp"
+
+namespace ferry::cuda {
+namespace {
+
+using one_sided::NetworkRequest;
+using Kind = NetworkRequest::Kind;
+
+TEST(FarLayout, RanksAgreeOnPlacesThatDoNotOverlap) {
+  constexpr int kNumRanks = 6;
+  constexpr int kPerNode = 2;
+  std::vector<FarLayout> layouts;
+  for (int rank = 0; rank < kNumRanks; ++rank) {
+    layouts.push_back(FarLayout::of({.num_ranks = kNumRanks,
+                                     .ranks_per_node = kPerNode,
+                                     .rank = rank,
+                                     .front_bytes = 1280,
+                                     .rows_bytes = 640,
+                                     .returns_bytes = 256}));
+  }
+  const FarLayout& first = layouts.front();
+  for (int rank = 0; rank < kNumRanks; ++rank) {
+    const FarLayout& own = layouts[to_size(rank)];
+    EXPECT_EQ(own.inbox_bytes, first.inbox_bytes);
+    EXPECT_EQ(own.num_far(), kNumRanks - kPerNode);
+    for (int idx = 0; idx < own.num_far(); ++idx) {
+      const int source = own.far_rank(idx);
+      EXPECT_TRUE(own.is_far(source));
+      EXPECT_EQ(own.far_idx(source), idx);
+      EXPECT_EQ(layouts[to_size(source)].far_idx_at(rank, source), idx) << "where the source puts its message";
+    }
+  }
+  // Every byte of the inbox belongs to one place at most.
+  std::vector<bool> taken(to_size(first.inbox_bytes), false);
+  const auto take = [&taken](std::int64_t offset, std::int64_t bytes) {
+    for (std::int64_t at = offset; at < offset + bytes; ++at) {
+      ASSERT_LT(to_size(at), taken.size());
+      ASSERT_FALSE(taken[to_size(at)]);
+      taken[to_size(at)] = true;
+    }
+  };
+  for (int kind = 0; kind < kFarKinds; ++kind) {
+    for (int rank = 0; rank < kNumRanks; ++rank) {
+      take(first.arrived_at(kind, rank), 8);
+      for (std::uint64_t number = 1; number <= kFarGrantSlots; ++number) take(first.grant_at(kind, rank, number), 8);
+    }
+    for (int set = 0; set < kFarHeaderSets; ++set) {
+      for (int idx = 0; idx < first.num_far(); ++idx) {
+        const bool whole = kind == 0 && set < kFarSets;
+        take(first.front_at(kind, set, idx), whole ? first.message_bytes : std::int64_t{kFarHeaderBytes});
+      }
+    }
+  }
+  for (int set = 0; set < kFarSets; ++set) take(first.returns_at(set), first.returns_bytes);
+}
+
+TEST(FarMessage, FitsWhereItsCallFitsTheWindow) {
+  constexpr int kNumRanks = 8;
+  for (const std::int64_t max_tokens : {1, 7, 128, 1000}) {
+    for (const int num_topk : {1, 2, 8, 32}) {
+      for (const std::int64_t row_bytes : {16, 7168 + 224, 14336}) {
+        const SetNeed dispatch = SetNeed::of_dispatch(kNumRanks, max_tokens, num_topk, row_bytes);
+        const SetNeed combine = SetNeed::of_combine(max_tokens, num_topk, num_topk, row_bytes);
+        const LatencyLayout window = LatencyLayout::of(
+            0, std::max(LatencyLayout::bytes_for(dispatch, kNumRanks), LatencyLayout::bytes_for(combine, kNumRanks)),
+            kNumRanks);
+        const FarLayout far = far_layout(window, kNumRanks, 2, 0);
+        const FarMessage message = FarMessage::of(kMaxExperts, max_tokens, num_topk);
+        EXPECT_LE(message.front_bytes(max_tokens), far.front_bytes);
+        EXPECT_LE(far.front_bytes + max_tokens * round_up_row(row_bytes), far.message_bytes);
+        EXPECT_LE(max_tokens * num_topk * round_up_row(row_bytes), far.returns_bytes);
+      }
+    }
+  }
+}
+
+/// Rank 2 of four ranks in nodes of two, whose kernels post.
+class FarPosts : public testing::Test {
+ protected:
+  static constexpr int kRank = 2;
+  static constexpr std::uint64_t kNumber = 5;
+
+  FarPosts()
+      : layout_(FarLayout::of({.num_ranks = 4,
+                               .ranks_per_node = 2,
+                               .rank = kRank,
+                               .front_bytes = 1024,
+                               .rows_bytes = 1024,
+                               .returns_bytes = 1024})),
+        posts_(to_size(kFarKinds * layout_.num_ranks)),
+        left_(posts_.size(), 0),
+        granted_(to_size(kFarKinds * kFarGrantSlots), 0),
+        message_(2048, std::byte{7}),
+        source_({.layout = layout_,
+                 .rank = kRank,
+                 .posts = posts_.data(),
+                 .left = left_.data(),
+                 .granted = granted_.data(),
+                 .record_of = [](std::int64_t number) -> std::optional<CallRecord> {
+                   if (number != 77) return std::nullopt;
+                   CallRecord record;
+                   record.num_fields = 3;
+                   return record;
+                 }}) {
+    take_all();  // what connects
+  }
+
+  /// As the last block of a kernel does.
+  void post(int kind, int rank, std::uint64_t number, std::uint64_t rows_bytes, std::uint64_t front_to) {
+    FarPost& post = posts_[to_size(kind * layout_.num_ranks + rank)];
+    post.record_number = 77;
+    post.front = reinterpret_cast<std::uintptr_t>(message_.data());
+    post.front_to = front_to;
+    post.front_bytes = kFarHeaderBytes;
+    post.rows = reinterpret_cast<std::uintptr_t>(message_.data() + kFarHeaderBytes);
+    post.rows_to = static_cast<std::uint64_t>(layout_.returns_at(1));
+    post.rows_bytes = rows_bytes;
+    std::atomic_ref(post.number).store(number, std::memory_order_release);
+  }
+  std::uint64_t front_to() const { return static_cast<std::uint64_t>(layout_.front_at(1, 1, 0)); }
+
+  /// Takes what the source has for the network.
+  std::vector<NetworkRequest> take_all(int blocked = -1) {
+    std::vector<NetworkRequest> taken;
+    const one_sided::CanIssue can_issue = [blocked](int peer) { return peer != blocked; };
+    while (const NetworkRequest* request = source_.front(can_issue)) {
+      taken.push_back(*request);
+      source_.taken();
+    }
+    return taken;
+  }
+
+  const FarLayout layout_;
+  std::vector<FarPost> posts_;
+  std::vector<std::uint64_t> left_;
+  std::vector<std::uint64_t> granted_;
+  std::vector<std::byte> message_;
+  FarSource source_;
+};
+
+TEST_F(FarPosts, TheMessageArrivesBeforeItsNumberAndLeavesWhenItIsThere) {
+  post(1, 0, kNumber, 512, front_to());
+  EXPECT_TRUE(source_.has_news());
+  const std::vector<NetworkRequest> requests = take_all();
+  EXPECT_FALSE(source_.has_news());
+  ASSERT_EQ(requests.size(), 3U);
+  EXPECT_EQ(requests[0].kind, Kind::kPut);
+  EXPECT_EQ(requests[0].offset, front_to());
+  EXPECT_EQ(requests[0].num_bytes, kFarHeaderBytes);
+  EXPECT_EQ(requests[1].kind, Kind::kPutSignal);
+  EXPECT_EQ(requests[1].local, message_.data() + kFarHeaderBytes);
+  EXPECT_EQ(requests[1].num_bytes, 512U);
+  EXPECT_EQ(requests[1].op.kind, net::AtomicOp::Kind::kSet);
+  EXPECT_EQ(requests[1].op.offset, to_size(layout_.arrived_at(1, kRank)));
+  EXPECT_EQ(requests[1].op.operand, kNumber);
+  EXPECT_EQ(requests[2].kind, Kind::kFlush);
+  for (const NetworkRequest& request : requests) EXPECT_EQ(request.peer, 0);
+
+  const std::uint64_t& left = left_[to_size(layout_.num_ranks)];
+  EXPECT_EQ(left, 0U) << "the outbox is still read";
+  ASSERT_NE(requests[2].completion, nullptr);
+  requests[2].completion->done(0);
+  EXPECT_EQ(left, kNumber);
+  EXPECT_TRUE(take_all().empty());
+}
+
+TEST_F(FarPosts, CarriesTheRecordOfItsCall) {
+  post(1, 0, kNumber, 0, front_to());
+  const std::vector<NetworkRequest> requests = take_all();
+  ASSERT_EQ(requests.size(), 2U) << "one put, with the number, where there are no rows";
+  EXPECT_EQ(requests[0].kind, Kind::kPutSignal);
+  CallRecord record;
+  std::memcpy(&record, message_.data() + kFarRecordOffset, sizeof(record));
+  EXPECT_EQ(record.num_fields, 3);
+  EXPECT_EQ(reinterpret_cast<const FarHeader*>(message_.data())->has_record, 1);
+}
+
+TEST_F(FarPosts, ABlockedRankHoldsUpNoOther) {
+  post(1, 0, kNumber, 512, front_to());
+  post(1, 1, kNumber, 512, front_to());
+  for (const NetworkRequest& request : take_all(0)) EXPECT_EQ(request.peer, 1);
+  EXPECT_EQ(take_all().size(), 3U) << "those to rank 0, once it takes them";
+}
+
+TEST_F(FarPosts, ALostRankKeepsNoKernelWaiting) {
+  post(0, 1, kNumber, 512, front_to());
+  const std::vector<NetworkRequest> requests = take_all();
+  requests.back().completion->lost(1);
+  EXPECT_EQ(left_[1], kNumber);
+}
+
+TEST_F(FarPosts, NothingIsSentOutsideOfAnInbox) {
+  post(1, 0, kNumber, 512, static_cast<std::uint64_t>(layout_.inbox_bytes));
+  post(1, 1, kNumber, static_cast<std::uint64_t>(layout_.inbox_bytes), front_to());
+  EXPECT_TRUE(take_all().empty());
+}
+
+TEST_F(FarPosts, GrantsGoToAllRanksOfOtherNodes) {
+  constexpr std::uint64_t kWord = std::uint64_t{4} << 32 | 2;
+  std::atomic_ref(granted_[kFarGrantSlots + 4 % kFarGrantSlots]).store(kWord, std::memory_order_release);
+  const std::vector<NetworkRequest> requests = take_all();
+  ASSERT_EQ(requests.size(), 2U);
+  for (int rank = 0; rank < 2; ++rank) {
+    EXPECT_EQ(requests[to_size(rank)].peer, rank);
+    EXPECT_EQ(requests[to_size(rank)].op.offset, to_size(layout_.grant_at(1, kRank, 4)));
+    EXPECT_EQ(requests[to_size(rank)].op.operand, kWord);
+  }
+}
+
+}  // namespace
+}  // namespace ferry::cuda
