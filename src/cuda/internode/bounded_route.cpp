@@ -39,7 +39,7 @@ Status BoundedRoute::prepare(const CallStream& stream) {
   routing_ = std::make_shared<NodesRouting>();
   const Result<NodeRouteInput> input =
       begin_routing(context_, placements_,
-                    {call_, to_string(Operation::kRoute), call_.options.max_tokens, false, stream.captured}, *routing_);
+                    {call_, to_string(Operation::kRoute), call_.options.max_tokens, stream.captured}, *routing_);
   if (!input.ok()) return input.status();
   input_ = *input;
   const Result<std::byte*> room = context_.staging().rows(

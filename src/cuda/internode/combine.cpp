@@ -3,7 +3,6 @@
 
 #include "core/checks.hpp"
 #include "cuda/call/group_call.hpp"
-#include "cuda/call/wait_times.hpp"
 #include "cuda/copy/row_copy.hpp"
 #include "cuda/internode/calls.hpp"
 #include "cuda/internode/routing.hpp"
@@ -134,11 +133,8 @@ cudaError_t CombineRun::launch(const Launch& begun) {
   parts.rail_link->wake();
   const CombineSteps steps = combine_steps(place_of(parts), identity_of(context_, input_.call.record, begun),
                                            input_.routed, tensors_, staging_, blocks_);
-  const auto launch_steps = [&] {
-    const cudaError_t error = copies_.launch(input_.call, blocks_.num_all, begun.stream);
-    return error == cudaSuccess ? cuda::launch(steps, begun.stream) : error;
-  };
-  return launch_timed(wait_times_of(parts, input_.wait_times_ns), begun.stream, launch_steps);
+  const cudaError_t error = copies_.launch(input_.call, blocks_.num_all, begun.stream);
+  return error == cudaSuccess ? cuda::launch(steps, begun.stream) : error;
 }
 
 Status combine(Context& context, const CombineCall& call) {

@@ -3,7 +3,6 @@
 #include "core/checks.hpp"
 #include "cuda/call/dispatch_parts.hpp"
 #include "cuda/call/group_call.hpp"
-#include "cuda/call/wait_times.hpp"
 #include "cuda/internode/calls.hpp"
 #include "cuda/internode/routing.hpp"
 #include "cuda/internode/runs.hpp"
@@ -65,13 +64,10 @@ Status DispatchRun::take_room(bool captured) {
   if (Status status = check_dispatch_memory(input_.call, *parts.arena); !status.ok()) return status;
   if (Status status = split_quantizing(context_, input_.call, captured, steps_); !status.ok()) return status;
   tensors_ = tensors_of(call());
-  const std::size_t route_bytes =
-      input_.route == nullptr ? 0 : NodeRouteStaging::at(nullptr, parts.sync->topology(), *input_.route).size_bytes;
   const std::size_t rows_bytes = DispatchStaging::at(nullptr, input_.routed, tensors_).size_bytes;
-  const Result<std::byte*> room = context_.staging().rows(StagedBy::kDispatch, route_bytes + rows_bytes, captured);
+  const Result<std::byte*> room = context_.staging().rows(StagedBy::kDispatch, rows_bytes, captured);
   if (!room.ok()) return room.status();
-  route_room_ = *room;
-  staging_ = DispatchStaging::at(*room + route_bytes, input_.routed, tensors_);
+  staging_ = DispatchStaging::at(*room, input_.routed, tensors_);
   return {};
 }
 
@@ -87,29 +83,20 @@ Status DispatchRun::prepare(bool captured) {
 
 cudaError_t DispatchRun::launch(const Launch& begun) {
   const Parts& parts = context_.parts();
-  const Topology& topology = parts.sync->topology();
   parts.rail_link->wake();
   const NodePlace place = place_of(parts);
   const CallIdentity identity = identity_of(context_, input_.call.record, begun);
-  DispatchSteps rows = dispatch_steps(place, identity, input_.routed, tensors_, staging_, blocks_);
-  if (input_.route != nullptr) rows.exchange.begins_call = false;
+  const DispatchSteps rows = dispatch_steps(place, identity, input_.routed, tensors_, staging_, blocks_);
   const cudaStream_t stream = begun.stream;
-  const auto launch_steps = [&] {
-    cudaError_t error = cudaSuccess;
-    if (steps_) error = launch_quantize(steps_->quantize, blocks_.num_all, stream);
-    if (error == cudaSuccess && input_.route != nullptr) {
-      const NodeRouteStaging route_staging = NodeRouteStaging::at(route_room_, topology, *input_.route);
-      error = cuda::launch(node_route_steps(place, topology, identity, *input_.route, route_staging, blocks_), stream);
-    }
-    if (error == cudaSuccess) error = cuda::launch(rows, stream);
-    if (error != cudaSuccess || !needs_padding(call(), input_.exact_rows)) return error;
-    PaddingParams padding = padding_params(parts.ranks, call());
-    padding.summary = &parts.rail_link->params().state->gate;
-    padding.source = input_.routed.tables.source;
-    padding.max_blocks = blocks_.num_other;
-    return launch_padding(padding, stream);
-  };
-  return launch_timed(wait_times_of(parts, input_.wait_times_ns), stream, launch_steps);
+  cudaError_t error = cudaSuccess;
+  if (steps_) error = launch_quantize(steps_->quantize, blocks_.num_all, stream);
+  if (error == cudaSuccess) error = cuda::launch(rows, stream);
+  if (error != cudaSuccess || !needs_padding(call(), input_.exact_rows)) return error;
+  PaddingParams padding = padding_params(parts.ranks, call());
+  padding.summary = &parts.rail_link->params().state->gate;
+  padding.source = input_.routed.tables.source;
+  padding.max_blocks = blocks_.num_other;
+  return launch_padding(padding, stream);
 }
 
 Status dispatch(Context& context, const DispatchCall& call) {

@@ -2,30 +2,11 @@
 
 #include <fmt/format.h>
 
-#include "plan/carver.hpp"
-#include "plan/to_size.hpp"
-
 namespace ferry::cuda::internode {
 namespace {
 
 /// Most items of a node: places of items have 32 bits, shared by the largest number of nodes.
 constexpr std::int64_t kMaxRoutedTokens = INT32_MAX / kMaxNodes;
-
-/// Tables of one Routing.
-struct Tables {
-  NodeTables nodes;
-  std::int32_t* source_ranges = nullptr;
-  std::size_t size_bytes = 0;
-
-  static Tables at(std::byte* base, const NodeTables::Shape& shape, bool ranges) {
-    Tables tables;
-    tables.nodes = NodeTables::at(base, shape);
-    plan::Carver carver(base == nullptr ? nullptr : base + tables.nodes.size_bytes);
-    if (ranges) tables.source_ranges = carver.take<std::int32_t>(shape.num_local_experts * shape.num_ranks * 2);
-    tables.size_bytes = tables.nodes.size_bytes + carver.used_bytes();
-    return tables;
-  }
-};
 
 NodeRouteInput input_of(const KernelRoute& route) {
   const RouteCall& call = route.call;
@@ -42,7 +23,6 @@ NodeRouteInput input_of(const KernelRoute& route) {
   input.expert_alignment = call.options.expert_alignment;
   input.slab_capacity = call.options.slab_capacity;
   input.max_recv_rows = call.options.max_recv_rows;
-  input.latency = route.latency;
   input.counters = counter_tables(call.options.counters);
   return input;
 }
@@ -51,8 +31,7 @@ std::int64_t bounded_rows(const RouteOptions& options, std::int64_t num_local_ex
   return options.layout == Layout::kSlab ? num_local_experts * options.slab_capacity : options.max_recv_rows;
 }
 
-void set_views(NodesRouting& routing, const Tables& tables, int num_ranks, bool weights) {
-  const NodeTables& nodes = tables.nodes;
+void set_views(NodesRouting& routing, const NodeTables& nodes, bool weights) {
   const auto num_local = static_cast<std::int64_t>(routing.local_expert_ids.size());
   routing.num_used_rows_view = ConstTensorView(&nodes.summary->num_used_rows, DType::kInt32, {1});
   routing.rows_per_expert_view = ConstTensorView(nodes.rows_per_expert, DType::kInt32, {num_local});
@@ -61,9 +40,6 @@ void set_views(NodesRouting& routing, const Tables& tables, int num_ranks, bool 
     routing.row_offsets_view = ConstTensorView(nodes.row_offsets, DType::kInt64, {num_local + 1});
   }
   routing.source = ConstTensorView(nodes.source, DType::kInt32, {routing.num_recv_rows, 2});
-  if (tables.source_ranges != nullptr) {
-    routing.source_ranges = ConstTensorView(tables.source_ranges, DType::kInt32, {num_local, num_ranks, 2});
-  }
   routing.slots = ConstTensorView(nodes.slots, DType::kInt32, {routing.num_tokens, routing.num_topk});
   routing.topk_idx = ConstTensorView(nodes.ids, DType::kInt64, {routing.num_tokens, routing.num_topk});
   if (weights) {
@@ -90,11 +66,6 @@ Status check_sizes(const KernelRoute& route, std::int64_t num_local_experts) {
 
 }  // namespace
 
-std::size_t kernel_tables_bytes(const Topology& topology, const NodeRouteInput& input, std::int64_t num_rows,
-                                bool weights, bool latency) {
-  return Tables::at(nullptr, bounded_tables(topology, input, num_rows, weights), latency).size_bytes;
-}
-
 Result<NodeRouteInput> begin_routing(Context& context, Placements& placements, const KernelRoute& route,
                                      NodesRouting& routing) {
   const Parts& parts = context.parts();
@@ -119,28 +90,27 @@ Result<NodeRouteInput> begin_routing(Context& context, Placements& placements, c
   routing.num_used_rows = routing.num_recv_rows;
   const bool weights = call.topk_weights.present();
   const NodeTables::Shape shape = bounded_tables(topology, input, routing.num_recv_rows, weights);
-  Result<std::shared_ptr<std::byte>> memory = parts.memory->take(Tables::at(nullptr, shape, route.latency).size_bytes);
+  Result<std::shared_ptr<std::byte>> memory = parts.memory->take(NodeTables::at(nullptr, shape).size_bytes);
   if (!memory.ok()) return memory.status();
   routing.memory = *memory;
-  const Tables tables = Tables::at(memory->get(), shape, route.latency);
-  set_views(routing, tables, topology.num_ranks, weights);
+  const NodeTables tables = NodeTables::at(memory->get(), shape);
+  set_views(routing, tables, weights);
   input.placement = routing.placement->tables;
   if (routing.homes.present()) {
     input.placement.homes = routing.homes.tables();
     input.homes = routing.homes.params;
   }
-  input.tables = tables.nodes;
-  input.source_ranges = tables.source_ranges;
+  input.tables = tables;
   routing.routed = bounded_tokens(topology, input, routing.num_recv_rows);
   if (route.captured) {
-    Status status = mark_not_routed(route.name, tables.nodes.summary, parts.stream->get());
+    Status status = mark_not_routed(route.name, tables.summary, parts.stream->get());
     if (!status.ok()) return status;
     return input;
   }
   Result<RouteResultTables> host =
       routing.expect_counts({parts.memory, parts.pinned, parts.report}, topology.num_ranks, context.timeout_ns());
   if (!host.ok()) return host.status();
-  if (!route.latency) routing.count_calls_apart();
+  routing.count_calls_apart();
   input.host = *host;
   return input;
 }

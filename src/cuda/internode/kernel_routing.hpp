@@ -18,13 +18,8 @@ struct KernelRoute {
   const RouteCall& call;
   std::string_view name;
   std::int64_t max_tokens = 0;
-  bool latency = false;  ///< with source ranges, which only Routings of latency mode have
   bool captured = false;
 };
-
-/// Bytes of the tables of a Routing of `num_rows` rows.
-std::size_t kernel_tables_bytes(const Topology& topology, const NodeRouteInput& input, std::int64_t num_rows,
-                                bool weights, bool latency);
 
 /// Allocates the tables of `routing` and sets all fields that are known; returns the input of the kernels.
 /// @errors kUnsupported, kInvalidArgument: larger than the kernels can count; kCapacity and other errors of memory

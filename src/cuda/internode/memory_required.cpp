@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "cuda/context/rail_link.hpp"
+#include "cuda/internode/steps.hpp"
 #include "node/page_heap.hpp"
 #include "plan/carver.hpp"
 #include "plan/to_size.hpp"

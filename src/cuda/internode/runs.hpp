@@ -2,7 +2,7 @@
 #define FERRY_CUDA_INTERNODE_RUNS_HPP
 
 /// Dispatch and combine over several nodes once the stream is checked: the steps prepare and launch of
-/// cuda/call/group_call.hpp, which calls of latency mode share.
+/// cuda/call/group_call.hpp.
 
 #include <cstddef>
 #include <cstdint>
@@ -11,20 +11,17 @@
 #include "core/backend.hpp"
 #include "core/quantized_dispatch.hpp"
 #include "cuda/context/context.hpp"
-#include "cuda/internode/node_route_steps.hpp"
 #include "cuda/internode/steps.hpp"
 
 namespace ferry::cuda::internode {
 
-/// Dispatches tokens that are routed, or that kernels route in the same call.
+/// Dispatches tokens that are routed.
 class DispatchRun {
  public:
   struct Input {
     const DispatchCall& call;
     const RoutedTokens& routed;
     bool exact_rows = false;
-    const NodeRouteInput* route = nullptr;  ///< null: the tokens are routed
-    std::int64_t* wait_times_ns = nullptr;  ///< [R] of the program, to add the waits of this call to; or null
   };
   DispatchRun(Context& context, const Input& input) : context_(context), input_(input) {}
 
@@ -41,7 +38,6 @@ class DispatchRun {
   std::optional<QuantizedDispatch> steps_;
   DispatchTensors tensors_;
   DispatchStaging staging_;
-  std::byte* route_room_ = nullptr;
   StepBlocks blocks_;
 };
 
@@ -61,7 +57,6 @@ class CombineRun {
   struct Input {
     const CombineCall& call;
     const RoutedTokens& routed;
-    std::int64_t* wait_times_ns = nullptr;  ///< [R] of the program, to add the waits of this call to; or null
   };
   CombineRun(Context& context, const Input& input) : context_(context), input_(input) {}
 
