@@ -195,7 +195,7 @@ struct MemoryUsage {
 };
 
 /// Traffic from a rank to one of its rail peers (the ranks with its index in the other nodes) since its group was
-/// created.
+/// created. Latency mode of GPU ranks: to all ranks of that node.
 struct RailUsage {
   int rank = 0;                    ///< the rail peer
   std::uint64_t sent_bytes = 0;    ///< payload, tables and call headers handed to the network

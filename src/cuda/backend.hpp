@@ -46,7 +46,11 @@ class CudaBackend final : public Backend {
   Status combine(const CombineCall& call) override {
     return over_nodes() ? internode::combine(context_, call) : intranode::combine(context_, call);
   }
-  NetworkUsage network_usage() override { return context_.parts().sync->network_usage(); }
+  NetworkUsage network_usage() override {
+    NetworkUsage usage = context_.parts().sync->network_usage();
+    if (far_ != nullptr) far_->add_traffic(usage);
+    return usage;
+  }
   std::vector<std::int64_t> wait_times_ns() const override;
   Result<std::shared_ptr<RoutingState>> latency_dispatch(const LatencyDispatchCall& call) override {
     return latency_.dispatch(call);

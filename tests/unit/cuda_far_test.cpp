@@ -174,6 +174,9 @@ TEST_F(FarPosts, TheMessageArrivesBeforeItsNumberAndLeavesWhenItIsThere) {
   requests[2].completion->done(0);
   EXPECT_EQ(left, kNumber);
   EXPECT_TRUE(take_all().empty());
+  EXPECT_EQ(source_.traffic(0).sent_bytes, kFarHeaderBytes + 512);
+  EXPECT_EQ(source_.traffic(0).num_messages, 3U) << "two puts and a number";
+  EXPECT_EQ(source_.traffic(1).sent_bytes, 0U);
 }
 
 TEST_F(FarPosts, CarriesTheRecordOfItsCall) {

@@ -10,6 +10,7 @@
 #include "core/create_together.hpp"
 #include "cuda/driver/cuda_call.hpp"
 #include "net/threads.hpp"
+#include "node/futex.hpp"
 #include "node/page_heap.hpp"
 #include "plan/to_size.hpp"
 #include "rail/network.hpp"
@@ -154,6 +155,19 @@ Status FarLink::find_lost() {
     return Status(status.code(), fmt::format("lost its network connection ({})", status.message()), rank);
   }
   return {};
+}
+
+void FarLink::add_traffic(NetworkUsage& usage) const {
+  const std::int64_t end_ns = node::monotonic_ns() + kLastWordsNs;
+  while (source_->has_news() && node::monotonic_ns() < end_ns) driver_->progress();
+  for (RailUsage& rail : usage.rails) {
+    const int first = rail.rank / params_.layout.ranks_per_node * params_.layout.ranks_per_node;
+    for (int rank = first; rank < first + params_.layout.ranks_per_node; ++rank) {
+      const FarSource::Traffic traffic = source_->traffic(rank);
+      rail.sent_bytes += traffic.sent_bytes;
+      rail.num_messages += traffic.num_messages;
+    }
+  }
 }
 
 FarLink::~FarLink() {

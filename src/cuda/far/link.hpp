@@ -36,6 +36,9 @@ class FarLink {
   /// may use it.
   /// @errors kSystem, kCuda: no memory can be locked
   Result<PinnedBlock> take_returns(std::size_t num_bytes);
+  /// Adds the traffic to all ranks of a node to that of its rail peer. Waits, a second at most, until everything that
+  /// was posted is counted.
+  void add_traffic(NetworkUsage& usage) const;
   /// Pinned memory that this rank holds. Any thread.
   std::size_t held_bytes() const { return held_bytes_.load(std::memory_order_relaxed); }
   /// A message of each kind to each far rank is about to be posted: wakes the thread that looks for them.

@@ -42,7 +42,10 @@ class FarSource::Departure final : public one_sided::Completion {
   std::uint64_t number_ = 0;
 };
 
-FarSource::FarSource(Options options) : options_(std::move(options)) {
+FarSource::FarSource(Options options)
+    : options_(std::move(options)),
+      sent_bytes_(to_size(options_.layout.num_far())),
+      num_messages_(to_size(options_.layout.num_far())) {
   const FarLayout& layout = options_.layout;
   for (int idx = 0; idx < layout.num_far(); ++idx) {
     Peer peer;
@@ -65,6 +68,11 @@ FarSource::FarSource(Options options) : options_(std::move(options)) {
 }
 
 FarSource::~FarSource() = default;
+
+FarSource::Traffic FarSource::traffic(int rank) const {
+  const std::size_t idx = to_size(options_.layout.far_idx(rank));
+  return {sent_bytes_[idx].load(std::memory_order_relaxed), num_messages_[idx].load(std::memory_order_relaxed)};
+}
 
 void FarSource::expect_posts() { moved_ns_.store(node::monotonic_ns(), std::memory_order_relaxed); }
 
@@ -161,6 +169,9 @@ std::uint64_t FarSource::look_at(Peer& peer, int kind) {
          .num_bytes = post.rows_bytes,
          .op = arrival});
   }
+  const std::size_t idx = to_size(layout.far_idx(peer.rank));
+  sent_bytes_[idx].fetch_add(post.front_bytes + post.rows_bytes, std::memory_order_relaxed);
+  num_messages_[idx].fetch_add(has_rows ? 3 : 2, std::memory_order_relaxed);
   Departure& departure = *peer.departures[to_size(kind)];
   departure.begin(number);
   add({.kind = NetworkRequest::Kind::kFlush, .completion = &departure});

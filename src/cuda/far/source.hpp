@@ -42,6 +42,13 @@ class FarSource final : public one_sided::RequestSource {
   void taken() override;
   bool needs_polling() const override;
 
+  struct Traffic {
+    std::uint64_t sent_bytes = 0;
+    std::uint64_t num_messages = 0;
+  };
+  /// Messages to a far rank, and their bytes, that were passed on so far. Any thread.
+  Traffic traffic(int rank) const;
+
   /// Kernels may post soon. Any thread.
   void expect_posts();
   /// True if kernels have posted something at which no thread has looked. Any thread.
@@ -64,6 +71,8 @@ class FarSource final : public one_sided::RequestSource {
 
   const Options options_;
   std::vector<Peer> peers_;
+  std::vector<std::atomic<std::uint64_t>> sent_bytes_;    // by number of the far rank, as is the next
+  std::vector<std::atomic<std::uint64_t>> num_messages_;  // puts, and words that are set
   Peer* offered_ = nullptr;
   std::array<std::array<std::uint64_t, kFarGrantSlots>, kFarKinds> granted_{};
   std::atomic<std::int64_t> moved_ns_{0};
