@@ -59,8 +59,8 @@ inline constexpr std::size_t kMaxKernelChunkBytes = std::size_t{512} << 10;
 /// Chunks have the maximum size on up to nine nodes.
 inline constexpr std::size_t kKernelRingBudgetBytes = std::size_t{128} << 20;
 /// The same for rings in GPU memory. With four blocks at each end an H200 fills and empties them at 89 GB/s each way
-/// with chunks of 512 KiB and at 97 with 1 MiB, with one block at 24.7 and 28.2 (benchmarks/gpu_rings --gpu-memory); and
-/// the host works half as often.
+/// with chunks of 512 KiB and at 97 with 1 MiB, with one block at 24.7 and 28.2 (benchmarks/gpu_rings --gpu-memory);
+/// and the host works half as often.
 inline constexpr std::size_t kMaxGpuChunkBytes = std::size_t{1} << 20;
 inline constexpr std::size_t kGpuRingBudgetBytes = std::size_t{256} << 20;
 

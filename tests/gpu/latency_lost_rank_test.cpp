@@ -100,8 +100,8 @@ class GpuLatencyLostRank : public testing::TestWithParam<Scenario> {
     return node == GetParam().link.first || node == GetParam().link.second;
   }
 
-  /// Whether all that this rank waits for may have come before its link was cut, so that its call is complete. Only rank
-  /// 0 begins its call afterwards.
+  /// Whether all that this rank waits for may have come before its link was cut, so that its call is complete. Only
+  /// rank 0 begins its call afterwards.
   bool may_be_complete(const RankContext& context) const {
     if (GetParam().loss != Loss::kCut) return false;
     const int node = context.rank() / GetParam().ranks_per_node;

@@ -46,9 +46,10 @@ std::vector<std::string> notes_on(const PlanShape& shape) {
   if (shape.num_nodes > 1) {
     notes.emplace_back(
         "no run between hosts has been made: all that concerns the network is arithmetic over runs on one host");
+    notes.emplace_back("latency mode over nodes is predicted for the way over rail peers, which calls no longer take");
   }
   if (shape.num_nodes > 1 && shape.rings == PlanRings::kGpu) {
-    notes.emplace_back("rings in GPU memory have not run on any card");
+    notes.emplace_back("rings in GPU memory have run over a stand-in for a card only");
   }
   if (shape.num_nodes > kMaxGroupNodes) {
     notes.push_back(

@@ -47,9 +47,9 @@ bool pulls_in_exchange(const NodePlace& place, const RoutedTokens& routed) {
   return place.ranks_per_node * place.rails.num_nodes <= kMostPullFlows;
 }
 
-/// Whether the exchange writes rows to where the caller wants them. A rank that is alone in its node receives each token
-/// that comes, in the order in which they come: by node and token. Where kernels route, nodes have room for as many
-/// tokens as may come.
+/// Whether the exchange writes rows to where the caller wants them. A rank alone in its node receives each token that
+/// comes, in the order in which they come: by node and token. Where kernels route, nodes have room for as many tokens
+/// as may come.
 bool lands_in_place(const NodePlace& place, const RoutedTokens& routed) {
   return place.ranks_per_node == 1 && routed.by_token && !routed.by_kernels;
 }
