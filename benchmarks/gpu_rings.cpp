@@ -1,7 +1,7 @@
 /// The rings of GPU ranks without a network: how fast the blocks of a kernel fill a ring in pinned or GPU memory and
 /// empty another at the same time, which is what a node's PCIe, its host memory and the ring's shape leave of the
-/// network's rate. One GPU is both ends: a thread passes on what the kernel has filled, without its payload, and says at
-/// once that it was used.
+/// network's rate. One GPU is both ends: a thread passes on what the kernel has filled, without its payload, and says
+/// at once that it was used.
 ///
 /// Prints JSON: for each number of blocks, chunk size and chunks of a ring the median time of an exchange of as many
 /// items each way, and GB/s of one way.

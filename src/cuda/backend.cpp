@@ -112,6 +112,7 @@ Result<std::unique_ptr<Backend>> CudaBackend::create(const BackendContext& conte
       if (!link.ok()) return link.status();
       far = link->get();
       parts->far = std::shared_ptr<FarLink>(std::move(*link));
+      parts->send_rest = [far] { far->send_rest(); };
     }
     if (!status.ok()) return status;
     nodes_scratch = std::move(*made);

@@ -461,6 +461,11 @@ void Driver::sleep_until_woken() {
     if (stop_.load(std::memory_order_relaxed)) return;
     // A thread that takes events from the engine after this sees the flag and wakes this thread.
     asleep_.store(true, std::memory_order_seq_cst);
+    // A source that expects requests since this thread has asked it did not find it asleep.
+    if (std::ranges::any_of(sources_, [](const RequestSource* source) { return source->needs_polling(); })) {
+      asleep_.store(false, std::memory_order_relaxed);
+      return;
+    }
     if (engine_->event_fd() >= 0 && engine_->arm()) {
       engine_fd = engine_->event_fd();
       armed_.store(true, std::memory_order_seq_cst);

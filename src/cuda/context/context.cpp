@@ -32,6 +32,8 @@ Context::~Context() {
   const DeviceGuard guard(parts_.device);
   const RelaxedCapture relaxed;
   if (launched_) cudaEventSynchronize(parts_.memory->last_call());
+  // Before the others learn that this rank leaves: they take what it sent to be there by then.
+  if (parts_.send_rest) parts_.send_rest();
   parts_.sync->leave();
   parts_.memory->close();
 }
@@ -169,6 +171,7 @@ Status Context::check_lost() {
 }
 
 Status Context::describe(const FaultReport& fault, std::string_view operation, RailLink::FaultOf records) const {
+  if (fault.of_group != 0) records = RailLink::FaultOf::kLatency;
   const FoundRecord* const found = parts_.rail_link != nullptr ? parts_.rail_link->found(records) : nullptr;
   return describe_fault(fault, {*parts_.call_log, found, parts_.sync->topology()}, operation);
 }

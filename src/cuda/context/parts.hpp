@@ -4,6 +4,7 @@
 /// Parts of a group on this rank, and how they are made.
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -52,6 +53,7 @@ struct Parts {
   std::shared_ptr<OwnStream> refusals_stream;  ///< stream on which refused calls wait for the peers
   std::unique_ptr<PeerWatch> watch;            ///< declared after `sync` and `report`, which its thread reads
   std::shared_ptr<void> far;  ///< this rank's end of the network of latency mode (cuda/far), which uses the others
+  std::function<void()> send_rest;  ///< has that end send all that kernels have posted; or null
 };
 
 /// Loads the kernels of all calls on the current GPU. `has_bulk`: whether they can use the bulk copy engine there. A

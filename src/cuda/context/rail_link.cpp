@@ -66,7 +66,7 @@ Status RailLink::start(TableMemory& tables, cudaStream_t stream) {
   if (status.ok()) status = runtime_status(cudaMemsetAsync(log_.get(), 0, sizeof(RailLog), stream), kPreparing);
   if (status.ok()) status = runtime_status(cudaStreamSynchronize(stream), kPreparing);
   if (!status.ok()) return status;
-  constexpr std::size_t kFaults = 2;
+  constexpr std::size_t kFaults = 3;
   Result<PinnedBlock> found = take_pinned(kFaults * to_size(sync_.topology().num_ranks) * sizeof(FoundRecord));
   if (!found.ok()) return found.status();
   found_ = std::move(*found);
@@ -88,7 +88,7 @@ Status RailLink::start(TableMemory& tables, cudaStream_t stream) {
 }
 
 FoundRecord* RailLink::found_at(std::byte* base, FaultOf fault) const {
-  return reinterpret_cast<FoundRecord*>(base) + (fault == FaultOf::kRoute ? sync_.topology().num_ranks : 0);
+  return reinterpret_cast<FoundRecord*>(base) + static_cast<int>(fault) * sync_.topology().num_ranks;
 }
 
 std::uint64_t RailLink::sum_of_words() const {

@@ -50,7 +50,7 @@ class RailLink {
 
   /// Sets of records that accompany a fault. A route, whose host waits, has a set of its own, since an earlier fault
   /// may not have been read.
-  enum class FaultOf { kAnyCall, kRoute };
+  enum class FaultOf { kAnyCall, kRoute, kLatency };
   const FoundRecord* found(FaultOf fault) const { return found_at(found_.data.get(), fault); }
   FoundRecord* found_of_kernels(FaultOf fault) const { return found_at(found_.kernel_view, fault); }
 

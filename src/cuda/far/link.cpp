@@ -89,7 +89,7 @@ Status FarLink::take_memory(const BackendContext& context, const Parts& parts, c
   params_.state = reinterpret_cast<FarState*>(state_.get());
   params_.outbox = kernels.outbox;
   params_.outbox_of_host = reinterpret_cast<std::uintptr_t>(memory.outbox);
-  params_.found = parts.rail_link->found_of_kernels(RailLink::FaultOf::kAnyCall);
+  params_.found = parts.rail_link->found_of_kernels(RailLink::FaultOf::kLatency);
   params_.rank = context.topology.rank;
 
   options_.layout = layout;
@@ -168,6 +168,12 @@ void FarLink::add_traffic(NetworkUsage& usage) const {
       rail.num_messages += traffic.num_messages;
     }
   }
+}
+
+void FarLink::send_rest() {
+  expect_posts();
+  const std::int64_t end_ns = node::monotonic_ns() + kLastWordsNs;
+  while (!source_->all_left() && node::monotonic_ns() < end_ns) driver_->progress();
 }
 
 FarLink::~FarLink() {

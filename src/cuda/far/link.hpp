@@ -39,6 +39,8 @@ class FarLink {
   /// Adds the traffic to all ranks of a node to that of its rail peer. Waits, a second at most, until everything that
   /// was posted is counted.
   void add_traffic(NetworkUsage& usage) const;
+  /// Returns once far ranks have all messages that kernels have posted, or are lost; after a second at most.
+  void send_rest();
   /// Pinned memory that this rank holds. Any thread.
   std::size_t held_bytes() const { return held_bytes_.load(std::memory_order_relaxed); }
   /// A message of each kind to each far rank is about to be posted: wakes the thread that looks for them.

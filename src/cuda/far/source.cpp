@@ -74,7 +74,7 @@ FarSource::Traffic FarSource::traffic(int rank) const {
   return {sent_bytes_[idx].load(std::memory_order_relaxed), num_messages_[idx].load(std::memory_order_relaxed)};
 }
 
-void FarSource::expect_posts() { moved_ns_.store(node::monotonic_ns(), std::memory_order_relaxed); }
+void FarSource::expect_posts() { moved_ns_.store(node::monotonic_ns(), std::memory_order_seq_cst); }
 
 std::uint64_t FarSource::sum_of_words() const {
   std::uint64_t sum = 0;
@@ -92,8 +92,20 @@ std::uint64_t FarSource::sum_of_words() const {
 
 bool FarSource::has_news() const { return sum_of_words() != seen_sum_.load(std::memory_order_relaxed); }
 
+bool FarSource::all_left() const {
+  const FarLayout& layout = options_.layout;
+  for (int kind = 0; kind < kFarKinds; ++kind) {
+    for (int idx = 0; idx < layout.num_far(); ++idx) {
+      const int at = kind * layout.num_ranks + layout.far_rank(idx);
+      const std::uint64_t posted = Word(options_.posts[at].number).load(std::memory_order_acquire);
+      if (Word(options_.left[at]).load(std::memory_order_acquire) < posted) return false;
+    }
+  }
+  return true;
+}
+
 bool FarSource::needs_polling() const {
-  return options_.poll_ns < 0 || node::monotonic_ns() - moved_ns_.load(std::memory_order_relaxed) < options_.poll_ns;
+  return options_.poll_ns < 0 || node::monotonic_ns() - moved_ns_.load(std::memory_order_seq_cst) < options_.poll_ns;
 }
 
 const NetworkRequest* FarSource::front(const one_sided::CanIssue& can_issue) {

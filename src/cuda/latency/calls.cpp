@@ -93,7 +93,7 @@ Status LatencyMode::make_combine(const LatencyCombineCall& call) {
   if (!has_memory()) return rows.record.code == ErrorCode::kOk ? check_room(kName, {}) : status_of(rows.record);
   const Parts& parts = context_.parts();
   std::optional<LatencyCombineParams> params;
-  PinnedBlock returns;
+  Returns returns;
   int num_receive_blocks = 0;
   // Core hands out Routings as const; this one also keeps the parameters of its receive half.
   const auto routing_of = [](const CombineCall& combine) -> LatencyRouting& {
@@ -111,7 +111,7 @@ Status LatencyMode::make_combine(const LatencyCombineCall& call) {
     if (status.ok()) status = check_wait_times_memory(kName, call.wait_times_ns, *parts.arena);
     if (!status.ok()) return status;
     if (over_nodes()) {
-      Result<PinnedBlock> taken = returns_of(routing, rows.x.row_bytes);
+      Result<Returns> taken = returns_of(routing, rows.x.row_bytes);
       if (!taken.ok()) return as_error_of(kName, taken.status());
       returns = std::move(*taken);
     }
@@ -181,18 +181,22 @@ Status LatencyMode::make_combine(const LatencyCombineCall& call) {
   return ended;
 }
 
-Result<PinnedBlock> LatencyMode::returns_of(const LatencyRouting& routing, std::int64_t row_bytes) {
+Result<Returns> LatencyMode::returns_of(const LatencyRouting& routing, std::int64_t row_bytes) {
   const std::int64_t num_rows =
       most_returned_rows({far_->params().layout.num_far(), routing.max_tokens, routing.num_topk,
                           static_cast<std::int64_t>(routing.local_expert_ids.size()), routing.num_recv_rows});
-  return far_->take_returns(to_size(num_rows * round_up_row(row_bytes)));
+  Result<PinnedBlock> block = far_->take_returns(to_size(num_rows * round_up_row(row_bytes)));
+  if (!block.ok()) return block.status();
+  return Returns{std::move(*block), num_rows};
 }
 
-cudaError_t LatencyMode::launch_send(const CombineSendParams& params, const PinnedBlock& returns, cudaStream_t stream) {
+cudaError_t LatencyMode::launch_send(const CombineSendParams& params, const Returns& returns, cudaStream_t stream) {
   if (over_nodes()) {
     far_->expect_posts();
-    const auto of_host = static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(returns.data.get()));
-    const cudaError_t error = launch_far_returns({params, far_->params(), returns.kernel_view, of_host}, stream);
+    const PinnedBlock& block = returns.block;
+    const auto of_host = static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(block.data.get()));
+    const cudaError_t error =
+        launch_far_returns({params, far_->params(), block.kernel_view, returns.num_rows, of_host}, stream);
     if (error != cudaSuccess) return error;
   }
   return launch_combine_send(params, mask_, stream);

@@ -22,6 +22,12 @@ struct BlockLimits {
   int most_waiting = 2;  ///< most of these that wait for other ranks at the same time, at least 2
 };
 
+/// Memory that rows of a combine leave from, to other nodes.
+struct Returns {
+  PinnedBlock block;
+  std::int64_t num_rows = 0;
+};
+
 class LatencyMode {
  public:
   /// All must outlive it. `far`: in groups of several nodes that have memory for latency mode, else null.
@@ -61,10 +67,10 @@ class LatencyMode {
   Context& context_;
   Placements& placements_;
   /// Memory that the rows of a combine of this Routing leave from to other nodes.
-  Result<PinnedBlock> returns_of(const LatencyRouting& routing, std::int64_t row_bytes);
+  Result<Returns> returns_of(const LatencyRouting& routing, std::int64_t row_bytes);
   cudaError_t launch_send(const LatencyDispatchParams& params, cudaStream_t stream);
   /// `returns`: see returns_of.
-  cudaError_t launch_send(const CombineSendParams& params, const PinnedBlock& returns, cudaStream_t stream);
+  cudaError_t launch_send(const CombineSendParams& params, const Returns& returns, cudaStream_t stream);
   cudaError_t launch_receive(const DispatchReceiveParams& params, cudaStream_t stream) const;
   cudaError_t launch_receive(const CombineReceiveParams& params, cudaStream_t stream) const;
 

@@ -115,6 +115,12 @@ __device__ void begin_returns(const FarCombineParams& params, FarReturnsShared& 
     if (rank >= 0) shared.firsts[rank] = begin + before;
     begin += total;
   }
+  // Far ranks have said how many rows they want back.
+  if (begin <= params.most_returns) return;
+  if (lane_idx() == 0) {
+    shared.number = 0;
+    if (came) refuse_message(call, layout.far_rank(0), number);
+  }
 }
 
 /// Copies this rank's rows of a token of `source` to their places. All lanes of a warp.
@@ -128,6 +134,10 @@ __device__ void return_rows(const FarCombineParams& params, const FarReturnsShar
   const unsigned same = __match_any_sync(kAllLanes, row);
   const bool first = row >= 0 && __ffs(static_cast<int>(same)) - 1 == lane_idx();
   const std::int64_t stride = round_up_row(params.send.rows.row_bytes);
+  if (call.tables.returns[index] + __popc(__ballot_sync(kAllLanes, static_cast<int>(first))) >
+      call.tables.num_returns[source]) {
+    return;  // no rank of this build asks for more rows than it counts
+  }
   std::byte* to = params.returns + (shared.firsts[source] + call.tables.returns[index]) * stride + part.begin;
 #pragma unroll 1
   for (unsigned left = __ballot_sync(kAllLanes, static_cast<int>(first)); left != 0; left &= left - 1) {

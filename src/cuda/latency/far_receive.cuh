@@ -40,7 +40,7 @@ class FarImporter {
       if (threadIdx.x == 0) refuse_message(call_, source_, sent_.number);
       return;
     }
-    if (part == 0) import_counts(num_returns);
+    if (part == 0 && !import_counts(num_tokens, num_returns)) return;
     const int num_warps = static_cast<int>(blockDim.x) / kWarpLanes;
 #pragma unroll 1
     for (std::int64_t token = warp_idx() * num_parts + part; token < num_tokens; token += num_warps * num_parts) {
@@ -49,17 +49,30 @@ class FarImporter {
   }
 
  private:
-  __device__ void import_counts(std::int64_t num_returns) const {
+  /// False if an expert has more rows than there are tokens. All threads of a block.
+  __device__ bool import_counts(std::int64_t num_tokens, std::int64_t num_returns) const {
     std::uint64_t* const words = count_words(call_, call_.ranks.rank, static_cast<int>(sent_.set), source_);
     const auto* const counts = reinterpret_cast<const std::uint32_t*>(message_ + layout_.counts);
+    bool sound = true;
+#pragma unroll 1
+    for (auto expert = static_cast<int>(threadIdx.x); expert < call_.num_experts;
+         expert += static_cast<int>(blockDim.x)) {
+      sound = sound && counts[expert] <= static_cast<std::uint64_t>(num_tokens);
+    }
+    if (__syncthreads_and(static_cast<int>(sound)) == 0) {
+      if (threadIdx.x == 0) refuse_message(call_, source_, sent_.number);
+      return false;
+    }
 #pragma unroll 1
     for (auto expert = static_cast<int>(threadIdx.x); expert < call_.num_experts;
          expert += static_cast<int>(blockDim.x)) {
       post_word(words + expert, sent_.number, counts[expert]);
     }
-    if (threadIdx.x != 0) return;
-    call_.tables.num_returns[source_] = static_cast<std::int32_t>(num_returns);
-    call_.tables.return_firsts[source_] = static_cast<std::int32_t>(header_.first_return);
+    if (threadIdx.x == 0) {
+      call_.tables.num_returns[source_] = static_cast<std::int32_t>(num_returns);
+      call_.tables.return_firsts[source_] = static_cast<std::int32_t>(header_.first_return);
+    }
+    return true;
   }
 
   /// One token; false if its record is none that a rank of this build sends. All lanes of a warp.

@@ -45,6 +45,11 @@ __device__ inline bool await_far_turn(const LatencyParams& call, const FarParams
     const Payload set = wait_payload(call, wait, grant);
     const std::uint64_t* const left = far.left + static_cast<int>(kind) * layout.num_ranks + rank;
     const auto read = [left] { return load_acquire_system(left); };
+    if (set.came && set.value > kNoSet) {
+      declare_lost(call.ranks, {Awaited::kRailProtocol, rank, number}, {});
+      all = false;
+      break;
+    }
     all = set.came && wait_until(call.ranks, wait, read, number - 1, CallCount(call, rank));
     sets[rank] = static_cast<int>(set.value);
   }

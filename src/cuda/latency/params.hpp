@@ -199,6 +199,7 @@ struct FarCombineParams {
   CombineSendParams send;
   FarParams far;
   std::byte* returns = nullptr;       ///< memory that the rows leave from
+  std::int64_t most_returns = 0;      ///< rows that it has room for
   std::uint64_t returns_of_host = 0;  ///< its address on the host
 };
 /// Receive half of either kind, or of a refusal, before that inside the node.

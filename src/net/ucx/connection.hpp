@@ -79,6 +79,7 @@ class Connection {
   void report_to(Attention* attention, std::uint32_t peer) {
     attention_ = attention;
     peer_ = peer;
+    if (failure_ != UCS_OK) attend();  // found while connecting
   }
 
   /// Memory of the peer. `key` is as UCX packed it there; empty: this end cannot write.

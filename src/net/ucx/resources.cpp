@@ -118,6 +118,10 @@ Result<std::unique_ptr<Resources>> Resources::create(const Library& library, con
   surroundings.gpu_memory = !params.gpu_memory.empty();
   const std::vector<Setup> setups = setups_for(params.scope, params.devices, surroundings);
   for (const Setup& setup : setups) {
+    // Not an error of the setup, which another could hide.
+    if (Status status = check_card_settings(library, settings_for_cards(setup, params.cards)); !status.ok()) {
+      return status;
+    }
     Result<std::unique_ptr<Resources>> resources = create(library, params, setup);
     // Other setups have no cards, and would hide why this one does not reach GPU memory.
     if (resources.ok() || !setup.optional || !params.gpu_memory.empty()) return resources;
@@ -172,7 +176,6 @@ Resources::~Resources() {
 }
 
 Status Resources::open_context() {
-  if (Status status = check_card_settings(library_, cards_); !status.ok()) return status;
   ucp_config_t* config = nullptr;
   if (const ucs_status_t read = library_.config_read(nullptr, nullptr, &config); read != UCS_OK) {
     const Status reason = ucx_status(read, "reading the UCX_* variables", kVariablesHint);
