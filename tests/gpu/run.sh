@@ -2,8 +2,9 @@
 # Runs all tests that need GPUs, then the smallest of them under NVIDIA's memory and race checkers:
 #   tests/gpu/run.sh [--built DIR] [--filter PATTERN] [--limit SECONDS] [--spread] [--no-sanitizer]
 #                    [--no-python]
-# --built DIR       run litmus_test, conformance_gpu_test and gpu_test from this folder instead of building them (preset
-#                   release); shared libraries in the same folder are found
+# --built DIR       run litmus_test, conformance_gpu_test, gpu_test and ucx_card_cuda_test from this folder instead of
+#                   building them (preset release); shared libraries in the same folder are found, and the stand-in for
+#                   UCX in its folder library
 # --filter PATTERN  only tests that match, in GoogleTest's form, e.g. '*Graph*:-*plain*'
 # --limit SECONDS   for each call of a test program (default 600); it is then stopped, and the table names the test
 # --spread          run a share of each program's tests on each GPU, concurrently: a quarter of the time on four, but no
@@ -27,7 +28,7 @@ while (($# > 0)); do
     --no-sanitizer) sanitize=no && shift ;;
     --no-python) python=no && shift ;;
     *)
-      sed -n '2,15s/^# \?//p' "$0"
+      sed -n '2,16s/^# \?//p' "$0"
       exit 2
       ;;
   esac
@@ -43,7 +44,7 @@ num_failed=0
 
 build() {
   cmake --preset release --log-level=WARNING -DFERRY_CUDA=ON >/dev/null
-  cmake --build build/release --parallel "$(nproc)" --target litmus_test conformance_gpu_test gpu_test
+  cmake --build build/release --parallel "$(nproc)" --target litmus_test conformance_gpu_test gpu_test ucx_card_cuda_test
 }
 
 program() { # name folder: the path of a test program
@@ -128,8 +129,8 @@ run_here() { # label command...
   table+=("$(printf '%-34s %5d s  %s' "$label" $((SECONDS - begin_s)) "$result")")
 }
 
-run_tests() { # program folder
-  local path names kind found=no
+run_tests() { # program folder [variable=value...]
+  local path names kind found=no variables=("${@:3}")
   path=$(program "$1" "$2")
   if [[ ! -x $path ]]; then
     fail "$1" "there is no $path"
@@ -140,9 +141,9 @@ run_tests() { # program folder
     if [[ -z $names ]]; then continue; fi
     found=yes
     if [[ $spread == yes ]]; then
-      run_spread "$1.$kind" "$path" --gtest_filter="$names"
+      run_spread "$1.$kind" env "${variables[@]}" "$path" --gtest_filter="$names"
     else
-      run "$1.$kind" "$path" --gtest_filter="$names"
+      run "$1.$kind" env "${variables[@]}" "$path" --gtest_filter="$names"
     fi
   done
   if [[ $found == no && $filter == '*' ]]; then fail "$1" "lists no tests"; fi
@@ -165,6 +166,7 @@ if [[ -z $built ]]; then build; fi
 run_tests litmus_test gpu
 run_tests conformance_gpu_test conformance
 run_tests gpu_test gpu
+run_tests ucx_card_cuda_test ucx_card ${built:+"FERRY_UCX_LIBRARY=$built/library"}
 if [[ $sanitize == yes ]]; then
   run_checkers
 else
