@@ -484,8 +484,9 @@ class FERRY_API Group {
 /// group provided that the stream has been waited for, one placement of experts is used and all batches are alike (an
 /// arena of that size is also enough for smaller batches, and for the growth of their staging); on a CUDA group of
 /// several nodes with rings in host memory it is an upper bound, for any routing by hosts or latency mode. On a CPU
-/// group calls of latency mode hold as much as those three with layout kSlab and without `weights`; on a CUDA group of
-/// one node they hold GroupOptions::latency_bytes, and all calls hold the tables of their Routings: both are counted.
+/// group calls of latency mode hold as much as those three with layout kSlab and without `weights`; on a CUDA group
+/// they hold GroupOptions::latency_bytes, over several nodes memory of the host besides, and all calls hold the tables
+/// of their Routings: all of it is counted.
 /// @errors kInvalidArgument: a negative or absurd number, or numbers that contradict each other
 ///         kUnsupported: this build has no such backend, or it has no groups of that many nodes
 FERRY_API Result<std::size_t> bytes_required(const MemoryShape& shape);
