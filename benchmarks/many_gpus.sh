@@ -3,7 +3,7 @@
 # left (it is run on other hosts too, and figures from many GPUs are what cannot be had there):
 #   benchmarks/many_gpus.sh OUT_DIR [--built DIR] [--ranks N] [--limit SECONDS] [--no-python]
 # OUT_DIR            gets a JSON file for each measurement, what the machine is, and the suite's output
-# --built DIR        take ferry, conformance_gpu_test, gpu_test and litmus_test from this folder instead of building
+# --built DIR        take ferry and the test programs of tests/gpu/run.sh from this folder instead of building
 #                    them (preset release); shared libraries that lie beside them are found
 # --ranks N          (default: one for each GPU) more than GPUs share them as threads: a dry run, not a measurement
 # --limit SECONDS    of all together, building left out (default 480)

@@ -59,7 +59,8 @@ class ManyGpus(unittest.TestCase):
         self.log.touch()
         smi = '#!/bin/bash\nif [[ $1 == --list-gpus ]]; then printf "GPU 0\\nGPU 1\\n"; fi\n'
         programs = {"ferry": BENCH, "python3": PYTHON.format(python=sys.executable), "nvidia-smi": smi}
-        programs |= dict.fromkeys(("litmus_test", "conformance_gpu_test", "gpu_test"), SUITE)
+        tests = ("litmus_test", "conformance_gpu_test", "gpu_test", "ucx_card_cuda_test")
+        programs |= dict.fromkeys(tests, SUITE)
         for name, text in programs.items():
             (self.folder / name).write_text(text)
             (self.folder / name).chmod(0o755)
