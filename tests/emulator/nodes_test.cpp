@@ -361,6 +361,21 @@ std::vector<Spec> specs() {
            .chunk_bytes = std::size_t{512} << 10,
            .seed = 9,
            .arena_bytes = std::size_t{128} << 20},
+          // Long enough that the first and the last chunks are smaller, in one stage and in two.
+          {.num_tokens = 90,
+           .hidden = 8192,
+           .num_chunks = 16,
+           .chunk_bytes = std::size_t{256} << 10,
+           .seed = 15,
+           .arena_bytes = std::size_t{64} << 20},
+          {.num_tokens = 120,
+           .hidden = 8192,
+           .weighted = true,
+           .num_chunks = 5,
+           .chunk_bytes = std::size_t{512} << 10,
+           .seed = 16,
+           .arena_bytes = std::size_t{64} << 20,
+           .chunk_items = 16},
           {.num_nodes = 3, .num_tokens = 0, .weighted = true, .seed = 7},
           // Ranks that choose how many items a chunk has, each another number, the first of them one.
           {.num_nodes = 3, .weighted = true, .num_chunks = 3, .seed = 10, .chunk_items = 1},
@@ -419,8 +434,11 @@ TEST(NodesReplayed, RecordedCallsBringWhatLiesInTheSameMemory) {
 }
 
 TEST(NodesRefused, ByOneRankMovesNothingAnywhere) {
-  for (int other = 0; other < 4; ++other) {
-    Group group({.ranks_per_node = 2});
+  for (int i = 0; i < 8; ++i) {
+    SCOPED_TRACE(i);
+    const int other = i % 4;
+    // The larger rings have room for several chunks with items, which are on their way when the call is refused.
+    Group group({.ranks_per_node = 2, .num_tokens = i < 4 ? 9 : 150, .num_chunks = i < 4 ? 2U : 7U});
     const Group::Dispatched refused = group.dispatch(other);
     ASSERT_EQ(group.ranks().run(), "");
     EXPECT_TRUE(group.is_untouched(refused));
@@ -451,9 +469,10 @@ TEST(NodesLost, KernelsOfAllRanksEndWhenALinkIsCut) {
   group.combine();
   group.ranks().cut(1);
   ASSERT_EQ(group.ranks().run(), "");
-  // The link is cut in one direction. Rank 3 does not receive rank 1's call, nor rank 2 rank 3's entry. Rank 1 has the
-  // calls of all ranks but not the tokens of rank 3, and rank 0 waits for its own among those.
-  constexpr std::array<cuda::Awaited, 4> kAwaited = {cuda::Awaited::kRows, cuda::Awaited::kRailItems,
+  // The link is cut in one direction. Rank 3 does not receive rank 1's call, nor rank 2 rank 3's entry. Ranks 0 and 1
+  // have the calls and the tokens of all ranks, which were sent behind the calls. In the combine rank 0 waits for rank
+  // 2's call, and rank 1 for room behind the chunks that do not leave.
+  constexpr std::array<cuda::Awaited, 4> kAwaited = {cuda::Awaited::kRailCall, cuda::Awaited::kRailRoom,
                                                      cuda::Awaited::kEntry, cuda::Awaited::kRailCall};
   for (int rank = 0; rank < 4; ++rank) {
     const cuda::LostReport& lost = group.ranks().report(rank).lost;

@@ -4,6 +4,7 @@
 /// Ends of a rail's rings, shared by the blocks of an exchange. Blocks take chunks in turn, so that several chunks are
 /// written and read at the same time; chunks are published and released in order.
 
+#include "cuda/internode/chunk_division.hpp"
 #include "cuda/internode/exchange_params.hpp"
 #include "cuda/internode/rail_wait.cuh"
 #include "cuda/sync/ring.cuh"
@@ -140,6 +141,8 @@ class Sender {
 /// A block that receives from a peer; threads as in Sender.
 class Receiver {
  public:
+  static constexpr std::int64_t kAny = -1;
+
   __device__ Receiver(const ExchangeParams& params, int peer, std::uint64_t exchange, int worker)
       : params_(params),
         peer_(peer),
@@ -148,8 +151,8 @@ class Receiver {
         ring_(params.rails.words + peer, params.rails.chunks_in + params.rails.ring_offset(peer),
               params.rails.num_chunks, params.rails.chunk_bytes) {}
 
-  /// Returns the items of chunk `chunk_idx` of the exchange, which must be `num_items` of `item_bytes`; null if the
-  /// group broke.
+  /// Returns the items of chunk `chunk_idx` of the exchange, which must be `num_items` of `item_bytes`, or any if that
+  /// is kAny; null if the group broke.
   __device__ __noinline__ const std::byte* front(std::uint64_t chunk_idx, Awaited awaited, std::int64_t num_items,
                                                  std::int64_t item_bytes) {
     __syncthreads();
@@ -196,8 +199,9 @@ class Receiver {
     const std::uint64_t exchange_idx = header.exchange_idx;
     const std::uint32_t num_there = header.num_items;
     const std::uint32_t bytes_there = header.item_bytes;
-    return chunk_idx == ring_.chunk_idx() && exchange_idx == (kDeviceExchange | exchange_) &&
-           num_there == static_cast<std::uint32_t>(num_items) && bytes_there == static_cast<std::uint32_t>(item_bytes);
+    if (chunk_idx != ring_.chunk_idx() || exchange_idx != (kDeviceExchange | exchange_)) return false;
+    return item_bytes == kAny ||
+           (num_there == static_cast<std::uint32_t>(num_items) && bytes_there == static_cast<std::uint32_t>(item_bytes));
   }
 
   const ExchangeParams& params_;
@@ -207,43 +211,21 @@ class Receiver {
   ReceiveRing ring_;
 };
 
-/// Contents of a chunk: bytes [begin, end) of `num_items` items, starting with item `first`.
-struct ItemChunk {
-  std::uint64_t chunk_idx;  ///< number in the exchange
-  std::int64_t first;
-  std::int64_t num_items;
-  std::int64_t begin;
-  std::int64_t end;
-};
+/// Number of an exchange's first chunk with items: the announcement of a call is before them.
+__device__ inline std::uint64_t first_item_chunk(const ExchangeParams& params) { return params.begins_call ? 1 : 0; }
 
-/// Calls `move(ItemChunk)` for each of `worker`'s chunks of `num_items` items, until it returns false. Items longer
-/// than a chunk are divided: the first slices of all items precede the second ones. Both ends use the same division.
-/// `chunk_items`: most items of a chunk, if the sender has such a number and the ring's chunks hold as many; else 0.
+/// Division of `num_items` items. `chunk_items`: as ChunkDivision::Params.
+__device__ inline ChunkDivision division_of(const ExchangeParams& params, std::int64_t num_items, int chunk_items) {
+  return ChunkDivision({num_items, params.item_bytes(), params.rails.chunk_bytes, chunk_items});
+}
+
+/// Calls `move(ItemChunk)` for each of `worker`'s chunks, until it returns false.
 template <typename Move>
-__device__ void for_each_chunk(const ExchangeParams& params, std::int64_t num_items, int chunk_items, int worker,
-                               Move move) {
-  const std::int64_t item_bytes = params.item_bytes();
-  if (item_bytes == 0) return;
-  const auto exchange_bytes = static_cast<std::size_t>(num_items * item_bytes);
-  const auto room = static_cast<std::int64_t>(rail::exchange_chunk_bytes(params.rails.chunk_bytes, exchange_bytes) -
-                                              rail::kChunkHeaderBytes);
-  const std::int64_t slice_bytes = item_bytes < room ? item_bytes : room;
-  const std::int64_t num_slices = (item_bytes + slice_bytes - 1) / slice_bytes;
-  std::int64_t per_chunk = room / slice_bytes;
-  if (chunk_items > 0) {
-    const auto most_room = static_cast<std::int64_t>(params.rails.chunk_bytes - rail::kChunkHeaderBytes);
-    per_chunk = chunk_items < most_room / slice_bytes ? chunk_items : most_room / slice_bytes;
-  }
-  const std::int64_t chunks_of_slice = (num_items + per_chunk - 1) / per_chunk;
-  const std::uint64_t before = params.begins_call ? 1 : 0;  // the announcement
+__device__ void for_each_chunk(const ExchangeParams& params, const ChunkDivision& division, int worker, Move move) {
+  const std::int64_t num_chunks = division.num_chunks();
 #pragma unroll 1
-  for (std::int64_t i = worker; i < num_slices * chunks_of_slice; i += params.blocks_per_ring) {
-    const std::int64_t begin = i / chunks_of_slice * slice_bytes;
-    const std::int64_t first = i % chunks_of_slice * per_chunk;
-    const std::int64_t left = num_items - first;
-    const ItemChunk chunk{before + static_cast<std::uint64_t>(i), first, left < per_chunk ? left : per_chunk, begin,
-                          begin + slice_bytes < item_bytes ? begin + slice_bytes : item_bytes};
-    if (!move(chunk)) return;
+  for (std::int64_t i = worker; i < num_chunks; i += params.blocks_per_ring) {
+    if (!move(division.at(i))) return;
   }
 }
 

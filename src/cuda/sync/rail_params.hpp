@@ -9,8 +9,8 @@
 ///
 ///   word           writer                         order               publishes
 ///   verdicts[n]    the block that receives from   st.release.gpu /    the verdict on the call header from node n,
-///                  node n                         ld.acquire.gpu      chunk_items[n], and the record of its call in
-///                                                                     the log, if it differs
+///                  node n                         ld.acquire.gpu      chunk_items[n], num_early[n], and the record of
+///                                                                     its call in the log, if it differs
 ///   outcome        block 0                        the same            the outcome of all headers and entries
 ///   num_done       all blocks                     atom.add.acq_rel    the end of the block's part
 ///   gate           block 0 of a call's first      end of the kernel   whether the rest of the call moves data
@@ -55,6 +55,7 @@ struct RailState {
   std::uint64_t verdicts[kMaxNodes];    ///< exchange << 1 | 1 if the peer makes the same call
   std::uint64_t outcome;                ///< exchange << 2 | device::Outcome
   std::int32_t chunk_items[kMaxNodes];  ///< most items of a chunk with rows that the peer sends in the call; 0: none
+  std::uint32_t num_early[kMaxNodes];   ///< chunks with items that the peer sends before it knows the outcome
   std::uint32_t num_done;
   std::uint32_t num_own_done;  ///< blocks that have copied this node's items
   std::uint32_t num_taken;     ///< rows that warps have taken over
