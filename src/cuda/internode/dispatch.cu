@@ -1,4 +1,4 @@
-/// Kernels of a dispatch over several nodes before and after the exchange. One warp per token or row.
+/// Kernel of a dispatch over several nodes after the exchange. One warp per row.
 
 #include "cuda/driver/launch.hpp"
 #include "cuda/internode/dispatch_params.hpp"
@@ -11,38 +11,7 @@ namespace {
 
 using namespace device;
 
-constexpr int kRecordThreads = 256;
 constexpr int kPullThreads = 512;
-
-__device__ void pack_scales(const ScaleTable& scales, std::int64_t token, std::uint32_t* words) {
-  const std::byte* row = scales.data + token * scales.row_stride * scales.element_bytes;
-  for (int column = lane_idx(); column < scales.num_scales; column += kWarpLanes) {
-    const std::byte* element = row + column * scales.column_stride * scales.element_bytes;
-    if (scales.element_bytes == 4) {
-      words[column] = *reinterpret_cast<const std::uint32_t*>(element);
-    } else {
-      reinterpret_cast<std::byte*>(words)[column] = *element;
-    }
-  }
-}
-
-__global__ void __launch_bounds__(kRecordThreads) record_kernel(const __grid_constant__ RecordParams params) {
-  constexpr int kWarps = kRecordThreads / kWarpLanes;
-  const int num_warps = static_cast<int>(gridDim.x) * kWarps;
-  for (std::int64_t token = static_cast<int>(blockIdx.x) * kWarps + warp_idx(); token < params.num_tokens;
-       token += num_warps) {
-    auto* words = reinterpret_cast<std::uint32_t*>(params.records + token * params.format.size_bytes());
-    if (params.scales.data != nullptr) pack_scales(params.scales, token, words);
-    if (lane_idx() >= params.num_topk) continue;
-    const std::int64_t entry = token * params.num_topk + lane_idx();
-    if (params.format.has_ids) {
-      words[params.format.ids_word + lane_idx()] = static_cast<std::uint32_t>(params.ids[entry]);
-    }
-    if (params.format.has_weights) {
-      words[params.format.weights_word + lane_idx()] = __float_as_uint(params.weights[entry]);
-    }
-  }
-}
 
 /// Staging of a rank of the node and its number of blocks. In shared memory, one per rank.
 struct Holder {
@@ -87,14 +56,6 @@ __global__ void __launch_bounds__(kPullThreads, 1) pull_kernel(const __grid_cons
 
 }  // namespace
 
-cudaError_t launch_records(const RecordParams& params, cudaStream_t stream) {
-  constexpr std::int64_t kWarps = kRecordThreads / kWarpLanes;
-  const std::int64_t wanted = (params.num_tokens + kWarps - 1) / kWarps;
-  const auto num_blocks = static_cast<unsigned>(wanted < params.max_blocks ? wanted : params.max_blocks);
-  if (num_blocks == 0 || params.format.num_words == 0) return cudaSuccess;
-  return launch_kernel(record_kernel, {num_blocks, kRecordThreads, 0}, params, stream);
-}
-
 cudaError_t launch_pull(const PullParams& params, cudaStream_t stream) {
   const std::size_t shared_bytes = static_cast<std::size_t>(params.ranks.num_ranks) * (sizeof(Holder) + sizeof(int));
   return launch_kernel(pull_kernel, {static_cast<unsigned>(params.num_blocks), kPullThreads, shared_bytes}, params,
@@ -103,9 +64,6 @@ cudaError_t launch_pull(const PullParams& params, cudaStream_t stream) {
 
 cudaError_t load_node_dispatch_kernels() {
   cudaFuncAttributes attributes;
-  if (const cudaError_t error = cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(record_kernel));
-      error != cudaSuccess)
-    return error;
   return cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(pull_kernel));
 }
 

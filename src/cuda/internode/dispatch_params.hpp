@@ -1,9 +1,10 @@
 #ifndef FERRY_CUDA_INTERNODE_DISPATCH_PARAMS_HPP
 #define FERRY_CUDA_INTERNODE_DISPATCH_PARAMS_HPP
 
-/// Dispatch over several nodes. One kernel makes the records of this rank's tokens. The exchange brings all tokens of
-/// the rail that go to this node, this rank's own included, into staging. In the pull, every rank takes its rows from
-/// the staging of its node: in the exchange's kernel as they arrive, or in a later kernel.
+/// Dispatch over several nodes. The exchange brings all tokens of the rail that go to this node, this rank's own
+/// included, into staging, each with a record that the sending blocks make. In the pull, every rank takes its rows from
+/// the staging of its node: in the exchange's kernel as they arrive, or in a later kernel. A rank alone in its node has
+/// no pull where the exchange can write its outputs.
 
 #include <cuda_runtime_api.h>
 
@@ -14,17 +15,13 @@
 
 namespace ferry::cuda {
 
-/// Parameters of the records of this rank's tokens (plan/token_record.hpp), with ids of the group. The kernel involves
-/// this rank alone.
+/// Contents of the records of this rank's tokens (plan/token_record.hpp), with ids of the group.
 struct RecordParams {
-  std::int64_t num_tokens = 0;
   int num_topk = 0;
   plan::TokenRecord format;
   ScaleTable scales;
   const std::int64_t* ids = nullptr;  ///< [T, K]
   const float* weights = nullptr;     ///< [T, K]
-  std::byte* records = nullptr;       ///< [T, size_bytes]
-  int max_blocks = 1;
 };
 
 /// Location of a row's token: position `item` in the staging of rank `forwarder` of this node. -1: no token.
@@ -48,12 +45,10 @@ struct PullParams {
   std::int64_t row_bytes = 0;
   plan::TokenRecord format;
   DispatchOutputs out;
-  bool rows_in_place = false;  ///< the exchange has written `out.x`; only records are taken
-  int num_blocks = 1;          ///< blocks of a separate pull kernel
-  int num_sources = 1;         ///< ranks whose rows arrive at the same time
+  int num_blocks = 1;   ///< blocks of a separate pull kernel
+  int num_sources = 1;  ///< ranks whose rows arrive at the same time
 };
 
-cudaError_t launch_records(const RecordParams& params, cudaStream_t stream);
 cudaError_t launch_pull(const PullParams& params, cudaStream_t stream);
 cudaError_t load_node_dispatch_kernels();
 

@@ -5,6 +5,7 @@
 #include "cuda/driver/launch.hpp"
 #include "cuda/internode/arrivals.cuh"
 #include "cuda/internode/exchange_params.hpp"
+#include "cuda/internode/pull.cuh"
 #include "cuda/internode/rail_ring.cuh"
 #include "cuda/internode/sum_turns.cuh"
 #include "cuda/sync/entry.cuh"
@@ -46,27 +47,43 @@ __device__ __noinline__ void copy_record(std::byte* to, const std::byte* from, s
   }
 }
 
-/// Copies bytes [begin, end) of an item (its row, then its record) from the tables to a chunk, where both are
-/// contiguous, or back.
+/// Copies bytes [begin, end) of an item's row from the tables to a chunk, or back.
 template <bool kPack>
-__device__ void copy_slice(const ExchangeParams& params, std::int64_t position, std::int64_t begin, std::int64_t end,
-                           std::byte* chunk) {
-  const std::int64_t row_bytes = params.row.bytes;
-  const std::int64_t row_end = end < row_bytes ? end : row_bytes;
-  if (begin < row_end) {
-    const std::byte* const from = params.row.from + position * params.row.from_stride + begin;
-    std::byte* const to = params.row.to + position * params.row.to_stride + begin;
-    copy_row(kPack ? chunk : to, kPack ? from : chunk, row_end - begin);
-  }
+__device__ void copy_row_part(const ExchangeParams& params, std::int64_t position, std::int64_t begin, std::int64_t end,
+                              std::byte* chunk) {
+  const std::byte* const from = params.row.from + position * params.row.from_stride + begin;
+  std::byte* const to = params.row.to + position * params.row.to_stride + begin;
+  copy_row(kPack ? chunk : to, kPack ? from : chunk, end - begin);
+}
+
+/// Writes words [begin, end) of the record of one of this rank's tokens.
+__device__ __noinline__ void make_record(const RecordParams& source, std::int64_t token, int begin, int end,
+                                         std::uint32_t* to) {
+  const SourceRecord record(source, token);
+#pragma unroll 1
+  for (int word = begin + lane_idx(); word < end; word += kWarpLanes) to[word - begin] = record(word);
+}
+
+__device__ __noinline__ void land_record(const PullParams& pull, const std::uint32_t* words, std::int64_t row) {
+  pull_record(pull, StoredRecord{words}, row);
+}
+
+/// The same for bytes of an item's record.
+template <bool kPack>
+__device__ void copy_record_part(const ExchangeParams& params, std::int64_t position, std::int64_t begin,
+                                 std::int64_t end, std::byte* chunk) {
   const ItemPart& record = params.item_record;
-  const std::int64_t record_begin = begin > row_bytes ? begin - row_bytes : 0;
-  const std::int64_t wanted_end = end - row_bytes;
-  const std::int64_t record_end = wanted_end < record.bytes ? wanted_end : record.bytes;
-  if (record_begin >= record_end) return;
-  std::byte* const in_chunk = chunk + (begin < row_bytes ? row_bytes - begin : 0);
-  const std::byte* const from = record.from + position * record.from_stride + record_begin;
-  std::byte* const to = record.to + position * record.to_stride + record_begin;
-  copy_record(kPack ? in_chunk : to, kPack ? from : in_chunk, record_end - record_begin);
+  if (kPack && params.makes_records) {
+    constexpr std::int64_t kWordBytes = sizeof(std::uint32_t);
+    make_record(params.source, position, static_cast<int>(begin / kWordBytes), static_cast<int>(end / kWordBytes),
+                reinterpret_cast<std::uint32_t*>(chunk));
+  } else if (kPack) {
+    copy_record(chunk, record.from + position * record.from_stride + begin, end - begin);
+  } else if (params.lands) {
+    land_record(params.pull, reinterpret_cast<const std::uint32_t*>(chunk), position);
+  } else {
+    copy_record(record.to + position * record.to_stride + begin, chunk, end - begin);
+  }
 }
 
 /// Position of an outgoing item in this rank's tables.
@@ -74,20 +91,32 @@ __device__ std::int64_t position_of(const ExchangeParams& params, std::int64_t i
   return params.items != nullptr ? params.items[item] : item;
 }
 
-/// Copies the same bytes [begin, end) of `num_items` items, at `position(i)` in the tables, to or from a chunk. Warps
-/// take pieces, so that all warps of a block have work whatever the length of items.
+/// Copies the same bytes [begin, end) of `num_items` items, at `position(i)` in the tables, to or from a chunk, where an
+/// item's row and its record are contiguous. Warps take pieces of rows, and records, so that all warps of a block have
+/// work whatever the length of items.
 template <bool kPack, typename Position>
 __device__ void copy_items(const ExchangeParams& params, std::int64_t num_items, std::int64_t begin, std::int64_t end,
                            std::byte* chunk, Position position) {
-  const auto slice_bytes = static_cast<int>(end - begin);
-  const int num_pieces = (slice_bytes + kPieceBytes - 1) / kPieceBytes;
+  const std::int64_t row_bytes = params.row.bytes;
+  const std::int64_t row_end = end < row_bytes ? end : row_bytes;
+  const auto rows_part = static_cast<int>(begin < row_end ? row_end - begin : 0);
+  const std::int64_t record_begin = begin > row_bytes ? begin - row_bytes : 0;
+  const std::int64_t record_end =
+      end - row_bytes < params.item_record.bytes ? end - row_bytes : params.item_record.bytes;
+  const int num_row_pieces = (rows_part + kPieceBytes - 1) / kPieceBytes;
+  const int num_pieces = num_row_pieces + (record_begin < record_end ? 1 : 0);
 #pragma unroll 1
   for (int i = warp_idx(); i < static_cast<int>(num_items) * num_pieces; i += kExchangeWarps) {
     const int item = i / num_pieces;
-    const int from = (i - item * num_pieces) * kPieceBytes;
-    const int to = from + kPieceBytes < slice_bytes ? from + kPieceBytes : slice_bytes;
-    copy_slice<kPack>(params, position(item), begin + from, begin + to,
-                      chunk + static_cast<std::int64_t>(item) * slice_bytes + from);
+    const int piece = i - item * num_pieces;
+    std::byte* const at = chunk + static_cast<std::int64_t>(item) * (end - begin);
+    if (piece == num_row_pieces) {
+      copy_record_part<kPack>(params, position(item), record_begin, record_end, at + rows_part);
+      continue;
+    }
+    const int from = piece * kPieceBytes;
+    const int to = from + kPieceBytes < rows_part ? from + kPieceBytes : rows_part;
+    copy_row_part<kPack>(params, position(item), begin + from, begin + to, at + from);
   }
 }
 
@@ -143,6 +172,10 @@ __device__ __noinline__ void drop_items(const ExchangeParams& params, Receiver& 
   }
 }
 
+__device__ __noinline__ void land_own_record(const ExchangeParams& params, std::int64_t token, std::int64_t row) {
+  pull_record(params.pull, SourceRecord(params.source, token), row);
+}
+
 /// Copies the items that stay in the node. `block`: number among the blocks that copy them.
 __device__ void copy_own_items(const ExchangeParams& params, const ItemFlow& flow, int block) {
   const ItemPart& row = params.row;
@@ -153,7 +186,15 @@ __device__ void copy_own_items(const ExchangeParams& params, const ItemFlow& flo
     const std::int64_t from = position_of(params, flow.first_out + i);
     const std::int64_t to = flow.first_in + i;
     copy_row(row.to + to * row.to_stride, row.from + from * row.from_stride, row.bytes);
-    copy_record(record.to + to * record.to_stride, record.from + from * record.from_stride, record.bytes);
+    if (record.bytes == 0) continue;
+    std::byte* const target = record.to + to * record.to_stride;
+    if (params.lands) {
+      land_own_record(params, from, to);
+    } else if (params.makes_records) {
+      make_record(params.source, from, 0, params.source.format.num_words, reinterpret_cast<std::uint32_t*>(target));
+    } else {
+      copy_record(target, record.from + from * record.from_stride, record.bytes);
+    }
   }
 }
 

@@ -7,7 +7,8 @@
 /// without a ring.
 ///
 /// The first exchange of a call begins with a call header to every rail peer and an entry to every rank of the node, so
-/// that all ranks of the group reach the same outcome before any data moves.
+/// that all ranks of the group reach the same outcome before any of them writes what the caller sees. A few chunks
+/// follow the header at once; a receiver uses them where the outcome is to go on, and else drops them.
 
 #include <cuda_runtime_api.h>
 
@@ -61,6 +62,12 @@ struct ExchangeParams {
   const std::int32_t* items = nullptr;  ///< position of each outgoing item in the source tables; null: its own number
   ItemPart row;
   ItemPart item_record;
+  /// Dispatch only: what records of outgoing items are made of; item_record.from is not used.
+  RecordParams source;
+  bool makes_records = false;
+  /// Dispatch only: items are this rank's rows in the order in which they come, at row.to, and their records go straight
+  /// to the outputs (`pull`) in place of item_record.to. Items are not longer than a chunk.
+  bool lands = false;
   /// Dispatch only: the ranks of the node take their rows from staging as they arrive, if this exchange begins the
   /// call.
   bool pulls = false;

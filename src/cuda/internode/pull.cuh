@@ -5,6 +5,7 @@
 
 #include "cuda/copy/warp_copy.cuh"
 #include "cuda/internode/dispatch_params.hpp"
+#include "cuda/internode/record.cuh"
 #include "cuda/sync/flags.cuh"
 
 namespace ferry::cuda::device {
@@ -15,21 +16,22 @@ struct PullHolder {
   const std::byte* records;
 };
 
-__device__ inline void pull_scales(const ScaleTable& out, const std::uint32_t* words, std::int64_t row) {
+template <typename Record>
+__device__ void pull_scales(const ScaleTable& out, const Record& record, std::int64_t row) {
   std::byte* target = out.row(row);
   for (int column = lane_idx(); column < out.num_scales; column += kWarpLanes) {
     if (out.element_bytes == 4) {
-      *reinterpret_cast<std::uint32_t*>(target + column * out.column_stride * 4) = words[column];
+      *reinterpret_cast<std::uint32_t*>(target + column * out.column_stride * 4) = record(column);
     } else {
-      target[column * out.column_stride] = reinterpret_cast<const std::byte*>(words)[column];
+      target[column * out.column_stride] = static_cast<std::byte>(record(column / 4) >> (column % 4 * 8));
     }
   }
 }
 
 /// kTokens: writes all K entries of the token; those of other ranks are -1 and 0. `expert`: expert of this lane's
 /// entry.
-__device__ inline void pull_entries(const PullParams& params, const std::uint32_t* words, std::int64_t row,
-                                    int expert) {
+template <typename Record>
+__device__ void pull_entries(const PullParams& params, const Record& record, std::int64_t row, int expert) {
   if (lane_idx() >= params.num_topk) return;
   const std::int64_t at = row * params.num_topk + lane_idx();
   // Checked because ids come from other ranks.
@@ -43,42 +45,44 @@ __device__ inline void pull_entries(const PullParams& params, const std::uint32_
     }
   }
   if (params.out.weights != nullptr) {
-    params.out.weights[at] = mine ? __uint_as_float(words[params.format.weights_word + lane_idx()]) : 0.0F;
+    params.out.weights[at] = mine ? __uint_as_float(record(params.format.weights_word + lane_idx())) : 0.0F;
   }
 }
 
 /// kExperts, kSlab: writes the weight of the row's expert; duplicates are added in topk order.
-__device__ inline void pull_weight(const PullParams& params, const std::uint32_t* words, std::int64_t row, int expert) {
+template <typename Record>
+__device__ void pull_weight(const PullParams& params, const Record& record, std::int64_t row, int expert) {
   const unsigned holders = __ballot_sync(kAllLanes, lane_idx() < params.num_topk && expert == params.row_experts[row]);
   if (lane_idx() != 0) return;
   float sum = 0.0F;
   for (unsigned left = holders; left != 0; left &= left - 1) {
-    const float weight = __uint_as_float(words[params.format.weights_word + __ffs(static_cast<int>(left)) - 1]);
+    const float weight = __uint_as_float(record(params.format.weights_word + __ffs(static_cast<int>(left)) - 1));
     sum = left == holders ? weight : __fadd_rn(sum, weight);  // not added to 0, so that a single -0 stays -0
   }
   params.out.weights[row] = sum;
 }
 
-__device__ inline void pull_record(const PullParams& params, const std::uint32_t* words, std::int64_t row) {
-  if (params.out.scales.data != nullptr) pull_scales(params.out.scales, words, row);
+/// Takes the contents of a row's record. One warp calls it.
+template <typename Record>
+__device__ void pull_record(const PullParams& params, const Record& record, std::int64_t row) {
+  if (params.out.scales.data != nullptr) pull_scales(params.out.scales, record, row);
   if (!params.format.has_ids) return;
   int expert = -1;
-  if (lane_idx() < params.num_topk) expert = static_cast<int>(words[params.format.ids_word + lane_idx()]);
+  if (lane_idx() < params.num_topk) expert = static_cast<int>(record(params.format.ids_word + lane_idx()));
   if (params.row_experts == nullptr) {
-    pull_entries(params, words, row, expert);
+    pull_entries(params, record, row, expert);
   } else if (params.out.weights != nullptr) {
-    pull_weight(params, words, row, expert);
+    pull_weight(params, record, row, expert);
   }
 }
 
 /// Takes one row. One warp calls it.
 __device__ inline void pull_row(const PullParams& params, const PullHolder& holder, std::int64_t row,
                                 std::int32_t item) {
-  if (!params.rows_in_place) {
-    copy_by_warp(params.out.x + row * params.out.x_stride, holder.rows + item * params.row_bytes, params.row_bytes);
-  }
+  copy_by_warp(params.out.x + row * params.out.x_stride, holder.rows + item * params.row_bytes, params.row_bytes);
   if (params.format.num_words == 0) return;
-  pull_record(params, reinterpret_cast<const std::uint32_t*>(holder.records + item * params.format.size_bytes()), row);
+  const std::byte* const record = holder.records + item * params.format.size_bytes();
+  pull_record(params, StoredRecord{reinterpret_cast<const std::uint32_t*>(record)}, row);
 }
 
 }  // namespace ferry::cuda::device

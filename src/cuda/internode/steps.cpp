@@ -4,6 +4,7 @@
 
 #include "plan/carver.hpp"
 #include "plan/to_size.hpp"
+#include "rail/rail_memory.hpp"
 
 namespace ferry::cuda {
 namespace {
@@ -47,11 +48,12 @@ bool pulls_in_exchange(const NodePlace& place, const RoutedTokens& routed) {
   return place.ranks_per_node * place.rails.num_nodes <= kMostPullFlows;
 }
 
-/// Whether the exchange writes rows to where the caller wants them. A rank alone in its node receives each token that
-/// comes, in the order in which they come: by node and token. Where kernels route, nodes have room for as many tokens
-/// as may come.
-bool lands_in_place(const NodePlace& place, const RoutedTokens& routed) {
-  return place.ranks_per_node == 1 && routed.by_token && !routed.by_kernels;
+/// Whether the exchange writes rows and records to where the caller wants them. A rank alone in its node receives each
+/// token that comes, in the order in which they come: by node and token. Where kernels route, nodes have room for as
+/// many tokens as may come. Every chunk has room for a whole item.
+bool lands_in_place(const NodePlace& place, const RoutedTokens& routed, std::int64_t item_bytes) {
+  const std::size_t least_chunk = std::min(place.rails.chunk_bytes, rail::kMaxChunkBytes) - rail::kChunkHeaderBytes;
+  return place.ranks_per_node == 1 && routed.by_token && !routed.by_kernels && to_size(item_bytes) <= least_chunk;
 }
 
 std::int64_t offset_in(const NodePlace& place, const void* data) {
@@ -92,7 +94,6 @@ DispatchStaging DispatchStaging::at(std::byte* base, const RoutedTokens& routed,
   const std::size_t record_bytes = to_size(tensors.format.size_bytes());
   plan::Carver carver(base);
   DispatchStaging staging;
-  staging.own_records = carver.take<std::byte>(to_size(routed.num_tokens) * record_bytes);
   staging.rows = carver.take<std::byte>(to_size(routed.num_items_in * tensors.row_bytes));
   staging.records = carver.take<std::byte>(to_size(routed.num_items_in) * record_bytes);
   staging.size_bytes = carver.used_bytes();
@@ -103,24 +104,24 @@ DispatchSteps dispatch_steps(const NodePlace& place, const CallIdentity& call, c
                              const DispatchTensors& tensors, const DispatchStaging& staging, const StepBlocks& blocks) {
   const std::int64_t record_bytes = tensors.format.size_bytes();
   DispatchSteps steps;
-  steps.records.num_tokens = routed.num_tokens;
-  steps.records.num_topk = routed.num_topk;
-  steps.records.format = tensors.format;
-  steps.records.scales = tensors.scales;
-  steps.records.ids = routed.tables.ids;
-  steps.records.weights = tensors.weights;
-  steps.records.records = staging.own_records;
-  steps.records.max_blocks = blocks.num_other;
-
   ExchangeParams& exchange = steps.exchange;
   exchange = agreement_only(place, call);
   exchange.flows = routed.tables.to_nodes;
   exchange.items = routed.tables.out_tokens;
   if (routed.by_kernels) exchange.routed = routed.tables.summary;
-  const bool in_place = lands_in_place(place, routed);
-  exchange.row = {tensors.x, tensors.x_stride, in_place ? tensors.out.x : staging.rows,
-                  in_place ? tensors.out.x_stride : tensors.row_bytes, tensors.row_bytes};
-  exchange.item_record = {staging.own_records, record_bytes, staging.records, record_bytes, record_bytes};
+  exchange.row = {tensors.x, tensors.x_stride, staging.rows, tensors.row_bytes, tensors.row_bytes};
+  exchange.item_record = {nullptr, 0, staging.records, record_bytes, record_bytes};
+  exchange.makes_records = true;
+  exchange.source.num_topk = routed.num_topk;
+  exchange.source.format = tensors.format;
+  exchange.source.scales = tensors.scales;
+  exchange.source.ids = routed.tables.ids;
+  exchange.source.weights = tensors.weights;
+  exchange.lands = lands_in_place(place, routed, exchange.item_bytes());
+  if (exchange.lands) {
+    exchange.row.to = tensors.out.x;
+    exchange.row.to_stride = tensors.out.x_stride;
+  }
   exchange.blocks_per_ring = blocks.per_ring;
   exchange.num_own_blocks = blocks.num_own;
   exchange.chunk_items = blocks.chunk_items;
@@ -144,7 +145,6 @@ DispatchSteps dispatch_steps(const NodePlace& place, const CallIdentity& call, c
   pull.num_topk = routed.num_topk;
   pull.group_rank = place.group_rank;
   pull.row_bytes = tensors.row_bytes;
-  pull.rows_in_place = in_place;
   pull.format = tensors.format;
   pull.out = tensors.out;
   pull.num_blocks = blocks.num_other;

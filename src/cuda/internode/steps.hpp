@@ -95,9 +95,8 @@ struct DispatchTensors {
   DispatchOutputs out;
 };
 
-/// Memory that a dispatch uses. The last two are in the arena.
+/// Memory that a dispatch uses, in the arena.
 struct DispatchStaging {
-  std::byte* own_records = nullptr;
   std::byte* rows = nullptr;
   std::byte* records = nullptr;
   std::size_t size_bytes = 0;
@@ -106,16 +105,14 @@ struct DispatchStaging {
 };
 
 struct DispatchSteps {
-  RecordParams records;
   ExchangeParams exchange;
 };
 DispatchSteps dispatch_steps(const NodePlace& place, const CallIdentity& call, const RoutedTokens& routed,
                              const DispatchTensors& tensors, const DispatchStaging& staging, const StepBlocks& blocks);
 inline cudaError_t launch(const DispatchSteps& steps, cudaStream_t stream) {
-  cudaError_t error = launch_records(steps.records, stream);
-  if (error == cudaSuccess) error = launch_rail_exchange(steps.exchange, stream);
-  if (error == cudaSuccess && !steps.exchange.takes_rows()) error = launch_pull(steps.exchange.pull, stream);
-  return error;
+  const cudaError_t error = launch_rail_exchange(steps.exchange, stream);
+  if (error != cudaSuccess || steps.exchange.takes_rows() || steps.exchange.lands) return error;
+  return launch_pull(steps.exchange.pull, stream);
 }
 
 /// `x` and `weights` are in the arena.
