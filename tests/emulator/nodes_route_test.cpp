@@ -246,7 +246,7 @@ class Layer {
     if (is_slab()) input.source_ranges = allocate<std::int32_t>(rank, own.num_local * num_ranks() * 2);
     const cuda::RoutedTokens routed = cuda::bounded_tokens(topology, input, own.num_rows);
     const cuda::NodePlace place = ranks_.place(rank);
-    auto blocks = cuda::StepBlocks::of(spec_.num_nodes, 2 * spec_.num_nodes);
+    auto blocks = cuda::StepBlocks::of({.num_nodes = spec_.num_nodes, .num_sms = 2 * spec_.num_nodes});
     blocks.overlaps = (static_cast<std::uint64_t>(rank) + spec_.world.seed) % 2 != 0;
     const cuda::CallIdentity dispatched = identity(rank, 80);
     const std::size_t route_bytes = cuda::NodeRouteStaging::at(nullptr, topology, input).size_bytes;

@@ -139,7 +139,10 @@ class Group {
           cuda::launch_rail_exchange(params, stream);
         });
       } else {
-        auto blocks = cuda::StepBlocks::of(spec_.num_nodes, 2 * spec_.num_nodes + 3 * rank, rank % 3);
+        auto blocks = cuda::StepBlocks::of({.num_nodes = spec_.num_nodes,
+                                            .num_sms = 2 * spec_.num_nodes + 3 * rank,
+                                            .num_copy_sms = rank % 3,
+                                            .gpu_rings = spec_.seed % 2 == 0});
         blocks.chunk_items = chunk_items(rank);
         enqueue([steps = dispatch_steps(place, call_identity, routed, tensors, staging, blocks),
                  stream = ranks_.stream(rank)] { cuda::launch(steps, stream); });
@@ -184,7 +187,7 @@ class Group {
       tensors.out_x = ranks_.allocate(rank, to_size(num_tokens * tensors.out_stride));
       tensors.out_weights = reinterpret_cast<float*>(ranks_.allocate(rank, to_size(num_tokens * spec_.num_topk * 4)));
       const cuda::RoutedTokens routed = routing_.routed(rank);
-      auto blocks = cuda::StepBlocks::of(spec_.num_nodes, 2 * spec_.num_nodes + 3 * rank);
+      auto blocks = cuda::StepBlocks::of({.num_nodes = spec_.num_nodes, .num_sms = 2 * spec_.num_nodes + 3 * rank});
       blocks.chunk_items = chunk_items(rank);
       // As if each rank's GPU supported overlap, except when it captures.
       blocks.overlaps = spec_.seed % 4 != 0 && (to_size(rank) + spec_.seed) % 3 != 0;

@@ -47,6 +47,8 @@ class RailLink {
   /// Prepares the memory that kernels use; `stream`: for zeroing.
   Status start(TableMemory& tables, cudaStream_t stream);
   const RailParams& params() const { return params_; }
+  /// Whether chunks of the rings are in GPU memory.
+  bool in_gpu_memory() const { return memory_.gpu != nullptr; }
 
   /// Sets of records that accompany a fault. A route, whose host waits, has a set of its own, since an earlier fault
   /// may not have been read.

@@ -15,6 +15,37 @@ __device__ inline std::uint64_t arrival_count(std::uint64_t epoch, std::int64_t 
   return half_of(epoch) << 32 | static_cast<std::uint64_t>(num_items);
 }
 
+/// Variant of wait_until whose deadline restarts whenever `read()` grows. Returns the last value, which is less than
+/// `expected` if the group broke.
+template <typename Read, typename Count = NoCount>
+__device__ inline std::uint64_t wait_while_growing(const RankParams& ranks, const Wait& wait, Read read,
+                                                   std::uint64_t expected, Count count = {}) {
+  const bool own = wait.awaited == Awaited::kOwn;
+  std::uint64_t last = 0;
+  std::uint64_t moved_ns = 0;
+  bool stopped = false;
+  for (unsigned spin = 0;; ++spin) {
+    const std::uint64_t seen = read();
+    if (seen >= expected) return seen;
+    if (stopped) {
+      declare_lost(ranks, wait, {seen, expected, true});
+      return seen;
+    }
+    if (spin % kSpinsPerCheck != 0) continue;
+    if (is_broken(ranks)) return seen;
+    const std::uint64_t now = now_ns();
+    if (moved_ns == 0 || seen != last) moved_ns = now;
+    last = seen;
+    if (now - moved_ns >= ranks.timeout_ns * (own ? kOwnDeadlines : 1)) {
+      declare_lost(ranks, wait, {seen, expected, false});
+      return seen;
+    }
+    count.looked(moved_ns, now);
+    if (own || spin == 0 || spin % kSpinsPerStopCheck != 0) continue;
+    stopped = is_stopped(ranks);  // the value is read once more after this
+  }
+}
+
 /// Publishes to the ranks of the node which items will arrive. All threads of one block call it; the counts follow
 /// later.
 __device__ inline void publish_flows(const ExchangeParams& params, std::uint64_t epoch) {
@@ -94,37 +125,18 @@ class PullView {
   __device__ const PullHolder& staging(int rank) const { return sources_[rank].staging; }
 
  private:
-  /// Variant of wait_until whose deadline restarts whenever an item arrives.
   __device__ __noinline__ bool wait_count(int rank, std::int32_t wanted, PullFlow& flow) const {
     const std::uint64_t* word = &sources_[rank].log->arrivals[lane_idx()].count;
-    std::int32_t last = -1;
-    std::uint64_t deadline_ns = 0;
-    bool stopped = false;
-    for (unsigned spin = 0;; ++spin) {
+    const auto read = [word, epoch = epoch_] {
       const std::uint64_t count = load_acquire_system(word);
-      const std::int32_t seen = count >> 32 == half_of(epoch_) ? static_cast<std::int32_t>(half_of(count)) : 0;
-      if (seen >= wanted) {
-        store_release_block(&flow.num_seen, static_cast<std::uint32_t>(seen));
-        return true;
-      }
-      const LastLook look{static_cast<std::uint64_t>(seen), static_cast<std::uint64_t>(wanted), stopped};
-      if (stopped) {
-        declare_lost(params_.ranks, {Awaited::kRows, rank, epoch_}, look);
-        return false;
-      }
-      if (spin % kSpinsPerCheck != 0) continue;
-      if (is_broken(params_.ranks)) return false;
-      const std::uint64_t now = now_ns();
-      if (seen != last) deadline_ns = now + params_.ranks.timeout_ns;
-      last = seen;
-      if (now >= deadline_ns) {
-        declare_lost(params_.ranks, {Awaited::kRows, rank, epoch_}, look);
-        return false;
-      }
-      StepCount(params_.ranks, rank).looked(deadline_ns - params_.ranks.timeout_ns, now);
-      if (spin == 0 || spin % kSpinsPerStopCheck != 0) continue;
-      stopped = is_stopped(params_.ranks);  // the count is read once more after this
-    }
+      return count >> 32 == half_of(epoch) ? half_of(count) : 0;
+    };
+    const Wait wait{Awaited::kRows, rank, epoch_};
+    const auto expected = static_cast<std::uint64_t>(wanted);
+    const std::uint64_t seen = wait_while_growing(params_.ranks, wait, read, expected, StepCount(params_.ranks, rank));
+    if (seen < expected) return false;
+    store_release_block(&flow.num_seen, static_cast<std::uint32_t>(seen));
+    return true;
   }
 
   const ExchangeParams& params_;

@@ -108,17 +108,18 @@ Status CombineRun::take_room(bool captured) {
   const CombineCall& call = input_.call;
   if (Status status = check_combine_memory(call, *parts.arena); !status.ok()) return status;
   const NodePlace place = place_of(parts);
-  const bool staged = CombineCopies::copies_x(call, *parts.arena);
+  const bool shares = sums_nodes(place, input_.routed, tensors_of(call, {}));
+  const bool staged = shares && CombineCopies::copies_x(call, *parts.arena);
   const RoutingState& routing = *call.routing;
   blocks_ = blocks_of(parts, call.kernel,
                       {call.record.operation, routing.layout, routing.num_tokens, call.x.row_bytes, staged});
-  blocks_.overlaps = parts.has_bulk && !captured;
-  const std::size_t copies_bytes = CombineCopies::at(nullptr, call, *parts.arena).size_bytes;
+  blocks_.overlaps = parts.has_bulk && !captured && blocks_.num_beside > 1;
+  const std::size_t copies_bytes = shares ? CombineCopies::at(nullptr, call, *parts.arena).size_bytes : 0;
   const std::size_t staging_bytes =
       CombineStaging::at(nullptr, place, input_.routed, tensors_of(call, {}), blocks_).size_bytes;
   const Result<std::byte*> room = context_.staging().rows(StagedBy::kCombine, copies_bytes + staging_bytes, captured);
   if (!room.ok()) return room.status();
-  copies_ = CombineCopies::at(*room, call, *parts.arena);
+  copies_ = shares ? CombineCopies::at(*room, call, *parts.arena) : CombineCopies{};
   tensors_ = tensors_of(call, copies_);
   staging_ = CombineStaging::at(*room + copies_bytes, place, input_.routed, tensors_, blocks_);
   return {};

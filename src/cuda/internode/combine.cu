@@ -1,4 +1,4 @@
-/// Sums of a combine over several nodes. One warp per item or token.
+/// Sums of a node in a combine over several nodes. One warp per item.
 
 #include "cuda/driver/launch.hpp"
 #include "cuda/internode/combine_params.hpp"
@@ -167,69 +167,6 @@ __global__ void __launch_bounds__(kSumThreads, 1) node_sum_kernel(const __grid_c
   if (first) finish_blocks(ranks, start.epoch, num_blocks);
 }
 
-/// Position of a node's sum for the token; -1 if the node has no rows of the token.
-__device__ std::int32_t item_of(const TokenSumParams& params, int node, std::int64_t token) {
-  return params.item_of_token[node * params.num_tokens + token];
-}
-
-__device__ const float* weights_of(const TokenSumParams& params, int node, std::int64_t token) {
-  const std::int64_t item = item_of(params, node, token);
-  return (node == params.node ? params.own_weights : params.returned_weights) + item * params.num_topk;
-}
-
-__device__ void sum_token_weights(const TokenSumParams& params, std::int64_t token) {
-  if (lane_idx() >= params.num_topk) return;
-  const std::int64_t entry = token * params.num_topk + lane_idx();
-  float sum = 0.0F;
-  if (params.one_row_per_token) {
-    for (int node = 0; node < params.num_nodes; ++node) {
-      if (item_of(params, node, token) >= 0) sum = __fadd_rn(sum, weights_of(params, node, token)[lane_idx()]);
-    }
-  } else if (params.ids[entry] >= 0) {
-    sum = weights_of(params, params.owner[params.ids[entry]] / params.ranks_per_node, token)[lane_idx()];
-  }
-  params.out_weights[entry] = sum;
-}
-
-/// Collects biases, then nodes in ascending order, one node per lane. Returns the number of rows.
-__device__ int collect_nodes(const TokenSumParams& params, std::int64_t token, Terms& terms) {
-  int num_rows = 0;
-  for (const BiasRows& bias : params.bias) {
-    if (bias.data == nullptr) continue;
-    if (lane_idx() == 0) terms.rows[num_rows] = bias.data + token * bias.stride;
-    ++num_rows;
-  }
-  const int node = lane_idx();
-  const std::int64_t item = node < params.num_nodes ? item_of(params, node, token) : -1;
-  const unsigned present = __ballot_sync(kAllLanes, item >= 0);
-  if (item >= 0) {
-    const int idx = num_rows + __popc(present & ((1U << lane_idx()) - 1U));
-    terms.rows[idx] = (node == params.node ? params.own : params.returned) + item * params.row_bytes;
-  }
-  num_rows += __popc(present);
-  for (int row = lane_idx(); row <= num_rows; row += kWarpLanes) {
-    terms.first_weight[row] = static_cast<std::uint8_t>(row);
-    if (row < num_rows) terms.weights[row] = 1.0F;  // fma(1, s, acc) is acc + s
-  }
-  __syncwarp();
-  return num_rows;
-}
-static_assert(kMaxNodes <= kWarpLanes && kMaxNodes + kMaxBiases <= kMaxTerms);
-
-template <bool kFloat32>
-__global__ void __launch_bounds__(kSumThreads, 1) token_sum_kernel(const __grid_constant__ TokenSumParams params) {
-  const volatile RouteSummary& gate = *params.gate;
-  if (gate.valid == 0 || *static_cast<const volatile std::uint32_t*>(params.broken) != 0) return;
-  Terms& terms = reinterpret_cast<Terms*>(dynamic_shared())[warp_idx()];
-  const std::int64_t first = warp_idx() * params.num_blocks + static_cast<int>(blockIdx.x);
-  for (std::int64_t token = first; token < params.num_tokens; token += params.num_blocks * kSumWarps) {
-    const int num_rows = collect_nodes(params, token, terms);
-    if (params.returns_weights) sum_token_weights(params, token);
-    sum_terms<kFloat32>(terms, num_rows, params.out_x + token * params.out_stride, params.row_bytes);
-    __syncwarp();
-  }
-}
-
 std::size_t node_sum_shared_bytes(int num_ranks) {
   return kSumWarps * sizeof(Terms) + static_cast<std::size_t>(num_ranks) * (sizeof(Holder) + sizeof(int));
 }
@@ -243,18 +180,10 @@ cudaError_t launch_node_sums(const NodeSumParams& params, cudaStream_t stream) {
       stream);
 }
 
-cudaError_t launch_token_sums(const TokenSumParams& params, cudaStream_t stream) {
-  return launch_kernel(params.float32 ? token_sum_kernel<true> : token_sum_kernel<false>,
-                       {static_cast<unsigned>(params.num_blocks), kSumThreads, kSumWarps * sizeof(Terms)}, params,
-                       stream);
-}
-
 cudaError_t load_node_combine_kernels() {
   cudaFuncAttributes attributes;
   for (const auto* kernel :
-       {reinterpret_cast<const void*>(node_sum_kernel<false>), reinterpret_cast<const void*>(node_sum_kernel<true>),
-        reinterpret_cast<const void*>(token_sum_kernel<false>),
-        reinterpret_cast<const void*>(token_sum_kernel<true>)}) {
+       {reinterpret_cast<const void*>(node_sum_kernel<false>), reinterpret_cast<const void*>(node_sum_kernel<true>)}) {
     if (const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel); error != cudaSuccess) return error;
   }
   return cudaSuccess;

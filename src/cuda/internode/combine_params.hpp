@@ -1,14 +1,13 @@
 #ifndef FERRY_CUDA_INTERNODE_COMBINE_PARAMS_HPP
 #define FERRY_CUDA_INTERNODE_COMBINE_PARAMS_HPP
 
-/// Combine over several nodes, in four kernels. An exchange begins the call and carries the weights of a weighted sum.
+/// Combine over several nodes, in three kernels. An exchange begins the call and carries the weights of a weighted sum.
 /// Then every rank sums the rows that its node has for each token that it forwards and for each of its own. An exchange
-/// returns these sums to the tokens' ranks, which add up the nodes. The third kernel may begin while the second makes
-/// sums, and sends the sums already made.
+/// returns these sums to the tokens' ranks, which add up the nodes as sums come in (token_sum.cuh). It may begin while
+/// the second kernel makes sums, and sends those already made. Where a node's sum is a row as it is, as for a rank alone
+/// in its node without weights, the last exchange is the whole call.
 
 #include <cuda_runtime_api.h>
-
-#include <array>
 
 #include "cuda/call/routing_tables.hpp"
 #include "cuda/call/tensors.hpp"
@@ -42,38 +41,10 @@ struct NodeSumParams {
   int num_blocks = 1;
 };
 
-/// Parameters of the sums over all nodes for each of this rank's tokens.
-struct TokenSumParams {
-  const RouteSummary* gate = nullptr;
-  const std::uint32_t* broken = nullptr;        ///< LocalState::broken
-  const std::int32_t* item_of_token = nullptr;  ///< [nodes, T] position in `own` or `returned`; -1: none
-  int node = 0;
-  int num_nodes = 1;
-  std::int64_t num_tokens = 0;
-  int num_topk = 0;
-  bool one_row_per_token = true;
-  bool float32 = false;
-  bool returns_weights = false;
-  std::int64_t row_bytes = 0;
-  const std::byte* own = nullptr;  ///< sums of this rank's node
-  const float* own_weights = nullptr;
-  const std::byte* returned = nullptr;  ///< sums of other nodes
-  const float* returned_weights = nullptr;
-  const std::int64_t* ids = nullptr;    ///< [T, K]
-  const std::int32_t* owner = nullptr;  ///< [E]
-  int ranks_per_node = 1;
-  BiasRows bias[2];
-  std::byte* out_x = nullptr;
-  std::int64_t out_stride = 0;
-  float* out_weights = nullptr;  ///< [T, K]
-  int num_blocks = 1;
-};
-
 /// Warps in a block of launch_node_sums.
 inline constexpr int kSumWarps = 8;
 
 cudaError_t launch_node_sums(const NodeSumParams& params, cudaStream_t stream);
-cudaError_t launch_token_sums(const TokenSumParams& params, cudaStream_t stream);
 cudaError_t load_node_combine_kernels();
 
 }  // namespace ferry::cuda

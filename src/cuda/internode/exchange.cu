@@ -8,6 +8,7 @@
 #include "cuda/internode/pull.cuh"
 #include "cuda/internode/rail_ring.cuh"
 #include "cuda/internode/sum_turns.cuh"
+#include "cuda/internode/token_sum.cuh"
 #include "cuda/sync/entry.cuh"
 #include "cuda/sync/kernel_order.cuh"
 
@@ -141,9 +142,9 @@ __device__ void send_items(const ExchangeParams& params, Sender& sender, int pee
   });
 }
 
-/// `arrived`: word in which the node's ranks read the number of arrived items, or null.
+/// `arrived`: word of the number of arrived items, tagged with `tag`, or null.
 __device__ void receive_items(const ExchangeParams& params, Receiver& receiver, int peer, int worker,
-                              std::uint64_t* arrived, std::uint64_t epoch) {
+                              std::uint64_t* arrived, std::uint64_t tag) {
   const ItemFlow& flow = params.flows[peer];
   const int chunk_items =
       params.carries_rows ? *static_cast<const volatile std::int32_t*>(&params.rails.state->chunk_items[peer]) : 0;
@@ -155,7 +156,7 @@ __device__ void receive_items(const ExchangeParams& params, Receiver& receiver, 
                       [&](int item) { return flow.first_in + items.first + item; });
     // If items are divided into slices, only the last slice completes them.
     const bool whole = items.end == params.item_bytes();
-    receiver.release(whole ? arrived : nullptr, arrival_count(epoch, items.first + items.num_items));
+    receiver.release(whole ? arrived : nullptr, arrival_count(tag, items.first + items.num_items));
     return true;
   });
 }
@@ -228,8 +229,8 @@ __device__ std::uint64_t num_early_chunks(const ExchangeParams& params, int peer
   const bool routed = params.routed == nullptr || static_cast<const volatile RouteSummary*>(params.routed)->valid != 0;
   if (!params.begins_call || params.agreement == 0 || params.flows == nullptr || !routed) return 0;
   const auto num_chunks = static_cast<std::uint64_t>(sent_division(params, peer).num_chunks());
-  const std::uint64_t most = params.rails.num_chunks - 1 < kMostEarlyChunks ? params.rails.num_chunks - 1
-                                                                            : kMostEarlyChunks;
+  const std::uint64_t most =
+      params.rails.num_chunks - 1 < kMostEarlyChunks ? params.rails.num_chunks - 1 : kMostEarlyChunks;
   return num_chunks < most ? num_chunks : most;
 }
 
@@ -443,6 +444,17 @@ __device__ __noinline__ void end_alone(const ExchangeParams& params) {
   params.rails.state->gate.valid = 0;
 }
 
+/// Adds up this rank's tokens. `block`: number among the blocks that do. All threads of a block.
+__device__ __noinline__ void sum_tokens(const ExchangeParams& params, std::uint64_t exchange, int block) {
+  await_kernel_before();  // the sums of this rank's own node
+  auto* const terms = reinterpret_cast<Terms*>(node_ranks() + params.ranks.num_ranks);
+  if (params.token_sums.float32) {
+    sum_arriving<true>(params, exchange, block, terms);
+  } else {
+    sum_arriving<false>(params, exchange, block, terms);
+  }
+}
+
 /// Block 0's part of the agreement, for the other blocks too.
 __device__ __noinline__ Outcome decide(const ExchangeParams& params, std::uint64_t exchange, std::uint64_t epoch) {
   const Outcome outcome = agree(params, exchange, epoch);
@@ -503,10 +515,13 @@ __global__ void __launch_bounds__(kExchangeThreads, 1) exchange_kernel(const __g
   if (outcome == Outcome::kSkip && receives) drop_items(params, receiver, peer, worker);
   if (outcome == Outcome::kGo && moves) {
     if (receives) {
-      std::uint64_t* const arrived = pulls ? &rails.log->arrivals[peer].count : nullptr;
-      receive_items(params, receiver, peer, worker, arrived, start.epoch);
+      std::uint64_t* arrived = pulls ? &rails.log->arrivals[peer].count : nullptr;
+      if (params.sums_tokens) arrived = &rails.state->returned[peer];
+      receive_items(params, receiver, peer, worker, arrived, params.sums_tokens ? exchange : start.epoch);
     }
-    if (!serves) {
+    if (!serves && params.sums_tokens) {
+      sum_tokens(params, exchange, block - num_rings * params.blocks_per_ring);
+    } else if (!serves) {
       copy_own_items(params, params.flows[rails.node], block - num_rings * params.blocks_per_ring);
       if (pulls) publish_own_items(params, params.flows[rails.node], start.epoch);
     }
@@ -528,9 +543,12 @@ __global__ void __launch_bounds__(kExchangeThreads, 1) exchange_kernel(const __g
 
 cudaError_t launch_rail_exchange(const ExchangeParams& params, cudaStream_t stream) {
   const auto num_blocks = static_cast<unsigned>(params.num_blocks());
-  const std::size_t shared_bytes = sizeof(Shared) +
-                                   static_cast<std::size_t>(params.ranks.num_ranks) * sizeof(NodeRank) +
-                                   PullView::size_bytes(params.ranks.num_ranks, params.rails.num_nodes);
+  // A dispatch takes rows where a combine adds them up.
+  const std::size_t part_bytes = params.sums_tokens
+                                     ? kExchangeWarps * sizeof(Terms)
+                                     : PullView::size_bytes(params.ranks.num_ranks, params.rails.num_nodes);
+  const std::size_t shared_bytes =
+      sizeof(Shared) + static_cast<std::size_t>(params.ranks.num_ranks) * sizeof(NodeRank) + part_bytes;
   const bool overlaps = params.num_sum_warps > 0;
   return launch_kernel(exchange_kernel, {num_blocks, kExchangeThreads, shared_bytes, overlaps}, params, stream);
 }

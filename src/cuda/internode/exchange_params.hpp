@@ -15,6 +15,7 @@
 #include <array>
 
 #include "cuda/internode/dispatch_params.hpp"
+#include "cuda/internode/token_sum_params.hpp"
 #include "cuda/sync/rail_params.hpp"
 #include "cuda/sync/rank_params.hpp"
 
@@ -72,6 +73,9 @@ struct ExchangeParams {
   /// call.
   bool pulls = false;
   PullParams pull;
+  /// Combine only: this node's items need no copy, and the blocks for them add up tokens as items arrive.
+  TokenSumParams token_sums;
+  bool sums_tokens = false;
   /// Warps of the previous kernel, a combine's sums, if this kernel runs beside it and sends the sums already made
   /// (sum_turns.cuh); 0: this kernel begins after that one.
   int num_sum_warps = 0;
@@ -80,7 +84,7 @@ struct ExchangeParams {
   /// of a call has it: the first one tells the rail peers, each of which may have another number.
   int chunk_items = 0;
   bool carries_rows = false;  ///< the items are the call's rows; others are in chunks as exchange_chunk_bytes says
-  int num_own_blocks = 0;     ///< blocks that copy this node's items
+  int num_own_blocks = 0;     ///< blocks that copy this node's items, or add up tokens
 
   FERRY_HOST_DEVICE int num_blocks() const { return 2 * (rails.num_nodes - 1) * blocks_per_ring + num_own_blocks; }
   FERRY_HOST_DEVICE bool may_stand_alone() const {

@@ -63,7 +63,7 @@ std::size_t combine_bytes(const MemoryShape& shape, const Topology& topology, co
   tensors.returns_weights = shape.weights;
   NodePlace place;
   place.ranks_per_node = topology.ranks_per_node;
-  const StepBlocks blocks = StepBlocks::of(topology.num_nodes(), kLargeGpu);
+  const StepBlocks blocks = StepBlocks::of({.num_nodes = topology.num_nodes(), .num_sms = kLargeGpu});
   // Copies of memory that ranks of the node cannot reach; each begins at a cache line.
   const auto num_rows = to_size(shape.num_recv_rows);
   const std::size_t weights_per_row = shape.layout == Layout::kTokens ? to_size(shape.num_topk) : 1;

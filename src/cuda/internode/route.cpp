@@ -385,8 +385,9 @@ cudaError_t launch_refusal_of(Context& context, const Launch& launch, const Call
 }
 
 StepBlocks blocks_of_route(const Parts& parts, int num_sms) {
-  return StepBlocks::of(parts.sync->topology().num_nodes(),
-                        call_sms(num_sms, num_sms > 0 ? parts.num_sms : parts.num_waiting_sms));
+  return StepBlocks::of({.num_nodes = parts.sync->topology().num_nodes(),
+                         .num_sms = call_sms(num_sms, num_sms > 0 ? parts.num_sms : parts.num_waiting_sms),
+                         .gpu_rings = parts.rail_link->in_gpu_memory()});
 }
 
 StepBlocks blocks_of(const Parts& parts, const KernelOptions& kernel, const TunedCall& call) {
@@ -395,8 +396,10 @@ StepBlocks blocks_of(const Parts& parts, const KernelOptions& kernel, const Tune
   const int device_sms = kernel.num_sms > 0 ? parts.num_sms : parts.num_waiting_sms;
   // Nothing stays in the node when sums return.
   const bool copies = call.operation == Operation::kDispatch || call.operation == Operation::kLatencyDispatch;
-  StepBlocks blocks = StepBlocks::of(parts.sync->topology().num_nodes(), call_sms(used.num_sms, device_sms),
-                                     copies ? used.num_copy_sms : 0);
+  StepBlocks blocks = StepBlocks::of({.num_nodes = parts.sync->topology().num_nodes(),
+                                      .num_sms = call_sms(used.num_sms, device_sms),
+                                      .num_copy_sms = copies ? used.num_copy_sms : 0,
+                                      .gpu_rings = parts.rail_link->in_gpu_memory()});
   blocks.chunk_items = std::max(0, used.chunk_tokens);
   return blocks;
 }

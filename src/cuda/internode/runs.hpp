@@ -41,7 +41,8 @@ class DispatchRun {
   StepBlocks blocks_;
 };
 
-/// Copies of memory that the ranks of the node cannot reach; null where they reach the caller's.
+/// Copies of memory that the ranks of the node cannot reach; null where they reach the caller's, or no rank but this
+/// one reads it.
 struct CombineCopies {
   std::byte* x = nullptr;
   std::byte* weights = nullptr;

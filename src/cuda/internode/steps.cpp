@@ -16,6 +16,9 @@ constexpr int kMostOwnBlocks = 8;
 /// An H200 fills a ring of 16 chunks of 128 KiB in host memory and empties another at 7, 12 and 16.5 GB/s each way with
 /// one, two and four blocks at each, and at 5 with eight, most of which poll over PCIe (benchmarks/gpu_rings).
 constexpr int kMostBlocksPerRing = 4;
+/// The same with 1 MiB chunks in GPU memory takes 28, 53, 97 and 160 GB/s with one, two, four and eight blocks. The other
+/// half of the call's multiprocessors copies this node's items, or adds up tokens, meanwhile.
+constexpr int kMostBlocksPerGpuRing = 8;
 /// Blocks of all rings together of up to nine nodes; more nodes have one block at each ring.
 constexpr int kMostRingBlocks = 16;
 static_assert(kMostBlocks * kSumWarps <= kMaxSumWarps);
@@ -62,12 +65,15 @@ std::int64_t offset_in(const NodePlace& place, const void* data) {
 
 }  // namespace
 
-StepBlocks StepBlocks::of(int num_nodes, int num_sms, int num_copy_sms) {
-  const int rings = num_rings(num_nodes);
+StepBlocks StepBlocks::of(const Limits& limits) {
+  const int rings = num_rings(limits.num_nodes);
+  const int num_sms = limits.num_sms;
   const int most_own = std::max(1, num_sms - rings);
-  const int copying = std::clamp(num_copy_sms, 1, most_own);
-  const int per_ring = std::clamp(std::min(kMostRingBlocks, num_sms - copying) / rings, 1, kMostBlocksPerRing);
-  const int num_own = num_copy_sms > 0 ? copying : std::clamp(num_sms - per_ring * rings, 1, kMostOwnBlocks);
+  const int copying = std::clamp(limits.num_copy_sms, 1, most_own);
+  const int most_for_rings = std::min(kMostRingBlocks, limits.gpu_rings ? num_sms / 2 : num_sms - copying);
+  const int most_per_ring = limits.gpu_rings ? kMostBlocksPerGpuRing : kMostBlocksPerRing;
+  const int per_ring = std::clamp(most_for_rings / rings, 1, most_per_ring);
+  const int num_own = limits.num_copy_sms > 0 ? copying : std::clamp(num_sms - per_ring * rings, 1, kMostOwnBlocks);
   const int num_beside = std::clamp(std::min(num_sms, kMostCallSms) - per_ring * rings, 1, kMostBlocks);
   StepBlocks blocks;
   blocks.per_ring = per_ring;
@@ -152,6 +158,10 @@ DispatchSteps dispatch_steps(const NodePlace& place, const CallIdentity& call, c
   return steps;
 }
 
+bool sums_nodes(const NodePlace& place, const RoutedTokens& routed, const CombineTensors& tensors) {
+  return place.ranks_per_node > 1 || !routed.by_token || routed.by_kernels || tensors.weighted;
+}
+
 CombineStaging CombineStaging::at(std::byte* base, const NodePlace& place, const RoutedTokens& routed,
                                   const CombineTensors& tensors, const StepBlocks& blocks) {
   const std::size_t num_in = to_size(routed.num_items_in);
@@ -159,9 +169,10 @@ CombineStaging CombineStaging::at(std::byte* base, const NodePlace& place, const
   const std::size_t num_topk = static_cast<std::size_t>(routed.num_topk);
   plan::Carver carver(base);
   CombineStaging staging;
+  const std::size_t num_sums = sums_nodes(place, routed, tensors) ? num_in : 0;
   staging.topk_weights = carver.take<float>(tensors.weighted ? num_in * num_topk : 0);
-  staging.sums = carver.take<std::byte>(num_in * to_size(tensors.row_bytes));
-  staging.sum_weights = carver.take<float>(tensors.returns_weights ? num_in * num_topk : 0);
+  staging.sums = carver.take<std::byte>(num_sums * to_size(tensors.row_bytes));
+  staging.sum_weights = carver.take<float>(tensors.returns_weights ? num_sums * num_topk : 0);
   staging.returned = carver.take<std::byte>(num_back * to_size(tensors.row_bytes));
   staging.returned_weights = carver.take<float>(tensors.returns_weights ? num_back * num_topk : 0);
   if (tensors.rank_sums) {
@@ -179,6 +190,7 @@ CombineSteps combine_steps(const NodePlace& place, const CallIdentity& call, con
   const bool returns_weights = tensors.returns_weights;
   const auto bytes_of = [](auto* table) { return reinterpret_cast<std::byte*>(table); };
   CombineSteps steps;
+  steps.sums_nodes = sums_nodes(place, routed, tensors);
   steps.begin = agreement_only(place, call);
   steps.begin.chunk_items = blocks.chunk_items;
   if (routed.by_kernels) steps.begin.routed = routed.tables.summary;
@@ -218,21 +230,24 @@ CombineSteps combine_steps(const NodePlace& place, const CallIdentity& call, con
   node_sums.num_blocks = blocks.num_sums();
 
   ExchangeParams& give_back = steps.give_back;
-  give_back = exchange_of(place);
+  give_back = steps.sums_nodes ? exchange_of(place) : steps.begin;
   give_back.blocks_per_ring = blocks.per_ring;
   give_back.chunk_items = blocks.chunk_items;
   give_back.carries_rows = true;
-  if (blocks.overlaps) give_back.num_sum_warps = blocks.num_sums() * kSumWarps;
+  if (blocks.overlaps && steps.sums_nodes) give_back.num_sum_warps = blocks.num_sums() * kSumWarps;
   give_back.flows = routed.tables.from_nodes;
-  give_back.row = {staging.sums, tensors.row_bytes, staging.returned, tensors.row_bytes, tensors.row_bytes};
+  const std::byte* const sums = steps.sums_nodes ? staging.sums : tensors.x;
+  const std::int64_t sum_stride = steps.sums_nodes ? tensors.row_bytes : tensors.x_stride;
+  const float* const sum_weights = steps.sums_nodes ? staging.sum_weights : tensors.weights;
+  give_back.row = {sums, sum_stride, staging.returned, tensors.row_bytes, tensors.row_bytes};
   if (returns_weights) {
-    give_back.item_record = {bytes_of(staging.sum_weights), entries_bytes, bytes_of(staging.returned_weights),
-                             entries_bytes, entries_bytes};
+    give_back.item_record = {reinterpret_cast<const std::byte*>(sum_weights), entries_bytes,
+                             bytes_of(staging.returned_weights), entries_bytes, entries_bytes};
   }
+  give_back.sums_tokens = true;
+  give_back.num_own_blocks = blocks.num_token_sums(steps.sums_nodes);
 
-  TokenSumParams& token_sums = steps.token_sums;
-  token_sums.gate = &place.rails.state->gate;
-  token_sums.broken = &place.ranks.control.local->broken;
+  TokenSumParams& token_sums = give_back.token_sums;
   token_sums.item_of_token = routed.tables.item_of_token;
   token_sums.node = place.rails.node;
   token_sums.num_nodes = place.rails.num_nodes;
@@ -242,8 +257,9 @@ CombineSteps combine_steps(const NodePlace& place, const CallIdentity& call, con
   token_sums.float32 = tensors.float32;
   token_sums.returns_weights = returns_weights;
   token_sums.row_bytes = tensors.row_bytes;
-  token_sums.own = staging.sums;
-  token_sums.own_weights = staging.sum_weights;
+  token_sums.own = sums;
+  token_sums.own_stride = sum_stride;
+  token_sums.own_weights = sum_weights;
   token_sums.returned = staging.returned;
   token_sums.returned_weights = staging.returned_weights;
   token_sums.ids = routed.tables.ids;
@@ -253,16 +269,14 @@ CombineSteps combine_steps(const NodePlace& place, const CallIdentity& call, con
   token_sums.out_x = tensors.out_x;
   token_sums.out_stride = tensors.out_stride;
   token_sums.out_weights = tensors.out_weights;
-  token_sums.num_blocks = blocks.num_other;
   return steps;
 }
 
 cudaError_t launch(const CombineSteps& steps, cudaStream_t stream) {
-  cudaError_t error = launch_rail_exchange(steps.begin, stream);
-  if (error == cudaSuccess) error = launch_node_sums(steps.node_sums, stream);
-  if (error == cudaSuccess) error = launch_rail_exchange(steps.give_back, stream);
-  if (error == cudaSuccess) error = launch_token_sums(steps.token_sums, stream);
-  return error;
+  cudaError_t error = cudaSuccess;
+  if (steps.sums_nodes) error = launch_rail_exchange(steps.begin, stream);
+  if (steps.sums_nodes && error == cudaSuccess) error = launch_node_sums(steps.node_sums, stream);
+  return error == cudaSuccess ? launch_rail_exchange(steps.give_back, stream) : error;
 }
 
 }  // namespace ferry::cuda

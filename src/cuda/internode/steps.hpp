@@ -60,10 +60,19 @@ struct StepBlocks {
   /// KernelOptions::chunk_tokens: most items of a chunk with rows that this rank sends; 0: as the exchange's bytes say.
   int chunk_items = 0;
 
-  /// Blocks within `num_sms`, if that suffices for an exchange. `num_copy_sms`: of these, the ones for items that stay
-  /// in the node; 0: the default.
-  static StepBlocks of(int num_nodes, int num_sms, int num_copy_sms = 0);
-  int num_sums() const { return overlaps ? num_beside : num_other; }
+  struct Limits {
+    int num_nodes = 2;
+    int num_sms = 1;
+    int num_copy_sms = 0;    ///< of these, the ones for items that stay in the node; 0: the default
+    bool gpu_rings = false;  ///< chunks of rings are in GPU memory
+  };
+  /// Blocks within the limits, if they suffice for an exchange.
+  static StepBlocks of(const Limits& limits);
+  /// Blocks of a combine's sums of the node, and of those of tokens. Where both run beside an exchange, each has half.
+  int num_sums() const { return overlaps ? (num_beside + 1) / 2 : num_other; }
+  int num_token_sums(bool sums_nodes) const {
+    return overlaps && sums_nodes && num_beside > 1 ? num_beside / 2 : num_beside;
+  }
 };
 
 /// First exchange of a call, without items; agreement 0 refuses the call.
@@ -115,7 +124,7 @@ inline cudaError_t launch(const DispatchSteps& steps, cudaStream_t stream) {
   return launch_pull(steps.exchange.pull, stream);
 }
 
-/// `x` and `weights` are in the arena.
+/// `x` and `weights` are in the arena, unless the combine makes no sums of its node.
 struct CombineTensors {
   const std::byte* x = nullptr;
   std::int64_t x_stride = 0;
@@ -147,12 +156,16 @@ struct CombineStaging {
                            const CombineTensors& tensors, const StepBlocks& blocks);
 };
 
+/// The first two only if `sums_nodes`.
 struct CombineSteps {
+  bool sums_nodes = true;
   ExchangeParams begin;
   NodeSumParams node_sums;
   ExchangeParams give_back;
-  TokenSumParams token_sums;
 };
+/// Whether a combine makes sums of its node; otherwise the rows are these sums. A rank alone in its node has one row of
+/// each token of kTokens.
+bool sums_nodes(const NodePlace& place, const RoutedTokens& routed, const CombineTensors& tensors);
 CombineSteps combine_steps(const NodePlace& place, const CallIdentity& call, const RoutedTokens& routed,
                            const CombineTensors& tensors, const CombineStaging& staging, const StepBlocks& blocks);
 cudaError_t launch(const CombineSteps& steps, cudaStream_t stream);

@@ -19,6 +19,8 @@
 ///   count          the block whose turn it is     the same            rows and records of that many items in staging
 ///   summed[w]      warp w of a combine's sums     st.release.gpu /    the sums of that many of the warp's turns
 ///                                                 ld.acquire.gpu
+///   returned[n]    the block whose turn it is     st.release.sys /    that many sums of node n
+///                                                 ld.acquire.gpu
 ///   out[n], in[n]  blocks that serve a ring       st.release.gpu /    `exchange`: the first chunk; `turn`: actions of
 ///                                                 ld.acquire.gpu      other blocks on the chunks below it; `seen`:
 ///                                                                     chunks that have room, or have arrived
@@ -65,6 +67,8 @@ struct RailState {
   std::uint64_t counted_until_ns[kMaxNodes];
   /// Lower half of the number of the exchange that sends the sums << 32 | turns (sum_turns.cuh) completed.
   std::uint64_t summed[kMaxSumWarps];
+  /// Lower half of the number of the exchange << 32 | items of a combine that have arrived from each node.
+  std::uint64_t returned[kMaxNodes];
   RingTurn out[kMaxNodes];
   RingTurn in[kMaxNodes];
 };
