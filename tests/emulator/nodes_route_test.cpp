@@ -1,5 +1,5 @@
-/// Routes over several nodes by emulated GPUs, for which no host waits, and calls of latency mode built on them. They
-/// must give the oracle's tables and bits, also when recorded calls are replayed with other ids.
+/// Routes over several nodes by emulated GPUs, for which no host waits, with a dispatch and a combine on them. They must
+/// give the oracle's tables and bits, also when recorded calls are replayed with other ids.
 
 #include <gtest/gtest.h>
 
@@ -24,7 +24,6 @@ struct Case {
   int num_nodes = 2;
   int ranks_per_node = 2;
   test::WorldSpec world;
-  CombineOrder order = CombineOrder::kExact;
 };
 
 test::WorldSpec test_world(const Case& one) {
@@ -40,8 +39,11 @@ constexpr std::int64_t kScales = 3;
 constexpr std::int64_t kCounted = 1000;
 /// Tokens for which the calls have room but which no rank has.
 constexpr std::int64_t kSpareTokens = 2;
+/// Agreements of the calls.
+constexpr std::uint64_t kRouteNumber = 80;
+constexpr std::uint64_t kCombineNumber = 81;
 
-/// A dispatch of latency mode and a combine, for one batch.
+/// A route, a dispatch and a combine of one batch.
 class Layer {
  public:
   explicit Layer(const Case& spec)
@@ -96,7 +98,6 @@ class Layer {
     returned_ = {};
     returned_.hidden = kRowBytes / 2;
     returned_.weighted = true;
-    returned_.order = spec_.order;
     for (int rank = 0; rank < num_ranks(); ++rank) {
       Own& own = own_[to_size(rank)];
       const oracle::RankTokens& tokens = world_.ranks[to_size(rank)];
@@ -199,7 +200,7 @@ class Layer {
     cuda::CallIdentity call;
     call.agreement = agreement;
     call.record_number = ++record_number_;
-    call.record.operation = agreement == 80 ? Operation::kLatencyDispatch : Operation::kLatencyCombine;
+    call.record.operation = agreement == kRouteNumber ? Operation::kRoute : Operation::kCombine;
     call.fault = &ranks_.report(rank).fault;
     call.found = ranks_.found(rank).data();
     return call;
@@ -234,7 +235,6 @@ class Layer {
     input.expert_alignment = world_.options.expert_alignment;
     input.slab_capacity = capacity;
     input.max_recv_rows = is_slab() ? 0 : own.num_rows;
-    input.latency = is_slab();
     input.placement = {owners_.data(), local_expert_.data(), by_owner_.data(), first_of_rank_.data(), {}};
     const Topology topology = ranks_.topology(rank);
     prepare_homes(rank, topology.ranks_per_node);
@@ -243,12 +243,11 @@ class Layer {
     const auto shape = cuda::bounded_tables(topology, input, own.num_rows, true);
     const std::size_t tables_bytes = cuda::NodeTables::at(nullptr, shape).size_bytes;
     input.tables = cuda::NodeTables::at(ranks_.allocate(rank, tables_bytes), shape);
-    if (is_slab()) input.source_ranges = allocate<std::int32_t>(rank, own.num_local * num_ranks() * 2);
     const cuda::RoutedTokens routed = cuda::bounded_tokens(topology, input, own.num_rows);
     const cuda::NodePlace place = ranks_.place(rank);
     auto blocks = cuda::StepBlocks::of({.num_nodes = spec_.num_nodes, .num_sms = 2 * spec_.num_nodes});
     blocks.overlaps = (static_cast<std::uint64_t>(rank) + spec_.world.seed) % 2 != 0;
-    const cuda::CallIdentity dispatched = identity(rank, 80);
+    const cuda::CallIdentity dispatched = identity(rank, kRouteNumber);
     const std::size_t route_bytes = cuda::NodeRouteStaging::at(nullptr, topology, input).size_bytes;
     const auto staging = cuda::NodeRouteStaging::at(ranks_.allocate(rank, route_bytes), topology, input);
     own.route = node_route_steps(place, topology, dispatched, input, staging, blocks);
@@ -281,12 +280,11 @@ class Layer {
     sums.x = own.y;
     sums.x_stride = sums.row_bytes = sums.out_stride = kRowBytes;
     sums.weighted = true;
-    sums.rank_sums = spec_.order == CombineOrder::kRankSums;
     sums.topk_weights = input.tables.weights;
     sums.out_x = own.sums;
-    const std::size_t sums_bytes = cuda::CombineStaging::at(nullptr, place, routed, sums, blocks).size_bytes;
-    const auto sums_staging = cuda::CombineStaging::at(ranks_.allocate(rank, sums_bytes), place, routed, sums, blocks);
-    own.combine = combine_steps(place, identity(rank, 81), routed, sums, sums_staging, blocks);
+    const std::size_t sums_bytes = cuda::CombineStaging::at(nullptr, place, routed, sums).size_bytes;
+    const auto sums_staging = cuda::CombineStaging::at(ranks_.allocate(rank, sums_bytes), place, routed, sums);
+    own.combine = combine_steps(place, identity(rank, kCombineNumber), routed, sums, sums_staging, blocks);
   }
 
   /// Prepares a placement that only the GPU knows, if there is one.
@@ -334,9 +332,6 @@ class Layer {
                   routings_[to_size(to)].num_rows_from_rank[to_size(source)]);
       }
     }
-    if (!is_slab()) return;
-    EXPECT_TRUE(equal(oracle::source_ranges(world_, expected),
-                      reinterpret_cast<const oracle::SourceRange*>(own_[to_size(rank)].input.source_ranges)));
   }
 
   Case spec_;
@@ -366,8 +361,8 @@ test::WorldSpec slab_world(std::uint64_t seed) {
 std::vector<Case> cases() {
   std::vector<Case> all = {{.world = slab_world(1)},
                            {.num_nodes = 3, .ranks_per_node = 1, .world = slab_world(2)},
-                           {.world = slab_world(3), .order = CombineOrder::kRankSums},
-                           {.num_nodes = 3, .world = slab_world(4), .order = CombineOrder::kRankSums}};
+                           {.world = slab_world(3)},
+                           {.num_nodes = 3, .world = slab_world(4)}};
   all[1].world.pattern = test::RoutingPattern::kDuplicates;
   all[2].world.pattern = test::RoutingPattern::kDuplicates;
   all[2].world.custom_placement = true;
@@ -433,7 +428,6 @@ void expect_refused(Layer& layer, cuda::Fault kind, int blamed) {
     EXPECT_EQ(fault.state, 1U);
     EXPECT_EQ(fault.fault, static_cast<std::int32_t>(kind));
     EXPECT_EQ(fault.rank, blamed);
-    EXPECT_EQ(fault.latency, 1);
     fault = {};
   }
 }

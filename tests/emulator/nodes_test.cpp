@@ -192,9 +192,8 @@ class Group {
       // As if each rank's GPU supported overlap, except when it captures.
       blocks.overlaps = spec_.seed % 4 != 0 && (to_size(rank) + spec_.seed) % 3 != 0;
       const cuda::NodePlace place = ranks_.place(rank);
-      const std::size_t staging_bytes = cuda::CombineStaging::at(nullptr, place, routed, tensors, blocks).size_bytes;
-      const auto staging =
-          cuda::CombineStaging::at(ranks_.allocate(rank, staging_bytes), place, routed, tensors, blocks);
+      const std::size_t staging_bytes = cuda::CombineStaging::at(nullptr, place, routed, tensors).size_bytes;
+      const auto staging = cuda::CombineStaging::at(ranks_.allocate(rank, staging_bytes), place, routed, tensors);
       enqueue([steps = combine_steps(place, identity(rank, 78), routed, tensors, staging, blocks),
                stream = ranks_.stream(rank)] { cuda::launch(steps, stream); });
       call.tensors.push_back(tensors);

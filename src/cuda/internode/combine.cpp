@@ -21,7 +21,6 @@ CombineTensors tensors_of(const CombineCall& call, const CombineCopies& copies) 
   tensors.row_bytes = call.x.row_bytes;
   tensors.float32 = call.x.dtype == DType::kFloat32;
   tensors.weighted = call.weighted;
-  tensors.rank_sums = call.rank_sums;
   tensors.topk_weights = static_cast<const float*>(call.topk_weights.data);
   if (call.weights.present()) {
     tensors.weights = copies.weights != nullptr ? reinterpret_cast<const float*>(copies.weights)
@@ -115,13 +114,12 @@ Status CombineRun::take_room(bool captured) {
                       {call.record.operation, routing.layout, routing.num_tokens, call.x.row_bytes, staged});
   blocks_.overlaps = parts.has_bulk && !captured && blocks_.num_beside > 1;
   const std::size_t copies_bytes = shares ? CombineCopies::at(nullptr, call, *parts.arena).size_bytes : 0;
-  const std::size_t staging_bytes =
-      CombineStaging::at(nullptr, place, input_.routed, tensors_of(call, {}), blocks_).size_bytes;
+  const std::size_t staging_bytes = CombineStaging::at(nullptr, place, input_.routed, tensors_of(call, {})).size_bytes;
   const Result<std::byte*> room = context_.staging().rows(StagedBy::kCombine, copies_bytes + staging_bytes, captured);
   if (!room.ok()) return room.status();
   copies_ = shares ? CombineCopies::at(*room, call, *parts.arena) : CombineCopies{};
   tensors_ = tensors_of(call, copies_);
-  staging_ = CombineStaging::at(*room + copies_bytes, place, input_.routed, tensors_, blocks_);
+  staging_ = CombineStaging::at(*room + copies_bytes, place, input_.routed, tensors_);
   return {};
 }
 

@@ -34,10 +34,10 @@ __device__ void sum_terms(const Terms& terms, int num_rows, std::byte* out, std:
   }
 }
 
-/// Fills `terms` with the rows of an item, each with its weights, for the lanes in `which`; returns the number of rows.
+/// Fills `terms` with the rows of an item, each with its weights; returns the number of rows.
 __device__ int collect_rows(const NodeSumParams& params, const Holder* holders, std::int64_t item,
-                            const Destination& destination, unsigned which, Terms& terms) {
-  const bool present = destination.rank >= 0 && (which >> lane_idx() & 1U) != 0;
+                            const Destination& destination, Terms& terms) {
+  const bool present = destination.rank >= 0;
   const bool first = present && (destination.flags & kFirstOfRow) != 0;
   const bool counts = params.weighted ? present : first;
   const unsigned rows = __ballot_sync(kAllLanes, first);
@@ -82,32 +82,6 @@ __device__ void sum_item_weights(const NodeSumParams& params, const Holder* hold
   if (lane_idx() < params.num_topk) out[lane_idx()] = sum;
 }
 
-/// CombineOrder::kRankSums: sums and rounds each rank's rows, then adds these sums.
-template <bool kFloat32>
-__device__ void sum_by_rank(const NodeSumParams& params, const Holder* holders, std::int64_t item,
-                            const Destination& destination, Terms& terms) {
-  const int warp = warp_idx() * params.num_blocks + static_cast<int>(blockIdx.x);
-  std::byte* const rows = params.rank_rows + std::int64_t{warp} * params.num_rank_rows * params.row_bytes;
-  const bool present = destination.rank >= 0;
-  int num_ranks = 0;
-  for (unsigned left = __ballot_sync(kAllLanes, static_cast<int>(present)); left != 0; ++num_ranks) {
-    const int rank = __shfl_sync(kAllLanes, static_cast<int>(destination.rank), __ffs(static_cast<int>(left)) - 1);
-    const unsigned of_rank = __ballot_sync(kAllLanes, static_cast<int>(present && destination.rank == rank));
-    const int num_rows = collect_rows(params, holders, item, destination, of_rank, terms);
-    sum_terms<kFloat32>(terms, num_rows, rows + num_ranks * params.row_bytes, params.row_bytes);
-    __syncwarp();  // all lanes have read the terms
-    left &= ~of_rank;
-  }
-  for (int row = lane_idx(); row <= num_ranks; row += kWarpLanes) {
-    terms.first_weight[row] = static_cast<std::uint8_t>(row);
-    if (row == num_ranks) continue;
-    terms.rows[row] = rows + row * params.row_bytes;
-    terms.weights[row] = 1.0F;  // fma(1, s, acc) is acc + s
-  }
-  __syncwarp();
-  sum_terms<kFloat32>(terms, num_ranks, params.sums + item * params.row_bytes, params.row_bytes);
-}
-
 template <bool kFloat32>
 __device__ void sum_item(const NodeSumParams& params, const Holder* holders, std::int64_t item, Terms& terms) {
   Destination destination{};
@@ -116,13 +90,9 @@ __device__ void sum_item(const NodeSumParams& params, const Holder* holders, std
     const uint4 raw = reinterpret_cast<const uint4*>(params.destinations)[item * params.num_topk + lane_idx()];
     destination = *reinterpret_cast<const Destination*>(&raw);
   }
-  if (params.rank_sums) {
-    sum_by_rank<kFloat32>(params, holders, item, destination, terms);
-  } else {
-    const int num_rows = collect_rows(params, holders, item, destination, kAllLanes, terms);
-    if (params.returns_weights) sum_item_weights(params, holders, item, destination);
-    sum_terms<kFloat32>(terms, num_rows, params.sums + item * params.row_bytes, params.row_bytes);
-  }
+  const int num_rows = collect_rows(params, holders, item, destination, terms);
+  if (params.returns_weights) sum_item_weights(params, holders, item, destination);
+  sum_terms<kFloat32>(terms, num_rows, params.sums + item * params.row_bytes, params.row_bytes);
   __syncwarp();  // all lanes have read the terms
 }
 

@@ -30,14 +30,11 @@ struct NodeSumParams {
   bool one_row_per_token = true;  ///< kTokens
   bool float32 = false;
   bool weighted = false;
-  bool rank_sums = false;  ///< CombineOrder::kRankSums; weighted, and no weights are returned
   bool returns_weights = false;
   const float* topk_weights = nullptr;  ///< [items, K]
   std::int64_t row_bytes = 0;
-  std::byte* sums = nullptr;       ///< [items, row_bytes]
-  float* sum_weights = nullptr;    ///< [items, K]
-  std::byte* rank_rows = nullptr;  ///< with rank_sums: memory for sums of ranks, num_rank_rows rows per warp
-  int num_rank_rows = 0;
+  std::byte* sums = nullptr;     ///< [items, row_bytes]
+  float* sum_weights = nullptr;  ///< [items, K]
   int num_blocks = 1;
 };
 

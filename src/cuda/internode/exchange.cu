@@ -357,9 +357,6 @@ __device__ __noinline__ void report_difference(const ExchangeParams& params, std
 
 /// Reports that the call is made on a Routing that was refused. One thread calls it.
 __device__ __noinline__ void report_refused_routing(const ExchangeParams& params) {
-  FaultReport& fault = params.ranks.report->fault;
-  const bool reported = *static_cast<volatile std::uint64_t*>(&fault.state) != 0;
-  if (!reported && params.record.operation == Operation::kLatencyCombine) fault.latency = 1;
   report_refused_route(params.ranks, *params.routed);
 }
 

@@ -16,9 +16,6 @@ namespace {
 
 using node::round_up_to_page;
 
-/// Largest GPU that the count of blocks provides for.
-constexpr int kLargeGpu = 1024;
-
 struct CallMemory {
   std::size_t tables_bytes = 0;
   RoutedTokens routed;
@@ -56,21 +53,18 @@ std::size_t dispatch_bytes(const MemoryShape& shape, const CallMemory& call) {
 }
 
 /// The largest combine: weighted, and with returned weights if the shape has any.
-std::size_t combine_bytes(const MemoryShape& shape, const Topology& topology, const CallMemory& call) {
+std::size_t combine_bytes(const MemoryShape& shape, const CallMemory& call) {
   CombineTensors tensors;
   tensors.row_bytes = shape.row_bytes;
   tensors.weighted = true;
   tensors.returns_weights = shape.weights;
-  NodePlace place;
-  place.ranks_per_node = topology.ranks_per_node;
-  const StepBlocks blocks = StepBlocks::of({.num_nodes = topology.num_nodes(), .num_sms = kLargeGpu});
   // Copies of memory that ranks of the node cannot reach; each begins at a cache line.
   const auto num_rows = to_size(shape.num_recv_rows);
   const std::size_t weights_per_row = shape.layout == Layout::kTokens ? to_size(shape.num_topk) : 1;
   plan::Carver copies(nullptr);
   if (!shape.symmetric) copies.take<std::byte>(num_rows * to_size(shape.row_bytes));
   if (shape.weights && !shape.symmetric_tables) copies.take<float>(num_rows * weights_per_row);
-  return copies.used_bytes() + CombineStaging::at(nullptr, place, call.routed, tensors, blocks).size_bytes;
+  return copies.used_bytes() + CombineStaging::at(nullptr, {}, call.routed, tensors).size_bytes;
 }
 
 }  // namespace
@@ -90,7 +84,7 @@ Result<std::size_t> bytes_required(const MemoryShape& shape, const Topology& top
   const std::size_t quantized_bytes =
       quantizes ? num_tokens * to_size(shape.quantized_row_bytes + shape.scale_row_bytes) : 0;
   const CallBytes others{round_up_to_page(call.tables_bytes),
-                         round_up_to_page(std::max(dispatch_bytes(shape, call), combine_bytes(shape, topology, call))) +
+                         round_up_to_page(std::max(dispatch_bytes(shape, call), combine_bytes(shape, call))) +
                              round_up_to_page(quantized_bytes)};
   const CallBytes& calls = latency != nullptr ? *latency : others;
   const std::size_t staging_bytes = round_up_to_page(sizeof(RailState)) + round_up_to_page(sizeof(RailLog)) +

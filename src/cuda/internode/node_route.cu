@@ -114,8 +114,6 @@ __device__ void refuse(const NodeRouteParams& params, const SumShared& shared, c
     summary.fault_limit = RankIds(params, rank).header->max_recv_rows;
   }
   params.rails->gate.valid = 0;
-  FaultReport& fault = params.ranks.report->fault;
-  if (params.latency && *static_cast<volatile std::uint64_t*>(&fault.state) == 0) fault.latency = 1;
   report_refused_route(params.ranks, summary);
 }
 
@@ -137,11 +135,6 @@ __device__ void write_counts(const NodeRouteParams& params) {
       const auto count =
           static_cast<std::int32_t>(params.by_token() ? params.scratch.expert_counts[local * num_ranks + source]
                                                       : count_of(params, run_of_local(local), source));
-      if (params.source_ranges != nullptr) {
-        std::int32_t* range = params.source_ranges + (std::int64_t{local} * num_ranks + source) * 2;
-        range[0] = count;
-        range[1] = rows;
-      }
       rows += count;
     }
     tables.rows_per_expert[local] = rows;

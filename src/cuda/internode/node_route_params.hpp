@@ -111,12 +111,10 @@ struct NodeRouteParams {
   Layout layout = Layout::kTokens;
   std::int64_t expert_alignment = 1;
   std::int64_t slab_capacity = 0;
-  bool latency = false;  ///< a refusal is reported as one of latency_dispatch
   PlacementTables placement;
   CounterTables counters;
   NodeRouteScratch scratch;
   NodeTables tables;
-  std::int32_t* source_ranges = nullptr;  ///< [L, R, 2] number of rows, first row; or null
   RouteResultTables host;
   int num_blocks = 1;
 

@@ -134,12 +134,10 @@ NodeRouteSteps node_route_steps(const NodePlace& place, const Topology& topology
   route.layout = input.layout;
   route.expert_alignment = input.expert_alignment;
   route.slab_capacity = input.slab_capacity;
-  route.latency = input.latency;
   route.placement = input.placement;
   route.counters = input.counters;
   route.scratch = staging.scratch;
   route.tables = input.tables;
-  route.source_ranges = input.source_ranges;
   route.host = input.host;
   route.num_blocks = blocks.num_all;
 

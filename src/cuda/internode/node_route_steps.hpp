@@ -30,12 +30,10 @@ struct NodeRouteInput {
   std::int64_t expert_alignment = 1;
   std::int64_t slab_capacity = 0;
   std::int64_t max_recv_rows = 0;  ///< 0: not bounded
-  bool latency = false;
   PlacementTables placement;
   HomesParams homes;  ///< homes of a placement in GPU memory; ranges is null if there is none
   CounterTables counters;
   NodeTables tables;
-  std::int32_t* source_ranges = nullptr;  ///< [L, R, 2] or null
   RouteResultTables host;
 };
 

@@ -395,7 +395,7 @@ StepBlocks blocks_of(const Parts& parts, const KernelOptions& kernel, const Tune
   // A file says how fast calls are, not which kernels of other libraries must run beside them.
   const int device_sms = kernel.num_sms > 0 ? parts.num_sms : parts.num_waiting_sms;
   // Nothing stays in the node when sums return.
-  const bool copies = call.operation == Operation::kDispatch || call.operation == Operation::kLatencyDispatch;
+  const bool copies = call.operation == Operation::kDispatch;
   StepBlocks blocks = StepBlocks::of({.num_nodes = parts.sync->topology().num_nodes(),
                                       .num_sms = call_sms(used.num_sms, device_sms),
                                       .num_copy_sms = copies ? used.num_copy_sms : 0,

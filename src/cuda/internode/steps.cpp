@@ -44,8 +44,8 @@ ExchangeParams exchange_of(const NodePlace& place) {
 /// Whether blocks of the exchange take the rows as they arrive; otherwise a kernel after it takes them. Blocks that
 /// wait for rows slow those that serve rings, and a rank that is alone in its node takes its rows without links soon
 /// after the exchange: on 2 H200, 4096 tokens of 14 KiB, in turn, a dispatch took 13 and 14 ms instead of 15 to 23
-/// (four runs) between threads, 19 and 19 instead of 22 to 23 over shared memory. Where kernels route, as in latency
-/// mode, batches are small, and one kernel less is worth more.
+/// (four runs) between threads, 19 and 19 instead of 22 to 23 over shared memory. Where kernels route, batches
+/// are small, and one kernel less is worth more.
 bool pulls_in_exchange(const NodePlace& place, const RoutedTokens& routed) {
   if (place.ranks_per_node == 1 && !routed.by_kernels) return false;
   return place.ranks_per_node * place.rails.num_nodes <= kMostPullFlows;
@@ -163,7 +163,7 @@ bool sums_nodes(const NodePlace& place, const RoutedTokens& routed, const Combin
 }
 
 CombineStaging CombineStaging::at(std::byte* base, const NodePlace& place, const RoutedTokens& routed,
-                                  const CombineTensors& tensors, const StepBlocks& blocks) {
+                                  const CombineTensors& tensors) {
   const std::size_t num_in = to_size(routed.num_items_in);
   const std::size_t num_back = to_size(routed.num_items_back);
   const std::size_t num_topk = static_cast<std::size_t>(routed.num_topk);
@@ -175,11 +175,6 @@ CombineStaging CombineStaging::at(std::byte* base, const NodePlace& place, const
   staging.sum_weights = carver.take<float>(tensors.returns_weights ? num_sums * num_topk : 0);
   staging.returned = carver.take<std::byte>(num_back * to_size(tensors.row_bytes));
   staging.returned_weights = carver.take<float>(tensors.returns_weights ? num_back * num_topk : 0);
-  if (tensors.rank_sums) {
-    staging.num_rank_rows = std::min(routed.num_topk, place.ranks_per_node);
-    const std::size_t num_warps = to_size(std::int64_t{blocks.num_other} * kSumWarps);
-    staging.rank_rows = carver.take<std::byte>(num_warps * to_size(staging.num_rank_rows * tensors.row_bytes));
-  }
   staging.size_bytes = carver.used_bytes();
   return staging;
 }
@@ -219,9 +214,6 @@ CombineSteps combine_steps(const NodePlace& place, const CallIdentity& call, con
   node_sums.one_row_per_token = routed.by_token;
   node_sums.float32 = tensors.float32;
   node_sums.weighted = tensors.weighted;
-  node_sums.rank_sums = tensors.rank_sums;
-  node_sums.rank_rows = staging.rank_rows;
-  node_sums.num_rank_rows = staging.num_rank_rows;
   node_sums.returns_weights = returns_weights;
   node_sums.topk_weights = staging.topk_weights;
   node_sums.row_bytes = tensors.row_bytes;

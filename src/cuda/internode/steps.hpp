@@ -131,7 +131,6 @@ struct CombineTensors {
   std::int64_t row_bytes = 0;
   bool float32 = false;
   bool weighted = false;
-  bool rank_sums = false;
   const float* topk_weights = nullptr;  ///< [T, K]
   bool returns_weights = false;
   const float* weights = nullptr;  ///< weights of this rank's rows
@@ -148,12 +147,10 @@ struct CombineStaging {
   float* sum_weights = nullptr;
   std::byte* returned = nullptr;
   float* returned_weights = nullptr;
-  std::byte* rank_rows = nullptr;
-  int num_rank_rows = 0;
   std::size_t size_bytes = 0;
 
   static CombineStaging at(std::byte* base, const NodePlace& place, const RoutedTokens& routed,
-                           const CombineTensors& tensors, const StepBlocks& blocks);
+                           const CombineTensors& tensors);
 };
 
 /// The first two only if `sums_nodes`.
