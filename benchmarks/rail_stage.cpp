@@ -95,8 +95,10 @@ class Stage {
     context.options.transport = plan.transport;
     OwnMemory memory;
     if (plan.kernel_rings) memory = OwnMemory::take(context.topology, plan.shape);
+    ferry::call::KernelRingsSource source;
+    source.make = [&memory](bool /*in_gpu*/) { return memory.rings; };
     Result<std::unique_ptr<ferry::call::CallSync>> sync =
-        ferry::call::CallSync::create(context, plan.kernel_rings ? &memory.rings : nullptr);
+        ferry::call::CallSync::create(context, plan.kernel_rings ? &source : nullptr);
     if (!sync.ok()) return sync.status();
     auto stage = std::make_unique<Stage>(std::move(memory), std::move(*sync));
     if (plan.kernel_rings) stage->rails().keep_polling(true);

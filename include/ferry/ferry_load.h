@@ -75,6 +75,8 @@ FERRY_C_API void ferry_network_usage_free(ferry_network_usage* usage);
 FERRY_C_API const char* ferry_network_usage_transport(const ferry_network_usage* usage);
 FERRY_C_API const char* ferry_network_usage_net_devices(const ferry_network_usage* usage);
 FERRY_C_API const char* ferry_network_usage_ring_memory(const ferry_network_usage* usage);
+/// Why rings are not in GPU memory; "" if they are, with one node, and for NULL.
+FERRY_C_API const char* ferry_network_usage_why_host_memory(const ferry_network_usage* usage);
 /// Service level and number of connections that this rank's network cards were given; -1 and 0 if none were.
 FERRY_C_API int32_t ferry_network_usage_service_level(const ferry_network_usage* usage);
 FERRY_C_API int32_t ferry_network_usage_num_paths(const ferry_network_usage* usage);

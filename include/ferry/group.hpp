@@ -90,7 +90,8 @@ struct GroupOptions {
   /// Backend "cuda", several nodes: memory of the rings through which nodes exchange. "host": pinned memory that GPUs
   /// and any network reach. "gpu": GPU memory that network cards read and write (GPUDirect); if it is not available,
   /// create returns kUnsupported and lists everything that is missing, as does `gpu_direct_facts`. It has not yet run
-  /// on any card. "auto": the variable FERRY_RING_MEMORY if it is set, else "host".
+  /// on any card. "auto": the variable FERRY_RING_MEMORY if it is set, else "gpu" where every rank has a card near its
+  /// GPU and these cards prove to reach the GPUs, else "host", the same on all ranks; NetworkUsage says which and why.
   std::string ring_memory = "auto";
   /// Backend "cuda", several nodes: how long the thread that drives the network polls after the last movement. Later a
   /// replayed graph waits up to 20 ms until the thread is awake again; calls that the host makes wake it themselves.
@@ -209,6 +210,8 @@ struct NetworkUsage {
   /// Devices through which ranks of other hosts may reach this rank; empty if all its rail peers are on its host.
   std::string net_devices{};
   std::string ring_memory{};  ///< memory of the rings: "host" or "gpu"; empty with one node
+  /// Why that is not "gpu", in one clause: "rank 3 has no RDMA card near its GPU". Empty if it is, or with one node.
+  std::string why_host_memory{};
   /// GroupOptions::network_service_level and network_paths as they were given to this rank's network cards; the
   /// defaults (-1 and 0) if nothing was asked for, a variable of UCX overrides it, or no card is used.
   int service_level = kDefaultServiceLevel;

@@ -65,8 +65,9 @@ class Group(LatencyCalls):
         nodes on it. The same on every rank. Calls that do not yet support GPU tensors over several nodes raise
         :class:`ferry.Unsupported`.
     transport: the network between nodes: "auto" (the best one available) or "ucx". The same on every rank.
-    ring_memory: memory of the rings between nodes, for ranks with GPUs: "host", "gpu" (GPUDirect; has not run) or
-        "auto" (the variable FERRY_RING_MEMORY if it is set, else "host"). The same on every rank.
+    ring_memory: memory of the rings between nodes, for ranks with GPUs: "host", "gpu" (GPUDirect; has not run on a
+        card) or "auto" (the variable FERRY_RING_MEMORY if it is set, else "gpu" where all ranks can, else "host").
+        The same on every rank.
     net_devices: devices through which ranks of other hosts may reach this rank, separated by commas ("eth0",
         "mlx5_0:1,mlx5_1:1"). By default the variable FERRY_NET_DEVICES, else the port of an RDMA card nearest to the
         GPU (for CPU tensors every active port) and the one interface that leads to rank 0.
@@ -185,7 +186,7 @@ class Group(LatencyCalls):
 
     def network_usage(self) -> NetworkUsage:
         """Bytes that this rank has sent to other nodes so far, and the network. No rails with one node. Local."""
-        transport, rails, net_devices, ring_memory, level, paths = self._native.network_usage()
+        transport, rails, net_devices, ring_memory, level, paths, why_host = self._native.network_usage()
         return NetworkUsage(
             transport,
             tuple(RailUsage(*rail) for rail in rails),
@@ -193,6 +194,7 @@ class Group(LatencyCalls):
             ring_memory,
             None if level < 0 else level,
             paths or None,
+            why_host,
         )
 
     @property

@@ -35,6 +35,8 @@ class NetworkUsage:
     """``network_service_level`` of the group if a network card was given it, else None."""
     num_paths: int | None = None
     """``network_paths`` of the group if a network card was given it, else None."""
+    why_host_memory: str = ""
+    """Why rings are not in GPU memory, in one clause; empty if they are, or with one node."""
 
     @property
     def sent_bytes(self) -> int:

@@ -99,7 +99,7 @@ class PyGroup {
   }
 
   /// Engine; for each rail peer its rank, the bytes and messages sent, and the path to it; devices; memory of the
-  /// rings; settings of the cards.
+  /// rings; settings of the cards; why rings are in host memory.
   nb::tuple network_usage() const {
     const NetworkUsage usage = [&] {
       const GilReleased released;
@@ -110,7 +110,7 @@ class PyGroup {
       rails.append(nb::make_tuple(rail.rank, rail.sent_bytes, rail.num_messages, rail.route));
     }
     return nb::make_tuple(usage.transport, rails, usage.net_devices, usage.ring_memory, usage.service_level,
-                          usage.num_paths);
+                          usage.num_paths, usage.why_host_memory);
   }
 
   std::vector<std::int64_t> wait_times_ns() const { return group_->wait_times_ns(); }

@@ -33,6 +33,7 @@ def check_exchange(rank: int, kind: str) -> None:
     assert [rail.rank for rail in before.rails] == [1 - rank]
     assert before.net_devices == ""  # both ranks are on this host
     assert before.ring_memory == "host"
+    assert before.why_host_memory
 
     routing = group.route(world.topk_idx[rank], world.topk_weights[rank], num_experts=world.num_experts)
     x = world.x[rank]

@@ -199,6 +199,9 @@ const char* ferry_network_usage_net_devices(const ferry_network_usage* usage) {
 const char* ferry_network_usage_ring_memory(const ferry_network_usage* usage) {
   return usage == nullptr ? "" : usage->value.ring_memory.c_str();
 }
+const char* ferry_network_usage_why_host_memory(const ferry_network_usage* usage) {
+  return usage == nullptr ? "" : usage->value.why_host_memory.c_str();
+}
 int32_t ferry_network_usage_service_level(const ferry_network_usage* usage) {
   return usage == nullptr ? ferry::kDefaultServiceLevel : usage->value.service_level;
 }

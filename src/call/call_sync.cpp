@@ -43,45 +43,59 @@ std::size_t CallSync::network_bytes(const Topology& topology) {
   return node::round_up_to_page(headers_bytes(topology)) + rail::Rails::memory_bytes(topology, ring_shape(topology));
 }
 
-Result<std::unique_ptr<CallSync>> CallSync::create(const BackendContext& context, const KernelRings* kernel_rings) {
+Result<std::unique_ptr<CallSync>> CallSync::create(const BackendContext& context, const KernelRingsSource* source) {
   const bool has_rails = context.topology.num_nodes() > 1;
   net::ReservedThreads threads;
   const Status reserved = rail::reserve_threads(context.topology, &threads);
-  Result<node::Rendezvous> met =
-      node::rendezvous(context, has_rails ? rail::place_to_publish(context) : RankPlace{}, reserved);
+  const RankPlace place =
+      has_rails ? rail::place_to_publish(context, source != nullptr ? &source->gpu : nullptr) : RankPlace{};
+  Result<node::Rendezvous> met = node::rendezvous(context, place, reserved);
   if (!met.ok()) return met.status();
   threads.give_back();
   std::vector<RankPlace> places = std::move(met->places);
   std::unique_ptr<CallSync> sync(new CallSync(context, std::move(*met)));
-  sync->places_ = places;
+  sync->places_ = std::move(places);
   if (has_rails) {
-    if (Status status = sync->connect_rails(context, kernel_rings, std::move(places)); !status.ok()) return status;
+    if (Status status = sync->connect_rails(context, source); !status.ok()) return status;
   }
   return sync;
 }
 
-Status CallSync::connect_rails(const BackendContext& context, const KernelRings* kernel_rings,
-                               std::vector<RankPlace> places) {
-  rail::RailsOptions options{.ring = ring_shape(topology()), .spins = state_.spins(), .places = std::move(places)};
+Status CallSync::connect_rails(const BackendContext& context, const KernelRingsSource* source) {
   Status status;
-  if (kernel_rings != nullptr) {
-    if (kernel_rings->in_gpu) {
-      options.gpu = {kernel_rings->shape, kernel_rings->memory, kernel_rings->words, kernel_rings->read_back_writes};
-    } else {
-      options.ring = kernel_rings->shape;
-      options.memory = kernel_rings->memory;
-      options.words = kernel_rings->words;
-    }
-    options.gpu_pci_address = kernel_rings->gpu_pci_address;
-    status = kernel_rings->status;
-  }
   Result<std::byte*> headers = peers().arena().take(headers_bytes());
   if (headers.ok()) {
     headers_ = *headers;
-  } else if (status.ok()) {
+  } else {
     status = Status(headers.status().code(),
                     fmt::format("Group::create: no room for call headers: {}", headers.status().message()));
   }
+  if (source == nullptr) {
+    why_host_memory_ = "ranks have no GPU";
+  } else if (context.options.ring_memory == "host") {
+    why_host_memory_ = "GroupOptions::ring_memory or FERRY_RING_MEMORY is host";
+  } else if (context.options.ring_memory == "auto") {
+    why_host_memory_ = rail::why_host_memory(places_);
+    if (why_host_memory_.empty()) {
+      Result<GpuRingsAttempt> attempt = attempt_gpu_rings(context, *source, places_, state_, status);
+      if (!attempt.ok()) return attempt.status();
+      if (attempt->rails != nullptr) {
+        state_.set_rails(std::move(attempt->rails));
+        return {};
+      }
+      why_host_memory_ = std::move(attempt->why_not);
+    }
+  }
+  return connect_host_rails(context, source, status);
+}
+
+/// Rails whose rings are where the option says; with "auto", in host memory.
+Status CallSync::connect_host_rails(const BackendContext& context, const KernelRingsSource* source,
+                                    const Status& my_status) {
+  rail::RailsOptions options{.ring = ring_shape(topology()), .spins = state_.spins(), .places = places_};
+  Status status;
+  if (source != nullptr) status = add_rings(source->make(context.options.ring_memory == "gpu"), *source, options);
+  if (status.ok()) status = my_status;
   Result<std::unique_ptr<rail::Rails>> created =
       rail::Rails::create(context, options, status, [this] { peers().ring_self(); });
   if (!created.ok()) return created.status();
@@ -92,7 +106,7 @@ Status CallSync::connect_rails(const BackendContext& context, const KernelRings*
   }
   if (status = await_greetings(); !status.ok()) return status;
   // Kernels have no thread that could drive the network, and threads other than the rank's report their errors.
-  rails().allow_inline_progress(kernel_rings == nullptr && !cores_suffice_for(topology().num_ranks));
+  rails().allow_inline_progress(source == nullptr && !cores_suffice_for(topology().num_ranks));
   return {};
 }
 
@@ -233,6 +247,7 @@ NetworkUsage CallSync::network_usage() {
   usage.transport = rails().engine_name();
   usage.net_devices = rails().net_devices();
   usage.ring_memory = rails().has_gpu_rings() ? "gpu" : "host";
+  usage.why_host_memory = why_host_memory_;
   usage.service_level = rails().card_settings().service_level;
   usage.num_paths = rails().card_settings().num_paths;
   // paths() first: it waits until everything given to the network before is counted.

@@ -6,36 +6,24 @@
 /// its node; it communicates only with the ranks of its rail and of its node.
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
 #include "call/group_state.hpp"
+#include "call/kernel_rings.hpp"
 #include "core/rank_place.hpp"
 
 namespace ferry::call {
 
-/// Rings of a rank whose kernels use them too; ranks without kernels use the default.
-struct KernelRings {
-  rail::RingShape shape;
-  // See RailsOptions.
-  std::span<std::byte> memory{};
-  net::RingWords* words = nullptr;
-  std::string gpu_pci_address{};
-  /// `memory` is GPU memory for chunks only (RailsOptions::GpuRings); hosts have rings of their own besides.
-  bool in_gpu = false;
-  bool read_back_writes = false;
-  Status status{};  ///< reason why there are no rings; then creation fails on all ranks
-};
-
 class CallSync {
  public:
-  /// Collective, see core/create_together.hpp. `kernel_rings`: given by all ranks or none, with one shape; only in
+  /// Collective, see core/create_together.hpp. `source`: of the rings of kernels, given by all ranks or none; only in
   /// groups of several nodes.
   static Result<std::unique_ptr<CallSync>> create(const BackendContext& context,
-                                                  const KernelRings* kernel_rings = nullptr);
+                                                  const KernelRingsSource* source = nullptr);
   CallSync(const CallSync&) = delete;
   CallSync& operator=(const CallSync&) = delete;
   /// See Backend::created.
@@ -91,7 +79,8 @@ class CallSync {
 
  private:
   CallSync(const BackendContext& context, node::Rendezvous rendezvous) : state_(context, std::move(rendezvous)) {}
-  Status connect_rails(const BackendContext& context, const KernelRings* kernel_rings, std::vector<RankPlace> places);
+  Status connect_rails(const BackendContext& context, const KernelRingsSource* source);
+  Status connect_host_rails(const BackendContext& context, const KernelRingsSource* source, const Status& my_status);
   Status await_greetings();
   Status begin_over_nodes(node::CallDescriptor descriptor);
   Status await_headers();
@@ -107,6 +96,7 @@ class CallSync {
 
   GroupState state_;
   std::vector<RankPlace> places_;
+  std::string why_host_memory_;  ///< why rings are not in GPU memory; empty: they are, or there are none
   /// In the arena, where it stays when this rank leaves: ranks of this node may still read the last call's headers.
   std::byte* headers_ = nullptr;
   std::vector<rail::CallHeader> received_;  // by rank; scratch of begin

@@ -70,6 +70,20 @@ bool has_failure(const Messages& messages, int num_ranks) {
          });
 }
 
+/// The status, followed by its text or else by `mine`.
+std::vector<std::byte> to_message(const Status& status, std::span<const std::byte> mine) {
+  const StatusPrefix prefix{status.code(), status.peer()};
+  const auto body = status.ok() ? mine : std::as_bytes(std::span(status.message()));
+  std::vector<std::byte> message(sizeof(prefix) + body.size());
+  std::memcpy(message.data(), &prefix, sizeof(prefix));
+  std::ranges::copy(body, message.begin() + sizeof(prefix));
+  return message;
+}
+
+void strip_prefixes(Messages& messages) {
+  for (std::vector<std::byte>& bytes : messages) bytes.erase(bytes.begin(), bytes.begin() + sizeof(StatusPrefix));
+}
+
 bool all_are_equal(const Messages& messages) {
   return std::ranges::all_of(messages, [&](const std::vector<std::byte>& one) { return one == messages.front(); });
 }
@@ -78,20 +92,26 @@ bool all_are_equal(const Messages& messages) {
 
 Result<Messages> gather_or_fail(Bootstrap& bootstrap, const Status& my_status, std::span<const std::byte> mine,
                                 std::int64_t timeout_ns) {
-  const StatusPrefix prefix{my_status.code(), my_status.peer()};
-  const auto prefix_bytes = std::as_bytes(std::span(&prefix, 1));
-  const auto body = my_status.ok() ? mine : std::as_bytes(std::span(my_status.message()));
-  std::vector<std::byte> message(prefix_bytes.begin(), prefix_bytes.end());
-  message.insert(message.end(), body.begin(), body.end());
-
-  Result<Messages> gathered = bootstrap.all_gather(message, timeout_ns);
+  Result<Messages> gathered = bootstrap.all_gather(to_message(my_status, mine), timeout_ns);
   if (!gathered.ok()) return gathered.status();
   if (Status failure = first_failure(*gathered, bootstrap.num_ranks()); !failure.ok()) {
     // An error that every rank found is about no rank.
     return !my_status.ok() && all_are_equal(*gathered) ? my_status : failure;
   }
-  for (std::vector<std::byte>& bytes : *gathered) bytes.erase(bytes.begin(), bytes.begin() + sizeof(StatusPrefix));
+  strip_prefixes(*gathered);
   return gathered;
+}
+
+Result<Attempt> gather_attempt(Bootstrap& bootstrap, const Status& my_status, std::span<const std::byte> mine,
+                               std::int64_t timeout_ns) {
+  Result<Messages> gathered = gather_or_fail(bootstrap, {}, to_message(my_status, mine), timeout_ns);
+  if (!gathered.ok()) return gathered.status();
+  Attempt attempt;
+  attempt.failure = first_failure(*gathered, bootstrap.num_ranks());
+  if (!attempt.failure.ok()) return attempt;
+  attempt.messages = std::move(*gathered);
+  strip_prefixes(attempt.messages);
+  return attempt;
 }
 
 Result<Messages> CreationBootstrap::all_gather(std::span<const std::byte> mine, std::int64_t timeout_ns) {

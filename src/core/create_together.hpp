@@ -25,6 +25,15 @@ namespace ferry {
 Result<std::vector<std::vector<std::byte>>> gather_or_fail(Bootstrap& bootstrap, const Status& my_status,
                                                            std::span<const std::byte> mine, std::int64_t timeout_ns);
 
+/// An attempt of all ranks that the creation can do without.
+struct Attempt {
+  Status failure;                                ///< the lowest failing rank's, with its name; ok if no rank failed
+  std::vector<std::vector<std::byte>> messages;  ///< of all ranks, if no rank failed
+};
+/// Like gather_or_fail for an attempt: where a rank failed, every rank learns it, and the creation goes on.
+Result<Attempt> gather_attempt(Bootstrap& bootstrap, const Status& my_status, std::span<const std::byte> mine,
+                               std::int64_t timeout_ns);
+
 /// Bootstrap of a creation, which remembers whether an exchange has failed: then all ranks have ended the creation.
 class CreationBootstrap final : public Bootstrap {
  public:

@@ -24,6 +24,7 @@ struct Announcement {
   std::array<char, 64> listener_name{};
   std::array<char, 64> network_address{};
   LayerRates rates;
+  RingProposal ring_proposal = RingProposal::kNotAsked;
 };
 
 template <std::size_t kBytes>
@@ -93,7 +94,8 @@ std::vector<RankPlace> places_of(const std::vector<Announcement>& announcements,
     places.push_back({.on_this_host = theirs.host.same_host(mine.host),
                       .in_this_network = theirs.host.same_network(mine.host),
                       .address = text_of(theirs.network_address),
-                      .rates = theirs.rates});
+                      .rates = theirs.rates,
+                      .ring_proposal = theirs.ring_proposal});
   }
   return places;
 }
@@ -185,6 +187,7 @@ Result<Rendezvous> rendezvous(const BackendContext& context, const RankPlace& my
   mine.process = this_process();
   mine.host = this_host();
   mine.rates = my_place.rates;
+  mine.ring_proposal = my_place.ring_proposal;
   if (my_place.address.size() < mine.network_address.size()) {
     std::ranges::copy(my_place.address, mine.network_address.begin());
   }

@@ -26,9 +26,9 @@ struct Rendezvous {
   std::vector<RankPlace> places;  ///< places of all ranks of the group
 };
 
-/// Collective over all ranks of all nodes, see core/create_together.hpp. Address and rates of `my_place` are
-/// published to all; an address has at most 63 characters, a longer one counts as not known. If `my_status` is an
-/// error, all ranks fail with it.
+/// Collective over all ranks of all nodes, see core/create_together.hpp. All of `my_place` but what is
+/// relative is published to all; an address has at most 63 characters, a longer one counts as not known. If `my_status`
+/// is an error, all ranks fail with it.
 Result<Rendezvous> rendezvous(const BackendContext& context, const RankPlace& my_place, const Status& my_status);
 
 }  // namespace ferry::node

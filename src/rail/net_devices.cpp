@@ -91,13 +91,18 @@ void add_ports(const NetDeviceRequest& request, std::span<const NetDeviceInfo> d
 
 }  // namespace
 
-RankPlace place_to_publish(const BackendContext& context) {
+RankPlace place_to_publish(const BackendContext& context, const GpuSide* gpu) {
   const std::vector<NetDeviceInfo> devices = net_devices();
   std::string address = context.bootstrap->local_address();
   if (!is_of_network(address)) address = net::default_address(devices);
   const char* const engine_variable = net::engine_factories().front().devices_variable;
-  return {.address = std::move(address),
-          .rates = rates_to_publish(context.options.net_devices, engine_variable, devices)};
+  RankPlace place{.address = std::move(address),
+                  .rates = rates_to_publish(context.options.net_devices, engine_variable, devices)};
+  if (gpu != nullptr && context.options.ring_memory == "auto") {
+    const std::string named = named_devices(context.options.net_devices, engine_variable).devices;
+    place.ring_proposal = propose_gpu_rings(*gpu, context.options.transport, named, devices);
+  }
+  return place;
 }
 
 LayerRates rates_to_publish(std::string_view wanted, const char* engine_variable,

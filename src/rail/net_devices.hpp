@@ -13,6 +13,7 @@
 #include "core/backend_context.hpp"
 #include "core/rank_place.hpp"
 #include "ferry/transports.hpp"
+#include "rail/ring_memory.hpp"
 
 namespace ferry::rail {
 
@@ -29,8 +30,8 @@ struct NetDeviceRequest {
   std::filesystem::path sys{"/sys"};
 };
 
-/// Address and rates that this rank publishes as its RankPlace.
-RankPlace place_to_publish(const BackendContext& context);
+/// RankPlace that this rank publishes. `gpu`: the GPU whose kernels use the network; null: there is none.
+RankPlace place_to_publish(const BackendContext& context, const GpuSide* gpu = nullptr);
 
 /// Rates of the ports that a rank may use: `wanted` is GroupOptions::net_devices, `engine_variable` as in the request.
 LayerRates rates_to_publish(std::string_view wanted, const char* engine_variable,

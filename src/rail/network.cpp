@@ -85,6 +85,17 @@ Status choose_devices(const BackendContext& context, const NetworkParams& params
   return {};
 }
 
+Result<std::vector<std::vector<std::byte>>> gather_addresses(const BackendContext& context, const NetworkParams& params,
+                                                             const Status& my_status, std::span<const std::byte> mine) {
+  const std::int64_t timeout_ns = context.options.timeout_ns;
+  if (params.failed_attempt == nullptr) return gather_or_fail(*context.bootstrap, my_status, mine, timeout_ns);
+  Result<Attempt> attempt = gather_attempt(*context.bootstrap, my_status, mine, timeout_ns);
+  if (!attempt.ok()) return attempt.status();
+  *params.failed_attempt = attempt->failure;
+  if (!attempt->failure.ok()) return attempt->failure;
+  return std::move(attempt->messages);
+}
+
 }  // namespace
 
 Status check_engine_versions(std::span<const std::string_view> versions) {
@@ -140,7 +151,7 @@ Result<Network> open_network(const BackendContext& context, const NetworkParams&
   }
   const std::string_view version = network.engine != nullptr ? network.engine->version() : std::string_view();
   Result<std::vector<std::vector<std::byte>>> all =
-      gather_or_fail(*context.bootstrap, status, to_message(version, address), context.options.timeout_ns);
+      gather_addresses(context, params, status, to_message(version, address));
   if (!all.ok() && network.engine != nullptr) network.engine->limit_close_time(0);  // no peer connects
   if (!all.ok()) return all.status();
   if (Status versions = check_versions(*all); !versions.ok()) return versions;

@@ -36,6 +36,9 @@ struct NetworkParams {
   std::span<const RankPlace> places{};  ///< of all ranks
   /// PCI address of the rank's GPU, for the choice of a near network card; empty: no GPU.
   std::string gpu_pci_address{};
+  /// If not null, the creation can do without this network: where a rank fails to open its end, open_network() returns
+  /// that error, puts it here too, and the creation goes on.
+  Status* failed_attempt = nullptr;
 };
 
 /// Reserves this rank's threads of the network, none in a group of one node. Ranks may share a limit: they keep them

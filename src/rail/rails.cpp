@@ -82,6 +82,7 @@ Result<std::unique_ptr<Rails>> Rails::create(const BackendContext& context, cons
   params.engine.ranks = rails->ranks_of_rail();
   params.places = options.places;
   params.gpu_pci_address = options.gpu_pci_address;
+  params.failed_attempt = options.failed_attempt;
   const Result<bool> follows_numa = net::follows_numa();
   Result<Network> network = open_network(context, params, my_status.ok() ? follows_numa.status() : my_status);
   if (!network.ok()) return network.status();

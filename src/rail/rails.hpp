@@ -61,6 +61,8 @@ struct RailsOptions {
     bool read_back_writes = false;    ///< net::EngineOptions::read_back_gpu_writes
   };
   GpuRings gpu{};
+  /// See NetworkParams::failed_attempt.
+  Status* failed_attempt = nullptr;
 };
 
 class Rails {
@@ -83,6 +85,8 @@ class Rails {
 
   /// Begins to connect and greets all peers.
   Status start();
+  /// Ok unless the network has reported the peer in `node` as lost.
+  Status connection(int node) const { return proxy_->peer_status(node); }
   /// True if the peer's greeting has arrived.
   bool greeted(int node) const;
   /// Call after all peers have connected. `allowed`: this rank's thread may drive the network itself if that is faster.

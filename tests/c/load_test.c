@@ -91,7 +91,8 @@ static void check_network(const ferry_group* group) {
   ferry_network_usage* usage = NULL;
   expect_ok(ferry_group_network_usage(group, &usage), "ferry_group_network_usage");
   expect(ferry_network_usage_num_rails(usage) == 0 && *ferry_network_usage_transport(usage) == 0 &&
-             *ferry_network_usage_ring_memory(usage) == 0 && ferry_network_usage_rail(usage, 0) == NULL,
+             *ferry_network_usage_ring_memory(usage) == 0 && *ferry_network_usage_why_host_memory(usage) == 0 &&
+             ferry_network_usage_rail(usage, 0) == NULL,
          "the network of one node");
   expect(ferry_network_usage_service_level(usage) == -1 && ferry_network_usage_num_paths(usage) == 0,
          "the settings of no card");

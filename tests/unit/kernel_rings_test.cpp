@@ -35,7 +35,8 @@ class RingRank {
     memory_.resize(num_bytes / sizeof(Line) + 1);
     call::KernelRings rings{.shape = kShape, .memory = {memory_.data()->bytes, num_bytes}, .words = words_.get()};
     rings.in_gpu = apart;
-    sync_ = std::move(call::CallSync::create(backend, &rings)).value();
+    const call::KernelRingsSource source{.make = [&rings](bool /*in_gpu*/) { return rings; }};
+    sync_ = std::move(call::CallSync::create(backend, &source)).value();
   }
 
   /// Sends the peer `value`, repeated, as the hosts do. Returns true if all received bytes are `expected`.

@@ -16,6 +16,7 @@
 #include "net/devices.hpp"
 #include "rail/net_devices.hpp"
 #include "rail/port_choice.hpp"
+#include "rail/ring_memory.hpp"
 
 namespace ferry::net {
 namespace {
@@ -145,6 +146,37 @@ TEST_F(TwoSockets, RanksOfANodeShareOutEquallyNearCards) {
   EXPECT_EQ(choice_of("0000:1b:00.0", 3)->devices, "mlx5_0:1,eth0");
   // Ranks without a GPU use every card.
   EXPECT_EQ(choice_of("", 3)->devices, "mlx5_0:1,mlx5_1:1,mlx5_2:1,mlx5_3:1,eth0");
+}
+
+/// Ranks propose rings in GPU memory where a card is near, and look at the GPU only there.
+TEST_F(TwoSockets, RingsInGpuMemoryAreProposedForANearCard) {
+  int num_examined = 0;
+  const auto say = [&](const std::string& gpu, const char* named, const char* transport = "ucx") {
+    const rail::GpuSide side{gpu, [&num_examined] {
+                               ++num_examined;
+                               return rail::GpuPart{{"gpu", false, "a GPU of a sandbox", ""}, false};
+                             }};
+    return rail::propose_gpu_rings(side, transport, named, host_.ports(), host_.sys());
+  };
+  EXPECT_EQ(say("0000:1b:00.0", "", "loopback"), RingProposal::kNoTransport);
+  EXPECT_EQ(say("0000:1b:00.0", "eth0"), RingProposal::kNoCard) << "an interface alone leaves the cards out";
+  EXPECT_EQ(say("", ""), RingProposal::kFarCard) << "the driver does not tell where the GPU is";
+  EXPECT_EQ(say("0000:1b:00.0", "mlx5_2:1"), RingProposal::kFarCard) << "the card of the other socket";
+  EXPECT_EQ(num_examined, 0);
+  EXPECT_EQ(say("0000:1b:00.0", ""), RingProposal::kNoGpu);
+  EXPECT_EQ(say("0000:c1:00.0", "mlx5_3"), RingProposal::kNoGpu) << "of the same NUMA node";
+  EXPECT_EQ(num_examined, 2);
+}
+
+TEST(RingProposals, OfAllRanksAreNeeded) {
+  std::vector<RankPlace> places(3, {.ring_proposal = RingProposal::kProposed});
+  EXPECT_EQ(rail::why_host_memory(places), "");
+  places[2].ring_proposal = RingProposal::kFarCard;
+  EXPECT_EQ(rail::why_host_memory(places), "rank 2 has no RDMA card near its GPU");
+  places[1].ring_proposal = RingProposal::kNoCard;
+  EXPECT_EQ(rail::why_host_memory(places), "rank 1 has no RDMA card with an active port");
+  places.assign(2, {.on_this_host = true, .ring_proposal = RingProposal::kProposed});
+  EXPECT_EQ(rail::why_host_memory(places), "all ranks share a host");
 }
 
 }  // namespace

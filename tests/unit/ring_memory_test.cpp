@@ -78,7 +78,9 @@ TEST(RingMemory, IsShownAndCannotBeGpuMemoryOnCpuRanks) {
     run_ranks({.num_ranks = 2}, [where](RankContext& context) {
       const auto group = Group::create(context.bootstrap(), with_ring_memory(where, 1));
       if (!context.expect_ok(group.status(), where)) return;
-      context.expect((*group)->network_usage().ring_memory == "host", "rings are in host memory");
+      const NetworkUsage usage = (*group)->network_usage();
+      context.expect(usage.ring_memory == "host", "rings are in host memory");
+      context.expect(usage.why_host_memory == "ranks have no GPU", usage.why_host_memory);
     });
   }
   run_ranks({.num_ranks = 2}, [](RankContext& context) {

@@ -127,6 +127,8 @@ Finding examine_loading() {
   return finding;
 }
 
+constexpr int kFirstGpu = 0;  // hosts with several GPUs have several of one kind
+
 }  // namespace
 
 std::vector<Finding> examine_gpus() {
@@ -142,10 +144,12 @@ std::vector<Finding> examine_gpus() {
   }
   std::vector<Finding> findings;
   bool all_have_descriptors = true;
+  std::string pci_address;  // of the first GPU
   for (int device = 0; device < *num_devices; ++device) {
     auto facts = read_device_facts(device);
     findings.push_back(facts ? describe_gpu(*facts) : unreadable(fmt::format("gpu {}", device), facts.status()));
     all_have_descriptors = all_have_descriptors && facts && facts->has_file_descriptor_handles;
+    if (device == kFirstGpu && facts) pci_address = facts->pci_address.data();
   }
   for (Finding& finding : examine_peers(*num_devices)) findings.push_back(std::move(finding));
   findings.push_back({Health::kOk, "gpu memory",
@@ -154,9 +158,8 @@ std::vector<Finding> examine_gpus() {
                       ""});
   findings.push_back(examine_connections());
   findings.push_back(examine_loading());
-  constexpr int kFirstGpu = 0;  // hosts with several GPUs have several of one kind
   if (*num_devices > 0) {
-    for (Finding& finding : examine_ring_memory(kFirstGpu)) findings.push_back(std::move(finding));
+    for (Finding& finding : examine_ring_memory(kFirstGpu, pci_address)) findings.push_back(std::move(finding));
   }
   return findings;
 }

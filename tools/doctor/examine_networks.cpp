@@ -86,14 +86,21 @@ std::vector<Finding> examine_networks() {
   return findings;
 }
 
-std::vector<Finding> examine_ring_memory(int device) {
-  std::vector<Finding> findings{
-      {Health::kOk, "ring memory",
-       "GPU ranks of several nodes have their rings in pinned host memory unless gpu is asked for", ""}};
+std::vector<Finding> examine_ring_memory(int device, const std::string& pci_address) {
+  std::vector<Finding> findings(1);
+  const std::vector<std::string> ports = nearest_net_devices(pci_address);
+  std::string missing = ports.empty() ? fmt::format("no RDMA card is near GPU {}", device) : "";
   for (const GpuDirectFact& fact : gpu_direct_facts("auto", device)) {
+    if (!fact.present && (missing.empty() || fact.name == "card")) missing = fact.observed;
     findings.push_back(
         {fact.present ? Health::kOk : Health::kMissing, "gpudirect " + fact.name, fact.observed, fact.advice});
   }
+  findings.front() = {
+      Health::kOk, "ring memory",
+      missing.empty()
+          ? fmt::format("GPU ranks of several hosts try their rings in GPU memory, for {}", fmt::join(ports, ", "))
+          : fmt::format("GPU ranks of several nodes have their rings in pinned host memory: {}", missing),
+      ""};
   return findings;
 }
 

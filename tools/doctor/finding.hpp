@@ -34,7 +34,7 @@ Finding prove_backend(const std::string& backend);
 /// rank here would use between hosts.
 std::vector<Finding> examine_networks();
 /// Location of the rings between nodes of GPU ranks, and the state of GPUDirect here.
-std::vector<Finding> examine_ring_memory(int device);
+std::vector<Finding> examine_ring_memory(int device, const std::string& pci_address);
 /// Same proof between two ranks of this process as two nodes, over the network that "auto" selects. Ok exactly if the
 /// sums are right; missing without a network.
 Finding prove_nodes();

@@ -55,9 +55,10 @@ void add_common_options(CLI::App& command, CommonOptions* options) {
                      "Network devices between hosts, e.g. eth0 or mlx5_0:1,mlx5_1:1 (default: FERRY_NET_DEVICES, else "
                      "the interface that leads to rank 0 and all RDMA cards; `ferry doctor` lists them)");
   command
-      .add_option("--ring-memory", options->ring_memory,
-                  "Memory of GPU ranks' rings between nodes (default FERRY_RING_MEMORY, else host); gpu has not "
-                  "run on any network card yet")
+      .add_option(
+          "--ring-memory", options->ring_memory,
+          "Memory of GPU ranks' rings between nodes (default FERRY_RING_MEMORY, else gpu where every rank's card "
+          "reaches its GPU, else host); gpu has not run on any network card yet")
       ->check(CLI::IsMember({"auto", "host", "gpu"}))
       ->option_text("{auto,host,gpu}");
   command.add_option("--backend", options->backend, "\"auto\" or a backend that `ferry doctor` lists")

@@ -224,21 +224,21 @@ Status check_room_for_rails(const Topology& topology, int num_sms) {
                             topology.num_nodes(), num_blocks, topology.rank, num_sms));
 }
 
-call::KernelRings prepare_rings(const BackendContext& context, const Result<DeviceFacts>& facts, RingMemory& memory) {
+call::KernelRings make_rings(const BackendContext& context, const Result<DeviceFacts>& facts, bool in_gpu,
+                             RingMemory& memory) {
+  memory = {};  // first: both kinds may not fit
   call::KernelRings rings;
-  const bool in_gpu = context.options.ring_memory == "gpu";
   const auto num_nodes = static_cast<std::size_t>(context.topology.num_nodes());
   rings.shape = in_gpu ? rail::gpu_ring_shape(num_nodes) : rail::kernel_ring_shape(num_nodes);
   rings.status = facts.status();
   if (!rings.status.ok()) return rings;
-  rings.gpu_pci_address = facts->pci_address;
-  if (in_gpu) {
+  if (context.options.ring_memory == "gpu") {
     rings.status = rail::check_ring_memory(
         "gpu", rail::gpu_direct_facts(gpu_direct_part(facts->device), context.options.transport));
     if (!rings.status.ok()) return rings;
   }
   const Result<bool> follows_numa = net::follows_numa();  // an error is reported by Rails::create
-  const int numa_node = follows_numa.ok() && *follows_numa ? net::numa_node_of(rings.gpu_pci_address) : -1;
+  const int numa_node = follows_numa.ok() && *follows_numa ? net::numa_node_of(facts->pci_address) : -1;
   Result<RingMemory> made = in_gpu ? RingMemory::create_in_gpu(context.topology, facts->device, numa_node)
                                    : RingMemory::create(context.topology, numa_node);
   rings.status = made.status();
@@ -249,6 +249,14 @@ call::KernelRings prepare_rings(const BackendContext& context, const Result<Devi
   rings.in_gpu = in_gpu;
   rings.read_back_writes = memory.read_back_writes;
   return rings;
+}
+
+call::KernelRingsSource rings_source(const BackendContext& context, const Result<DeviceFacts>& facts,
+                                     RingMemory& memory) {
+  call::KernelRingsSource source;
+  if (facts.ok()) source.gpu = {facts->pci_address, [device = facts->device] { return gpu_direct_part(device); }};
+  source.make = [&context, &facts, &memory](bool in_gpu) { return make_rings(context, facts, in_gpu, memory); };
+  return source;
 }
 
 Status start_rail_link(RingMemory memory, std::int64_t poll_ns, Parts& parts) {
@@ -292,7 +300,7 @@ Result<Parts> create_parts(const BackendContext& context, LoadKernels load_kerne
   BackendContext host_context = context;
   host_context.options.arena_bytes = over_nodes ? kNodesHostArenaBytes : kHostArenaBytes;
   RingMemory ring_memory;
-  const call::KernelRings rings = over_nodes ? prepare_rings(context, facts, ring_memory) : call::KernelRings{};
+  const call::KernelRingsSource rings = rings_source(context, facts, ring_memory);
   Result<std::unique_ptr<call::CallSync>> sync = call::CallSync::create(host_context, over_nodes ? &rings : nullptr);
   if (!sync.ok()) return sync.status();
   Parts parts;
