@@ -213,6 +213,44 @@ TEST(PlanTimes, FollowTheTopology) {
   EXPECT_LT(tools::plan_dispatch(gpu_rings, h100()).time_us(), tools::plan_dispatch(on_nodes(8), h100()).time_us());
 }
 
+/// A message to each rank of other nodes: counts and rows, or the rows that come back.
+TEST(PlanFarRanks, GetAMessageEachOfTheRowsThatTheyNeed) {
+  PlanShape shape = on_nodes(2, 2);
+  shape.latency_tokens = 8;
+  shape.num_topk = 1;
+  shape.dtype = PlanDType::kFp8;
+  const tools::FarTraffic far = tools::far_traffic_of(shape);
+  EXPECT_EQ(far.num_messages, 2);
+  // With one expert a token a quarter of the 8 tokens goes to each rank.
+  EXPECT_THAT(far.dispatch_bytes, about(2 * (1024 + 4 * 256 + 4 * 8 + 2 * (7168 + 224 + 8 + 8)), 0.001));
+  EXPECT_THAT(far.combine_bytes, about(2 * (1024 + 2 * 14336), 0.001));
+  shape.num_topk = 8;
+  const double exact = tools::far_traffic_of(shape).combine_bytes;
+  EXPECT_THAT(exact, about(2 * (1024 + 8 * 2 * 14336), 0.001)) << "a row for each (token, expert)";
+  shape.order = CombineOrder::kRankSums;
+  EXPECT_LT(tools::far_traffic_of(shape).combine_bytes, 0.5 * exact) << "a row for each (token, rank)";
+}
+
+TEST(PlanFarRanks, AreLimitedByTheRateThatIsTooSlow) {
+  struct Case {
+    Rate Rates::*rate;
+    double value;
+    const char* limit;
+  };
+  for (const Case& slow :
+       {Case{&Rates::network_gbit, 1, "wire"}, Case{&Rates::ring_gbps, 1, "PCIe, out and in"},
+        Case{&Rates::host_memory_gbps, 10, "host memory"}, Case{&Rates::network_us, 50'000, "network, first message"},
+        Case{&Rates::far_message_us, 5'000, "driver, other messages"},
+        Case{&Rates::far_word_us, 5'000, "words over PCIe"},
+        Case{&Rates::far_combine_us, 5'000, "kernels for far ranks"}}) {
+    EXPECT_EQ(tools::plan_latency_combine(on_nodes(4), with(slow.rate, slow.value)).limit().name, slow.limit);
+  }
+  PlanShape in_gpu = on_nodes(4);
+  in_gpu.rings = PlanRings::kGpu;
+  EXPECT_LT(tools::plan_latency_combine(in_gpu, h100()).time_us(),
+            tools::plan_latency_combine(on_nodes(4), h100()).time_us());
+}
+
 TEST(PlanLimits, AreTheRateThatIsTooSlow) {
   struct Case {
     Rate Rates::*rate;
@@ -269,6 +307,7 @@ TEST(PlanMemory, IsWhatTheLibraryRequires) {
   EXPECT_EQ(tools::ring_bytes(2), std::int64_t{16} << 20);
   EXPECT_EQ(tools::ring_bytes(8), std::int64_t{112} << 20);
   EXPECT_THAT(static_cast<double>(tools::ring_bytes(32)), about(128 << 20, 0.001));
+  EXPECT_EQ(tools::ring_bytes(8, PlanRings::kGpu), std::int64_t{224} << 20);
 }
 
 }  // namespace

@@ -42,6 +42,8 @@ class Calls {
   Term by_sms(double bytes, int num_sms, Rate Rates::*rate) const {
     return {"multiprocessors", us_of(bytes, (rates_.*rate).value * num_sms), bytes, true, {rate}};
   }
+  /// Share of the rows over links that calls of latency mode take there: those of this node's own tokens.
+  double near_share() const { return 1.0 / shape_.num_nodes; }
   double network_gbps() const { return rates_.network_gbit.value / kBitsPerByte; }
   double ring_us(double chunk_bytes) const;
   Term round_trip(int num_trips) const {
@@ -54,7 +56,7 @@ class Calls {
   CallPlan node_combine() const;
   CallPlan nodes_dispatch() const;
   CallPlan nodes_combine() const;
-  void add_latency_exchange(double sent_bytes, const Traffic& traffic, CallPlan* call) const;
+  void add_messages(double sent_bytes, CallPlan* call) const;
 
   const PlanShape& shape_;
   const Rates& rates_;
@@ -95,7 +97,7 @@ void Calls::add_exchange(const Traffic& traffic, double sent_bytes, CallPlan* ca
   // A ring's chunk can be filled again once the receiver has said that it has used it.
   const double there_and_back =
       2 * (rates_.network_us.value + rates_.proxy_chunk_us.value + ring_us(traffic.chunk_bytes));
-  const double ring = static_cast<double>(ring_bytes(shape_.num_nodes)) / (2 * num_peers);
+  const double ring = static_cast<double>(ring_bytes(shape_.num_nodes, shape_.rings)) / (2 * num_peers);
   call->terms.push_back({"ring depth",
                          sent_bytes / num_peers / ring * there_and_back,
                          0,
@@ -222,24 +224,44 @@ CallPlan Calls::nodes_combine() const {
   return call;
 }
 
-void Calls::add_latency_exchange(double sent_bytes, const Traffic& traffic, CallPlan* call) const {
-  call->terms.push_back(round_trip(2));
-  call->terms.push_back(first_chunk(std::min(traffic.chunk_bytes, sent_bytes / (shape_.num_nodes - 1))));
-  add_exchange(traffic, sent_bytes, call);
+/// One message to each far rank: packed by kernels, sent by the driver, and read by kernels of that rank.
+void Calls::add_messages(double sent_bytes, CallPlan* call) const {
+  const int num_messages = far_traffic_of(shape_).num_messages;
+  const double message_us = rates_.far_message_us.value;
+  call->network_bytes = sent_bytes;
+  call->terms.push_back({"words over PCIe", 2 * rates_.far_word_us.value, 0, false, {&Rates::far_word_us}});
+  call->terms.push_back({"driver, first message", 2 * message_us, 0, false, {&Rates::far_message_us}});
+  call->terms.push_back({"network, first message", rates_.network_us.value, 0, false, {&Rates::network_us}});
+  const bool in_host = shape_.rings == PlanRings::kHost;
+  Rate Rates::*const rate = in_host ? &Rates::ring_gbps : &Rates::latency_gbps;
+  Term copies = moved(in_host ? "PCIe, out and in" : "GPU memory, out and in", 2 * sent_bytes, rate);
+  copies.overlaps = false;
+  call->terms.push_back(copies);
+  call->terms.push_back({"wire",
+                         us_of(sent_bytes, network_gbps() * rates_.network_share.value),
+                         sent_bytes,
+                         true,
+                         {&Rates::network_gbit, &Rates::network_share}});
+  if (in_host) {
+    call->terms.push_back(
+        moved("host memory", kHostPasses * sent_bytes * shape_.ranks_per_node, &Rates::host_memory_gbps));
+  }
+  call->terms.push_back(
+      {"driver, other messages", 2 * (num_messages - 1) * message_us, 0, true, {&Rates::far_message_us}});
 }
 
 CallPlan Calls::latency_dispatch() const {
   CallPlan call{"latency-dispatch", {}, 0, 0};
   const auto row = static_cast<double>(latency_row_bytes(shape_).dispatch);
   const Traffic traffic = traffic_of(shape_, shape_.latency_tokens, latency_row_bytes(shape_).dispatch);
-  call.link_bytes = traffic.rows_over_links * row;
+  call.link_bytes = near_share() * traffic.rows_over_links * row;
   call.terms.push_back(fixed("entry and end", rates_, &Rates::latency_dispatch_us));
   Term rows = moved("NVLink and slab", call.link_bytes, &Rates::latency_gbps);
   rows.overlaps = false;
   call.terms.push_back(rows);
   if (one_node()) return call;
-  call.terms.push_back(fixed("several nodes", rates_, &Rates::node_latency_dispatch_us));
-  add_latency_exchange(traffic.items_sent * row, traffic, &call);
+  call.terms.push_back(fixed("kernels for far ranks", rates_, &Rates::far_dispatch_us));
+  add_messages(far_traffic_of(shape_).dispatch_bytes, &call);
   return call;
 }
 
@@ -250,17 +272,17 @@ CallPlan Calls::latency_combine() const {
   const bool sums = shape_.order == CombineOrder::kRankSums;
   const int peers = shape_.ranks_per_node - 1;
   const double rows = sums ? traffic.rows_over_links : traffic.entries * peers / shape_.ranks_per_node;
-  call.link_bytes = rows * row;
+  call.link_bytes = near_share() * rows * row;
   call.terms.push_back(fixed("entry and end", rates_, &Rates::latency_combine_us));
-  if (!sums || shape_.latency_tokens > kMostWordTokens) {
+  if (!sums || !one_node() || shape_.latency_tokens > kMostWordTokens) {
     call.terms.push_back(fixed("fence and flags", rates_, &Rates::latency_flags_us));
   }
   Term moved_rows = moved("NVLink", call.link_bytes, &Rates::latency_gbps);
   moved_rows.overlaps = false;
   call.terms.push_back(moved_rows);
   if (one_node()) return call;
-  call.terms.push_back(fixed("several nodes", rates_, &Rates::node_combine_us));
-  add_latency_exchange(traffic.items_sent * row, traffic, &call);
+  call.terms.push_back(fixed("kernels for far ranks", rates_, &Rates::far_combine_us));
+  add_messages(far_traffic_of(shape_).combine_bytes, &call);
   return call;
 }
 

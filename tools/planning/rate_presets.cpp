@@ -25,8 +25,13 @@ constexpr std::string_view kEmulated =
 constexpr std::string_view kShared =
     "cuda-h200-x1/nodes_latency.json, T = 1: route and dispatch share evenly what is left of all three calls";
 
+constexpr std::string_view kCard =
+    "cuda-nodes-h200-x1/card_latency.json, T = 1, less copies of a stand-in for a card, whose locks it contains";
+constexpr std::string_view kWords = "cuda-nodes-h200-x2/gpu_rings.json: a block that polls a word of its own";
+constexpr std::string_view kMessage = "docs/transport.md: a chunk that is alone on its way, without a card";
+
 /// Rates of everything between nodes, for both GPUs: no run between hosts has been made.
-constexpr std::array<PresetRate, 11> kNodes = {{
+constexpr std::array<PresetRate, 14> kNodes = {{
     {&Rates::network_gbit, 400, kAssumed, "one card of 400 Gbit/s for each GPU"},
     {&Rates::network_share, 0.978, kMeasured, "cuda-nodes-h200-x2/nodes.json: rings over a copy held to 20 Gbit/s"},
     {&Rates::network_us, 5, kAssumed, "RDMA through two switches, with notification"},
@@ -35,9 +40,12 @@ constexpr std::array<PresetRate, 11> kNodes = {{
     {&Rates::host_memory_gbps, 600, kAssumed, "data sheet: two sockets of eight channels of DDR5-4800"},
     {&Rates::proxy_chunk_us, 6.7, kMeasured, kStage},
     {&Rates::node_dispatch_us, 52, kMeasured, kShared},
-    {&Rates::node_latency_dispatch_us, 126, kMeasured, kEmulated},
     {&Rates::node_combine_us, 86, kMeasured, kEmulated},
     {&Rates::node_route_us, 52, kMeasured, kShared},
+    {&Rates::far_dispatch_us, 28, kMeasured, kCard},
+    {&Rates::far_combine_us, 22, kMeasured, kCard},
+    {&Rates::far_word_us, 1.2, kMeasured, kWords},
+    {&Rates::far_message_us, 0.92, kMeasured, kMessage},
 }};
 
 constexpr std::string_view kPair4 = "cuda-h200-x4: tokens_bf16.json, T = 512, and pair_bf16.json";

@@ -22,7 +22,7 @@ constexpr const char* kVersionKey = "ferry_rates";
 /// More than any machine's rate in any of the units.
 constexpr double kMaxRate = 1e9;
 
-constexpr std::array<RateField, 29> kFields = {{
+constexpr std::array<RateField, 32> kFields = {{
     {"nvlink_push_gbps", "GB/s", "NVLink each way, rows that dispatch stores", &Rates::nvlink_push_gbps},
     {"nvlink_pull_gbps", "GB/s", "NVLink each way, rows that combine loads", &Rates::nvlink_pull_gbps},
     {"sm_copy_gbps", "GB/s", "rows that one multiprocessor copies", &Rates::sm_copy_gbps},
@@ -44,16 +44,18 @@ constexpr std::array<RateField, 29> kFields = {{
     {"latency_host_us", "us", "more of a pair that is called than of one in a graph", &Rates::latency_host_us},
     {"network_gbit", "Gbit/s", "network of a GPU each way", &Rates::network_gbit},
     {"network_share", "", "share of the network that rings reach", &Rates::network_share},
-    {"network_us", "us", "network, one way", &Rates::network_us},
+    {"network_us", "us", "network, one way, with the notification", &Rates::network_us},
     {"ring_gbps", "GB/s", "kernels at rings in host memory, each way, besides ring_chunk_us", &Rates::ring_gbps},
     {"ring_chunk_us", "us", "a chunk at the kernels of rings in host memory", &Rates::ring_chunk_us},
     {"host_memory_gbps", "GB/s", "memory of a host, reads and writes together", &Rates::host_memory_gbps},
     {"proxy_chunk_us", "us", "a chunk at a rank's proxy", &Rates::proxy_chunk_us},
     {"node_dispatch_us", "us", "more of a dispatch of one token over several nodes", &Rates::node_dispatch_us},
-    {"node_latency_dispatch_us", "us", "more of a dispatch of one token in latency mode over several nodes",
-     &Rates::node_latency_dispatch_us},
     {"node_combine_us", "us", "more of a combine of one token over several nodes", &Rates::node_combine_us},
     {"node_route_us", "us", "more of a route over several nodes", &Rates::node_route_us},
+    {"far_dispatch_us", "us", "kernels for far ranks in a dispatch of latency mode", &Rates::far_dispatch_us},
+    {"far_combine_us", "us", "kernels for far ranks in a combine of latency mode", &Rates::far_combine_us},
+    {"far_word_us", "us", "until a word in host memory is seen at the other side of PCIe", &Rates::far_word_us},
+    {"far_message_us", "us", "a message at the thread that drives a rank's network", &Rates::far_message_us},
 }};
 
 Status refuse(const std::string& path, const std::string& what) {

@@ -56,9 +56,13 @@ struct Rates {
   Rate host_memory_gbps;
   Rate proxy_chunk_us;
   Rate node_dispatch_us;
-  Rate node_latency_dispatch_us;
   Rate node_combine_us;
   Rate node_route_us;
+  // Latency mode over several nodes:
+  Rate far_dispatch_us;
+  Rate far_combine_us;
+  Rate far_word_us;
+  Rate far_message_us;
 };
 
 /// One of the rates, as files and reports name it.

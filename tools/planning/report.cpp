@@ -46,10 +46,16 @@ std::vector<std::string> notes_on(const PlanShape& shape) {
   if (shape.num_nodes > 1) {
     notes.emplace_back(
         "no run between hosts has been made: all that concerns the network is arithmetic over runs on one host");
-    notes.emplace_back("latency mode over nodes is predicted for the way over rail peers, which calls no longer take");
+    notes.emplace_back(
+        "latency mode over nodes: what its kernels take besides bytes was measured over a stand-in for a card, whose "
+        "locks it contains; all else of it is arithmetic");
+    if (shape.order == CombineOrder::kRankSums) {
+      notes.emplace_back("a latency-combine is predicted with sums made at the far rank, one row a (token, far rank)");
+    }
   }
   if (shape.num_nodes > 1 && shape.rings == PlanRings::kGpu) {
     notes.emplace_back("rings in GPU memory have run over a stand-in for a card only");
+    notes.emplace_back("messages of latency mode are in host memory so far; here they are in GPU memory");
   }
   if (shape.num_nodes > kMaxGroupNodes) {
     notes.push_back(

@@ -22,6 +22,7 @@ constexpr std::int64_t kMostChunkBytes = std::int64_t{512} << 10;
 constexpr std::int64_t kLeastChunkBytes = std::int64_t{8} << 10;
 constexpr std::int64_t kShortChunkBytes = std::int64_t{128} << 10;
 constexpr std::int64_t kRingBudgetBytes = std::int64_t{128} << 20;
+constexpr std::int64_t kGpuMultiple = 2;  ///< of the two in GPU memory
 constexpr std::int64_t kAlignment = 64;
 
 /// Defaults of calls of one node and of several (docs/performance-gpus.md, docs/nodes.md).
@@ -111,6 +112,24 @@ RowBytes latency_row_bytes(const PlanShape& shape) {
   return row_bytes(without);
 }
 
+FarTraffic far_traffic_of(const PlanShape& shape) {
+  constexpr double kHeaderBytes = 1024;
+  constexpr double kTokenBytes = 8;  // of a token, and of each of its entries
+  const int num_far = shape.num_ranks() - shape.ranks_per_node;
+  const RowBytes row = latency_row_bytes(shape);
+  const auto tokens = static_cast<double>(shape.latency_tokens);
+  const double rows = tokens * reach_probability(shape, shape.num_ranks()) * shape.load.rows_received;
+  const double entries = tokens * shape.num_topk / shape.num_ranks() * shape.load.entries;
+  const double back = shape.order == CombineOrder::kRankSums ? rows : entries;
+  FarTraffic far;
+  far.num_messages = num_far;
+  far.dispatch_bytes =
+      num_far * (kHeaderBytes + 4 * static_cast<double>(shape.num_experts) + 4 * tokens +
+                 rows * (static_cast<double>(row.dispatch) + kTokenBytes + kTokenBytes * shape.num_topk));
+  far.combine_bytes = num_far * (kHeaderBytes + back * static_cast<double>(row.combine));
+  return far;
+}
+
 double reach_probability(const PlanShape& shape, int num_parts) {
   const auto experts = static_cast<double>(shape.num_experts);
   const double of_part = experts / num_parts;
@@ -132,20 +151,24 @@ Traffic traffic_of(const PlanShape& shape, std::int64_t num_tokens, std::int64_t
   traffic.items_sent = tokens * num_peers * in_node * shape.load.items_sent;
   traffic.items_held = tokens * shape.num_nodes * in_node * shape.load.items_held;
   const double sent_bytes = traffic.items_sent * static_cast<double>(item_bytes);
-  const double most = static_cast<double>(ring_chunk_bytes(shape.num_nodes));
+  const double most = static_cast<double>(ring_chunk_bytes(shape.num_nodes, shape.rings));
   const double wanted = std::max(static_cast<double>(kShortChunkBytes), sent_bytes / num_peers / kRingChunks);
   traffic.chunk_bytes = std::min(wanted, most);
   traffic.num_chunks = num_peers * std::ceil(sent_bytes / num_peers / traffic.chunk_bytes);
   return traffic;
 }
 
-std::int64_t ring_chunk_bytes(int num_nodes) {
+std::int64_t ring_chunk_bytes(int num_nodes, PlanRings rings) {
   if (num_nodes < 2) return 0;
-  const std::int64_t share = kRingBudgetBytes / (2 * (num_nodes - 1) * kRingChunks) / kAlignment * kAlignment;
-  return std::clamp(share, kLeastChunkBytes, kMostChunkBytes);
+  const std::int64_t multiple = rings == PlanRings::kGpu ? kGpuMultiple : 1;
+  const std::int64_t budget = multiple * kRingBudgetBytes;
+  const std::int64_t share = budget / (2 * (num_nodes - 1) * kRingChunks) / kAlignment * kAlignment;
+  return std::clamp(share, kLeastChunkBytes, multiple * kMostChunkBytes);
 }
 
-std::int64_t ring_bytes(int num_nodes) { return 2 * (num_nodes - 1) * kRingChunks * ring_chunk_bytes(num_nodes); }
+std::int64_t ring_bytes(int num_nodes, PlanRings rings) {
+  return 2 * (num_nodes - 1) * kRingChunks * ring_chunk_bytes(num_nodes, rings);
+}
 
 int least_sms(int num_nodes) { return num_nodes < 2 ? 1 : 2 * (num_nodes - 1) + 1; }
 
@@ -195,7 +218,7 @@ PlanMemory memory_of(const PlanShape& shape) {
   memory.staging = std::max(staged_in, staged_back);
   memory.tables = kControlBytes * shape.ranks_per_node + (36.0 + 12.0) * tokens * topk + 16 * received;
   (shape.rings == PlanRings::kHost ? memory.host_rings : memory.gpu_rings) =
-      static_cast<double>(ring_bytes(shape.num_nodes));
+      static_cast<double>(ring_bytes(shape.num_nodes, shape.rings));
   return memory;
 }
 

@@ -61,6 +61,14 @@ struct RowBytes {
 RowBytes row_bytes(const PlanShape& shape);
 RowBytes latency_row_bytes(const PlanShape& shape);
 
+/// Messages of a rank to the ranks of other nodes in a call of latency mode, one each (docs/latency.md).
+struct FarTraffic {
+  int num_messages = 0;
+  double dispatch_bytes = 0;
+  double combine_bytes = 0;
+};
+FarTraffic far_traffic_of(const PlanShape& shape);
+
 /// Probability that a token has an expert among `num_experts / num_parts` given ones: a node's, or a rank's. Experts of
 /// a token are distinct; with a node limit its nodes are drawn first, then experts of those.
 double reach_probability(const PlanShape& shape, int num_parts);
@@ -79,8 +87,8 @@ struct Traffic {
 Traffic traffic_of(const PlanShape& shape, std::int64_t num_tokens, std::int64_t item_bytes);
 
 /// Bytes of a chunk of the rings of GPU ranks, and of all rings of a rank (docs/nodes.md).
-std::int64_t ring_chunk_bytes(int num_nodes);
-std::int64_t ring_bytes(int num_nodes);
+std::int64_t ring_chunk_bytes(int num_nodes, PlanRings rings = PlanRings::kHost);
+std::int64_t ring_bytes(int num_nodes, PlanRings rings = PlanRings::kHost);
 
 /// Multiprocessors of a call.
 int dispatch_sms(const PlanShape& shape);
