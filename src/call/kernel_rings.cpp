@@ -80,6 +80,8 @@ std::string first_clause(std::string_view text) {
 Status add_rings(const KernelRings& rings, const KernelRingsSource& source, rail::RailsOptions& options) {
   if (rings.in_gpu) {
     options.gpu = {rings.shape, rings.memory, rings.words, rings.read_back_writes};
+    options.memory = rings.host_memory;
+    options.words = rings.host_words;
   } else {
     options.ring = rings.shape;
     options.memory = rings.memory;

@@ -25,8 +25,11 @@ struct KernelRings {
   // See RailsOptions.
   std::span<std::byte> memory{};
   net::RingWords* words = nullptr;
-  /// `memory` is GPU memory for chunks only (RailsOptions::GpuRings); hosts have rings of their own besides.
+  /// `memory` is GPU memory for chunks only (RailsOptions::GpuRings); the hosts' rings, of the default shape, are in
+  /// `host_memory`, and kernels send call headers through them.
   bool in_gpu = false;
+  std::span<std::byte> host_memory{};
+  net::RingWords* host_words = nullptr;
   bool read_back_writes = false;
   Status status{};  ///< reason why there are no rings
 };

@@ -117,6 +117,10 @@ class Rails {
     const RailMemory& memory = gpu_memory_.has_value() ? *gpu_memory_ : memory_;
     return {memory.at(memory.chunks_in()), memory.at(memory.chunks_out()), memory.ring_shape()};
   }
+  /// Those of the hosts' rings.
+  Chunks host_chunks() const {
+    return {memory_.at(memory_.chunks_in()), memory_.at(memory_.chunks_out()), memory_.ring_shape()};
+  }
   /// True if kernels have rings of their own, in GPU memory.
   bool has_gpu_rings() const { return gpu_memory_.has_value(); }
   /// See Proxy::keep_polling. Any thread.

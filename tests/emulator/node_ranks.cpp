@@ -8,11 +8,16 @@ namespace {
 
 std::size_t to_size(int value) { return static_cast<std::size_t>(value); }
 
+/// Of two kinds of rings: for items and for call headers. The latter have room for a header in each of two chunks.
+constexpr std::size_t kItems = 0;
+constexpr std::size_t kCalls = 1;
+constexpr std::size_t kCallChunks = 2;
+constexpr std::size_t kCallChunkBytes = 2048;
+
 }  // namespace
 
 NodeRanks::NodeRanks(const Options& options) : options_(options), machine_(options.seed), random_(options.seed) {
   const std::size_t num_peers = to_size(options.num_nodes) - 1;
-  const std::size_t rings_bytes = num_peers * options.num_chunks * options.chunk_bytes;
   for (int rank = 0; rank < num_ranks(); ++rank) {
     streams_.push_back(machine_.add_stream());
     auto& one = *ranks_.emplace_back(std::make_unique<Rank>());
@@ -24,10 +29,15 @@ NodeRanks::NodeRanks(const Options& options) : options_(options), machine_(optio
     one.log = reinterpret_cast<cuda::RailLog*>(allocate(rank, sizeof(cuda::RailLog)));
     *one.log = {};
     one.found.resize(to_size(num_ranks()));
-    one.words.resize(to_size(options.num_nodes));
-    one.chunks_in = DeviceMemory(rings_bytes);
-    one.chunks_out = DeviceMemory(rings_bytes);
-    one.num_sent.resize(to_size(options.num_nodes));
+    for (std::size_t which = 0; which < one.rings.size(); ++which) {
+      Rings& rings = one.rings[which];
+      const std::size_t ring_bytes =
+          which == kCalls ? kCallChunks * kCallChunkBytes : options.num_chunks * options.chunk_bytes;
+      rings.words.resize(to_size(options.num_nodes));
+      rings.chunks_in = DeviceMemory(num_peers * ring_bytes);
+      rings.chunks_out = DeviceMemory(num_peers * ring_bytes);
+      rings.num_sent.resize(to_size(options.num_nodes));
+    }
   }
   network_ = machine_.add_stream();
 }
@@ -50,11 +60,18 @@ cuda::NodePlace NodeRanks::place(int rank) {
                  .num_nodes = options_.num_nodes,
                  .state = own.state.get(),
                  .log = own.log,
-                 .words = own.words.data(),
-                 .chunks_in = own.chunks_in.data(),
-                 .chunks_out = own.chunks_out.data(),
-                 .num_chunks = options_.num_chunks,
-                 .chunk_bytes = options_.chunk_bytes};
+                 .rings = {},
+                 .call_rings = {}};
+  const auto rings_of = [&own](std::size_t which, std::size_t num_chunks, std::size_t chunk_bytes) {
+    Rings& rings = own.rings[which];
+    return cuda::RailRings{.words = rings.words.data(),
+                           .chunks_in = rings.chunks_in.data(),
+                           .chunks_out = rings.chunks_out.data(),
+                           .num_chunks = num_chunks,
+                           .chunk_bytes = chunk_bytes};
+  };
+  place.rails.rings = rings_of(kItems, options_.num_chunks, options_.chunk_bytes);
+  if (options_.has_call_rings) place.rails.call_rings = rings_of(kCalls, kCallChunks, kCallChunkBytes);
   return place;
 }
 
@@ -69,27 +86,29 @@ std::byte* NodeRanks::allocate(int rank, std::size_t bytes) {
 }
 
 /// Moves the next chunk of the ring from `rank` to its rail peer, and the peer's progress in the other direction.
-bool NodeRanks::move_chunk(int rank, int to_node) {
+bool NodeRanks::move_chunk(int rank, int to_node, std::size_t which) {
   const int my_node = node_of(rank);
   const int peer = to_node * options_.ranks_per_node + rank % options_.ranks_per_node;
   Rank& from = one(rank);
   Rank& to = one(peer);
-  net::RingWords& out = from.words[to_size(to_node)];
-  net::RingWords& in = to.words[to_size(my_node)];
+  net::RingWords& out = from.rings[which].words[to_size(to_node)];
+  net::RingWords& in = to.rings[which].words[to_size(my_node)];
   if (!to.is_cut && out.credits != in.used) {
     about_to_store();
     out.credits = in.used;
     return true;
   }
-  std::uint64_t& num_sent = from.num_sent[to_size(to_node)];
+  std::uint64_t& num_sent = from.rings[which].num_sent[to_size(to_node)];
   if (from.is_cut || from.chunks_left == 0 || num_sent == out.filled) return false;
   if (from.chunks_left > 0) --from.chunks_left;
-  const std::size_t slot = num_sent % options_.num_chunks;
-  const cuda::NodePlace sender = place(rank);
-  const cuda::NodePlace receiver = place(peer);
-  const std::size_t offset = slot * options_.chunk_bytes;
-  std::memcpy(const_cast<std::byte*>(receiver.rails.chunks_in) + receiver.rails.ring_offset(my_node) + offset,
-              sender.rails.chunks_out + sender.rails.ring_offset(to_node) + offset, out.chunk_bytes[slot]);
+  const cuda::RailParams sender = place(rank).rails;
+  const cuda::RailParams receiver = place(peer).rails;
+  const cuda::RailRings& source = which == kCalls ? sender.call_rings : sender.rings;
+  const cuda::RailRings& target = which == kCalls ? receiver.call_rings : receiver.rings;
+  const std::size_t slot = num_sent % source.num_chunks;
+  const std::size_t offset = slot * source.chunk_bytes;
+  std::memcpy(const_cast<std::byte*>(target.chunks_in) + receiver.ring_offset(target, my_node) + offset,
+              source.chunks_out + sender.ring_offset(source, to_node) + offset, out.chunk_bytes[slot]);
   about_to_store();
   in.arrived = ++num_sent;
   return true;
@@ -103,7 +122,11 @@ bool NodeRanks::move_one() {
     }
   }
   std::ranges::shuffle(rings, random_);
-  return std::ranges::any_of(rings, [this](const auto& ring) { return move_chunk(ring.first, ring.second); });
+  const std::size_t first = options_.has_call_rings ? random_() % 2 : kItems;
+  return std::ranges::any_of(rings, [this, first](const auto& ring) {
+    if (move_chunk(ring.first, ring.second, first)) return true;
+    return options_.has_call_rings && move_chunk(ring.first, ring.second, 1 - first);
+  });
 }
 
 void NodeRanks::limit_blocks(unsigned max_blocks) {
@@ -138,8 +161,11 @@ bool NodeRanks::is_drained() const {
     for (int node = 0; node < options_.num_nodes; ++node) {
       if (node == node_of(rank)) continue;
       const Rank& to = *ranks_[to_size(node * options_.ranks_per_node + rank % options_.ranks_per_node)];
-      const net::RingWords& in = to.words[to_size(node_of(rank))];
-      if (from.words[to_size(node)].filled != in.used || from.words[to_size(node)].credits != in.used) return false;
+      for (std::size_t which = 0; which < from.rings.size(); ++which) {
+        const net::RingWords& in = to.rings[which].words[to_size(node_of(rank))];
+        const net::RingWords& out = from.rings[which].words[to_size(node)];
+        if (out.filled != in.used || out.credits != in.used) return false;
+      }
     }
   }
   return true;

@@ -6,6 +6,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -29,6 +30,7 @@ class NodeRanks {
     std::size_t chunk_bytes = 1024;
     std::size_t arena_bytes = std::size_t{1} << 20;
     int moves_one_in = 2;  ///< the network moves data in one of this many turns
+    bool has_call_rings = false;
   };
   static constexpr std::uint64_t kTimeoutNs = 30'000'000'000;
 
@@ -56,11 +58,17 @@ class NodeRanks {
   /// Runs all queued work, and the network as long as needed.
   std::string run();
   /// Chunks that a rank has sent to its rail peer in a node so far, call headers among them.
-  std::uint64_t num_sent(int rank, int node) { return one(rank).num_sent[static_cast<std::size_t>(node)]; }
+  std::uint64_t num_sent(int rank, int node) { return one(rank).rings[0].num_sent[static_cast<std::size_t>(node)]; }
   /// Whether all sent chunks have been used.
   bool is_drained() const;
 
  private:
+  struct Rings {
+    std::vector<net::RingWords> words;  // by node
+    DeviceMemory chunks_in;
+    DeviceMemory chunks_out;
+    std::vector<std::uint64_t> num_sent;  // by node
+  };
   struct Rank {
     DeviceMemory arena;
     std::size_t used_bytes = 0;
@@ -68,17 +76,14 @@ class NodeRanks {
     std::unique_ptr<cuda::RailState> state;
     cuda::RailLog* log = nullptr;  // in the arena
     std::vector<cuda::FoundRecord> found;
-    std::vector<net::RingWords> words;  // by node
-    DeviceMemory chunks_in;
-    DeviceMemory chunks_out;
-    std::vector<std::uint64_t> num_sent;  // by node
+    std::array<Rings, 2> rings;  // for items, and for call headers if there are any
     bool is_cut = false;
     int chunks_left = -1;  // negative: no limit
   };
   Rank& one(int rank) { return *ranks_[static_cast<std::size_t>(rank)]; }
   int node_of(int rank) const { return rank / options_.ranks_per_node; }
   bool move_one();
-  bool move_chunk(int rank, int to_node);
+  bool move_chunk(int rank, int to_node, std::size_t which);
 
   Options options_;
   Machine machine_;

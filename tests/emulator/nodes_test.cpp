@@ -38,6 +38,7 @@ struct Spec {
   std::size_t chunk_bytes = 1024;
   std::uint64_t seed = 1;
   std::size_t arena_bytes = std::size_t{1} << 20;
+  bool has_call_rings = false;
   int chunk_items = 0;  ///< of rank 0; each other rank has one more than the previous one. 0: none has any
 };
 
@@ -82,7 +83,8 @@ class Group {
                 .seed = spec.seed,
                 .num_chunks = spec.num_chunks,
                 .chunk_bytes = spec.chunk_bytes,
-                .arena_bytes = spec.arena_bytes}),
+                .arena_bytes = spec.arena_bytes,
+                .has_call_rings = spec.has_call_rings}),
         routing_(ranks_, make_world(spec)),
         random_(spec.seed + 1) {}
 
@@ -370,6 +372,9 @@ std::vector<Spec> specs() {
            .chunk_bytes = std::size_t{256} << 10,
            .seed = 15,
            .arena_bytes = std::size_t{64} << 20},
+          // Call headers in rings of their own.
+          {.num_nodes = 3, .ranks_per_node = 2, .weighted = true, .seed = 17, .has_call_rings = true},
+          {.num_tokens = 90, .num_chunks = 4, .seed = 18, .has_call_rings = true},
           {.num_tokens = 120,
            .hidden = 8192,
            .weighted = true,
@@ -440,7 +445,10 @@ TEST(NodesRefused, ByOneRankMovesNothingAnywhere) {
     SCOPED_TRACE(i);
     const int other = i % 4;
     // The larger rings have room for several chunks with items, which are on their way when the call is refused.
-    Group group({.ranks_per_node = 2, .num_tokens = i < 4 ? 9 : 150, .num_chunks = i < 4 ? 2U : 7U});
+    Group group({.ranks_per_node = 2,
+                 .num_tokens = i < 4 ? 9 : 150,
+                 .num_chunks = i < 4 ? 2U : 7U,
+                 .has_call_rings = i % 3 == 0});
     const Group::Dispatched refused = group.dispatch(other);
     ASSERT_EQ(group.ranks().run(), "");
     EXPECT_TRUE(group.is_untouched(refused));

@@ -51,7 +51,7 @@ class Calls {
   }
   void add_exchange(const Traffic& traffic, double sent_bytes, CallPlan* call) const;
   /// Time until the first chunk of an exchange can be used, before which nothing overlaps.
-  Term first_chunk(double chunk_bytes) const;
+  Term first_chunk(double whole_chunk_bytes) const;
   CallPlan node_dispatch() const;
   CallPlan node_combine() const;
   CallPlan nodes_dispatch() const;
@@ -105,7 +105,10 @@ void Calls::add_exchange(const Traffic& traffic, double sent_bytes, CallPlan* ca
                          {&Rates::network_us, &Rates::proxy_chunk_us}});
 }
 
-Term Calls::first_chunk(double chunk_bytes) const {
+Term Calls::first_chunk(double whole_chunk_bytes) const {
+  // Long exchanges begin with an eighth of a chunk (cuda/internode/chunk_division.hpp).
+  constexpr double kSplitFrom = 256 << 10;
+  const double chunk_bytes = whole_chunk_bytes < kSplitFrom ? whole_chunk_bytes : whole_chunk_bytes / 8;
   const double wire = us_of(chunk_bytes, network_gbps());
   return {"first chunk",
           wire + 2 * ring_us(chunk_bytes) + 2 * rates_.proxy_chunk_us.value + rates_.network_us.value,
@@ -182,20 +185,12 @@ CallPlan Calls::nodes_dispatch() const {
   call.link_bytes = traffic.rows_over_links * row;
   call.terms.push_back(fixed("entry and end", rates_, &Rates::dispatch_us));
   call.terms.push_back(fixed("several nodes", rates_, &Rates::node_dispatch_us));
-  call.terms.push_back(round_trip(1));
-  call.terms.push_back(first_chunk(traffic.chunk_bytes));
+  call.terms.push_back(first_chunk(traffic.chunk_bytes));  // it follows the call's header at once
   add_exchange(traffic, traffic.items_sent * row, &call);
-  const int num_sms = dispatch_sms(shape_);
   if (shape_.ranks_per_node > 1) {
     call.terms.push_back(moved("NVLink", call.link_bytes, &Rates::nvlink_pull_gbps));
-    call.terms.push_back(by_sms(2 * traffic.items_sent * row + taken, num_sms, &Rates::sm_copy_gbps));
-  } else {
-    // A rank that is alone in its node takes its rows after the exchange.
-    Term after = by_sms(taken, num_sms, &Rates::sm_copy_gbps);
-    after.name = "rows, after the exchange";
-    after.overlaps = false;
-    call.terms.push_back(after);
   }
+  call.terms.push_back(by_sms(2 * traffic.items_sent * row + taken, dispatch_sms(shape_), &Rates::sm_copy_gbps));
   const double local = traffic.items_sent * row + traffic.items_held * row + 2 * taken;
   call.terms.push_back(moved("GPU memory", local, &Rates::hbm_gbps));
   return call;
@@ -210,17 +205,15 @@ CallPlan Calls::nodes_combine() const {
   call.link_bytes = traffic.rows_over_links * row;
   call.terms.push_back(fixed("entry and end", rates_, &Rates::combine_us));
   call.terms.push_back(fixed("several nodes", rates_, &Rates::node_combine_us));
-  call.terms.push_back(round_trip(1));
+  // Where a node's sum is a row as it is, rows follow the call's header at once.
+  if (shape_.ranks_per_node > 1) call.terms.push_back(round_trip(1));
   call.terms.push_back(first_chunk(traffic.chunk_bytes));
   add_exchange(traffic, traffic.items_sent * row, &call);
-  const int num_sms = combine_sms(shape_);
   if (shape_.ranks_per_node > 1) call.terms.push_back(moved("NVLink", call.link_bytes, &Rates::nvlink_pull_gbps));
-  call.terms.push_back(by_sms(2 * traffic.items_sent * row + summed, num_sms, &Rates::sm_sum_gbps));
+  // Tokens are added up over the nodes while their sums come in.
+  const double added = 2 * traffic.items_sent * row + summed + traffic.items_held * row;
+  call.terms.push_back(by_sms(added, combine_sms(shape_), &Rates::sm_sum_gbps));
   call.terms.push_back(moved("GPU memory", summed + 3 * traffic.items_held * row, &Rates::hbm_gbps));
-  Term sums = by_sms(traffic.items_held * row, num_sms, &Rates::sm_sum_gbps);
-  sums.name = "sums of nodes, after the last";
-  sums.overlaps = false;
-  call.terms.push_back(sums);
   return call;
 }
 

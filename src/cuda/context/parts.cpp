@@ -247,6 +247,8 @@ call::KernelRings make_rings(const BackendContext& context, const Result<DeviceF
   rings.memory = memory.rails_memory;
   rings.words = memory.words;
   rings.in_gpu = in_gpu;
+  rings.host_memory = memory.host_memory;
+  rings.host_words = memory.host_words;
   rings.read_back_writes = memory.read_back_writes;
   return rings;
 }

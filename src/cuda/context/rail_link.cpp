@@ -43,10 +43,16 @@ Result<RingMemory> RingMemory::create_in_gpu(const Topology& topology, int devic
   memory.gpu = std::move(*gpu);
   memory.rails_memory = {memory.gpu.get(), rings_bytes};
   const net::PreferNode prefer(numa_node);
-  Result<PinnedBlock> block = take_pinned(words_bytes(topology.num_nodes()), numa_node);
+  const std::size_t words = words_bytes(topology.num_nodes());
+  const std::size_t host_bytes =
+      rail::Rails::memory_bytes(topology, rail::default_ring_shape(to_size(topology.num_nodes())));
+  Result<PinnedBlock> block = take_pinned(2 * words + host_bytes, numa_node);
   if (!block.ok()) return block.status();
   memory.block = std::move(*block);
-  memory.words = reinterpret_cast<net::RingWords*>(memory.block.data.get());
+  std::byte* const base = memory.block.data.get();
+  memory.words = reinterpret_cast<net::RingWords*>(base);
+  memory.host_words = reinterpret_cast<net::RingWords*>(base + words);
+  memory.host_memory = {base + 2 * words, host_bytes};
   return memory;
 }
 
@@ -72,19 +78,24 @@ Status RailLink::start(TableMemory& tables, cudaStream_t stream) {
   found_ = std::move(*found);
 
   rail::Rails& rails = sync_.rails();
-  const std::ptrdiff_t to_kernels = memory_.block.kernel_view - memory_.block.data.get();
   params_.node = rails.node();
   params_.num_nodes = rails.num_nodes();
   params_.state = reinterpret_cast<RailState*>(state_.get());
   params_.log = reinterpret_cast<RailLog*>(log_.get());
-  params_.words = reinterpret_cast<net::RingWords*>(reinterpret_cast<std::byte*>(memory_.words) + to_kernels);
-  const rail::Rails::Chunks chunks = rails.chunks();
-  const std::ptrdiff_t chunks_to_kernels = memory_.gpu != nullptr ? 0 : to_kernels;
-  params_.chunks_in = chunks.in + chunks_to_kernels;
-  params_.chunks_out = chunks.out + chunks_to_kernels;
-  params_.num_chunks = chunks.shape.num_chunks;
-  params_.chunk_bytes = chunks.shape.chunk_bytes;
+  params_.rings = rings_of(rails.chunks(), memory_.words, in_gpu_memory());
+  if (in_gpu_memory()) params_.call_rings = rings_of(rails.host_chunks(), memory_.host_words, false);
   return {};
+}
+
+/// The rings as kernels address them.
+RailRings RailLink::rings_of(const rail::Rails::Chunks& chunks, net::RingWords* words, bool in_gpu) const {
+  const std::ptrdiff_t to_kernels = memory_.block.kernel_view - memory_.block.data.get();
+  const std::ptrdiff_t chunks_to_kernels = in_gpu ? 0 : to_kernels;
+  return {.words = reinterpret_cast<net::RingWords*>(reinterpret_cast<std::byte*>(words) + to_kernels),
+          .chunks_in = chunks.in + chunks_to_kernels,
+          .chunks_out = chunks.out + chunks_to_kernels,
+          .num_chunks = chunks.shape.num_chunks,
+          .chunk_bytes = chunks.shape.chunk_bytes};
 }
 
 FoundRecord* RailLink::found_at(std::byte* base, FaultOf fault) const {
@@ -94,9 +105,12 @@ FoundRecord* RailLink::found_at(std::byte* base, FaultOf fault) const {
 std::uint64_t RailLink::sum_of_words() const {
   std::uint64_t sum = 0;
   for (const int node : sync_.rails().peer_nodes()) {
-    net::RingWords& words = memory_.words[node];
-    for (std::uint64_t* word : {&words.filled, &words.used, &words.arrived, &words.credits}) {
-      sum += std::atomic_ref(*word).load(std::memory_order_relaxed);
+    for (net::RingWords* of_rings : {memory_.words, memory_.host_words}) {
+      if (of_rings == nullptr) continue;
+      net::RingWords& words = of_rings[node];
+      for (std::uint64_t* word : {&words.filled, &words.used, &words.arrived, &words.credits}) {
+        sum += std::atomic_ref(*word).load(std::memory_order_relaxed);
+      }
     }
   }
   return sum;

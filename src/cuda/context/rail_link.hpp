@@ -24,6 +24,9 @@ struct RingMemory {
   PinnedBlock block;
   net::RingWords* words = nullptr;    ///< [nodes], in the block, as is the next
   std::span<std::byte> rails_memory;  ///< all memory that the network moves
+  // With chunks in GPU memory: the hosts' rings, whose kernels' part are call headers, in the block too.
+  net::RingWords* host_words = nullptr;
+  std::span<std::byte> host_memory{};
   /// `numa_node`: of the rank's GPU, -1 if any node will do.
   static Result<RingMemory> create(const Topology& topology, int numa_node);
 
@@ -64,6 +67,7 @@ class RailLink {
 
  private:
   std::uint64_t sum_of_words() const;
+  RailRings rings_of(const rail::Rails::Chunks& chunks, net::RingWords* words, bool in_gpu) const;
   FoundRecord* found_at(std::byte* base, FaultOf fault) const;
 
   call::CallSync& sync_;

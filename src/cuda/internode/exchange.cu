@@ -229,8 +229,8 @@ __device__ std::uint64_t num_early_chunks(const ExchangeParams& params, int peer
   const bool routed = params.routed == nullptr || static_cast<const volatile RouteSummary*>(params.routed)->valid != 0;
   if (!params.begins_call || params.agreement == 0 || params.flows == nullptr || !routed) return 0;
   const auto num_chunks = static_cast<std::uint64_t>(sent_division(params, peer).num_chunks());
-  const std::uint64_t most =
-      params.rails.num_chunks - 1 < kMostEarlyChunks ? params.rails.num_chunks - 1 : kMostEarlyChunks;
+  const std::uint64_t room = params.rails.rings.num_chunks - first_item_chunk(params);
+  const std::uint64_t most = room < kMostEarlyChunks ? room : kMostEarlyChunks;
   return num_chunks < most ? num_chunks : most;
 }
 
@@ -483,8 +483,8 @@ __global__ void __launch_bounds__(kExchangeThreads, 1) exchange_kernel(const __g
   const bool serves = worker < params.blocks_per_ring;
   const bool sends = serves && block % 2 == 0;
   const bool receives = serves && block % 2 == 1;
-  Sender sender(params, sends ? peer : 0, exchange, worker);
-  Receiver receiver(params, receives ? peer : 0, exchange, worker);
+  Sender sender(params, {rails.rings, rails.state->out, sends ? peer : 0, worker}, exchange);
+  Receiver receiver(params, {rails.rings, rails.state->in, receives ? peer : 0, worker}, exchange);
   Outcome outcome = Outcome::kGo;
   bool agreed = !params.begins_call;
   const bool pulls = params.takes_rows();
@@ -497,9 +497,18 @@ __global__ void __launch_bounds__(kExchangeThreads, 1) exchange_kernel(const __g
     if (first && pulls && moves && outcome == Outcome::kGo) publish_flows(params, start.epoch);
   };
   const std::uint64_t num_early = sends ? num_early_chunks(params, peer) : 0;
-  if (params.begins_call) {
-    if (sends && worker == 0) announce_call(params, sender, num_early);
-    if (receives && worker == 0) await_call(params, receiver, peer, exchange);
+  if (params.begins_call && worker == 0 && !rails.has_call_rings()) {
+    if (sends) announce_call(params, sender, num_early);
+    if (receives) await_call(params, receiver, peer, exchange);
+  } else if (params.begins_call && worker == 0) {
+    if (sends) {
+      Sender caller(params, {rails.call_rings, rails.state->calls_out, peer, 0}, exchange);
+      announce_call(params, caller, num_early);
+    }
+    if (receives) {
+      Receiver called(params, {rails.call_rings, rails.state->calls_in, peer, 0}, exchange);
+      await_call(params, called, peer, exchange);
+    }
   }
   if (sends && moves) {
     send_items(params, sender, peer, worker, exchange, [&](std::uint64_t chunk_idx) {

@@ -85,16 +85,24 @@ class RingWorker {
   bool is_open_ = false;
 };
 
+/// The end of a ring that a block serves.
+struct RingEnd {
+  const RailRings& rings;
+  RingTurn* turns;  ///< [nodes]
+  int peer;
+  int worker;  ///< number of the block among those that serve the end
+};
+
 /// A block that sends to a peer. Thread 0 holds its state; all threads of the block call its functions.
 class Sender {
  public:
-  __device__ Sender(const ExchangeParams& params, int peer, std::uint64_t exchange, int worker)
+  __device__ Sender(const ExchangeParams& params, const RingEnd& end, std::uint64_t exchange)
       : params_(params),
-        peer_(peer),
+        peer_(end.peer),
         exchange_(exchange),
-        worker_(params, params.rails.state->out[peer], exchange, worker),
-        ring_(params.rails.words + peer, params.rails.chunks_out + params.rails.ring_offset(peer),
-              params.rails.num_chunks, params.rails.chunk_bytes) {}
+        worker_(params, end.turns[end.peer], exchange, end.worker),
+        ring_(end.rings.words + end.peer, end.rings.chunks_out + params.rails.ring_offset(end.rings, end.peer),
+              end.rings.num_chunks, end.rings.chunk_bytes) {}
 
   /// Returns the memory for the items of chunk `chunk_idx` of the exchange; null if the group broke.
   __device__ __noinline__ std::byte* reserve(std::uint64_t chunk_idx) {
@@ -143,13 +151,13 @@ class Receiver {
  public:
   static constexpr std::int64_t kAny = -1;
 
-  __device__ Receiver(const ExchangeParams& params, int peer, std::uint64_t exchange, int worker)
+  __device__ Receiver(const ExchangeParams& params, const RingEnd& end, std::uint64_t exchange)
       : params_(params),
-        peer_(peer),
+        peer_(end.peer),
         exchange_(exchange),
-        worker_(params, params.rails.state->in[peer], exchange, worker),
-        ring_(params.rails.words + peer, params.rails.chunks_in + params.rails.ring_offset(peer),
-              params.rails.num_chunks, params.rails.chunk_bytes) {}
+        worker_(params, end.turns[end.peer], exchange, end.worker),
+        ring_(end.rings.words + end.peer, end.rings.chunks_in + params.rails.ring_offset(end.rings, end.peer),
+              end.rings.num_chunks, end.rings.chunk_bytes) {}
 
   /// Returns the items of chunk `chunk_idx` of the exchange, which must be `num_items` of `item_bytes`, or any if that
   /// is kAny; null if the group broke.
@@ -200,8 +208,8 @@ class Receiver {
     const std::uint32_t num_there = header.num_items;
     const std::uint32_t bytes_there = header.item_bytes;
     if (chunk_idx != ring_.chunk_idx() || exchange_idx != (kDeviceExchange | exchange_)) return false;
-    return item_bytes == kAny ||
-           (num_there == static_cast<std::uint32_t>(num_items) && bytes_there == static_cast<std::uint32_t>(item_bytes));
+    return item_bytes == kAny || (num_there == static_cast<std::uint32_t>(num_items) &&
+                                  bytes_there == static_cast<std::uint32_t>(item_bytes));
   }
 
   const ExchangeParams& params_;
@@ -211,12 +219,14 @@ class Receiver {
   ReceiveRing ring_;
 };
 
-/// Number of an exchange's first chunk with items: the announcement of a call is before them.
-__device__ inline std::uint64_t first_item_chunk(const ExchangeParams& params) { return params.begins_call ? 1 : 0; }
+/// Number of an exchange's first chunk with items: the announcement of a call may be before them.
+__device__ inline std::uint64_t first_item_chunk(const ExchangeParams& params) {
+  return params.begins_call && !params.rails.has_call_rings() ? 1 : 0;
+}
 
 /// Division of `num_items` items. `chunk_items`: as ChunkDivision::Params.
 __device__ inline ChunkDivision division_of(const ExchangeParams& params, std::int64_t num_items, int chunk_items) {
-  return ChunkDivision({num_items, params.item_bytes(), params.rails.chunk_bytes, chunk_items});
+  return ChunkDivision({num_items, params.item_bytes(), params.rails.rings.chunk_bytes, chunk_items});
 }
 
 /// Calls `move(ItemChunk)` for each of `worker`'s chunks, until it returns false.

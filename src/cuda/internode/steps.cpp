@@ -55,7 +55,8 @@ bool pulls_in_exchange(const NodePlace& place, const RoutedTokens& routed) {
 /// token that comes, in the order in which they come: by node and token. Where kernels route, nodes have room for as
 /// many tokens as may come. Every chunk has room for a whole item.
 bool lands_in_place(const NodePlace& place, const RoutedTokens& routed, std::int64_t item_bytes) {
-  const std::size_t least_chunk = std::min(place.rails.chunk_bytes, rail::kMaxChunkBytes) - rail::kChunkHeaderBytes;
+  const std::size_t least_chunk =
+      std::min(place.rails.rings.chunk_bytes, rail::kMaxChunkBytes) - rail::kChunkHeaderBytes;
   return place.ranks_per_node == 1 && routed.by_token && !routed.by_kernels && to_size(item_bytes) <= least_chunk;
 }
 

@@ -71,6 +71,8 @@ struct RailState {
   std::uint64_t returned[kMaxNodes];
   RingTurn out[kMaxNodes];
   RingTurn in[kMaxNodes];
+  RingTurn calls_out[kMaxNodes];  ///< RailParams::call_rings; each end has one block
+  RingTurn calls_in[kMaxNodes];
 };
 
 /// Facts about this rank's rails that the other ranks of the node need; therefore in the arena, initially zero. Holds
@@ -99,20 +101,29 @@ struct FoundRecord {
   CallRecord record;
 };
 
-struct RailParams {
-  int node = 0;
-  int num_nodes = 1;
-  RailState* state = nullptr;
-  RailLog* log = nullptr;
+/// Rings with all rail peers.
+struct RailRings {
   net::RingWords* words = nullptr;       ///< [nodes]
   const std::byte* chunks_in = nullptr;  ///< rings of all peers in order of node, without this node
   std::byte* chunks_out = nullptr;
   std::size_t num_chunks = 0;   ///< chunks of one ring
   std::size_t chunk_bytes = 0;  ///< including the header
+};
 
-  FERRY_HOST_DEVICE std::size_t ring_offset(int peer) const {
+struct RailParams {
+  int node = 0;
+  int num_nodes = 1;
+  RailState* state = nullptr;
+  RailLog* log = nullptr;
+  RailRings rings;  ///< for items
+  /// For call headers, in host memory, where `rings` are in GPU memory: what a card does not have to write there is one
+  /// message. Otherwise absent, and a header is the first chunk in `rings`.
+  RailRings call_rings;
+
+  FERRY_HOST_DEVICE bool has_call_rings() const { return call_rings.words != nullptr; }
+  FERRY_HOST_DEVICE std::size_t ring_offset(const RailRings& of, int peer) const {
     const int idx = peer < node ? peer : peer - 1;
-    return static_cast<std::size_t>(idx) * num_chunks * chunk_bytes;
+    return static_cast<std::size_t>(idx) * of.num_chunks * of.chunk_bytes;
   }
 };
 
