@@ -1,14 +1,11 @@
 /// Operations of endpoints of the stand-in card, and the progress of workers.
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstring>
-#include <mutex>
 #include <utility>
 #include <vector>
 
-#include "ucx_card/card.hpp"
+#include "ucx_card/end.hpp"
 #include "ucx_card/progress.hpp"
 
 namespace ferry::ucx_card {
@@ -19,17 +16,6 @@ constexpr std::size_t kMaxNews = 16;
 
 ucs_status_ptr_t pointer_of(ucs_status_t status) {
   return reinterpret_cast<ucs_status_ptr_t>(static_cast<std::intptr_t>(status));
-}
-
-std::vector<News> take(ucp_worker* worker, std::size_t at_most) {
-  const std::lock_guard lock(worker->news_mutex);
-  std::vector<News> taken;
-  while (!worker->news.empty() && taken.size() < at_most) {
-    taken.push_back(std::move(worker->news.front()));
-    worker->news.pop_front();
-  }
-  worker->has_news = !worker->news.empty();
-  return taken;
 }
 
 void tell_owner(Request* request, ucs_status_t status) {
@@ -94,8 +80,6 @@ ucs_status_t check(ucp_ep* endpoint, Call call, ucs_status_t* later) {
 
 ucs_status_ptr_t transfer(Call call, ucp_ep* endpoint, std::byte* local, std::size_t num_bytes, std::uint64_t remote,
                           const ucp_rkey* key, const ucp_request_param_t& params) {
-  Card& card = Card::instance();
-  const std::lock_guard lock(card.mutex);
   ucs_status_t later = UCS_OK;
   ucs_status_t status = check(endpoint, call, &later);
   if (status == UCS_OK && later == UCS_OK && call == Call::kPut && key->is_gpu) {
@@ -112,24 +96,27 @@ ucs_status_ptr_t transfer(Call call, ucp_ep* endpoint, std::byte* local, std::si
   operation->num_bytes = num_bytes;
   operation->remote = remote;
   operation->key = key->key;
-  operation->is_gpu = context.copies != nullptr && card.is_gpu_memory(*operation, is_gpu_memory(params));
-  if (call == Call::kPut && !operation->is_gpu && context.settings.steady == 0 && context.below(2) == 0) {
+  operation->region = key->region;
+  const bool is_to_gpu = key->region != nullptr && key->region->type == UCS_MEMORY_TYPE_CUDA;
+  operation->is_gpu = context.copies != nullptr && (is_gpu_memory(params) || is_to_gpu);
+  if (call == Call::kPut && !operation->is_gpu && context.settings.steady == 0 && context.choose()) {
     operation->is_copied = true;
     operation->copied.assign(local, local + num_bytes);
   }
   // Half of the copied puts are complete at once.
-  const bool is_complete = operation->is_copied && context.below(2) == 0;
+  const bool is_complete = operation->is_copied && context.choose();
   Request* request = is_complete ? nullptr : new_request(params);
   operation->request = request;
-  card.start_transfer(endpoint, operation);
-  if (later != UCS_OK) card.fail_later(endpoint, later);
+  endpoint->end->begin(endpoint->shared_from_this(), std::move(operation), later);
   return begun(request);
 }
 
 }  // namespace
 
 void drain(ucp_worker* worker) {
-  for (const News& news : take(worker, ~std::size_t{0})) {
+  std::vector<News> taken;
+  worker->port->take(~std::size_t{0}, &taken);
+  for (const News& news : taken) {
     if (news.request != nullptr) tell_owner(news.request, news.status);
   }
 }
@@ -137,7 +124,7 @@ void drain(ucp_worker* worker) {
 }  // namespace ferry::ucx_card
 
 using ferry::ucx_card::Call;
-using ferry::ucx_card::Card;
+using ferry::ucx_card::End;
 using ferry::ucx_card::Operation;
 using ferry::ucx_card::Request;
 
@@ -157,8 +144,6 @@ ucs_status_ptr_t ucp_get_nbx(ucp_ep_h endpoint, void* buffer, size_t count, uint
 ucs_status_ptr_t ucp_am_send_nbx(ucp_ep_h endpoint, unsigned id, const void* header, size_t header_bytes,
                                  const void* buffer, size_t count, const ucp_request_param_t* params) {
   using ferry::ucx_card::pointer_of;
-  Card& card = Card::instance();
-  const std::lock_guard lock(card.mutex);
   ucs_status_t later = UCS_OK;
   if (const ucs_status_t status = ferry::ucx_card::check(endpoint, Call::kMessage, &later); status != UCS_OK) {
     return pointer_of(status);
@@ -171,55 +156,46 @@ ucs_status_ptr_t ucp_am_send_nbx(ucp_ep_h endpoint, unsigned id, const void* hea
   operation->local = static_cast<std::byte*>(const_cast<void*>(buffer));
   operation->num_bytes = count;
   const bool steady = endpoint->worker->context->settings.steady != 0;
-  operation->is_copied = steady || endpoint->worker->context->below(2) == 0;
+  operation->is_copied = steady || endpoint->worker->context->choose();
   if (operation->is_copied) {
     operation->copied.assign(operation->header, operation->header + header_bytes);
     operation->copied.insert(operation->copied.end(), operation->local, operation->local + count);
   }
   Request* request = operation->is_copied ? nullptr : ferry::ucx_card::new_request(*params);
   operation->request = request;
-  card.start_message(endpoint, operation);
-  if (later != UCS_OK) card.fail_later(endpoint, later);
+  endpoint->end->begin(endpoint->shared_from_this(), std::move(operation), later);
   return ferry::ucx_card::begun(request);
 }
 
 ucs_status_ptr_t ucp_ep_flush_nbx(ucp_ep_h endpoint, const ucp_request_param_t* params) {
   using ferry::ucx_card::pointer_of;
-  Card& card = Card::instance();
-  const std::lock_guard lock(card.mutex);
   ucs_status_t later = UCS_OK;
   if (const ucs_status_t status = ferry::ucx_card::check(endpoint, Call::kFlush, &later); status != UCS_OK) {
     return pointer_of(status);
   }
-  const bool may_be_done = endpoint->worker->context->settings.steady != 0 || endpoint->worker->context->below(2) == 0;
-  if (later == UCS_OK && endpoint->unfinished.empty() && may_be_done) {
+  const bool may_be_done = endpoint->worker->context->settings.steady != 0 || endpoint->worker->context->choose();
+  if (later == UCS_OK && endpoint->num_unfinished == 0 && may_be_done) {
     return pointer_of(UCS_OK);
   }
   auto operation = std::make_shared<Operation>();
   operation->call = Call::kFlush;
   Request* request = ferry::ucx_card::new_request(*params);
   operation->request = request;
-  if (later != UCS_OK) {
-    // The link breaks: what has not arrived by now never does.
-    endpoint->flushes.push_back(operation);
-    card.fail(endpoint, later);
-  } else {
-    card.start_flush(endpoint, operation);
-  }
+  endpoint->end->begin(endpoint->shared_from_this(), std::move(operation), later);
   return request;
 }
 
 ucs_status_ptr_t ucp_ep_close_nbx(ucp_ep_h endpoint, const ucp_request_param_t* params) {
-  Card& card = Card::instance();
-  const std::lock_guard lock(card.mutex);
-  ucp_worker* worker = endpoint->worker;
   const auto self = endpoint->shared_from_this();
+  End& end = *self->end;
+  const std::unique_lock lock = end.enter();
+  ucp_worker* worker = endpoint->worker;
   worker->endpoints.erase(self);
   const ucs_status_t status = worker->context->next(Call::kClose);
   const bool is_slow = worker->context->settings.close_latency_ns > 0;
   const bool is_refused = status != UCS_OK && worker->context->settings.now != 0;
-  if (is_refused || (status == UCS_OK && !is_slow && worker->context->below(2) == 0)) {
-    card.close(endpoint);
+  if (is_refused || (status == UCS_OK && !is_slow && worker->context->choose())) {
+    end.close(endpoint);
     return ferry::ucx_card::pointer_of(status);
   }
   auto operation = std::make_shared<Operation>();
@@ -227,25 +203,23 @@ ucs_status_ptr_t ucp_ep_close_nbx(ucp_ep_h endpoint, const ucp_request_param_t* 
   operation->status = status;
   Request* request = ferry::ucx_card::new_request(*params);
   operation->request = request;
-  card.close(endpoint, operation);
+  end.close(endpoint, operation);
   return request;
 }
 
 unsigned ucp_worker_progress(ucp_worker_h worker) {
-  if (!worker->has_news) return 0;
-  const auto news = ferry::ucx_card::take(worker, ferry::ucx_card::kMaxNews);
-  for (const ferry::ucx_card::News& one : news) ferry::ucx_card::tell_owner(worker, one);
-  return static_cast<unsigned>(news.size());
+  if (!worker->port->has_news()) return 0;
+  // Callbacks may call this again.
+  std::vector<ferry::ucx_card::News> taken = std::move(worker->taken);
+  worker->port->take(ferry::ucx_card::kMaxNews, &taken);
+  for (const ferry::ucx_card::News& one : taken) ferry::ucx_card::tell_owner(worker, one);
+  const auto num_taken = static_cast<unsigned>(taken.size());
+  taken.clear();
+  worker->taken = std::move(taken);
+  return num_taken;
 }
 
-ucs_status_t ucp_worker_arm(ucp_worker_h worker) {
-  const std::lock_guard lock(worker->news_mutex);
-  if (!worker->news.empty()) return UCS_ERR_BUSY;
-  std::uint64_t count = 0;
-  (void)!::read(worker->event_fd, &count, sizeof count);
-  worker->armed = true;
-  return UCS_OK;
-}
+ucs_status_t ucp_worker_arm(ucp_worker_h worker) { return worker->port->arm() ? UCS_OK : UCS_ERR_BUSY; }
 
 ucs_status_t ucp_request_check_status(void* request) { return static_cast<Request*>(request)->status; }
 

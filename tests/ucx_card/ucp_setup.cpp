@@ -73,6 +73,7 @@ void* pack(const Packed& packed, std::size_t* num_bytes) {
 
 using ferry::ucx_card::Call;
 using ferry::ucx_card::Card;
+using ferry::ucx_card::End;
 using ferry::ucx_card::Packed;
 
 extern "C" {
@@ -97,12 +98,7 @@ ucs_status_t ucp_config_modify(ucp_config_t* config, const char* name, const cha
 }
 
 /// For tests: the value that the last context with cards was given for a setting; null if none.
-const char* ferry_ucx_card_configured(const char* name) {
-  Card& card = Card::instance();
-  const std::lock_guard lock(card.mutex);
-  const auto found = card.configured.find(name);
-  return found == card.configured.end() ? nullptr : found->second.c_str();
-}
+const char* ferry_ucx_card_configured(const char* name) { return Card::instance().configured(name); }
 
 void ucp_config_release(ucp_config_t* config) { delete config; }
 
@@ -117,10 +113,7 @@ ucs_status_t ucp_init_version(unsigned /*major*/, unsigned /*minor*/, const ucp_
   created->may_write = (params->features & UCP_FEATURE_RMA) != 0;
   created->num_paths = ferry::ucx_card::num_paths_of(*config);
   Card& card = Card::instance();
-  if (created->has_cards) {
-    const std::lock_guard lock(card.mutex);
-    card.configured = config->values;
-  }
+  if (created->has_cards) card.set_configured(config->values);
   card.add_context(created.get());
   const ucs_status_t status = created->next(Call::kInit);
   if (status != UCS_OK) {
@@ -143,7 +136,7 @@ ucs_status_t ucp_context_query(ucp_context_h context, ucp_context_attr_t* attrib
 }
 
 ucs_status_t ucp_mem_map(ucp_context_h context, const ucp_mem_map_params_t* params, ucp_mem_h* memory) {
-  auto mapped = std::make_unique<ucp_mem>();
+  auto mapped = std::make_shared<ucp_mem>();
   mapped->context = context;
   mapped->num_bytes = params->length;
   if ((params->field_mask & UCP_MEM_MAP_PARAM_FIELD_MEMORY_TYPE) != 0) mapped->type = params->memory_type;
@@ -164,14 +157,12 @@ ucs_status_t ucp_mem_map(ucp_context_h context, const ucp_mem_map_params_t* para
         context->copies != nullptr ? context->copies->share(mapped->address) : UCS_ERR_UNSUPPORTED;
     if (status != UCS_OK) return ferry::ucx_card::failed(status, memory);
   }
-  Card& card = Card::instance();
-  const std::lock_guard lock(card.mutex);
   if (const ucs_status_t status = context->next(is_gpu ? Call::kMapGpu : Call::kMap); status != UCS_OK) {
     return ferry::ucx_card::failed(status, memory);
   }
-  mapped->key = card.new_id();
-  card.memory[mapped->key] = mapped.get();
-  *memory = mapped.release();
+  mapped->key = Card::instance().new_id();
+  *memory = mapped.get();
+  Card::instance().add(std::move(mapped));
   return UCS_OK;
 }
 
@@ -182,17 +173,11 @@ ucs_status_t ucp_mem_query(const ucp_mem_h memory, ucp_mem_attr_t* attributes) {
 }
 
 ucs_status_t ucp_mem_unmap(ucp_context_h /*context*/, ucp_mem_h memory) {
-  Card& card = Card::instance();
-  {
-    const std::lock_guard lock(card.mutex);
-    card.memory.erase(memory->key);
-  }
-  delete memory;
+  Card::instance().remove(memory);
   return UCS_OK;
 }
 
 ucs_status_t ucp_rkey_pack(ucp_context_h context, ucp_mem_h memory, void** buffer, size_t* num_bytes) {
-  const std::lock_guard lock(Card::instance().mutex);
   if (const ucs_status_t status = context->next(Call::kPack); status != UCS_OK) {
     return ferry::ucx_card::failed(status, buffer);
   }
@@ -210,14 +195,14 @@ void ucp_rkey_buffer_release(void* buffer) { std::free(buffer); }
 ucs_status_t ucp_ep_rkey_unpack(ucp_ep_h endpoint, const void* buffer, ucp_rkey_h* key) {
   const Packed packed = ferry::ucx_card::unpack(buffer);
   if (packed.magic != ferry::ucx_card::kKeyMagic) return UCS_ERR_INVALID_PARAM;
-  const std::lock_guard lock(Card::instance().mutex);
   ucp_context* context = endpoint->worker->context;
   if (const ucs_status_t status = context->next(Call::kUnpack); status != UCS_OK) {
     return ferry::ucx_card::failed(status, key);
   }
-  const bool may_store =
-      packed.is_shared != 0 && context->has_shared_memory && packed.process == Card::instance().process();
-  *key = new ucp_rkey{packed.id, may_store, packed.is_gpu != 0};
+  Card& card = Card::instance();
+  const bool is_here = packed.process == card.process();
+  const bool may_store = packed.is_shared != 0 && context->has_shared_memory && is_here;
+  *key = new ucp_rkey{packed.id, may_store, packed.is_gpu != 0, is_here ? card.find_memory(packed.id) : nullptr};
   return UCS_OK;
 }
 
@@ -230,56 +215,57 @@ ucs_status_t ucp_rkey_ptr(ucp_rkey_h key, uint64_t remote, void** local) {
 void ucp_rkey_destroy(ucp_rkey_h key) { delete key; }
 
 ucs_status_t ucp_worker_create(ucp_context_h context, const ucp_worker_params_t* /*params*/, ucp_worker_h* worker) {
-  auto created = std::make_unique<ucp_worker>();
-  created->context = context;
-  created->news_mutex.set_spins(context->settings.spin != 0);
-  created->event_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-  Card& card = Card::instance();
-  const std::lock_guard lock(card.mutex);
+  const int event_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
   ucs_status_t status = context->next(Call::kWorker);
-  if (created->event_fd < 0) status = UCS_ERR_IO_ERROR;
+  if (event_fd < 0) status = UCS_ERR_IO_ERROR;
   if (status != UCS_OK) {
-    if (created->event_fd >= 0) ::close(created->event_fd);
+    if (event_fd >= 0) ::close(event_fd);
     return ferry::ucx_card::failed(status, worker);
   }
-  created->id = card.new_id();
-  card.workers[created->id] = created.get();
+  Card& card = Card::instance();
+  auto created = std::make_unique<ucp_worker>();
+  created->context = context;
+  created->port = std::make_shared<ferry::ucx_card::Port>(context->end, context, card.new_id(), event_fd);
+  card.add(created->port);
+  const std::unique_lock lock = context->end->enter();
+  context->end->add(created.get());
   *worker = created.release();
   return UCS_OK;
 }
 
 void ucp_worker_destroy(ucp_worker_h worker) {
-  Card& card = Card::instance();
+  End& end = *worker->context->end;
   {
-    const std::lock_guard lock(card.mutex);
-    for (const auto& endpoint : worker->endpoints) card.close(endpoint.get());
+    const std::unique_lock lock = end.enter();
+    for (const auto& endpoint : worker->endpoints) end.close(endpoint.get());
     for (const auto& close : worker->closes) {
-      card.tell(worker, {.request = std::exchange(close->request, nullptr), .status = UCS_ERR_CANCELED});
+      worker->port->tell({.request = std::exchange(close->request, nullptr), .status = UCS_ERR_CANCELED});
     }
     worker->closes.clear();
   }
   ferry::ucx_card::drain(worker);
-  const std::lock_guard lock(card.mutex);
-  card.remove(worker);
-  ::close(worker->event_fd);
+  worker->port->close();
+  Card::instance().remove(*worker->port);
+  const std::unique_lock lock = end.enter();
+  end.remove(worker);
   delete worker;
 }
 
 ucs_status_t ucp_worker_get_address(ucp_worker_h worker, ucp_address_t** address, size_t* num_bytes) {
   *address = static_cast<ucp_address_t*>(ferry::ucx_card::pack(
-      {.magic = ferry::ucx_card::kAddressMagic, .process = Card::instance().process(), .id = worker->id}, num_bytes));
+      {.magic = ferry::ucx_card::kAddressMagic, .process = Card::instance().process(), .id = worker->port->id()},
+      num_bytes));
   return UCS_OK;
 }
 
 void ucp_worker_release_address(ucp_worker_h /*worker*/, ucp_address_t* address) { std::free(address); }
 
 ucs_status_t ucp_worker_get_efd(ucp_worker_h worker, int* fd) {
-  *fd = worker->event_fd;
+  *fd = worker->port->event_fd();
   return UCS_OK;
 }
 
 ucs_status_t ucp_worker_set_am_recv_handler(ucp_worker_h worker, const ucp_am_handler_param_t* handler) {
-  const std::lock_guard lock(Card::instance().mutex);
   worker->receive = handler->cb;
   worker->receiver = handler->arg;
   return UCS_OK;
@@ -288,19 +274,23 @@ ucs_status_t ucp_worker_set_am_recv_handler(ucp_worker_h worker, const ucp_am_ha
 ucs_status_t ucp_ep_create(ucp_worker_h worker, const ucp_ep_params_t* params, ucp_ep_h* endpoint) {
   const Packed packed = ferry::ucx_card::unpack(params->address);
   if (packed.magic != ferry::ucx_card::kAddressMagic) return UCS_ERR_INVALID_ADDR;
-  Card& card = Card::instance();
-  const std::lock_guard lock(card.mutex);
   if (const ucs_status_t status = worker->context->next(Call::kEndpoint); status != UCS_OK) {
     return ferry::ucx_card::failed(status, endpoint);
   }
+  Card& card = Card::instance();
+  const bool is_here = packed.process == card.process();
   auto created = std::make_shared<ucp_ep>();
   created->worker = worker;
+  created->end = worker->context->end;
   created->process = packed.process;
   created->target = packed.id;
   created->on_failure = params->err_handler.cb;
   created->failure_argument = params->err_handler.arg;
+  const std::unique_lock lock = created->end->enter();
   worker->endpoints.insert(created);
-  card.connect(created.get());
+  if (is_here) created->peer = card.find_port(packed.id);
+  const bool is_there = is_here ? created->peer != nullptr : card.connect(packed.process);
+  if (!is_there) created->end->fail_later(created.get(), UCS_ERR_ENDPOINT_TIMEOUT);
   *endpoint = created.get();
   return UCS_OK;
 }

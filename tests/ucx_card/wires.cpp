@@ -11,7 +11,6 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
-#include <ctime>
 #include <utility>
 
 namespace ferry::ucx_card {
@@ -36,6 +35,7 @@ void Wires::open(Events events) {
   events_ = std::move(events);
   process_ = (static_cast<std::uint64_t>(getpid()) << kGenerationBits) + ++num_opened_;
   wake_fd_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+  is_woken_ = false;
   listener_ = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   sockaddr_un address{};
   const socklen_t num_bytes = address_of(process_, &address);
@@ -53,6 +53,7 @@ void Wires::close() {
 }
 
 bool Wires::connect(std::uint64_t process) {
+  const std::lock_guard lock(mutex_);
   const auto is_to = [process](const auto& entry) { return entry.second.process == process; };
   if (std::ranges::any_of(wires_, is_to)) return true;
   const int fd = open_socket();
@@ -63,11 +64,12 @@ bool Wires::connect(std::uint64_t process) {
     return false;
   }
   wires_[fd].process = process;
-  wake();
+  wake_thread();
   return true;
 }
 
 bool Wires::send(std::uint64_t process, const Frame& frame, Payload payload) {
+  const std::lock_guard lock(mutex_);
   const auto found = std::ranges::find_if(wires_, [&](const auto& entry) { return entry.second.process == process; });
   if (found == wires_.end()) return false;
   append(&found->second, frame, payload);
@@ -75,10 +77,12 @@ bool Wires::send(std::uint64_t process, const Frame& frame, Payload payload) {
 }
 
 void Wires::answer(int wire, const Frame& frame, Payload payload) {
+  const std::lock_guard lock(mutex_);
   if (const auto found = wires_.find(wire); found != wires_.end()) append(&found->second, frame, payload);
 }
 
 void Wires::send_to_all(const Frame& frame) {
+  const std::lock_guard lock(mutex_);
   for (auto& [fd, wire] : wires_) append(&wire, frame, {});
 }
 
@@ -89,30 +93,35 @@ void Wires::append(Wire* wire, const Frame& frame, Payload payload) {
   const auto bytes = std::as_bytes(std::span(&sent, 1));
   wire->out.insert(wire->out.end(), bytes.begin(), bytes.end());
   wire->out.insert(wire->out.end(), payload.begin(), payload.end());
-  wake();
+  wake_thread();
 }
 
 void Wires::wake() {
-  if (!std::exchange(asleep_, false)) return;
+  const std::lock_guard lock(mutex_);
+  wake_thread();
+}
+
+void Wires::wake_thread() {
+  if (std::exchange(is_woken_, true)) return;
   const std::uint64_t one = 1;
   (void)!::write(wake_fd_, &one, sizeof one);
 }
 
-void Wires::wait(std::unique_lock<CardMutex>& lock, std::optional<std::chrono::nanoseconds> at_most) {
+void Wires::wait() {
   std::vector<pollfd> entries{{wake_fd_, POLLIN, 0}, {listener_, POLLIN, 0}};
-  for (const auto& [fd, wire] : wires_) {
-    entries.push_back({fd, static_cast<short>(wire.out.empty() ? POLLIN : POLLIN | POLLOUT), 0});
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [fd, wire] : wires_) {
+      entries.push_back({fd, static_cast<short>(wire.out.empty() ? POLLIN : POLLIN | POLLOUT), 0});
+    }
   }
-  constexpr std::int64_t kNsPerSecond = 1'000'000'000;
-  timespec limit{};
-  if (at_most) limit = {.tv_sec = at_most->count() / kNsPerSecond, .tv_nsec = at_most->count() % kNsPerSecond};
-  asleep_ = true;
-  lock.unlock();
-  (void)ppoll(entries.data(), entries.size(), at_most ? &limit : nullptr, nullptr);
-  lock.lock();
-  asleep_ = false;
-  std::uint64_t count = 0;
-  if (entries[0].revents != 0) (void)!::read(wake_fd_, &count, sizeof count);
+  (void)::poll(entries.data(), entries.size(), -1);
+  if (entries[0].revents != 0) {
+    const std::lock_guard lock(mutex_);
+    is_woken_ = false;
+    std::uint64_t count = 0;
+    (void)!::read(wake_fd_, &count, sizeof count);
+  }
   if (entries[1].revents != 0) accept_all();
   for (std::size_t i = 2; i < entries.size(); ++i) {
     const pollfd& entry = entries[i];
@@ -124,6 +133,7 @@ void Wires::wait(std::unique_lock<CardMutex>& lock, std::optional<std::chrono::n
 }
 
 void Wires::accept_all() {
+  const std::lock_guard lock(mutex_);
   for (int fd = accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC); fd >= 0;
        fd = accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC)) {
     wires_[fd] = {};
@@ -135,7 +145,9 @@ bool Wires::read_from(int fd) {
   std::array<std::byte, 1 << 16> bytes;
   const ssize_t count = recv(fd, bytes.data(), bytes.size(), MSG_DONTWAIT);
   if (count < 0) return errno == EAGAIN || errno == EINTR;
+  std::unique_lock lock(mutex_);
   std::vector<std::byte>& in = wires_[fd].in;
+  lock.unlock();
   in.insert(in.end(), bytes.begin(), bytes.begin() + count);
   std::size_t done = 0;
   while (in.size() - done >= sizeof(Frame)) {
@@ -150,6 +162,7 @@ bool Wires::read_from(int fd) {
 }
 
 bool Wires::write_to(int fd) {
+  const std::lock_guard lock(mutex_);
   std::vector<std::byte>& out = wires_[fd].out;
   const ssize_t count = ::send(fd, out.data(), out.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
   if (count < 0) return errno == EAGAIN || errno == EINTR;
@@ -158,8 +171,12 @@ bool Wires::write_to(int fd) {
 }
 
 void Wires::drop(int fd) {
-  const std::uint64_t process = wires_[fd].process;
-  wires_.erase(fd);
+  std::uint64_t process = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    process = wires_[fd].process;
+    wires_.erase(fd);
+  }
   ::close(fd);
   if (process != 0) events_.lost(process);
 }

@@ -1,21 +1,17 @@
 #ifndef FERRY_TESTS_UCX_CARD_WIRES_HPP
 #define FERRY_TESTS_UCX_CARD_WIRES_HPP
 
-/// Sockets between the cards of different processes of one host. Card::mutex guards them; one thread waits on them.
+/// Sockets between the cards of different processes of one host. All threads may send; one waits on them.
 
 #include <ucs/type/status.h>
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <mutex>
-#include <optional>
 #include <span>
 #include <vector>
-
-#include "ucx_card/card_mutex.hpp"
 
 namespace ferry::ucx_card {
 
@@ -41,7 +37,7 @@ struct Frame {
 class Wires {
  public:
   using Payload = std::span<const std::byte>;
-  /// Called by wait(): a frame has arrived on a wire; the wire to a process has ended.
+  /// Called by wait(), without a lock: a frame has arrived on a wire; the wire to a process has ended.
   struct Events {
     std::function<void(int wire, const Frame& frame, Payload payload)> received;
     std::function<void(std::uint64_t process)> lost;
@@ -59,19 +55,22 @@ class Wires {
   void answer(int wire, const Frame& frame, Payload payload = {});
   void send_to_all(const Frame& frame);
 
-  /// Sleeps until something arrives, wake() is called or the time has come, and handles what has arrived.
-  void wait(std::unique_lock<CardMutex>& lock, std::optional<std::chrono::nanoseconds> at_most);
+  /// Sleeps until something arrives or can be sent or wake() is called, and handles what has arrived.
+  void wait();
   void wake();
 
  private:
   struct Wire {
     std::uint64_t process = 0;  // 0: the other process has connected
-    std::vector<std::byte> in;
+    std::vector<std::byte> in;  // the waiting thread's
     std::vector<std::byte> out;
   };
 
+  // With the mutex.
   void append(Wire* wire, const Frame& frame, Payload payload);
+  void wake_thread();
   void accept_all();
+  // By the waiting thread.
   bool read_from(int fd);
   bool write_to(int fd);
   void drop(int fd);
@@ -81,7 +80,8 @@ class Wires {
   std::uint64_t num_opened_ = 0;
   int listener_ = -1;
   int wake_fd_ = -1;
-  bool asleep_ = false;
+  std::mutex mutex_;  // guards the members below
+  bool is_woken_ = false;
   std::map<int, Wire> wires_;
 };
 
