@@ -35,6 +35,7 @@ struct Plan {
   int num_runs = 5;
   bool in_turn = false;
   bool spin = false;
+  bool alone = false;
   std::size_t rate = 0;
 };
 
@@ -203,11 +204,13 @@ int main(int argc, char** argv) {
   options.add("--runs", plan.num_runs, "Timed runs", ferry::benchmarks::Range{1, 1000});
   options.add("--rate", plan.rate, "Rate of an end in bytes per microsecond; 0: no limit");
   options.add_flag("--in-turn", plan.in_turn, "One thread for all ranks");
+  options.add_flag("--alone", plan.alone, "The stand-in has no threads: its work is the callers', without any wait");
   options.add_flag("--spin", plan.spin, "The stand-in's threads never sleep; needs a core for each");
   if (const std::optional<int> exit_code = options.parse(argc, argv)) return *exit_code;
   setenv("FERRY_UCX_LIBRARY", FERRY_UCX_CARD_FOLDER, 0);
   setenv("UCX_TLS", "rc,cuda_copy", 1);
-  const std::string card = fmt::format("steady=1,piece_bytes=1073741824,spin={},rate={}", plan.spin ? 1 : 0, plan.rate);
+  std::string card = fmt::format("steady=1,piece_bytes=1073741824,spin={},rate={}", plan.spin ? 1 : 0, plan.rate);
+  if (plan.alone) card += ",thread=0";
   setenv("FERRY_UCX_CARD", card.c_str(), 0);
   nlohmann::json reports = nlohmann::json::array();
   for (const int num_ranks : plan.ranks) {

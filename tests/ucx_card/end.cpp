@@ -26,7 +26,7 @@ std::size_t end_of_piece(const Operation& operation, std::size_t begin, std::siz
 
 End::End(const ucp_context& context)
     : settings_(context.settings),
-      spins_(context.settings.spin != 0),
+      spins_(context.settings.spin != 0 && context.settings.thread != 0),
       // Another sequence than that of the context, whose calls then make the same choices in every run.
       random_(~(context.settings.seed * 1000 + context.number)) {
   mutex_.set_spins(spins_);
@@ -35,7 +35,7 @@ End::End(const ucp_context& context)
 
 void End::add(ucp_worker* worker) {
   workers_[worker->port->id()] = worker;
-  if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
+  if (has_thread() && !thread_.joinable()) thread_ = std::thread([this] { run(); });
 }
 
 void End::stop() {
@@ -112,15 +112,26 @@ void End::run() {
   std::unique_lock lock(mutex_);
   while (!is_stopping_) {
     take_mail();
-    if (events_.empty() || events_.front().due_ns > now_ns()) {
-      wait(lock);
-      continue;
-    }
-    std::pop_heap(events_.begin(), events_.end());
-    const Event event = std::move(events_.back());
-    events_.pop_back();
-    handle(event);
+    if (!run_due()) wait(lock);
   }
+}
+
+/// Handles the first event. False if none is due.
+bool End::run_due() {
+  if (events_.empty() || events_.front().due_ns > now_ns()) return false;
+  std::pop_heap(events_.begin(), events_.end());
+  const Event event = std::move(events_.back());
+  events_.pop_back();
+  handle(event);
+  return true;
+}
+
+void End::progress() {
+  if (!has_mail_.load(std::memory_order_relaxed) && next_due_ns_.load(std::memory_order_relaxed) == kNever) return;
+  const std::unique_lock lock = enter();
+  while (run_due()) {
+  }
+  next_due_ns_ = events_.empty() ? kNever : events_.front().due_ns;
 }
 
 /// Waits for an event without the mutex.

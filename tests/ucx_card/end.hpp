@@ -58,6 +58,10 @@ class End : public std::enable_shared_from_this<End> {
   void take_answer(const std::shared_ptr<ucp_ep>& endpoint, Operation* operation, std::size_t begin,
                    ucs_status_t status, std::span<const std::byte> payload);
 
+  /// Does what is due, where the end has no thread. May be called at any time.
+  void progress();
+  bool has_thread() const { return settings_.thread != 0; }
+
   // With the mutex.
   void add(ucp_worker* worker);
   void remove(ucp_worker* worker) { workers_.erase(worker->port->id()); }
@@ -93,6 +97,7 @@ class End : public std::enable_shared_from_this<End> {
   void post(Mail mail);
   void take_mail();
   void run();
+  bool run_due();
   void wait(std::unique_lock<CardMutex>& lock);
   /// The event comes after a delay of the card from `not_before_ns` on, or from now on.
   void schedule(Event event, std::uint64_t not_before_ns = 0);

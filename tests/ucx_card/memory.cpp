@@ -24,6 +24,18 @@ GpuCopies* copies_of(const ucp_mem& region) {
   return region.type == UCS_MEMORY_TYPE_CUDA ? region.context->copies.get() : nullptr;
 }
 
+/// False if no such word is there whole.
+template <typename Word>
+bool copy_word(std::byte* to, const std::byte* from, std::size_t num_bytes) {
+  const auto is_aligned = [](const std::byte* address) {
+    return reinterpret_cast<std::uintptr_t>(address) % sizeof(Word) == 0;
+  };
+  if (num_bytes < sizeof(Word) || !is_aligned(to) || !is_aligned(from)) return false;
+  const Word word = __atomic_load_n(reinterpret_cast<const Word*>(from), __ATOMIC_RELAXED);
+  __atomic_store_n(reinterpret_cast<Word*>(to), word, __ATOMIC_RELAXED);
+  return true;
+}
+
 /// For a card whose time is measured, as fast as the processor copies.
 void copy(const ucp_mem& region, std::byte* to, const std::byte* from, std::size_t num_bytes) {
   if (region.context->settings.steady != 0) {
@@ -36,18 +48,14 @@ void copy(const ucp_mem& region, std::byte* to, const std::byte* from, std::size
 }  // namespace
 
 void copy_words(std::byte* to, const std::byte* from, std::size_t num_bytes) {
-  constexpr std::size_t kWord = sizeof(std::uint64_t);
-  const auto is_aligned = [](const std::byte* address) {
-    return reinterpret_cast<std::uintptr_t>(address) % kWord == 0;
-  };
   for (std::size_t at = 0; at < num_bytes;) {
-    if (num_bytes - at >= kWord && is_aligned(to + at) && is_aligned(from + at)) {
-      const std::uint64_t word = __atomic_load_n(reinterpret_cast<const std::uint64_t*>(from + at), __ATOMIC_RELAXED);
-      __atomic_store_n(reinterpret_cast<std::uint64_t*>(to + at), word, __ATOMIC_RELAXED);
-      at += kWord;
+    const std::size_t left = num_bytes - at;
+    if (copy_word<std::uint64_t>(to + at, from + at, left)) {
+      at += sizeof(std::uint64_t);
+    } else if (copy_word<std::uint32_t>(to + at, from + at, left)) {
+      at += sizeof(std::uint32_t);
     } else {
-      const unsigned char byte = __atomic_load_n(reinterpret_cast<const unsigned char*>(from + at), __ATOMIC_RELAXED);
-      __atomic_store_n(reinterpret_cast<unsigned char*>(to + at), byte, __ATOMIC_RELAXED);
+      (void)copy_word<unsigned char>(to + at, from + at, left);
       ++at;
     }
   }

@@ -208,6 +208,7 @@ ucs_status_ptr_t ucp_ep_close_nbx(ucp_ep_h endpoint, const ucp_request_param_t* 
 }
 
 unsigned ucp_worker_progress(ucp_worker_h worker) {
+  if (End& end = *worker->port->end(); !end.has_thread()) end.progress();
   if (!worker->port->has_news()) return 0;
   // Callbacks may call this again.
   std::vector<ferry::ucx_card::News> taken = std::move(worker->taken);
@@ -219,7 +220,10 @@ unsigned ucp_worker_progress(ucp_worker_h worker) {
   return num_taken;
 }
 
-ucs_status_t ucp_worker_arm(ucp_worker_h worker) { return worker->port->arm() ? UCS_OK : UCS_ERR_BUSY; }
+ucs_status_t ucp_worker_arm(ucp_worker_h worker) {
+  // Without a thread nothing wakes the caller.
+  return worker->port->end()->has_thread() && worker->port->arm() ? UCS_OK : UCS_ERR_BUSY;
+}
 
 ucs_status_t ucp_request_check_status(void* request) { return static_cast<Request*>(request)->status; }
 
