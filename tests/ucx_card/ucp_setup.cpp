@@ -61,6 +61,13 @@ ucs_status_t failed(ucs_status_t status, Handle* output) {
   return status;
 }
 
+std::unique_ptr<GpuCopies> copies_for(const Settings& settings) {
+  return GpuCopies::create({.spins = settings.spin != 0,
+                            .small_bytes = settings.small_bytes,
+                            .batches = settings.gpu_batch != 0,
+                            .events = settings.gpu_event != 0});
+}
+
 void* pack(const Packed& packed, std::size_t* num_bytes) {
   void* bytes = std::malloc(sizeof packed);
   std::memcpy(bytes, &packed, sizeof packed);
@@ -152,7 +159,7 @@ ucs_status_t ucp_mem_map(ucp_context_h context, const ucp_mem_map_params_t* para
     mapped->address = static_cast<std::byte*>(std::align(kAlignment, params->length, begin, room));
   }
   if (is_gpu && context->settings.gpu != 0) {
-    if (context->copies == nullptr) context->copies = ferry::ucx_card::GpuCopies::create(context->settings.spin != 0);
+    if (context->copies == nullptr) context->copies = ferry::ucx_card::copies_for(context->settings);
     const ucs_status_t status =
         context->copies != nullptr ? context->copies->share(mapped->address) : UCS_ERR_UNSUPPORTED;
     if (status != UCS_OK) return ferry::ucx_card::failed(status, memory);
@@ -172,7 +179,8 @@ ucs_status_t ucp_mem_query(const ucp_mem_h memory, ucp_mem_attr_t* attributes) {
   return UCS_OK;
 }
 
-ucs_status_t ucp_mem_unmap(ucp_context_h /*context*/, ucp_mem_h memory) {
+ucs_status_t ucp_mem_unmap(ucp_context_h context, ucp_mem_h memory) {
+  if (memory->type == UCS_MEMORY_TYPE_CUDA && context->copies != nullptr) context->copies->forget(memory->address);
   Card::instance().remove(memory);
   return UCS_OK;
 }
