@@ -53,7 +53,7 @@ struct Times {
   std::int64_t card_ns = 0;     // of all other threads
 };
 
-/// What a rank has sent to a peer and received from it.
+/// Chunks and credits between a rank and a peer, both ways.
 struct Link {
   std::uint64_t sent = 0;
   std::uint64_t credits = 0;
