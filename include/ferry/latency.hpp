@@ -115,8 +115,7 @@ struct LatencyShape {
   int num_topk = 0;                     ///< K
   std::int64_t dispatch_row_bytes = 0;  ///< bytes of a row on the wire: x and its scales (after quantising, if any)
   std::int64_t combine_row_bytes = 0;
-  /// Order of all combines; kRankSums needs fewer rows if K is more than R. kExact serves both, and is what groups of
-  /// several nodes need for both.
+  /// Order of all combines; kRankSums needs fewer rows if K is more than R. kExact serves both.
   CombineOrder order = CombineOrder::kExact;
 };
 

@@ -87,6 +87,7 @@ set(ferry_cuda_sources
     cuda/latency/dispatch.cu
     cuda/latency/far.cu
     cuda/latency/masks.cu
+    cuda/latency/nodes_combine.cu
     cuda/latency/refusal.cu
     cuda/one_sided/kernels.cu
     cuda/backend.cpp)

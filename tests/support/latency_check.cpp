@@ -131,6 +131,7 @@ void LatencyCombineTensors::expect_untouched(RankContext& context, const std::st
 std::size_t latency_bytes_of(const char* backend, const std::vector<PreparedCase>& cases) {
   LatencyShape shape;
   shape.backend = backend;
+  bool sums = !cases.empty();
   for (const PreparedCase& one : cases) {
     shape.num_ranks = std::max(shape.num_ranks, one.world.num_ranks);
     shape.max_tokens = std::max(shape.max_tokens, most_tokens(one.world) + one.spec.spare_max_tokens);
@@ -145,8 +146,10 @@ std::size_t latency_bytes_of(const char* backend, const std::vector<PreparedCase
     for (const CombineSpec& combine : one.spec.combines) {
       shape.combine_row_bytes =
           std::max(shape.combine_row_bytes, combine.hidden * static_cast<std::int64_t>(size_bytes(combine.dtype)));
+      sums = sums && combine.order == CombineOrder::kRankSums;
     }
   }
+  if (sums) shape.order = CombineOrder::kRankSums;
   const Result<std::size_t> required = latency_bytes_required(shape);
   return required.ok() ? *required : 0;
 }

@@ -37,11 +37,11 @@ struct FarMemory {
     memory.inbox = carver.take<std::byte>(to_size(layout.inbox_bytes));
     // Posts take whole pairs of cache lines.
     carver.take<std::byte>((alignof(FarPost) - carver.used_bytes() % alignof(FarPost)) % alignof(FarPost));
-    memory.posts = carver.take<FarPost>(kFarKinds * num_ranks);
-    memory.left = carver.take<std::uint64_t>(kFarKinds * num_ranks);
+    memory.posts = carver.take<FarPost>(kFarMessages * num_ranks);
+    memory.left = carver.take<std::uint64_t>(kFarMessages * num_ranks);
     memory.granted = carver.take<std::uint64_t>(to_size(kFarKinds) * kFarGrantSlots);
     const std::int64_t of_rank = layout.message_bytes + static_cast<std::int64_t>(kFarHeaderBytes);
-    memory.outbox = carver.take<std::byte>(to_size(layout.num_far() * of_rank));
+    memory.outbox = carver.take<std::byte>(to_size(layout.num_far() * of_rank + layout.weights_bytes));
     memory.size_bytes = carver.used_bytes();
     return memory;
   }
@@ -185,10 +185,10 @@ FarLink::~FarLink() {
   driver_.reset();
 }
 
-Result<PinnedBlock> FarLink::take_returns(std::size_t num_bytes) {
+Result<PinnedBlock> FarLink::take_returns(std::string_view operation, std::size_t num_bytes) {
   if (returns_.empty() || returns_bytes_ < num_bytes) {
     const std::size_t rounded = node::round_up_to_page(std::max<std::size_t>(num_bytes, 1));
-    Result<PinnedBlock> block = take_pinned(rounded);
+    Result<PinnedBlock> block = take_pinned(rounded, -1, operation);
     if (!block.ok()) return block.status();
     returns_.push_back(std::move(*block));
     returns_bytes_ = rounded;

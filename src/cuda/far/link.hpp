@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string_view>
 #include <vector>
 
 #include "core/backend_context.hpp"
@@ -33,9 +34,9 @@ class FarLink {
   /// Pinned memory that `layout` takes.
   static std::size_t memory_bytes(const FarLayout& layout);
   /// Memory of at least so many bytes from which rows of combines leave. It stays until the group ends, since graphs
-  /// may use it.
+  /// may use it. `operation`: the call whose error it is.
   /// @errors kSystem, kCuda: no memory can be locked
-  Result<PinnedBlock> take_returns(std::size_t num_bytes);
+  Result<PinnedBlock> take_returns(std::string_view operation, std::size_t num_bytes);
   /// Adds the traffic to all ranks of a node to that of its rail peer. Waits, a second at most, until everything that
   /// was posted is counted.
   void add_traffic(NetworkUsage& usage) const;

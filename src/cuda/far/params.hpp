@@ -8,7 +8,8 @@
 /// A rank has an *inbox* that far ranks put into, with the same layout on every rank, and an *outbox* from which its
 /// own messages leave. A call of either kind is one message to each far rank: its *front* (FarHeader, and for a
 /// dispatch counts and records of tokens) and rows. Calls are numbered as in latency/window.hpp, and received in the
-/// same sets.
+/// same sets. Weights of a combine that far ranks need for their sums go ahead of its message, in a message of their
+/// own with the same number.
 ///
 ///   word                   at        writer            reader             order, and what it publishes
 ///   posts[k][r].number     sender    its kernels       its driver         st.release.sys / acquire: the post, and the
@@ -36,6 +37,9 @@
 namespace ferry::cuda {
 
 inline constexpr int kFarKinds = 2;
+/// Kinds of messages: those of calls, and the weights of a combine.
+inline constexpr int kFarMessages = kFarKinds + 1;
+inline constexpr int kFarWeights = kFarKinds;
 /// Sets of each kind, and one more for headers to a rank that has no set for the call.
 inline constexpr int kFarSets = 3;
 inline constexpr int kFarHeaderSets = kFarSets + 1;
@@ -51,6 +55,7 @@ struct FarHeader {
   std::int64_t num_rows;      ///< rows of this message
   std::int64_t num_returns;   ///< dispatch: rows that the combines of this Routing return to the sender
   std::int64_t first_return;  ///< dispatch: place of the first of these in each set of the sender's returns
+  std::int64_t first_sum;     ///< dispatch: the same where they return a sum for each row of this message
   std::int64_t has_record;    ///< 1: the record of the sender's call follows, which the driver adds
 };
 /// Offset of the record of the sender's call (CallRecord), for the words of an error.
@@ -76,6 +81,9 @@ struct FarState {
   std::uint32_t rows[128];     ///< [R], kMaxRanks: rows of the current dispatch for each rank
   std::uint32_t returns[128];  ///< [R]: rows that each rank will return of it
   std::uint32_t kept[128];     ///< [R]: 1 if FarParams::found holds a record of that rank
+  std::uint64_t turn;          ///< number of the combine whose `sets` are there: st.release / ld.acquire, by device
+  std::uint64_t weighed[128];  ///< [R] number of the last combine whose weights were posted to that rank
+  std::int32_t sets[128];      ///< [R] set in which each far rank receives that combine
 };
 
 /// Layout of an inbox, the same on every rank. Trivial, so that kernels take it by value.
@@ -86,11 +94,13 @@ struct FarLayout {
   std::int64_t front_bytes = 0;    ///< room for the front of a dispatch's message; its rows follow
   std::int64_t message_bytes = 0;  ///< room for a dispatch's message
   std::int64_t returns_bytes = 0;  ///< room for the rows of a combine, of all far ranks together
-  std::int64_t arrived = 0;        ///< [kinds][R][kFarWordStride]
+  std::int64_t weights_bytes = 0;  ///< room for the weights of a combine
+  std::int64_t arrived = 0;        ///< [messages][R][kFarWordStride]
   std::int64_t grants = 0;         ///< [kinds][R][kFarGrantSlots]
   std::int64_t headers = 0;        ///< [kFarHeaderSets][far ranks][kFarHeaderBytes] combine; dispatch without a set
   std::int64_t messages = 0;       ///< [kFarSets][far ranks][message_bytes] dispatch
   std::int64_t returns = 0;        ///< [kFarSets][returns_bytes]
+  std::int64_t weights = 0;        ///< [kFarSets][far ranks][weights_bytes]
   std::int64_t inbox_bytes = 0;
 
   struct Shape {
@@ -100,6 +110,7 @@ struct FarLayout {
     std::int64_t front_bytes = 0;  ///< of a dispatch without the header, all rounded to 128
     std::int64_t rows_bytes = 0;
     std::int64_t returns_bytes = 0;
+    std::int64_t weights_bytes = 0;
   };
   static constexpr FarLayout of(const Shape& shape) {
     FarLayout layout;
@@ -109,6 +120,7 @@ struct FarLayout {
     layout.front_bytes = static_cast<std::int64_t>(kFarHeaderBytes) + shape.front_bytes;
     layout.message_bytes = layout.front_bytes + shape.rows_bytes;
     layout.returns_bytes = shape.returns_bytes;
+    layout.weights_bytes = shape.weights_bytes;
     const auto num_ranks = static_cast<std::int64_t>(shape.num_ranks);
     const auto num_far = static_cast<std::int64_t>(layout.num_far());
     plan::Carver carver(nullptr);
@@ -117,11 +129,12 @@ struct FarLayout {
       carver.take<std::byte>(static_cast<std::size_t>(bytes));
       return at;
     };
-    layout.arrived = take(kFarKinds * num_ranks * kFarWordStride);
+    layout.arrived = take(kFarMessages * num_ranks * kFarWordStride);
     layout.grants = take(kFarKinds * num_ranks * kFarGrantSlots * 8);
     layout.headers = take(2 * kFarHeaderSets * num_far * static_cast<std::int64_t>(kFarHeaderBytes));
     layout.messages = take(kFarSets * num_far * layout.message_bytes);
     layout.returns = take(kFarSets * layout.returns_bytes);
+    layout.weights = take(kFarSets * num_far * layout.weights_bytes);
     layout.inbox_bytes = static_cast<std::int64_t>(carver.used_bytes());
     return layout;
   }
@@ -153,17 +166,20 @@ struct FarLayout {
     return headers + idx * static_cast<std::int64_t>(kFarHeaderBytes);
   }
   FERRY_HOST_DEVICE constexpr std::int64_t returns_at(int set) const { return returns + set * returns_bytes; }
+  FERRY_HOST_DEVICE constexpr std::int64_t weights_at(int set, int far_idx) const {
+    return weights + (std::int64_t{set} * num_far() + far_idx) * weights_bytes;
+  }
 };
 
 /// Parameters of kernels.
 struct FarParams {
   FarLayout layout;
   std::byte* inbox = nullptr;
-  FarPost* posts = nullptr;             ///< [kinds][R]
-  const std::uint64_t* left = nullptr;  ///< [kinds][R]
+  FarPost* posts = nullptr;             ///< [messages][R]
+  const std::uint64_t* left = nullptr;  ///< [messages][R]
   std::uint64_t* granted = nullptr;     ///< [kinds][kFarGrantSlots]
   FarState* state = nullptr;
-  /// Outbox: [far ranks][message_bytes] dispatch, then [far ranks][kFarHeaderBytes] combine.
+  /// Outbox: [far ranks][message_bytes] dispatch, [far ranks][kFarHeaderBytes] combine, then [weights_bytes] for all.
   std::byte* outbox = nullptr;
   std::uint64_t outbox_of_host = 0;  ///< its address on the host
   FoundRecord* found = nullptr;      ///< [ranks of the node, nodes] records of refused calls (rail_params.hpp)
@@ -176,6 +192,7 @@ struct FarParams {
   FERRY_HOST_DEVICE constexpr std::int64_t header_out(int far_idx) const {
     return layout.num_far() * layout.message_bytes + far_idx * static_cast<std::int64_t>(kFarHeaderBytes);
   }
+  FERRY_HOST_DEVICE constexpr std::int64_t weights_out() const { return header_out(layout.num_far()); }
   FERRY_HOST_DEVICE constexpr std::int64_t front_out(int kind, int far_idx) const {
     return kind == 0 ? message_out(far_idx) : header_out(far_idx);
   }

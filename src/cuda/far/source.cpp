@@ -50,7 +50,7 @@ FarSource::FarSource(Options options)
   for (int idx = 0; idx < layout.num_far(); ++idx) {
     Peer peer;
     peer.rank = layout.far_rank(idx);
-    for (int kind = 0; kind < kFarKinds; ++kind) {
+    for (int kind = 0; kind < kFarMessages; ++kind) {
       peer.departures[to_size(kind)] = std::make_unique<Departure>(options_.left + kind * layout.num_ranks + peer.rank);
     }
     // Engines connect when something is sent: this changes nothing, whenever it arrives.
@@ -82,6 +82,8 @@ std::uint64_t FarSource::sum_of_words() const {
     for (int slot = 0; slot < kFarGrantSlots; ++slot) {
       sum += Word(options_.granted[kind * kFarGrantSlots + slot]).load(std::memory_order_relaxed);
     }
+  }
+  for (int kind = 0; kind < kFarMessages; ++kind) {
     for (int idx = 0; idx < options_.layout.num_far(); ++idx) {
       const int rank = options_.layout.far_rank(idx);
       sum += Word(options_.posts[kind * options_.layout.num_ranks + rank].number).load(std::memory_order_relaxed);
@@ -94,7 +96,7 @@ bool FarSource::has_news() const { return sum_of_words() != seen_sum_.load(std::
 
 bool FarSource::all_left() const {
   const FarLayout& layout = options_.layout;
-  for (int kind = 0; kind < kFarKinds; ++kind) {
+  for (int kind = 0; kind < kFarMessages; ++kind) {
     for (int idx = 0; idx < layout.num_far(); ++idx) {
       const int at = kind * layout.num_ranks + layout.far_rank(idx);
       const std::uint64_t posted = Word(options_.posts[at].number).load(std::memory_order_acquire);
@@ -135,6 +137,9 @@ void FarSource::look() {
       sum += word;
       if (std::exchange(granted_[to_size(kind)][slot], word) != word) send_grant(kind, slot, word);
     }
+  }
+  // Far ranks wait for weights before they send anything else.
+  for (const int kind : {kFarWeights, 1, 0}) {
     for (Peer& peer : peers_) sum += look_at(peer, kind);
   }
   seen_sum_.store(sum, std::memory_order_relaxed);
@@ -158,7 +163,8 @@ std::uint64_t FarSource::look_at(Peer& peer, int kind) {
     return number;
   }
   std::byte* const front = address_of(post.front);
-  if (const std::optional<CallRecord> record = options_.record_of(post.record_number)) {
+  const bool has_header = kind != kFarWeights;
+  if (const std::optional<CallRecord> record = has_header ? options_.record_of(post.record_number) : std::nullopt) {
     static_assert(kFarRecordOffset + sizeof(CallRecord) <= kFarHeaderBytes);
     std::memcpy(front + kFarRecordOffset, &*record, sizeof(*record));
     reinterpret_cast<FarHeader*>(front)->has_record = 1;

@@ -62,8 +62,8 @@ class FarSource final : public one_sided::RequestSource {
   struct Peer {
     int rank = 0;
     std::deque<one_sided::NetworkRequest> requests;
-    std::array<std::uint64_t, kFarKinds> posted{};
-    std::array<std::unique_ptr<Departure>, kFarKinds> departures;
+    std::array<std::uint64_t, kFarMessages> posted{};
+    std::array<std::unique_ptr<Departure>, kFarMessages> departures;
   };
 
   std::uint64_t sum_of_words() const;

@@ -102,17 +102,15 @@ Status LatencyMode::make_combine(const LatencyCombineCall& call) {
   const auto prepare = [&](const CallStream& /*stream*/) -> Status {
     LatencyRouting& routing = routing_of(rows);
     const CombineOrder order = rows.rank_sums ? CombineOrder::kRankSums : CombineOrder::kExact;
-    // Far ranks return a row for each entry.
-    const int num_rows =
-        over_nodes() ? routing.num_topk : num_returned_rows(order, routing.num_topk, ranks().num_ranks);
+    const int num_rows = num_returned_rows(order, routing.num_topk, ranks().num_ranks);
     Status status =
         check_room(kName, SetNeed::of_combine(routing.max_tokens, routing.num_topk, num_rows, rows.x.row_bytes));
     if (status.ok()) status = as_error_of(kName, check_combine_memory(rows, *parts.arena));
     if (status.ok()) status = check_wait_times_memory(kName, call.wait_times_ns, *parts.arena);
     if (!status.ok()) return status;
     if (over_nodes()) {
-      Result<Returns> taken = returns_of(routing, rows.x.row_bytes);
-      if (!taken.ok()) return as_error_of(kName, taken.status());
+      Result<Returns> taken = returns_of(kName, routing, rows.x.row_bytes);
+      if (!taken.ok()) return taken.status();
       returns = std::move(*taken);
     }
 
@@ -181,11 +179,12 @@ Status LatencyMode::make_combine(const LatencyCombineCall& call) {
   return ended;
 }
 
-Result<Returns> LatencyMode::returns_of(const LatencyRouting& routing, std::int64_t row_bytes) {
+Result<Returns> LatencyMode::returns_of(std::string_view operation, const LatencyRouting& routing,
+                                        std::int64_t row_bytes) {
   const std::int64_t num_rows =
       most_returned_rows({far_->params().layout.num_far(), routing.max_tokens, routing.num_topk,
                           static_cast<std::int64_t>(routing.local_expert_ids.size()), routing.num_recv_rows});
-  Result<PinnedBlock> block = far_->take_returns(to_size(num_rows * round_up_row(row_bytes)));
+  Result<PinnedBlock> block = far_->take_returns(operation, to_size(num_rows * round_up_row(row_bytes)));
   if (!block.ok()) return block.status();
   return Returns{std::move(*block), num_rows};
 }
@@ -195,19 +194,13 @@ cudaError_t LatencyMode::launch_send(const CombineSendParams& params, const Retu
     far_->expect_posts();
     const PinnedBlock& block = returns.block;
     const auto of_host = static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(block.data.get()));
-    const cudaError_t error =
-        launch_far_returns({params, far_->params(), block.kernel_view, returns.num_rows, of_host}, stream);
-    if (error != cudaSuccess) return error;
+    return launch_nodes_combine_send({params, far_->params(), block.kernel_view, returns.num_rows, of_host}, stream);
   }
   return launch_combine_send(params, mask_, stream);
 }
 
 cudaError_t LatencyMode::launch_receive(const CombineReceiveParams& params, cudaStream_t stream) const {
-  if (over_nodes()) {
-    const cudaError_t error = launch_far_receive(
-        {.call = params.call, .far = far_->params(), .kind = LatencyKind::kCombine, .row = {}}, stream);
-    if (error != cudaSuccess) return error;
-  }
+  if (over_nodes()) return launch_nodes_combine_receive(params, stream);
   return launch_combine_receive(params, mask_, stream);
 }
 

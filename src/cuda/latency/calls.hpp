@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string_view>
 #include <vector>
 
 #include "core/backend.hpp"
@@ -66,8 +67,9 @@ class LatencyMode {
 
   Context& context_;
   Placements& placements_;
-  /// Memory that the rows of a combine of this Routing leave from to other nodes.
-  Result<Returns> returns_of(const LatencyRouting& routing, std::int64_t row_bytes);
+  /// Memory that the rows of a combine of this Routing leave from to other nodes. The dispatch takes it, for rows as
+  /// long as its own, or bf16 rows where its own are quantised; a combine takes more if its rows are longer.
+  Result<Returns> returns_of(std::string_view operation, const LatencyRouting& routing, std::int64_t row_bytes);
   cudaError_t launch_send(const LatencyDispatchParams& params, cudaStream_t stream);
   /// `returns`: see returns_of.
   cudaError_t launch_send(const CombineSendParams& params, const Returns& returns, cudaStream_t stream);

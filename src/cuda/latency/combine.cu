@@ -89,8 +89,8 @@ __global__ void __launch_bounds__(kCombineThreads)
   take_turn(own, shared, true);
 }
 
-/// Makes a receive half. `kNodes`: in groups of several nodes.
-template <bool kFloat32, bool kWords, bool kMasks, bool kNodes = false>
+/// Makes a receive half.
+template <bool kFloat32, bool kWords, bool kMasks>
 __device__ void make_receive_half(const HalfParams<CombineReceiveParams, kMasks>& params) {
   const CombineStart start = CombineStart::of(params.call);
   const volatile SentCall& pending = *params.call.tables.combine;
@@ -101,10 +101,7 @@ __device__ void make_receive_half(const HalfParams<CombineReceiveParams, kMasks>
   const LatencyParams& call = own.call;
   const CombineReceiveShared shared =
       CombineReceiveShared::at(dynamic_shared() + own_params_bytes<CombineReceiveParams>(kMasks), call.ranks.num_ranks);
-  constexpr Receiving kReceiving = kNodes   ? Receiving::kNodes
-                                   : kMasks ? Receiving::kMasks
-                                   : kWords ? Receiving::kWords
-                                            : Receiving::kRows;
+  constexpr Receiving kReceiving = kMasks ? Receiving::kMasks : kWords ? Receiving::kWords : Receiving::kRows;
   bool good = receive_combine<kFloat32, kReceiving>(call, own, sent, shared, start.routed);
   if constexpr (kWords) good = __syncthreads_and(static_cast<int>(good)) != 0;
   if (!good) return;
@@ -119,11 +116,11 @@ template <bool kMasks>
 using CombineHalf = EitherHalf<HalfParams<CombineSendParams, kMasks>, HalfParams<CombineReceiveParams, kMasks>>;
 
 /// Makes either half.
-template <bool kFloat32, bool kWords, bool kMasks, bool kNodes = false>
+template <bool kFloat32, bool kWords, bool kMasks>
 __global__ void __launch_bounds__(kCombineThreads)
     combine_half_kernel(const __grid_constant__ CombineHalf<kMasks> params) {
   if (params.receives) {
-    make_receive_half<kFloat32, kWords, kMasks, kNodes>(params.receive);
+    make_receive_half<kFloat32, kWords, kMasks>(params.receive);
   } else {
     make_send_half<kFloat32, kWords, kMasks>(params.send);
   }
@@ -155,12 +152,6 @@ std::size_t masked_half_bytes(const CombineHalf<true>& params) {
 /// Index in a row that has kernels for each kind of rows. Masked halves have none for rows of words.
 int kernel_idx(const CombineRows& rows) { return (rows.words ? 2 : 0) + (rows.float32 ? 1 : 0); }
 
-/// The same in the row of halves.
-int half_idx(const CombineRows& rows, bool over_nodes) {
-  constexpr int kOverNodes = 4;
-  return over_nodes ? kOverNodes + (rows.float32 ? 1 : 0) : kernel_idx(rows);
-}
-
 /// The same in the row of whole calls, whose last kernels are those with helpers.
 int whole_idx(const LatencyCombineParams& params) {
   constexpr int kHelpers = 4;
@@ -176,11 +167,9 @@ constexpr KernelRow<LatencyCombineParams, 6> kWhole = {
     whole_bytes};
 constexpr KernelRow<SmallCombineParams, 2> kSmall = {
     {combine_small_kernel<false>, combine_small_kernel<true>}, kCombineThreads, small_bytes};
-/// The last two are for groups of several nodes.
-constexpr KernelRow<CombineHalf<false>, 6> kHalf = {
+constexpr KernelRow<CombineHalf<false>, 4> kHalf = {
     {combine_half_kernel<false, false, false>, combine_half_kernel<true, false, false>,
-     combine_half_kernel<false, true, false>, combine_half_kernel<true, true, false>,
-     combine_half_kernel<false, false, false, true>, combine_half_kernel<true, false, false, true>},
+     combine_half_kernel<false, true, false>, combine_half_kernel<true, true, false>},
     kCombineThreads,
     half_bytes};
 constexpr KernelRow<Masked<CombineSendParams>> kMaskedWeights = {{weights_send_kernel}, kCombineThreads, weights_bytes};
@@ -244,8 +233,7 @@ cudaError_t launch_latency_combine(const LatencyCombineParams& params, const Mas
 cudaError_t launch_combine_send(const CombineSendParams& params, const MaskParams& mask, cudaStream_t stream) {
   const int num_blocks = params.call.num_blocks;
   if (!mask.present()) {
-    const int idx = half_idx(params.rows, params.call.ranks.of_group);
-    return kHalf.launch(idx, num_blocks, false, CombineHalf<false>(params), stream);
+    return kHalf.launch(kernel_idx(params.rows), num_blocks, false, CombineHalf<false>(params), stream);
   }
   const MaskGateParams gate = gate_of(params.call, mask);
   const Masked<CombineSendParams> masked{params, mask};
@@ -261,8 +249,7 @@ cudaError_t launch_combine_send(const CombineSendParams& params, const MaskParam
 cudaError_t launch_combine_receive(const CombineReceiveParams& params, const MaskParams& mask, cudaStream_t stream) {
   const int num_blocks = params.call.num_blocks;
   if (!mask.present()) {
-    const int idx = half_idx(params.rows, params.call.ranks.of_group);
-    return kHalf.launch(idx, num_blocks, false, CombineHalf<false>(params), stream);
+    return kHalf.launch(kernel_idx(params.rows), num_blocks, false, CombineHalf<false>(params), stream);
   }
   const cudaError_t error = launch_arrivals_gate(gate_of(params.call, mask), stream);
   if (error != cudaSuccess) return error;

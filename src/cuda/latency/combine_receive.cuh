@@ -116,7 +116,7 @@ enum class Receiving {
   kRows,
   kWords,        ///< CombineRows::words
   kMasks,        ///< of rows; homes may be lost (tables.hpp)
-  kNodes,        ///< of rows, over several nodes: those of far ranks lie in the inbox, as far_headers_kernel has found
+  kNodes,        ///< of rows, over several nodes: those of far ranks lie in the inbox (nodes_combine.cuh)
   kWithHelpers,  ///< of rows, in a whole call. Code that is new to a multiprocessor is slow to fetch: with that of
                  ///< helpers in all kernels a call of 32 tokens took 0.8 us longer on an H100
 };
@@ -176,7 +176,7 @@ class CombineReceiver {
       if constexpr (kWords) {
         if (!sum_word_rows<kFloat32>(call_, sent_, terms_, num_rows, out, part.bytes)) return Outcome::kStop;
       } else if constexpr (kNodes) {
-        sum_over_nodes<kFloat32>(terms_, shared_.node_terms[warp_idx() - 1], num_rows, !exact(), out, part.bytes);
+        sum_over_nodes<kFloat32>(terms_, shared_.node_terms[warp_idx() - 1], num_rows, out, part.bytes);
       } else {
         sum_terms<kFloat32>(terms_, num_rows, out, part.bytes);
       }
@@ -185,7 +185,11 @@ class CombineReceiver {
   }
 
   __device__ Outcome await() const {
-    if (!kHelpers || !is_helper(params_)) return await_combine(call_, sent_, shared_, true);
+    if (!kHelpers || !is_helper(params_)) {
+      const Outcome outcome = await_combine(call_, sent_, shared_, true);
+      if constexpr (kNodes) fence_system();  // the first block has seen what the network has written
+      return outcome;
+    }
     return await_briefly(call_, sent_) ? Outcome::kGo : Outcome::kSkip;
   }
 
@@ -205,7 +209,7 @@ class CombineReceiver {
     std::int32_t home = -1;
     std::int32_t slot = 0;
     float weight = 1.0F;
-    std::int32_t place = -1;  ///< LatencyTables::own_returns, with kNodes
+    std::int32_t place = -1;  ///< FarReturns::own_places, with kNodes
   };
 
   __device__ bool exact() const { return !kWords && params_.rows.order == CombineOrder::kExact; }
@@ -215,10 +219,10 @@ class CombineReceiver {
     if (token >= call_.num_tokens || lane_idx() >= call_.num_topk) return entry;
     const std::int64_t at = std::int64_t{token} * call_.num_topk + lane_idx();
     entry.home = call_.tables.homes[at];
-    if (!kNodes && !exact()) return entry;
+    if constexpr (kNodes) entry.place = call_.tables.far_returns(params_.rows.order).own_places[at];
+    if (!exact()) return entry;
     entry.slot = call_.tables.slots[at];
     entry.weight = params_.weights[at];
-    if constexpr (kNodes) entry.place = call_.tables.own_returns[at];
     return entry;
   }
 
@@ -243,22 +247,21 @@ class CombineReceiver {
     return order_terms(term, call_.num_topk, exact(), terms_).num_rows;
   }
 
-  /// The same over several nodes. Ranks of this node have returned what they would in a group of one node.
+  /// The same over several nodes.
   __device__ int order_over_nodes(const Entry& entry, int token, const RowPart& part) const {
     const FarParams& far = params_.far;
     const int rank = entry.home < 0 ? -1 : home_rank(entry.home);
     const int ordinal = exact() ? lane_idx() : ordinal_of(entry.home);
-    // A sum of this node's ranks counts once.
-    const bool summed = rank >= 0 && !exact() && !far.layout.is_far(rank);
-    const unsigned same = __match_any_sync(kAllLanes, summed ? rank : -1 - lane_idx());
-    const bool counts = rank >= 0 && (!summed || __ffs(static_cast<int>(same)) - 1 == lane_idx());
+    // A sum of a rank counts once.
+    const unsigned same = __match_any_sync(kAllLanes, exact() || rank < 0 ? -1 - lane_idx() : rank);
+    const bool counts = rank >= 0 && (exact() || __ffs(static_cast<int>(same)) - 1 == lane_idx());
     Term term;
     if (counts) {
-      term.key = static_cast<std::uint64_t>(rank) << 32 | static_cast<std::uint32_t>(summed ? 0 : entry.slot);
+      term.key = static_cast<std::uint64_t>(rank) << 32 | static_cast<std::uint32_t>(exact() ? entry.slot : 0);
     }
-    term.weight = summed ? 1.0F : entry.weight;
+    if (exact()) term.weight = entry.weight;
     if (rank >= 0 && far.layout.is_far(rank)) {
-      const std::int64_t place = call_.tables.own_return_firsts[rank] + entry.place;
+      const std::int64_t place = call_.tables.far_returns(params_.rows.order).own_firsts[rank] + entry.place;
       term.row = far.inbox + far.layout.returns_at(static_cast<int>(sent_.set)) +
                  place * round_up_row(params_.rows.row_bytes) + part.begin;
     } else {

@@ -4,6 +4,8 @@
 /// The send half of a combine: sends the outputs of this rank's experts for each token back to the token's source, into
 /// the set in which that rank receives this call. Waits for no rows.
 
+#include <type_traits>
+
 #include "cuda/copy/prefetch.cuh"
 #include "cuda/copy/warp_copy.cuh"
 #include "cuda/latency/combine_parts.cuh"
@@ -16,16 +18,23 @@ namespace ferry::cuda::device {
 /// State of a block, in dynamic shared memory.
 struct CombineSendShared {
   std::uint64_t* number;
-  int* sets;     ///< [R] set in which each rank receives this call
+  int* sets;     ///< [R] set in which each rank receives this call; kNoSet for ranks of other nodes
   Terms* terms;  ///< [warps]
+  // Only in groups of several nodes:
+  int* far_sets;             ///< [R] the same for ranks of other nodes
+  std::int32_t* far_firsts;  ///< [R] place of the first row for each of these in FarCombineParams::returns
   std::size_t size_bytes;
 
-  FERRY_HOST_DEVICE static CombineSendShared at(std::byte* base, int num_ranks) {
+  FERRY_HOST_DEVICE static CombineSendShared at(std::byte* base, int num_ranks, bool over_nodes = false) {
     plan::Carver carver(base);
     CombineSendShared shared{};
     shared.number = carver.take<std::uint64_t>(1);
     shared.sets = carver.take<int>(static_cast<std::size_t>(num_ranks));
     shared.terms = carver.take<Terms>(kCombineWarps);
+    if (over_nodes) {
+      shared.far_sets = carver.take<int>(static_cast<std::size_t>(num_ranks));
+      shared.far_firsts = carver.take<std::int32_t>(static_cast<std::size_t>(num_ranks));
+    }
     shared.size_bytes = carver.used_bytes();
     return shared;
   }
@@ -121,11 +130,14 @@ __device__ inline bool take_turn(const CombineSendParams& params, const CombineS
   return true;
 }
 
-/// One warp's units, prepared as far as possible before the call's turn. `kWords`: sums, which travel as words.
-template <bool kFloat32, bool kWords>
+/// One warp's units, prepared as far as possible before the call's turn. `kWords`: sums, which travel as words. Params:
+/// FarCombineParams in groups of several nodes.
+template <bool kFloat32, bool kWords, typename Params = CombineSendParams>
 class CombineSender {
+  static constexpr bool kNodes = std::is_same_v<Params, FarCombineParams>;
+
  public:
-  __device__ CombineSender(const CombineSendParams& params, const CombineSendShared& shared)
+  __device__ CombineSender(const Params& params, const CombineSendShared& shared)
       : params_(params), call_(params.call), shared_(shared), terms_(shared.terms[warp_idx() - 1]) {}
 
   /// False when the group broke. All lanes; calls meet_at_turn() once.
@@ -157,7 +169,7 @@ class CombineSender {
       }
       if (waits) good = meet_at_turn(params_, shared_, start.routed, [] {});
       waits = false;
-      if (good && item.ordinal >= 0 && shared_.sets[item.source] != kNoSet) good = send(item, part, place);
+      if (good && item.ordinal >= 0 && receives(item.source)) good = send(item, part, place);
       item = next;
     }
     return good;
@@ -171,10 +183,18 @@ class CombineSender {
     std::int32_t ordinal = -1;  ///< ordinal of this rank among the token's ranks; -1: nothing to send
     std::int32_t row = -1;      ///< row in this rank's slab
     float weight = 0;           ///< weight given to the dispatch
+    std::int32_t place = 0;     ///< FarReturns::places, with kNodes
   };
 
   __device__ bool rank_sums() const { return kWords || params_.rows.order == CombineOrder::kRankSums; }
   __device__ bool own_weights() const { return params_.own_weights && rank_sums(); }
+  __device__ bool is_far(int rank) const {
+    if constexpr (kNodes) return params_.far.layout.is_far(rank);
+    return false;
+  }
+  __device__ bool receives(int rank) const {
+    return (is_far(rank) ? shared_.far_sets[rank] : shared_.sets[rank]) != kNoSet;
+  }
 
   __device__ Item load(int unit) const {
     Item item;
@@ -193,6 +213,9 @@ class CombineSender {
     item.ordinal = call_.tables.rank_ordinals[index];
     item.row = call_.tables.items[entry];
     if (rank_sums() && !params_.own_weights) item.weight = call_.tables.item_weights[entry];
+    if constexpr (kNodes) {
+      if (is_far(item.source)) item.place = call_.tables.far_returns(params_.rows.order).places[index];
+    }
     if (item.token >= num_tokens) item.ordinal = -1;
     if (!is_entry) item.row = -1;
     return item;
@@ -230,14 +253,43 @@ class CombineSender {
       sum_terms<kFloat32>(terms_, place.num_rows, to, part.bytes);
       return true;
     }
-    const CombineWindow window = window_at(item.source);
     if (!rank_sums()) {
-      copy_rows(window, item.token, item.row, part);
+      if (is_far(item.source)) {
+        copy_far_rows(item, part);
+      } else {
+        copy_rows(window_at(item.source), item.token, item.row, part);
+      }
       return true;
     }
+    std::byte* const to = is_far(item.source) ? far_row(item, 1) : window_at(item.source).row(item.token, item.ordinal);
     if (own_weights() && !take_weight(item, place)) return false;
-    sum_terms<kFloat32>(terms_, place.num_rows, window.row(item.token, item.ordinal) + part.begin, part.bytes);
+    if (to != nullptr) sum_terms<kFloat32>(terms_, place.num_rows, to + part.begin, part.bytes);
     return true;
+  }
+
+  /// Memory from which `count` rows of a token leave to another node. Null if its rank has asked for fewer, as no rank
+  /// of this build does.
+  __device__ std::byte* far_row(const Item& item, int count) const {
+    if constexpr (kNodes) {
+      if (item.place + count > call_.tables.far_returns(params_.rows.order).num_rows[item.source]) return nullptr;
+      return params_.returns + (shared_.far_firsts[item.source] + item.place) * round_up_row(params_.rows.row_bytes);
+    }
+    return nullptr;
+  }
+
+  /// Copies each row of the token, for a rank of another node.
+  __device__ void copy_far_rows(const Item& item, const RowPart& part) const {
+    const unsigned same = __match_any_sync(kAllLanes, item.row);
+    const bool first = item.row >= 0 && __ffs(static_cast<int>(same)) - 1 == lane_idx();
+    const unsigned rows = __ballot_sync(kAllLanes, static_cast<int>(first));
+    std::byte* to = far_row(item, __popc(rows));
+    if (to == nullptr) return;
+#pragma unroll 1
+    for (unsigned left = rows; left != 0; left &= left - 1) {
+      const std::int32_t from = __shfl_sync(kAllLanes, item.row, __ffs(static_cast<int>(left)) - 1);
+      copy_by_warp(to + part.begin, row_at(from) + part.begin, part.bytes);
+      to += round_up_row(params_.rows.row_bytes);
+    }
   }
 
   /// Copies each row of the token to the place of the row's first entry.
@@ -269,7 +321,7 @@ class CombineSender {
 
   __device__ const std::byte* row_at(std::int32_t row) const { return params_.x + row * params_.x_stride; }
 
-  const CombineSendParams& params_;
+  const Params& params_;
   const LatencyParams& call_;
   const CombineSendShared& shared_;
   Terms& terms_;
@@ -282,20 +334,12 @@ __device__ inline std::uint64_t* own_done_word(const LatencyParams& call, const 
   return done_words(call, rank, shared.sets[rank], call.ranks.rank) + blockIdx.x - 1;
 }
 
-/// All threads of all blocks; false in all threads of a block when the group broke. Afterwards `*shared.number` is the
-/// call's number. `kWhole`: the kernel makes the whole call. `kWords`: CombineRows::words.
-template <bool kFloat32, bool kWhole, bool kWords = false>
-__device__ inline bool send_combine(const CombineSendParams& params, const CombineSendShared& shared,
-                                    const CombineStart& start) {
+/// Tells the peers that this block has sent everything. `good`: this thread's warp has. All threads; false
+/// in all of them when the group broke.
+template <bool kWords>
+__device__ inline bool end_send(const CombineSendParams& params, const CombineSendShared& shared,
+                                const CombineStart& start, bool good) {
   const LatencyParams& call = params.call;
-  bool good = true;
-  if (warp_idx() != 0 && !is_clerk()) {
-    CombineSender<kFloat32, kWords> sender(params, shared);
-    good = sender.send_all(start);
-  } else {
-    good = take_turn<kWords>(params, shared, start.routed);
-    if (kWhole && good && !is_clerk() && threadIdx.x == 0) enter_whole_call(call, LatencyKind::kCombine);
-  }
   // Addresses are computed while other warps still send. Rows that travel as words need no done words.
   std::uint64_t* done = nullptr;
   if (!kWords && warp_idx() == 0 && good && !is_clerk()) done = own_done_word(call, shared, lane_idx());
@@ -316,6 +360,23 @@ __device__ inline bool send_combine(const CombineSendParams& params, const Combi
     if (done != nullptr) post_word(done, *shared.number, 0);
   }
   return true;
+}
+
+/// All threads of all blocks; false in all threads of a block when the group broke. Afterwards `*shared.number` is the
+/// call's number. `kWhole`: the kernel makes the whole call. `kWords`: CombineRows::words.
+template <bool kFloat32, bool kWhole, bool kWords = false>
+__device__ inline bool send_combine(const CombineSendParams& params, const CombineSendShared& shared,
+                                    const CombineStart& start) {
+  const LatencyParams& call = params.call;
+  bool good = true;
+  if (warp_idx() != 0 && !is_clerk()) {
+    CombineSender<kFloat32, kWords> sender(params, shared);
+    good = sender.send_all(start);
+  } else {
+    good = take_turn<kWords>(params, shared, start.routed);
+    if (kWhole && good && !is_clerk() && threadIdx.x == 0) enter_whole_call(call, LatencyKind::kCombine);
+  }
+  return end_send<kWords>(params, shared, start, good);
 }
 
 }  // namespace ferry::cuda::device

@@ -36,6 +36,11 @@ LatencyRow row_of(const DispatchCall& call) {
   return row;
 }
 
+/// Bytes of the rows that experts return for those of a dispatch.
+std::int64_t combined_row_bytes(const DispatchCall& call) {
+  return size_bytes(call.x.dtype) == 1 ? 2 * call.x.row_bytes : call.x.row_bytes;
+}
+
 SetNeed need_of(const LatencyDispatchCall& call, int num_ranks) {
   return SetNeed::of_dispatch(num_ranks, call.max_tokens, call.route.num_topk, row_of(call.dispatch).used_bytes());
 }
@@ -243,6 +248,9 @@ Result<std::shared_ptr<RoutingState>> LatencyMode::make_dispatch(const LatencyDi
     if (!begun.ok()) return as_error_of(kName, begun.status());
     made = std::move(*begun);
     LatencyRouting& routing = *made;
+    if (over_nodes()) {
+      if (Status status = returns_of(kName, routing, combined_row_bytes(rows)).status(); !status.ok()) return status;
+    }
     params.emplace(LatencyDispatchParams{
         .send = {.call = params_of(routing), .placement = routing.placement->tables, .scales = {}, .row = row_of(rows)},
         .receive = {}});

@@ -44,7 +44,8 @@ struct FarMessage {
 };
 
 /// Layout of the inboxes of a group whose window is `window`: they hold what the window holds. A slot of words has 8
-/// bytes for each token and 16 for each entry, so it has room for a record of each token, and for row_of_token.
+/// bytes for each token and 16 for each entry, so it has room for a record of each token, and for row_of_token; in a
+/// combine 8 for each entry, whose weight has 4.
 constexpr FarLayout far_layout(const LatencyLayout& window, int num_ranks, int ranks_per_node, int rank) {
   constexpr std::int64_t kCountsBytes = kMaxExperts * std::int64_t{sizeof(std::uint32_t)};
   return FarLayout::of({.num_ranks = num_ranks,
@@ -52,7 +53,8 @@ constexpr FarLayout far_layout(const LatencyLayout& window, int num_ranks, int r
                         .rank = rank,
                         .front_bytes = kCountsBytes + 2 * (window.slot_bytes + kRowAlignment),
                         .rows_bytes = window.source_bytes,
-                        .returns_bytes = window.rows_bytes()});
+                        .returns_bytes = window.rows_bytes(),
+                        .weights_bytes = round_up_row(window.slot_bytes / 2)});
 }
 
 }  // namespace ferry::cuda

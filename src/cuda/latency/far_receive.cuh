@@ -10,11 +10,6 @@
 
 namespace ferry::cuda::device {
 
-/// Reports data that no rank of this build sends. One thread.
-__device__ __noinline__ inline void refuse_message(const LatencyParams& call, int source, std::uint64_t number) {
-  declare_lost(call.ranks, {Awaited::kRailProtocol, source, number}, {});
-}
-
 class FarImporter {
  public:
   __device__ FarImporter(const FarReceiveParams& params, const SentCall& sent, int source)
@@ -33,14 +28,17 @@ class FarImporter {
     const std::int64_t num_rows = header_.num_rows;
     const std::int64_t num_returns = header_.num_returns;
     const std::int64_t most_returns = call_.max_tokens * call_.num_topk;
+    const std::int64_t most_sums =
+        call_.max_tokens * (call_.num_topk < call_.ranks.num_ranks ? call_.num_topk : call_.ranks.num_ranks);
     const bool sound = num_tokens >= 0 && num_tokens <= call_.max_tokens && num_rows >= 0 && num_rows <= num_tokens &&
                        num_returns >= 0 && header_.first_return >= 0 && num_returns <= most_returns &&
-                       header_.first_return <= most_returns - num_returns;
+                       header_.first_return <= most_returns - num_returns && header_.first_sum >= 0 &&
+                       header_.first_sum <= most_sums - num_rows;
     if (!sound) {
       if (threadIdx.x == 0) refuse_message(call_, source_, sent_.number);
       return;
     }
-    if (part == 0 && !import_counts(num_tokens, num_returns)) return;
+    if (part == 0 && !import_counts(num_tokens, num_rows, num_returns)) return;
     const int num_warps = static_cast<int>(blockDim.x) / kWarpLanes;
 #pragma unroll 1
     for (std::int64_t token = warp_idx() * num_parts + part; token < num_tokens; token += num_warps * num_parts) {
@@ -50,7 +48,7 @@ class FarImporter {
 
  private:
   /// False if an expert has more rows than there are tokens. All threads of a block.
-  __device__ bool import_counts(std::int64_t num_tokens, std::int64_t num_returns) const {
+  __device__ bool import_counts(std::int64_t num_tokens, std::int64_t num_rows, std::int64_t num_returns) const {
     std::uint64_t* const words = count_words(call_, call_.ranks.rank, static_cast<int>(sent_.set), source_);
     const auto* const counts = reinterpret_cast<const std::uint32_t*>(message_ + layout_.counts);
     bool sound = true;
@@ -69,8 +67,10 @@ class FarImporter {
       post_word(words + expert, sent_.number, counts[expert]);
     }
     if (threadIdx.x == 0) {
-      call_.tables.num_returns[source_] = static_cast<std::int32_t>(num_returns);
-      call_.tables.return_firsts[source_] = static_cast<std::int32_t>(header_.first_return);
+      call_.tables.rows_back.num_rows[source_] = static_cast<std::int32_t>(num_returns);
+      call_.tables.rows_back.firsts[source_] = static_cast<std::int32_t>(header_.first_return);
+      call_.tables.sums_back.num_rows[source_] = static_cast<std::int32_t>(num_rows);
+      call_.tables.sums_back.firsts[source_] = static_cast<std::int32_t>(header_.first_sum);
     }
     return true;
   }
@@ -102,7 +102,10 @@ class FarImporter {
       if (lane_idx() == 0) refuse_message(call_, source_, sent_.number);
       return false;
     }
-    if (lane_idx() == 0) call_.tables.returns[source_ * call_.max_tokens + token] = start.first_return;
+    if (lane_idx() == 0) {
+      call_.tables.rows_back.places[source_ * call_.max_tokens + token] = start.first_return;
+      call_.tables.sums_back.places[source_ * call_.max_tokens + token] = static_cast<std::int32_t>(row);
+    }
     if (has_entry) {
       if (call_.tables.item_weights != nullptr) {
         post_word(slot.weights + token * num_topk + lane_idx(), sent_.number, words[num_topk + lane_idx()]);

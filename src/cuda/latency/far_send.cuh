@@ -5,8 +5,9 @@
 /// in the message to it, with what is known of its entries; the rows of a message follow each other in the order in
 /// which blocks come to them. The last block completes the messages and posts them.
 ///
-/// It also places what the combines will return: each distinct expert of a token returns a row, and the rows of one far
-/// rank lie together in a set of returns, so that each rank returns them by one put.
+/// It also places what the combines will return: each distinct expert of a token returns a row, or each rank its sum,
+/// in the place that the token's row has in the message. The rows of one far rank lie together in a set of returns, so
+/// that each rank returns them by one put.
 
 #include "cuda/latency/dispatch_send.cuh"
 #include "cuda/latency/far_message.hpp"
@@ -137,8 +138,9 @@ class FarDispatchSender {
     const bool sends = is_far && leader == lane;
     const unsigned senders = __ballot_sync(kAllLanes, static_cast<int>(sends));
     std::int32_t first_return = 0;
+    std::int32_t num_row = 0;
     if (sends) {
-      const auto num_row = static_cast<std::int64_t>(atomicAdd(&far_.state->rows[owner], 1U));
+      num_row = static_cast<std::int32_t>(atomicAdd(&far_.state->rows[owner], 1U));
       first_return =
           static_cast<std::int32_t>(atomicAdd(&far_.state->returns[owner], static_cast<unsigned>(__popc(returning))));
       const int target = __popc(senders & ((1U << lane) - 1));
@@ -146,13 +148,16 @@ class FarDispatchSender {
       shared_.targets.rows[target] = message + far_.layout.front_bytes + num_row * params_.row.stride();
       targets_.records[target] = message + message_.records + num_row * message_.record_bytes;
       targets_.first_returns[target] = first_return;
-      row_of_token(message)[token] = static_cast<std::int32_t>(num_row);
+      row_of_token(message)[token] = num_row;
     }
     if (lane == 0) shared_.targets.num = __popc(senders);
     first_return = __shfl_sync(kAllLanes, first_return, leader);
+    num_row = __shfl_sync(kAllLanes, num_row, leader);
     if (lane < call_.num_topk) {
+      const std::int64_t at = std::int64_t{token} * call_.num_topk + lane;
       const int place = first_return + __popc(returning & ((1U << first_of_expert) - 1));
-      call_.tables.own_returns[std::int64_t{token} * call_.num_topk + lane] = is_far ? place : -1;
+      call_.tables.rows_back.own_places[at] = is_far ? place : -1;
+      call_.tables.sums_back.own_places[at] = is_far ? num_row : -1;
     }
     // Ranks that get no row of the token.
 #pragma unroll 1
@@ -190,26 +195,31 @@ class FarDispatchSender {
   /// Completes the headers and posts the messages. All lanes of one warp of the last block.
   __device__ void post_all() const {
     std::int32_t begin = 0;
+    std::int32_t begin_sums = 0;
 #pragma unroll 1
     for (int first = 0; first < far_.layout.num_far(); first += kWarpLanes) {
       const int idx = first + lane_idx();
       const bool exists = idx < far_.layout.num_far();
       const int rank = exists ? far_.layout.far_rank(idx) : 0;
       // Added to by atomics of other blocks.
-      const std::int64_t num_rows = exists ? atomicExch(&far_.state->rows[rank], 0U) : 0;
+      const auto num_rows = static_cast<std::int32_t>(exists ? atomicExch(&far_.state->rows[rank], 0U) : 0U);
       const auto num_returns = static_cast<std::int32_t>(exists ? atomicExch(&far_.state->returns[rank], 0U) : 0U);
       std::int32_t total = 0;
       const std::int32_t first_return = begin + prefix_sum(num_returns, total);
       begin += total;
+      const std::int32_t first_sum = begin_sums + prefix_sum(num_rows, total);
+      begin_sums += total;
       if (!exists) continue;
-      call_.tables.own_return_firsts[rank] = first_return;
+      call_.tables.rows_back.own_firsts[rank] = first_return;
+      call_.tables.sums_back.own_firsts[rank] = first_sum;
       FarHeader& header = header_out(far_, LatencyKind::kDispatch, idx);
       header.num_rows = num_rows;
       header.num_returns = num_returns;
       header.first_return = first_return;
+      header.first_sum = first_sum;
       const int set = shared_.sets[rank];
       const bool bare = set == kNoSet;
-      const FarRows rows{
+      const FarPart rows{
           far_.outbox_of_host + static_cast<std::uint64_t>(far_.message_out(idx) + far_.layout.front_bytes),
           far_.layout.front_at(0, set, far_.layout.far_idx_at(rank, call_.ranks.rank)) + far_.layout.front_bytes,
           bare ? 0 : num_rows * params_.row.stride()};

@@ -1,12 +1,13 @@
 #ifndef FERRY_CUDA_LATENCY_FAR_WORDS_CUH
 #define FERRY_CUDA_LATENCY_FAR_WORDS_CUH
 
-/// Turns and messages of calls between nodes (cuda/far/params.hpp), in the kernels that come before each half.
+/// Turns and messages of calls between nodes (cuda/far/params.hpp).
 ///
-/// The halves know far ranks only as ranks without a set: before a send half the far kernel posts kNoSet in this rank's
-/// own window for each of them, and what halves send such ranks, a header and grants, lands in this rank's window, in
-/// places that hold the same words. Before a receive half the far kernels write into the window what far ranks have
-/// sent, as if these had written it there.
+/// The halves know far ranks only as ranks without a set: before the send half of a dispatch, and before a refusal, a
+/// far kernel posts kNoSet in this rank's own window for each of them, and what halves send such ranks, a header and
+/// grants, lands in this rank's window, in places that hold the same words. Before these receive, far kernels write
+/// into the window what far ranks have sent, as if these had written it there. A combine does the same in its own
+/// kernel (nodes_combine.cuh).
 
 #include <cstddef>
 #include <cstdint>
@@ -22,6 +23,11 @@ __device__ inline const std::uint64_t* inbox_word(const FarParams& far, std::int
   return reinterpret_cast<const std::uint64_t*>(far.inbox + offset);
 }
 
+/// Reports data that no rank of this build sends. One thread.
+__device__ __noinline__ inline void refuse_message(const LatencyParams& call, int source, std::uint64_t number) {
+  declare_lost(call.ranks, {Awaited::kRailProtocol, source, number}, {});
+}
+
 /// Tells far ranks which sets this rank has granted. All lanes of one warp of one block, first of all: they may wait.
 __device__ inline void publish_grants(const LatencyParams& call, const FarParams& far) {
   if (lane_idx() >= kLatencyKinds * kGrantSlots) return;
@@ -32,9 +38,10 @@ __device__ inline void publish_grants(const LatencyParams& call, const FarParams
 }
 
 /// Waits for the sets in which far ranks receive this call, `sets` [R], and until the messages of the call before have
-/// left. All lanes of one warp; false in all of them when the group broke.
+/// left; with `weighs` also the weights that were sent last. All lanes of one warp; false in all of them when the group
+/// broke.
 __device__ inline bool await_far_turn(const LatencyParams& call, const FarParams& far, LatencyKind kind,
-                                      std::uint64_t number, int* sets) {
+                                      std::uint64_t number, int* sets, bool weighs = false) {
   const FarLayout& layout = far.layout;
   bool all = !is_broken(call.ranks);
 #pragma unroll 1
@@ -42,15 +49,24 @@ __device__ inline bool await_far_turn(const LatencyParams& call, const FarParams
     const int rank = layout.far_rank(idx);
     const Wait wait{Awaited::kDone, rank, number};
     const std::uint64_t* const grant = inbox_word(far, layout.grant_at(static_cast<int>(kind), rank, number));
-    const Payload set = wait_payload(call, wait, grant);
     const std::uint64_t* const left = far.left + static_cast<int>(kind) * layout.num_ranks + rank;
-    const auto read = [left] { return load_acquire_system(left); };
+    const std::uint64_t* const weights_left = far.left + kFarWeights * layout.num_ranks + rank;
+    // All at once. What follows only writes, and only if the words say so.
+    const std::uint64_t granted = load_relaxed_system(grant);
+    const std::uint64_t last = load_relaxed_system(left);
+    const std::uint64_t last_weights = weighs ? load_relaxed_system(weights_left) : 0;
+    const Payload set = wait_payload(call, wait, grant, granted);
+    const auto is_over = [&](const std::uint64_t* word, std::uint64_t seen, std::uint64_t wanted) {
+      const auto read = [word] { return load_acquire_system(word); };
+      return seen >= wanted || wait_until(call.ranks, wait, read, wanted, CallCount(call, rank));
+    };
     if (set.came && set.value > kNoSet) {
       declare_lost(call.ranks, {Awaited::kRailProtocol, rank, number}, {});
       all = false;
       break;
     }
-    all = set.came && wait_until(call.ranks, wait, read, number - 1, CallCount(call, rank));
+    all = set.came && is_over(left, last, number - 1) &&
+          (!weighs || is_over(weights_left, last_weights, far.state->weighed[rank]));
     sets[rank] = static_cast<int>(set.value);
   }
   const bool every = __all_sync(kAllLanes, static_cast<int>(all)) != 0;
@@ -87,30 +103,38 @@ __device__ inline bool is_last_far_block(const FarParams& far) {
   return true;
 }
 
-/// Rows of a message, if it has any.
-struct FarRows {
+/// A part of a message: its front, or its rows if it has any.
+struct FarPart {
   std::uint64_t from = 0;  ///< address on the host
   std::int64_t to = 0;     ///< offset in the receiver's inbox
   std::int64_t bytes = 0;
 };
 
-/// Posts the message of this call to far rank `idx`, which receives it in `set`. One thread of the last block.
-__device__ inline void post_far(const LatencyParams& call, const FarParams& far, LatencyKind kind, int idx, int set,
-                                std::uint64_t number, std::int64_t front_bytes, const FarRows& rows) {
-  const FarLayout& layout = far.layout;
-  const int rank = layout.far_rank(idx);
-  FarPost& post = far.posts[static_cast<int>(kind) * layout.num_ranks + rank];
-  header_out(far, kind, idx).has_record = 0;
+/// Posts message `message` (kFarMessages) number `number` to a far rank. One thread.
+__device__ inline void post_message(const LatencyParams& call, const FarParams& far, int message, int rank,
+                                    std::uint64_t number, const FarPart& front, const FarPart& rows) {
+  FarPost& post = far.posts[message * far.layout.num_ranks + rank];
   post.record_number = call.record_number;
-  post.front = far.outbox_of_host + static_cast<std::uint64_t>(far.front_out(static_cast<int>(kind), idx));
-  post.front_to = static_cast<std::uint64_t>(
-      layout.front_at(static_cast<int>(kind), set, layout.far_idx_at(rank, call.ranks.rank)));
-  post.front_bytes = static_cast<std::uint64_t>(front_bytes);
+  post.front = front.from;
+  post.front_to = static_cast<std::uint64_t>(front.to);
+  post.front_bytes = static_cast<std::uint64_t>(front.bytes);
   post.rows = rows.from;
   post.rows_to = static_cast<std::uint64_t>(rows.to);
   post.rows_bytes = static_cast<std::uint64_t>(rows.bytes);
   fence_system();
-  store_release_system(&post.number, number);
+  store_relaxed_system(&post.number, number);
+}
+
+/// Posts the message of this call to far rank `idx`, which receives it in `set`. One thread of the last block.
+__device__ inline void post_far(const LatencyParams& call, const FarParams& far, LatencyKind kind, int idx, int set,
+                                std::uint64_t number, std::int64_t front_bytes, const FarPart& rows) {
+  const FarLayout& layout = far.layout;
+  const int rank = layout.far_rank(idx);
+  header_out(far, kind, idx).has_record = 0;
+  const FarPart front{far.outbox_of_host + static_cast<std::uint64_t>(far.front_out(static_cast<int>(kind), idx)),
+                      layout.front_at(static_cast<int>(kind), set, layout.far_idx_at(rank, call.ranks.rank)),
+                      front_bytes};
+  post_message(call, far, static_cast<int>(kind), rank, number, front, rows);
 }
 
 /// The exclusive prefix sum of `value` over the lanes of a warp, and the sum in `total`.

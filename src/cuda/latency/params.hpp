@@ -195,14 +195,14 @@ struct FarDispatchParams {
   DispatchSendParams send;
   FarParams far;
 };
-struct FarCombineParams {
-  CombineSendParams send;
+/// Send half of a combine.
+struct FarCombineParams : CombineSendParams {
   FarParams far;
   std::byte* returns = nullptr;       ///< memory that the rows leave from
   std::int64_t most_returns = 0;      ///< rows that it has room for
   std::uint64_t returns_of_host = 0;  ///< its address on the host
 };
-/// Receive half of either kind, or of a refusal, before that inside the node.
+/// Receive half of a dispatch, or of a refusal of either kind, before that inside the node.
 struct FarReceiveParams {
   LatencyParams call;
   FarParams far;

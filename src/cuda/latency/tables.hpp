@@ -9,6 +9,7 @@
 
 #include "cuda/call/routing_tables.hpp"
 #include "cuda/sync/report.hpp"
+#include "ferry/latency.hpp"
 #include "plan/carver.hpp"
 #include "plan/host_device.hpp"
 
@@ -24,6 +25,27 @@ struct alignas(16) SentCall {
 
 /// Replaces the home of an entry whose rank has been masked since. Its own inverse. Less than -1.
 FERRY_HOST_DEVICE constexpr std::int32_t lost_home(std::int32_t home) { return -2 - home; }
+
+/// Where combines of one order return rows between nodes (far_send.cuh). Rows from one rank to another lie one after
+/// the other, from a first place in a set of returns that their receiver chooses.
+struct FarReturns {
+  std::int32_t* own_places = nullptr;  ///< [T, K] place of the entry's row among those that its rank returns
+  std::int32_t* own_firsts = nullptr;  ///< [R] place of the first row that each rank returns
+  std::int32_t* places = nullptr;    ///< [R, M] the token's first place among the rows that are returned to its source
+  std::int32_t* firsts = nullptr;    ///< [R] own_firsts of this rank on each source
+  std::int32_t* num_rows = nullptr;  ///< [R] rows that are returned to each source
+
+  static constexpr FarReturns take(plan::Carver& carver, std::size_t num_entries, std::size_t num_ranks,
+                                   std::size_t max_tokens) {
+    FarReturns returns;
+    returns.own_places = carver.take<std::int32_t>(num_entries);
+    returns.own_firsts = carver.take<std::int32_t>(num_ranks);
+    returns.places = carver.take<std::int32_t>(num_ranks * max_tokens);
+    returns.firsts = carver.take<std::int32_t>(num_ranks);
+    returns.num_rows = carver.take<std::int32_t>(num_ranks);
+    return returns;
+  }
+};
 
 struct LatencyTables {
   struct Shape {
@@ -58,13 +80,9 @@ struct LatencyTables {
   std::int32_t* items = nullptr;          ///< [R, M, K] row in this rank's slab; -1: the entry is none of this rank's
   float* item_weights = nullptr;          ///< [R, M, K], null if the dispatch was given none; valid where items is >= 0
   std::int32_t* rank_ordinals = nullptr;  ///< [R, M] how many ranks below this one the token goes to; -1: not here
-  // Only in groups of several nodes: where combines return rows between nodes, by the far kernels (far_send.cuh).
-  std::int32_t* own_returns = nullptr;  ///< [T, K] place of the entry's row among those that its rank returns
-  std::int32_t* own_return_firsts =
-      nullptr;                            ///< [R] place of the first row that each rank returns, in a set of returns
-  std::int32_t* returns = nullptr;        ///< [R, M] the token's first place among the rows returned to its source
-  std::int32_t* return_firsts = nullptr;  ///< [R] own_return_firsts of this rank on each source
-  std::int32_t* num_returns = nullptr;    ///< [R] rows that are returned to each source
+  // Only in groups of several nodes, by the far kernels:
+  FarReturns rows_back;  ///< kExact: a row for each distinct expert of a token
+  FarReturns sums_back;  ///< kRankSums: a row for each token
   std::size_t size_bytes = 0;
 
   static constexpr LatencyTables at(std::byte* base, const Shape& shape) {
@@ -89,14 +107,15 @@ struct LatencyTables {
     if (shape.weights) tables.item_weights = carver.take<float>(num_items);
     tables.rank_ordinals = carver.take<std::int32_t>(shape.num_ranks * shape.max_tokens);
     if (shape.far) {
-      tables.own_returns = carver.take<std::int32_t>(num_entries);
-      tables.own_return_firsts = carver.take<std::int32_t>(shape.num_ranks);
-      tables.returns = carver.take<std::int32_t>(shape.num_ranks * shape.max_tokens);
-      tables.return_firsts = carver.take<std::int32_t>(shape.num_ranks);
-      tables.num_returns = carver.take<std::int32_t>(shape.num_ranks);
+      tables.rows_back = FarReturns::take(carver, num_entries, shape.num_ranks, shape.max_tokens);
+      tables.sums_back = FarReturns::take(carver, num_entries, shape.num_ranks, shape.max_tokens);
     }
     tables.size_bytes = carver.used_bytes();
     return tables;
+  }
+
+  FERRY_HOST_DEVICE constexpr const FarReturns& far_returns(CombineOrder order) const {
+    return order == CombineOrder::kRankSums ? sums_back : rows_back;
   }
 };
 

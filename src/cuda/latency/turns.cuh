@@ -142,14 +142,19 @@ struct TurnLook {
 };
 
 /// Waits for the sets in which the ranks receive this call: `sets` [R] in shared memory. All lanes of one warp; false
-/// in all of them when the group broke. A rank with kNoSet gets a header and nothing else.
+/// in all of them when the group broke. A rank with kNoSet gets a header and nothing else. `far`: if present, ranks of
+/// other nodes have kNoSet.
 __device__ inline bool wait_grants(const LatencyParams& call, LatencyKind kind, const TurnLook& turn,
-                                   const GrantsLook& look, int* sets) {
+                                   const GrantsLook& look, int* sets, const FarLayout* far = nullptr) {
   bool all = !turn.broken;
   std::uint64_t seen = look.of(turn.number);
 #pragma unroll 1
   for (int rank = lane_idx(); rank < call.ranks.num_ranks; rank += kWarpLanes) {
     const std::uint64_t* const word = grant_word(call, call.ranks.rank, kind, rank, turn.number);
+    if (far != nullptr && far->is_far(rank)) {
+      sets[rank] = kNoSet;
+      continue;
+    }
     if (rank >= GrantsLook::kRanks) seen = load_acquire_system(word);
     const Payload set = wait_payload(call, {Awaited::kDone, rank, turn.number}, word, seen);
     all = all && set.came;
@@ -163,10 +168,10 @@ __device__ inline bool wait_grants(const LatencyParams& call, LatencyKind kind, 
 /// Waits for the call's turn, as the first step of a kernel that sends. Returns the call's number, or 0 when the group
 /// broke; `sets` as in wait_grants(). All lanes of one warp of each block. `meanwhile` runs between the first loads and
 /// their use. `kGrantsOwed`: the first block grants the owed set if this call may be the one to get it; otherwise
-/// another warp of the kernel grants it.
+/// another warp of the kernel grants it. `far`: see wait_grants().
 template <bool kGrantsOwed, typename Meanwhile>
 __device__ inline std::uint64_t wait_for_turn(const LatencyParams& call, LatencyKind kind, int* sets,
-                                              Meanwhile meanwhile) {
+                                              Meanwhile meanwhile, const FarLayout* far = nullptr) {
   const TurnLook turn(call, kind);
   const GrantsLook look(call, kind);
   meanwhile();
@@ -176,7 +181,7 @@ __device__ inline std::uint64_t wait_for_turn(const LatencyParams& call, Latency
       grant_owed_set(call, kind, turn.number);
     }
   }
-  return wait_grants(call, kind, turn, look, sets) ? turn.number : 0;
+  return wait_grants(call, kind, turn, look, sets, far) ? turn.number : 0;
 }
 
 /// Whether this block is the last to increment `arrivals`; its threads then see the stores of all blocks. All threads

@@ -17,6 +17,7 @@ namespace {
 /// Room for a thousand routes of up to 4 KiB each whose counts are still unread; no more, because it is locked memory.
 constexpr std::size_t kPinnedBytes = std::size_t{4} << 20;
 constexpr int kAnyNode = -1;
+constexpr std::string_view kCreate = "Group::create";
 
 /// Blocks that no group uses. cudaFreeHost waits for every GPU of the process and holds the driver's lock meanwhile:
 /// if a kernel waits for another rank of this process, that rank could no longer launch. Blocks therefore stay, as many
@@ -39,7 +40,7 @@ IdleBlocks& idle_blocks() {
   return *idle;
 }
 
-Result<void*> take_block(std::size_t bytes, int numa_node) {
+Result<void*> take_block(std::size_t bytes, int numa_node, std::string_view operation = kCreate) {
   {
     IdleBlocks& idle = idle_blocks();
     const std::lock_guard lock(idle.mutex);
@@ -54,7 +55,7 @@ Result<void*> take_block(std::size_t bytes, int numa_node) {
   void* block = nullptr;
   const cudaError_t error = cudaHostAlloc(&block, bytes, cudaHostAllocPortable | cudaHostAllocMapped);
   if (error != cudaSuccess) {
-    return runtime_status(error, fmt::format("Group::create: locking {} bytes of host memory", bytes),
+    return runtime_status(error, fmt::format("{}: locking {} bytes of host memory", operation, bytes),
                           "free some memory or raise the limit of locked memory (ulimit -l)");
   }
   return block;
@@ -70,11 +71,12 @@ void give_back_block(void* block, std::size_t bytes, int numa_node) try {
 
 /// Address of a block as kernels see it. A block for which this fails is not given back: a device reset may have left
 /// it behind.
-Result<std::byte*> view_of_kernels(void* host) {
+Result<std::byte*> view_of_kernels(void* host, std::string_view operation = kCreate) {
   void* device = nullptr;
   const cudaError_t mapped = cudaHostGetDevicePointer(&device, host, 0);
   if (mapped == cudaSuccess) return static_cast<std::byte*>(device);
-  return runtime_status(mapped, "Group::create: mapping host memory for the GPU", "this GPU cannot write host memory");
+  return runtime_status(mapped, fmt::format("{}: mapping host memory for the GPU", operation),
+                        "this GPU cannot write host memory");
 }
 
 }  // namespace
@@ -88,11 +90,11 @@ Result<std::shared_ptr<PinnedMemory>> PinnedMemory::create() {
   return std::make_shared<PinnedMemory>(static_cast<std::byte*>(*host), *device);
 }
 
-Result<PinnedBlock> take_pinned(std::size_t bytes, int numa_node) {
+Result<PinnedBlock> take_pinned(std::size_t bytes, int numa_node, std::string_view operation) {
   const RelaxedCapture relaxed;
-  const Result<void*> host = take_block(bytes, numa_node);
+  const Result<void*> host = take_block(bytes, numa_node, operation);
   if (!host.ok()) return host.status();
-  const Result<std::byte*> device = view_of_kernels(*host);
+  const Result<std::byte*> device = view_of_kernels(*host, operation);
   if (!device.ok()) return device.status();
   std::memset(*host, 0, bytes);
   return PinnedBlock{

@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string_view>
 #include <vector>
 
 #include "ferry/status.hpp"
@@ -17,12 +18,13 @@ namespace ferry::cuda {
 
 /// Host memory that the GPUs of this process reach, zeroed. A later group reuses it after the last copy of the pointer
 /// is destroyed. `kernel_view`: its address for kernels. `numa_node`: node whose memory the calling
-/// thread takes (net::PreferNode), so that a block of another node is not reused; -1: any.
+/// thread takes (net::PreferNode), so that a block of another node is not reused; -1: any. `operation`: the call whose
+/// error it is.
 struct PinnedBlock {
   std::shared_ptr<std::byte> data;
   std::byte* kernel_view = nullptr;
 };
-Result<PinnedBlock> take_pinned(std::size_t bytes, int numa_node = -1);
+Result<PinnedBlock> take_pinned(std::size_t bytes, int numa_node = -1, std::string_view operation = "Group::create");
 
 class PinnedMemory {
  public:
