@@ -88,6 +88,7 @@ set(ferry_cuda_sources
     cuda/latency/far.cu
     cuda/latency/masks.cu
     cuda/latency/nodes_combine.cu
+    cuda/latency/nodes_dispatch.cu
     cuda/latency/refusal.cu
     cuda/one_sided/kernels.cu
     cuda/backend.cpp)

@@ -5,6 +5,7 @@
 
 #include <set>
 
+#include "ferry/launches.hpp"
 #include "gpu/gpu_group.hpp"
 #include "plan/to_size.hpp"
 #include "support/latency_check.hpp"
@@ -120,6 +121,28 @@ TEST(NodesLatency, CombinesTakeNoMemory) {
       context.expect(group.memory_usage().network_bytes == dispatched, "a combine takes memory");
     }
   });
+}
+
+/// Launches of a rank's thread.
+thread_local int launches_of_thread = 0;
+
+TEST(NodesLatency, EachHalfOfACallIsOneKernel) {
+  const PreparedCase prepared = case_of_two_nodes(true);
+  observe_launches([](const KernelLaunch& /*launch*/) { ++launches_of_thread; });
+  run_on_two_nodes(latency_bytes_of("cuda", {prepared}), [&](RankContext& context, Group& group) {
+    LatencyExchange exchange(context, group, prepared);
+    const auto num_launches = [](const auto& call) {
+      const int before = launches_of_thread;
+      return call() ? launches_of_thread - before : 0;
+    };
+    context.expect(num_launches([&] { return exchange.send_dispatch(); }) == 1, "kernels that send a dispatch");
+    context.expect(num_launches([&] { return exchange.receive(); }) == 1, "kernels that receive a dispatch");
+    for (std::size_t i = 0; i < prepared.spec.combines.size(); ++i) {
+      context.expect(num_launches([&] { return exchange.send_combine(i); }) == 1, "kernels that send a combine");
+      context.expect(num_launches([&] { return exchange.receive(); }) == 1, "kernels that receive a combine");
+    }
+  });
+  observe_launches(nullptr);
 }
 
 /// The first rank of one node refuses a combine, for whose weights the other node waits.

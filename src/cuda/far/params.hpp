@@ -77,13 +77,13 @@ struct alignas(128) FarPost {
 
 /// Words of kernels in memory of the GPU, initially zero.
 struct FarState {
-  std::uint32_t arrivals;      ///< blocks of the sending kernel that are done
-  std::uint32_t rows[128];     ///< [R], kMaxRanks: rows of the current dispatch for each rank
-  std::uint32_t returns[128];  ///< [R]: rows that each rank will return of it
-  std::uint32_t kept[128];     ///< [R]: 1 if FarParams::found holds a record of that rank
-  std::uint64_t turn;          ///< number of the combine whose `sets` are there: st.release / ld.acquire, by device
-  std::uint64_t weighed[128];  ///< [R] number of the last combine whose weights were posted to that rank
-  std::int32_t sets[128];      ///< [R] set in which each far rank receives that combine
+  std::uint32_t arrivals;             ///< blocks of the sending kernel that are done
+  std::uint32_t rows[128];            ///< [R], kMaxRanks: rows of the current dispatch for each rank
+  std::uint32_t returns[128];         ///< [R]: rows that each rank will return of it
+  std::uint32_t kept[128];            ///< [R]: 1 if FarParams::found holds a record of that rank
+  std::uint64_t weighed[128];         ///< [R] number of the last combine whose weights were posted to that rank
+  std::uint64_t turns[kFarKinds];     ///< number of the call whose `sets` are there: st.release / ld.acquire
+  std::int32_t sets[kFarKinds][128];  ///< [R] set in which each far rank receives that call
 };
 
 /// Layout of an inbox, the same on every rank. Trivial, so that kernels take it by value.
@@ -91,7 +91,7 @@ struct FarLayout {
   int num_ranks = 0;
   int ranks_per_node = 1;
   int first_near = 0;              ///< first rank of this node
-  std::int64_t front_bytes = 0;    ///< room for the front of a dispatch's message; its rows follow
+  std::int64_t front_bytes = 0;    ///< room for the front of a dispatch's message
   std::int64_t message_bytes = 0;  ///< room for a dispatch's message
   std::int64_t returns_bytes = 0;  ///< room for the rows of a combine, of all far ranks together
   std::int64_t weights_bytes = 0;  ///< room for the weights of a combine

@@ -52,10 +52,7 @@ cudaError_t LatencyMode::launch_refusal(LatencyKind kind, const Launch& launch) 
   params.kind = kind;
   if (over_nodes()) {
     far_->expect_posts();
-    cudaError_t error = launch_far_refusal({params.call, far_->params(), kind}, launch.stream);
-    const FarReceiveParams receive{
-        .call = params.call, .far = far_->params(), .kind = kind, .row = {}, .refuses = true};
-    if (error == cudaSuccess) error = launch_far_receive(receive, launch.stream);
+    const cudaError_t error = launch_far_refusal({params.call, far_->params(), kind}, launch.stream);
     if (error != cudaSuccess) return error;
   }
   return launch_latency_refusal(params, mask_, launch.stream);

@@ -147,6 +147,13 @@ int share_half_blocks(LatencyDispatchParams& params, const BlockLimits& limits) 
   return share_receive(send.call, params.receive, limits.most_waiting);
 }
 
+/// Blocks of a receive half that take what far ranks have sent, the first of which also reports: one for each far rank,
+/// but few among all.
+int num_importers(int num_far, int most_waiting) {
+  constexpr int kShare = 8;
+  return std::clamp(most_waiting / kShare, 1, num_far);
+}
+
 }  // namespace
 
 Status LatencyMode::check_dispatch(const LatencyDispatchCall& call) const {
@@ -216,20 +223,13 @@ Result<std::shared_ptr<LatencyRouting>> LatencyMode::begin_routing(const Latency
 cudaError_t LatencyMode::launch_send(const LatencyDispatchParams& params, cudaStream_t stream) {
   if (over_nodes()) {
     far_->expect_posts();
-    const bool homes = has_homes_or_counters(params.receive);
-    const cudaError_t error = launch_far_rows({params.send, far_->params()}, homes, stream);
-    if (error != cudaSuccess) return error;
+    return launch_nodes_dispatch_send({params.send, far_->params()}, has_homes_or_counters(params.receive), stream);
   }
   return launch_dispatch_send(params, mask_, stream);
 }
 
 cudaError_t LatencyMode::launch_receive(const DispatchReceiveParams& params, cudaStream_t stream) const {
-  if (over_nodes()) {
-    const FarReceiveParams far{
-        .call = params.call, .far = far_->params(), .kind = LatencyKind::kDispatch, .row = params.row};
-    const cudaError_t error = launch_far_receive(far, stream);
-    if (error != cudaSuccess) return error;
-  }
+  if (over_nodes()) return launch_nodes_dispatch_receive({params, far_->params()}, stream);
   return launch_dispatch_receive(params, mask_, stream);
 }
 
@@ -277,6 +277,7 @@ Result<std::shared_ptr<RoutingState>> LatencyMode::make_dispatch(const LatencyDi
     receive.host = routing.host_tables;
     const BlockLimits limits = block_limits(
         rows.kernel, {Operation::kLatencyDispatch, Layout::kSlab, routing.num_tokens, rows.out_x.row_bytes});
+    if (over_nodes()) receive.first_receiver = num_importers(far_->params().layout.num_far(), limits.most_waiting);
     if (call.split || in_halves()) {
       num_receive_blocks = share_half_blocks(*params, limits);
     } else {

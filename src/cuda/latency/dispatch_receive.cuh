@@ -5,6 +5,10 @@
 /// rows in the slab from the counts, and copy it there as soon as it has arrived. The first block writes what the host
 /// and the Routing's views show.
 
+#include <type_traits>
+
+#include "cuda/latency/far_message.hpp"
+#include "cuda/latency/far_words.cuh"
 #include "cuda/latency/receive_gaps.cuh"
 #include "cuda/latency/receive_report.cuh"
 
@@ -46,7 +50,8 @@ __device__ inline const std::uint64_t* entry_word(const LatencyParams& call, con
 
 /// Waits for a token's entries; false when the group broke. `seen`: this lane's word as loaded before. All lanes of a
 /// warp.
-__device__ inline bool find_arrival(const LatencyParams& call, const SentCall& sent, const ExpertTables& experts,
+template <typename Experts>
+__device__ inline bool find_arrival(const LatencyParams& call, const SentCall& sent, const Experts& experts,
                                     std::uint64_t seen, Arrival& arrival) {
   const int lane = lane_idx();
   Payload entry{kNoExpert, true};
@@ -55,6 +60,14 @@ __device__ inline bool find_arrival(const LatencyParams& call, const SentCall& s
                          entry_word(call, sent, arrival.source, arrival.token), seen);
   }
   if (__all_sync(kAllLanes, static_cast<int>(entry.came)) == 0) return false;
+  if constexpr (requires { experts.counts; }) {
+    const bool sound =
+        entry.value == kNoExpert || entry_ordinal(entry.value) < experts.counts[entry_expert(entry.value)];
+    if (__all_sync(kAllLanes, static_cast<int>(sound)) == 0) {
+      if (lane == 0) refuse_message(call, arrival.source, sent.number);
+      return false;
+    }
+  }
   int owner = -1;
   if (entry.value != kNoExpert) {
     const int home = experts.homes[entry_expert(entry.value)];
@@ -171,14 +184,33 @@ struct WarpTokens {
   }
 };
 
+/// Rows of one source's tokens.
+struct ArrivedRows {
+  const std::byte* first = nullptr;
+  bool by_flag = false;  ///< the flag of a token's row has its number; else that is the token's
+
+  template <typename Params>
+  __device__ static ArrivedRows of(const LatencyParams& call, const Params& params, const SentCall& sent, int source) {
+    const auto set = static_cast<int>(sent.set);
+    if constexpr (std::is_same_v<Params, FarDispatchReceiveParams>) {
+      const FarParams& far = params.far;
+      const FarMessage message = FarMessage::of(call.num_experts, call.max_tokens, call.num_topk);
+      if (far.layout.is_far(source)) {
+        return {far.inbox + far.layout.front_at(0, set, far.layout.far_idx(source)) + message.rows, true};
+      }
+    }
+    return {own_window(call).rows(call.layout, LatencyKind::kDispatch, set) + source * call.layout.source_bytes, false};
+  }
+};
+
 /// Receives a warp's part of one source's tokens; false when the group broke. `seen`: word of the first token's entry,
-/// as loaded before.
-__device__ inline bool receive_tokens(const LatencyParams& call, const DispatchReceiveRows& params,
-                                      const SentCall& sent, const ExpertTables& experts, const ReceiveShared& shared,
-                                      const WarpTokens& tokens, std::uint64_t seen) {
+/// as loaded before. Params as in receive().
+template <typename Params, typename Experts>
+__device__ inline bool receive_tokens(const LatencyParams& call, const Params& params, const SentCall& sent,
+                                      const Experts& experts, const ReceiveShared& shared, const WarpTokens& tokens,
+                                      std::uint64_t seen) {
   const int source = tokens.source;
-  const std::byte* const rows = own_window(call).rows(call.layout, LatencyKind::kDispatch, static_cast<int>(sent.set)) +
-                                source * call.layout.source_bytes;
+  const ArrivedRows rows = ArrivedRows::of(call, params, sent, source);
   const DispatchSlot slot = slot_of(call, sent, source);
   const int end = shared.tokens[source];
 #pragma unroll 1
@@ -194,13 +226,16 @@ __device__ inline bool receive_tokens(const LatencyParams& call, const DispatchR
     const std::uint64_t* const weight = keeps ? weight_word(call, sent, arrival) : nullptr;
     const std::uint64_t seen_weight = weight != nullptr ? load_relaxed_system(weight) : 0;
     if (arrival.here != 0) {
-      bool came = true;
-      if (lane_idx() == 0) {
-        came = wait_word(call, {Awaited::kRow, source, sent.number}, slot.row_flags + token).came;
-      }
-      if (__all_sync(kAllLanes, static_cast<int>(came)) == 0) return false;
+      Payload flag{0, true};
+      if (lane_idx() == 0) flag = wait_word(call, {Awaited::kRow, source, sent.number}, slot.row_flags + token);
+      if (__all_sync(kAllLanes, static_cast<int>(flag.came)) == 0) return false;
       __syncwarp();  // hands the first lane's acquired stores to all lanes
-      copy_arrival(params, arrival, rows + token * params.row.stride(), tokens.share);
+      std::int64_t row = token;
+      if constexpr (std::is_same_v<Params, FarDispatchReceiveParams>) {
+        const std::uint32_t number = __shfl_sync(kAllLanes, flag.value, 0);
+        if (rows.by_flag) row = number;
+      }
+      copy_arrival(params, arrival, rows.first + row * params.row.stride(), tokens.share);
     }
     if (keeps && !keep_arrival(call, sent, arrival, seen_weight)) return false;
   }
@@ -310,10 +345,10 @@ __device__ inline Outcome begin_receive(const LatencyParams& call, const Dispatc
 }
 
 /// Receives a call that all ranks make alike; false when the group broke. Params: DispatchReceiveRows, or a type with
-/// more members (is_left_out).
-template <bool kHomes, typename Params>
+/// more members (is_left_out), or FarDispatchReceiveParams in groups of several nodes.
+template <bool kHomes, typename Params, typename Experts>
 __device__ inline bool receive(const LatencyParams& call, const Params& params, const SentCall& sent,
-                               const ExpertTables& experts, ReceiveShared& shared, SourceOrder& order,
+                               const Experts& experts, ReceiveShared& shared, SourceOrder& order,
                                const FirstLook& look) {
   const int num_ranks = call.ranks.num_ranks;
   WarpTokens& tokens = order.tokens;
@@ -342,9 +377,9 @@ __device__ inline bool receive(const LatencyParams& call, const Params& params, 
 /// Receives the call, or reports why it is refused. All threads of all blocks; false in all of them when the group
 /// broke. `kHomes`: the call may have a placement in which experts have several homes, or counters; other kernels hold
 /// none of that code.
-template <bool kHomes, typename Params>
+template <bool kHomes, typename Params, typename Experts>
 __device__ inline bool receive_dispatch(const LatencyParams& call, const Params& params, const SentCall& sent,
-                                        const ExpertTables& experts, ReceiveShared& shared) {
+                                        const Experts& experts, ReceiveShared& shared) {
   SourceOrder order = SourceOrder::of_block(call.ranks.num_ranks, params);
   FirstLook look;
   look.load(call, sent, order.tokens);

@@ -123,12 +123,22 @@ struct BlockTokens {
   }
 };
 
-/// One block's part of the send half.
-template <Codec kCodec, bool kHomes>
+/// A send half's part for ranks of other nodes, in groups of one node: nothing. See FarSender.
+struct NoFarSender {
+  __device__ const FarLayout* layout() const { return nullptr; }
+  __device__ bool await_sets(std::uint64_t /*number*/) const { return true; }
+  __device__ void send_counts(int /*num_tokens*/) const {}
+  __device__ void place(int /*token*/, const TokenEntry& /*entry*/) const {}
+  __device__ int num_near() const { return kMaxTopk; }
+  __device__ void write_records() const {}
+};
+
+/// One block's part of the send half. Far: NoFarSender, or FarSender in groups of several nodes.
+template <Codec kCodec, bool kHomes, typename Far = NoFarSender>
 class DispatchSender {
  public:
-  __device__ DispatchSender(const DispatchSendParams& params, DispatchSendShared& shared)
-      : params_(params), call_(params.call), shared_(shared), places_(warp_idx() == 0), step_(params) {}
+  __device__ DispatchSender(const DispatchSendParams& params, DispatchSendShared& shared, const Far& far = {})
+      : params_(params), call_(params.call), shared_(shared), places_(warp_idx() == 0), far_(far), step_(params) {}
 
   /// See send_dispatch().
   template <typename Meanwhile, typename OnTurn>
@@ -159,11 +169,15 @@ class DispatchSender {
             post_counts(call_, shared_.number, shared_.sets,
                         [tokens_of_expert](int expert) { return tokens_of_expert[expert]; });
             keep_uncounted(params_, num_tokens);
+            far_.send_counts(num_tokens);
           }
           if (!sends) return;
           waits = false;
         }
-        if (places_ && first == 0) place_token(params_, shared_, token, entry_, shared_.tokens_of_expert());
+        if (places_ && first == 0) {
+          place_token(params_, shared_, token, entry_, shared_.tokens_of_expert());
+          far_.place(token, entry_);
+        }
         __syncthreads();  // targets and scales are complete
         if (places_) continue;
         step_.store(shared_.targets, first);
@@ -202,7 +216,8 @@ class DispatchSender {
   __device__ bool take_turn(int token) {
     if (places_) {
       const auto meanwhile = [this, token] { entry_.template find_owner<kHomes>(params_, token); };
-      const std::uint64_t number = wait_for_turn<true>(call_, LatencyKind::kDispatch, shared_.sets, meanwhile);
+      std::uint64_t number = wait_for_turn<true>(call_, LatencyKind::kDispatch, shared_.sets, meanwhile, far_.layout());
+      if (number != 0 && !far_.await_sets(number)) number = 0;
       if (lane_idx() == 0) shared_.number = number;
     }
     __syncthreads();
@@ -214,7 +229,10 @@ class DispatchSender {
     std::uint64_t* flag = nullptr;
     if (places_) {
       // While the other warps store.
-      if (lane_idx() < shared_.targets.num) flag = slot_at(call_, shared_, shared_.ranks[lane_idx()]).row_flags + token;
+      if (lane_idx() < min(shared_.targets.num, far_.num_near())) {
+        flag = slot_at(call_, shared_, shared_.ranks[lane_idx()]).row_flags + token;
+      }
+      far_.write_records();
     } else {
       post_entries(params_, shared_, token);
       if constexpr (kCodec == Codec::kPlain) send_given_scales(params_, token, shared_.targets);
@@ -235,6 +253,7 @@ class DispatchSender {
   const LatencyParams& call_;
   DispatchSendShared& shared_;
   const bool places_;  ///< this warp determines the targets of tokens, and moves no rows
+  const Far far_;
   RowStep<kCodec> step_;
   TokenEntry entry_;
 };

@@ -2,7 +2,7 @@
 #define FERRY_CUDA_LATENCY_FAR_MESSAGE_HPP
 
 /// Parts of a dispatch's message to a rank of another node (cuda/far/params.hpp): behind the header counts of all
-/// experts, for each token its row in the message, and for each row a record; then the rows.
+/// experts, and a record for each token; then the rows.
 
 #include <cstddef>
 #include <cstdint>
@@ -13,27 +13,27 @@
 
 namespace ferry::cuda {
 
-/// Start of a row's record. The token's entries [K] (pack_entry, kNoExpert: none) and weights [K] follow.
+/// Start of a token's record. The token's entries [K] (pack_entry, kNoExpert: none) and weights [K] follow.
 struct FarRecord {
-  std::int32_t token;
+  std::int32_t row;           ///< the token's row in the message; -1: none, and nothing else is written
   std::int32_t first_return;  ///< place of the token's first row among those that the receiver returns
 };
 
 struct FarMessage {
   std::int64_t counts = static_cast<std::int64_t>(kFarHeaderBytes);  ///< [E] u32
-  std::int64_t row_of_token = 0;                                     ///< [M] i32; -1: the token has no row
-  std::int64_t records = 0;
+  std::int64_t records = 0;                                          ///< [M]
   std::int64_t record_bytes = 0;
+  std::int64_t rows = 0;
 
   FERRY_HOST_DEVICE static constexpr FarMessage of(std::int64_t num_experts, std::int64_t max_tokens, int num_topk) {
     FarMessage message;
-    message.row_of_token = message.counts + round_up_row(num_experts * std::int64_t{sizeof(std::uint32_t)});
-    message.records = message.row_of_token + round_up_row(max_tokens * std::int64_t{sizeof(std::int32_t)});
+    message.records = message.counts + round_up_row(num_experts * std::int64_t{sizeof(std::uint32_t)});
     message.record_bytes = record_bytes_of(num_topk);
+    message.rows = round_up_row(message.front_bytes(max_tokens));
     return message;
   }
-  FERRY_HOST_DEVICE constexpr std::int64_t front_bytes(std::int64_t num_rows) const {
-    return records + num_rows * record_bytes;
+  FERRY_HOST_DEVICE constexpr std::int64_t front_bytes(std::int64_t num_tokens) const {
+    return records + num_tokens * record_bytes;
   }
 
   FERRY_HOST_DEVICE static constexpr std::int64_t record_bytes_of(int num_topk) {
@@ -44,14 +44,14 @@ struct FarMessage {
 };
 
 /// Layout of the inboxes of a group whose window is `window`: they hold what the window holds. A slot of words has 8
-/// bytes for each token and 16 for each entry, so it has room for a record of each token, and for row_of_token; in a
-/// combine 8 for each entry, whose weight has 4.
+/// bytes for each token and 16 for each entry, so it has room for the records; in a combine 8 for each entry, whose
+/// weight has 4.
 constexpr FarLayout far_layout(const LatencyLayout& window, int num_ranks, int ranks_per_node, int rank) {
   constexpr std::int64_t kCountsBytes = kMaxExperts * std::int64_t{sizeof(std::uint32_t)};
   return FarLayout::of({.num_ranks = num_ranks,
                         .ranks_per_node = ranks_per_node,
                         .rank = rank,
-                        .front_bytes = kCountsBytes + 2 * (window.slot_bytes + kRowAlignment),
+                        .front_bytes = kCountsBytes + window.slot_bytes + kRowAlignment,
                         .rows_bytes = window.source_bytes,
                         .returns_bytes = window.rows_bytes(),
                         .weights_bytes = round_up_row(window.slot_bytes / 2)});

@@ -1,135 +1,159 @@
 #ifndef FERRY_CUDA_LATENCY_FAR_RECEIVE_CUH
 #define FERRY_CUDA_LATENCY_FAR_RECEIVE_CUH
 
-/// The part of a dispatch's receive half that comes from other nodes: writes the messages of far ranks into this rank's
-/// window. Some blocks share the tokens of one source.
+/// Part of a dispatch's receive half for ranks of other nodes: its first blocks, the *importers*, write the words of
+/// their messages into this rank's window, where the blocks that copy rows wait for them. The rows stay in the inbox;
+/// the flag of a token's row says which one it is.
 
-#include "cuda/copy/warp_copy.cuh"
+#include "cuda/latency/dispatch_receive.cuh"
 #include "cuda/latency/far_message.hpp"
 #include "cuda/latency/far_words.cuh"
 
 namespace ferry::cuda::device {
 
+/// State of an importer, in dynamic shared memory.
+struct FarImportShared {
+  std::int32_t tokens[kMaxRanks];    ///< by number of the far rank: its T; -1: it makes another call
+  std::int32_t num_rows[kMaxRanks];  ///< FarHeader
+  std::int32_t num_returns[kMaxRanks];
+};
+
+/// One block's import. Block b takes the far ranks b, b + number of importers, …
 class FarImporter {
  public:
-  __device__ FarImporter(const FarReceiveParams& params, const SentCall& sent, int source)
+  __device__ FarImporter(const FarDispatchReceiveParams& params, const SentCall& sent, FarImportShared& shared)
       : params_(params),
         call_(params.call),
+        layout_(params.far.layout),
         sent_(sent),
-        source_(source),
-        layout_(FarMessage::of(call_.num_experts, call_.max_tokens, call_.num_topk)),
-        header_(header_in(params.far, LatencyKind::kDispatch, static_cast<int>(sent.set), source)),
-        message_(reinterpret_cast<const std::byte*>(&header_)) {}
+        shared_(shared),
+        message_(FarMessage::of(call_.num_experts, call_.max_tokens, call_.num_topk)) {}
 
-  /// All threads of a block, which is number `part` of `num_parts` for this source.
-  __device__ void import_all(int part, int num_parts) const {
-    const ReceivedHeader received(header_.words[lane_idx() < kLatencyHeaderWords ? lane_idx() : 0]);
+  /// All threads of a block; false in all of them when the group broke.
+  __device__ bool import_all() const {
+    const auto block = static_cast<int>(blockIdx.x);
+    const int step = params_.first_receiver;
+    bool whole = true;
+#pragma unroll 1
+    for (int idx = block + warp_idx() * step; whole && idx < layout_.num_far(); idx += kReceiveWarps * step) {
+      whole = import_front(idx);
+    }
+    if (__syncthreads_and(static_cast<int>(whole)) == 0) return false;
+    fence_system();  // flags of rows hand on what the network has written
+    // Warps take units of all sources in turn, so that loads from host memory are under way together.
+    int unit = warp_idx();
+#pragma unroll 1
+    for (int idx = block; idx < layout_.num_far(); idx += step) {
+      const int num_tokens = shared_.tokens[idx];
+      if (num_tokens < 0) continue;
+      const int num_count_units = (call_.num_experts + kWarpLanes - 1) / kWarpLanes;
+#pragma unroll 1
+      for (; unit < num_count_units + num_tokens; unit += kReceiveWarps) {
+        if (unit < num_count_units) {
+          import_counts(idx, unit * kWarpLanes + lane_idx());
+        } else {
+          import_token(idx, unit - num_count_units);
+        }
+      }
+      unit -= num_count_units + num_tokens;
+    }
+    return true;
+  }
+
+ private:
+  __device__ const std::byte* message_of(int idx) const {
+    return params_.far.inbox + layout_.front_at(0, static_cast<int>(sent_.set), idx);
+  }
+  __device__ void refuse(int idx) const { refuse_message(call_, layout_.far_rank(idx), sent_.number); }
+
+  /// Waits for a message and imports its header; false when the group broke. All lanes of a warp.
+  __device__ bool import_front(int idx) const {
+    const int source = layout_.far_rank(idx);
+    const bool came = lane_idx() != 0 || await_far(call_, params_.far, LatencyKind::kDispatch, sent_.number, source);
+    if (__all_sync(kAllLanes, static_cast<int>(came)) == 0) return false;
+    __syncwarp();
+    const FarHeader& header = *reinterpret_cast<const FarHeader*>(message_of(idx));
+    const std::uint32_t word = word_of_header(header);
+    const std::int64_t num_rows = header.num_rows;
+    const std::int64_t num_returns = header.num_returns;
+    const std::int64_t first_return = header.first_return;
+    const std::int64_t first_sum = header.first_sum;
+    const ReceivedHeader received(word);
     const std::int64_t num_tokens = received.num_tokens();
-    const std::int64_t num_rows = header_.num_rows;
-    const std::int64_t num_returns = header_.num_returns;
+    const bool same = import_header(call_, params_.far, LatencyKind::kDispatch, sent_, source, word);
     const std::int64_t most_returns = call_.max_tokens * call_.num_topk;
     const std::int64_t most_sums =
         call_.max_tokens * (call_.num_topk < call_.ranks.num_ranks ? call_.num_topk : call_.ranks.num_ranks);
     const bool sound = num_tokens >= 0 && num_tokens <= call_.max_tokens && num_rows >= 0 && num_rows <= num_tokens &&
-                       num_returns >= 0 && header_.first_return >= 0 && num_returns <= most_returns &&
-                       header_.first_return <= most_returns - num_returns && header_.first_sum >= 0 &&
-                       header_.first_sum <= most_sums - num_rows;
-    if (!sound) {
-      if (threadIdx.x == 0) refuse_message(call_, source_, sent_.number);
+                       num_returns >= 0 && first_return >= 0 && num_returns <= most_returns &&
+                       first_return <= most_returns - num_returns && first_sum >= 0 &&
+                       first_sum <= most_sums - num_rows;
+    if (lane_idx() != 0) return true;
+    shared_.tokens[idx] = same && sound ? static_cast<std::int32_t>(num_tokens) : -1;
+    if (same && !sound) refuse(idx);
+    if (!same || !sound) return true;
+    shared_.num_rows[idx] = static_cast<std::int32_t>(num_rows);
+    shared_.num_returns[idx] = static_cast<std::int32_t>(num_returns);
+    call_.tables.rows_back.num_rows[source] = static_cast<std::int32_t>(num_returns);
+    call_.tables.rows_back.firsts[source] = static_cast<std::int32_t>(first_return);
+    call_.tables.sums_back.num_rows[source] = static_cast<std::int32_t>(num_rows);
+    call_.tables.sums_back.firsts[source] = static_cast<std::int32_t>(first_sum);
+    return true;
+  }
+
+  /// Imports the count of one expert; refuses more rows than there are tokens.
+  __device__ void import_counts(int idx, int expert) const {
+    if (expert >= call_.num_experts) return;
+    const std::uint32_t count = reinterpret_cast<const std::uint32_t*>(message_of(idx) + message_.counts)[expert];
+    if (count > static_cast<std::uint32_t>(shared_.tokens[idx])) {
+      refuse(idx);
       return;
     }
-    if (part == 0 && !import_counts(num_tokens, num_rows, num_returns)) return;
-    const int num_warps = static_cast<int>(blockDim.x) / kWarpLanes;
-#pragma unroll 1
-    for (std::int64_t token = warp_idx() * num_parts + part; token < num_tokens; token += num_warps * num_parts) {
-      if (!import(token, num_rows, num_returns)) return;
-    }
+    const int source = layout_.far_rank(idx);
+    post_word(count_words(call_, call_.ranks.rank, static_cast<int>(sent_.set), source) + expert, sent_.number, count);
   }
 
- private:
-  /// False if an expert has more rows than there are tokens. All threads of a block.
-  __device__ bool import_counts(std::int64_t num_tokens, std::int64_t num_rows, std::int64_t num_returns) const {
-    std::uint64_t* const words = count_words(call_, call_.ranks.rank, static_cast<int>(sent_.set), source_);
-    const auto* const counts = reinterpret_cast<const std::uint32_t*>(message_ + layout_.counts);
-    bool sound = true;
-#pragma unroll 1
-    for (auto expert = static_cast<int>(threadIdx.x); expert < call_.num_experts;
-         expert += static_cast<int>(blockDim.x)) {
-      sound = sound && counts[expert] <= static_cast<std::uint64_t>(num_tokens);
-    }
-    if (__syncthreads_and(static_cast<int>(sound)) == 0) {
-      if (threadIdx.x == 0) refuse_message(call_, source_, sent_.number);
-      return false;
-    }
-#pragma unroll 1
-    for (auto expert = static_cast<int>(threadIdx.x); expert < call_.num_experts;
-         expert += static_cast<int>(blockDim.x)) {
-      post_word(words + expert, sent_.number, counts[expert]);
-    }
-    if (threadIdx.x == 0) {
-      call_.tables.rows_back.num_rows[source_] = static_cast<std::int32_t>(num_returns);
-      call_.tables.rows_back.firsts[source_] = static_cast<std::int32_t>(header_.first_return);
-      call_.tables.sums_back.num_rows[source_] = static_cast<std::int32_t>(num_rows);
-      call_.tables.sums_back.firsts[source_] = static_cast<std::int32_t>(header_.first_sum);
-    }
-    return true;
-  }
-
-  /// One token; false if its record is none that a rank of this build sends. All lanes of a warp.
-  __device__ bool import(std::int64_t token, std::int64_t num_rows, std::int64_t num_returns) const {
-    const auto set = static_cast<int>(sent_.set);
+  /// Imports one token; refuses a record that no rank of this build sends. Ordinals are checked against counts where
+  /// they are used. All lanes of a warp.
+  __device__ void import_token(int idx, int token) const {
     const int num_topk = call_.num_topk;
-    const DispatchSlot slot = DispatchSlot::at(
-        own_window(call_).slot(call_.layout, LatencyKind::kDispatch, set, source_), call_.max_tokens, num_topk);
-    const std::int64_t row = reinterpret_cast<const std::int32_t*>(message_ + layout_.row_of_token)[token];
-    std::uint64_t* const entry_word = slot.entries + token * num_topk + lane_idx();
+    const int source = layout_.far_rank(idx);
+    const DispatchSlot slot = slot_of(call_, sent_, source);
+    const std::byte* const record = message_of(idx) + message_.records + token * message_.record_bytes;
     const bool has_entry = lane_idx() < num_topk;
-    if (row < 0) {
-      if (has_entry) post_word(entry_word, sent_.number, kNoExpert);
-      return true;
-    }
-    const std::byte* const record = message_ + layout_.records + (row < num_rows ? row : 0) * layout_.record_bytes;
+    // All loads at once; entries and weights mean nothing where there is no row.
     const FarRecord start = *reinterpret_cast<const FarRecord*>(record);
     const auto* const words = reinterpret_cast<const std::uint32_t*>(record + sizeof(FarRecord));
-    const std::uint32_t entry = has_entry ? words[lane_idx()] : kNoExpert;
-    const auto* const counts = reinterpret_cast<const std::uint32_t*>(message_ + layout_.counts);
-    bool sound = row < num_rows && start.token == token && start.first_return >= 0 && start.first_return <= num_returns;
-    if (entry != kNoExpert) {
-      const int expert = entry_expert(entry);
-      sound = sound && expert < call_.num_experts && static_cast<std::uint32_t>(entry_ordinal(entry)) < counts[expert];
-    }
+    const std::uint32_t weight = has_entry ? words[num_topk + lane_idx()] : 0;
+    std::uint32_t entry = has_entry ? words[lane_idx()] : kNoExpert;
+    const bool has_row = start.row >= 0;
+    if (!has_row) entry = kNoExpert;
+    const bool sound = start.row >= -1 && start.row < shared_.num_rows[idx] &&
+                       (!has_row || (start.first_return >= 0 && start.first_return <= shared_.num_returns[idx])) &&
+                       (entry == kNoExpert || entry_expert(entry) < call_.num_experts);
     if (__all_sync(kAllLanes, static_cast<int>(sound)) == 0) {
-      if (lane_idx() == 0) refuse_message(call_, source_, sent_.number);
-      return false;
+      if (lane_idx() == 0) refuse(idx);
+      return;
     }
-    if (lane_idx() == 0) {
-      call_.tables.rows_back.places[source_ * call_.max_tokens + token] = start.first_return;
-      call_.tables.sums_back.places[source_ * call_.max_tokens + token] = static_cast<std::int32_t>(row);
+    if (lane_idx() == 0 && has_row) {
+      post_word(slot.row_flags + token, sent_.number, static_cast<std::uint32_t>(start.row));
+      call_.tables.rows_back.places[source * call_.max_tokens + token] = start.first_return;
+      call_.tables.sums_back.places[source * call_.max_tokens + token] = start.row;
     }
-    if (has_entry) {
-      if (call_.tables.item_weights != nullptr) {
-        post_word(slot.weights + token * num_topk + lane_idx(), sent_.number, words[num_topk + lane_idx()]);
-      }
-      post_word(entry_word, sent_.number, entry);
+    if (!has_entry) return;
+    std::uint64_t* const entry_word = slot.entries + token * num_topk + lane_idx();
+    post_word(entry_word, sent_.number, entry);
+    if (has_row && call_.tables.item_weights != nullptr) {
+      post_word(slot.weights + token * num_topk + lane_idx(), sent_.number, weight);
     }
-    std::byte* const to = own_window(call_).rows(call_.layout, LatencyKind::kDispatch, set) +
-                          source_ * call_.layout.source_bytes + token * params_.row.stride();
-    copy_by_warp(to, message_ + params_.far.layout.front_bytes + row * params_.row.stride(), params_.row.stride());
-    __syncwarp();
-    if (lane_idx() == 0) {
-      fence_system();
-      post_word(slot.row_flags + token, sent_.number, 0);
-    }
-    return true;
   }
 
-  const FarReceiveParams& params_;
+  const FarDispatchReceiveParams& params_;
   const LatencyParams& call_;
+  const FarLayout& layout_;
   const SentCall& sent_;
-  const int source_;
-  const FarMessage layout_;
-  const FarHeader& header_;
-  const std::byte* const message_;
+  FarImportShared& shared_;
+  const FarMessage message_;
 };
 
 }  // namespace ferry::cuda::device

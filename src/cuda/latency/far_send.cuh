@@ -1,9 +1,9 @@
 #ifndef FERRY_CUDA_LATENCY_FAR_SEND_CUH
 #define FERRY_CUDA_LATENCY_FAR_SEND_CUH
 
-/// The part of a dispatch's send half that goes to other nodes. Every token that has experts on a far rank gets a row
-/// in the message to it, with what is known of its entries; the rows of a message follow each other in the order in
-/// which blocks come to them. The last block completes the messages and posts them.
+/// Part of a dispatch's send half for ranks of other nodes. Every token that has experts on a far rank gets a row in the
+/// message to it, which the block stores there as it stores rows of its node; the rows of a message follow each other
+/// in the order in which blocks come to them. The last block completes the messages and posts them.
 ///
 /// It also places what the combines will return: each distinct expert of a token returns a row, or each rank its sum,
 /// in the place that the token's row has in the message. The rows of one far rank lie together in a set of returns, so
@@ -17,62 +17,35 @@ namespace ferry::cuda::device {
 
 /// State of a block besides DispatchSendShared, in dynamic shared memory.
 struct FarTargets {
-  std::byte* records[kMaxTopk];          ///< record of the token for each target
-  std::int32_t first_returns[kMaxTopk];  ///< FarRecord::first_return
+  int sets[kMaxRanks];  ///< set in which each far rank receives this call
+  int num_near;         ///< targets of the token on this node; those on far ranks follow
+  // By number of the far target:
+  std::byte* records[kMaxTopk];  ///< record of the token
+  FarRecord starts[kMaxTopk];
 };
 
-template <Codec kCodec, bool kHomes>
-class FarDispatchSender {
+/// Passed to DispatchSender.
+template <bool kHomes>
+class FarSender {
  public:
-  __device__ FarDispatchSender(const FarDispatchParams& params, DispatchSendShared& shared, FarTargets& targets)
-      : params_(params.send),
-        call_(params.send.call),
+  __device__ FarSender(const FarDispatchParams& params, DispatchSendShared& shared, FarTargets& targets)
+      : params_(params),
+        call_(params.call),
         far_(params.far),
         message_(FarMessage::of(call_.num_experts, call_.max_tokens, call_.num_topk)),
         shared_(shared),
-        targets_(targets),
-        places_(warp_idx() == 0),
-        step_(params.send) {}
+        targets_(targets) {}
 
-  /// All threads of all blocks.
-  __device__ void send_all() {
-    const int num_tokens = num_counted_tokens(params_);
-    const BlockTokens tokens = BlockTokens::of_block(num_tokens, params_.num_senders);
-    if (!begin(num_tokens, tokens)) return;
-    if (blockIdx.x == 0) send_counts(num_tokens);
-#pragma unroll 1
-    for (int token = tokens.first; token < tokens.end; ++token) send(token);
-    if (is_last_far_block(far_) && places_) post_all();
+  __device__ const FarLayout* layout() const { return &far_.layout; }
+
+  /// False when the group broke. All lanes of the first warp of each block.
+  __device__ bool await_sets(std::uint64_t number) const {
+    return await_far_sets(call_, far_, LatencyKind::kDispatch, number, targets_.sets);
   }
 
- private:
-  /// Counts the tokens before this block's, and waits for the call's turn. False when the group broke.
-  __device__ bool begin(int num_tokens, const BlockTokens& tokens) {
-    unsigned* const tokens_of_expert = shared_.tokens_of_expert();
-    const auto thread = static_cast<int>(threadIdx.x);
-#pragma unroll 1
-    for (int expert = thread; expert < call_.num_experts; expert += kDispatchThreads) tokens_of_expert[expert] = 0;
-    if (thread == 0) shared_.bad_entry = kNoBadEntry;
-    __syncthreads();
-    if (places_) {
-      const std::uint64_t number = turn_number(call_, LatencyKind::kDispatch);
-      if (blockIdx.x == 0) publish_grants(call_, far_);
-      const bool came = await_far_turn(call_, far_, LatencyKind::kDispatch, number, shared_.sets);
-      if (came && blockIdx.x == 0) hide_far_ranks(call_, far_, LatencyKind::kDispatch, number);
-      if (lane_idx() == 0) shared_.number = came ? number : 0;
-    } else {
-      const int end = blockIdx.x == 0 ? static_cast<int>(call_.num_tokens) : tokens.first;
-      count_tokens<kHomes>(params_, shared_, end, num_tokens, tokens_of_expert);
-    }
-    __syncthreads();
-    return shared_.number != 0;
-  }
-
-  __device__ std::byte* message_to(int rank) const { return far_.outbox + far_.message_out(far_.layout.far_idx(rank)); }
-
-  /// Writes the header and the counts of every message. All threads of one block.
-  __device__ void send_counts(int num_tokens) {
-    if (places_) {
+  /// Writes the header and the counts of every message. All threads of the first block.
+  __device__ void send_counts(int num_tokens) const {
+    if (warp_idx() == 0) {
       write_far_headers(far_, LatencyKind::kDispatch, dispatch_header<kHomes>(params_, shared_.bad_entry, num_tokens));
     }
     const unsigned* const tokens_of_expert = shared_.tokens_of_expert();
@@ -86,47 +59,11 @@ class FarDispatchSender {
     }
   }
 
-  /// Sends one token to the far ranks of its experts. All threads of a block.
-  __device__ void send(int token) {
-    const std::byte* const row = params_.x + token * params_.x_stride;
-    if (places_) {
-      TokenEntry entry;
-      entry.load(params_, token);
-      entry.template find_owner<kHomes>(params_, token);
-      place(token, entry);
-    }
-#pragma unroll 1
-    for (int first = 0; first == 0 || first < step_.num_units(); first += kStepUnits) {
-      if (first > 0) __syncthreads();  // the scales of the step before are sent
-      if (!places_) {
-        step_.load(row, first);
-        step_.quantize(params_, first, shared_.scale_words);
-      }
-      __syncthreads();  // targets and scales are complete
-      if (places_) continue;
-      step_.store(shared_.targets, first);
-      if constexpr (kCodec != Codec::kPlain) step_.store_scales(params_, shared_.targets, first, shared_.scale_words);
-    }
-    if (places_) {
-      write_records(token);
-    } else if constexpr (kCodec == Codec::kPlain) {
-      send_given_scales(params_, token, shared_.targets);
-    }
-    __syncthreads();  // before the next token's targets
-  }
-
-  /// Finds the far ranks that get a token, and its row in the message to each. All lanes of one warp.
-  __device__ void place(int token, const TokenEntry& entry) {
+  /// Finds the far ranks that get a token, and its row in the message to each. After place_token(). All lanes of one
+  /// warp.
+  __device__ void place(int token, const TokenEntry& entry) const {
     const int lane = lane_idx();
-    unsigned* const tokens_of_expert = shared_.tokens_of_expert();
-    const unsigned ordinal = entry.expert < 0 ? 0 : tokens_of_expert[entry.expert];
-    __syncwarp();
-    if (entry.expert >= 0) tokens_of_expert[entry.expert] = ordinal + 1;  // equal experts store the same value
-    if (lane < call_.num_topk) {
-      shared_.entries[lane] = entry.expert < 0 ? kNoExpert : pack_entry(entry.expert, static_cast<int>(ordinal));
-      shared_.weights[lane] = entry.weight;
-    }
-    const bool is_far = entry.owner >= 0 && far_.layout.is_far(entry.owner) && shared_.sets[entry.owner] != kNoSet;
+    const bool is_far = entry.owner >= 0 && far_.layout.is_far(entry.owner) && targets_.sets[entry.owner] != kNoSet;
     const int owner = is_far ? entry.owner : -1;
     const unsigned same_rank = __match_any_sync(kAllLanes, owner);
     const unsigned same_expert = __match_any_sync(kAllLanes, is_far ? entry.expert : -1 - lane);
@@ -137,27 +74,30 @@ class FarDispatchSender {
     const int leader = __ffs(static_cast<int>(same_rank)) - 1;
     const bool sends = is_far && leader == lane;
     const unsigned senders = __ballot_sync(kAllLanes, static_cast<int>(sends));
-    std::int32_t first_return = 0;
-    std::int32_t num_row = 0;
+    __syncwarp();
+    const int num_near = shared_.targets.num;
+    FarRecord start{};
     if (sends) {
-      num_row = static_cast<std::int32_t>(atomicAdd(&far_.state->rows[owner], 1U));
-      first_return =
+      start.row = static_cast<std::int32_t>(atomicAdd(&far_.state->rows[owner], 1U));
+      start.first_return =
           static_cast<std::int32_t>(atomicAdd(&far_.state->returns[owner], static_cast<unsigned>(__popc(returning))));
       const int target = __popc(senders & ((1U << lane) - 1));
       std::byte* const message = message_to(owner);
-      shared_.targets.rows[target] = message + far_.layout.front_bytes + num_row * params_.row.stride();
-      targets_.records[target] = message + message_.records + num_row * message_.record_bytes;
-      targets_.first_returns[target] = first_return;
-      row_of_token(message)[token] = num_row;
+      shared_.targets.rows[num_near + target] = message + message_.rows + start.row * params_.row.stride();
+      targets_.records[target] = record_of(message, token);
+      targets_.starts[target] = start;
     }
-    if (lane == 0) shared_.targets.num = __popc(senders);
-    first_return = __shfl_sync(kAllLanes, first_return, leader);
-    num_row = __shfl_sync(kAllLanes, num_row, leader);
+    start.row = __shfl_sync(kAllLanes, start.row, leader);
+    start.first_return = __shfl_sync(kAllLanes, start.first_return, leader);
+    if (lane == 0) {
+      targets_.num_near = num_near;
+      shared_.targets.num = num_near + __popc(senders);
+    }
     if (lane < call_.num_topk) {
       const std::int64_t at = std::int64_t{token} * call_.num_topk + lane;
-      const int place = first_return + __popc(returning & ((1U << first_of_expert) - 1));
+      const int place = start.first_return + __popc(returning & ((1U << first_of_expert) - 1));
       call_.tables.rows_back.own_places[at] = is_far ? place : -1;
-      call_.tables.sums_back.own_places[at] = is_far ? num_row : -1;
+      call_.tables.sums_back.own_places[at] = is_far ? start.row : -1;
     }
     // Ranks that get no row of the token.
 #pragma unroll 1
@@ -170,21 +110,21 @@ class FarDispatchSender {
         const int target = __shfl_sync(kAllLanes, owner, __ffs(static_cast<int>(left)) - 1);
         gets = gets || target == rank;
       }
-      if (rank >= 0 && !gets) row_of_token(message_to(rank))[token] = -1;
+      if (rank >= 0 && !gets) reinterpret_cast<FarRecord*>(record_of(message_to(rank), token))->row = -1;
     }
   }
 
-  __device__ std::int32_t* row_of_token(std::byte* message) const {
-    return reinterpret_cast<std::int32_t*>(message + message_.row_of_token);
-  }
+  /// Targets of the placed token on this node.
+  __device__ int num_near() const { return targets_.num_near; }
 
   /// Writes the token's record to each message. All lanes of one warp.
-  __device__ void write_records(int token) const {
+  __device__ void write_records() const {
     const int num_topk = call_.num_topk;
+    const int num_far_targets = shared_.targets.num - targets_.num_near;
 #pragma unroll 1
-    for (int target = 0; target < shared_.targets.num; ++target) {
+    for (int target = 0; target < num_far_targets; ++target) {
       std::byte* const record = targets_.records[target];
-      if (lane_idx() == 0) *reinterpret_cast<FarRecord*>(record) = {token, targets_.first_returns[target]};
+      if (lane_idx() == 0) *reinterpret_cast<FarRecord*>(record) = targets_.starts[target];
       auto* const entries = reinterpret_cast<std::uint32_t*>(record + sizeof(FarRecord));
       if (lane_idx() >= num_topk) continue;
       entries[lane_idx()] = shared_.entries[lane_idx()];
@@ -194,6 +134,7 @@ class FarDispatchSender {
 
   /// Completes the headers and posts the messages. All lanes of one warp of the last block.
   __device__ void post_all() const {
+    const std::int64_t num_tokens = num_counted_tokens(params_);
     std::int32_t begin = 0;
     std::int32_t begin_sums = 0;
 #pragma unroll 1
@@ -217,25 +158,44 @@ class FarDispatchSender {
       header.num_returns = num_returns;
       header.first_return = first_return;
       header.first_sum = first_sum;
-      const int set = shared_.sets[rank];
-      const bool bare = set == kNoSet;
-      const FarPart rows{
-          far_.outbox_of_host + static_cast<std::uint64_t>(far_.message_out(idx) + far_.layout.front_bytes),
-          far_.layout.front_at(0, set, far_.layout.far_idx_at(rank, call_.ranks.rank)) + far_.layout.front_bytes,
-          bare ? 0 : num_rows * params_.row.stride()};
-      post_far(call_, far_, LatencyKind::kDispatch, idx, set, shared_.number,
-               bare ? static_cast<std::int64_t>(kFarHeaderBytes) : message_.front_bytes(num_rows), rows);
+      post(rank, idx, num_tokens, num_rows);
     }
   }
 
-  const DispatchSendParams& params_;
+ private:
+  /// Bytes between the records and the rows of a message that travel, to save a put.
+  static constexpr std::int64_t kMostGapBytes = 16384;
+
+  __device__ void post(int rank, int idx, std::int64_t num_tokens, std::int64_t num_rows) const {
+    const int set = targets_.sets[rank];
+    if (set == kNoSet) {
+      post_far(call_, far_, LatencyKind::kDispatch, idx, set, shared_.number,
+               static_cast<std::int64_t>(kFarHeaderBytes), {});
+      return;
+    }
+    const std::int64_t front_bytes = message_.front_bytes(num_tokens);
+    const std::int64_t rows_bytes = num_rows * params_.row.stride();
+    if (rows_bytes > 0 && message_.rows - front_bytes <= kMostGapBytes) {
+      post_far(call_, far_, LatencyKind::kDispatch, idx, set, shared_.number, message_.rows + rows_bytes, {});
+      return;
+    }
+    const FarPart rows{far_.outbox_of_host + static_cast<std::uint64_t>(far_.message_out(idx) + message_.rows),
+                       far_.layout.front_at(0, set, far_.layout.far_idx_at(rank, call_.ranks.rank)) + message_.rows,
+                       rows_bytes};
+    post_far(call_, far_, LatencyKind::kDispatch, idx, set, shared_.number, front_bytes, rows);
+  }
+
+  __device__ std::byte* message_to(int rank) const { return far_.outbox + far_.message_out(far_.layout.far_idx(rank)); }
+  __device__ std::byte* record_of(std::byte* message, int token) const {
+    return message + message_.records + token * message_.record_bytes;
+  }
+
+  const FarDispatchParams& params_;
   const LatencyParams& call_;
   const FarParams& far_;
   const FarMessage message_;
   DispatchSendShared& shared_;
   FarTargets& targets_;
-  const bool places_;  ///< this warp determines the targets of tokens, and moves no rows
-  RowStep<kCodec> step_;
 };
 
 }  // namespace ferry::cuda::device

@@ -3,11 +3,10 @@
 
 /// Turns and messages of calls between nodes (cuda/far/params.hpp).
 ///
-/// The halves know far ranks only as ranks without a set: before the send half of a dispatch, and before a refusal, a
-/// far kernel posts kNoSet in this rank's own window for each of them, and what halves send such ranks, a header and
-/// grants, lands in this rank's window, in places that hold the same words. Before these receive, far kernels write
-/// into the window what far ranks have sent, as if these had written it there. A combine does the same in its own
-/// kernel (nodes_combine.cuh).
+/// The part of a call inside a node knows far ranks only as ranks without a set: what it sends such ranks, a header and
+/// grants, lands in this rank's own window, in places that hold the same words, and what far ranks have sent is written
+/// into the window as if they had written it there. A refusal has kernels of its own for that; before it is sent, one
+/// posts kNoSet in the window for each far rank.
 
 #include <cstddef>
 #include <cstdint>
@@ -72,6 +71,37 @@ __device__ inline bool await_far_turn(const LatencyParams& call, const FarParams
   const bool every = __all_sync(kAllLanes, static_cast<int>(all)) != 0;
   __syncwarp();
   return every;
+}
+
+/// The same in a kernel of several blocks, of which the first alone looks at words in host memory and passes on what
+/// they say: blocks that read one line there wait for each other (kFarWordStride). It is the first that runs.
+__device__ __noinline__ inline bool await_far_sets(const LatencyParams& call, const FarParams& far, LatencyKind kind,
+                                                   std::uint64_t number, int* sets, bool weighs = false) {
+  const int num_far = far.layout.num_far();
+  std::uint64_t* const turn = &far.state->turns[static_cast<int>(kind)];
+  std::int32_t* const passed = far.state->sets[static_cast<int>(kind)];
+  if (blockIdx.x == 0) {
+    if (!await_far_turn(call, far, kind, number, sets, weighs)) return false;
+#pragma unroll 1
+    for (int idx = lane_idx(); idx < num_far; idx += kWarpLanes) {
+      const int rank = far.layout.far_rank(idx);
+      passed[rank] = sets[rank];
+    }
+    __syncwarp();
+    if (lane_idx() == 0) store_release_device(turn, number);
+    return true;
+  }
+  const auto read = [turn] { return load_acquire_device(turn); };
+  const bool came = lane_idx() != 0 || wait_until(call.ranks, {Awaited::kOwn, call.ranks.rank, number}, read, number);
+  if (__all_sync(kAllLanes, static_cast<int>(came)) == 0) return false;
+  __syncwarp();
+#pragma unroll 1
+  for (int idx = lane_idx(); idx < num_far; idx += kWarpLanes) {
+    const int rank = far.layout.far_rank(idx);
+    sets[rank] = static_cast<const volatile std::int32_t&>(passed[rank]);
+  }
+  __syncwarp();
+  return true;
 }
 
 /// Lets the half that follows take far ranks for ranks without a set. All lanes of one warp of one block.
@@ -185,13 +215,16 @@ __device__ __noinline__ inline void keep_record(const LatencyParams& call, const
   for (std::size_t i = 0; i < sizeof(CallRecord) / sizeof(std::uint64_t); ++i) to[i] = from[i];
 }
 
-/// Writes a far rank's header into this rank's window. Returns whether that rank makes the same call. All lanes of one
-/// warp.
+__device__ inline std::uint32_t word_of_header(const FarHeader& header) {
+  return header.words[lane_idx() < kLatencyHeaderWords ? lane_idx() : 0];
+}
+
+/// Writes a far rank's header into this rank's window. Returns whether that rank makes the same call. `word`:
+/// word_of_header(). All lanes of one warp.
 __device__ inline bool import_header(const LatencyParams& call, const FarParams& far, LatencyKind kind,
-                                     const SentCall& sent, int source) {
+                                     const SentCall& sent, int source, std::uint32_t word) {
   const auto set = static_cast<int>(sent.set);
   const FarHeader& header = header_in(far, kind, set, source);
-  const std::uint32_t word = header.words[lane_idx() < kLatencyHeaderWords ? lane_idx() : 0];
   const ReceivedHeader received(word);
   const bool same = received.agreement() == call.agreement && call.agreement != 0;
   if (lane_idx() == 0) keep_record(call, far, header, source, !same);
@@ -200,18 +233,6 @@ __device__ inline bool import_header(const LatencyParams& call, const FarParams&
     post_word(header_words(call, call.ranks.rank, kind, set, source) + lane_idx(), sent.number, word);
   }
   return same;
-}
-
-/// The call that a far kernel receives; `pending` is 0 if there is none.
-__device__ inline SentCall far_call(const FarReceiveParams& params) {
-  const LatencyParams& call = params.call;
-  if (params.refuses) {
-    const std::uint64_t number = turn_number(call, params.kind);
-    const std::uint64_t* const grant = grant_word(call, call.ranks.rank, params.kind, call.ranks.rank, number);
-    return {number, payload_of(load_relaxed_system(grant)), 1, 0};
-  }
-  const volatile SentCall& sent = params.kind == LatencyKind::kDispatch ? *call.tables.dispatch : *call.tables.combine;
-  return {sent.number, sent.set, sent.pending, 0};
 }
 
 }  // namespace ferry::cuda::device

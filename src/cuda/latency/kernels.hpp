@@ -19,11 +19,10 @@
 ///                after weights          weights_gate_kernel      masks                       R
 ///                update, query          mask_update_kernel,      masks                       1
 ///                                       mask_query_kernel
-///   far.cu       before a send half     far_rows_kernel          codec, homes                as the call says
-///                before a receive half  far_import_kernel                                    at most 2 a far rank
-///                before a refusal       far_refusal_kernel,                                  1
+///   far.cu       before a refusal       far_refusal_kernel,                                  1
 ///                                       far_headers_kernel                                   1
-///   nodes_combine.cu  either half       combine_nodes_kernel     float32                     as the call says
+///   nodes_dispatch.cu  either half      dispatch_nodes_kernel    codec, homes                as the call says
+///   nodes_combine.cu   either half      combine_nodes_kernel     float32                     as the call says
 ///
 /// Programs written for deep_ep find kernels in a profile by name: those of a dispatch by "::dispatch", of a combine by
 /// "::combine", one kernel of a call or its two halves under the same name, arguments of templates included. So both
@@ -58,14 +57,13 @@ cudaError_t launch_mask_query(const MaskQueryParams& params, cudaStream_t stream
 /// Loads all kernels that a group launches; those for masks only if it `masks` ranks.
 cudaError_t load_latency_kernels(bool masks);
 
-// In groups of several nodes a whole call is made as two halves. These come before each half of a dispatch, and before
-// a refusal; `homes`: as for DispatchReceiveRows.
-cudaError_t launch_far_rows(const FarDispatchParams& params, bool homes, cudaStream_t stream);
-cudaError_t launch_far_receive(const FarReceiveParams& params, cudaStream_t stream);
-cudaError_t launch_far_refusal(const FarRefusalParams& params, cudaStream_t stream);
-/// The halves of a combine there.
+// In groups of several nodes a whole call is made as two halves; `homes`: as for DispatchReceiveRows.
+cudaError_t launch_nodes_dispatch_send(const FarDispatchParams& params, bool homes, cudaStream_t stream);
+cudaError_t launch_nodes_dispatch_receive(const FarDispatchReceiveParams& params, cudaStream_t stream);
 cudaError_t launch_nodes_combine_send(const FarCombineParams& params, cudaStream_t stream);
 cudaError_t launch_nodes_combine_receive(const CombineReceiveParams& params, cudaStream_t stream);
+/// Comes before a refusal there.
+cudaError_t launch_far_refusal(const FarRefusalParams& params, cudaStream_t stream);
 cudaError_t load_far_kernels();
 
 // Parts of the functions above.
@@ -77,6 +75,7 @@ cudaError_t load_latency_combine(bool masks);
 cudaError_t load_latency_refusal(bool masks);
 cudaError_t load_masks();
 cudaError_t load_nodes_combine();
+cudaError_t load_nodes_dispatch();
 
 }  // namespace ferry::cuda
 

@@ -4,10 +4,9 @@
 /// A combine in groups of several nodes. Its send half is that of one node, but rows for far ranks go to memory from
 /// which the network takes them. Its receive half adds up in another order (node_sum.cuh).
 ///
-/// The first block alone looks at words in host memory, and passes on what they say in memory of the GPU: several
-/// blocks that read one line there wait for each other (kFarWordStride). It is the first that runs. In the send half it
-/// gets the sets of far ranks, and posts weights to far ranks before it waits for theirs; in the receive half it waits
-/// for the messages of far ranks. The last block that is done posts the message to each far rank.
+/// The first block alone looks at words in host memory (await_far_sets). In the send half it posts weights to far ranks
+/// before it waits for theirs; in the receive half it waits for the messages of far ranks. The last block that is done
+/// posts the message to each far rank.
 
 #include "cuda/latency/combine_receive.cuh"
 #include "cuda/latency/combine_send.cuh"
@@ -18,37 +17,6 @@ namespace ferry::cuda::device {
 /// Whether weights of this combine travel.
 __device__ inline bool sends_weights(const CombineSendParams& params, bool routed) {
   return routed && params.own_weights && params.rows.order == CombineOrder::kRankSums;
-}
-
-/// Waits for the sets of far ranks in the first block, and passes them on. All lanes of one warp; false in all of them
-/// when the group broke.
-__device__ inline bool await_far_sets(const FarCombineParams& params, std::uint64_t number, int* sets, bool weighs) {
-  const LatencyParams& call = params.call;
-  const FarParams& far = params.far;
-  const int num_far = far.layout.num_far();
-  if (is_clerk()) {
-    if (!await_far_turn(call, far, LatencyKind::kCombine, number, sets, weighs)) return false;
-#pragma unroll 1
-    for (int idx = lane_idx(); idx < num_far; idx += kWarpLanes) {
-      const int rank = far.layout.far_rank(idx);
-      far.state->sets[rank] = sets[rank];
-    }
-    __syncwarp();
-    if (lane_idx() == 0) store_release_device(&far.state->turn, number);
-    return true;
-  }
-  const std::uint64_t* const turn = &far.state->turn;
-  const auto read = [turn] { return load_acquire_device(turn); };
-  const bool came = lane_idx() != 0 || wait_until(call.ranks, {Awaited::kOwn, call.ranks.rank, number}, read, number);
-  if (__all_sync(kAllLanes, static_cast<int>(came)) == 0) return false;
-  __syncwarp();
-#pragma unroll 1
-  for (int idx = lane_idx(); idx < num_far; idx += kWarpLanes) {
-    const int rank = far.layout.far_rank(idx);
-    sets[rank] = static_cast<const volatile std::int32_t&>(far.state->sets[rank]);
-  }
-  __syncwarp();
-  return true;
 }
 
 /// Finds the place of the first row for each far rank in the memory that rows leave from. False if that is too small.
@@ -99,7 +67,8 @@ __device__ __noinline__ inline void begin_nodes_send(const FarCombineParams& par
   std::uint64_t number = wait_for_turn<true>(
       call, LatencyKind::kCombine, shared.sets, [] {}, &params.far.layout);
   const bool weighs = sends_weights(params, routed);
-  if (number != 0 && !await_far_sets(params, number, shared.far_sets, weighs)) number = 0;
+  if (number != 0 && !await_far_sets(call, params.far, LatencyKind::kCombine, number, shared.far_sets, weighs))
+    number = 0;
   if (number != 0 && routed && !place_returns(params, shared.far_firsts)) {
     if (is_clerk() && lane_idx() == 0) refuse_message(call, params.far.layout.far_rank(0), number);
     number = 0;
@@ -222,7 +191,8 @@ __device__ inline bool import_far_headers(const LatencyParams& call, const FarPa
     __syncwarp();
     if (!whole) break;
     fence_system();  // hands on what the network has written
-    import_header(call, far, LatencyKind::kCombine, sent, source);
+    const FarHeader& header = header_in(far, LatencyKind::kCombine, static_cast<int>(sent.set), source);
+    import_header(call, far, LatencyKind::kCombine, sent, source, word_of_header(header));
   }
   return __syncthreads_and(static_cast<int>(whole)) != 0;
 }

@@ -190,9 +190,13 @@ struct LatencyCombineParams {
 /// Whether the call has a kernel of its own, which takes less time: sums travel as words, between few ranks.
 bool is_small(const LatencyCombineParams& params);
 
-/// A call's part in other nodes (cuda/far), in kernels of their own.
-struct FarDispatchParams {
-  DispatchSendParams send;
+// Parameters of calls in groups of several nodes (cuda/far).
+
+struct FarDispatchParams : DispatchSendParams {
+  FarParams far;
+};
+/// Blocks before first_receiver take what far ranks have sent.
+struct FarDispatchReceiveParams : DispatchReceiveParams {
   FarParams far;
 };
 /// Send half of a combine.
@@ -202,14 +206,7 @@ struct FarCombineParams : CombineSendParams {
   std::int64_t most_returns = 0;      ///< rows that it has room for
   std::uint64_t returns_of_host = 0;  ///< its address on the host
 };
-/// Receive half of a dispatch, or of a refusal of either kind, before that inside the node.
-struct FarReceiveParams {
-  LatencyParams call;
-  FarParams far;
-  LatencyKind kind = LatencyKind::kDispatch;
-  LatencyRow row;        ///< of a dispatch
-  bool refuses = false;  ///< this rank refuses the call of this turn; else the call is that of the tables
-};
+/// Either half of a refusal, before that inside the node.
 struct FarRefusalParams {
   LatencyParams call;  ///< agreement 0
   FarParams far;

@@ -30,6 +30,12 @@ struct ExpertTables {
   }
 };
 
+/// The same in groups of several nodes, where what comes from other nodes is checked. Kernels for one node hold none of
+/// that code.
+struct CheckedExpertTables : ExpertTables {
+  std::int32_t* counts = nullptr;  ///< [E] number of rows of that source
+};
+
 /// Findings of a block about the ranks.
 struct ReceiveShared {
   std::int32_t tokens[kMaxRanks];  ///< T of each
@@ -121,8 +127,10 @@ __device__ __noinline__ inline void note_counts(const RankParams& ranks, Receive
 }
 
 /// Waits for the counts of all ranks and adds them up. `look`: counts of the first sources for the expert with this
-/// thread's index. All threads of a block; false in all of them when the group broke.
-__device__ inline bool sum_counts(const LatencyParams& call, const SentCall& sent, const ExpertTables& experts,
+/// thread's index. Experts: ExpertTables or CheckedExpertTables. All threads of a block; false in all of them when the
+/// group broke.
+template <typename Experts>
+__device__ inline bool sum_counts(const LatencyParams& call, const SentCall& sent, const Experts& experts,
                                   ReceiveShared& shared, const CountsUse& use, const CountsLook& look) {
   constexpr int kLoads = CountsLook::kLoads;
   const int num_ranks = call.ranks.num_ranks;
@@ -149,8 +157,12 @@ __device__ inline bool sum_counts(const LatencyParams& call, const SentCall& sen
       if (use.ranges != nullptr) note_counts(call.ranks, shared, use.ranges, home, first, seen, rows);
 #pragma unroll
       for (int i = 0; i < kLoads; ++i) {
+        const auto count = static_cast<std::int32_t>(payload_of(seen.words[i]));  // 0 if there is no such source
         if (first + i == use.source) experts.bases[expert] = rows;
-        rows += static_cast<std::int32_t>(payload_of(seen.words[i]));  // 0 if there is no such source
+        if constexpr (requires { experts.counts; }) {
+          if (first + i == use.source) experts.counts[expert] = count;
+        }
+        rows += count;
       }
     }
     if (home_rank(home) == call.ranks.rank) experts.local_rows[home_expert(home)] = rows;

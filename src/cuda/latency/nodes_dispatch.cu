@@ -1,0 +1,132 @@
+/// The kernels of latency_dispatch in groups of several nodes: each half, as inside one node, with rows to and from far
+/// ranks (far_send.cuh, far_receive.cuh). All blocks that wait for other ranks must run at once, as in dispatch.cu.
+
+#include <algorithm>
+
+#include "cuda/latency/far_receive.cuh"
+#include "cuda/latency/far_send.cuh"
+#include "cuda/latency/kernel_row.hpp"
+#include "cuda/latency/kernels.hpp"
+#include "cuda/sync/shared_memory.cuh"
+#include "plan/to_size.hpp"
+
+namespace ferry::cuda {
+namespace {
+
+using namespace device;  // NOLINT(google-build-using-namespace)
+
+using NodesHalf = EitherHalf<FarDispatchParams, FarDispatchReceiveParams>;
+
+// Shared memory of the halves inside a node; that for far ranks follows.
+
+FERRY_HOST_DEVICE constexpr std::size_t near_send_bytes(int num_experts) {
+  return round_up_part(DispatchSendShared::size_bytes(num_experts));
+}
+FERRY_HOST_DEVICE constexpr std::size_t near_receive_bytes(int num_experts, int num_local_experts) {
+  return round_up_part(ReceiveMemory::at(nullptr, num_experts, num_local_experts).size_bytes);
+}
+
+/// Makes a send half.
+template <Codec kCodec, bool kHomes>
+__device__ void make_nodes_send_half(const FarDispatchParams& params) {
+  const LatencyParams& call = params.call;
+  auto& shared = *reinterpret_cast<DispatchSendShared*>(dynamic_shared());
+  auto& targets = *reinterpret_cast<FarTargets*>(dynamic_shared() + near_send_bytes(call.num_experts));
+  if (blockIdx.x == 0 && warp_idx() == 0) publish_grants(call, params.far);
+  const FarSender<kHomes> far(params, shared, targets);
+  DispatchSender<kCodec, kHomes, FarSender<kHomes>> sender(params, shared, far);
+  sender.send_all([] {}, [] {});
+  if (shared.number == 0) return;
+  if (is_last_far_block(params.far) && warp_idx() == 0) far.post_all();
+  if (threadIdx.x != 0) return;
+  if (blockIdx.x == 0) {
+    *call.tables.dispatch = {shared.number, static_cast<std::uint32_t>(shared.sets[call.ranks.rank]), 1, 0};
+  }
+  end_turn(call, LatencyKind::kDispatch, shared.number);
+}
+
+/// Makes a receive half.
+template <bool kHomes>
+__device__ void make_nodes_receive_half(const FarDispatchReceiveParams& params) {
+  const LatencyParams& call = params.call;
+  const ReceiveMemory memory = ReceiveMemory::at(dynamic_shared(), call.num_experts, call.num_local_experts);
+  std::byte* const far_memory = dynamic_shared() + near_receive_bytes(call.num_experts, call.num_local_experts);
+  auto& imports = *reinterpret_cast<FarImportShared*>(far_memory);
+  const CheckedExpertTables experts{memory.experts,
+                                    reinterpret_cast<std::int32_t*>(far_memory + sizeof(FarImportShared))};
+  if (reports() && warp_idx() == 0) publish_grants(call, params.far);
+  prepare_receive(call, params, HomesLook(call, params), memory.experts, *memory.shared);
+  // A send half that found the group broken has not written the words that follow.
+  if (__syncthreads_or(static_cast<int>(is_broken(call.ranks))) != 0) return;
+  SentCall& words = *call.tables.dispatch;
+  const volatile SentCall& seen = words;
+  const SentCall sent{seen.number, seen.set, seen.pending, 0};  // unchanged until all blocks are done
+  if (sent.pending == 0) {
+    if (reports() && threadIdx.x == 0) report_not_sent(call);
+    return;
+  }
+  if (static_cast<int>(blockIdx.x) < params.first_receiver) {
+    const FarImporter importer(params, sent, imports);
+    if (!importer.import_all()) return;
+  }
+  if (takes_part(params) && !receive_dispatch<kHomes>(call, params, sent, experts, *memory.shared)) return;
+  if (!is_last_block(words.arrivals)) return;
+  if (threadIdx.x == 0) {
+    words.pending = 0;
+    words.arrivals = 0;
+  }
+  if (warp_idx() != 0) return;
+  grant_set(call, LatencyKind::kDispatch, sent.number, static_cast<int>(sent.set));
+  __syncwarp();
+  publish_grants(call, params.far);
+}
+
+/// Makes either half.
+template <Codec kCodec, bool kHomes>
+__global__ void __launch_bounds__(kDispatchThreads, 1) dispatch_nodes_kernel(const __grid_constant__ NodesHalf params) {
+  if (params.receives) {
+    make_nodes_receive_half<kHomes>(params.receive);
+  } else {
+    make_nodes_send_half<kCodec, kHomes>(params.send);
+  }
+}
+
+std::size_t send_bytes(int num_experts) { return near_send_bytes(num_experts) + sizeof(FarTargets); }
+std::size_t receive_bytes(int num_experts, int num_local_experts) {
+  return near_receive_bytes(num_experts, num_local_experts) + sizeof(FarImportShared) +
+         to_size(num_experts) * sizeof(std::int32_t);
+}
+std::size_t half_bytes(const NodesHalf& params) {
+  if (!params.receives) return send_bytes(params.send.call.num_experts);
+  return receive_bytes(params.receive.call.num_experts, params.receive.call.num_local_experts);
+}
+std::size_t most_half_bytes() {
+  constexpr int kExperts = static_cast<int>(kMaxExperts);
+  return std::max(send_bytes(kExperts), receive_bytes(kExperts, kExperts));
+}
+
+constexpr KernelRow<NodesHalf, 2 * kNumCodecs> kHalf = {
+    {dispatch_nodes_kernel<Codec::kPlain, false>, dispatch_nodes_kernel<Codec::kFp8, false>,
+     dispatch_nodes_kernel<Codec::kInt8, false>, dispatch_nodes_kernel<Codec::kPlain, true>,
+     dispatch_nodes_kernel<Codec::kFp8, true>, dispatch_nodes_kernel<Codec::kInt8, true>},
+    kDispatchThreads,
+    half_bytes,
+    most_half_bytes};
+
+int kernel_idx(Quantization mode, bool homes) { return (homes ? kNumCodecs : 0) + codec_idx(mode); }
+
+}  // namespace
+
+cudaError_t launch_nodes_dispatch_send(const FarDispatchParams& params, bool homes, cudaStream_t stream) {
+  const int idx = kernel_idx(params.quantize, homes);
+  return kHalf.launch(idx, params.call.num_blocks, false, NodesHalf(params), stream);
+}
+
+cudaError_t launch_nodes_dispatch_receive(const FarDispatchReceiveParams& params, cudaStream_t stream) {
+  const int idx = kernel_idx(params.quantize, has_homes_or_counters(params));
+  return kHalf.launch(idx, params.call.num_blocks, false, NodesHalf(params), stream);
+}
+
+cudaError_t load_nodes_dispatch() { return kHalf.load(); }
+
+}  // namespace ferry::cuda
