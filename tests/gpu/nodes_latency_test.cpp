@@ -110,9 +110,10 @@ TEST(NodesLatency, SumsNeedNoMoreMemoryThanOnOneNode) {
   });
 }
 
-TEST(NodesLatency, CombinesTakeNoMemory) {
+TEST(NodesLatency, CombinesTakeNoMemoryAndAllOfItIsWhatBytesRequiredSays) {
   const PreparedCase prepared = case_of_two_nodes(true);
-  run_on_two_nodes(latency_bytes_of("cuda", {prepared}), [&](RankContext& context, Group& group) {
+  const std::size_t latency_bytes = latency_bytes_of("cuda", {prepared});
+  run_on_two_nodes(latency_bytes, [&](RankContext& context, Group& group) {
     LatencyExchange exchange(context, group, prepared);
     if (!exchange.dispatch()) return;
     const std::size_t dispatched = group.memory_usage().network_bytes;
@@ -120,6 +121,26 @@ TEST(NodesLatency, CombinesTakeNoMemory) {
       if (!exchange.combine(i)) return;
       context.expect(group.memory_usage().network_bytes == dispatched, "a combine takes memory");
     }
+    MemoryShape shape;
+    shape.backend = "cuda";
+    shape.num_ranks = kTwoRanks;
+    shape.ranks_per_node = 1;
+    shape.num_experts = prepared.world.options.num_experts;
+    shape.num_tokens = prepared.num_tokens(context.rank());
+    shape.num_topk = prepared.world.num_topk;
+    shape.num_recv_rows = prepared.routings[to_size(context.rank())].num_recv_rows;
+    shape.row_bytes = kSentChannels * 2;
+    shape.layout = Layout::kSlab;
+    shape.weights = true;
+    shape.max_tokens = latency_max_tokens(prepared);
+    shape.latency_bytes = latency_bytes;
+    shape.symmetric = false;
+    const Result<std::size_t> required = bytes_required(shape);
+    if (!context.expect_ok(required.status(), "bytes_required")) return;
+    const MemoryUsage usage = group.memory_usage();
+    context.expect(usage.total_bytes() - usage.allocated_bytes == *required,
+                   fmt::format("{} control, {} network, {} staging bytes are held, {} required", usage.control_bytes,
+                               usage.network_bytes, usage.staging_bytes, *required));
   });
 }
 

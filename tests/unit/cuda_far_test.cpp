@@ -28,7 +28,8 @@ TEST(FarLayout, RanksAgreeOnPlacesThatDoNotOverlap) {
                                      .rank = rank,
                                      .front_bytes = 1280,
                                      .rows_bytes = 640,
-                                     .returns_bytes = 256}));
+                                     .returns_bytes = 256,
+                                     .weights_bytes = 128}));
   }
   const FarLayout& first = layouts.front();
   for (int rank = 0; rank < kNumRanks; ++rank) {
@@ -51,6 +52,7 @@ TEST(FarLayout, RanksAgreeOnPlacesThatDoNotOverlap) {
       taken[to_size(at)] = true;
     }
   };
+  for (int rank = 0; rank < kNumRanks; ++rank) take(first.arrived_at(kFarWeights, rank), 8);
   for (int kind = 0; kind < kFarKinds; ++kind) {
     for (int rank = 0; rank < kNumRanks; ++rank) {
       take(first.arrived_at(kind, rank), 8);
@@ -63,7 +65,10 @@ TEST(FarLayout, RanksAgreeOnPlacesThatDoNotOverlap) {
       }
     }
   }
-  for (int set = 0; set < kFarSets; ++set) take(first.returns_at(set), first.returns_bytes);
+  for (int set = 0; set < kFarSets; ++set) {
+    take(first.returns_at(set), first.returns_bytes);
+    for (int idx = 0; idx < first.num_far(); ++idx) take(first.weights_at(set, idx), first.weights_bytes);
+  }
 }
 
 TEST(FarMessage, FitsWhereItsCallFitsTheWindow) {
@@ -81,6 +86,7 @@ TEST(FarMessage, FitsWhereItsCallFitsTheWindow) {
         EXPECT_LE(message.rows, far.front_bytes);
         EXPECT_LE(far.front_bytes + max_tokens * round_up_row(row_bytes), far.message_bytes);
         EXPECT_LE(max_tokens * num_topk * round_up_row(row_bytes), far.returns_bytes);
+        EXPECT_LE(max_tokens * num_topk * 4, far.weights_bytes);
       }
     }
   }
@@ -98,8 +104,9 @@ class FarPosts : public testing::Test {
                                .rank = kRank,
                                .front_bytes = 1024,
                                .rows_bytes = 1024,
-                               .returns_bytes = 1024})),
-        posts_(to_size(kFarKinds * layout_.num_ranks)),
+                               .returns_bytes = 1024,
+                               .weights_bytes = 1024})),
+        posts_(to_size(kFarMessages * layout_.num_ranks)),
         left_(posts_.size(), 0),
         granted_(to_size(kFarKinds * kFarGrantSlots), 0),
         message_(2048, std::byte{7}),
@@ -188,6 +195,24 @@ TEST_F(FarPosts, CarriesTheRecordOfItsCall) {
   std::memcpy(&record, message_.data() + kFarRecordOffset, sizeof(record));
   EXPECT_EQ(record.num_fields, 3);
   EXPECT_EQ(reinterpret_cast<const FarHeader*>(message_.data())->has_record, 1);
+}
+
+TEST_F(FarPosts, WeightsGoBeforeTheirCombineAndHaveNoRecord) {
+  post(1, 0, kNumber, 0, front_to());
+  post(kFarWeights, 0, kNumber, 0, static_cast<std::uint64_t>(layout_.weights_at(1, 0)));
+  const std::vector<std::byte> before = message_;
+  const one_sided::CanIssue can_issue = [](int /*peer*/) { return true; };
+  const NetworkRequest first = *source_.front(can_issue);
+  EXPECT_EQ(first.kind, Kind::kPutSignal);
+  EXPECT_EQ(first.offset, to_size(layout_.weights_at(1, 0)));
+  EXPECT_EQ(first.op.offset, to_size(layout_.arrived_at(kFarWeights, kRank)));
+  source_.taken();
+  EXPECT_EQ(take_all().size(), 3U) << "the end of both, and the combine";
+
+  post(kFarWeights, 0, kNumber + 1, 0, static_cast<std::uint64_t>(layout_.weights_at(1, 0)));
+  message_ = before;
+  take_all();
+  EXPECT_EQ(message_, before) << "weights are sent as they are";
 }
 
 TEST_F(FarPosts, ABlockedRankHoldsUpNoOther) {

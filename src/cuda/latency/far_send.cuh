@@ -1,9 +1,9 @@
 #ifndef FERRY_CUDA_LATENCY_FAR_SEND_CUH
 #define FERRY_CUDA_LATENCY_FAR_SEND_CUH
 
-/// Part of a dispatch's send half for ranks of other nodes. Every token that has experts on a far rank gets a row in the
-/// message to it, which the block stores there as it stores rows of its node; the rows of a message follow each other
-/// in the order in which blocks come to them. The last block completes the messages and posts them.
+/// Part of a dispatch's send half for ranks of other nodes. Every token that has experts on a far rank gets a row in
+/// the message to it, which the block stores there as it stores rows of its node; the rows of a message follow each
+/// other in the order in which blocks come to them. The last block completes the messages and posts them.
 ///
 /// It also places what the combines will return: each distinct expert of a token returns a row, or each rank its sum,
 /// in the place that the token's row has in the message. The rows of one far rank lie together in a set of returns, so
