@@ -8,7 +8,7 @@ namespace {
 
 std::size_t to_size(int value) { return static_cast<std::size_t>(value); }
 
-/// Of two kinds of rings: for items and for call headers. The latter have room for a header in each of two chunks.
+/// The two kinds of rings: for items, and for call headers, with room for a header in each of two chunks.
 constexpr std::size_t kItems = 0;
 constexpr std::size_t kCalls = 1;
 constexpr std::size_t kCallChunks = 2;

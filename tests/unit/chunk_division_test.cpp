@@ -23,7 +23,8 @@ TEST(ChunkDivision, BringsEachByteOfEachItemOnceAndInOrder) {
     for (const std::int64_t item_bytes : {16, 64, 7456, 14624, 32768, 2'000'000}) {
       for (const std::int64_t num_items : {0, 1, 5, 64, 73, 512, 4081, 9000}) {
         for (const int chunk_items : {0, 1, 7, 64, 1 << 20}) {
-          SCOPED_TRACE(testing::Message() << chunk_bytes << " " << item_bytes << " " << num_items << " " << chunk_items);
+          SCOPED_TRACE(testing::Message()
+                       << chunk_bytes << " " << item_bytes << " " << num_items << " " << chunk_items);
           const auto chunks = chunks_of({num_items, item_bytes, chunk_bytes, chunk_items});
           std::int64_t first = 0;
           std::int64_t begin = 0;
