@@ -1,5 +1,5 @@
-/// Routes over several nodes by emulated GPUs, for which no host waits, with a dispatch and a combine on them. They must
-/// give the oracle's tables and bits, also when recorded calls are replayed with other ids.
+/// Routes over several nodes by emulated GPUs, for which no host waits, with a dispatch and a combine on them. They
+/// must give the oracle's tables and bits, also when recorded calls are replayed with other ids.
 
 #include <gtest/gtest.h>
 

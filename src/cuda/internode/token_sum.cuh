@@ -1,8 +1,8 @@
 #ifndef FERRY_CUDA_INTERNODE_TOKEN_SUM_CUH
 #define FERRY_CUDA_INTERNODE_TOKEN_SUM_CUH
 
-/// Sums over the nodes for each of this rank's tokens, by blocks of the exchange that brings the sums of other nodes, as
-/// these come in: both ends have a node's sums in the order of tokens. One warp per token.
+/// Sums over the nodes for each of this rank's tokens, by blocks of the exchange that brings the sums of other nodes,
+/// as these come in: both ends have a node's sums in the order of tokens. One warp per token.
 
 #include "cuda/internode/arrivals.cuh"
 #include "cuda/internode/exchange_params.hpp"
@@ -108,8 +108,8 @@ class ReturnedSums {
   std::uint64_t seen_ = 0;
 };
 
-/// Writes the sums of this rank's tokens. `block`: number among the `num_blocks` blocks that do. All threads of a block;
-/// `terms`: of its warps.
+/// Writes the sums of this rank's tokens. `block`: number among the blocks that do. All threads of a block; `terms`: of
+/// its warps.
 template <bool kFloat32>
 __device__ void sum_arriving(const ExchangeParams& params, std::uint64_t exchange, int block, Terms* terms) {
   const TokenSumParams& sums = params.token_sums;
