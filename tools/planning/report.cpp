@@ -49,9 +49,6 @@ std::vector<std::string> notes_on(const PlanShape& shape) {
     notes.emplace_back(
         "latency mode over nodes: what its kernels take besides bytes was measured over a stand-in for a card, whose "
         "locks it contains; all else of it is arithmetic");
-    if (shape.order == CombineOrder::kRankSums) {
-      notes.emplace_back("a latency-combine is predicted with sums made at the far rank, one row a (token, far rank)");
-    }
   }
   if (shape.num_nodes > 1 && shape.rings == PlanRings::kGpu) {
     notes.emplace_back("rings in GPU memory have run over a stand-in for a card only");

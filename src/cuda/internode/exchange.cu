@@ -92,9 +92,9 @@ __device__ std::int64_t position_of(const ExchangeParams& params, std::int64_t i
   return params.items != nullptr ? params.items[item] : item;
 }
 
-/// Copies the same bytes [begin, end) of `num_items` items, at `position(i)` in the tables, to or from a chunk, where an
-/// item's row and its record are contiguous. Warps take pieces of rows, and records, so that all warps of a block have
-/// work whatever the length of items.
+/// Copies the same bytes [begin, end) of `num_items` items, at `position(i)` in the tables, to or from a chunk, where
+/// an item's row and its record are contiguous. Warps take pieces of rows, and records, so that all warps of a block
+/// have work whatever the length of items.
 template <bool kPack, typename Position>
 __device__ void copy_items(const ExchangeParams& params, std::int64_t num_items, std::int64_t begin, std::int64_t end,
                            std::byte* chunk, Position position) {

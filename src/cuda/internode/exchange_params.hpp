@@ -66,8 +66,8 @@ struct ExchangeParams {
   /// Dispatch only: what records of outgoing items are made of; item_record.from is not used.
   RecordParams source;
   bool makes_records = false;
-  /// Dispatch only: items are this rank's rows in the order in which they come, at row.to, and their records go straight
-  /// to the outputs (`pull`) in place of item_record.to. Items are not longer than a chunk.
+  /// Dispatch only: items are this rank's rows in the order in which they come, at row.to, and their records go
+  /// straight to the outputs (`pull`) in place of item_record.to. Items are not longer than a chunk.
   bool lands = false;
   /// Dispatch only: the ranks of the node take their rows from staging as they arrive, if this exchange begins the
   /// call.

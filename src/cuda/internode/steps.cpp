@@ -16,8 +16,8 @@ constexpr int kMostOwnBlocks = 8;
 /// An H200 fills a ring of 16 chunks of 128 KiB in host memory and empties another at 7, 12 and 16.5 GB/s each way with
 /// one, two and four blocks at each, and at 5 with eight, most of which poll over PCIe (benchmarks/gpu_rings).
 constexpr int kMostBlocksPerRing = 4;
-/// The same with 1 MiB chunks in GPU memory takes 28, 53, 97 and 160 GB/s with one, two, four and eight blocks. The other
-/// half of the call's multiprocessors copies this node's items, or adds up tokens, meanwhile.
+/// The same with 1 MiB chunks in GPU memory takes 28, 53, 97 and 160 GB/s with one, two, four and eight blocks. The
+/// other half of the call's multiprocessors copies this node's items, or adds up tokens, meanwhile.
 constexpr int kMostBlocksPerGpuRing = 8;
 /// Blocks of all rings together of up to nine nodes; more nodes have one block at each ring.
 constexpr int kMostRingBlocks = 16;
