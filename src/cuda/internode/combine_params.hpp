@@ -4,8 +4,8 @@
 /// Combine over several nodes, in three kernels. An exchange begins the call and carries the weights of a weighted sum.
 /// Then every rank sums the rows that its node has for each token that it forwards and for each of its own. An exchange
 /// returns these sums to the tokens' ranks, which add up the nodes as sums come in (token_sum.cuh). It may begin while
-/// the second kernel makes sums, and sends those already made. Where a node's sum is a row as it is, as for a rank alone
-/// in its node without weights, the last exchange is the whole call.
+/// the second kernel makes sums, and sends those already made. Where a node's sum is a row as it is, as for a rank
+/// alone in its node without weights, the last exchange is the whole call.
 
 #include <cuda_runtime_api.h>
 

@@ -20,8 +20,8 @@ using namespace device;
 constexpr int kExchangeThreads = 512;
 constexpr int kExchangeWarps = kExchangeThreads / kWarpLanes;
 
-/// As many chunks as the first stages of an exchange have (ChunkDivision), 3.5 MiB of chunks of 1 MiB: the network sends
-/// them in 70 us at 50 GB/s, and ranks agree in 50 to 60.
+/// As many chunks as the first stages of an exchange have (ChunkDivision), 3.5 MiB of chunks of 1 MiB: the network
+/// sends them in 70 us at 50 GB/s, and ranks agree in 50 to 60.
 constexpr std::uint64_t kMostEarlyChunks = 12;
 
 /// Bytes that copy_by_warp has in flight: four loads of 16 bytes per lane.
