@@ -3,7 +3,10 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <functional>
 #include <set>
+#include <vector>
 
 #include "ferry/launches.hpp"
 #include "gpu/gpu_group.hpp"
@@ -16,15 +19,16 @@ namespace {
 constexpr int kTwoRanks = 2;
 constexpr std::int64_t kSentChannels = 1024;
 
-/// Tokens with many experts on each of two ranks, combined in both orders. `own_weights`: of the combines.
-PreparedCase case_of_two_nodes(bool own_weights) {
+/// Tokens with many experts on each of two ranks, combined in both orders. `own_weights`, `dtype`: of the combines.
+PreparedCase case_of_two_nodes(bool own_weights, DType dtype = DType::kBfloat16) {
   ExchangeCase spec;
   spec.name = "two nodes";
   spec.world = {.num_ranks = kTwoRanks, .ranks_per_node = 1, .num_topk = 6, .num_experts = 8, .max_tokens = 7};
   spec.world.layout = Layout::kSlab;
   spec.dispatches = {{.hidden = kSentChannels}};
   for (const CombineOrder order : {CombineOrder::kExact, CombineOrder::kRankSums}) {
-    spec.combines.push_back({.hidden = kSentChannels, .weighted = true, .order = order, .own_weights = own_weights});
+    spec.combines.push_back(
+        {.dtype = dtype, .hidden = kSentChannels, .weighted = true, .order = order, .own_weights = own_weights});
   }
   return prepare(spec);
 }
@@ -110,10 +114,33 @@ TEST(NodesLatency, SumsNeedNoMoreMemoryThanOnOneNode) {
   });
 }
 
-TEST(NodesLatency, CombinesTakeNoMemoryAndAllOfItIsWhatBytesRequiredSays) {
+/// All that is held is what bytes_required says for rows of `row_bytes`.
+void expect_required(RankContext& context, const Group& group, const PreparedCase& prepared, std::int64_t row_bytes) {
+  MemoryShape shape;
+  shape.backend = "cuda";
+  shape.num_ranks = kTwoRanks;
+  shape.ranks_per_node = 1;
+  shape.num_experts = prepared.world.options.num_experts;
+  shape.num_tokens = prepared.num_tokens(context.rank());
+  shape.num_topk = prepared.world.num_topk;
+  shape.num_recv_rows = prepared.routings[to_size(context.rank())].num_recv_rows;
+  shape.row_bytes = row_bytes;
+  shape.layout = Layout::kSlab;
+  shape.weights = true;
+  shape.max_tokens = latency_max_tokens(prepared);
+  shape.latency_bytes = latency_bytes_of("cuda", {prepared});
+  shape.symmetric = false;
+  const Result<std::size_t> required = bytes_required(shape);
+  if (!context.expect_ok(required.status(), "bytes_required")) return;
+  const MemoryUsage usage = group.memory_usage();
+  context.expect(usage.total_bytes() - usage.allocated_bytes == *required,
+                 fmt::format("{} control, {} network, {} staging bytes are held, {} required", usage.control_bytes,
+                             usage.network_bytes, usage.staging_bytes, *required));
+}
+
+TEST(NodesLatency, CombinesTakeNoMemory) {
   const PreparedCase prepared = case_of_two_nodes(true);
-  const std::size_t latency_bytes = latency_bytes_of("cuda", {prepared});
-  run_on_two_nodes(latency_bytes, [&](RankContext& context, Group& group) {
+  run_on_two_nodes(latency_bytes_of("cuda", {prepared}), [&](RankContext& context, Group& group) {
     LatencyExchange exchange(context, group, prepared);
     if (!exchange.dispatch()) return;
     const std::size_t dispatched = group.memory_usage().network_bytes;
@@ -121,26 +148,17 @@ TEST(NodesLatency, CombinesTakeNoMemoryAndAllOfItIsWhatBytesRequiredSays) {
       if (!exchange.combine(i)) return;
       context.expect(group.memory_usage().network_bytes == dispatched, "a combine takes memory");
     }
-    MemoryShape shape;
-    shape.backend = "cuda";
-    shape.num_ranks = kTwoRanks;
-    shape.ranks_per_node = 1;
-    shape.num_experts = prepared.world.options.num_experts;
-    shape.num_tokens = prepared.num_tokens(context.rank());
-    shape.num_topk = prepared.world.num_topk;
-    shape.num_recv_rows = prepared.routings[to_size(context.rank())].num_recv_rows;
-    shape.row_bytes = kSentChannels * 2;
-    shape.layout = Layout::kSlab;
-    shape.weights = true;
-    shape.max_tokens = latency_max_tokens(prepared);
-    shape.latency_bytes = latency_bytes;
-    shape.symmetric = false;
-    const Result<std::size_t> required = bytes_required(shape);
-    if (!context.expect_ok(required.status(), "bytes_required")) return;
-    const MemoryUsage usage = group.memory_usage();
-    context.expect(usage.total_bytes() - usage.allocated_bytes == *required,
-                   fmt::format("{} control, {} network, {} staging bytes are held, {} required", usage.control_bytes,
-                               usage.network_bytes, usage.staging_bytes, *required));
+    expect_required(context, group, prepared, kSentChannels * 2);
+  });
+}
+
+TEST(NodesLatency, CombinesOfLongerRowsTakeMemoryInPlaceOfThatOfTheDispatch) {
+  const PreparedCase prepared = case_of_two_nodes(true, DType::kFloat32);
+  run_on_two_nodes(latency_bytes_of("cuda", {prepared}), [&](RankContext& context, Group& group) {
+    check_latency_case(context, group, prepared, Halves::kSplit);
+    LatencyExchange exchange(context, group, prepared);
+    if (!exchange.dispatch() || !exchange.combine(0) || !exchange.combine(1)) return;
+    expect_required(context, group, prepared, kSentChannels * 4);
   });
 }
 

@@ -190,8 +190,13 @@ Result<PinnedBlock> FarLink::take_returns(std::string_view operation, std::size_
     const std::size_t rounded = node::round_up_to_page(std::max<std::size_t>(num_bytes, 1));
     Result<PinnedBlock> block = take_pinned(rounded, -1, operation);
     if (!block.ok()) return block.status();
+    if (!returns_.empty() && !returns_used_) {
+      returns_.pop_back();
+      held_bytes_.fetch_sub(returns_bytes_, std::memory_order_relaxed);
+    }
     returns_.push_back(std::move(*block));
     returns_bytes_ = rounded;
+    returns_used_ = false;
     held_bytes_.fetch_add(rounded, std::memory_order_relaxed);
   }
   return returns_.back();

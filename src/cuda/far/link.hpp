@@ -34,9 +34,11 @@ class FarLink {
   /// Pinned memory that `layout` takes.
   static std::size_t memory_bytes(const FarLayout& layout);
   /// Memory of at least so many bytes from which rows of combines leave. It stays until the group ends, since graphs
-  /// may use it. `operation`: the call whose error it is.
+  /// may use it, unless a later call takes more before a combine has used it. `operation`: the call whose error it is.
   /// @errors kSystem, kCuda: no memory can be locked
   Result<PinnedBlock> take_returns(std::string_view operation, std::size_t num_bytes);
+  /// A combine uses the memory that was taken last.
+  void use_returns() { returns_used_ = true; }
   /// Adds the traffic to all ranks of a node to that of its rail peer. Waits, a second at most, until everything that
   /// was posted is counted.
   void add_traffic(NetworkUsage& usage) const;
@@ -57,6 +59,7 @@ class FarLink {
   PinnedBlock block_;
   std::vector<PinnedBlock> returns_;  // each is larger than the one before
   std::size_t returns_bytes_ = 0;     // of the last one
+  bool returns_used_ = false;         // of the last one
   std::atomic<std::size_t> held_bytes_{0};
   std::shared_ptr<std::byte> state_;
   FarParams params_;

@@ -109,6 +109,7 @@ Status LatencyMode::make_combine(const LatencyCombineCall& call) {
       Result<Returns> taken = returns_of(kName, routing, rows.x.row_bytes);
       if (!taken.ok()) return taken.status();
       returns = std::move(*taken);
+      far_->use_returns();
     }
 
     params.emplace(LatencyCombineParams{.send = {.call = params_of(routing), .rows = {}}, .receive = {}});
