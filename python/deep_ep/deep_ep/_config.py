@@ -126,7 +126,7 @@ def low_latency_bytes(num_max_dispatch_tokens_per_rank: int, hidden: int, num_ra
             num_topk=min(num_experts, _MAX_LATENCY_TOPK),
             dispatch_row_bytes=row_bytes,
             combine_row_bytes=row_bytes,
-            order="exact",  # over several nodes, which may be smaller than hosts, sums need as many rows
+            order="rank_sums",
         )
     except ferry.Unsupported:  # this build works on CPUs only, where none is needed
         needed = 0
