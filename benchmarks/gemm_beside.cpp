@@ -255,6 +255,9 @@ int main(int argc, char** argv) {
     fmt::print(stderr, "gemm_beside: --ranks is a multiple of --nodes, and --experts of --ranks and at least --topk\n");
     return 2;
   }
+  // Ranks that share a GPU: a stream of one must not wait behind those of another, nor for a kernel to be loaded.
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+  setenv("CUDA_MODULE_LOADING", "EAGER", 0);
   for (const ferry::BackendInfo& backend : ferry::backends()) {
     if (backend.name != "cuda" || backend.available) continue;
     fmt::print(stderr, "gemm_beside: {}\n", backend.reason);

@@ -2,11 +2,15 @@
 #define FERRY_TESTS_UCX_CARD_CARD_MUTEX_HPP
 
 #include <atomic>
+#include <cstddef>
 #include <mutex>
 
 #include "node/pause_core.hpp"
 
 namespace ferry::ucx_card {
+
+/// Bytes that processors pass to each other as a whole.
+inline constexpr std::size_t kLineBytes = 64;
 
 /// A mutex whose waiting threads can be made not to sleep: on a virtual machine a thread that sleeps is back after tens
 /// of microseconds, several times the latency of a card.

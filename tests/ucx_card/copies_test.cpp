@@ -173,6 +173,7 @@ TEST(UcxCardSmallCopies, DoNotWaitForLargeOnes) {
   Copies copies({.small_bytes = kSmall, .batches = true}, 9);
   FakeDriver::instance().let_pass(kSmall);
   for (std::size_t i = 0; i < 8; ++i) copies.start(i, kLarge);
+  ASSERT_TRUE(wait_until([] { return seen(&FakeDriver::num_copies) == 8; }));
   copies.start(8, kSmall);
   EXPECT_TRUE(wait_until([&] { return copies.is_reported(8); }));
   for (std::size_t i = 0; i < 8; ++i) EXPECT_FALSE(copies.is_reported(i));

@@ -131,10 +131,11 @@ class End : public std::enable_shared_from_this<End> {
 
   std::atomic<std::uint64_t> next_due_ns_{~std::uint64_t{0}};  // of the first event
   std::atomic<bool> is_stopping_{false};
-  std::atomic<bool> has_mail_{false};
   Sleep sleep_;
-  CardMutex inbox_mutex_;
+  // Apart from what the thread looks at all the time.
+  alignas(kLineBytes) CardMutex inbox_mutex_;
   std::vector<Mail> inbox_;  // guarded by inbox_mutex_
+  alignas(kLineBytes) std::atomic<bool> has_mail_{false};
 };
 
 }  // namespace ferry::ucx_card

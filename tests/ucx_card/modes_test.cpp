@@ -46,7 +46,7 @@ std::uint64_t seed_of(int from, int to, std::uint64_t round) {
 }
 
 TEST_P(UcxCardModes, EndsOfManyThreadsGetEveryByteBeforeItsNotify) {
-  constexpr std::uint64_t kRounds = 40;
+  constexpr std::uint64_t kRounds = 20;
   NetEnds ends("ucx", {.num_ends = kNumEnds, .num_channels = 2, .gpu_bytes = 2 * kNumEnds * kPart});
   ends.connect();
   std::atomic<int> num_wrong{0};
@@ -113,12 +113,14 @@ TEST_P(UcxCardModes, AnEndThatClosesIsLostByAllOthersAndItsMemoryIsLeftAlone) {
 
 INSTANTIATE_TEST_SUITE_P(
     , UcxCardModes,
-    testing::Values(Mode{"sleeping", "latency_ns=20000,piece_bytes=64"},
-                    Mode{"spinning", "spin=1,latency_ns=20000,piece_bytes=64"},
-                    Mode{"without_threads", "thread=0,latency_ns=20000,piece_bytes=64"},
-                    Mode{"steady", "steady=1,rate=10000,latency_ns=3000,piece_bytes=1073741824"},
-                    Mode{"steady_spinning", "steady=1,spin=1,rate=10000,latency_ns=3000,piece_bytes=1073741824"},
-                    Mode{"steady_without_threads", "steady=1,thread=0,rate=10000,latency_ns=3000"}),
+    testing::Values(
+        Mode{"sleeping", "latency_ns=20000,write_latency_ns=100000,piece_bytes=64"},
+        Mode{"spinning", "spin=1,latency_ns=20000,write_latency_ns=100000,piece_bytes=64"},
+        Mode{"without_threads", "thread=0,latency_ns=20000,write_latency_ns=100000,piece_bytes=64"},
+        Mode{"steady", "steady=1,rate=10000,latency_ns=3000,write_latency_ns=100000,piece_bytes=1073741824"},
+        Mode{"steady_spinning",
+             "steady=1,spin=1,rate=10000,latency_ns=3000,write_latency_ns=100000,piece_bytes=1073741824"},
+        Mode{"steady_without_threads", "steady=1,thread=0,rate=10000,latency_ns=3000,write_latency_ns=100000"}),
     [](const auto& instance) { return std::string(instance.param.name); });
 
 }  // namespace

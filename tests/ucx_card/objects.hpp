@@ -172,10 +172,11 @@ class Port {
   const std::uint64_t id_;
   const int event_fd_;
   std::atomic<bool> is_open_{true};
-  std::atomic<bool> has_news_{false};
-  CardMutex mutex_;  // guards the next two
+  // Apart from what the worker's owner looks at all the time.
+  alignas(kLineBytes) CardMutex mutex_;  // guards the next two
   bool is_armed_ = false;
   std::deque<News> news_;
+  alignas(kLineBytes) std::atomic<bool> has_news_{false};
 };
 
 }  // namespace ferry::ucx_card
