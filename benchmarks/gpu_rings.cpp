@@ -98,12 +98,12 @@ class Rings {
     params_.ranks.timeout_ns = params_.rail_timeout_ns = kTimeoutNs;
     params_.rails.num_nodes = kNumNodes;
     params_.rails.state = reinterpret_cast<cuda::RailState*>(state_.get());
-    params_.rails.words = reinterpret_cast<ferry::net::RingWords*>(words_.get());
+    params_.rails.rings.words = reinterpret_cast<ferry::net::RingWords*>(words_.get());
     // In GPU memory both rings are one, since no thread copies headers there: a chunk is filled again once it was used.
-    params_.rails.chunks_in = plan.gpu_memory ? gpu_chunks_.get() : chunks_in_.get();
-    params_.rails.chunks_out = plan.gpu_memory ? gpu_chunks_.get() : chunks_out_.get();
-    params_.rails.num_chunks = plan.num_chunks;
-    params_.rails.chunk_bytes = chunk_bytes;
+    params_.rails.rings.chunks_in = plan.gpu_memory ? gpu_chunks_.get() : chunks_in_.get();
+    params_.rails.rings.chunks_out = plan.gpu_memory ? gpu_chunks_.get() : chunks_out_.get();
+    params_.rails.rings.num_chunks = plan.num_chunks;
+    params_.rails.rings.chunk_bytes = chunk_bytes;
     params_.flows = flows;
     params_.row = {rows_.get(), plan.row_bytes, to_rows_.get(), plan.row_bytes, plan.row_bytes};
     params_.item_record = {records_.get(), plan.record_bytes, to_records_.get(), plan.record_bytes, plan.record_bytes};
@@ -161,7 +161,7 @@ class Rings {
 
   /// Work of a proxy without the payload: a chunk keeps its old bytes, and only its header is the one that was sent.
   void move() {
-    ferry::net::RingWords& words = params_.rails.words[kPeer];
+    ferry::net::RingWords& words = params_.rails.rings.words[kPeer];
     const std::uint64_t filled = std::atomic_ref(words.filled).load(std::memory_order_acquire);
     if (plan_.one_way) {
       std::atomic_ref(words.credits).store(filled, std::memory_order_release);
@@ -170,7 +170,7 @@ class Rings {
     if (num_moved_ != filled) {
       for (; num_moved_ != filled; ++num_moved_) {
         if (plan_.gpu_memory) continue;
-        const std::size_t offset = num_moved_ % plan_.num_chunks * params_.rails.chunk_bytes;
+        const std::size_t offset = num_moved_ % plan_.num_chunks * params_.rails.rings.chunk_bytes;
         std::memcpy(chunks_in_.get() + offset, chunks_out_.get() + offset, ferry::rail::kChunkHeaderBytes);
       }
       std::atomic_ref(words.arrived).store(num_moved_, std::memory_order_release);
