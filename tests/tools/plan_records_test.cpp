@@ -269,9 +269,11 @@ TEST(PlanRates, OfOneTokenBetweenNodesGiveTheTimesOfTheirRecord) {
   shape.num_tokens = 1;
   const std::string file = "cuda-h200-x1/nodes_latency.json";
   const double reference = figure(file, "latency-pair", 1, "reference_time_us_p50");
+  // In the calls of the record rows waited until ranks had agreed, a trip each.
+  const double agreements = 2 * rates.network_us.value;
   const double predicted = tools::plan_route(shape, rates).time_us() + tools::plan_dispatch(shape, rates).time_us() +
                            tools::plan_combine(shape, rates).time_us();
-  EXPECT_NEAR(predicted, reference, 0.02 * reference);
+  EXPECT_NEAR(predicted + agreements, reference, 0.02 * reference);
 }
 
 /// Latency mode of two nodes of one rank over a stand-in for a card.
