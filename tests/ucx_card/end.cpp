@@ -217,6 +217,7 @@ void End::start(const std::shared_ptr<ucp_ep>& endpoint, std::shared_ptr<Operati
       check_flushes(endpoint.get());
       break;
     default:
+      if (later != UCS_OK) ++operation->num_steps;  // ends by its failure alone, whatever arrives before
       start_transfer(endpoint, operation);
       break;
   }
