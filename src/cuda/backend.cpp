@@ -77,7 +77,6 @@ Status load_nodes_kernels(int device) {
   const std::string operation = fmt::format("Group::create: loading kernels on GPU {}", device);
   Status status = runtime_status(load_rail_exchange_kernel(), operation);
   if (status.ok()) status = runtime_status(load_node_dispatch_kernels(), operation);
-  if (status.ok()) status = runtime_status(load_node_combine_kernels(), operation);
   if (status.ok()) status = runtime_status(load_gather_kernels(), operation);
   if (status.ok()) status = runtime_status(load_counters_kernel(), operation);
   if (status.ok()) status = runtime_status(load_node_route_kernels(), operation);

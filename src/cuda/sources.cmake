@@ -78,7 +78,6 @@ set(ferry_cuda_sources
     cuda/intranode/dispatch.cu
     cuda/intranode/exchange.cu
     cuda/intranode/place.cu
-    cuda/internode/combine.cu
     cuda/internode/dispatch.cu
     cuda/internode/exchange.cu
     cuda/internode/gather.cu

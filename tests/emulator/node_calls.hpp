@@ -192,8 +192,6 @@ class NodeCalls {
       const cuda::RoutedTokens routed = routing_.routed(rank);
       auto blocks = cuda::StepBlocks::of({.num_nodes = spec_.num_nodes, .num_sms = 2 * spec_.num_nodes + 3 * rank});
       blocks.chunk_items = chunk_items(rank);
-      // As if each rank's GPU supported overlap, except when it captures.
-      blocks.overlaps = spec_.seed % 4 != 0 && (to_size(rank) + spec_.seed) % 3 != 0;
       const cuda::NodePlace place = ranks_.place(rank);
       const std::size_t staging_bytes = cuda::CombineStaging::at(nullptr, place, routed, tensors).size_bytes;
       const auto staging = cuda::CombineStaging::at(ranks_.allocate(rank, staging_bytes), place, routed, tensors);

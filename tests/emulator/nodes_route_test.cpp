@@ -246,7 +246,6 @@ class Layer {
     const cuda::RoutedTokens routed = cuda::bounded_tokens(topology, input, own.num_rows);
     const cuda::NodePlace place = ranks_.place(rank);
     auto blocks = cuda::StepBlocks::of({.num_nodes = spec_.num_nodes, .num_sms = 2 * spec_.num_nodes});
-    blocks.overlaps = (static_cast<std::uint64_t>(rank) + spec_.world.seed) % 2 != 0;
     const cuda::CallIdentity dispatched = identity(rank, kRouteNumber);
     const std::size_t route_bytes = cuda::NodeRouteStaging::at(nullptr, topology, input).size_bytes;
     const auto staging = cuda::NodeRouteStaging::at(ranks_.allocate(rank, route_bytes), topology, input);

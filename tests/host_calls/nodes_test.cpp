@@ -295,16 +295,14 @@ TEST(NodesBlocks, TogetherAreAsManyAsTheCallMayHave) {
     for (const int asked : {0, 1, 5, 24, 100}) {
       for (const bool gpu_rings : {false, true}) {
         const int num_sms = cuda::call_sms(asked, 132);
-        cuda::StepBlocks blocks =
+        const cuda::StepBlocks blocks =
             cuda::StepBlocks::of({.num_nodes = num_nodes, .num_sms = num_sms, .gpu_rings = gpu_rings});
-        blocks.overlaps = blocks.num_beside > 1;
         const int most = std::max(asked == 0 ? static_cast<int>(kMostSms) : asked, num_rings + 1);
         SCOPED_TRACE(fmt::format("{} nodes, {} asked for, rings in GPU memory: {}", num_nodes, asked, gpu_rings));
         const int num_ring_blocks = blocks.per_ring * num_rings;
         EXPECT_GE(blocks.per_ring, 1);
         EXPECT_LE(num_ring_blocks + blocks.num_own, most);
-        EXPECT_LE(num_ring_blocks + blocks.num_token_sums(false), most);
-        EXPECT_LE(num_ring_blocks + blocks.num_token_sums(true) + (blocks.overlaps ? blocks.num_sums() : 0), most);
+        EXPECT_LE(num_ring_blocks + blocks.num_sums, most);
         EXPECT_LE(std::max(blocks.num_other, blocks.num_all), most);
       }
     }

@@ -112,7 +112,6 @@ Status CombineRun::take_room(bool captured) {
   const RoutingState& routing = *call.routing;
   blocks_ = blocks_of(parts, call.kernel,
                       {call.record.operation, routing.layout, routing.num_tokens, call.x.row_bytes, staged});
-  blocks_.overlaps = parts.has_bulk && !captured && blocks_.num_beside > 1;
   const std::size_t copies_bytes = shares ? CombineCopies::at(nullptr, call, *parts.arena).size_bytes : 0;
   const std::size_t staging_bytes = CombineStaging::at(nullptr, place, input_.routed, tensors_of(call, {})).size_bytes;
   const Result<std::byte*> room = context_.staging().rows(StagedBy::kCombine, copies_bytes + staging_bytes, captured);

@@ -10,15 +10,14 @@
 #include "cuda/internode/sum_turns.cuh"
 #include "cuda/internode/token_sum.cuh"
 #include "cuda/sync/entry.cuh"
-#include "cuda/sync/kernel_order.cuh"
+#include "plan/to_size.hpp"
 
 namespace ferry::cuda {
 namespace {
 
 using namespace device;
 
-constexpr int kExchangeThreads = 512;
-constexpr int kExchangeWarps = kExchangeThreads / kWarpLanes;
+constexpr int kExchangeThreads = kExchangeWarps * kWarpLanes;
 
 /// As many chunks as the first stages of an exchange have (ChunkDivision), 3.5 MiB of chunks of 1 MiB: the network
 /// sends them in 70 us at 50 GB/s, and ranks agree in 50 to 60.
@@ -132,7 +131,7 @@ __device__ void send_items(const ExchangeParams& params, Sender& sender, int pee
   const ItemFlow& flow = params.flows[peer];
   for_each_chunk(params, sent_division(params, peer), worker, [&](const ItemChunk& items) {
     if (!may_send(items.chunk_idx)) return false;
-    if (params.num_sum_warps > 0 && !await_sums(params, peer, items.first, items.num_items, exchange)) return false;
+    if (params.sums_nodes && !await_sums(params, peer, items.first, items.num_items, exchange)) return false;
     std::byte* const chunk = sender.reserve(first_item_chunk(params) + items.chunk_idx);
     if (chunk == nullptr) return false;
     copy_items<true>(params, items.num_items, items.begin, items.end, chunk,
@@ -441,14 +440,26 @@ __device__ __noinline__ void end_alone(const ExchangeParams& params) {
   params.rails.state->gate.valid = 0;
 }
 
-/// Adds up this rank's tokens. `block`: number among the blocks that do. All threads of a block.
-__device__ __noinline__ void sum_tokens(const ExchangeParams& params, std::uint64_t exchange, int block) {
-  await_kernel_before();  // the sums of this rank's own node
-  auto* const terms = reinterpret_cast<Terms*>(node_ranks() + params.ranks.num_ranks);
+/// Makes the sums of a combine. `block`: number among the blocks that do. All threads of a block.
+template <bool kFloat32>
+__device__ void make_sums(const ExchangeParams& params, std::uint64_t exchange, std::uint64_t epoch, int block) {
+  auto* const base = reinterpret_cast<std::byte*>(node_ranks() + params.ranks.num_ranks);
+  const SumMemory memory = SumMemory::at(base, params.ranks.num_ranks);
+  if (params.sums_nodes) {
+    if (!find_rows(params, epoch, block, memory)) return;
+    sum_items<kFloat32>(params, exchange, block, memory);
+    post_block_done(params.ranks, epoch, static_cast<unsigned>(block));
+  }
+  sum_arriving<kFloat32>(params, exchange, block, memory.terms);
+  if (params.sums_nodes && block == 0) finish_blocks(params.ranks, epoch, memory.num_blocks);
+}
+
+__device__ __noinline__ void make_sums(const ExchangeParams& params, std::uint64_t exchange, std::uint64_t epoch,
+                                       int block) {
   if (params.token_sums.float32) {
-    sum_arriving<true>(params, exchange, block, terms);
+    make_sums<true>(params, exchange, epoch, block);
   } else {
-    sum_arriving<false>(params, exchange, block, terms);
+    make_sums<false>(params, exchange, epoch, block);
   }
 }
 
@@ -473,7 +484,6 @@ __global__ void __launch_bounds__(kExchangeThreads, 1) exchange_kernel(const __g
   const CallStart start = start_call(params.ranks, params.begins_call ? first_look : &rails.state->gate);
   if (start.broken || !start.routed) {
     if (!start.broken && params.begins_call) end_alone(params);
-    await_kernel_before();  // later kernels assume that the previous kernel has ended
     return;
   }
   const std::uint64_t exchange = *static_cast<const volatile std::uint64_t*>(&rails.state->exchange) + 1;
@@ -526,7 +536,7 @@ __global__ void __launch_bounds__(kExchangeThreads, 1) exchange_kernel(const __g
       receive_items(params, receiver, peer, worker, arrived, params.sums_tokens ? exchange : start.epoch);
     }
     if (!serves && params.sums_tokens) {
-      sum_tokens(params, exchange, block - num_rings * params.blocks_per_ring);
+      make_sums(params, exchange, start.epoch, block - num_rings * params.blocks_per_ring);
     } else if (!serves) {
       copy_own_items(params, params.flows[rails.node], block - num_rings * params.blocks_per_ring);
       if (pulls) publish_own_items(params, params.flows[rails.node], start.epoch);
@@ -534,9 +544,6 @@ __global__ void __launch_bounds__(kExchangeThreads, 1) exchange_kernel(const __g
     if (pulls) pull_rows(params, start.epoch);
   }
   __syncthreads();
-  // Later kernels assume that the previous kernel has ended, and that kernel may still read the number of this
-  // exchange.
-  await_kernel_before();
   if (first) {
     if (outcome != Outcome::kStop) finish(params, exchange, start.epoch, outcome);
   } else if (threadIdx.x == 0) {
@@ -551,12 +558,11 @@ cudaError_t launch_rail_exchange(const ExchangeParams& params, cudaStream_t stre
   const auto num_blocks = static_cast<unsigned>(params.num_blocks());
   // A dispatch takes rows where a combine adds them up.
   const std::size_t part_bytes = params.sums_tokens
-                                     ? kExchangeWarps * sizeof(Terms)
+                                     ? SumMemory::size_bytes(kExchangeWarps, to_size(params.ranks.num_ranks))
                                      : PullView::size_bytes(params.ranks.num_ranks, params.rails.num_nodes);
   const std::size_t shared_bytes =
       sizeof(Shared) + static_cast<std::size_t>(params.ranks.num_ranks) * sizeof(NodeRank) + part_bytes;
-  const bool overlaps = params.num_sum_warps > 0;
-  return launch_kernel(exchange_kernel, {num_blocks, kExchangeThreads, shared_bytes, overlaps}, params, stream);
+  return launch_kernel(exchange_kernel, {num_blocks, kExchangeThreads, shared_bytes}, params, stream);
 }
 
 cudaError_t load_rail_exchange_kernel() {

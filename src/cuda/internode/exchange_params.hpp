@@ -9,12 +9,18 @@
 /// The first exchange of a call begins with a call header to every rail peer and an entry to every rank of the node, so
 /// that all ranks of the group reach the same outcome before any of them writes what the caller sees. A few chunks
 /// follow the header at once; a receiver uses them where the outcome is to go on, and else drops them.
+///
+/// A combine is two exchanges. The first begins the call and carries the weights of a weighted sum. In the second every
+/// rank sums the rows that its node has for each token that it forwards and for each of its own, while the first of
+/// these sums are returned to the tokens' ranks, which add up the nodes as sums come in (node_sum.cuh, token_sum.cuh).
+/// Where a node's sum is a row as it is, as for a rank alone in its node without weights, the second is the whole call.
 
 #include <cuda_runtime_api.h>
 
 #include <array>
 
 #include "cuda/internode/dispatch_params.hpp"
+#include "cuda/internode/node_sum_params.hpp"
 #include "cuda/internode/token_sum_params.hpp"
 #include "cuda/sync/rail_params.hpp"
 #include "cuda/sync/rank_params.hpp"
@@ -38,6 +44,9 @@ struct ItemPart {
   std::int64_t to_stride = 0;
   std::int64_t bytes = 0;  ///< bytes of an item: a multiple of 16 in rows, of 4 in records
 };
+
+/// Warps of a block of the exchange.
+inline constexpr int kExchangeWarps = 16;
 
 struct ExchangeParams {
   RankParams ranks;
@@ -73,12 +82,12 @@ struct ExchangeParams {
   /// call.
   bool pulls = false;
   PullParams pull;
-  /// Combine only: this node's items need no copy, and the blocks for them add up tokens as items arrive.
+  /// Combine only: this node's items need no copy. The blocks for them make the sums of the node that the others send,
+  /// if `sums_nodes`, and then add up tokens as sums arrive.
+  NodeSumParams node_sums;
+  bool sums_nodes = false;
   TokenSumParams token_sums;
   bool sums_tokens = false;
-  /// Warps of the previous kernel, a combine's sums, if this kernel runs beside it and sends the sums already made
-  /// (sum_turns.cuh); 0: this kernel begins after that one.
-  int num_sum_warps = 0;
   int blocks_per_ring = 1;
   /// Most items of a chunk with the call's rows that this rank sends; 0: as exchange_chunk_bytes says. Every exchange
   /// of a call has it: the first one tells the rail peers, each of which may have another number.
@@ -91,6 +100,8 @@ struct ExchangeParams {
     return begins_call && routed != nullptr &&
            (record.operation == Operation::kDispatch || record.operation == Operation::kCombine);
   }
+  /// Warps that make sums of the node; 0: none does.
+  FERRY_HOST_DEVICE int num_sum_warps() const { return sums_nodes ? num_own_blocks * kExchangeWarps : 0; }
   FERRY_HOST_DEVICE bool takes_rows() const { return pulls && begins_call; }
   FERRY_HOST_DEVICE std::int64_t item_bytes() const { return row.bytes + (item_record.bytes + 15) / 16 * 16; }
 };

@@ -21,7 +21,7 @@ constexpr int kMostBlocksPerRing = 4;
 constexpr int kMostBlocksPerGpuRing = 8;
 /// Blocks of all rings together of up to nine nodes; more nodes have one block at each ring.
 constexpr int kMostRingBlocks = 16;
-static_assert(kMostBlocks * kSumWarps <= kMaxSumWarps);
+static_assert(kMostBlocks * kExchangeWarps <= kMaxSumWarps);
 static_assert(kMostRingBlocks + kMostOwnBlocks == kMostCallSms);
 
 /// Largest product of ranks of a node and nodes for which a block's shared memory holds the progress of all stagings.
@@ -75,12 +75,12 @@ StepBlocks StepBlocks::of(const Limits& limits) {
   const int most_per_ring = limits.gpu_rings ? kMostBlocksPerGpuRing : kMostBlocksPerRing;
   const int per_ring = std::clamp(most_for_rings / rings, 1, most_per_ring);
   const int num_own = limits.num_copy_sms > 0 ? copying : std::clamp(num_sms - per_ring * rings, 1, kMostOwnBlocks);
-  const int num_beside = std::clamp(std::min(num_sms, kMostCallSms) - per_ring * rings, 1, kMostBlocks);
+  const int num_sums = std::clamp(std::min(num_sms, kMostCallSms) - per_ring * rings, 1, kMostBlocks);
   StepBlocks blocks;
   blocks.per_ring = per_ring;
   blocks.num_own = num_own;
   blocks.num_other = std::clamp(num_sms, 1, kMostBlocks);
-  blocks.num_beside = num_beside;
+  blocks.num_sums = num_sums;
   blocks.num_all = std::max(num_sms, 1);
   return blocks;
 }
@@ -186,7 +186,7 @@ CombineSteps combine_steps(const NodePlace& place, const CallIdentity& call, con
   const bool returns_weights = tensors.returns_weights;
   const auto bytes_of = [](auto* table) { return reinterpret_cast<std::byte*>(table); };
   CombineSteps steps;
-  steps.sums_nodes = sums_nodes(place, routed, tensors);
+  const bool makes_sums = sums_nodes(place, routed, tensors);
   steps.begin = agreement_only(place, call);
   steps.begin.chunk_items = blocks.chunk_items;
   if (routed.by_kernels) steps.begin.routed = routed.tables.summary;
@@ -198,47 +198,41 @@ CombineSteps combine_steps(const NodePlace& place, const CallIdentity& call, con
     steps.begin.num_own_blocks = 1;
   }
 
-  NodeSumParams& node_sums = steps.node_sums;
-  node_sums.ranks = place.ranks;
-  node_sums.rails = place.rails;
-  node_sums.entry.agreement = kAgreed;
-  node_sums.entry.record_number = call.record_number;
-  node_sums.entry.rows_offset = offset_in(place, tensors.x);
-  node_sums.entry.rows_stride = tensors.x_stride;
-  node_sums.entry.tables_offset = offset_in(place, tensors.weights);
-  node_sums.entry.num_blocks = blocks.num_sums();
-  node_sums.gate = &place.rails.state->gate;
-  node_sums.destinations = routed.tables.destinations;
-  node_sums.to_nodes = routed.tables.to_nodes;
-  node_sums.overlaps = blocks.overlaps;
-  node_sums.num_topk = routed.num_topk;
-  node_sums.one_row_per_token = routed.by_token;
-  node_sums.float32 = tensors.float32;
-  node_sums.weighted = tensors.weighted;
-  node_sums.returns_weights = returns_weights;
-  node_sums.topk_weights = staging.topk_weights;
-  node_sums.row_bytes = tensors.row_bytes;
-  node_sums.sums = staging.sums;
-  node_sums.sum_weights = staging.sum_weights;
-  node_sums.num_blocks = blocks.num_sums();
-
   ExchangeParams& give_back = steps.give_back;
-  give_back = steps.sums_nodes ? exchange_of(place) : steps.begin;
+  give_back = makes_sums ? exchange_of(place) : steps.begin;
   give_back.blocks_per_ring = blocks.per_ring;
   give_back.chunk_items = blocks.chunk_items;
   give_back.carries_rows = true;
-  if (blocks.overlaps && steps.sums_nodes) give_back.num_sum_warps = blocks.num_sums() * kSumWarps;
   give_back.flows = routed.tables.from_nodes;
-  const std::byte* const sums = steps.sums_nodes ? staging.sums : tensors.x;
-  const std::int64_t sum_stride = steps.sums_nodes ? tensors.row_bytes : tensors.x_stride;
-  const float* const sum_weights = steps.sums_nodes ? staging.sum_weights : tensors.weights;
+  const std::byte* const sums = makes_sums ? staging.sums : tensors.x;
+  const std::int64_t sum_stride = makes_sums ? tensors.row_bytes : tensors.x_stride;
+  const float* const sum_weights = makes_sums ? staging.sum_weights : tensors.weights;
   give_back.row = {sums, sum_stride, staging.returned, tensors.row_bytes, tensors.row_bytes};
   if (returns_weights) {
     give_back.item_record = {reinterpret_cast<const std::byte*>(sum_weights), entries_bytes,
                              bytes_of(staging.returned_weights), entries_bytes, entries_bytes};
   }
   give_back.sums_tokens = true;
-  give_back.num_own_blocks = blocks.num_token_sums(steps.sums_nodes);
+  give_back.num_own_blocks = blocks.num_sums;
+
+  give_back.sums_nodes = makes_sums;
+  NodeSumParams& node_sums = give_back.node_sums;
+  node_sums.entry.agreement = kAgreed;
+  node_sums.entry.record_number = call.record_number;
+  node_sums.entry.rows_offset = offset_in(place, tensors.x);
+  node_sums.entry.rows_stride = tensors.x_stride;
+  node_sums.entry.tables_offset = offset_in(place, tensors.weights);
+  node_sums.entry.num_blocks = blocks.num_sums;
+  node_sums.destinations = routed.tables.destinations;
+  node_sums.to_nodes = routed.tables.to_nodes;
+  node_sums.num_topk = routed.num_topk;
+  node_sums.one_row_per_token = routed.by_token;
+  node_sums.weighted = tensors.weighted;
+  node_sums.returns_weights = returns_weights;
+  node_sums.topk_weights = staging.topk_weights;
+  node_sums.row_bytes = tensors.row_bytes;
+  node_sums.sums = staging.sums;
+  node_sums.sum_weights = staging.sum_weights;
 
   TokenSumParams& token_sums = give_back.token_sums;
   token_sums.item_of_token = routed.tables.item_of_token;
@@ -267,8 +261,7 @@ CombineSteps combine_steps(const NodePlace& place, const CallIdentity& call, con
 
 cudaError_t launch(const CombineSteps& steps, cudaStream_t stream) {
   cudaError_t error = cudaSuccess;
-  if (steps.sums_nodes) error = launch_rail_exchange(steps.begin, stream);
-  if (steps.sums_nodes && error == cudaSuccess) error = launch_node_sums(steps.node_sums, stream);
+  if (steps.give_back.sums_nodes) error = launch_rail_exchange(steps.begin, stream);
   return error == cudaSuccess ? launch_rail_exchange(steps.give_back, stream) : error;
 }
 

@@ -8,7 +8,6 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "cuda/internode/combine_params.hpp"
 #include "cuda/internode/dispatch_params.hpp"
 #include "cuda/internode/exchange_params.hpp"
 #include "cuda/internode/node_tables.hpp"
@@ -48,15 +47,11 @@ constexpr int call_sms(int asked, int device_sms) {
 /// Blocks of a call's kernels. The blocks of an exchange run at the same time: at least two for each rail peer and one
 /// more.
 struct StepBlocks {
-  int per_ring = 1;    ///< blocks of an exchange per ring
-  int num_own = 1;     ///< blocks of an exchange for items that stay in the node
-  int num_other = 1;   ///< most blocks of every other kernel
-  int num_beside = 1;  ///< blocks of a kernel beside an exchange that copies no items inside the node
-  int num_all = 1;     ///< blocks of kernels that wait for no other rank
-  /// A combine sends sums while it makes others. Needs compute capability 9.0, and no graph: in a graph each kernel
-  /// begins after the previous one has ended.
-  bool overlaps = false;
-
+  int per_ring = 1;   ///< blocks of an exchange per ring
+  int num_own = 1;    ///< blocks of an exchange for items that stay in the node
+  int num_other = 1;  ///< most blocks of every other kernel
+  int num_sums = 1;   ///< blocks of an exchange that make the sums of a combine
+  int num_all = 1;    ///< blocks of kernels that wait for no other rank
   /// KernelOptions::chunk_tokens: most items of a chunk with rows that this rank sends; 0: as the exchange's bytes say.
   int chunk_items = 0;
 
@@ -68,11 +63,6 @@ struct StepBlocks {
   };
   /// Blocks within the limits, if they suffice for an exchange.
   static StepBlocks of(const Limits& limits);
-  /// Blocks of a combine's sums of the node, and of those of tokens. Where both run beside an exchange, each has half.
-  int num_sums() const { return overlaps ? (num_beside + 1) / 2 : num_other; }
-  int num_token_sums(bool sums_nodes) const {
-    return overlaps && sums_nodes && num_beside > 1 ? num_beside / 2 : num_beside;
-  }
 };
 
 /// First exchange of a call, without items; agreement 0 refuses the call.
@@ -153,11 +143,9 @@ struct CombineStaging {
                            const CombineTensors& tensors);
 };
 
-/// The first two only if `sums_nodes`.
+/// The first only if the second makes sums of the node.
 struct CombineSteps {
-  bool sums_nodes = true;
   ExchangeParams begin;
-  NodeSumParams node_sums;
   ExchangeParams give_back;
 };
 /// Whether a combine makes sums of its node; otherwise the rows are these sums. A rank alone in its node has one row of

@@ -4,7 +4,7 @@
 /// Order in which a combine sums the items that a rank forwards. Turn i belongs to warp i modulo the number of warps.
 /// Items of other nodes are first, one for each node in turn, so that every ring can send from the beginning; items of
 /// this node follow, since no network waits for them. Warps publish the number of their completed turns
-/// (RailState::summed), and the blocks that fill a ring wait for the turns that they need.
+/// (RailState::summed); blocks that fill a ring, and those that add up tokens, wait for the turns that they need.
 
 #include "cuda/internode/exchange_params.hpp"
 #include "cuda/sync/rank_sync.cuh"
@@ -50,9 +50,9 @@ class SumTurns {
 class SumReport {
  public:
   /// `row_bytes`: short sums are published several at a time.
-  __device__ SumReport(const RailParams& rails, int warp, std::int64_t row_bytes)
+  __device__ SumReport(const RailParams& rails, std::uint64_t exchange, int warp, std::int64_t row_bytes)
       : word_(&rails.state->summed[warp]),
-        tag_(half_of(*static_cast<const volatile std::uint64_t*>(&rails.state->exchange) + 1) << 32),
+        tag_(half_of(exchange) << 32),
         interval_(row_bytes < kReportBytes ? static_cast<std::uint32_t>(kReportBytes / row_bytes) : 1) {}
 
   /// Counts one more completed turn; `last`: it is the warp's last one.
@@ -72,24 +72,29 @@ class SumReport {
   std::uint32_t num_done_ = 0;
 };
 
+/// Waits until a turn is complete; false if the group broke. One thread.
+__device__ inline bool await_turn(const ExchangeParams& params, std::int64_t turn, std::uint64_t exchange) {
+  const std::int64_t num_warps = params.num_sum_warps();
+  const std::uint64_t* word = &params.rails.state->summed[turn % num_warps];
+  const auto read = [word, exchange] {
+    const std::uint64_t done = load_acquire_device(word);
+    return done >> 32 == half_of(exchange) ? half_of(done) : 0;
+  };
+  const auto wanted = static_cast<std::uint64_t>(turn / num_warps + 1);
+  return wait_until(params.ranks, {Awaited::kOwn, params.ranks.rank, exchange}, read, wanted);
+}
+
 /// Waits until sums [first, first + num) of those for a peer are complete; false if the group broke. All threads of the
 /// block call it.
 __device__ __noinline__ inline bool await_sums(const ExchangeParams& params, int peer, std::int64_t first,
                                                std::int64_t num, std::uint64_t exchange) {
-  const std::int64_t num_warps = params.num_sum_warps;
+  const std::int64_t num_warps = params.num_sum_warps();
   const std::int64_t end = first + num;
   // Warps take their turns in order, and each warp recurs after at most num_warps items.
   const std::int64_t begin = num > num_warps ? end - num_warps : first;
   bool here = true;
   for (std::int64_t idx = begin + threadIdx.x; idx < end; idx += blockDim.x) {
-    const std::int64_t turn = SumTurns::turn_of(params.rails, peer, idx);
-    const std::uint64_t* word = &params.rails.state->summed[turn % num_warps];
-    const auto read = [word, exchange] {
-      const std::uint64_t done = load_acquire_device(word);
-      return done >> 32 == half_of(exchange) ? half_of(done) : 0;
-    };
-    const auto wanted = static_cast<std::uint64_t>(turn / num_warps + 1);
-    here = wait_until(params.ranks, {Awaited::kOwn, params.ranks.rank, exchange}, read, wanted) && here;
+    here = await_turn(params, SumTurns::turn_of(params.rails, peer, idx), exchange) && here;
   }
   return __syncthreads_and(static_cast<int>(here)) != 0;
 }

@@ -5,9 +5,7 @@
 /// as these come in: both ends have a node's sums in the order of tokens. One warp per token.
 
 #include "cuda/internode/arrivals.cuh"
-#include "cuda/internode/exchange_params.hpp"
-#include "cuda/numeric/row_sum.cuh"
-#include "cuda/sync/kernel_order.cuh"
+#include "cuda/internode/node_sum.cuh"
 
 namespace ferry::cuda::device {
 
@@ -61,27 +59,31 @@ __device__ inline int collect_nodes(const TokenSumParams& params, std::int64_t t
 }
 static_assert(kMaxNodes <= kWarpLanes && kMaxNodes + kMaxBiases <= kMaxTerms);
 
-/// As many loads at a time as the registers of the exchange's blocks hold.
-template <bool kFloat32>
-__device__ __noinline__ void sum_nodes(const Terms& terms, int num_rows, std::byte* out, std::int64_t row_bytes) {
-  sum_row<kFloat32, 4, 2>(terms, num_rows, out, row_bytes);
-}
-
-/// A warp's view of the sums that have come back. Lane n sees node n.
+/// A warp's view of the sums that have come back, and of those that this node's ranks keep. Lane n sees node n.
 class ReturnedSums {
  public:
   __device__ ReturnedSums(const ExchangeParams& params, std::uint64_t exchange) : params_(params), exchange_(exchange) {
     const int node = lane_idx();
-    if (node < params.rails.num_nodes && node != params.rails.node) first_ = params.flows[node].first_in;
+    if (node >= params.rails.num_nodes) return;
+    if (node != params.rails.node) {
+      first_ = params.flows[node].first_in;
+    } else if (params.sums_nodes) {
+      first_ = params.node_sums.to_nodes[node].first_in;
+      first_turn_ = SumTurns(params.rails, params.node_sums.to_nodes).num_for_peers();
+    }
   }
 
   /// Waits for the sums of a token; false if the group broke. All lanes of a warp.
   __device__ bool await(std::int64_t token) {
     const int node = lane_idx();
     bool here = true;
-    if (node < params_.rails.num_nodes && node != params_.rails.node) {
+    if (node < params_.rails.num_nodes) {
       const std::int64_t item = item_of(params_.token_sums, node, token);
-      if (item >= 0) here = await_count(node, static_cast<std::uint64_t>(item - first_ + 1));
+      if (item >= 0 && node != params_.rails.node) {
+        here = await_count(node, static_cast<std::uint64_t>(item - first_ + 1));
+      } else if (item >= 0 && params_.sums_nodes) {
+        here = await_turn(params_, first_turn_ + item - first_, exchange_);
+      }
     }
     here = __all_sync(kAllLanes, static_cast<int>(here)) != 0;
     __syncwarp();  // passes the data that one lane acquired to all lanes
@@ -104,7 +106,8 @@ class ReturnedSums {
 
   const ExchangeParams& params_;
   std::uint64_t exchange_;
-  std::int64_t first_ = 0;
+  std::int64_t first_ = 0;       ///< position of the node's first item
+  std::int64_t first_turn_ = 0;  ///< of this node's items
   std::uint64_t seen_ = 0;
 };
 
@@ -122,7 +125,7 @@ __device__ void sum_arriving(const ExchangeParams& params, std::uint64_t exchang
     if (!returned.await(token)) return;
     const int num_rows = collect_nodes(sums, token, of_warp);
     if (sums.returns_weights) sum_token_weights(sums, token);
-    sum_nodes<kFloat32>(of_warp, num_rows, sums.out_x + token * sums.out_stride, sums.row_bytes);
+    sum_rows<kFloat32>(of_warp, num_rows, sums.out_x + token * sums.out_stride, sums.row_bytes);
     __syncwarp();  // all lanes have read the terms
   }
 }

@@ -69,10 +69,10 @@ __device__ inline void post_entry(const RankParams& ranks, const EntryMessage& e
 
 /// Waits for the entries of all ranks and compares them. Calls `take(rank, entry)` in a whole warp for each entry that
 /// arrives, also in calls that are then refused. All threads of a block call it. All threads on every rank get the same
-/// outcome and see the data that `take` wrote to shared memory. The waits of the first block are counted.
+/// outcome and see the data that `take` wrote to shared memory. Waits are counted where `counts`, in one block.
 template <typename Take>
 __device__ inline Outcome await_entries(const RankParams& ranks, const EntryMessage& entry, std::uint64_t epoch,
-                                        Take take) {
+                                        Take take, bool counts = blockIdx.x == 0) {
   const int num_warps = static_cast<int>(blockDim.x) / kWarpLanes;
   bool here = true;
   bool equal = true;
@@ -86,7 +86,7 @@ __device__ inline Outcome await_entries(const RankParams& ranks, const EntryMess
       // A rank that routes instead posts counts.
       return word >> 32 == half_of(epoch) ? epoch : count_flags(ranks).load(rank);
     };
-    const WaitCount count(ranks, rank, blockIdx.x == 0 && lane_idx() == 0 && rank != ranks.rank);
+    const WaitCount count(ranks, rank, counts && lane_idx() == 0 && rank != ranks.rank);
     const bool came = wait_until(ranks, {Awaited::kEntry, rank, epoch}, read, epoch, count);
     here = here && came;
     const bool is_entry = __all_sync(0xFFFFFFFFU, static_cast<int>(came && word >> 32 == half_of(epoch))) != 0;

@@ -40,7 +40,7 @@ namespace ferry::cuda {
 inline constexpr int kMaxNodes = 32;
 
 /// Upper bound of the warps that make a rank's sums in a combine.
-inline constexpr int kMaxSumWarps = 128;
+inline constexpr int kMaxSumWarps = 256;
 
 /// Shares one end of a ring among the blocks that serve it: block i takes each chunk whose number, counted from the
 /// exchange's first chunk, is i modulo the number of blocks.

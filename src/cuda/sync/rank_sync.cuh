@@ -216,14 +216,14 @@ __device__ __noinline__ inline void end_epoch(const RankParams& ranks, std::uint
 
 /// Ends one block's part in the call: the block no longer reads or writes peers' memory, and its bulk stores are
 /// complete. All threads of the block call it.
-__device__ inline void post_block_done(const RankParams& ranks, std::uint64_t epoch) {
+__device__ inline void post_block_done(const RankParams& ranks, std::uint64_t epoch, unsigned block = blockIdx.x) {
   fence_async_proxy();
   __syncthreads();
   if (warp_idx() != 0) return;
   fence_system();
   for (int rank = lane_idx(); rank < ranks.num_ranks; rank += kWarpLanes) {
     store_relaxed_system(
-        control_of(ranks, rank).block_done + static_cast<std::size_t>(ranks.rank) * kMaxCallBlocks + blockIdx.x, epoch);
+        control_of(ranks, rank).block_done + static_cast<std::size_t>(ranks.rank) * kMaxCallBlocks + block, epoch);
   }
 }
 
