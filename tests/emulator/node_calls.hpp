@@ -145,7 +145,7 @@ class NodeCalls {
         auto blocks = cuda::StepBlocks::of({.num_nodes = spec_.num_nodes,
                                             .num_sms = 2 * spec_.num_nodes + 3 * rank,
                                             .num_copy_sms = rank % 3,
-                                            .gpu_rings = spec_.seed % 2 == 0});
+                                            .wide_rings = spec_.seed % 2 == 0});
         blocks.chunk_items = chunk_items(rank);
         enqueue([steps = dispatch_steps(place, call_identity, routed, tensors, staging, blocks),
                  stream = ranks_.stream(rank)] { cuda::launch(steps, stream); });

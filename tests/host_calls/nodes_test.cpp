@@ -293,12 +293,12 @@ TEST(NodesBlocks, TogetherAreAsManyAsTheCallMayHave) {
   for (int num_nodes = 2; num_nodes <= 32; ++num_nodes) {
     const int num_rings = 2 * (num_nodes - 1);
     for (const int asked : {0, 1, 5, 24, 100}) {
-      for (const bool gpu_rings : {false, true}) {
+      for (const bool wide_rings : {false, true}) {
         const int num_sms = cuda::call_sms(asked, 132);
         const cuda::StepBlocks blocks =
-            cuda::StepBlocks::of({.num_nodes = num_nodes, .num_sms = num_sms, .gpu_rings = gpu_rings});
+            cuda::StepBlocks::of({.num_nodes = num_nodes, .num_sms = num_sms, .wide_rings = wide_rings});
         const int most = std::max(asked == 0 ? static_cast<int>(kMostSms) : asked, num_rings + 1);
-        SCOPED_TRACE(fmt::format("{} nodes, {} asked for, rings in GPU memory: {}", num_nodes, asked, gpu_rings));
+        SCOPED_TRACE(fmt::format("{} nodes, {} asked for, wide rings: {}", num_nodes, asked, wide_rings));
         const int num_ring_blocks = blocks.per_ring * num_rings;
         EXPECT_GE(blocks.per_ring, 1);
         EXPECT_LE(num_ring_blocks + blocks.num_own, most);

@@ -18,7 +18,7 @@ constexpr int kMostOwnBlocks = 8;
 constexpr int kMostBlocksPerRing = 4;
 /// The same with 1 MiB chunks in GPU memory takes 28, 53, 97 and 160 GB/s with one, two, four and eight blocks. The
 /// other half of the call's multiprocessors copies this node's items, or adds up tokens, meanwhile.
-constexpr int kMostBlocksPerGpuRing = 8;
+constexpr int kMostBlocksPerWideRing = 8;
 /// Blocks of all rings together of up to nine nodes; more nodes have one block at each ring.
 constexpr int kMostRingBlocks = 16;
 static_assert(kMostBlocks * kExchangeWarps <= kMaxSumWarps);
@@ -71,8 +71,8 @@ StepBlocks StepBlocks::of(const Limits& limits) {
   const int num_sms = limits.num_sms;
   const int most_own = std::max(1, num_sms - rings);
   const int copying = std::clamp(limits.num_copy_sms, 1, most_own);
-  const int most_for_rings = std::min(kMostRingBlocks, limits.gpu_rings ? num_sms / 2 : num_sms - copying);
-  const int most_per_ring = limits.gpu_rings ? kMostBlocksPerGpuRing : kMostBlocksPerRing;
+  const int most_for_rings = std::min(kMostRingBlocks, limits.wide_rings ? num_sms / 2 : num_sms - copying);
+  const int most_per_ring = limits.wide_rings ? kMostBlocksPerWideRing : kMostBlocksPerRing;
   const int per_ring = std::clamp(most_for_rings / rings, 1, most_per_ring);
   const int num_own = limits.num_copy_sms > 0 ? copying : std::clamp(num_sms - per_ring * rings, 1, kMostOwnBlocks);
   const int num_sums = std::clamp(std::min(num_sms, kMostCallSms) - per_ring * rings, 1, kMostBlocks);

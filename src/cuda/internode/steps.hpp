@@ -58,8 +58,9 @@ struct StepBlocks {
   struct Limits {
     int num_nodes = 2;
     int num_sms = 1;
-    int num_copy_sms = 0;    ///< of these, the ones for items that stay in the node; 0: the default
-    bool gpu_rings = false;  ///< chunks of rings are in GPU memory
+    int num_copy_sms = 0;  ///< of these, the ones for items that stay in the node; 0: the default
+    /// More blocks at each end of a ring: for chunks in GPU memory, where the other blocks have little to do.
+    bool wide_rings = false;
   };
   /// Blocks within the limits, if they suffice for an exchange.
   static StepBlocks of(const Limits& limits);
