@@ -151,6 +151,7 @@ bool Connection::get(std::span<std::byte> into, std::size_t remote_offset, std::
     return true;
   }
   Operation* operation = take_operation(Kind::kRead);
+  ++num_reads_;
   operation->ticket = ticket;
   ucp_request_param_t params = params_of(operation);
   set_memory_handle(into, &params);
@@ -336,6 +337,7 @@ void Connection::started(Operation* operation, ucs_status_ptr_t request) {
 
 void Connection::complete(Operation* operation, ucs_status_t status) {
   --num_in_flight_;
+  if (operation->kind == Kind::kRead) --num_reads_;
   spare_.push_back(operation);
   if (operation->kind == Kind::kClose) return;
   if (status != UCS_OK) {

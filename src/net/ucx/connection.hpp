@@ -148,6 +148,8 @@ class Connection {
   }
   /// Sends due operations. True if it sent any, or if notify() has sent a message since the last call.
   bool advance();
+  /// Whether the network still writes the memory of a get.
+  bool is_reading() const { return num_reads_ > 0; }
   /// True if no operation waits or is in flight.
   bool quiet() const { return waiting_.empty() && num_in_flight_ == 0 && needed_ <= flushed_ && !flush_wanted_; }
   /// UCS_OK, or the reason for which the connection failed.
@@ -269,6 +271,7 @@ class Connection {
   std::uint32_t peer_ = 0;
 
   std::size_t num_in_flight_ = 0;
+  std::size_t num_reads_ = 0;         ///< of these, gets: their memory is still written
   std::deque<Operation> operations_;  // every operation ever used; their addresses are stable
   std::vector<Operation*> spare_;
 };

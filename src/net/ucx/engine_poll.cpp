@@ -71,10 +71,18 @@ void UcxEngine::end_attention() {
   }
 }
 
+void UcxEngine::lose_leaving(int peer) {
+  const int rank = options_.rank_of(peer);
+  lose(peer, Status(ErrorCode::kPeerLost,
+                    fmt::format("network engine ucx: rank {} has closed its end of the network", rank), rank));
+}
+
 void UcxEngine::answer_goodbyes() {
   any_goodbye_ = false;
-  for (Peer& peer : peers_) {
+  for (int idx = 0; idx < options_.num_peers; ++idx) {
+    Peer& peer = at(idx);
     if (peer.connection == nullptr || !peer.leaving || peer.answered) continue;
+    if (!peer.connection->is_reading()) lose_leaving(idx);
     if (peer.connection->quiet()) {
       peer.answered = true;
       peer.connection->send_last({.kind = MessageKind::kFarewell});
@@ -129,9 +137,8 @@ void UcxEngine::deliver(int sender, const Message& message) {
     peer.leaving = any_goodbye_ = true;
     peer.connection->stop();
     peer.connection->begin_flush();
-    const int rank = options_.rank_of(sender);
-    lose(sender, Status(ErrorCode::kPeerLost,
-                        fmt::format("network engine ucx: rank {} has closed its end of the network", rank), rank));
+    // A card still writes the memory of gets, which the peer waits for.
+    if (!peer.connection->is_reading()) lose_leaving(sender);
   } else if (message.kind == MessageKind::kFarewell) {
     peer.left = true;
   } else if (message.kind == MessageKind::kSocket) {

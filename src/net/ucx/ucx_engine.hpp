@@ -84,6 +84,7 @@ class UcxEngine final : public Engine {
   bool is_receiver_ahead() const;
   bool advance();
   void end_attention();
+  void lose_leaving(int peer);
   void answer_goodbyes();
   bool deliver_fetched();
   bool deliver_messages();
