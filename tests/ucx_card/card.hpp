@@ -1,7 +1,7 @@
 #ifndef FERRY_TESTS_UCX_CARD_CARD_HPP
 #define FERRY_TESTS_UCX_CARD_CARD_HPP
 
-/// What the ends of this process have in common: how they find each other, and the ends of other processes.
+/// State shared by the ends of this process: how they find each other, and the ends of other processes.
 
 #include <atomic>
 #include <cstdint>
