@@ -1,9 +1,10 @@
 /// Exchanges with the rail peers: some blocks send to each peer, the same number receive from it, and some copy the
-/// items that stay in the node.
+/// items that stay in the node, or make the sums of a combine.
 
 #include "cuda/copy/warp_copy.cuh"
 #include "cuda/driver/launch.hpp"
 #include "cuda/internode/arrivals.cuh"
+#include "cuda/internode/call_agreement.cuh"
 #include "cuda/internode/exchange_params.hpp"
 #include "cuda/internode/pull.cuh"
 #include "cuda/internode/rail_ring.cuh"
@@ -17,34 +18,12 @@ namespace {
 
 using namespace device;
 
-constexpr int kExchangeThreads = kExchangeWarps * kWarpLanes;
-
-/// As many chunks as the first stages of an exchange have (ChunkDivision), 3.5 MiB of chunks of 1 MiB: the network
-/// sends them in 70 us at 50 GB/s, and ranks agree in 50 to 60.
-constexpr std::uint64_t kMostEarlyChunks = 12;
-
 /// Bytes that copy_by_warp has in flight: four loads of 16 bytes per lane.
 constexpr int kPieceBytes = 4 * 16 * kWarpLanes;
-
-/// Header of a call's first exchange, in a chunk before the items.
-struct alignas(16) CallAnnouncement {
-  std::uint64_t agreement;
-  std::uint64_t chunk_items;  ///< ExchangeParams::chunk_items of the sender
-  std::uint64_t num_early;    ///< chunks with items that the sender sends whatever the outcome
-  CallRecord record;
-};
 
 /// Not inlined, like this kernel's waiting functions: the instruction cache holds only one copy of each.
 __device__ __noinline__ void copy_row(std::byte* to, const std::byte* from, std::int64_t bytes) {
   copy_by_warp(to, from, bytes);
-}
-
-__device__ __noinline__ void copy_record(std::byte* to, const std::byte* from, std::int64_t bytes) {
-  const auto num_words = static_cast<int>(bytes / static_cast<std::int64_t>(sizeof(std::uint32_t)));
-#pragma unroll 1
-  for (int word = lane_idx(); word < num_words; word += kWarpLanes) {
-    reinterpret_cast<std::uint32_t*>(to)[word] = reinterpret_cast<const std::uint32_t*>(from)[word];
-  }
 }
 
 /// Copies bytes [begin, end) of an item's row from the tables to a chunk, or back.
@@ -118,10 +97,6 @@ __device__ void copy_items(const ExchangeParams& params, std::int64_t num_items,
     const int to = from + kPieceBytes < rows_part ? from + kPieceBytes : rows_part;
     copy_row_part<kPack>(params, position(item), begin + from, begin + to, at + from);
   }
-}
-
-__device__ ChunkDivision sent_division(const ExchangeParams& params, int peer) {
-  return division_of(params, params.flows[peer].num_out, params.carries_rows ? params.chunk_items : 0);
 }
 
 /// `may_send(chunk_idx)`: whether to send a chunk; the first that may not ends the block's part.
@@ -210,96 +185,6 @@ __device__ void publish_own_items(const ExchangeParams& params, const ItemFlow& 
   store_release_system(&params.rails.log->arrivals[params.rails.node].count, arrival_count(epoch, flow.num_out));
 }
 
-/// Copies a struct with all threads of the block.
-template <typename T>
-__device__ void copy_words(T& to, const T& from) {
-  static_assert(sizeof(T) % sizeof(std::uint32_t) == 0);
-  const auto* words = reinterpret_cast<const std::uint32_t*>(&from);
-  auto* target = reinterpret_cast<std::uint32_t*>(&to);
-#pragma unroll 1
-  for (std::size_t word = threadIdx.x; word < sizeof(T) / sizeof(std::uint32_t); word += kExchangeThreads) {
-    target[word] = words[word];
-  }
-}
-
-/// Chunks with items to a peer that a rank sends without waiting for the outcome of the call, so that the network works
-/// meanwhile. They fit into the ring behind the announcement even if the peer never makes the call.
-__device__ std::uint64_t num_early_chunks(const ExchangeParams& params, int peer) {
-  const bool routed = params.routed == nullptr || static_cast<const volatile RouteSummary*>(params.routed)->valid != 0;
-  if (!params.begins_call || params.agreement == 0 || params.flows == nullptr || !routed) return 0;
-  const auto num_chunks = static_cast<std::uint64_t>(sent_division(params, peer).num_chunks());
-  const std::uint64_t room = params.rails.rings.num_chunks - first_item_chunk(params);
-  const std::uint64_t most = room < kMostEarlyChunks ? room : kMostEarlyChunks;
-  return num_chunks < most ? num_chunks : most;
-}
-
-__device__ __noinline__ void announce_call(const ExchangeParams& params, Sender& sender, std::uint64_t num_early) {
-  std::byte* const chunk = sender.reserve(0);
-  if (chunk == nullptr) return;
-  auto& announcement = *reinterpret_cast<CallAnnouncement*>(chunk);
-  if (threadIdx.x == 0) {
-    announcement.agreement = params.agreement;
-    announcement.chunk_items = static_cast<std::uint64_t>(params.chunk_items);
-    announcement.num_early = num_early;
-  }
-  copy_words(announcement.record, params.record);
-  sender.commit(1, sizeof(CallAnnouncement));
-}
-
-/// Compares the peer's call with this rank's, and keeps the peer's record if they differ.
-__device__ __noinline__ void await_call(const ExchangeParams& params, Receiver& receiver, int peer,
-                                        std::uint64_t exchange) {
-  const std::byte* const chunk = receiver.front(0, Awaited::kRailCall, 1, sizeof(CallAnnouncement));
-  if (chunk == nullptr) return;
-  const auto& announcement = *reinterpret_cast<const CallAnnouncement*>(chunk);
-  const std::uint64_t theirs = *static_cast<const volatile std::uint64_t*>(&announcement.agreement);
-  const bool equal = theirs == params.agreement && theirs != 0;
-  if (!equal) {
-    RailLog::Entry& entry = params.rails.log->entries[peer];
-    copy_words(entry.record, announcement.record);
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      fence_system();
-      store_release_system(reinterpret_cast<std::uint64_t*>(&entry.number),
-                           static_cast<std::uint64_t>(params.record_number));
-    }
-  }
-  if (threadIdx.x == 0) {
-    params.rails.state->chunk_items[peer] =
-        static_cast<std::int32_t>(*static_cast<const volatile std::uint64_t*>(&announcement.chunk_items));
-    const std::uint64_t num_early = *static_cast<const volatile std::uint64_t*>(&announcement.num_early);
-    params.rails.state->num_early[peer] = static_cast<std::uint32_t>(num_early);
-  }
-  receiver.release();
-  if (threadIdx.x == 0) {
-    fence_system();
-    store_release_system(&params.rails.state->verdicts[peer], exchange << 1 | (equal ? 1U : 0U));
-  }
-}
-
-/// Whether all rail peers make this rank's call. All threads of block 0 call it; sets `here` to false if the group
-/// broke.
-__device__ bool await_verdicts(const ExchangeParams& params, std::uint64_t exchange, bool& here) {
-  bool all_here = true;
-  bool all_equal = true;
-  const auto peer = static_cast<int>(threadIdx.x);
-  if (peer < params.rails.num_nodes && peer != params.rails.node) {
-    const std::uint64_t* word = &params.rails.state->verdicts[peer];
-    all_here = wait_flag(params.ranks, {Awaited::kOwn, params.ranks.rank, exchange}, word, exchange << 1);
-    all_equal = all_here && (load_acquire_system(word) & 1U) != 0;
-  }
-  here = __syncthreads_and(static_cast<int>(all_here)) != 0;
-  return __syncthreads_and(static_cast<int>(all_equal)) != 0;
-}
-
-/// Log and record number of a rank of this node for the current call. In shared memory, one per rank.
-struct NodeRank {
-  const RailLog* log;
-  std::int64_t record_number;
-};
-
-__device__ NodeRank* node_ranks() { return reinterpret_cast<NodeRank*>(&shared() + 1); }
-
 /// Takes this rank's rows from the ranks of its node. All threads of a block call it after the block's part in the
 /// exchange.
 __device__ void pull_rows(const ExchangeParams& params, std::uint64_t epoch) {
@@ -314,91 +199,6 @@ __device__ void pull_rows(const ExchangeParams& params, std::uint64_t epoch) {
     if (lane_idx() == 0) view.set(rank, source);
   });
   if (outcome == Outcome::kGo && view.open()) pull_arriving_rows(params, view);
-}
-
-/// Reports to the host that ranks of the group disagree, and the calls of this node's rail peers. All threads of block
-/// 0 call it.
-__device__ __noinline__ void report_difference(const ExchangeParams& params, std::uint64_t epoch) {
-  FaultReport& fault = *params.fault;
-  const bool reported = *static_cast<volatile std::uint64_t*>(&fault.state) != 0;
-  if (__syncthreads_or(static_cast<int>(reported)) != 0) return;  // only the first fault counts
-  const int num_ranks = params.ranks.num_ranks;
-  const int num_nodes = params.rails.num_nodes;
-#pragma unroll 1
-  for (int rank = static_cast<int>(threadIdx.x); rank < num_ranks; rank += kExchangeThreads) {
-    const std::int64_t number = record_number_of(params.ranks, rank, epoch);
-    node_ranks()[rank].record_number = number;
-    fault.record_numbers[rank] = number;
-  }
-  __syncthreads();
-#pragma unroll 1
-  for (int i = warp_idx(); i < num_ranks * num_nodes; i += kExchangeWarps) {
-    const NodeRank& rank = node_ranks()[i / num_nodes];
-    const RailLog::Entry& entry = rank.log->entries[i % num_nodes];
-    const bool differs =
-        i % num_nodes != params.rails.node &&
-        static_cast<std::int64_t>(load_acquire_system(reinterpret_cast<const std::uint64_t*>(&entry.number))) ==
-            rank.record_number;
-    FoundRecord& found = params.found[i];
-    if (lane_idx() == 0) found.present = differs ? 1 : 0;
-    if (differs) {
-      copy_record(reinterpret_cast<std::byte*>(&found.record), reinterpret_cast<const std::byte*>(&entry.record),
-                  sizeof(CallRecord));
-    }
-  }
-  __syncthreads();
-  if (threadIdx.x != 0) return;
-  fault.fault = static_cast<std::int32_t>(Fault::kDisagreement);
-  fault.rank = -1;
-  fence_system();
-  store_release_system(&fault.state, 1);
-}
-
-/// Reports that the call is made on a Routing that was refused. One thread calls it.
-__device__ __noinline__ void report_refused_routing(const ExchangeParams& params) {
-  report_refused_route(params.ranks, *params.routed);
-}
-
-/// Outcome of the call for all ranks of the group. All threads of block 0 call it, after the block has announced the
-/// call.
-__device__ __noinline__ Outcome agree(const ExchangeParams& params, std::uint64_t exchange, std::uint64_t epoch) {
-  bool here = true;
-  const bool equal = await_verdicts(params, exchange, here);
-  if (!here) return Outcome::kStop;
-  EntryMessage entry;
-  entry.agreement = equal ? params.agreement : 0;
-  entry.record_number = params.record_number;
-  entry.tables_offset =
-      reinterpret_cast<const std::byte*>(params.rails.log) - params.ranks.peer_bases[params.ranks.rank];
-  entry.rows_offset = params.pull.entry.rows_offset;
-  entry.scales_offset = params.pull.entry.tables_offset;
-  entry.num_blocks = 1;
-  if (warp_idx() == 0) post_entry(params.ranks, entry, epoch);
-  const Outcome outcome = await_entries(params.ranks, entry, epoch, [&params](int rank, const ReceivedEntry& received) {
-    const std::byte* const log = params.ranks.peer_bases[rank] + received.tables_offset();
-    if (lane_idx() == 0) node_ranks()[rank].log = reinterpret_cast<const RailLog*>(log);
-  });
-  if (outcome == Outcome::kStop) return outcome;
-  if (outcome == Outcome::kSkip && params.agreement != 0) report_difference(params, epoch);
-  if (threadIdx.x == 0) {
-    const bool routed = params.routed == nullptr || params.routed->valid != 0;
-    if (outcome == Outcome::kGo && !routed) report_refused_routing(params);
-    params.rails.state->gate.valid = outcome == Outcome::kGo && routed ? 1 : 0;
-    if (params.result != nullptr) store_release_system(params.result, static_cast<std::uint64_t>(outcome) + 1);
-  }
-  return outcome;
-}
-
-/// Waits for block 0's outcome. All threads of a block other than block 0 call it.
-__device__ __noinline__ Outcome await_outcome(const ExchangeParams& params, std::uint64_t exchange) {
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    const std::uint64_t* word = &params.rails.state->outcome;
-    const bool here = wait_flag(params.ranks, {Awaited::kOwn, params.ranks.rank, exchange}, word, exchange << 2);
-    shared().outcome = here ? load_acquire_system(word) & 3U : static_cast<std::uint64_t>(Outcome::kStop);
-  }
-  __syncthreads();
-  return static_cast<Outcome>(shared().outcome);
 }
 
 /// Ends the exchange once all blocks are done. All threads of block 0 call it.
@@ -461,18 +261,6 @@ __device__ __noinline__ void make_sums(const ExchangeParams& params, std::uint64
   } else {
     make_sums<false>(params, exchange, epoch, block);
   }
-}
-
-/// Block 0's part of the agreement, for the other blocks too.
-__device__ __noinline__ Outcome decide(const ExchangeParams& params, std::uint64_t exchange, std::uint64_t epoch) {
-  const Outcome outcome = agree(params, exchange, epoch);
-  if (threadIdx.x == 0) {
-    fence_system();
-    // Read by the kernel that fills rows without a token.
-    params.ranks.control.local->outcome = epoch << 2 | static_cast<std::uint64_t>(outcome);
-    store_release_system(&params.rails.state->outcome, exchange << 2 | static_cast<std::uint64_t>(outcome));
-  }
-  return outcome;
 }
 
 __global__ void __launch_bounds__(kExchangeThreads, 1) exchange_kernel(const __grid_constant__ ExchangeParams params) {

@@ -229,6 +229,11 @@ __device__ inline ChunkDivision division_of(const ExchangeParams& params, std::i
   return ChunkDivision({num_items, params.item_bytes(), params.rails.rings.chunk_bytes, chunk_items});
 }
 
+/// Division of the items that this rank sends a peer.
+__device__ inline ChunkDivision sent_division(const ExchangeParams& params, int peer) {
+  return division_of(params, params.flows[peer].num_out, params.carries_rows ? params.chunk_items : 0);
+}
+
 /// Calls `move(ItemChunk)` for each of `worker`'s chunks, until it returns false.
 template <typename Move>
 __device__ void for_each_chunk(const ExchangeParams& params, const ChunkDivision& division, int worker, Move move) {

@@ -6,8 +6,18 @@
 #include <cstdint>
 
 #include "cuda/internode/dispatch_params.hpp"
+#include "cuda/sync/flags.cuh"
 
 namespace ferry::cuda::device {
+
+/// Copies a record, or other words. All lanes of a warp.
+__device__ __noinline__ inline void copy_record(std::byte* to, const std::byte* from, std::int64_t bytes) {
+  const auto num_words = static_cast<int>(bytes / static_cast<std::int64_t>(sizeof(std::uint32_t)));
+#pragma unroll 1
+  for (int word = lane_idx(); word < num_words; word += kWarpLanes) {
+    reinterpret_cast<std::uint32_t*>(to)[word] = reinterpret_cast<const std::uint32_t*>(from)[word];
+  }
+}
 
 /// Record that exists in memory.
 struct StoredRecord {
