@@ -28,6 +28,7 @@ __device__ auto wait_for(const RingKernelParams& params, Read read) {
 __global__ void fill_ring_kernel(const __grid_constant__ RingKernelParams params) {
   std::byte*& shared_chunk = *reinterpret_cast<std::byte**>(cuda::device::dynamic_shared());
   SendRing ring(params.words, params.chunks, params.num_chunks, params.chunk_bytes);
+  if (threadIdx.x == 0) ring.find();
   const std::uint32_t num_words = params.num_items * params.item_bytes / sizeof(std::uint32_t);
   for (std::uint64_t round = 0; round < params.num_rounds; ++round) {
     if (threadIdx.x == 0) shared_chunk = wait_for(params, [&ring] { return ring.reserve(); });
@@ -46,6 +47,7 @@ __global__ void fill_ring_kernel(const __grid_constant__ RingKernelParams params
 __global__ void drain_ring_kernel(const __grid_constant__ RingKernelParams params) {
   const std::byte*& shared_chunk = *reinterpret_cast<const std::byte**>(cuda::device::dynamic_shared());
   ReceiveRing ring(params.words, params.chunks, params.num_chunks, params.chunk_bytes);
+  if (threadIdx.x == 0) ring.find();
   const std::uint32_t num_words = params.num_items * params.item_bytes / sizeof(std::uint32_t);
   for (std::uint64_t round = 0; round < params.num_rounds; ++round) {
     if (threadIdx.x == 0) shared_chunk = wait_for(params, [&ring] { return ring.front(); });

@@ -267,6 +267,8 @@ __global__ void __launch_bounds__(kExchangeThreads, 1) exchange_kernel(const __g
   const RailParams& rails = params.rails;
   const auto block = static_cast<int>(blockIdx.x);
   const bool first = block == 0;
+  // One that sends nothing: chunks are sent in order, so none would go behind that of a block that waits.
+  const bool decides = block == static_cast<int>(gridDim.x) - 1;
   if (first && threadIdx.x == 0 && params.started != nullptr) store_release_system(params.started, 1);
   const RouteSummary* const first_look = params.may_stand_alone() ? params.routed : nullptr;
   const CallStart start = start_call(params.ranks, params.begins_call ? first_look : &rails.state->gate);
@@ -291,14 +293,15 @@ __global__ void __launch_bounds__(kExchangeThreads, 1) exchange_kernel(const __g
   const auto agree_once = [&] {
     if (agreed) return;
     agreed = true;
-    outcome = first ? decide(params, exchange, start.epoch) : await_outcome(params, exchange);
-    if (first && pulls && moves && outcome == Outcome::kGo) publish_flows(params, start.epoch);
+    outcome = decides ? decide(params, exchange, start.epoch) : await_outcome(params, exchange);
+    if (decides && pulls && moves && outcome == Outcome::kGo) publish_flows(params, start.epoch);
   };
   const std::uint64_t num_early = sends ? num_early_chunks(params, peer) : 0;
   if (params.begins_call && worker == 0 && !rails.has_call_rings()) {
     if (sends) announce_call(params, sender, num_early);
     if (receives) await_call(params, receiver, peer, exchange);
-  } else if (params.begins_call && worker == 0) {
+  } else if (params.begins_call && worker == params.blocks_per_ring - 1 && rails.has_call_rings()) {
+    // The last block of a ring: the others' first chunks are before its own.
     if (sends) {
       Sender caller(params, {rails.call_rings, rails.state->calls_out, peer, 0}, exchange);
       announce_call(params, caller, num_early);
@@ -310,8 +313,7 @@ __global__ void __launch_bounds__(kExchangeThreads, 1) exchange_kernel(const __g
   }
   if (sends && moves) {
     send_items(params, sender, peer, worker, exchange, [&](std::uint64_t chunk_idx) {
-      // Ranks wait for what block 0 decides, so it does so before its second chunk.
-      if (chunk_idx >= num_early || (first && chunk_idx > 0)) agree_once();
+      if (chunk_idx >= num_early) agree_once();
       return chunk_idx < num_early ? outcome != Outcome::kStop : outcome == Outcome::kGo;
     });
   }

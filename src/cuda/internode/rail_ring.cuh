@@ -30,16 +30,16 @@ class RingWorker {
   __device__ RingWorker(const ExchangeParams& params, RingTurn& turn, std::uint64_t exchange, int worker)
       : params_(params), turn_(turn), exchange_(exchange), leads_(worker == 0) {}
 
-  /// Finds where the exchange begins in the ring, at the first call; only the first block derives it. False if the
-  /// group broke.
+  /// Finds where the exchange begins in the ring, at the first call; only the first block reads it, together with how
+  /// far the peer is, over PCIe. False if the group broke.
   template <typename Ring>
-  __device__ bool open(const Ring& ring) {
+  __device__ bool open(Ring& ring) {
     if (is_open_) return true;
     if (leads_) {
-      first_ = ring.chunk_idx();
+      first_ = ring.find();
+      turn_.seen = ring.look();
       turn_.first = first_;
       turn_.turn = first_;
-      turn_.seen = ring.least_seen(first_);
       store_release_device(&turn_.exchange, exchange_);
       is_open_ = true;
     } else {

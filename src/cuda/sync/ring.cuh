@@ -6,7 +6,8 @@
 /// a barrier orders the block's other threads with it. Several blocks may serve one ring, each with its own end: each
 /// takes chunks with different numbers (seek), and they publish and release the chunks in order.
 ///
-/// Reading a word goes over PCIe, so its value is kept and shared among blocks (see): the words only grow.
+/// Reading a word goes over PCIe, so its value is kept and shared among blocks (see): the words only grow. An end begins
+/// at chunk 0; find() or seek() moves it to where the ring is.
 
 #include <cstddef>
 #include <cstdint>
@@ -20,8 +21,10 @@ namespace ferry::cuda::device {
 class SendRing {
  public:
   __device__ SendRing(net::RingWords* words, std::byte* chunks, std::uint64_t num_chunks, std::uint64_t chunk_bytes)
-      : words_(words), chunks_(chunks), num_chunks_(num_chunks), chunk_bytes_(chunk_bytes), chunk_idx_(words->filled) {}
+      : words_(words), chunks_(chunks), num_chunks_(num_chunks), chunk_bytes_(chunk_bytes) {}
 
+  /// Moves to the first chunk that is not filled, and returns its number.
+  __device__ std::uint64_t find() { return chunk_idx_ = words_->filled; }
   /// Destination of the next chunk; null until the peer has used an earlier chunk.
   __device__ std::byte* reserve() {
     if (!is_ready()) see(look());
@@ -35,8 +38,6 @@ class SendRing {
   /// Number of chunks that the peer has used; loads the proxy's word over PCIe.
   __device__ std::uint64_t look() const { return load_acquire_system(&words_->credits); }
   __device__ void see(std::uint64_t credits) { credits_ = credits; }
-  /// Least value that look() returns before chunk `chunk_idx` is filled.
-  __device__ std::uint64_t least_seen(std::uint64_t chunk_idx) const { return chunk_idx - num_chunks_; }
   /// Completes the reserved chunk, of which `num_bytes` are written.
   __device__ void seal(std::uint32_t num_bytes) {
     words_->chunk_bytes[slot()] = num_bytes;
@@ -63,7 +64,7 @@ class SendRing {
   std::byte* chunks_;
   std::uint64_t num_chunks_;
   std::uint64_t chunk_bytes_;
-  std::uint64_t chunk_idx_;
+  std::uint64_t chunk_idx_ = 0;
   std::uint64_t credits_ = 0;
 };
 
@@ -72,8 +73,10 @@ class ReceiveRing {
  public:
   __device__ ReceiveRing(net::RingWords* words, const std::byte* chunks, std::uint64_t num_chunks,
                          std::uint64_t chunk_bytes)
-      : words_(words), chunks_(chunks), num_chunks_(num_chunks), chunk_bytes_(chunk_bytes), chunk_idx_(words->used) {}
+      : words_(words), chunks_(chunks), num_chunks_(num_chunks), chunk_bytes_(chunk_bytes) {}
 
+  /// Moves to the oldest chunk that is not used, and returns its number.
+  __device__ std::uint64_t find() { return chunk_idx_ = words_->used; }
   /// Oldest chunk that this end has not released; null until it has arrived.
   __device__ const std::byte* front() {
     if (!is_ready()) see(look());
@@ -89,8 +92,6 @@ class ReceiveRing {
   /// Number of chunks that have arrived; loads the proxy's word over PCIe.
   __device__ std::uint64_t look() const { return load_acquire_system(&words_->arrived); }
   __device__ void see(std::uint64_t arrived) { arrived_ = arrived; }
-  /// Least value that look() returns before chunk `chunk_idx` has arrived.
-  __device__ std::uint64_t least_seen(std::uint64_t chunk_idx) const { return chunk_idx; }
   /// Releases the front chunk, and with it those before.
   __device__ void release() { store_release_system(&words_->used, ++chunk_idx_); }
   /// Number of the front chunk.
@@ -104,7 +105,7 @@ class ReceiveRing {
   const std::byte* chunks_;
   std::uint64_t num_chunks_;
   std::uint64_t chunk_bytes_;
-  std::uint64_t chunk_idx_;
+  std::uint64_t chunk_idx_ = 0;
   std::uint64_t arrived_ = 0;
 };
 
