@@ -162,20 +162,21 @@ class Rings {
   /// Work of a proxy without the payload: a chunk keeps its old bytes, and only its header is the one that was sent.
   void move() {
     ferry::net::RingWords& words = params_.rails.rings.words[kPeer];
-    const std::uint64_t filled = std::atomic_ref(words.filled).load(std::memory_order_acquire);
-    if (plan_.one_way) {
-      std::atomic_ref(words.credits).store(filled, std::memory_order_release);
-      return;
-    }
-    if (num_moved_ != filled) {
-      for (; num_moved_ != filled; ++num_moved_) {
-        if (plan_.gpu_memory) continue;
-        const std::size_t offset = num_moved_ % plan_.num_chunks * params_.rails.rings.chunk_bytes;
+    const auto load = [](std::uint64_t& word) { return std::atomic_ref(word).load(std::memory_order_acquire); };
+    const std::uint64_t num_moved = num_moved_;
+    while (ferry::net::is_filled(load(words.filled[num_moved_ % plan_.num_chunks]), num_moved_)) {
+      const std::size_t offset = num_moved_ % plan_.num_chunks * params_.rails.rings.chunk_bytes;
+      if (!plan_.gpu_memory && !plan_.one_way) {
         std::memcpy(chunks_in_.get() + offset, chunks_out_.get() + offset, ferry::rail::kChunkHeaderBytes);
       }
-      std::atomic_ref(words.arrived).store(num_moved_, std::memory_order_release);
+      ++num_moved_;
     }
-    const std::uint64_t used = std::atomic_ref(words.used).load(std::memory_order_acquire);
+    if (num_moved_ != num_moved) {
+      std::atomic_ref(plan_.one_way ? words.credits : words.arrived).store(num_moved_, std::memory_order_release);
+    }
+    std::uint64_t used = words.credits;
+    if (plan_.one_way) return;
+    while (load(words.used[used % plan_.num_chunks]) == used + 1) ++used;
     if (used != words.credits) std::atomic_ref(words.credits).store(used, std::memory_order_release);
   }
 

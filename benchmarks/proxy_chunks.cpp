@@ -262,7 +262,6 @@ class World {
       if (!mine->engine->connect(addresses, std::move(events)).ok()) std::exit(1);
       peers_.push_back(std::move(ends[static_cast<std::size_t>(peer)]));
     }
-    for (RingWords& words : words_) std::ranges::fill(words.chunk_bytes, static_cast<std::uint32_t>(plan.chunk_bytes));
     if (!proxy_->start(addresses).ok()) std::exit(1);
     if (in_turn_) {
       proxy_->acquire();
@@ -287,8 +286,15 @@ class World {
         RingWords& words = words_[i + 1];
         Peer& peer = *peers_[i];
         const std::uint64_t credits = Word(words.credits).load(std::memory_order_acquire);
-        Word(words.filled).store(std::min(credits + window, last_chunk_), std::memory_order_release);
-        Word(words.used).store(Word(words.arrived).load(std::memory_order_acquire), std::memory_order_release);
+        for (const std::uint64_t end = std::min(credits + window, last_chunk_); words.num_filled < end;) {
+          std::uint64_t& word = words.filled[words.num_filled % kNumChunks];
+          const auto num_bytes = static_cast<std::uint32_t>(chunk_bytes_);
+          Word(word).store(ferry::net::filled_word(words.num_filled++, num_bytes), std::memory_order_release);
+        }
+        while (words.num_used < Word(words.arrived).load(std::memory_order_acquire)) {
+          std::uint64_t& word = words.used[words.num_used % kNumChunks];
+          Word(word).store(++words.num_used, std::memory_order_release);
+        }
         peer.serve(std::min(peer.credits + window, last_chunk_), chunk_bytes_);
         is_done = is_done && credits >= last_chunk_ && peer.credits >= last_chunk_;
       }

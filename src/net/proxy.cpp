@@ -366,6 +366,19 @@ void Proxy::execute(const Order& order) {
   }
 }
 
+/// Bytes of the next chunk to send; nullopt: it is not filled.
+std::optional<std::size_t> Proxy::next_filled(const Ring& ring, std::memory_order order) {
+  const RingPort& port = ring.port;
+  const std::uint64_t word = Word(port.words->filled[ring.num_sent % port.num_chunks]).load(order);
+  if (!is_filled(word, ring.num_sent)) return std::nullopt;
+  return bytes_of_filled(word);
+}
+
+/// Whether chunk `chunk_idx` of those that have arrived is used.
+bool Proxy::is_next_used(const Ring& ring, std::uint64_t chunk_idx, std::memory_order order) {
+  return Word(ring.port.words->used[chunk_idx % ring.port.num_chunks]).load(order) == chunk_idx + 1;
+}
+
 bool Proxy::serve_ring(int peer, std::size_t max_bytes) {
   const bool moved = serve(peer, ring(peer), max_bytes);
   return serve(peer, kernel_ring(peer), max_bytes) || moved;
@@ -376,21 +389,22 @@ bool Proxy::serve(int peer, Ring& ring, std::size_t max_bytes) {
   const RingPort& port = ring.port;
   if (port.words == nullptr) return false;
   RingWords& words = *port.words;
-  const std::uint64_t filled = Word(words.filled).load(std::memory_order_acquire);
-  const std::uint64_t used = Word(words.used).load(std::memory_order_acquire);
-  if (filled == ring.num_sent && used == ring.num_credited) return false;
+  std::optional<std::size_t> filled_bytes = next_filled(ring, std::memory_order_acquire);
+  std::uint64_t used = ring.num_credited;
+  while (is_next_used(ring, used, std::memory_order_acquire)) ++used;
+  if (!filled_bytes && used == ring.num_credited) return false;
   if (loss(peer).gone.load(std::memory_order_relaxed)) return false;
   bool moved = false;
-  for (std::size_t sent_bytes = 0; ring.num_sent < filled && sent_bytes < max_bytes; moved = true) {
-    const std::size_t chunk_idx = ring.num_sent % port.num_chunks;
-    const std::size_t offset = chunk_idx * port.chunk_stride;
-    const std::size_t num_bytes = std::min<std::size_t>(words.chunk_bytes[chunk_idx], port.chunk_stride);
+  for (std::size_t sent_bytes = 0; filled_bytes && sent_bytes < max_bytes; moved = true) {
+    const std::size_t offset = ring.num_sent % port.num_chunks * port.chunk_stride;
+    const std::size_t num_bytes = std::min(*filled_bytes, port.chunk_stride);
     sent_bytes += num_bytes;
     engine_->put_notify(peer, port.chunk_channel, port.send_offset + offset, port.remote_offset + offset, num_bytes,
                         ++ring.num_sent);
     add(&counters(peer).put_bytes, num_bytes);
     add(&counters(peer).num_puts, 1);
     add(&counters(peer).num_notifies, 1);
+    filled_bytes = next_filled(ring, std::memory_order_acquire);
   }
   if (moved) Word(words.sent).store(ring.num_sent, std::memory_order_relaxed);
   if (ring.num_credited != used) {
@@ -411,8 +425,8 @@ bool Proxy::serve_rings(std::size_t max_bytes) {
 bool Proxy::has_ring_work() const {
   return std::ranges::any_of(attached_, [](const std::pair<int, Ring*>& attached) {
     const Ring& ring = *attached.second;
-    return Word(ring.port.words->filled).load(std::memory_order_seq_cst) != ring.num_sent ||
-           Word(ring.port.words->used).load(std::memory_order_seq_cst) != ring.num_credited;
+    return next_filled(ring, std::memory_order_seq_cst) ||
+           is_next_used(ring, ring.num_credited, std::memory_order_seq_cst);
   });
 }
 

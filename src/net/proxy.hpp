@@ -165,6 +165,8 @@ class Proxy {
   bool serve_ring(int peer, std::size_t max_bytes);
   void attach(int peer, Ring* ring, const RingPort& port);
   bool serve(int peer, Ring& ring, std::size_t max_bytes);
+  static std::optional<std::size_t> next_filled(const Ring& ring, std::memory_order order);
+  static bool is_next_used(const Ring& ring, std::uint64_t chunk_idx, std::memory_order order);
   bool serve_rings(std::size_t max_bytes);
   bool has_ring_work() const;
   std::optional<Sleep> plan_sleep(std::int64_t* nap_ns, std::int64_t longest_ns);

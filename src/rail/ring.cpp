@@ -18,8 +18,8 @@ void Ring::begin(const Flow& flow) {
   ++exchange_idx_;
   num_committed_ = 0;
   // Kernels may have used the rings since the last exchange.
-  num_filled_ = Word(parts_.words->filled).load(std::memory_order_relaxed);
-  num_used_ = Word(parts_.words->used).load(std::memory_order_relaxed);
+  num_filled_ = Word(parts_.words->num_filled).load(std::memory_order_relaxed);
+  num_used_ = Word(parts_.words->num_used).load(std::memory_order_relaxed);
   reader_ = ChunkReader({exchange_idx_, flow.num_in, flow.in_item_bytes});
 }
 
@@ -45,9 +45,10 @@ void Ring::commit(const Batch& batch) {
                            .item_bytes = static_cast<std::uint32_t>(flow_.out_item_bytes)};
   std::memcpy(batch.to - kChunkHeaderBytes, &header, sizeof(header));
   const std::size_t num_bytes = kChunkHeaderBytes + std::size_t{header.num_items} * header.item_bytes;
-  parts_.words->chunk_bytes[num_filled_ % parts_.shape.num_chunks] = static_cast<std::uint32_t>(num_bytes);
   num_committed_ += batch.num_items;
-  Word(parts_.words->filled).store(++num_filled_, std::memory_order_seq_cst);
+  const std::uint64_t word = net::filled_word(num_filled_, static_cast<std::uint32_t>(num_bytes));
+  Word(parts_.words->filled[num_filled_ % parts_.shape.num_chunks]).store(word, std::memory_order_seq_cst);
+  Word(parts_.words->num_filled).store(++num_filled_, std::memory_order_relaxed);
   parts_.proxy->post_ring(parts_.peer);
 }
 
@@ -65,7 +66,9 @@ std::span<const std::byte> Ring::front() {
 
 void Ring::release(std::int64_t num_items) {
   if (!reader_.pop(num_items)) return;
-  Word(parts_.words->used).store(++num_used_, std::memory_order_seq_cst);
+  const std::size_t slot = num_used_ % parts_.shape.num_chunks;
+  Word(parts_.words->used[slot]).store(++num_used_, std::memory_order_seq_cst);
+  Word(parts_.words->num_used).store(num_used_, std::memory_order_relaxed);
   parts_.proxy->post_ring(parts_.peer);
 }
 

@@ -78,8 +78,8 @@ class Ring {
   Flow flow_;
   std::uint64_t exchange_idx_ = 0;
   std::int64_t num_committed_ = 0;  // items of this exchange
-  std::uint64_t num_filled_ = 0;    // chunks since creation, like words.filled
-  std::uint64_t num_used_ = 0;      // chunks since creation, like words.used
+  std::uint64_t num_filled_ = 0;    // chunks since creation
+  std::uint64_t num_used_ = 0;      // chunks since creation
   ChunkReader reader_;
   Status fault_;
 };

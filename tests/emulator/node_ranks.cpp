@@ -93,13 +93,16 @@ bool NodeRanks::move_chunk(int rank, int to_node, std::size_t which) {
   Rank& to = one(peer);
   net::RingWords& out = from.rings[which].words[to_size(to_node)];
   net::RingWords& in = to.rings[which].words[to_size(my_node)];
-  if (!to.is_cut && out.credits != in.used) {
+  const std::size_t num_chunks = which == kCalls ? kCallChunks : options_.num_chunks;
+  if (!to.is_cut && in.used[out.credits % num_chunks] == out.credits + 1) {
     about_to_store();
-    out.credits = in.used;
+    ++out.credits;
     return true;
   }
   std::uint64_t& num_sent = from.rings[which].num_sent[to_size(to_node)];
-  if (from.is_cut || from.chunks_left == 0 || num_sent == out.filled) return false;
+  if (from.is_cut || from.chunks_left == 0 || !net::is_filled(out.filled[num_sent % num_chunks], num_sent)) {
+    return false;
+  }
   if (from.chunks_left > 0) --from.chunks_left;
   const cuda::RailParams sender = place(rank).rails;
   const cuda::RailParams receiver = place(peer).rails;
@@ -108,7 +111,7 @@ bool NodeRanks::move_chunk(int rank, int to_node, std::size_t which) {
   const std::size_t slot = num_sent % source.num_chunks;
   const std::size_t offset = slot * source.chunk_bytes;
   std::memcpy(const_cast<std::byte*>(target.chunks_in) + receiver.ring_offset(target, my_node) + offset,
-              source.chunks_out + sender.ring_offset(source, to_node) + offset, out.chunk_bytes[slot]);
+              source.chunks_out + sender.ring_offset(source, to_node) + offset, net::bytes_of_filled(out.filled[slot]));
   about_to_store();
   in.arrived = ++num_sent;
   return true;
@@ -164,7 +167,7 @@ bool NodeRanks::is_drained() const {
       for (std::size_t which = 0; which < from.rings.size(); ++which) {
         const net::RingWords& in = to.rings[which].words[to_size(node_of(rank))];
         const net::RingWords& out = from.rings[which].words[to_size(node)];
-        if (out.filled != in.used || out.credits != in.used) return false;
+        if (out.num_filled != in.num_used || out.credits != in.num_used) return false;
       }
     }
   }

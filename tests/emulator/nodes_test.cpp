@@ -144,13 +144,14 @@ TEST(NodesLost, KernelsOfAllRanksEndWhenALinkIsCut) {
   ASSERT_EQ(group.ranks().run(), "");
   // The link is cut in one direction. Rank 3 does not receive rank 1's call, nor rank 2 rank 3's entry. Ranks 0 and 1
   // have the calls and the tokens of all ranks, which were sent behind the calls. In the combine rank 0 waits for rank
-  // 2's call, and rank 1 for room behind the chunks that do not leave.
-  constexpr std::array<cuda::Awaited, 4> kAwaited = {cuda::Awaited::kRailCall, cuda::Awaited::kRailRoom,
-                                                     cuda::Awaited::kEntry, cuda::Awaited::kRailCall};
+  // 2's call, and rank 1 for rank 3's, or for room behind the chunks that do not leave, whose wait ends at that time too.
+  using enum cuda::Awaited;
+  constexpr std::array kAwaited = {kRailCall, kRailCall, kEntry, kRailCall};
   for (int rank = 0; rank < 4; ++rank) {
     const cuda::LostReport& lost = group.ranks().report(rank).lost;
     EXPECT_EQ(lost.state, 1U) << rank;
-    EXPECT_EQ(lost.awaited, static_cast<std::int32_t>(kAwaited[to_size(rank)])) << rank;
+    const bool had_no_room = rank == 1 && lost.awaited == static_cast<std::int32_t>(kRailRoom);
+    EXPECT_TRUE(had_no_room || lost.awaited == static_cast<std::int32_t>(kAwaited[to_size(rank)])) << rank;
   }
   EXPECT_EQ(group.ranks().report(3).lost.peer, 0);
 }

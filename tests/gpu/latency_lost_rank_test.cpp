@@ -237,7 +237,9 @@ class GpuLatencyLostRank : public testing::TestWithParam<Scenario> {
     std::int64_t began_ns = 0;
     const bool for_room = GetParam().half == Half::kDispatchSend;
     Status status = for_room ? wait_for_room(context, group, began_ns) : wait_for_call(context, group, began_ns);
-    if (status.ok() && may_be_complete(context)) status = next_call(context, *group);
+    // Ranks at the link may make the next call too before they learn of the loss.
+    constexpr int kMostCalls = 3;
+    for (int i = 0; status.ok() && may_be_complete(context) && i < kMostCalls; ++i) status = next_call(context, *group);
     const bool cut = GetParam().loss == Loss::kCut;
     if (context.rank() == GetParam().victim && !cut) return;
     const std::int64_t took_ns = node::monotonic_ns() - began_ns;

@@ -57,22 +57,23 @@ class RingRank {
     sync_->rails().keep_polling(true);
     const rail::Rails::Chunks chunks = sync_->rails().chunks();
     net::RingWords& words = words_[static_cast<std::size_t>(peer())];
-    const std::uint64_t num_filled = words.filled;
-    const std::uint64_t num_used = words.used;
+    const std::uint64_t num_filled = words.num_filled;
+    const std::uint64_t num_used = words.num_used;
     const std::size_t slot = num_filled % kShape.num_chunks;
     const std::int64_t deadline_ns = node::monotonic_ns() + 20 * kNsPerSecond;
     while (Word(words.credits).load(std::memory_order_acquire) + kShape.num_chunks <= num_filled) {
       if (node::monotonic_ns() > deadline_ns) return false;
     }
     std::memset(chunks.out + slot * kShape.chunk_bytes, value, kShape.chunk_bytes);
-    words.chunk_bytes[slot] = kShape.chunk_bytes;
-    Word(words.filled).store(num_filled + 1, std::memory_order_release);
+    Word(words.filled[slot]).store(net::filled_word(num_filled, kShape.chunk_bytes), std::memory_order_release);
+    words.num_filled = num_filled + 1;
     while (Word(words.arrived).load(std::memory_order_acquire) <= num_used) {
       if (node::monotonic_ns() > deadline_ns) return false;
     }
     const std::byte* const chunk = chunks.in + num_used % kShape.num_chunks * kShape.chunk_bytes;
     const bool equal = chunk[0] == std::byte{expected} && chunk[kShape.chunk_bytes - 1] == std::byte{expected};
-    Word(words.used).store(num_used + 1, std::memory_order_release);
+    Word(words.used[num_used % kShape.num_chunks]).store(num_used + 1, std::memory_order_release);
+    words.num_used = num_used + 1;
     return equal;
   }
 

@@ -150,8 +150,8 @@ TEST_P(Rings, ItemsArriveInOrderBothWays) {
   EXPECT_EQ(run_exchanges(0), 0);
   peer.join();
   EXPECT_EQ(other, 0);
-  EXPECT_EQ(end(0).words.filled, end(1).words.arrived);
-  EXPECT_EQ(end(1).words.used, end(1).words.arrived);
+  EXPECT_EQ(end(0).words.num_filled, end(1).words.arrived);
+  EXPECT_EQ(end(1).words.num_used, end(1).words.arrived);
 }
 
 TEST_P(Rings, ARankMayDriveTheNetworkItself) {

@@ -108,9 +108,11 @@ std::uint64_t RailLink::sum_of_words() const {
     for (net::RingWords* of_rings : {memory_.words, memory_.host_words}) {
       if (of_rings == nullptr) continue;
       net::RingWords& words = of_rings[node];
-      for (std::uint64_t* word : {&words.filled, &words.used, &words.arrived, &words.credits}) {
-        sum += std::atomic_ref(*word).load(std::memory_order_relaxed);
-      }
+      const auto add = [&sum](std::uint64_t& word) { sum += std::atomic_ref(word).load(std::memory_order_relaxed); };
+      std::ranges::for_each(words.filled, add);
+      std::ranges::for_each(words.used, add);
+      add(words.arrived);
+      add(words.credits);
     }
   }
   return sum;

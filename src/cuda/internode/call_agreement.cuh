@@ -178,17 +178,17 @@ __device__ __noinline__ inline Outcome agree(const ExchangeParams& params, std::
   entry.scales_offset = params.pull.entry.tables_offset;
   entry.num_blocks = 1;
   if (warp_idx() == 0) post_entry(params.ranks, entry, epoch);
-  const Outcome outcome = await_entries(params.ranks, entry, epoch, [&params](int rank, const ReceivedEntry& received) {
+  const auto take = [&params](int rank, const ReceivedEntry& received) {
     const std::byte* const log = params.ranks.peer_bases[rank] + received.tables_offset();
     if (lane_idx() == 0) node_ranks()[rank].log = reinterpret_cast<const RailLog*>(log);
-  });
+  };
+  const Outcome outcome = await_entries(params.ranks, entry, epoch, take, /*counts=*/true);
   if (outcome == Outcome::kStop) return outcome;
   if (outcome == Outcome::kSkip && params.agreement != 0) report_difference(params, epoch);
   if (threadIdx.x == 0) {
     const bool routed = params.routed == nullptr || params.routed->valid != 0;
     if (outcome == Outcome::kGo && !routed) report_refused_routing(params);
     params.rails.state->gate.valid = outcome == Outcome::kGo && routed ? 1 : 0;
-    if (params.result != nullptr) store_release_system(params.result, static_cast<std::uint64_t>(outcome) + 1);
   }
   return outcome;
 }

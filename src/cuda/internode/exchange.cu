@@ -130,7 +130,11 @@ __device__ void receive_items(const ExchangeParams& params, Receiver& receiver, 
                       [&](int item) { return flow.first_in + items.first + item; });
     // If items are divided into slices, only the last slice completes them.
     const bool whole = items.end == params.item_bytes();
-    receiver.release(whole ? arrived : nullptr, arrival_count(tag, items.first + items.num_items));
+    if (arrived == nullptr) {
+      receiver.release();
+    } else {
+      receiver.release_in_turn(whole ? arrived : nullptr, arrival_count(tag, items.first + items.num_items));
+    }
     return true;
   });
 }
@@ -201,6 +205,23 @@ __device__ void pull_rows(const ExchangeParams& params, std::uint64_t epoch) {
   if (outcome == Outcome::kGo && view.open()) pull_arriving_rows(params, view);
 }
 
+/// Tells the ring's next exchange where it begins.
+__device__ void end_ring(const RingTurn& turn, std::uint64_t exchange, std::uint64_t* num_chunks) {
+  if (turn.exchange == exchange) *num_chunks = turn.first + turn.num_done;
+}
+
+__device__ void end_rings(const ExchangeParams& params, std::uint64_t exchange) {
+  const auto peer = static_cast<int>(threadIdx.x);
+  const RailParams& rails = params.rails;
+  if (peer >= rails.num_nodes || peer == rails.node) return;
+  const RailState& state = *rails.state;
+  end_ring(state.out[peer], exchange, &rails.rings.words[peer].num_filled);
+  end_ring(state.in[peer], exchange, &rails.rings.words[peer].num_used);
+  if (!rails.has_call_rings()) return;
+  end_ring(state.calls_out[peer], exchange, &rails.call_rings.words[peer].num_filled);
+  end_ring(state.calls_in[peer], exchange, &rails.call_rings.words[peer].num_used);
+}
+
 /// Ends the exchange once all blocks are done. All threads of block 0 call it.
 __device__ __noinline__ void finish(const ExchangeParams& params, std::uint64_t exchange, std::uint64_t epoch,
                                     Outcome outcome) {
@@ -220,7 +241,14 @@ __device__ __noinline__ void finish(const ExchangeParams& params, std::uint64_t 
   // Blocks also end when the group broke.
   here = here && !is_broken(params.ranks);
   here = __syncthreads_and(static_cast<int>(here)) != 0;
-  if (!here || !params.begins_call) return;
+  if (!here) return;
+  end_rings(params, exchange);
+  if (!params.begins_call) return;
+  __syncthreads();
+  if (threadIdx.x == 0 && params.result != nullptr) {
+    // The host may use the rings as soon as it sees the outcome.
+    store_release_system(params.result, static_cast<std::uint64_t>(outcome) + 1);
+  }
   post_block_done(params.ranks, epoch);
   if (outcome == Outcome::kSkip) {
     finish_refused(params.ranks, epoch, 1);

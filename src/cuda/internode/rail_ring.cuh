@@ -2,7 +2,7 @@
 #define FERRY_CUDA_INTERNODE_RAIL_RING_CUH
 
 /// Ends of a rail's rings, shared by the blocks of an exchange. Blocks take chunks in turn, so that several chunks are
-/// written and read at the same time; chunks are published and released in order.
+/// written and read at the same time, and fill and use them in any order; what arrived is reported in order.
 
 #include "cuda/internode/chunk_division.hpp"
 #include "cuda/internode/exchange_params.hpp"
@@ -24,6 +24,11 @@ struct Shared {
 
 __device__ inline Shared& shared() { return *reinterpret_cast<Shared*>(dynamic_shared()); }
 
+/// Number of an exchange's first chunk with items: the announcement of a call may be before them.
+__device__ inline std::uint64_t first_item_chunk(const ExchangeParams& params) {
+  return params.begins_call && !params.rails.has_call_rings() ? 1 : 0;
+}
+
 /// One of the blocks that serve a ring. Used by thread 0.
 class RingWorker {
  public:
@@ -39,7 +44,8 @@ class RingWorker {
       first_ = ring.find();
       turn_.seen = ring.look();
       turn_.first = first_;
-      turn_.turn = first_;
+      turn_.num_done = 0;
+      turn_.turn = first_ + first_item_chunk(params_);
       store_release_device(&turn_.exchange, exchange_);
       is_open_ = true;
     } else {
@@ -62,9 +68,11 @@ class RingWorker {
   }
   /// Number in the ring of a chunk of the exchange.
   __device__ std::uint64_t number_of(std::uint64_t chunk_idx) const { return first_ + chunk_idx; }
-  /// Waits until all lower chunks are completed; false if the group broke.
+  /// Counts a chunk that this block has filled or used.
+  __device__ void count() { add_relaxed_device(&turn_.num_done, 1); }
+  /// Waits until the items of all lower chunks are reported; false if the group broke.
   __device__ bool await_turn(std::uint64_t number) const { return wait_word(&turn_.turn, number); }
-  /// Signals that all lower chunks are completed.
+  /// Signals that the items of all lower chunks are reported.
   __device__ void pass_turn(std::uint64_t number) { store_release_device(&turn_.turn, number); }
 
  private:
@@ -132,10 +140,8 @@ class Sender {
     header->exchange_idx = kDeviceExchange | exchange_;
     header->num_items = static_cast<std::uint32_t>(num_items);
     header->item_bytes = static_cast<std::uint32_t>(item_bytes);
-    ring_.seal(static_cast<std::uint32_t>(rail::kChunkHeaderBytes + num_items * item_bytes));
-    if (!worker_.await_turn(ring_.chunk_idx())) return;
-    ring_.publish();
-    worker_.pass_turn(ring_.chunk_idx());
+    ring_.commit(static_cast<std::uint32_t>(rail::kChunkHeaderBytes + num_items * item_bytes));
+    worker_.count();
   }
 
  private:
@@ -185,21 +191,28 @@ class Receiver {
     return shared().chunk;
   }
 
-  /// `arrived`, unless null, is set to `count`, which publishes that the items of this chunk and the previous ones
-  /// arrived.
-  __device__ __noinline__ void release(std::uint64_t* arrived = nullptr, std::uint64_t count = 0) {
+  __device__ __noinline__ void release() {
+    __syncthreads();
+    if (threadIdx.x == 0) release_chunk();
+  }
+
+  /// Releases a chunk with items, as all of the exchange, and reports in turn: `arrived`, unless null, is set to
+  /// `count`, which publishes that the items of this chunk and of the previous ones arrived.
+  __device__ __noinline__ void release_in_turn(std::uint64_t* arrived, std::uint64_t count) {
     __syncthreads();
     if (threadIdx.x != 0) return;
-    fence_system();  // before the turn, so that all blocks fence concurrently and little is left to wait for in this
-                     // block's turn
-    if (!worker_.await_turn(ring_.chunk_idx())) return;
-    // Stored before the ring's word: a release waits for earlier stores, and the store of that word goes over PCIe.
+    const std::uint64_t number = ring_.chunk_idx();
+    release_chunk();
+    if (!worker_.await_turn(number)) return;
     if (arrived != nullptr) store_release_system(arrived, count);
-    ring_.release();
-    worker_.pass_turn(ring_.chunk_idx());
+    worker_.pass_turn(number + 1);
   }
 
  private:
+  __device__ void release_chunk() {
+    ring_.release();
+    worker_.count();
+  }
   /// All fields are loaded before any is compared, because each load goes over PCIe.
   __device__ bool is_expected(const std::byte* chunk, std::int64_t num_items, std::int64_t item_bytes) const {
     const auto& header = *reinterpret_cast<const volatile rail::ChunkHeader*>(chunk);
@@ -218,11 +231,6 @@ class Receiver {
   RingWorker worker_;
   ReceiveRing ring_;
 };
-
-/// Number of an exchange's first chunk with items: the announcement of a call may be before them.
-__device__ inline std::uint64_t first_item_chunk(const ExchangeParams& params) {
-  return params.begins_call && !params.rails.has_call_rings() ? 1 : 0;
-}
 
 /// Division of `num_items` items. `chunk_items`: as ChunkDivision::Params.
 __device__ inline ChunkDivision division_of(const ExchangeParams& params, std::int64_t num_items, int chunk_items) {

@@ -47,7 +47,8 @@ inline constexpr int kMaxSumWarps = 256;
 struct RingTurn {
   std::uint64_t exchange;  ///< written last
   std::uint64_t first;     ///< number of the first chunk of the exchange
-  std::uint64_t turn;      ///< number of the next chunk to be published or released
+  std::uint64_t num_done;  ///< chunks of the exchange that blocks have filled, or used
+  std::uint64_t turn;      ///< receiver's end: number of the next chunk whose items are reported
   std::uint64_t seen;      ///< value of `credits` or `arrived` that a block saw last; both are across PCIe
 };
 
