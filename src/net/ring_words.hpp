@@ -3,8 +3,8 @@
 
 /// Words through which the ends of a ring and the proxy between them share their progress. A ring carries chunks from
 /// one rank to a peer; both ends have memory for the same number of chunks, and chunk i is stored at index i modulo
-/// that number. Words count chunks since creation and only grow, so no word is ever reset. A producer or consumer may be
-/// a thread, a kernel or several blocks of one, which fill and use chunks in any order; the proxy, which does not
+/// that number. Words count chunks since creation and only grow, so no word is ever reset. A producer or consumer may
+/// be a thread, a kernel or several blocks of one, which fill and use chunks in any order; the proxy, which does not
 /// distinguish them, sends chunks in order.
 ///
 ///   sender's end

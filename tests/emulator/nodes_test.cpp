@@ -144,7 +144,7 @@ TEST(NodesLost, KernelsOfAllRanksEndWhenALinkIsCut) {
   ASSERT_EQ(group.ranks().run(), "");
   // The link is cut in one direction. Rank 3 does not receive rank 1's call, nor rank 2 rank 3's entry. Ranks 0 and 1
   // have the calls and the tokens of all ranks, which were sent behind the calls. In the combine rank 0 waits for rank
-  // 2's call, and rank 1 for rank 3's, or for room behind the chunks that do not leave, whose wait ends at that time too.
+  // 2's call, and rank 1 for rank 3's, or for room behind the chunks that do not leave, which ends at the same time.
   using enum cuda::Awaited;
   constexpr std::array kAwaited = {kRailCall, kRailCall, kEntry, kRailCall};
   for (int rank = 0; rank < 4; ++rank) {

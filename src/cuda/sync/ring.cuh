@@ -6,8 +6,8 @@
 /// a barrier orders the block's other threads with it. Several blocks may serve one ring, each with its own end: each
 /// takes chunks with different numbers (seek).
 ///
-/// Reading a word goes over PCIe, so its value is kept and shared among blocks (see): the words only grow. An end begins
-/// at chunk 0; find() or seek() moves it to where the ring is.
+/// Reading a word goes over PCIe, so its value is kept and shared among blocks (see): the words only grow. An end
+/// begins at chunk 0; find() or seek() moves it to where the ring is.
 
 #include <cstddef>
 #include <cstdint>
