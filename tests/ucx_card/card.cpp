@@ -1,6 +1,5 @@
 #include "ucx_card/card.hpp"
 
-#include <set>
 #include <utility>
 #include <vector>
 
@@ -26,6 +25,10 @@ void Card::add_context(ucp_context* context) {
   context->number = num_created_++;
   context->random.seed(context->settings.seed * 1000 + context->number);
   context->end = std::make_shared<End>(*context);
+  {
+    const std::lock_guard lock(mutex_);
+    ends_.insert(context->end);
+  }
   if (num_contexts_++ > 0) return;
   is_stopping_ = false;
   wires_.open(
@@ -37,10 +40,15 @@ void Card::add_context(ucp_context* context) {
 void Card::remove_context(ucp_context* context) {
   const std::lock_guard life(life_mutex_);
   context->end->stop();
-  context->copies.reset();
+  {
+    const std::unique_lock lock = context->end->enter();
+    context->copies.reset();
+    context->end->use(nullptr);
+  }
   std::vector<Asked> dropped;
   {
     const std::lock_guard lock(mutex_);
+    ends_.erase(context->end);
     for (auto asked = asked_.begin(); asked != asked_.end();) {
       const bool is_its_own = asked->second.endpoint->end == context->end;
       if (is_its_own) dropped.push_back(std::move(asked->second));
@@ -81,7 +89,8 @@ void Card::add(std::shared_ptr<ucp_mem> memory) {
 
 void Card::remove(ucp_mem* memory) {
   std::shared_ptr<ucp_mem> removed = find_memory(memory->key);
-  removed->end_all_uses();
+  // By copies of other ends, too, whose owners may not come back before this returns.
+  removed->end_all_uses([this] { poll_all_copies(); });
   removed->allocated.reset();
   const std::lock_guard lock(mutex_);
   memory_.erase(removed->key);
@@ -117,6 +126,15 @@ void Card::tell_all_ends(const Departure& departure) {
     for (const auto& [id, port] : ports_) ends.insert(port->end());
   }
   for (const auto& end : ends) end->tell(departure);
+}
+
+void Card::poll_all_copies() {
+  std::set<std::shared_ptr<End>> ends;
+  {
+    const std::lock_guard lock(mutex_);
+    ends = ends_;
+  }
+  for (const auto& end : ends) end->poll_copies();
 }
 
 bool Card::ask(Frame frame, Wires::Payload payload, Asked asked) {

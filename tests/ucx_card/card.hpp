@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 
@@ -63,6 +64,7 @@ class Card {
   ucs_status_t take_message(const Frame& frame, Wires::Payload payload);
   void take_answer(const Frame& frame, Wires::Payload payload);
   void tell_all_ends(const Departure& departure);
+  void poll_all_copies();
 
   std::mutex life_mutex_;
   std::uint64_t num_contexts_ = 0;
@@ -71,7 +73,8 @@ class Card {
   std::atomic<bool> is_stopping_{false};
   Wires wires_;
   std::atomic<std::uint64_t> last_id_{0};
-  std::mutex mutex_;  // guards the members below
+  std::mutex mutex_;                     // guards the members below
+  std::set<std::shared_ptr<End>> ends_;  // of all contexts
   std::map<std::uint64_t, std::shared_ptr<Port>> ports_;
   std::map<std::uint64_t, std::shared_ptr<ucp_mem>> memory_;
   std::map<std::string, std::string> configured_;

@@ -12,6 +12,8 @@ namespace {
 constexpr std::size_t kMaxPieces = 16;
 /// Time without events after which a thread that spins sleeps: not all contexts of a process have traffic.
 constexpr std::uint64_t kIdleNs = 1'000'000'000;
+/// Copies take less, unless their GPU is broken or kernels wait for each other.
+constexpr std::uint64_t kCopyPatienceNs = 10'000'000'000;
 
 /// Pieces end at words of the peer's memory.
 std::size_t end_of_piece(const Operation& operation, std::size_t begin, std::size_t piece_bytes) {
@@ -26,7 +28,7 @@ std::size_t end_of_piece(const Operation& operation, std::size_t begin, std::siz
 
 End::End(const ucp_context& context)
     : settings_(context.settings),
-      spins_(context.settings.spin != 0 && context.settings.thread != 0),
+      spins_(context.settings.spin != 0),
       // Another sequence than that of the context, whose calls then make the same choices in every run.
       random_(~(context.settings.seed * 1000 + context.number)) {
   mutex_.set_spins(spins_);
@@ -69,7 +71,7 @@ void End::post(Mail mail) {
 
 void End::begin(std::shared_ptr<ucp_ep> endpoint, std::shared_ptr<Operation> operation, ucs_status_t later) {
   if (operation->call == Call::kPut || operation->call == Call::kGet) ++endpoint->num_unfinished;
-  if (spins_) {
+  if (spins_ && has_thread()) {
     post({.reason = Reason::kBegin,
           .endpoint = std::move(endpoint),
           .operation = std::move(operation),
@@ -94,12 +96,6 @@ void End::take_mail() {
       case Reason::kBegin:
         start(mail.endpoint, std::move(mail.operation), mail.status);
         break;
-      case Reason::kCopied:
-        if (mail.endpoint->closed || mail.endpoint->failure != UCS_OK) break;
-        schedule(
-            {.what = What::kArrived, .endpoint = mail.endpoint, .operation = mail.operation, .status = mail.status},
-            mail.operation->wire_ns);
-        break;
       case Reason::kDeparture:
         fail_endpoints(mail.departure);
         break;
@@ -112,8 +108,19 @@ void End::run() {
   std::unique_lock lock(mutex_);
   while (!is_stopping_) {
     take_mail();
+    if (num_copying_ > 0) copies_->poll();
     if (!run_due()) wait(lock);
   }
+}
+
+void End::poll_copies() {
+  const std::lock_guard lock(mutex_);
+  if (copies_ != nullptr) copies_->poll();
+}
+
+void End::finish_copies() {
+  const std::uint64_t deadline_ns = now_ns() + kCopyPatienceNs;
+  for (; num_copying_ > 0 && now_ns() < deadline_ns; node::pause_core()) poll_copies();
 }
 
 /// Handles the first event. False if none is due.
@@ -127,8 +134,13 @@ bool End::run_due() {
 }
 
 void End::progress() {
-  if (!has_mail_.load(std::memory_order_relaxed) && next_due_ns_.load(std::memory_order_relaxed) == kNever) return;
+  const bool is_copying = num_copying_.load(std::memory_order_relaxed) > 0;
+  if (!is_copying && !has_mail_.load(std::memory_order_relaxed) &&
+      next_due_ns_.load(std::memory_order_relaxed) == kNever) {
+    return;
+  }
   const std::unique_lock lock = enter();
+  if (num_copying_ > 0) copies_->poll();
   while (run_due()) {
   }
   next_due_ns_ = events_.empty() ? kNever : events_.front().due_ns;
@@ -139,6 +151,16 @@ void End::wait(std::unique_lock<CardMutex>& lock) {
   const std::uint64_t due_ns = events_.empty() ? kNever : events_.front().due_ns;
   next_due_ns_ = due_ns;
   lock.unlock();
+  if (num_copying_ > 0) {
+    // Only this thread sees them end.
+    if (spins_) {
+      node::pause_core();
+    } else {
+      std::this_thread::yield();
+    }
+    lock.lock();
+    return;
+  }
   const auto has_work = [this, due_ns] {
     return has_mail_.load(std::memory_order_relaxed) || is_stopping_.load(std::memory_order_relaxed) ||
            next_due_ns_.load(std::memory_order_relaxed) < due_ns;

@@ -1,7 +1,8 @@
 #ifndef FERRY_TESTS_UCX_CARD_END_HPP
 #define FERRY_TESTS_UCX_CARD_END_HPP
 
-/// The card of one context: a thread that moves the bytes of its operations, each at a random time.
+/// The card of one context, which moves the bytes of its operations, each at a random time: by a thread of its own, or
+/// in the progress of its workers.
 ///
 /// Locks: the mutex of an end, then at most one of those that are held for a moment and under which no other is taken:
 /// an end's inbox, its sleep, a port's news, the lists of Card, the wires between processes. No thread has the mutexes
@@ -62,7 +63,14 @@ class End : public std::enable_shared_from_this<End> {
   void progress();
   bool has_thread() const { return settings_.thread != 0; }
 
+  /// Has those who wait for copies of this end see them end. May be called at any time.
+  void poll_copies();
+  /// Returns once all copies that have begun have ended, or a time has passed that none takes.
+  void finish_copies();
+
   // With the mutex.
+  /// Copies of this end, which it polls from now on; null: none any more.
+  void use(GpuCopies* copies) { copies_ = copies; }
   void add(ucp_worker* worker);
   void remove(ucp_worker* worker) { workers_.erase(worker->port->id()); }
   void fail_later(ucp_ep* endpoint, ucs_status_t status);
@@ -85,7 +93,7 @@ class End : public std::enable_shared_from_this<End> {
       return due_ns != other.due_ns ? due_ns > other.due_ns : order > other.order;
     }
   };
-  enum class Reason { kBegin, kCopied, kDeparture };
+  enum class Reason { kBegin, kDeparture };
   struct Mail {
     Reason reason = Reason::kBegin;
     std::shared_ptr<ucp_ep> endpoint{};
@@ -128,7 +136,9 @@ class End : public std::enable_shared_from_this<End> {
   std::uint64_t num_scheduled_ = 0;
   std::thread thread_;  // from the first worker on
   std::vector<Mail> taken_;
+  GpuCopies* copies_ = nullptr;
 
+  std::atomic<std::uint64_t> num_copying_{0};
   std::atomic<std::uint64_t> next_due_ns_{~std::uint64_t{0}};  // of the first event
   std::atomic<bool> is_stopping_{false};
   Sleep sleep_;

@@ -28,13 +28,16 @@ bool End::start_copy(const std::shared_ptr<ucp_ep>& endpoint, const std::shared_
   GpuCopies* const copies = copies_of(*endpoint, *operation);
   const Range range = range_of(*operation, begin, end);
   if (copies == nullptr || begin_use(endpoint->peer.get(), operation->region.get(), range) != UCS_OK) return false;
+  ++num_copying_;
   std::byte* const local = operation->local + begin;
   const bool is_get = operation->call == Call::kGet;
   copies->start(is_get ? local : range.address(), is_get ? range.address() : local, end - begin,
-                [endpoint, operation](ucs_status_t result) {
+                [this, endpoint, operation](ucs_status_t result) {
                   operation->region->end_use();
-                  endpoint->end->post(
-                      {.reason = Reason::kCopied, .endpoint = endpoint, .operation = operation, .status = result});
+                  --num_copying_;
+                  if (endpoint->closed || endpoint->failure != UCS_OK) return;
+                  schedule({.what = What::kArrived, .endpoint = endpoint, .operation = operation, .status = result},
+                           operation->wire_ns);
                 });
   return true;
 }

@@ -2,59 +2,63 @@
 
 #include <cuda.h>
 
-#include <cstdint>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
-#include <deque>
-#include <set>
+#include <thread>
+
+#include "ucx_card/gpu_mover_ring.hpp"
 
 struct CUstream_st {
-  struct Step {
-    std::size_t num_bytes = 0;
-    std::function<void()> run;
-  };
-  std::deque<Step> steps;
-};
-
-struct CUevent_st {
-  bool has_ended = true;
+  std::thread kernel;
 };
 
 namespace ferry::test {
 namespace {
 
-std::set<CUstream>& streams() {
-  static std::set<CUstream>& all = *new std::set<CUstream>;
-  return all;
-}
-
-/// With the mutex.
-void run(CUstream stream) {
-  while (!stream->steps.empty() && stream->steps.front().num_bytes <= FakeDriver::instance().max_bytes) {
-    stream->steps.front().run();
-    stream->steps.pop_front();
-  }
-}
-
-void push(CUstream stream, std::size_t num_bytes, std::function<void()> step) {
-  stream->steps.push_back({num_bytes, std::move(step)});
-  run(stream);
-}
+using ucx_card::MoverCommand;
+using ucx_card::MoverRing;
 
 void* pointer_to(CUdeviceptr address) { return reinterpret_cast<void*>(static_cast<std::uintptr_t>(address)); }
 
-void push_copy(CUdeviceptr to, CUdeviceptr from, std::size_t num_bytes, CUstream stream) {
-  push(stream, num_bytes, [=] { std::memcpy(pointer_to(to), pointer_to(from), num_bytes); });
+std::uint64_t load(std::uint64_t& word) { return std::atomic_ref(word).load(std::memory_order_acquire); }
+
+void store(std::uint64_t& word, std::uint64_t value) { std::atomic_ref(word).store(value, std::memory_order_release); }
+
+/// False: the command is not there.
+bool run_command(MoverCommand& command, std::uint64_t number) {
+  std::uint64_t halves[8];
+  for (std::size_t i = 0; i < std::size(halves); ++i) {
+    const std::uint64_t word = load(command.words[i]);
+    if (word >> 32 != (number & 0xffffffff)) return false;
+    halves[i] = word & 0xffffffff;
+  }
+  const auto content = [&](int i) { return halves[2 * i + 1] << 32 | halves[2 * i]; };
+  std::memcpy(pointer_to(content(0)), pointer_to(content(1)), content(2));
+  return true;
 }
 
-void announce_copy() {
-  FakeDriver& driver = FakeDriver::instance();
-  std::function<void()> on_copy;
+void run_kernel(MoverRing* ring, std::uint64_t number, std::uint64_t launch) {
+  std::uint64_t max_commands = 0;
+  std::uint64_t max_looks = 0;
   {
+    FakeDriver& driver = FakeDriver::instance();
     const std::lock_guard lock(driver.mutex);
-    on_copy = driver.on_copy;
+    max_commands = driver.max_commands;
+    max_looks = driver.max_looks;
   }
-  if (on_copy) on_copy();
+  const std::uint64_t first = number;
+  for (std::uint64_t num_looks = 0; num_looks < max_looks && number - first < max_commands; ++num_looks) {
+    if (run_command(ring->commands[number % ucx_card::kMoverCommands], number)) {
+      for (std::uint64_t& is_done : ring->is_done) store(is_done, number);
+      ++number;
+      num_looks = 0;
+    } else {
+      std::this_thread::yield();
+    }
+  }
+  store(ring->next, number);
+  store(ring->ended, launch);
 }
 
 }  // namespace
@@ -64,13 +68,18 @@ FakeDriver& FakeDriver::instance() {
   return driver;
 }
 
-void FakeDriver::let_pass(std::size_t num_bytes) {
-  const std::lock_guard lock(mutex);
-  max_bytes = num_bytes;
-  for (CUstream stream : streams()) run(stream);
+}  // namespace ferry::test
+
+namespace ferry::ucx_card {
+
+bool load_mover(CUfunction* kernel) {
+  test::FakeDriver& driver = test::FakeDriver::instance();
+  const std::lock_guard lock(driver.mutex);
+  *kernel = nullptr;
+  return driver.has_kernels;
 }
 
-}  // namespace ferry::test
+}  // namespace ferry::ucx_card
 
 using ferry::test::FakeDriver;
 
@@ -88,7 +97,9 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice /*device*/) {
   return CUDA_SUCCESS;
 }
 
-CUresult cuCtxSetCurrent(CUcontext /*context*/) { return CUDA_SUCCESS; }
+CUresult cuCtxPushCurrent_v2(CUcontext /*context*/) { return CUDA_SUCCESS; }
+
+CUresult cuCtxPopCurrent_v2(CUcontext* /*context*/) { return CUDA_SUCCESS; }
 
 CUresult cuPointerGetAttribute(void* data, CUpointer_attribute attribute, CUdeviceptr /*address*/) {
   FakeDriver& driver = FakeDriver::instance();
@@ -115,12 +126,24 @@ CUresult cuMemSetAccess(CUdeviceptr /*begin*/, size_t /*size*/, const CUmemAcces
 }
 
 CUresult cuMemHostAlloc(void** memory, size_t num_bytes, unsigned /*flags*/) {
-  *memory = std::malloc(num_bytes);
+  constexpr size_t kPage = 4096;
+  *memory = std::aligned_alloc(kPage, (num_bytes + kPage - 1) / kPage * kPage);
   return CUDA_SUCCESS;
 }
 
 CUresult cuMemFreeHost(void* memory) {
   std::free(memory);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuMemAlloc_v2(CUdeviceptr* memory, size_t /*num_bytes*/) {
+  *memory = 0;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuMemFree_v2(CUdeviceptr /*memory*/) { return CUDA_SUCCESS; }
+
+CUresult cuMemsetD8Async(CUdeviceptr /*memory*/, unsigned char /*value*/, size_t /*count*/, CUstream /*stream*/) {
   return CUDA_SUCCESS;
 }
 
@@ -131,76 +154,52 @@ CUresult cuCtxGetStreamPriorityRange(int* least, int* greatest) {
 }
 
 CUresult cuStreamCreateWithPriority(CUstream* stream, unsigned /*flags*/, int /*priority*/) {
-  const std::lock_guard lock(FakeDriver::instance().mutex);
   *stream = new CUstream_st;
-  ferry::test::streams().insert(*stream);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuStreamQuery(CUstream /*stream*/) { return CUDA_SUCCESS; }
+
+CUresult cuStreamSynchronize(CUstream stream) {
+  if (stream->kernel.joinable()) stream->kernel.join();
   return CUDA_SUCCESS;
 }
 
 CUresult cuStreamDestroy_v2(CUstream stream) {
-  const std::lock_guard lock(FakeDriver::instance().mutex);
-  ferry::test::streams().erase(stream);
+  cuStreamSynchronize(stream);
   delete stream;
   return CUDA_SUCCESS;
 }
 
-CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t num_bytes, CUstream stream) {
-  ferry::test::announce_copy();
+CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t num_bytes, CUstream /*stream*/) {
   FakeDriver& driver = FakeDriver::instance();
   const std::lock_guard lock(driver.mutex);
   if (driver.refuses_copies) return CUDA_ERROR_INVALID_VALUE;
   ++driver.num_copies;
-  ferry::test::push_copy(to, from, num_bytes, stream);
+  std::memcpy(ferry::test::pointer_to(to), ferry::test::pointer_to(from), num_bytes);
   return CUDA_SUCCESS;
 }
 
-#if CUDA_VERSION >= 13000
-CUresult cuMemcpyBatchAsync_v2(CUdeviceptr* to, CUdeviceptr* from, size_t* num_bytes, size_t count,
-                               CUmemcpyAttributes* /*attributes*/, size_t* /*indices*/, size_t /*num_attributes*/,
-                               CUstream stream) {
-  ferry::test::announce_copy();
-  FakeDriver& driver = FakeDriver::instance();
-  const std::lock_guard lock(driver.mutex);
-  if (driver.refuses_batches) return CUDA_ERROR_NOT_SUPPORTED;
-  ++driver.num_batches;
-  driver.num_copies_of_batches += static_cast<int>(count);
-  for (size_t i = count; i-- > 0;) ferry::test::push_copy(to[i], from[i], num_bytes[i], stream);
-  return CUDA_SUCCESS;
-}
-#endif
-
-CUresult cuStreamWriteValue64_v2(CUstream stream, CUdeviceptr address, cuuint64_t value, unsigned /*flags*/) {
-  const std::lock_guard lock(FakeDriver::instance().mutex);
-  ferry::test::push(stream, 0, [=] {
-    __atomic_store_n(static_cast<cuuint64_t*>(ferry::test::pointer_to(address)), value, __ATOMIC_RELEASE);
-  });
+CUresult cuStreamWriteValue64_v2(CUstream /*stream*/, CUdeviceptr address, cuuint64_t value, unsigned /*flags*/) {
+  __atomic_store_n(static_cast<cuuint64_t*>(ferry::test::pointer_to(address)), value, __ATOMIC_RELEASE);
   return CUDA_SUCCESS;
 }
 
-CUresult cuEventCreate(CUevent* event, unsigned /*flags*/) {
-  *event = new CUevent_st;
+CUresult cuLaunchKernel(CUfunction /*kernel*/, unsigned /*grid_x*/, unsigned /*grid_y*/, unsigned /*grid_z*/,
+                        unsigned /*block_x*/, unsigned /*block_y*/, unsigned /*block_z*/, unsigned /*shared_bytes*/,
+                        CUstream stream, void** arguments, void** /*extra*/) {
+  {
+    FakeDriver& driver = FakeDriver::instance();
+    const std::lock_guard lock(driver.mutex);
+    if (driver.refuses_launches) return CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES;
+    ++driver.num_launches;
+  }
+  // After what the stream has.
+  cuStreamSynchronize(stream);
+  stream->kernel = std::thread(&ferry::test::run_kernel, *static_cast<ferry::ucx_card::MoverRing**>(arguments[0]),
+                               *static_cast<std::uint64_t*>(arguments[2]),
+                               std::uint64_t{*static_cast<std::uint32_t*>(arguments[3])});
   return CUDA_SUCCESS;
-}
-
-CUresult cuEventDestroy_v2(CUevent event) {
-  delete event;
-  return CUDA_SUCCESS;
-}
-
-CUresult cuEventRecord(CUevent event, CUstream stream) {
-  FakeDriver& driver = FakeDriver::instance();
-  const std::lock_guard lock(driver.mutex);
-  ++driver.num_events;
-  event->has_ended = false;
-  ferry::test::push(stream, 0, [event] { event->has_ended = true; });
-  return CUDA_SUCCESS;
-}
-
-CUresult cuEventQuery(CUevent event) {
-  FakeDriver& driver = FakeDriver::instance();
-  const std::lock_guard lock(driver.mutex);
-  if (driver.fails_events) return CUDA_ERROR_ILLEGAL_ADDRESS;
-  return event->has_ended ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
 CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* /*mode*/) { return CUDA_SUCCESS; }

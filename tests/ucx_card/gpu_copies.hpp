@@ -1,8 +1,8 @@
 #ifndef FERRY_TESTS_UCX_CARD_GPU_COPIES_HPP
 #define FERRY_TESTS_UCX_CARD_GPU_COPIES_HPP
 
-/// Copies by the copy engines of real GPUs, which stand for a card's reads and writes of their memory. One object a
-/// card; its thread starts copies and sees them end, so that neither Ferry's threads nor its multiprocessors do.
+/// Copies that stand for a card's reads and writes of the memory of real GPUs: between GPUs by a kernel of its own
+/// (gpu_mover.hpp), all others by the driver. One object a card; it has no thread.
 
 #include <ucs/type/status.h>
 
@@ -12,30 +12,27 @@
 
 namespace ferry::ucx_card {
 
-struct GpuCopyOptions {
-  bool spins = false;           ///< the thread never sleeps
-  std::size_t small_bytes = 0;  ///< copies of at most so many bytes have streams of their own, before all others
-  bool batches = false;         ///< one call of the driver for all small copies that are due
-  bool events = false;          ///< the driver's events tell when copies have ended; else words that streams write
-};
-
 class GpuCopies {
  public:
-  /// Called once, by the thread of the object, when the bytes are there.
+  /// Called once, by start(), poll() or the end of the object. It starts no copies.
   using Done = std::function<void(ucs_status_t)>;
 
   /// Null where there is no GPU, or this build has no CUDA.
-  static std::unique_ptr<GpuCopies> create(const GpuCopyOptions& options);
+  static std::unique_ptr<GpuCopies> create();
   /// Ends after all copies.
   virtual ~GpuCopies() = default;
 
+  // By one thread at a time.
   /// Lets all GPUs of the process reach the allocation that contains `address`, until forget().
   virtual ucs_status_t share(std::byte* address) = 0;
   /// The allocation may be freed.
   virtual void forget(std::byte* address) = 0;
-  /// Copies between any memory of the process, in any order with other copies.
+  /// Begins to copy between any memory of the process, in any order with other copies.
   virtual void start(std::byte* to, const std::byte* from, std::size_t num_bytes, Done done) = 0;
-  /// Copies before it returns.
+  /// Reports copies that have ended. Without calls of it some do not even begin. False: there are no more.
+  virtual bool poll() = 0;
+
+  /// Copies before it returns. By any thread.
   virtual ucs_status_t copy(std::byte* to, const std::byte* from, std::size_t num_bytes) = 0;
 };
 

@@ -4,6 +4,6 @@
 
 namespace ferry::ucx_card {
 
-std::unique_ptr<GpuCopies> GpuCopies::create(const GpuCopyOptions& /*options*/) { return nullptr; }
+std::unique_ptr<GpuCopies> GpuCopies::create() { return nullptr; }
 
 }  // namespace ferry::ucx_card

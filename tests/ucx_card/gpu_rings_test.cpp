@@ -108,6 +108,8 @@ INSTANTIATE_TEST_SUITE_P(, UcxCardRings,
                                          Rings{"gpu_read_back_2x1", 2, 1, "gpu", true}, Rings{"host_2x1", 2, 1, "host"},
                                          Rings{"gpu_steady_2x1", 2, 1, "gpu", false, RankKind::kThreads,
                                                "steady=1,rate=2000,latency_ns=3000"},
+                                         Rings{"gpu_steady_without_threads_2x1", 2, 1, "gpu", false, RankKind::kThreads,
+                                               "steady=1,thread=0,spin=1,rate=2000,latency_ns=3000"},
                                          Rings{"gpu_read_back_2x1_processes", 2, 1, "gpu", true, RankKind::kProcesses}),
                          [](const auto& instance) { return instance.param.name; });
 

@@ -11,9 +11,12 @@ bool ucp_mem::begin_use() {
   return false;
 }
 
-void ucp_mem::end_all_uses() {
+void ucp_mem::end_all_uses(const std::function<void()>& help) {
   is_gone_ = true;
-  while (num_uses_ != 0) std::this_thread::yield();
+  while (num_uses_ != 0) {
+    help();
+    std::this_thread::yield();
+  }
 }
 
 namespace ferry::ucx_card {

@@ -120,7 +120,8 @@ INSTANTIATE_TEST_SUITE_P(
         Mode{"steady", "steady=1,rate=10000,latency_ns=3000,write_latency_ns=100000,piece_bytes=1073741824"},
         Mode{"steady_spinning",
              "steady=1,spin=1,rate=10000,latency_ns=3000,write_latency_ns=100000,piece_bytes=1073741824"},
-        Mode{"steady_without_threads", "steady=1,thread=0,rate=10000,latency_ns=3000,write_latency_ns=100000"}),
+        Mode{"steady_without_threads", "steady=1,thread=0,rate=10000,latency_ns=3000,write_latency_ns=100000"},
+        Mode{"spinning_without_threads", "steady=1,thread=0,spin=1,rate=10000,latency_ns=3000"}),
     [](const auto& instance) { return std::string(instance.param.name); });
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -84,8 +85,8 @@ struct ucp_mem {
   /// Keep the memory registered while a card reads or writes it. False: it is not any more.
   bool begin_use();
   void end_use() { num_uses_.fetch_sub(1); }
-  /// Returns once no card uses it, and none will.
-  void end_all_uses();
+  /// Returns once no card uses it, and none will. Calls `help` until then.
+  void end_all_uses(const std::function<void()>& help);
 
  private:
   std::atomic<std::uint64_t> num_uses_{0};

@@ -31,7 +31,7 @@ void apply(std::string_view item, Settings* settings) {
     settings->fail = static_cast<std::uint64_t>(found - kCallNames.begin());
     return;
   }
-  const std::array<std::pair<std::string_view, std::uint64_t*>, 19> numbers{{
+  const std::array<std::pair<std::string_view, std::uint64_t*>, 16> numbers{{
       {"seed", &settings->seed},
       {"latency_ns", &settings->latency_ns},
       {"write_latency_ns", &settings->write_latency_ns},
@@ -39,9 +39,6 @@ void apply(std::string_view item, Settings* settings) {
       {"piece_bytes", &settings->piece_bytes},
       {"gpu_lag", &settings->gpu_lag},
       {"gpu", &settings->gpu},
-      {"small_bytes", &settings->small_bytes},
-      {"gpu_batch", &settings->gpu_batch},
-      {"gpu_event", &settings->gpu_event},
       {"steady", &settings->steady},
       {"rate", &settings->rate},
       {"spin", &settings->spin},

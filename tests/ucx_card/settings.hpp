@@ -37,15 +37,12 @@ struct Settings {
   std::uint64_t close_latency_ns = 0;  ///< until the close of an endpoint completes
   std::uint64_t piece_bytes = 4096;
   std::uint64_t gpu_lag = 0;  ///< 1: flushed writes stay invisible to the GPU until a card reads from its memory
-  std::uint64_t gpu = 0;      ///< 1: memory of GPUs is that of real ones, which copy engines reach (gpu_copies.hpp)
-  std::uint64_t small_bytes = 65536;  ///< with `gpu`: copies that go before larger ones (GpuCopyOptions); 0: none
-  std::uint64_t gpu_batch = 1;        ///< with `gpu`: 1: one call of the driver for all small copies that are due
-  std::uint64_t gpu_event = 0;        ///< with `gpu`: 1: events of the driver tell when copies have ended
-  std::uint64_t steady = 0;  ///< 1: all delays are as long as latency_ns, and bytes go in the order of their puts
-  std::uint64_t rate = 0;    ///< bytes per microsecond that an end sends and receives at most; 0: no limit
-  std::uint64_t spin = 0;    ///< 1: the card's threads never sleep
-  std::uint64_t thread = 1;  ///< 0: an end has no thread, and the progress of its workers does all
-  std::uint64_t cards = 1;   ///< cards of an endpoint; 0: peers are reached by tcp alone
+  std::uint64_t gpu = 0;      ///< 1: memory of GPUs is that of real ones (gpu_copies.hpp)
+  std::uint64_t steady = 0;   ///< 1: all delays are as long as latency_ns, and bytes go in the order of their puts
+  std::uint64_t rate = 0;     ///< bytes per microsecond that an end sends and receives at most; 0: no limit
+  std::uint64_t spin = 0;     ///< 1: threads do not sleep, neither the card's nor those that wait for its locks
+  std::uint64_t thread = 1;   ///< 0: an end has no thread, and the progress of its workers does all
+  std::uint64_t cards = 1;    ///< cards of an endpoint; 0: peers are reached by tcp alone
 
   std::uint64_t fail = kCallNames.size();  ///< index into kCallNames: the call that fails
   std::uint64_t fail_at = 1;               ///< the how-manieth such call of the context, from 1

@@ -61,13 +61,6 @@ ucs_status_t failed(ucs_status_t status, Handle* output) {
   return status;
 }
 
-std::unique_ptr<GpuCopies> copies_for(const Settings& settings) {
-  return GpuCopies::create({.spins = settings.spin != 0,
-                            .small_bytes = settings.small_bytes,
-                            .batches = settings.gpu_batch != 0,
-                            .events = settings.gpu_event != 0});
-}
-
 void* pack(const Packed& packed, std::size_t* num_bytes) {
   void* bytes = std::malloc(sizeof packed);
   std::memcpy(bytes, &packed, sizeof packed);
@@ -159,12 +152,17 @@ ucs_status_t ucp_mem_map(ucp_context_h context, const ucp_mem_map_params_t* para
     mapped->address = static_cast<std::byte*>(std::align(kAlignment, params->length, begin, room));
   }
   if (is_gpu && context->settings.gpu != 0) {
-    if (context->copies == nullptr) context->copies = ferry::ucx_card::copies_for(context->settings);
+    const std::unique_lock lock = context->end->enter();
+    if (context->copies == nullptr) {
+      context->copies = ferry::ucx_card::GpuCopies::create();
+      context->end->use(context->copies.get());
+    }
     const ucs_status_t status =
         context->copies != nullptr ? context->copies->share(mapped->address) : UCS_ERR_UNSUPPORTED;
     if (status != UCS_OK) return ferry::ucx_card::failed(status, memory);
   }
   if (const ucs_status_t status = context->next(is_gpu ? Call::kMapGpu : Call::kMap); status != UCS_OK) {
+    if (is_gpu && context->copies != nullptr) context->copies->forget(mapped->address);
     return ferry::ucx_card::failed(status, memory);
   }
   mapped->key = Card::instance().new_id();
@@ -180,8 +178,12 @@ ucs_status_t ucp_mem_query(const ucp_mem_h memory, ucp_mem_attr_t* attributes) {
 }
 
 ucs_status_t ucp_mem_unmap(ucp_context_h context, ucp_mem_h memory) {
-  if (memory->type == UCS_MEMORY_TYPE_CUDA && context->copies != nullptr) context->copies->forget(memory->address);
+  // They may read from it.
+  context->end->finish_copies();
+  std::byte* const address = memory->address;
+  const bool is_shared = memory->type == UCS_MEMORY_TYPE_CUDA && context->copies != nullptr;
   Card::instance().remove(memory);
+  if (is_shared) context->copies->forget(address);
   return UCS_OK;
 }
 
