@@ -166,6 +166,7 @@ TEST_F(FarPosts, TheMessageArrivesBeforeItsNumberAndLeavesWhenItIsThere) {
   EXPECT_EQ(requests[0].kind, Kind::kPut);
   EXPECT_EQ(requests[0].offset, front_to());
   EXPECT_EQ(requests[0].num_bytes, kFarHeaderBytes);
+  EXPECT_TRUE(requests[0].ahead);
   EXPECT_EQ(requests[1].kind, Kind::kPutSignal);
   EXPECT_EQ(requests[1].local, message_.data() + kFarHeaderBytes);
   EXPECT_EQ(requests[1].num_bytes, 512U);

@@ -145,6 +145,34 @@ TEST_P(NetRemote, AnAtomicComesAfterThePutsOfItsChannelAndAFlushAfterAll) {
   }
 }
 
+/// The calls of latency mode to another node: a header and rows, and then their number. Sizes around those up to which
+/// an engine makes them messages.
+TEST_P(NetRemote, AnAtomicComesAfterWhatWasPutAheadAndItsOwnPut) {
+  constexpr std::size_t kLimit = 16384;
+  constexpr std::size_t kMost = 2 * kLimit;
+  net::LoopbackFaults faults;
+  faults.scramble(5);
+  NetEnds ends(GetParam().engine, shape(3 * kMost));
+  ends.connect();
+  auto* word = reinterpret_cast<std::uint64_t*>(ends[1].memory.data());
+  std::uint64_t number = 0;
+  for (const std::size_t ahead : {std::size_t{0}, std::size_t{1024}, kLimit, kLimit + 1}) {
+    for (const std::size_t rows : {std::size_t{64}, kLimit - 1, kLimit, kLimit + 1, kMost}) {
+      ++number;
+      const std::vector<std::byte> first = net_pattern(ahead, number);
+      const std::vector<std::byte> second = net_pattern(rows, 1000 + number);
+      if (ahead > 0) ends[0].engine->put_ahead(1, 0, first, 8);
+      ends[0].engine->put_atomic(1, 0, second, 8 + kMost, {.kind = Kind::kSet, .offset = 0, .operand = number});
+      ends[0].engine->flush(1, number);
+      ASSERT_TRUE(ends.poll_until([&] { return *word == number; }));
+      EXPECT_TRUE(std::equal(first.begin(), first.end(), ends[1].memory.begin() + 8)) << ahead << " and " << rows;
+      EXPECT_TRUE(std::equal(second.begin(), second.end(), ends[1].memory.begin() + 8 + kMost))
+          << ahead << " and " << rows;
+      ASSERT_TRUE(ends.poll_until([&] { return ends[0].completed.contains(number); }));
+    }
+  }
+}
+
 TEST_P(NetRemote, NothingIsWrittenForAGetThatIsForgotten) {
   NetEnds ends(GetParam().engine, shape(4096));
   ends.connect();

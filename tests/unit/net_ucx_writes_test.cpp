@@ -74,6 +74,19 @@ TEST_F(NetUcxWrites, ManyBytesAreWritten) {
   EXPECT_THAT(take_names(), ElementsAre("message with bytes"));
 }
 
+TEST_F(NetUcxWrites, APutAheadOfAnotherIsAMessageUnlessItIsLongOrAWriteIsUnderWay) {
+  const std::span<const std::byte> bytes(memory_);
+  EXPECT_TRUE(connection_->put_ahead(0, bytes.first(64), 64));
+  EXPECT_TRUE(connection_->put_ahead(0, bytes.first(net::ucx::kMaxOneMessageBytes), 64));
+  EXPECT_TRUE(put_notify(0, 64, 5)) << "what goes ahead is no write";
+  EXPECT_THAT(take_names(), ElementsAre("message with bytes", "message with bytes", "message with bytes"));
+  EXPECT_FALSE(connection_->put_ahead(0, bytes.first(net::ucx::kMaxOneMessageBytes + 1), 64));
+  put_into_host(0);
+  notify(0);
+  EXPECT_FALSE(connection_->put_ahead(0, bytes.first(64), 64));
+  EXPECT_THAT(take_names(), ElementsAre("put", "flush"));
+}
+
 /// A connection to a peer whose GPU memory is probed.
 class NetUcxProbe : public NetUcxNoted {
  protected:

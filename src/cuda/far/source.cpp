@@ -179,6 +179,7 @@ std::uint64_t FarSource::look_at(Peer& peer, int kind) {
        .offset = post.front_to,
        .local = front,
        .num_bytes = post.front_bytes,
+       .ahead = has_rows,
        .op = arrival});
   if (has_rows) {
     add({.kind = NetworkRequest::Kind::kPutSignal,
