@@ -74,7 +74,7 @@ TEST(FarLayout, RanksAgreeOnPlacesThatDoNotOverlap) {
 TEST(FarMessage, FitsWhereItsCallFitsTheWindow) {
   constexpr int kNumRanks = 8;
   for (const std::int64_t max_tokens : {1, 7, 128, 1000}) {
-    for (const int num_topk : {1, 2, 8, 32}) {
+    for (const int num_topk : {1, 2, 7, 8, 15, 16, 32}) {
       for (const std::int64_t row_bytes : {16, 7168 + 224, 14336}) {
         const SetNeed dispatch = SetNeed::of_dispatch(kNumRanks, max_tokens, num_topk, row_bytes);
         const SetNeed combine = SetNeed::of_combine(max_tokens, num_topk, num_topk, row_bytes);
@@ -82,8 +82,8 @@ TEST(FarMessage, FitsWhereItsCallFitsTheWindow) {
             0, std::max(LatencyLayout::bytes_for(dispatch, kNumRanks), LatencyLayout::bytes_for(combine, kNumRanks)),
             kNumRanks);
         const FarLayout far = far_layout(window, kNumRanks, 2, 0);
-        const FarMessage message = FarMessage::of(kMaxExperts, max_tokens, num_topk);
-        EXPECT_LE(message.rows, far.front_bytes);
+        const FarMessage message = FarMessage::of(kMaxExperts, num_topk);
+        EXPECT_LE(message.rows_at(max_tokens), far.front_bytes);
         EXPECT_LE(far.front_bytes + max_tokens * round_up_row(row_bytes), far.message_bytes);
         EXPECT_LE(max_tokens * num_topk * round_up_row(row_bytes), far.returns_bytes);
         EXPECT_LE(max_tokens * num_topk * 4, far.weights_bytes);

@@ -49,7 +49,7 @@ inline constexpr int kFarGrantSlots = 4;
 /// after 13 us each, 16 that read lines of their own after 1.2.
 inline constexpr std::int64_t kFarWordStride = 128;
 
-/// Start of every message.
+/// Start of every message: one line, which a warp loads at once.
 struct FarHeader {
   std::uint32_t words[16];    ///< LatencyHeader of the sender
   std::int64_t num_rows;      ///< rows of this message

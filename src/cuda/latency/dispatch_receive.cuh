@@ -149,10 +149,12 @@ __device__ inline void copy_arrival(const DispatchReceiveRows& params, const Arr
       }
     }
   }
+  // By the last warps first, of which a short row leaves some without a step above: no warp waits for both.
   const SlabScales& scales = params.scales;
+  const int part = share.parts - 1 - share.part;
   const std::byte* const scale_row = window_row + params.row.scales_offset();
 #pragma unroll 1
-  for (int first = share.part * kWarpLanes; first < params.row.num_scales; first += share.parts * kWarpLanes) {
+  for (int first = part * kWarpLanes; first < params.row.num_scales; first += share.parts * kWarpLanes) {
     const int column = first + lane;
     const bool mine = column < params.row.num_scales;
     const bool words = params.row.scale_bytes == sizeof(std::uint32_t);
@@ -189,14 +191,17 @@ struct ArrivedRows {
   const std::byte* first = nullptr;
   bool by_flag = false;  ///< the flag of a token's row has its number; else that is the token's
 
+  /// `num_tokens`: of the source.
   template <typename Params>
-  __device__ static ArrivedRows of(const LatencyParams& call, const Params& params, const SentCall& sent, int source) {
+  __device__ static ArrivedRows of(const LatencyParams& call, const Params& params, const SentCall& sent, int source,
+                                   [[maybe_unused]] int num_tokens) {
     const auto set = static_cast<int>(sent.set);
     if constexpr (std::is_same_v<Params, FarDispatchReceiveParams>) {
       const FarParams& far = params.far;
-      const FarMessage message = FarMessage::of(call.num_experts, call.max_tokens, call.num_topk);
+      const FarMessage message = FarMessage::of(call.num_experts, call.num_topk);
       if (far.layout.is_far(source)) {
-        return {far.inbox + far.layout.front_at(0, set, far.layout.far_idx(source)) + message.rows, true};
+        return {far.inbox + far.layout.front_at(0, set, far.layout.far_idx(source)) + message.rows_at(num_tokens),
+                true};
       }
     }
     return {own_window(call).rows(call.layout, LatencyKind::kDispatch, set) + source * call.layout.source_bytes, false};
@@ -210,9 +215,9 @@ __device__ inline bool receive_tokens(const LatencyParams& call, const Params& p
                                       const Experts& experts, const ReceiveShared& shared, const WarpTokens& tokens,
                                       std::uint64_t seen) {
   const int source = tokens.source;
-  const ArrivedRows rows = ArrivedRows::of(call, params, sent, source);
-  const DispatchSlot slot = slot_of(call, sent, source);
   const int end = shared.tokens[source];
+  const ArrivedRows rows = ArrivedRows::of(call, params, sent, source, end);
+  const DispatchSlot slot = slot_of(call, sent, source);
 #pragma unroll 1
   for (int token = tokens.first; token < end; token += tokens.step) {
     Arrival arrival;

@@ -126,7 +126,9 @@ struct BlockTokens {
 /// A send half's part for ranks of other nodes, in groups of one node: nothing. See FarSender.
 struct NoFarSender {
   __device__ const FarLayout* layout() const { return nullptr; }
-  __device__ bool await_sets(std::uint64_t /*number*/) const { return true; }
+  struct NoLook {};
+  __device__ NoLook look() const { return {}; }
+  __device__ bool await_sets(std::uint64_t /*number*/, NoLook /*look*/) const { return true; }
   __device__ void send_counts(int /*num_tokens*/) const {}
   __device__ void place(int /*token*/, const TokenEntry& /*entry*/) const {}
   __device__ int num_near() const { return kMaxTopk; }
@@ -215,9 +217,10 @@ class DispatchSender {
   /// False when the group broke. `token`: the block's first, if it has one.
   __device__ bool take_turn(int token) {
     if (places_) {
+      const auto look = far_.look();
       const auto meanwhile = [this, token] { entry_.template find_owner<kHomes>(params_, token); };
       std::uint64_t number = wait_for_turn<true>(call_, LatencyKind::kDispatch, shared_.sets, meanwhile, far_.layout());
-      if (number != 0 && !far_.await_sets(number)) number = 0;
+      if (number != 0 && !far_.await_sets(number, look)) number = 0;
       if (lane_idx() == 0) shared_.number = number;
     }
     __syncthreads();

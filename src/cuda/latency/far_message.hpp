@@ -21,25 +21,30 @@ struct FarRecord {
 
 struct FarMessage {
   std::int64_t counts = static_cast<std::int64_t>(kFarHeaderBytes);  ///< [E] u32
-  std::int64_t records = 0;                                          ///< [M]
+  std::int64_t records = 0;                                          ///< [T of the source]
   std::int64_t record_bytes = 0;
-  std::int64_t rows = 0;
 
-  FERRY_HOST_DEVICE static constexpr FarMessage of(std::int64_t num_experts, std::int64_t max_tokens, int num_topk) {
+  FERRY_HOST_DEVICE static constexpr FarMessage of(std::int64_t num_experts, int num_topk) {
     FarMessage message;
     message.records = message.counts + round_up_row(num_experts * std::int64_t{sizeof(std::uint32_t)});
     message.record_bytes = record_bytes_of(num_topk);
-    message.rows = round_up_row(message.front_bytes(max_tokens));
     return message;
   }
   FERRY_HOST_DEVICE constexpr std::int64_t front_bytes(std::int64_t num_tokens) const {
     return records + num_tokens * record_bytes;
   }
+  /// Rows follow the records of the tokens that the source has, so that few tokens are a short message.
+  FERRY_HOST_DEVICE constexpr std::int64_t rows_at(std::int64_t num_tokens) const {
+    return round_up_row(front_bytes(num_tokens));
+  }
 
+  /// A power of two, so that no two tokens of 8 picks or more share a line: warps that load one line of host memory wait
+  /// for each other.
   FERRY_HOST_DEVICE static constexpr std::int64_t record_bytes_of(int num_topk) {
-    constexpr std::int64_t kUnit = 16;
-    const std::int64_t bytes = std::int64_t{sizeof(FarRecord)} + num_topk * 2 * std::int64_t{sizeof(std::uint32_t)};
-    return (bytes + kUnit - 1) / kUnit * kUnit;
+    const std::int64_t used = std::int64_t{sizeof(FarRecord)} + num_topk * 2 * std::int64_t{sizeof(std::uint32_t)};
+    std::int64_t bytes = 16;
+    while (bytes < used) bytes *= 2;
+    return bytes;
   }
 };
 

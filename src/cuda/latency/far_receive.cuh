@@ -8,6 +8,7 @@
 #include "cuda/latency/dispatch_receive.cuh"
 #include "cuda/latency/far_message.hpp"
 #include "cuda/latency/far_words.cuh"
+#include "ferry/routing.hpp"
 
 namespace ferry::cuda::device {
 
@@ -16,6 +17,35 @@ struct FarImportShared {
   std::int32_t tokens[kMaxRanks];    ///< by number of the far rank: its T; -1: it makes another call
   std::int32_t num_rows[kMaxRanks];  ///< FarHeader
   std::int32_t num_returns[kMaxRanks];
+};
+
+/// A token's record in a warp, a word in each lane and more where it is longer than a line.
+class RecordWords {
+ public:
+  __device__ RecordWords(const std::byte* record, int num_topk) {
+    const auto* const from = reinterpret_cast<const std::uint32_t*>(record);
+    const int count = static_cast<int>(sizeof(FarRecord) / sizeof(std::uint32_t)) + 2 * num_topk;
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      const int at = i * kWarpLanes + lane_idx();
+      words_[i] = at < count ? from[at] : 0;
+    }
+  }
+  /// Word number `idx`, which each lane may choose. All lanes.
+  __device__ std::uint32_t of(int idx) const {
+    std::uint32_t word = 0;
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      const std::uint32_t one = __shfl_sync(kAllLanes, words_[i], idx % kWarpLanes);
+      if (idx / kWarpLanes == i) word = one;
+    }
+    return word;
+  }
+
+ private:
+  static constexpr int kMostWords = static_cast<int>(sizeof(FarRecord) / sizeof(std::uint32_t)) + 2 * kMaxTopk;
+  static constexpr int kLoads = (kMostWords + kWarpLanes - 1) / kWarpLanes;
+  std::uint32_t words_[kLoads];
 };
 
 /// One block's import. Block b takes the far ranks b, b + number of importers, …
@@ -27,7 +57,7 @@ class FarImporter {
         layout_(params.far.layout),
         sent_(sent),
         shared_(shared),
-        message_(FarMessage::of(call_.num_experts, call_.max_tokens, call_.num_topk)) {}
+        message_(FarMessage::of(call_.num_experts, call_.num_topk)) {}
 
   /// All threads of a block; false in all of them when the group broke.
   __device__ bool import_all() const {
@@ -74,10 +104,10 @@ class FarImporter {
     __syncwarp();
     const FarHeader& header = *reinterpret_cast<const FarHeader*>(message_of(idx));
     const std::uint32_t word = word_of_header(header);
-    const std::int64_t num_rows = header.num_rows;
-    const std::int64_t num_returns = header.num_returns;
-    const std::int64_t first_return = header.first_return;
-    const std::int64_t first_sum = header.first_sum;
+    const std::int64_t num_rows = field_of_header(word, offsetof(FarHeader, num_rows));
+    const std::int64_t num_returns = field_of_header(word, offsetof(FarHeader, num_returns));
+    const std::int64_t first_return = field_of_header(word, offsetof(FarHeader, first_return));
+    const std::int64_t first_sum = field_of_header(word, offsetof(FarHeader, first_sum));
     const ReceivedHeader received(word);
     const std::int64_t num_tokens = received.num_tokens();
     const bool same = import_header(call_, params_.far, LatencyKind::kDispatch, sent_, source, word);
@@ -121,11 +151,13 @@ class FarImporter {
     const DispatchSlot slot = slot_of(call_, sent_, source);
     const std::byte* const record = message_of(idx) + message_.records + token * message_.record_bytes;
     const bool has_entry = lane_idx() < num_topk;
-    // All loads at once; entries and weights mean nothing where there is no row.
-    const FarRecord start = *reinterpret_cast<const FarRecord*>(record);
-    const auto* const words = reinterpret_cast<const std::uint32_t*>(record + sizeof(FarRecord));
-    const std::uint32_t weight = has_entry ? words[num_topk + lane_idx()] : 0;
-    std::uint32_t entry = has_entry ? words[lane_idx()] : kNoExpert;
+    // All of it at once, each line by one load; entries and weights mean nothing where there is no row.
+    const RecordWords words(record, num_topk);
+    const FarRecord start{static_cast<std::int32_t>(words.of(0)), static_cast<std::int32_t>(words.of(1))};
+    constexpr int kFirst = sizeof(FarRecord) / sizeof(std::uint32_t);
+    std::uint32_t entry = words.of(kFirst + (has_entry ? lane_idx() : 0));
+    const std::uint32_t weight = words.of(kFirst + (has_entry ? num_topk + lane_idx() : 0));
+    if (!has_entry) entry = kNoExpert;
     const bool has_row = start.row >= 0;
     if (!has_row) entry = kNoExpert;
     const bool sound = start.row >= -1 && start.row < shared_.num_rows[idx] &&

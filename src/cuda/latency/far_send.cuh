@@ -32,16 +32,19 @@ class FarSender {
       : params_(params),
         call_(params.call),
         far_(params.far),
-        message_(FarMessage::of(call_.num_experts, call_.max_tokens, call_.num_topk)),
+        message_(FarMessage::of(call_.num_experts, call_.num_topk)),
+        rows_at_(message_.rows_at(num_counted_tokens(params))),
         shared_(shared),
         targets_(targets) {}
 
   __device__ const FarLayout* layout() const { return &far_.layout; }
 
   /// False when the group broke. All lanes of the first warp of each block.
-  __device__ bool await_sets(std::uint64_t number) const {
-    return await_far_sets(call_, far_, LatencyKind::kDispatch, number, targets_.sets);
+  __device__ bool await_sets(std::uint64_t number, const FarLook& look) const {
+    return await_far_sets(call_, far_, LatencyKind::kDispatch, number, targets_.sets, look);
   }
+  /// Words for await_sets(), loaded before the call's number is known.
+  __device__ FarLook look() const { return FarLook::of_first_block(far_, LatencyKind::kDispatch); }
 
   /// Writes the header and the counts of every message. All threads of the first block.
   __device__ void send_counts(int num_tokens) const {
@@ -83,7 +86,7 @@ class FarSender {
           static_cast<std::int32_t>(atomicAdd(&far_.state->returns[owner], static_cast<unsigned>(__popc(returning))));
       const int target = __popc(senders & ((1U << lane) - 1));
       std::byte* const message = message_to(owner);
-      shared_.targets.rows[num_near + target] = message + message_.rows + start.row * params_.row.stride();
+      shared_.targets.rows[num_near + target] = message + rows_at_ + start.row * params_.row.stride();
       targets_.records[target] = record_of(message, token);
       targets_.starts[target] = start;
     }
@@ -163,9 +166,6 @@ class FarSender {
   }
 
  private:
-  /// Bytes between the records and the rows of a message that travel, to save a put.
-  static constexpr std::int64_t kMostGapBytes = 16384;
-
   __device__ void post(int rank, int idx, std::int64_t num_tokens, std::int64_t num_rows) const {
     const int set = targets_.sets[rank];
     if (set == kNoSet) {
@@ -173,16 +173,9 @@ class FarSender {
                static_cast<std::int64_t>(kFarHeaderBytes), {});
       return;
     }
-    const std::int64_t front_bytes = message_.front_bytes(num_tokens);
-    const std::int64_t rows_bytes = num_rows * params_.row.stride();
-    if (rows_bytes > 0 && message_.rows - front_bytes <= kMostGapBytes) {
-      post_far(call_, far_, LatencyKind::kDispatch, idx, set, shared_.number, message_.rows + rows_bytes, {});
-      return;
-    }
-    const FarPart rows{far_.outbox_of_host + static_cast<std::uint64_t>(far_.message_out(idx) + message_.rows),
-                       far_.layout.front_at(0, set, far_.layout.far_idx_at(rank, call_.ranks.rank)) + message_.rows,
-                       rows_bytes};
-    post_far(call_, far_, LatencyKind::kDispatch, idx, set, shared_.number, front_bytes, rows);
+    const std::int64_t num_bytes =
+        num_rows > 0 ? rows_at_ + num_rows * params_.row.stride() : message_.front_bytes(num_tokens);
+    post_far(call_, far_, LatencyKind::kDispatch, idx, set, shared_.number, num_bytes, {});
   }
 
   __device__ std::byte* message_to(int rank) const { return far_.outbox + far_.message_out(far_.layout.far_idx(rank)); }
@@ -194,6 +187,7 @@ class FarSender {
   const LatencyParams& call_;
   const FarParams& far_;
   const FarMessage message_;
+  const std::int64_t rows_at_;  ///< offset of the rows in each message
   DispatchSendShared& shared_;
   FarTargets& targets_;
 };

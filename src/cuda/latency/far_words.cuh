@@ -36,13 +36,44 @@ __device__ inline void publish_grants(const LatencyParams& call, const FarParams
   if (word != 0) store_relaxed_system(far.granted + lane_idx(), word);
 }
 
+/// Words that await_far_turn() needs, loaded before the number of the call is known: their trip to host memory takes
+/// place during that to the GPU's, for which GrantsLook waits. All lanes of one warp.
+struct FarLook {
+  static constexpr int kRanks = kWarpLanes / kGrantSlots;
+  std::uint64_t grant = 0;  ///< of far rank lane / kGrantSlots, in slot lane % kGrantSlots
+  std::uint64_t left = 0;   ///< of far rank `lane`
+
+  __device__ FarLook() {}
+  __device__ FarLook(const FarParams& far, LatencyKind kind) {
+    const FarLayout& layout = far.layout;
+    const int lane = lane_idx();
+    if (lane / kGrantSlots < layout.num_far()) {
+      const int rank = layout.far_rank(lane / kGrantSlots);
+      const auto slot = static_cast<std::uint64_t>(lane % kGrantSlots);
+      grant = load_relaxed_system(inbox_word(far, layout.grant_at(static_cast<int>(kind), rank, slot)));
+    }
+    if (lane < layout.num_far()) {
+      left = load_relaxed_system(far.left + static_cast<int>(kind) * layout.num_ranks + layout.far_rank(lane));
+    }
+  }
+  /// The first block alone looks.
+  __device__ static FarLook of_first_block(const FarParams& far, LatencyKind kind) {
+    return blockIdx.x == 0 ? FarLook(far, kind) : FarLook();
+  }
+  /// Lane i gets the grant of far rank i, for the first kRanks. All lanes.
+  __device__ std::uint64_t grant_of(std::uint64_t number) const {
+    return __shfl_sync(kAllLanes, grant, lane_idx() % kRanks * kGrantSlots + static_cast<int>(number % kGrantSlots));
+  }
+};
+
 /// Waits for the sets in which far ranks receive this call, `sets` [R], and until the messages of the call before have
-/// left; with `weighs` also the weights that were sent last. All lanes of one warp; false in all of them when the group
-/// broke.
+/// left; with `weighs` also the weights that were sent last. `look`: words loaded before. All lanes of one warp; false in
+/// all of them when the group broke.
 __device__ inline bool await_far_turn(const LatencyParams& call, const FarParams& far, LatencyKind kind,
-                                      std::uint64_t number, int* sets, bool weighs = false) {
+                                      std::uint64_t number, int* sets, bool weighs = false, FarLook look = {}) {
   const FarLayout& layout = far.layout;
   bool all = !is_broken(call.ranks);
+  const std::uint64_t looked = look.grant_of(number);
 #pragma unroll 1
   for (int idx = lane_idx(); idx < layout.num_far() && all; idx += kWarpLanes) {
     const int rank = layout.far_rank(idx);
@@ -51,8 +82,10 @@ __device__ inline bool await_far_turn(const LatencyParams& call, const FarParams
     const std::uint64_t* const left = far.left + static_cast<int>(kind) * layout.num_ranks + rank;
     const std::uint64_t* const weights_left = far.left + kFarWeights * layout.num_ranks + rank;
     // All at once. What follows only writes, and only if the words say so.
-    const std::uint64_t granted = load_relaxed_system(grant);
-    const std::uint64_t last = load_relaxed_system(left);
+    const bool has_grant = idx < FarLook::kRanks && is_word_of(looked, number);
+    const bool has_left = idx < kWarpLanes && look.left >= number - 1;
+    const std::uint64_t granted = has_grant ? looked : load_relaxed_system(grant);
+    const std::uint64_t last = has_left ? look.left : load_relaxed_system(left);
     const std::uint64_t last_weights = weighs ? load_relaxed_system(weights_left) : 0;
     const Payload set = wait_payload(call, wait, grant, granted);
     const auto is_over = [&](const std::uint64_t* word, std::uint64_t seen, std::uint64_t wanted) {
@@ -76,12 +109,13 @@ __device__ inline bool await_far_turn(const LatencyParams& call, const FarParams
 /// The same in a kernel of several blocks, of which the first alone looks at words in host memory and passes on what
 /// they say: blocks that read one line there wait for each other (kFarWordStride). It is the first that runs.
 __device__ __noinline__ inline bool await_far_sets(const LatencyParams& call, const FarParams& far, LatencyKind kind,
-                                                   std::uint64_t number, int* sets, bool weighs = false) {
+                                                   std::uint64_t number, int* sets, const FarLook& look,
+                                                   bool weighs = false) {
   const int num_far = far.layout.num_far();
   std::uint64_t* const turn = &far.state->turns[static_cast<int>(kind)];
   std::int32_t* const passed = far.state->sets[static_cast<int>(kind)];
   if (blockIdx.x == 0) {
-    if (!await_far_turn(call, far, kind, number, sets, weighs)) return false;
+    if (!await_far_turn(call, far, kind, number, sets, weighs, look)) return false;
 #pragma unroll 1
     for (int idx = lane_idx(); idx < num_far; idx += kWarpLanes) {
       const int rank = far.layout.far_rank(idx);
@@ -215,8 +249,19 @@ __device__ __noinline__ inline void keep_record(const LatencyParams& call, const
   for (std::size_t i = 0; i < sizeof(CallRecord) / sizeof(std::uint64_t); ++i) to[i] = from[i];
 }
 
+/// This lane's word of a header, all of which a warp has after one trip to host memory: each further load from the same
+/// line would wait for those before it. Lanes behind its end have the first word.
 __device__ inline std::uint32_t word_of_header(const FarHeader& header) {
-  return header.words[lane_idx() < kLatencyHeaderWords ? lane_idx() : 0];
+  constexpr auto kWords = static_cast<int>(sizeof(FarHeader) / sizeof(std::uint32_t));
+  static_assert(kWords <= kWarpLanes && sizeof(FarHeader::words) == 16 * sizeof(std::uint32_t));
+  return reinterpret_cast<const std::uint32_t*>(&header)[lane_idx() < kWords ? lane_idx() : 0];
+}
+
+/// Value of 8 bytes at this offset of a header. `word`: word_of_header(). All lanes.
+__device__ inline std::int64_t field_of_header(std::uint32_t word, std::size_t offset_bytes) {
+  const auto first = static_cast<int>(offset_bytes / sizeof(word));
+  const std::uint64_t low = __shfl_sync(kAllLanes, word, first);
+  return static_cast<std::int64_t>(static_cast<std::uint64_t>(__shfl_sync(kAllLanes, word, first + 1)) << 32 | low);
 }
 
 /// Writes a far rank's header into this rank's window. Returns whether that rank makes the same call. `word`:

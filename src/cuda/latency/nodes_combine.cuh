@@ -64,10 +64,11 @@ __device__ __noinline__ inline void begin_nodes_send(const FarCombineParams& par
                                                      bool routed) {
   const LatencyParams& call = params.call;
   if (is_clerk()) publish_grants(call, params.far);
+  const FarLook look = FarLook::of_first_block(params.far, LatencyKind::kCombine);
   std::uint64_t number = wait_for_turn<true>(
       call, LatencyKind::kCombine, shared.sets, [] {}, &params.far.layout);
   const bool weighs = sends_weights(params, routed);
-  if (number != 0 && !await_far_sets(call, params.far, LatencyKind::kCombine, number, shared.far_sets, weighs))
+  if (number != 0 && !await_far_sets(call, params.far, LatencyKind::kCombine, number, shared.far_sets, look, weighs))
     number = 0;
   if (number != 0 && routed && !place_returns(params, shared.far_firsts)) {
     if (is_clerk() && lane_idx() == 0) refuse_message(call, params.far.layout.far_rank(0), number);
@@ -162,7 +163,8 @@ __device__ inline void post_returns(const FarCombineParams& params, const Combin
   header.record_number = call.record_number;
   header.num_tokens = call.num_tokens;
   write_far_headers(far, LatencyKind::kCombine, header);
-  if (routed) place_returns(params, shared.far_firsts);
+  // The first block has used the memory of the places for something else (import_weights).
+  if (is_clerk() && sends_weights(params, routed)) place_returns(params, shared.far_firsts);
   __syncwarp();
 #pragma unroll 1
   for (int idx = lane_idx(); idx < far.layout.num_far(); idx += kWarpLanes) {
