@@ -92,16 +92,16 @@ TEST(FarMessage, FitsWhereItsCallFitsTheWindow) {
   }
 }
 
-/// Rank 2 of four ranks in nodes of two, whose kernels post.
-class FarPosts : public testing::Test {
+/// A rank of four in nodes of two, whose kernels post.
+class FarPostsOf : public testing::Test {
  protected:
-  static constexpr int kRank = 2;
   static constexpr std::uint64_t kNumber = 5;
 
-  FarPosts()
-      : layout_(FarLayout::of({.num_ranks = 4,
+  explicit FarPostsOf(int rank)
+      : rank_(rank),
+        layout_(FarLayout::of({.num_ranks = 4,
                                .ranks_per_node = 2,
-                               .rank = kRank,
+                               .rank = rank,
                                .front_bytes = 1024,
                                .rows_bytes = 1024,
                                .returns_bytes = 1024,
@@ -111,7 +111,7 @@ class FarPosts : public testing::Test {
         granted_(to_size(kFarKinds * kFarGrantSlots), 0),
         message_(2048, std::byte{7}),
         source_({.layout = layout_,
-                 .rank = kRank,
+                 .rank = rank,
                  .posts = posts_.data(),
                  .left = left_.data(),
                  .granted = granted_.data(),
@@ -149,6 +149,7 @@ class FarPosts : public testing::Test {
     return taken;
   }
 
+  const int rank_;
   const FarLayout layout_;
   std::vector<FarPost> posts_;
   std::vector<std::uint64_t> left_;
@@ -156,6 +157,26 @@ class FarPosts : public testing::Test {
   std::vector<std::byte> message_;
   FarSource source_;
 };
+
+class FarPosts : public FarPostsOf {
+ protected:
+  FarPosts() : FarPostsOf(2) {}
+};
+
+class FarPostsOfTheNext : public FarPostsOf {
+ protected:
+  FarPostsOfTheNext() : FarPostsOf(3) {}
+};
+
+TEST_F(FarPosts, GoToTheFirstRankFirst) {
+  for (const int rank : {0, 1}) post(1, rank, kNumber, 0, front_to());
+  EXPECT_EQ(take_all().front().peer, 0);
+}
+
+TEST_F(FarPostsOfTheNext, GoToAnotherRankFirst) {
+  for (const int rank : {0, 1}) post(1, rank, kNumber, 0, front_to());
+  EXPECT_EQ(take_all().front().peer, 1);
+}
 
 TEST_F(FarPosts, TheMessageArrivesBeforeItsNumberAndLeavesWhenItIsThere) {
   post(1, 0, kNumber, 512, front_to());
@@ -171,7 +192,7 @@ TEST_F(FarPosts, TheMessageArrivesBeforeItsNumberAndLeavesWhenItIsThere) {
   EXPECT_EQ(requests[1].local, message_.data() + kFarHeaderBytes);
   EXPECT_EQ(requests[1].num_bytes, 512U);
   EXPECT_EQ(requests[1].op.kind, net::AtomicOp::Kind::kSet);
-  EXPECT_EQ(requests[1].op.offset, to_size(layout_.arrived_at(1, kRank)));
+  EXPECT_EQ(requests[1].op.offset, to_size(layout_.arrived_at(1, rank_)));
   EXPECT_EQ(requests[1].op.operand, kNumber);
   EXPECT_EQ(requests[2].kind, Kind::kFlush);
   for (const NetworkRequest& request : requests) EXPECT_EQ(request.peer, 0);
@@ -206,7 +227,7 @@ TEST_F(FarPosts, WeightsGoBeforeTheirCombineAndHaveNoRecord) {
   const NetworkRequest first = *source_.front(can_issue);
   EXPECT_EQ(first.kind, Kind::kPutSignal);
   EXPECT_EQ(first.offset, to_size(layout_.weights_at(1, 0)));
-  EXPECT_EQ(first.op.offset, to_size(layout_.arrived_at(kFarWeights, kRank)));
+  EXPECT_EQ(first.op.offset, to_size(layout_.arrived_at(kFarWeights, rank_)));
   source_.taken();
   EXPECT_EQ(take_all().size(), 3U) << "the end of both, and the combine";
 
@@ -243,7 +264,7 @@ TEST_F(FarPosts, GrantsGoToAllRanksOfOtherNodes) {
   ASSERT_EQ(requests.size(), 2U);
   for (int rank = 0; rank < 2; ++rank) {
     EXPECT_EQ(requests[to_size(rank)].peer, rank);
-    EXPECT_EQ(requests[to_size(rank)].op.offset, to_size(layout_.grant_at(1, kRank, 4)));
+    EXPECT_EQ(requests[to_size(rank)].op.offset, to_size(layout_.grant_at(1, rank_, 4)));
     EXPECT_EQ(requests[to_size(rank)].op.operand, kWord);
   }
 }

@@ -47,9 +47,10 @@ FarSource::FarSource(Options options)
       sent_bytes_(to_size(options_.layout.num_far())),
       num_messages_(to_size(options_.layout.num_far())) {
   const FarLayout& layout = options_.layout;
-  for (int idx = 0; idx < layout.num_far(); ++idx) {
+  for (int place = 0; place < layout.num_far(); ++place) {
     Peer peer;
-    peer.rank = layout.far_rank(idx);
+    // Ranks of a node begin with far ranks of their own, so that no far rank gets the first message of all.
+    peer.rank = layout.far_rank((place + options_.rank - layout.first_near) % layout.num_far());
     for (int kind = 0; kind < kFarMessages; ++kind) {
       peer.departures[to_size(kind)] = std::make_unique<Departure>(options_.left + kind * layout.num_ranks + peer.rank);
     }
