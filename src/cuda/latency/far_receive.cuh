@@ -19,18 +19,20 @@ struct FarImportShared {
   std::int32_t num_returns[kMaxRanks];
 };
 
-/// A token's record in a warp, a word in each lane and more where it is longer than a line.
-class RecordWords {
+/// The first `count` words of a part of a message in a warp: a token's record, or some counts. A word in each lane, and
+/// more where there are more than a line has.
+class PartWords {
  public:
-  __device__ RecordWords(const std::byte* record, int num_topk) {
-    const auto* const from = reinterpret_cast<const std::uint32_t*>(record);
-    const int count = static_cast<int>(sizeof(FarRecord) / sizeof(std::uint32_t)) + 2 * num_topk;
+  __device__ PartWords(const std::byte* part, int count) {
+    const auto* const from = reinterpret_cast<const std::uint32_t*>(part);
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
       const int at = i * kWarpLanes + lane_idx();
       words_[i] = at < count ? from[at] : 0;
     }
   }
+  /// This lane's of the first line.
+  __device__ std::uint32_t own() const { return words_[0]; }
   /// Word number `idx`, which each lane may choose. All lanes.
   __device__ std::uint32_t of(int idx) const {
     std::uint32_t word = 0;
@@ -66,9 +68,14 @@ class FarImporter {
     bool whole = true;
 #pragma unroll 1
     for (int idx = block + warp_idx() * step; whole && idx < layout_.num_far(); idx += kReceiveWarps * step) {
-      whole = import_front(idx);
+      whole = await_message(idx);
     }
     if (__syncthreads_and(static_cast<int>(whole)) == 0) return false;
+    // Together with the headers, before it is known how many tokens there are.
+    const PartWords first = load_unit(block, warp_idx());
+#pragma unroll 1
+    for (int idx = block + warp_idx() * step; idx < layout_.num_far(); idx += kReceiveWarps * step) import_front(idx);
+    __syncthreads();
     fence_system();  // flags of rows hand on what the network has written
     // Warps take units of all sources in turn, so that loads from host memory are under way together.
     int unit = warp_idx();
@@ -76,16 +83,17 @@ class FarImporter {
     for (int idx = block; idx < layout_.num_far(); idx += step) {
       const int num_tokens = shared_.tokens[idx];
       if (num_tokens < 0) continue;
-      const int num_count_units = (call_.num_experts + kWarpLanes - 1) / kWarpLanes;
 #pragma unroll 1
-      for (; unit < num_count_units + num_tokens; unit += kReceiveWarps) {
-        if (unit < num_count_units) {
-          import_counts(idx, unit * kWarpLanes + lane_idx());
+      for (; unit < num_count_units() + num_tokens; unit += kReceiveWarps) {
+        const bool is_loaded = idx == block && unit == warp_idx();
+        const PartWords words = is_loaded ? first : load_unit(idx, unit);
+        if (unit < num_count_units()) {
+          import_count(idx, unit * kWarpLanes + lane_idx(), words.own());
         } else {
-          import_token(idx, unit - num_count_units);
+          import_token(idx, unit - num_count_units(), words);
         }
       }
-      unit -= num_count_units + num_tokens;
+      unit -= num_count_units() + num_tokens;
     }
     return true;
   }
@@ -96,12 +104,34 @@ class FarImporter {
   }
   __device__ void refuse(int idx) const { refuse_message(call_, layout_.far_rank(idx), sent_.number); }
 
-  /// Waits for a message and imports its header; false when the group broke. All lanes of a warp.
-  __device__ bool import_front(int idx) const {
+  /// Units of a message: counts, a line each, and then tokens.
+  __device__ int num_count_units() const { return (call_.num_experts + kWarpLanes - 1) / kWarpLanes; }
+  /// Loads a unit, if a message has room for it. All lanes of a warp.
+  __device__ PartWords load_unit(int idx, int unit) const {
+    const std::byte* const message = message_of(idx);
+    const int token = unit - num_count_units();
+    if (token < 0) {
+      const int first = unit * kWarpLanes;
+      return {message + message_.counts + first * static_cast<int>(sizeof(std::uint32_t)),
+              min(call_.num_experts - first, kWarpLanes)};
+    }
+    constexpr int kStartWords = sizeof(FarRecord) / sizeof(std::uint32_t);
+    return {message + message_.records + token * message_.record_bytes,
+            token < call_.max_tokens ? kStartWords + 2 * call_.num_topk : 0};
+  }
+
+  /// Waits for a message; false when the group broke. All lanes of a warp.
+  __device__ bool await_message(int idx) const {
     const int source = layout_.far_rank(idx);
     const bool came = lane_idx() != 0 || await_far(call_, params_.far, LatencyKind::kDispatch, sent_.number, source);
-    if (__all_sync(kAllLanes, static_cast<int>(came)) == 0) return false;
+    const bool all = __all_sync(kAllLanes, static_cast<int>(came)) != 0;
     __syncwarp();
+    return all;
+  }
+
+  /// Imports the header of a message that has come. All lanes of a warp.
+  __device__ void import_front(int idx) const {
+    const int source = layout_.far_rank(idx);
     const FarHeader& header = *reinterpret_cast<const FarHeader*>(message_of(idx));
     const std::uint32_t word = word_of_header(header);
     const std::int64_t num_rows = field_of_header(word, offsetof(FarHeader, num_rows));
@@ -118,23 +148,21 @@ class FarImporter {
                        num_returns >= 0 && first_return >= 0 && num_returns <= most_returns &&
                        first_return <= most_returns - num_returns && first_sum >= 0 &&
                        first_sum <= most_sums - num_rows;
-    if (lane_idx() != 0) return true;
+    if (lane_idx() != 0) return;
     shared_.tokens[idx] = same && sound ? static_cast<std::int32_t>(num_tokens) : -1;
     if (same && !sound) refuse(idx);
-    if (!same || !sound) return true;
+    if (!same || !sound) return;
     shared_.num_rows[idx] = static_cast<std::int32_t>(num_rows);
     shared_.num_returns[idx] = static_cast<std::int32_t>(num_returns);
     call_.tables.rows_back.num_rows[source] = static_cast<std::int32_t>(num_returns);
     call_.tables.rows_back.firsts[source] = static_cast<std::int32_t>(first_return);
     call_.tables.sums_back.num_rows[source] = static_cast<std::int32_t>(num_rows);
     call_.tables.sums_back.firsts[source] = static_cast<std::int32_t>(first_sum);
-    return true;
   }
 
   /// Imports the count of one expert; refuses more rows than there are tokens.
-  __device__ void import_counts(int idx, int expert) const {
+  __device__ void import_count(int idx, int expert, std::uint32_t count) const {
     if (expert >= call_.num_experts) return;
-    const std::uint32_t count = reinterpret_cast<const std::uint32_t*>(message_of(idx) + message_.counts)[expert];
     if (count > static_cast<std::uint32_t>(shared_.tokens[idx])) {
       refuse(idx);
       return;
@@ -145,14 +173,12 @@ class FarImporter {
 
   /// Imports one token; refuses a record that no rank of this build sends. Ordinals are checked against counts where
   /// they are used. All lanes of a warp.
-  __device__ void import_token(int idx, int token) const {
+  __device__ void import_token(int idx, int token, const PartWords& words) const {
     const int num_topk = call_.num_topk;
     const int source = layout_.far_rank(idx);
     const DispatchSlot slot = slot_of(call_, sent_, source);
-    const std::byte* const record = message_of(idx) + message_.records + token * message_.record_bytes;
     const bool has_entry = lane_idx() < num_topk;
-    // All of it at once, each line by one load; entries and weights mean nothing where there is no row.
-    const RecordWords words(record, num_topk);
+    // Entries and weights mean nothing where there is no row.
     const FarRecord start{static_cast<std::int32_t>(words.of(0)), static_cast<std::int32_t>(words.of(1))};
     constexpr int kFirst = sizeof(FarRecord) / sizeof(std::uint32_t);
     std::uint32_t entry = words.of(kFirst + (has_entry ? lane_idx() : 0));
