@@ -38,8 +38,8 @@ struct FarMessage {
     return round_up_row(front_bytes(num_tokens));
   }
 
-  /// A power of two, so that no two tokens of 8 picks or more share a line: warps that load one line of host memory wait
-  /// for each other.
+  /// A power of two, so that no two tokens of 8 picks or more share a line: warps that load one line of host memory
+  /// wait for each other.
   FERRY_HOST_DEVICE static constexpr std::int64_t record_bytes_of(int num_topk) {
     const std::int64_t used = std::int64_t{sizeof(FarRecord)} + num_topk * 2 * std::int64_t{sizeof(std::uint32_t)};
     std::int64_t bytes = 16;

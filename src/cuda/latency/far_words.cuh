@@ -67,8 +67,8 @@ struct FarLook {
 };
 
 /// Waits for the sets in which far ranks receive this call, `sets` [R], and until the messages of the call before have
-/// left; with `weighs` also the weights that were sent last. `look`: words loaded before. All lanes of one warp; false in
-/// all of them when the group broke.
+/// left; with `weighs` also the weights that were sent last. `look`: words loaded before. All lanes of one warp; false
+/// in all of them when the group broke.
 __device__ inline bool await_far_turn(const LatencyParams& call, const FarParams& far, LatencyKind kind,
                                       std::uint64_t number, int* sets, bool weighs = false, FarLook look = {}) {
   const FarLayout& layout = far.layout;

@@ -109,7 +109,7 @@ class Connection {
   /// Sends a put as a message, in place of a write that the following put_with() would wait for. False if puts are no
   /// writes, or as put_with().
   bool put_ahead(int channel, std::span<const std::byte> source, std::size_t remote_offset);
-  /// As put_with() for a put from this end's memory and a notify, which may overtake messages of other channels that wait.
+  /// As put_with() for a put from this memory and a notify, which may overtake waiting messages of other channels.
   bool put_notify(const Message& message, std::size_t local_offset, std::size_t num_bytes);
   /// False if the peer must be asked for the bytes by a message. Otherwise take_fetched() returns the ticket when the
   /// bytes are there.
