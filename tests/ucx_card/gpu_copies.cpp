@@ -1,5 +1,6 @@
 #include "ucx_card/gpu_copies.hpp"
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <mutex>
@@ -64,6 +65,11 @@ class DriverCopies : public GpuCopies {
     CUdeviceptr begin = 0;
     std::size_t num_bytes = 0;
     int num_devices = 0;
+    // Ranges are those of a context, and the caller's thread may have none, or that of another GPU.
+    const int owner = std::max(device_of(address), 0);
+    CUcontext context = nullptr;
+    if (driver_.retain_context(&context, owner) != CUDA_SUCCESS) return UCS_ERR_IO_ERROR;
+    const DriverCall call(driver_, context);
     if (driver_.address_range(&begin, &num_bytes, address_of(address)) != CUDA_SUCCESS ||
         driver_.device_count(&num_devices) != CUDA_SUCCESS) {
       return UCS_ERR_IO_ERROR;
@@ -77,10 +83,9 @@ class DriverCopies : public GpuCopies {
       access.push_back(one);
     }
     if (driver_.set_access(begin, num_bytes, access.data(), access.size()) != CUDA_SUCCESS) return UCS_ERR_IO_ERROR;
-    const int device = device_of(address);
     // Now, while no kernel of the application keeps the driver waiting.
-    if (device >= 0 && !movers_.contains(device)) movers_[device] = GpuMover::create(driver_, device);
-    SharedMemory::instance().add(begin, num_bytes, device);
+    if (!movers_.contains(owner)) movers_[owner] = GpuMover::create(driver_, owner);
+    SharedMemory::instance().add(begin, num_bytes, owner);
     return UCS_OK;
   }
 
