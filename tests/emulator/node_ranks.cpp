@@ -85,6 +85,10 @@ std::byte* NodeRanks::allocate(int rank, std::size_t bytes) {
   return data;
 }
 
+std::size_t NodeRanks::num_chunks_of(std::size_t which) const {
+  return which == kCalls ? kCallChunks : options_.num_chunks;
+}
+
 /// Moves the next chunk of the ring from `rank` to its rail peer, and the peer's progress in the other direction.
 bool NodeRanks::move_chunk(int rank, int to_node, std::size_t which) {
   const int my_node = node_of(rank);
@@ -93,7 +97,7 @@ bool NodeRanks::move_chunk(int rank, int to_node, std::size_t which) {
   Rank& to = one(peer);
   net::RingWords& out = from.rings[which].words[to_size(to_node)];
   net::RingWords& in = to.rings[which].words[to_size(my_node)];
-  const std::size_t num_chunks = which == kCalls ? kCallChunks : options_.num_chunks;
+  const std::size_t num_chunks = num_chunks_of(which);
   if (!to.is_cut && in.used[out.credits % num_chunks] == out.credits + 1) {
     about_to_store();
     ++out.credits;
@@ -163,11 +167,11 @@ bool NodeRanks::is_drained() const {
     const Rank& from = *ranks_[to_size(rank)];
     for (int node = 0; node < options_.num_nodes; ++node) {
       if (node == node_of(rank)) continue;
-      const Rank& to = *ranks_[to_size(node * options_.ranks_per_node + rank % options_.ranks_per_node)];
       for (std::size_t which = 0; which < from.rings.size(); ++which) {
-        const net::RingWords& in = to.rings[which].words[to_size(node_of(rank))];
         const net::RingWords& out = from.rings[which].words[to_size(node)];
-        if (out.num_filled != in.num_used || out.credits != in.num_used) return false;
+        const std::uint64_t num_sent = from.rings[which].num_sent[to_size(node)];
+        const bool is_sent = !net::is_filled(out.filled[num_sent % num_chunks_of(which)], num_sent);
+        if (!is_sent || out.credits != num_sent) return false;
       }
     }
   }

@@ -84,6 +84,7 @@ class NodeRanks {
   int node_of(int rank) const { return rank / options_.ranks_per_node; }
   bool move_one();
   bool move_chunk(int rank, int to_node, std::size_t which);
+  std::size_t num_chunks_of(std::size_t which) const;
 
   Options options_;
   Machine machine_;

@@ -205,7 +205,7 @@ __device__ void pull_rows(const ExchangeParams& params, std::uint64_t epoch) {
   if (outcome == Outcome::kGo && view.open()) pull_arriving_rows(params, view);
 }
 
-/// Tells the ring's next exchange where it begins.
+/// Tells the next exchange of a ring that hosts use too where it begins.
 __device__ void end_ring(const RingTurn& turn, std::uint64_t exchange, std::uint64_t* num_chunks) {
   if (turn.exchange == exchange) *num_chunks = turn.first + turn.num_done;
 }
@@ -215,11 +215,17 @@ __device__ void end_rings(const ExchangeParams& params, std::uint64_t exchange) 
   const RailParams& rails = params.rails;
   if (peer >= rails.num_nodes || peer == rails.node) return;
   const RailState& state = *rails.state;
-  end_ring(state.out[peer], exchange, &rails.rings.words[peer].num_filled);
-  end_ring(state.in[peer], exchange, &rails.rings.words[peer].num_used);
-  if (!rails.has_call_rings()) return;
-  end_ring(state.calls_out[peer], exchange, &rails.call_rings.words[peer].num_filled);
-  end_ring(state.calls_in[peer], exchange, &rails.call_rings.words[peer].num_used);
+  const bool has_call_rings = rails.has_call_rings();
+  net::RingWords& words = (has_call_rings ? rails.call_rings : rails.rings).words[peer];
+  end_ring((has_call_rings ? state.calls_out : state.out)[peer], exchange, &words.num_filled);
+  end_ring((has_call_rings ? state.calls_in : state.in)[peer], exchange, &words.num_used);
+}
+
+/// The host may use the rings as soon as it sees the outcome. All threads of a block.
+__device__ void tell_result(const ExchangeParams& params, Outcome outcome) {
+  if (params.result == nullptr) return;
+  __syncthreads();
+  if (threadIdx.x == 0) store_release_system(params.result, static_cast<std::uint64_t>(outcome) + 1);
 }
 
 /// Ends the exchange once all blocks are done. All threads of block 0 call it.
@@ -242,23 +248,23 @@ __device__ __noinline__ void finish(const ExchangeParams& params, std::uint64_t 
   here = here && !is_broken(params.ranks);
   here = __syncthreads_and(static_cast<int>(here)) != 0;
   if (!here) return;
-  end_rings(params, exchange);
-  if (!params.begins_call) return;
-  __syncthreads();
-  if (threadIdx.x == 0 && params.result != nullptr) {
-    // The host may use the rings as soon as it sees the outcome.
-    store_release_system(params.result, static_cast<std::uint64_t>(outcome) + 1);
+  if (!params.begins_call) {
+    end_rings(params, exchange);
+    return;
   }
   post_block_done(params.ranks, epoch);
   if (outcome == Outcome::kSkip) {
     finish_refused(params.ranks, epoch, 1);
-    return;
+  } else {
+    bool all = true;
+    for (int rank = warp_idx(); rank < params.ranks.num_ranks; rank += kExchangeWarps) {
+      all = wait_blocks(params.ranks, rank, 1, epoch) && all;
+    }
+    if (__syncthreads_and(static_cast<int>(all)) != 0 && warp_idx() == 0) end_epoch(params.ranks, epoch);
   }
-  bool all = true;
-  for (int rank = warp_idx(); rank < params.ranks.num_ranks; rank += kExchangeWarps) {
-    all = wait_blocks(params.ranks, rank, 1, epoch) && all;
-  }
-  if (__syncthreads_and(static_cast<int>(all)) != 0 && warp_idx() == 0) end_epoch(params.ranks, epoch);
+  // Last: stores to host memory, for which the fences above would wait.
+  end_rings(params, exchange);
+  tell_result(params, outcome);
 }
 
 /// Ends a call on a Routing that was refused. All threads call it.
@@ -311,8 +317,9 @@ __global__ void __launch_bounds__(kExchangeThreads, 1) exchange_kernel(const __g
   const bool serves = worker < params.blocks_per_ring;
   const bool sends = serves && block % 2 == 0;
   const bool receives = serves && block % 2 == 1;
-  Sender sender(params, {rails.rings, rails.state->out, sends ? peer : 0, worker}, exchange);
-  Receiver receiver(params, {rails.rings, rails.state->in, receives ? peer : 0, worker}, exchange);
+  const bool is_shared = !rails.has_call_rings();
+  Sender sender(params, {rails.rings, rails.state->out, sends ? peer : 0, worker, is_shared}, exchange);
+  Receiver receiver(params, {rails.rings, rails.state->in, receives ? peer : 0, worker, is_shared}, exchange);
   Outcome outcome = Outcome::kGo;
   bool agreed = !params.begins_call;
   const bool pulls = params.takes_rows();
@@ -365,7 +372,6 @@ __global__ void __launch_bounds__(kExchangeThreads, 1) exchange_kernel(const __g
   if (first) {
     if (outcome != Outcome::kStop) finish(params, exchange, start.epoch, outcome);
   } else if (threadIdx.x == 0) {
-    fence_system();
     add_acq_rel_device(&rails.state->num_done, 1);
   }
 }

@@ -29,20 +29,33 @@ __device__ inline std::uint64_t first_item_chunk(const ExchangeParams& params) {
   return params.begins_call && !params.rails.has_call_rings() ? 1 : 0;
 }
 
+/// The end of a ring that a block serves.
+struct RingEnd {
+  const RailRings& rings;
+  RingTurn* turns;  ///< [nodes]
+  int peer;
+  int worker;             ///< number of the block among those that serve the end
+  bool is_shared = true;  ///< hosts use the ring too
+};
+
 /// One of the blocks that serve a ring. Used by thread 0.
 class RingWorker {
  public:
-  __device__ RingWorker(const ExchangeParams& params, RingTurn& turn, std::uint64_t exchange, int worker)
-      : params_(params), turn_(turn), exchange_(exchange), leads_(worker == 0) {}
+  __device__ RingWorker(const ExchangeParams& params, const RingEnd& end, std::uint64_t exchange)
+      : params_(params),
+        turn_(end.turns[end.peer]),
+        exchange_(exchange),
+        leads_(end.worker == 0),
+        is_shared_(end.is_shared) {}
 
-  /// Finds where the exchange begins in the ring, at the first call; only the first block reads it, together with how
-  /// far the peer is, over PCIe. False if the group broke.
+  /// Finds where the exchange begins in the ring, at the first call; only the first block does. Where hosts use the
+  /// ring too, that and how far the peer is come over PCIe, 5 us on an H200. False if the group broke.
   template <typename Ring>
   __device__ bool open(Ring& ring) {
     if (is_open_) return true;
     if (leads_) {
-      first_ = ring.find();
-      turn_.seen = ring.look();
+      first_ = is_shared_ ? ring.find() : turn_.first + turn_.num_done;
+      if (is_shared_) turn_.seen = ring.look();
       turn_.first = first_;
       turn_.num_done = 0;
       turn_.turn = first_ + first_item_chunk(params_);
@@ -90,15 +103,8 @@ class RingWorker {
   std::uint64_t first_ = 0;
   unsigned num_looks_ = 0;
   bool leads_;
+  bool is_shared_;
   bool is_open_ = false;
-};
-
-/// The end of a ring that a block serves.
-struct RingEnd {
-  const RailRings& rings;
-  RingTurn* turns;  ///< [nodes]
-  int peer;
-  int worker;  ///< number of the block among those that serve the end
 };
 
 /// A block that sends to a peer. Thread 0 holds its state; all threads of the block call its functions.
@@ -108,7 +114,7 @@ class Sender {
       : params_(params),
         peer_(end.peer),
         exchange_(exchange),
-        worker_(params, end.turns[end.peer], exchange, end.worker),
+        worker_(params, end, exchange),
         ring_(end.rings.words + end.peer, end.rings.chunks_out + params.rails.ring_offset(end.rings, end.peer),
               end.rings.num_chunks, end.rings.chunk_bytes) {}
 
@@ -161,7 +167,7 @@ class Receiver {
       : params_(params),
         peer_(end.peer),
         exchange_(exchange),
-        worker_(params, end.turns[end.peer], exchange, end.worker),
+        worker_(params, end, exchange),
         ring_(end.rings.words + end.peer, end.rings.chunks_in + params.rails.ring_offset(end.rings, end.peer),
               end.rings.num_chunks, end.rings.chunk_bytes) {}
 
