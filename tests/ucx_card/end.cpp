@@ -176,7 +176,8 @@ void End::wait(std::unique_lock<CardMutex>& lock) {
     }
   }
   if (sleeps) {
-    sleep_.until(due_ns, [this, due_ns] { return has_mail_ || is_stopping_ || next_due_ns_ < due_ns; });
+    sleep_.until(due_ns,
+                 [this, due_ns] { return has_mail_ || is_stopping_ || num_copying_ > 0 || next_due_ns_ < due_ns; });
   }
   lock.lock();
 }

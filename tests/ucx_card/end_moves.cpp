@@ -29,6 +29,7 @@ bool End::start_copy(const std::shared_ptr<ucp_ep>& endpoint, const std::shared_
   const Range range = range_of(*operation, begin, end);
   if (copies == nullptr || begin_use(endpoint->peer.get(), operation->region.get(), range) != UCS_OK) return false;
   ++num_copying_;
+  sleep_.wake();  // the thread sees copies end
   std::byte* const local = operation->local + begin;
   const bool is_get = operation->call == Call::kGet;
   copies->start(is_get ? local : range.address(), is_get ? range.address() : local, end - begin,
