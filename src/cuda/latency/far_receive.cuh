@@ -68,14 +68,11 @@ class FarImporter {
     bool whole = true;
 #pragma unroll 1
     for (int idx = block + warp_idx() * step; whole && idx < layout_.num_far(); idx += kReceiveWarps * step) {
+      // At once: this rank's other blocks wait for the headers too, and must blame no rank whose message has come.
       whole = await_message(idx);
+      if (whole) import_front(idx);
     }
     if (__syncthreads_and(static_cast<int>(whole)) == 0) return false;
-    // Together with the headers, before it is known how many tokens there are.
-    const PartWords first = load_unit(block, warp_idx());
-#pragma unroll 1
-    for (int idx = block + warp_idx() * step; idx < layout_.num_far(); idx += kReceiveWarps * step) import_front(idx);
-    __syncthreads();
     fence_system();  // flags of rows hand on what the network has written
     // Warps take units of all sources in turn, so that loads from host memory are under way together.
     int unit = warp_idx();
@@ -85,8 +82,7 @@ class FarImporter {
       if (num_tokens < 0) continue;
 #pragma unroll 1
       for (; unit < num_count_units() + num_tokens; unit += kReceiveWarps) {
-        const bool is_loaded = idx == block && unit == warp_idx();
-        const PartWords words = is_loaded ? first : load_unit(idx, unit);
+        const PartWords words = load_unit(idx, unit);
         if (unit < num_count_units()) {
           import_count(idx, unit * kWarpLanes + lane_idx(), words.own());
         } else {
@@ -106,7 +102,7 @@ class FarImporter {
 
   /// Units of a message: counts, a line each, and then tokens.
   __device__ int num_count_units() const { return (call_.num_experts + kWarpLanes - 1) / kWarpLanes; }
-  /// Loads a unit, if a message has room for it. All lanes of a warp.
+  /// Loads a unit. All lanes of a warp.
   __device__ PartWords load_unit(int idx, int unit) const {
     const std::byte* const message = message_of(idx);
     const int token = unit - num_count_units();
@@ -116,8 +112,7 @@ class FarImporter {
               min(call_.num_experts - first, kWarpLanes)};
     }
     constexpr int kStartWords = sizeof(FarRecord) / sizeof(std::uint32_t);
-    return {message + message_.records + token * message_.record_bytes,
-            token < call_.max_tokens ? kStartWords + 2 * call_.num_topk : 0};
+    return {message + message_.records + token * message_.record_bytes, kStartWords + 2 * call_.num_topk};
   }
 
   /// Waits for a message; false when the group broke. All lanes of a warp.
