@@ -34,7 +34,8 @@ constexpr int kFlagRounds = 1000;
 struct Offer {
   IpcHandle handle;
   std::int64_t process_id;
-  std::byte* memory;  ///< for ranks of the same process
+  std::byte* memory;  ///< for ranks of the same process, with the next
+  std::int64_t device;
   std::int64_t num_rows;
 };
 
@@ -70,7 +71,10 @@ Result<std::vector<Offer>> RawRanks::exchange_offers(const Offer& mine, RankCont
 }
 
 Result<std::byte*> RawRanks::open(const Offer& offer) {
-  if (offer.process_id == getpid()) return offer.memory;
+  if (offer.process_id == getpid()) {
+    if (Status status = reach_device(static_cast<int>(offer.device)); !status) return status;
+    return offer.memory;
+  }
   auto memory = open_device_memory(offer.handle);
   if (!memory) return memory.status();
   opened_.push_back(std::move(*memory));
@@ -117,7 +121,7 @@ Status RawRanks::set_up(const RawLimitInput& input, RankContext& context, const 
 
   auto handle = export_device_memory(received_);
   if (!handle) return handle.status();
-  mine = {*handle, getpid(), received_.get(), params_.num_rows};
+  mine = {*handle, getpid(), received_.get(), device.ordinal(), params_.num_rows};
   auto offers = exchange_offers(mine, context);
   if (!offers) return offers.status();
   // Each rank starts with its right neighbour, so that no two ranks begin with the same target.

@@ -40,6 +40,7 @@ Result<DeviceGraph> DeviceGraph::capture(Stream, const std::function<Status()>&)
 Status DeviceGraph::launch(Stream) const { return absent(); }
 Result<IpcHandle> export_device_memory(const DeviceMemory&) { return absent(); }
 Result<IpcMemory> open_device_memory(const IpcHandle&) { return absent(); }
+Status reach_device(int) { return absent(); }
 
 Result<DeviceFacts> read_device_facts(int) { return absent(); }
 Result<PeerFacts> read_peer_facts(int, int) { return absent(); }

@@ -119,4 +119,14 @@ Result<IpcMemory> open_device_memory(const IpcHandle& handle) {
   return IpcMemory(static_cast<std::byte*>(data));
 }
 
+Status reach_device(int ordinal) {
+  int current = 0;
+  if (Status status = cuda_status("cudaGetDevice", cudaGetDevice(&current)); !status) return status;
+  if (current == ordinal) return {};
+  const cudaError_t error = cudaDeviceEnablePeerAccess(ordinal, 0);
+  if (error != cudaErrorPeerAccessAlreadyEnabled) return cuda_status("cudaDeviceEnablePeerAccess", error);
+  cudaGetLastError();
+  return {};
+}
+
 }  // namespace ferry::tools

@@ -85,6 +85,8 @@ Result<IpcHandle> export_device_memory(const DeviceMemory& memory);
 /// Memory of another process, accessible from the current device. The other process must not free it before this.
 using IpcMemory = std::unique_ptr<std::byte, CloseIpcMemory>;
 Result<IpcMemory> open_device_memory(const IpcHandle& handle);
+/// Makes memory of allocate_device_memory on another GPU of this process accessible from the current device.
+Status reach_device(int ordinal);
 
 }  // namespace ferry::tools
 
