@@ -19,14 +19,12 @@ constexpr RateOrigin kAssumed = RateOrigin::kAssumed;
 
 constexpr std::string_view kRings = "cuda-nodes-h200-x2/gpu_rings.json: one H200, 4 blocks a ring, 128 and 512 KiB";
 constexpr std::string_view kStage = "docs/performance-gpus.md: 150,000 chunks a second each way over loopback, no card";
-constexpr std::string_view kEmulated =
-    "cuda-h200-x1/nodes_latency.json, T = 1: two nodes emulated on one H200, over copies between threads";
-/// One figure for both.
 constexpr std::string_view kShared =
-    "cuda-h200-x1/nodes_latency.json, T = 1: route and dispatch share evenly what is left of all three calls";
+    "cuda-h200-x1/nodes_latency.json, T = 1: route and a former dispatch share evenly what is left of all three calls";
+constexpr std::string_view kCardPair =
+    "cuda-nodes-h200-x2/card_*.json, T = 512 to 4096 over a stand-in for a card: hardly anything is left";
 
-constexpr std::string_view kCard =
-    "cuda-nodes-h200-x1/card_latency.json, T = 1, less copies of a stand-in for a card, whose locks it contains";
+constexpr std::string_view kCard = "cuda-nodes-h200-x2/card_latency_1.json, less copies of a stand-in for a card";
 constexpr std::string_view kWords = "cuda-nodes-h200-x2/gpu_rings.json: a block that polls a word of its own";
 constexpr std::string_view kMessage = "docs/transport.md: a chunk that is alone on its way, without a card";
 
@@ -39,11 +37,11 @@ constexpr std::array<PresetRate, 14> kNodes = {{
     {&Rates::ring_chunk_us, 3.98, kMeasured, kRings},
     {&Rates::host_memory_gbps, 600, kAssumed, "data sheet: two sockets of eight channels of DDR5-4800"},
     {&Rates::proxy_chunk_us, 6.7, kMeasured, kStage},
-    {&Rates::node_dispatch_us, 52, kMeasured, kShared},
-    {&Rates::node_combine_us, 86, kMeasured, kEmulated},
+    {&Rates::node_dispatch_us, 1, kMeasured, kCardPair},
+    {&Rates::node_combine_us, 5, kMeasured, kCardPair},
     {&Rates::node_route_us, 52, kMeasured, kShared},
-    {&Rates::far_dispatch_us, 28, kMeasured, kCard},
-    {&Rates::far_combine_us, 22, kMeasured, kCard},
+    {&Rates::far_dispatch_us, 22.5, kMeasured, kCard},
+    {&Rates::far_combine_us, 21, kMeasured, kCard},
     {&Rates::far_word_us, 1.2, kMeasured, kWords},
     {&Rates::far_message_us, 0.92, kMeasured, kMessage},
 }};
