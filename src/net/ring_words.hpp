@@ -28,7 +28,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "plan/host_device.hpp"
+#include "ferry/device/host_device.hpp"
 
 namespace ferry::net {
 
