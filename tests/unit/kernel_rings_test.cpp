@@ -52,28 +52,34 @@ class RingRank {
     return theirs == std::vector<std::byte>(kBytes, std::byte{expected});
   }
 
-  /// Sends one chunk and receives one, as a kernel does, without waking any thread.
+  /// Sends two chunks and receives two, the later ones first, as blocks of a kernel may, without waking any thread.
   bool exchange_as_kernel(std::uint8_t value, std::uint8_t expected) {
+    constexpr std::uint64_t kNumSent = 2;
     sync_->rails().keep_polling(true);
     const rail::Rails::Chunks chunks = sync_->rails().chunks();
     net::RingWords& words = words_[static_cast<std::size_t>(peer())];
-    const std::uint64_t num_filled = words.num_filled;
-    const std::uint64_t num_used = words.num_used;
-    const std::size_t slot = num_filled % kShape.num_chunks;
+    const auto offset_of = [](std::uint64_t number) { return number % kShape.num_chunks * kShape.chunk_bytes; };
     const std::int64_t deadline_ns = node::monotonic_ns() + 20 * kNsPerSecond;
-    while (Word(words.credits).load(std::memory_order_acquire) + kShape.num_chunks <= num_filled) {
+    while (Word(words.credits).load(std::memory_order_acquire) + kShape.num_chunks < words.num_filled + kNumSent) {
       if (node::monotonic_ns() > deadline_ns) return false;
     }
-    std::memset(chunks.out + slot * kShape.chunk_bytes, value, kShape.chunk_bytes);
-    Word(words.filled[slot]).store(net::filled_word(num_filled, kShape.chunk_bytes), std::memory_order_release);
-    words.num_filled = num_filled + 1;
-    while (Word(words.arrived).load(std::memory_order_acquire) <= num_used) {
+    for (std::uint64_t number = words.num_filled + kNumSent; number-- > words.num_filled;) {
+      std::memset(chunks.out + offset_of(number), value + static_cast<int>(number % 2), kShape.chunk_bytes);
+      Word(words.filled[number % kShape.num_chunks])
+          .store(net::filled_word(number, kShape.chunk_bytes), std::memory_order_release);
+    }
+    words.num_filled += kNumSent;
+    while (Word(words.arrived).load(std::memory_order_acquire) < words.num_used + kNumSent) {
       if (node::monotonic_ns() > deadline_ns) return false;
     }
-    const std::byte* const chunk = chunks.in + num_used % kShape.num_chunks * kShape.chunk_bytes;
-    const bool equal = chunk[0] == std::byte{expected} && chunk[kShape.chunk_bytes - 1] == std::byte{expected};
-    Word(words.used[num_used % kShape.num_chunks]).store(num_used + 1, std::memory_order_release);
-    words.num_used = num_used + 1;
+    bool equal = true;
+    for (std::uint64_t number = words.num_used + kNumSent; number-- > words.num_used;) {
+      const std::byte* const chunk = chunks.in + offset_of(number);
+      const auto wanted = static_cast<std::byte>(expected + number % 2);
+      equal = equal && chunk[0] == wanted && chunk[kShape.chunk_bytes - 1] == wanted;
+      Word(words.used[number % kShape.num_chunks]).store(number + 1, std::memory_order_release);
+    }
+    words.num_used += kNumSent;
     return equal;
   }
 

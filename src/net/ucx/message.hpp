@@ -82,8 +82,8 @@ static_assert(std::endian::native == std::endian::little, "its byte order on the
 inline constexpr std::size_t kMaxPayloadBytes = std::size_t{128} << 10;
 
 /// Maximum payload of a message in place of a card's write and its notify. UCX sends it eagerly, in at most three
-/// segments of 8 KiB for InfiniBand, which the receiver copies in less than the two network latencies of a write and
-/// its flush. A call of latency mode for one token of 7168 channels fits.
+/// segments of 8 KiB for InfiniBand, which the receiver copies: meant to take less than the two network latencies of a
+/// write and its flush, and not run with a card. A call of latency mode for one token of 7168 channels fits.
 inline constexpr std::size_t kMaxOneMessageBytes = std::size_t{16} << 10;
 
 }  // namespace ferry::net::ucx
