@@ -11,12 +11,14 @@
 
 namespace ferry::cuda::device {
 
-/// Copies `bytes` (a multiple of 16) with one warp's loads and stores.
+/// Copies `bytes` (a multiple of 16) with one warp's loads and stores, of which kUnroll in each lane are under way at a
+/// time.
+template <int kUnroll = 4>
 __device__ inline void copy_by_warp(std::byte* to, const std::byte* from, std::int64_t bytes) {
-  constexpr int kUnroll = 4;
   const auto* source = reinterpret_cast<const uint4*>(from);
   auto* target = reinterpret_cast<uint4*>(to);
   const std::int64_t count = bytes / static_cast<std::int64_t>(sizeof(uint4));
+#pragma unroll 1
   for (std::int64_t first = lane_idx(); first < count; first += kUnroll * kWarpLanes) {
     uint4 values[kUnroll];
 #pragma unroll

@@ -82,10 +82,12 @@ class PullView {
       : params_(params),
         sources_(reinterpret_cast<PullSource*>(memory)),
         flows_(reinterpret_cast<PullFlow*>(sources_ + params.ranks.num_ranks)),
+        held_(reinterpret_cast<std::uint32_t*>(flows_ + params.ranks.num_ranks * params.rails.num_nodes)),
         epoch_(epoch) {}
-  static std::size_t size_bytes(int num_ranks, int num_nodes) {
+  static std::size_t size_bytes(int num_warps, int num_ranks, int num_nodes) {
     return static_cast<std::size_t>(num_ranks) *
-           (sizeof(PullSource) + static_cast<std::size_t>(num_nodes) * sizeof(PullFlow));
+               (sizeof(PullSource) + static_cast<std::size_t>(num_nodes) * sizeof(PullFlow)) +
+           static_cast<std::size_t>(num_warps) * kHeldWords * sizeof(std::uint32_t);
   }
 
   __device__ void set(int rank, const PullSource& source) { sources_[rank] = source; }
@@ -123,6 +125,8 @@ class PullView {
   }
 
   __device__ const PullHolder& staging(int rank) const { return sources_[rank].staging; }
+  /// Memory of this warp for pull_row().
+  __device__ std::uint32_t* held() const { return held_ + warp_idx() * kHeldWords; }
 
  private:
   __device__ __noinline__ bool wait_count(int rank, std::int32_t wanted, PullFlow& flow) const {
@@ -142,28 +146,39 @@ class PullView {
   const ExchangeParams& params_;
   PullSource* sources_;
   PullFlow* flows_;
+  std::uint32_t* held_;
   std::uint64_t epoch_;
 };
 
 /// Takes rows until none is left, one warp per row. Rows of one source, or of one expert and source, are contiguous and
 /// arrive one after another; rows of different sources arrive at the same time. Warps therefore take one row of each in
-/// turn.
+/// turn, and look for the next row while they copy one.
 __device__ inline void pull_arriving_rows(const ExchangeParams& params, const PullView& view) {
   const PullParams& pull = params.pull;
   const std::int64_t num_runs = pull.row_experts == nullptr ? pull.num_sources : pull.num_experts;
   const std::int64_t run_rows = (pull.num_rows + num_runs - 1) / num_runs;
+  const std::int64_t num_turns = num_runs * run_rows;
+  std::uint32_t* const num_taken = &params.rails.state->num_taken;
+  const auto take_turn = [num_taken] { return lane_idx() == 0 ? atomicAdd(num_taken, 1U) : 0U; };
+  const auto row_of = [num_runs, run_rows](std::int64_t turn) { return turn % num_runs * run_rows + turn / num_runs; };
+  const auto item_of = [&pull, &row_of, num_turns](std::int64_t turn) {
+    const std::int64_t row = row_of(turn);
+    return turn < num_turns && row < pull.num_rows ? pull.row_items[row] : RowItem{-1, 0};
+  };
+  std::uint32_t turn = __shfl_sync(kAllLanes, take_turn(), 0);
+  RowItem from = item_of(turn);
+  std::uint32_t taken = take_turn();
 #pragma unroll 1
-  while (true) {
-    std::uint32_t taken = 0;
-    if (lane_idx() == 0) taken = add_acq_rel_device(&params.rails.state->num_taken, 1);
-    taken = __shfl_sync(kAllLanes, taken, 0);
-    if (taken >= num_runs * run_rows) return;
-    const std::int64_t row = taken % num_runs * run_rows + taken / num_runs;
-    if (row >= pull.num_rows) continue;
-    const RowItem from = pull.row_items[row];
-    if (from.forwarder < 0) continue;
-    if (!view.wait_item(from.forwarder, from.item)) return;
-    pull_row(pull, view.staging(from.forwarder), row, from.item);
+  while (turn < num_turns) {
+    const std::uint32_t next = __shfl_sync(kAllLanes, taken, 0);
+    const RowItem next_from = item_of(next);
+    taken = take_turn();
+    if (from.forwarder >= 0) {
+      if (!view.wait_item(from.forwarder, from.item)) return;
+      pull_row(pull, view.staging(from.forwarder), row_of(turn), from.item, view.held());
+    }
+    turn = next;
+    from = next_from;
   }
 }
 

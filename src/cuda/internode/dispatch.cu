@@ -19,12 +19,14 @@ struct Holder {
   int num_blocks;
 };
 
-__device__ void pull_rows(const PullParams& params, const Holder* holders) {
+/// `held`: see pull_row(), for each warp.
+__device__ void pull_rows(const PullParams& params, const Holder* holders, std::uint32_t* held) {
   constexpr int kWarps = kPullThreads / kWarpLanes;
   const int num_warps = params.num_blocks * kWarps;
   for (std::int64_t row = static_cast<int>(blockIdx.x) * kWarps + warp_idx(); row < params.num_rows; row += num_warps) {
     const RowItem from = params.row_items[row];
-    if (from.forwarder >= 0) pull_row(params, holders[from.forwarder].staging, row, from.item);
+    if (from.forwarder >= 0)
+      pull_row(params, holders[from.forwarder].staging, row, from.item, held + warp_idx() * kHeldWords);
   }
 }
 
@@ -34,6 +36,7 @@ __global__ void __launch_bounds__(kPullThreads, 1) pull_kernel(const __grid_cons
   if (start.broken || !start.routed) return;
   auto* holders = reinterpret_cast<Holder*>(dynamic_shared());
   auto* num_blocks = reinterpret_cast<int*>(holders + ranks.num_ranks);
+  auto* held = reinterpret_cast<std::uint32_t*>(num_blocks + ranks.num_ranks);
   const bool first = blockIdx.x == 0;
   if (first && warp_idx() == kPullThreads / kWarpLanes - 1) post_entry(ranks, params.entry, start.epoch);
   const Outcome outcome = await_entries(ranks, params.entry, start.epoch, [&](int rank, const ReceivedEntry& entry) {
@@ -49,7 +52,7 @@ __global__ void __launch_bounds__(kPullThreads, 1) pull_kernel(const __grid_cons
     // Read by the kernel that fills rows without a token.
     store_release_system(&ranks.control.local->outcome, start.epoch << 2 | static_cast<std::uint64_t>(outcome));
   }
-  if (outcome == Outcome::kGo) pull_rows(params, holders);
+  if (outcome == Outcome::kGo) pull_rows(params, holders, held);
   post_block_done(ranks, start.epoch);
   if (first) finish_blocks(ranks, start.epoch, num_blocks);
 }
@@ -57,7 +60,9 @@ __global__ void __launch_bounds__(kPullThreads, 1) pull_kernel(const __grid_cons
 }  // namespace
 
 cudaError_t launch_pull(const PullParams& params, cudaStream_t stream) {
-  const std::size_t shared_bytes = static_cast<std::size_t>(params.ranks.num_ranks) * (sizeof(Holder) + sizeof(int));
+  constexpr std::size_t kHeldBytes = kPullThreads / kWarpLanes * kHeldWords * sizeof(std::uint32_t);
+  const std::size_t shared_bytes =
+      static_cast<std::size_t>(params.ranks.num_ranks) * (sizeof(Holder) + sizeof(int)) + kHeldBytes;
   return launch_kernel(pull_kernel, {static_cast<unsigned>(params.num_blocks), kPullThreads, shared_bytes}, params,
                        stream);
 }

@@ -18,12 +18,13 @@ namespace {
 
 using namespace device;
 
-/// Bytes that copy_by_warp has in flight: four loads of 16 bytes per lane.
-constexpr int kPieceBytes = 4 * 16 * kWarpLanes;
+/// Loads of 16 bytes per lane that copy_row has under way, and their bytes: half a row of 7168 FP8 channels.
+constexpr int kPieceLoads = 7;
+constexpr int kPieceBytes = kPieceLoads * 16 * kWarpLanes;
 
 /// Not inlined, like this kernel's waiting functions: the instruction cache holds only one copy of each.
 __device__ __noinline__ void copy_row(std::byte* to, const std::byte* from, std::int64_t bytes) {
-  copy_by_warp(to, from, bytes);
+  copy_by_warp<kPieceLoads>(to, from, bytes);
 }
 
 /// Copies bytes [begin, end) of an item's row from the tables to a chunk, or back.
@@ -381,9 +382,9 @@ __global__ void __launch_bounds__(kExchangeThreads, 1) exchange_kernel(const __g
 cudaError_t launch_rail_exchange(const ExchangeParams& params, cudaStream_t stream) {
   const auto num_blocks = static_cast<unsigned>(params.num_blocks());
   // A dispatch takes rows where a combine adds them up.
-  const std::size_t part_bytes = params.sums_tokens
-                                     ? SumMemory::size_bytes(kExchangeWarps, to_size(params.ranks.num_ranks))
-                                     : PullView::size_bytes(params.ranks.num_ranks, params.rails.num_nodes);
+  const std::size_t part_bytes =
+      params.sums_tokens ? SumMemory::size_bytes(kExchangeWarps, to_size(params.ranks.num_ranks))
+                         : PullView::size_bytes(kExchangeWarps, params.ranks.num_ranks, params.rails.num_nodes);
   const std::size_t shared_bytes =
       sizeof(Shared) + static_cast<std::size_t>(params.ranks.num_ranks) * sizeof(NodeRank) + part_bytes;
   return launch_kernel(exchange_kernel, {num_blocks, kExchangeThreads, shared_bytes}, params, stream);

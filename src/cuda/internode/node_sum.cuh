@@ -10,13 +10,29 @@
 
 namespace ferry::cuda::device {
 
-/// As many loads at a time as the registers of the exchange's blocks hold, in two shapes: few rows and many rows.
+// As many loads at a time as the registers of the exchange's blocks hold. With seven steps of two rows a combine of
+// 4,096 tokens took 1.07 ms instead of 0.98 on 4 H200, since registers are saved and restored for every item.
+
 template <bool kFloat32>
-__device__ __noinline__ void sum_rows(const Terms& terms, int num_rows, std::byte* out, std::int64_t row_bytes) {
+__device__ __noinline__ void sum_two_rows(const Terms& terms, int num_rows, std::byte* out, std::int64_t row_bytes) {
+  sum_row<kFloat32, 2, 4>(terms, num_rows, out, row_bytes);
+}
+
+template <bool kFloat32>
+__device__ __noinline__ void sum_more_rows(const Terms& terms, int num_rows, std::byte* out, std::int64_t row_bytes) {
   if (num_rows <= 4) {
     sum_row<kFloat32, 4, 2>(terms, num_rows, out, row_bytes);
   } else {
     sum_row<kFloat32, 8, 1>(terms, num_rows, out, row_bytes);
+  }
+}
+
+template <bool kFloat32>
+__device__ void sum_rows(const Terms& terms, int num_rows, std::byte* out, std::int64_t row_bytes) {
+  if (num_rows <= 2) {
+    sum_two_rows<kFloat32>(terms, num_rows, out, row_bytes);
+  } else {
+    sum_more_rows<kFloat32>(terms, num_rows, out, row_bytes);
   }
 }
 

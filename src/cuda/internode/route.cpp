@@ -403,7 +403,8 @@ StepBlocks blocks_of(const Parts& parts, const KernelOptions& kernel, const Tune
   StepBlocks blocks = StepBlocks::of({.num_nodes = topology.num_nodes(),
                                       .num_sms = call_sms(used.num_sms, device_sms),
                                       .num_copy_sms = copies ? used.num_copy_sms : 0,
-                                      .wide_rings = parts.rail_link->in_gpu_memory() && !sums});
+                                      .wide_rings = parts.rail_link->in_gpu_memory() && !sums,
+                                      .takes_rows = copies && topology.ranks_per_node > 1});
   blocks.chunk_items = std::max(0, used.chunk_tokens);
   return blocks;
 }

@@ -74,13 +74,14 @@ StepBlocks StepBlocks::of(const Limits& limits) {
   const int most_for_rings = std::min(kMostRingBlocks, limits.wide_rings ? num_sms / 2 : num_sms - copying);
   const int most_per_ring = limits.wide_rings ? kMostBlocksPerWideRing : kMostBlocksPerRing;
   const int per_ring = std::clamp(most_for_rings / rings, 1, most_per_ring);
-  const int num_own = limits.num_copy_sms > 0 ? copying : std::clamp(num_sms - per_ring * rings, 1, kMostOwnBlocks);
-  const int num_sums = std::clamp(std::min(num_sms, kMostCallSms) - per_ring * rings, 1, kMostBlocks);
+  const int most_copying = limits.takes_rows ? kMostBlocks : kMostOwnBlocks;
+  const int num_left = std::clamp(std::min(num_sms, kMostCallSms) - per_ring * rings, 1, kMostBlocks);
+  const int num_own = limits.num_copy_sms > 0 ? copying : std::min(num_left, most_copying);
   StepBlocks blocks;
   blocks.per_ring = per_ring;
   blocks.num_own = num_own;
   blocks.num_other = std::clamp(num_sms, 1, kMostBlocks);
-  blocks.num_sums = num_sums;
+  blocks.num_sums = num_left;
   blocks.num_all = std::max(num_sms, 1);
   return blocks;
 }

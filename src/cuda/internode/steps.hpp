@@ -61,6 +61,8 @@ struct StepBlocks {
     int num_copy_sms = 0;  ///< of these, the ones for items that stay in the node; 0: the default
     /// More blocks at each end of a ring: for chunks in GPU memory, where the other blocks have little to do.
     bool wide_rings = false;
+    /// Blocks for items that stay in the node also take rows from the node's ranks, so that more of them are of use.
+    bool takes_rows = false;
   };
   /// Blocks within the limits, if they suffice for an exchange.
   static StepBlocks of(const Limits& limits);
