@@ -164,7 +164,10 @@ class NodeCalls {
     oracle::CombineInputs inputs;
     std::vector<cuda::CombineTensors> tensors;
   };
-  Combined combine() {
+  /// Another call in place of a combine that all other ranks make.
+  enum class Instead { kRefusal, kOtherWeights };
+  /// Queues a combine. `others`: ranks that make a different call.
+  Combined combine(const std::vector<int>& others = {}, Instead instead = Instead::kRefusal) {
     Combined call;
     call.inputs.dtype = spec_.float32 ? DType::kFloat32 : DType::kBfloat16;
     call.inputs.hidden = spec_.hidden;
@@ -172,6 +175,7 @@ class NodeCalls {
     draw(call.inputs);
     for (int rank = 0; rank < ranks_.num_ranks(); ++rank) {
       const std::int64_t num_tokens = std::max<std::int64_t>(routing_.num_tokens(rank), 1);
+      const bool is_other = std::ranges::find(others, rank) != others.end();
       cuda::CombineTensors tensors;
       tensors.row_bytes = tensors.x_stride = spec_.hidden * (spec_.float32 ? 4 : 2);
       tensors.x = copy_in(rank, call.inputs.x[to_size(rank)]);
@@ -181,8 +185,8 @@ class NodeCalls {
       tensors.returns_weights = true;
       tensors.weights = given;
       tensors.float32 = spec_.float32;
-      tensors.weighted = spec_.weighted;
-      tensors.topk_weights = spec_.weighted ? routing_.tables(rank).weights : nullptr;
+      tensors.weighted = spec_.weighted != (is_other && instead == Instead::kOtherWeights);
+      tensors.topk_weights = tensors.weighted ? routing_.tables(rank).weights : nullptr;
       for (int bias = 0; bias < spec_.num_biases; ++bias) {
         tensors.bias[bias] = {copy_in(rank, call.inputs.bias[to_size(bias)][to_size(rank)]), tensors.row_bytes};
       }
@@ -195,8 +199,16 @@ class NodeCalls {
       const cuda::NodePlace place = ranks_.place(rank);
       const std::size_t staging_bytes = cuda::CombineStaging::at(nullptr, place, routed, tensors).size_bytes;
       const auto staging = cuda::CombineStaging::at(ranks_.allocate(rank, staging_bytes), place, routed, tensors);
-      enqueue([steps = combine_steps(place, identity(rank, 78), routed, tensors, staging, blocks),
-               stream = ranks_.stream(rank)] { cuda::launch(steps, stream); });
+      const std::uint64_t agreement = !is_other ? 78 : instead == Instead::kOtherWeights ? 79 : 0;
+      const cuda::CallIdentity call_identity = identity(rank, agreement);
+      if (agreement == 0) {
+        enqueue([params = cuda::agreement_only(place, call_identity), stream = ranks_.stream(rank)] {
+          cuda::launch_rail_exchange(params, stream);
+        });
+      } else {
+        enqueue([steps = combine_steps(place, call_identity, routed, tensors, staging, blocks),
+                 stream = ranks_.stream(rank)] { cuda::launch(steps, stream); });
+      }
       call.tensors.push_back(tensors);
     }
     return call;
@@ -253,6 +265,12 @@ class NodeCalls {
       if (!std::all_of(out, end, [](std::byte byte) { return byte == DeviceMemory::kPattern; })) return false;
     }
     return true;
+  }
+
+  bool is_untouched(const Combined& call, int rank) {
+    const cuda::CombineTensors& tensors = call.tensors[to_size(rank)];
+    const auto end = tensors.out_x + routing_.num_tokens(rank) * tensors.out_stride;
+    return std::all_of(tensors.out_x, end, [](std::byte byte) { return byte == DeviceMemory::kPattern; });
   }
 
   bool has_row(const Dispatched& call, int rank, std::int64_t row) {

@@ -23,6 +23,7 @@ std::size_t to_size(std::int64_t value) { return static_cast<std::size_t>(value)
 struct Case {
   int num_nodes = 2;
   int ranks_per_node = 2;
+  bool weighted = true;  ///< the combine is
   test::WorldSpec world;
 };
 
@@ -97,7 +98,7 @@ class Layer {
     inputs_.scale_row_bytes = to_size(kScales * 4);
     returned_ = {};
     returned_.hidden = kRowBytes / 2;
-    returned_.weighted = true;
+    returned_.weighted = spec_.weighted;
     for (int rank = 0; rank < num_ranks(); ++rank) {
       Own& own = own_[to_size(rank)];
       const oracle::RankTokens& tokens = world_.ranks[to_size(rank)];
@@ -278,8 +279,8 @@ class Layer {
     cuda::CombineTensors sums;
     sums.x = own.y;
     sums.x_stride = sums.row_bytes = sums.out_stride = kRowBytes;
-    sums.weighted = true;
-    sums.topk_weights = input.tables.weights;
+    sums.weighted = spec_.weighted;
+    sums.topk_weights = spec_.weighted ? input.tables.weights : nullptr;
     sums.out_x = own.sums;
     const std::size_t sums_bytes = cuda::CombineStaging::at(nullptr, place, routed, sums).size_bytes;
     const auto sums_staging = cuda::CombineStaging::at(ranks_.allocate(rank, sums_bytes), place, routed, sums);
@@ -360,8 +361,8 @@ test::WorldSpec slab_world(std::uint64_t seed) {
 std::vector<Case> cases() {
   std::vector<Case> all = {{.world = slab_world(1)},
                            {.num_nodes = 3, .ranks_per_node = 1, .world = slab_world(2)},
-                           {.world = slab_world(3)},
-                           {.num_nodes = 3, .world = slab_world(4)}};
+                           {.weighted = false, .world = slab_world(3)},
+                           {.num_nodes = 3, .weighted = false, .world = slab_world(4)}};
   all[1].world.pattern = test::RoutingPattern::kDuplicates;
   all[2].world.pattern = test::RoutingPattern::kDuplicates;
   all[2].world.custom_placement = true;
@@ -462,7 +463,7 @@ TEST(NodesRouteRefused, APlacementInMemoryThatIsAnotherOnOneRank) {
 
 /// Every rank finds the fault by itself, names the same cause, and moves no data in the combine on that Routing either.
 TEST(NodesRouteRefused, ABadIdAndAFullSlab) {
-  Case one{.world = slab_world(21)};
+  Case one{.weighted = false, .world = slab_world(21)};
   one.world.counts = test::TokenCounts::kEven;
   one.world.idle_tail = false;
   one.world.fixed_rows = 4 * one.world.max_tokens - 1;

@@ -38,6 +38,11 @@ std::vector<NodesSpec> specs() {
           // Call headers in rings of their own.
           {.num_nodes = 3, .ranks_per_node = 2, .weighted = true, .seed = 17, .has_call_rings = true},
           {.num_tokens = 90, .num_chunks = 4, .seed = 18, .has_call_rings = true},
+          // Sums that begin before nodes agree, for one peer and for several, in either form of call headers.
+          {.num_nodes = 3, .ranks_per_node = 2, .num_tokens = 60, .num_chunks = 4, .seed = 20},
+          {.num_nodes = 3, .ranks_per_node = 2, .num_tokens = 60, .num_chunks = 3, .seed = 21, .has_call_rings = true},
+          {.ranks_per_node = 3, .layout = Layout::kExperts, .num_tokens = 50, .seed = 22, .has_call_rings = true},
+          {.num_nodes = 4, .ranks_per_node = 3, .float32 = true, .num_biases = 1, .num_chunks = 1, .seed = 23},
           {.num_tokens = 120,
            .hidden = 8192,
            .weighted = true,
@@ -70,7 +75,8 @@ TEST_P(Nodes, CallsGiveTheOraclesBits) {
   EXPECT_TRUE(group.ranks().is_drained());
 }
 
-/// A dispatch sends a call header and its rows; a combine that is not weighted sends another header ahead of its sums.
+/// A dispatch sends a call header and its rows; a combine that is not weighted sends another header ahead of its sums,
+/// also where ranks make sums of their node.
 TEST(NodesChunks, HaveAsManyRowsAsTheirSenderSays) {
   for (const int chunk_items : {1, 2, 4}) {
     SCOPED_TRACE(chunk_items);
@@ -82,24 +88,72 @@ TEST(NodesChunks, HaveAsManyRowsAsTheirSenderSays) {
     group.check(rows);
     EXPECT_EQ(group.ranks().num_sent(0, 1), 1 + to_size((num_items + chunk_items - 1) / chunk_items));
   }
+  NodeCalls group({.ranks_per_node = 2, .num_tokens = 30, .hidden = 8, .chunk_bytes = 8192, .chunk_items = 1});
+  const std::int64_t num_items = group.num_items_out();
+  ASSERT_GT(num_items, 8);
+  const NodeCalls::Combined sums = group.combine();
+  ASSERT_EQ(group.ranks().run(), "");
+  group.check(sums);
+  constexpr int kItemsOfRank2 = 3;
+  EXPECT_EQ(group.ranks().num_sent(2, 0), 1 + to_size((num_items + kItemsOfRank2 - 1) / kItemsOfRank2));
+}
+
+/// Rank 0's header never comes, so that ranks of node 1 may not write what their callers see.
+TEST(NodesChunks, BringSumsBeforeNodesHaveAgreed) {
+  for (const bool has_call_rings : {false, true}) {
+    SCOPED_TRACE(has_call_rings);
+    NodeCalls group({.ranks_per_node = 2, .num_tokens = 90, .num_chunks = 6, .has_call_rings = has_call_rings});
+    const NodeCalls::Combined sums = group.combine();
+    group.ranks().cut(0);
+    ASSERT_EQ(group.ranks().run(), "");
+    EXPECT_EQ(group.ranks().num_sent(2, 0), 6U);
+    EXPECT_TRUE(group.is_untouched(sums, 2));
+    EXPECT_TRUE(group.is_untouched(sums, 3));
+    EXPECT_EQ(group.ranks().report(2).lost.awaited, static_cast<std::int32_t>(cuda::Awaited::kRailCall));
+    EXPECT_EQ(group.ranks().report(3).lost.awaited, static_cast<std::int32_t>(cuda::Awaited::kEntry));
+    EXPECT_EQ(group.ranks().report(3).lost.peer, 0);
+  }
 }
 
 /// Call counters are in memory: rings and ranks continue where the previous replay left them.
 TEST(NodesReplayed, RecordedCallsBringWhatLiesInTheSameMemory) {
-  NodeCalls group({.ranks_per_node = 2, .weighted = true, .num_biases = 1, .seed = 8});
-  NodeCalls::Dispatched dispatch = group.dispatch();
-  NodeCalls::Combined combine = group.combine();
-  for (int replay = 0; replay < 3; ++replay) {
-    SCOPED_TRACE(replay);
-    if (replay > 0) {
-      group.refill(dispatch);
-      group.refill(combine);
-      group.replay();
+  for (const bool weighted : {false, true}) {
+    SCOPED_TRACE(weighted);
+    NodeCalls group({.ranks_per_node = 2, .weighted = weighted, .num_biases = 1, .seed = 8});
+    NodeCalls::Dispatched dispatch = group.dispatch();
+    NodeCalls::Combined combine = group.combine();
+    for (int replay = 0; replay < 3; ++replay) {
+      SCOPED_TRACE(replay);
+      if (replay > 0) {
+        group.refill(dispatch);
+        group.refill(combine);
+        group.replay();
+      }
+      ASSERT_EQ(group.ranks().run(), "");
+      group.check(dispatch);
+      group.check(combine);
+      EXPECT_TRUE(group.ranks().is_drained());
     }
-    ASSERT_EQ(group.ranks().run(), "");
-    group.check(dispatch);
-    group.check(combine);
-    EXPECT_TRUE(group.ranks().is_drained());
+  }
+}
+
+/// Expects the faults of a call in which rank `other` of nodes with `ranks_per_node` ranks made a different one.
+void expect_disagreement(NodeCalls& group, int other, bool other_refuses) {
+  const int ranks_per_node = group.ranks().options().ranks_per_node;
+  const int num_nodes = group.ranks().options().num_nodes;
+  for (int rank = 0; rank < group.ranks().num_ranks(); ++rank) {
+    cuda::FaultReport& fault = group.ranks().report(rank).fault;
+    EXPECT_EQ(fault.state, rank == other && other_refuses ? 0U : 1U) << rank;
+    fault.state = 0;
+    // Ranks of other nodes have the record of `other`, and no other, from its rail peer.
+    if (rank / ranks_per_node == other / ranks_per_node) continue;
+    for (int local = 0; local < ranks_per_node; ++local) {
+      const auto node = other / ranks_per_node;
+      const cuda::FoundRecord& found = group.ranks().found(rank)[to_size(local * num_nodes + node)];
+      EXPECT_EQ(found.present, local == other % ranks_per_node ? 1U : 0U) << rank;
+      const std::int64_t caller = found.present != 0 ? found.record.fields[0] : other;
+      EXPECT_EQ(caller, other) << rank;
+    }
   }
 }
 
@@ -115,22 +169,56 @@ TEST(NodesRefused, ByOneRankMovesNothingAnywhere) {
     const NodeCalls::Dispatched refused = group.dispatch(other);
     ASSERT_EQ(group.ranks().run(), "");
     EXPECT_TRUE(group.is_untouched(refused));
-    for (int rank = 0; rank < 4; ++rank) {
-      cuda::FaultReport& fault = group.ranks().report(rank).fault;
-      EXPECT_EQ(fault.state, rank == other ? 0U : 1U) << rank;
-      fault.state = 0;
-    }
-    // Ranks of other nodes have its record, and no other, from its rail peer.
-    for (int rank = 0; rank < 4; ++rank) {
-      if (rank / 2 == other / 2) continue;
-      for (int local = 0; local < 2; ++local) {
-        const cuda::FoundRecord& found = group.ranks().found(rank)[to_size(local * 2 + other / 2)];
-        EXPECT_EQ(found.present, local == other % 2 ? 1U : 0U) << rank;
-        const std::int64_t caller = found.present != 0 ? found.record.fields[0] : other;
-        EXPECT_EQ(caller, other) << rank;
-      }
-    }
+    expect_disagreement(group, other, true);
     const NodeCalls::Dispatched next = group.dispatch();
+    ASSERT_EQ(group.ranks().run(), "");
+    group.check(next);
+  }
+}
+
+/// Nodes whose ranks agree make sums, and all send the chunks that they have promised, which are dropped.
+TEST(NodesRefused, CombineEndsOnAllRanksWhileNodesMakeSums) {
+  for (int i = 0; i < 8; ++i) {
+    SCOPED_TRACE(i);
+    const int num_nodes = i < 4 ? 2 : 3;
+    const int ranks_per_node = i < 4 ? 2 + i % 2 : 2;
+    const int other = i % (num_nodes * ranks_per_node);
+    const auto instead = i % 3 == 0 ? NodeCalls::Instead::kRefusal : NodeCalls::Instead::kOtherWeights;
+    NodeCalls group({.num_nodes = num_nodes,
+                     .ranks_per_node = ranks_per_node,
+                     .num_tokens = i % 5 == 0 ? 9 : 40,
+                     .num_chunks = i % 5 == 0 ? 2U : 7U,
+                     .seed = static_cast<std::uint64_t>(i) + 1,
+                     .has_call_rings = i / 2 % 2 == 0});
+    if (i % 2 == 1) group.ranks().delay((other + 1) % group.ranks().num_ranks(), NodeRanks::kTimeoutNs / 4);
+    const NodeCalls::Combined refused = group.combine({other}, instead);
+    ASSERT_EQ(group.ranks().run(), "");
+    for (int rank = 0; rank < group.ranks().num_ranks(); ++rank) EXPECT_TRUE(group.is_untouched(refused, rank));
+    expect_disagreement(group, other, instead == NodeCalls::Instead::kRefusal);
+    EXPECT_TRUE(group.ranks().is_drained());
+    const NodeCalls::Combined next = group.combine();
+    ASSERT_EQ(group.ranks().run(), "");
+    group.check(next);
+  }
+}
+
+/// No rail peer makes another call, and no rank of a node the same.
+TEST(NodesRefused, CombineOfOneRailBesideAnotherCallOfTheOther) {
+  for (const bool has_call_rings : {false, true}) {
+    SCOPED_TRACE(has_call_rings);
+    NodeCalls group({.ranks_per_node = 2, .num_tokens = 40, .num_chunks = 4, .has_call_rings = has_call_rings});
+    const NodeCalls::Combined refused = group.combine({1, 3}, NodeCalls::Instead::kOtherWeights);
+    ASSERT_EQ(group.ranks().run(), "");
+    for (int rank = 0; rank < 4; ++rank) {
+      EXPECT_TRUE(group.is_untouched(refused, rank));
+      cuda::FaultReport& fault = group.ranks().report(rank).fault;
+      EXPECT_EQ(fault.state, 1U) << rank;
+      EXPECT_NE(fault.record_numbers[0], fault.record_numbers[1]) << rank;
+      fault.state = 0;
+      for (const cuda::FoundRecord& found : group.ranks().found(rank)) EXPECT_EQ(found.present, 0U) << rank;
+    }
+    EXPECT_TRUE(group.ranks().is_drained());
+    const NodeCalls::Combined next = group.combine();
     ASSERT_EQ(group.ranks().run(), "");
     group.check(next);
   }
@@ -156,11 +244,29 @@ TEST(NodesLost, KernelsOfAllRanksEndWhenALinkIsCut) {
   EXPECT_EQ(group.ranks().report(3).lost.peer, 0);
 }
 
+/// The call of one rank never begins.
+TEST(NodesLost, SumsEndWhenARankOfTheNodeStaysAway) {
+  NodeCalls group({.num_nodes = 3, .ranks_per_node = 2, .num_tokens = 60});
+  constexpr int kAway = 3;
+  group.ranks().delay(kAway, 2 * NodeRanks::kTimeoutNs);
+  group.combine();
+  ASSERT_EQ(group.ranks().run(), "");
+  using enum cuda::Awaited;
+  constexpr std::array kAwaited = {kEntry, kRailCall, kEntry, kRailCall, kEntry, kRailCall};
+  for (int rank = 0; rank < group.ranks().num_ranks(); ++rank) {
+    if (rank == kAway) continue;
+    const cuda::LostReport& lost = group.ranks().report(rank).lost;
+    EXPECT_EQ(lost.state, 1U) << rank;
+    EXPECT_EQ(lost.awaited, static_cast<std::int32_t>(kAwaited[to_size(rank)])) << rank;
+    EXPECT_EQ(lost.peer, rank % 2 == 1 ? kAway / 2 : kAway % 2) << rank;
+  }
+}
+
 /// The clock stands still except for the delay, two of its steps, between which kernels read it.
 TEST(NodesLate, ARankShowsInTheWaitsOfItsNodeAndItsRail) {
   constexpr std::uint64_t kLateNs = 20'000'000'000;
   for (const int late : {0, 3}) {
-    NodeCalls group({.ranks_per_node = 2, .weighted = true});
+    NodeCalls group({.ranks_per_node = 2});
     ASSERT_EQ((group.dispatch(), group.combine(), group.ranks().run()), "");
     const auto wait_ns = [&group](int rank, int other) { return group.ranks().report(rank).waits.ns[other % 2]; };
     const auto rail_wait_ns = [&group](int rank, int node) { return group.ranks().report(rank).waits.rails_ns[node]; };
@@ -172,9 +278,9 @@ TEST(NodesLate, ARankShowsInTheWaitsOfItsNodeAndItsRail) {
     const int rail_peer = (late + 2) % 4;
     for (std::uint64_t calls = 1; calls <= 2; ++calls) {
       group.ranks().delay(late, kLateNs);
-      const NodeCalls::Dispatched call = group.dispatch();
+      if (calls == 1) group.dispatch();
+      if (calls == 2) group.combine();
       ASSERT_EQ(group.ranks().run(), "");
-      group.check(call);
       EXPECT_GE(wait_ns(neighbour, late), calls * kLateNs);
       EXPECT_LT(wait_ns(neighbour, late), 3 * calls * kLateNs);
       EXPECT_EQ(wait_ns(neighbour, neighbour), 0U);

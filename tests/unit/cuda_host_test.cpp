@@ -85,6 +85,7 @@ TEST(Control, PartsLieSideBySide) {
             part("entries", control.entries, num_ranks * kEntrySlotWords),
             part("progress", control.progress, num_ranks),
             part("staged", control.staged, num_ranks * kMaxCallBlocks),
+            part("rail_verdicts", control.rail_verdicts, num_ranks),
             part("done", control.done, num_ranks),
             part("block_done", control.block_done, num_ranks * kMaxCallBlocks),
             part("counts_ready", control.counts_ready, num_ranks),

@@ -1,8 +1,8 @@
 #ifndef FERRY_CUDA_INTERNODE_CALL_AGREEMENT_CUH
 #define FERRY_CUDA_INTERNODE_CALL_AGREEMENT_CUH
 
-/// Agreement of all ranks on a call, in its first exchange: headers to the rail peers, then entries to the ranks of the
-/// node, and one outcome for all blocks.
+/// Agreement of all ranks on a call, in its first exchange: headers to the rail peers and entries to the ranks of the
+/// node at the same time, then verdicts on the headers to the ranks of the node, and one outcome for all blocks.
 
 #include "cuda/internode/exchange_params.hpp"
 #include "cuda/internode/rail_ring.cuh"
@@ -41,7 +41,7 @@ __device__ void copy_words(T& to, const T& from) {
 /// meanwhile. They fit into the ring behind the announcement even if the peer never makes the call.
 __device__ inline std::uint64_t num_early_chunks(const ExchangeParams& params, int peer) {
   const bool routed = params.routed == nullptr || static_cast<const volatile RouteSummary*>(params.routed)->valid != 0;
-  if (!params.begins_call || params.agreement == 0 || params.flows == nullptr || !routed) return 0;
+  if (!params.begins_call || params.entry.agreement == 0 || params.flows == nullptr || !routed) return 0;
   const auto num_chunks = static_cast<std::uint64_t>(sent_division(params, peer).num_chunks());
   const std::uint64_t room = params.rails.rings.num_chunks - first_item_chunk(params);
   const std::uint64_t most = room < kMostEarlyChunks ? room : kMostEarlyChunks;
@@ -54,7 +54,7 @@ __device__ __noinline__ inline void announce_call(const ExchangeParams& params, 
   if (chunk == nullptr) return;
   auto& announcement = *reinterpret_cast<CallAnnouncement*>(chunk);
   if (threadIdx.x == 0) {
-    announcement.agreement = params.agreement;
+    announcement.agreement = params.entry.agreement;
     announcement.chunk_items = static_cast<std::uint64_t>(params.chunk_items);
     announcement.num_early = num_early;
   }
@@ -77,7 +77,7 @@ __device__ __noinline__ inline void await_call(const ExchangeParams& params, Rec
     const std::uint64_t num_early = *static_cast<const volatile std::uint64_t*>(&announcement.num_early);
     params.rails.state->chunk_items[peer] = static_cast<std::int32_t>(chunk_items);
     params.rails.state->num_early[peer] = static_cast<std::uint32_t>(num_early);
-    equal = theirs == params.agreement && theirs != 0;
+    equal = theirs == params.entry.agreement && theirs != 0;
     if (equal) store_release_device(&verdict, exchange << 1 | 1U);
   }
   equal = __syncthreads_and(static_cast<int>(equal)) != 0;
@@ -88,7 +88,7 @@ __device__ __noinline__ inline void await_call(const ExchangeParams& params, Rec
     if (threadIdx.x == 0) {
       fence_system();
       store_release_system(reinterpret_cast<std::uint64_t*>(&entry.number),
-                           static_cast<std::uint64_t>(params.record_number));
+                           static_cast<std::uint64_t>(params.entry.record_number));
       store_release_device(&verdict, exchange << 1);
     }
   }
@@ -110,6 +110,34 @@ __device__ inline bool await_verdicts(const ExchangeParams& params, std::uint64_
   }
   here = __syncthreads_and(static_cast<int>(all_here)) != 0;
   return __syncthreads_and(static_cast<int>(all_equal)) != 0;
+}
+
+/// Sends every rank of the node whether the rail peers make this rank's call. All lanes of one warp call it.
+__device__ inline void post_rail_verdict(const RankParams& ranks, std::uint64_t epoch, bool equal) {
+  fence_system();  // publishes the records that differ, which the block has acquired
+  for (int rank = lane_idx(); rank < ranks.num_ranks; rank += kWarpLanes) {
+    store_relaxed_system(control_of(ranks, rank).rail_verdicts + ranks.rank, epoch << 1 | (equal ? 1U : 0U));
+  }
+}
+
+/// Outcome of the verdicts of all ranks of the node. All threads of the block that decides call it.
+__device__ inline Outcome await_rail_verdicts(const RankParams& ranks, std::uint64_t epoch) {
+  bool here = true;
+  bool equal = true;
+  for (int rank = static_cast<int>(threadIdx.x); rank < ranks.num_ranks; rank += kExchangeThreads) {
+    const std::uint64_t* word = ranks.control.rail_verdicts + rank;
+    std::uint64_t seen = 0;
+    const auto read = [word, &seen] {
+      seen = load_acquire_system(word);
+      return seen >> 1;
+    };
+    const WaitCount count(ranks, rank, rank != ranks.rank);
+    here = wait_until(ranks, {Awaited::kEntry, rank, epoch}, read, epoch, count) && here;
+    equal = equal && (seen & 1U) != 0;
+  }
+  const bool all_here = __syncthreads_and(static_cast<int>(here)) != 0;
+  const bool all_equal = __syncthreads_and(static_cast<int>(equal)) != 0;
+  return !all_here ? Outcome::kStop : all_equal ? Outcome::kGo : Outcome::kSkip;
 }
 
 /// Log and record number of a rank of this node for the current call. In shared memory, one per rank.
@@ -169,22 +197,18 @@ __device__ __noinline__ inline Outcome agree(const ExchangeParams& params, std::
   bool here = true;
   const bool equal = await_verdicts(params, exchange, here);
   if (!here) return Outcome::kStop;
-  EntryMessage entry;
-  entry.agreement = equal ? params.agreement : 0;
-  entry.record_number = params.record_number;
-  entry.tables_offset =
-      reinterpret_cast<const std::byte*>(params.rails.log) - params.ranks.peer_bases[params.ranks.rank];
-  entry.rows_offset = params.pull.entry.rows_offset;
-  entry.scales_offset = params.pull.entry.tables_offset;
-  entry.num_blocks = 1;
-  if (warp_idx() == 0) post_entry(params.ranks, entry, epoch);
+  if (warp_idx() == 0) post_rail_verdict(params.ranks, epoch, equal);
   const auto take = [&params](int rank, const ReceivedEntry& received) {
     const std::byte* const log = params.ranks.peer_bases[rank] + received.tables_offset();
     if (lane_idx() == 0) node_ranks()[rank].log = reinterpret_cast<const RailLog*>(log);
   };
-  const Outcome outcome = await_entries(params.ranks, entry, epoch, take, /*counts=*/true);
-  if (outcome == Outcome::kStop) return outcome;
-  if (outcome == Outcome::kSkip && params.agreement != 0) report_difference(params, epoch);
+  // Both, whatever the first says: a report needs the records that verdicts publish.
+  const Outcome entries = await_entries(params.ranks, params.entry, epoch, take, /*counts=*/true);
+  if (entries == Outcome::kStop) return entries;
+  const Outcome verdicts = await_rail_verdicts(params.ranks, epoch);
+  if (verdicts == Outcome::kStop) return verdicts;
+  const Outcome outcome = entries == Outcome::kGo ? verdicts : entries;
+  if (outcome == Outcome::kSkip && params.entry.agreement != 0) report_difference(params, epoch);
   if (threadIdx.x == 0) {
     const bool routed = params.routed == nullptr || params.routed->valid != 0;
     if (outcome == Outcome::kGo && !routed) report_refused_routing(params);

@@ -195,14 +195,13 @@ __device__ void publish_own_items(const ExchangeParams& params, const ItemFlow& 
 __device__ void pull_rows(const ExchangeParams& params, std::uint64_t epoch) {
   // The entries have arrived and stay valid until all ranks are done.
   PullView view(params, reinterpret_cast<std::byte*>(node_ranks() + params.ranks.num_ranks), epoch);
-  EntryMessage entry;
-  entry.agreement = params.agreement;
-  const Outcome outcome = await_entries(params.ranks, entry, epoch, [&](int rank, const ReceivedEntry& received) {
+  const auto take = [&](int rank, const ReceivedEntry& received) {
     const std::byte* base = params.ranks.peer_bases[rank];
     const PullSource source{{base + received.rows_offset(), base + received.scales_offset()},
                             reinterpret_cast<const RailLog*>(base + received.tables_offset())};
     if (lane_idx() == 0) view.set(rank, source);
-  });
+  };
+  const Outcome outcome = await_entries(params.ranks, params.entry, epoch, take);
   if (outcome == Outcome::kGo && view.open()) pull_arriving_rows(params, view);
 }
 
@@ -271,22 +270,26 @@ __device__ __noinline__ void finish(const ExchangeParams& params, std::uint64_t 
 /// Ends a call on a Routing that was refused. All threads call it.
 __device__ __noinline__ void end_alone(const ExchangeParams& params) {
   if (blockIdx.x != 0 || threadIdx.x != 0) return;
-  if (params.agreement != 0) report_refused_routing(params);
+  if (params.entry.agreement != 0) report_refused_routing(params);
   params.rails.state->gate.valid = 0;
 }
 
-/// Makes the sums of a combine. `block`: number among the blocks that do. All threads of a block.
+/// Makes the sums of a combine: those of the node as soon as the rows of its ranks are ready, those of tokens once all
+/// ranks of the group agree. `block`: number among the blocks that do. All threads of a block.
 template <bool kFloat32>
 __device__ void make_sums(const ExchangeParams& params, std::uint64_t exchange, std::uint64_t epoch, int block) {
   auto* const base = reinterpret_cast<std::byte*>(node_ranks() + params.ranks.num_ranks);
   const SumMemory memory = SumMemory::at(base, params.ranks.num_ranks);
   if (params.sums_nodes) {
-    if (!find_rows(params, epoch, block, memory)) return;
+    const Outcome entries = find_rows(params, epoch, block, memory);
+    if (entries == Outcome::kSkip && params.begins_call) skip_items(params, exchange, block);
+    if (entries != Outcome::kGo) return;
     sum_items<kFloat32>(params, exchange, block, memory);
-    post_block_done(params.ranks, epoch, static_cast<unsigned>(block));
+    if (!params.begins_call) post_block_done(params.ranks, epoch, static_cast<unsigned>(block));
   }
+  if (params.begins_call && await_outcome(params, exchange) != Outcome::kGo) return;
   sum_arriving<kFloat32>(params, exchange, block, memory.terms);
-  if (params.sums_nodes && block == 0) finish_blocks(params.ranks, epoch, memory.num_blocks);
+  if (params.sums_nodes && !params.begins_call && block == 0) finish_blocks(params.ranks, epoch, memory.num_blocks);
 }
 
 __device__ __noinline__ void make_sums(const ExchangeParams& params, std::uint64_t exchange, std::uint64_t epoch,
@@ -298,12 +301,18 @@ __device__ __noinline__ void make_sums(const ExchangeParams& params, std::uint64
   }
 }
 
+/// Ends the part of any block except block 0.
+__device__ void leave(const ExchangeParams& params) {
+  __syncthreads();
+  if (threadIdx.x == 0) add_acq_rel_device(&params.rails.state->num_done, 1);
+}
+
 __global__ void __launch_bounds__(kExchangeThreads, 1) exchange_kernel(const __grid_constant__ ExchangeParams params) {
   const RailParams& rails = params.rails;
   const auto block = static_cast<int>(blockIdx.x);
   const bool first = block == 0;
-  // One that sends nothing: chunks are sent in order, so none would go behind that of a block that waits.
-  const bool decides = block == static_cast<int>(gridDim.x) - 1;
+  // A receiver: it has nothing else to do before the outcome, while others send chunks and make sums.
+  const bool decides = params.begins_call && block == 1;
   if (first && threadIdx.x == 0 && params.started != nullptr) store_release_system(params.started, 1);
   const RouteSummary* const first_look = params.may_stand_alone() ? params.routed : nullptr;
   const CallStart start = start_call(params.ranks, params.begins_call ? first_look : &rails.state->gate);
@@ -311,6 +320,7 @@ __global__ void __launch_bounds__(kExchangeThreads, 1) exchange_kernel(const __g
     if (!start.broken && params.begins_call) end_alone(params);
     return;
   }
+  if (decides && warp_idx() == kExchangeWarps - 1) post_entry(params.ranks, params.entry, start.epoch);
   const std::uint64_t exchange = *static_cast<const volatile std::uint64_t*>(&rails.state->exchange) + 1;
   const int num_rings = 2 * (rails.num_nodes - 1);
   const int worker = block / num_rings;
@@ -318,14 +328,20 @@ __global__ void __launch_bounds__(kExchangeThreads, 1) exchange_kernel(const __g
   const bool serves = worker < params.blocks_per_ring;
   const bool sends = serves && block % 2 == 0;
   const bool receives = serves && block % 2 == 1;
+  const int own_block = block - num_rings * params.blocks_per_ring;  // of those that serve no ring
+  const bool routed = params.routed == nullptr || params.routed->valid != 0;
+  const bool moves = routed && params.flows != nullptr;
+  if (!serves && params.sums_tokens) {
+    if (moves) make_sums(params, exchange, start.epoch, own_block);
+    leave(params);
+    return;
+  }
   const bool is_shared = !rails.has_call_rings();
   Sender sender(params, {rails.rings, rails.state->out, sends ? peer : 0, worker, is_shared}, exchange);
   Receiver receiver(params, {rails.rings, rails.state->in, receives ? peer : 0, worker, is_shared}, exchange);
   Outcome outcome = Outcome::kGo;
   bool agreed = !params.begins_call;
   const bool pulls = params.takes_rows();
-  const bool routed = params.routed == nullptr || params.routed->valid != 0;
-  const bool moves = routed && params.flows != nullptr;
   const auto agree_once = [&] {
     if (agreed) return;
     agreed = true;
@@ -361,20 +377,18 @@ __global__ void __launch_bounds__(kExchangeThreads, 1) exchange_kernel(const __g
       if (params.sums_tokens) arrived = &rails.state->returned[peer];
       receive_items(params, receiver, peer, worker, arrived, params.sums_tokens ? exchange : start.epoch);
     }
-    if (!serves && params.sums_tokens) {
-      make_sums(params, exchange, start.epoch, block - num_rings * params.blocks_per_ring);
-    } else if (!serves) {
-      copy_own_items(params, params.flows[rails.node], block - num_rings * params.blocks_per_ring);
+    if (!serves) {
+      copy_own_items(params, params.flows[rails.node], own_block);
       if (pulls) publish_own_items(params, params.flows[rails.node], start.epoch);
     }
     if (pulls) pull_rows(params, start.epoch);
   }
-  __syncthreads();
-  if (first) {
-    if (outcome != Outcome::kStop) finish(params, exchange, start.epoch, outcome);
-  } else if (threadIdx.x == 0) {
-    add_acq_rel_device(&rails.state->num_done, 1);
+  if (!first) {
+    leave(params);
+    return;
   }
+  __syncthreads();
+  if (outcome != Outcome::kStop) finish(params, exchange, start.epoch, outcome);
 }
 
 }  // namespace

@@ -6,14 +6,16 @@
 /// receiver's, at positions that both have from route. Meanwhile other blocks copy the items for this rank's own node,
 /// without a ring.
 ///
-/// The first exchange of a call begins with a call header to every rail peer and an entry to every rank of the node, so
-/// that all ranks of the group reach the same outcome before any of them writes what the caller sees. A few chunks
-/// follow the header at once; a receiver uses them where the outcome is to go on, and else drops them.
+/// The first exchange of a call begins with a call header to every rail peer, an entry to every rank of the node, and
+/// to these, later, a verdict on the headers of the rail peers, so that all ranks of the group reach the same outcome
+/// before any of them writes what the caller sees. A few chunks follow the header at once; a receiver uses them where
+/// the outcome is to go on, and else drops them.
 ///
-/// A combine is two exchanges. The first begins the call and carries the weights of a weighted sum. In the second every
-/// rank sums the rows that its node has for each token that it forwards and for each of its own, while the first of
-/// these sums are returned to the tokens' ranks, which add up the nodes as sums come in (node_sum.cuh, token_sum.cuh).
-/// Where a node's sum is a row as it is, as for a rank alone in its node without weights, the second is the whole call.
+/// A combine is one exchange: every rank sums the rows that its node has for each token that it forwards and for each
+/// of its own, while the first of these sums are returned to the tokens' ranks, which add up the nodes as sums come in
+/// (node_sum.cuh, token_sum.cuh). The entries of the node's ranks suffice to begin the sums. Sums with weights need
+/// those of the tokens' ranks: an exchange before it begins the call and carries them. Where a node's sum is a row as
+/// it is, as for a rank alone in its node without weights, no rank makes any.
 
 #include <cuda_runtime_api.h>
 
@@ -56,8 +58,9 @@ struct ExchangeParams {
   std::uint64_t rail_timeout_ns = 0;
   /// Whether this is the call's first exchange, and the data of the call that it then sends.
   bool begins_call = false;
-  std::uint64_t agreement = 0;  ///< 0: this rank refuses the call
-  std::int64_t record_number = 0;
+  /// For the ranks of the node, from an exchange that begins a call or makes sums. Agreement 0: this rank refuses the
+  /// call.
+  EntryMessage entry;
   CallRecord record;
   FoundRecord* found = nullptr;  ///< [ranks of the node, nodes] records that differ
   FaultReport* fault = nullptr;  ///< report of a refused call

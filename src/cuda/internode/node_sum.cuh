@@ -123,24 +123,25 @@ struct SumMemory {
   }
 };
 
-/// Finds the rows of the node's ranks; false if the group broke. `block`: number among the blocks that make sums. All
-/// threads of a block.
-__device__ __noinline__ inline bool find_rows(const ExchangeParams& params, std::uint64_t epoch, int block,
-                                              const SumMemory& memory) {
-  const EntryMessage& mine = params.node_sums.entry;
+/// Finds the rows of the node's ranks, and whether these make the same call. `block`: number among the blocks that make
+/// sums. All threads of a block.
+__device__ __noinline__ inline Outcome find_rows(const ExchangeParams& params, std::uint64_t epoch, int block,
+                                                 const SumMemory& memory) {
   const int num_warps = static_cast<int>(blockDim.x) / kWarpLanes;
-  if (block == 0 && warp_idx() == num_warps - 1) post_entry(params.ranks, mine, epoch);
+  // Where the exchange begins the call, the block that decides posts the entry and counts the waits.
+  const bool leads = block == 0 && !params.begins_call;
+  if (leads && warp_idx() == num_warps - 1) post_entry(params.ranks, params.entry, epoch);
   const auto take = [&params, &memory](int rank, const ReceivedEntry& entry) {
     const std::byte* base = params.ranks.peer_bases[rank];
     const SumHolder holder{base + entry.rows_offset(), entry.rows_stride(),
-                           reinterpret_cast<const float*>(base + entry.tables_offset())};
+                           reinterpret_cast<const float*>(base + entry.weights_offset())};
     const int num_blocks = entry.num_blocks();
     if (lane_idx() == 0) {
       memory.holders[rank] = holder;
       memory.num_blocks[rank] = num_blocks;
     }
   };
-  return await_entries(params.ranks, mine, epoch, take, block == 0) == Outcome::kGo;
+  return await_entries(params.ranks, params.entry, epoch, take, leads);
 }
 
 /// Makes the sums of this node that this rank forwards or keeps.
@@ -157,6 +158,13 @@ __device__ void sum_items(const ExchangeParams& params, std::uint64_t exchange, 
     if (item >= 0) sum_item<kFloat32>(params.node_sums, memory.holders, item, memory.terms[warp_idx()]);
     report.add(turn + num_warps >= num_turns);
   }
+}
+
+/// Stands for sum_items() where the ranks of the node disagree on the call: lets the blocks at the rings send the
+/// chunks that they have promised, which the peers will drop.
+__device__ __noinline__ inline void skip_items(const ExchangeParams& params, std::uint64_t exchange, int block) {
+  const int warp = warp_idx() * params.num_own_blocks + block;
+  SumReport(params.rails, exchange, warp, params.node_sums.row_bytes).give_up();
 }
 
 }  // namespace ferry::cuda::device

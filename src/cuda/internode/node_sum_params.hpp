@@ -5,7 +5,6 @@
 #include <cstdint>
 
 #include "cuda/call/routing_tables.hpp"
-#include "cuda/sync/rank_params.hpp"
 
 namespace ferry::cuda {
 
@@ -13,7 +12,6 @@ struct ItemFlow;
 
 /// Parameters of the sums of this node's rows for each item.
 struct NodeSumParams {
-  EntryMessage entry;                         ///< offsets of this rank's rows, and of their weights
   const Destination* destinations = nullptr;  ///< [items, K], ranks numbered in the node
   const ItemFlow* to_nodes = nullptr;         ///< [nodes] flows of dispatch: positions of each node's items
   int num_topk = 0;

@@ -90,8 +90,10 @@ ExchangeParams agreement_only(const NodePlace& place, const CallIdentity& call) 
   ExchangeParams params = exchange_of(place);
   params.begins_call = true;
   params.ranks.timeout_ns += params.ranks.timeout_ns / 2;
-  params.agreement = call.agreement;
-  params.record_number = call.record_number;
+  params.entry.agreement = call.agreement;
+  params.entry.record_number = call.record_number;
+  params.entry.tables_offset = offset_in(place, place.rails.log);
+  params.entry.num_blocks = 1;
   params.record = call.record;
   params.fault = call.fault;
   params.found = call.found;
@@ -143,6 +145,8 @@ DispatchSteps dispatch_steps(const NodePlace& place, const CallIdentity& call, c
   pull.entry.rows_offset = offset_in(place, staging.rows);
   pull.entry.tables_offset = offset_in(place, staging.records);
   pull.entry.num_blocks = blocks.num_other;
+  exchange.entry.rows_offset = pull.entry.rows_offset;
+  exchange.entry.scales_offset = pull.entry.tables_offset;
   pull.gate = &place.rails.state->gate;
   pull.num_rows = routed.num_used_rows;
   pull.row_items = routed.tables.row_items;
@@ -188,19 +192,25 @@ CombineSteps combine_steps(const NodePlace& place, const CallIdentity& call, con
   const auto bytes_of = [](auto* table) { return reinterpret_cast<std::byte*>(table); };
   CombineSteps steps;
   const bool makes_sums = sums_nodes(place, routed, tensors);
-  steps.begin = agreement_only(place, call);
-  steps.begin.chunk_items = blocks.chunk_items;
-  if (routed.by_kernels) steps.begin.routed = routed.tables.summary;
-  if (tensors.weighted) {
-    steps.begin.flows = routed.tables.to_nodes;
-    steps.begin.items = routed.tables.out_tokens;
-    steps.begin.item_record = {reinterpret_cast<const std::byte*>(tensors.topk_weights), entries_bytes,
-                               bytes_of(staging.topk_weights), entries_bytes, entries_bytes};
-    steps.begin.num_own_blocks = 1;
-  }
+  ExchangeParams first = agreement_only(place, call);
+  first.chunk_items = blocks.chunk_items;
+  if (routed.by_kernels) first.routed = routed.tables.summary;
 
   ExchangeParams& give_back = steps.give_back;
-  give_back = makes_sums ? exchange_of(place) : steps.begin;
+  if (tensors.weighted) {
+    ExchangeParams& begin = steps.begin.emplace(first);
+    begin.flows = routed.tables.to_nodes;
+    begin.items = routed.tables.out_tokens;
+    begin.item_record = {reinterpret_cast<const std::byte*>(tensors.topk_weights), entries_bytes,
+                         bytes_of(staging.topk_weights), entries_bytes, entries_bytes};
+    begin.num_own_blocks = 1;
+    give_back = exchange_of(place);
+    give_back.entry.agreement = kAgreed;
+    give_back.entry.record_number = call.record_number;
+    give_back.entry.num_blocks = blocks.num_sums;
+  } else {
+    give_back = first;
+  }
   give_back.blocks_per_ring = blocks.per_ring;
   give_back.chunk_items = blocks.chunk_items;
   give_back.carries_rows = true;
@@ -217,13 +227,12 @@ CombineSteps combine_steps(const NodePlace& place, const CallIdentity& call, con
   give_back.num_own_blocks = blocks.num_sums;
 
   give_back.sums_nodes = makes_sums;
+  if (makes_sums) {
+    give_back.entry.rows_offset = offset_in(place, tensors.x);
+    give_back.entry.rows_stride = tensors.x_stride;
+    give_back.entry.weights_offset = offset_in(place, tensors.weights);
+  }
   NodeSumParams& node_sums = give_back.node_sums;
-  node_sums.entry.agreement = kAgreed;
-  node_sums.entry.record_number = call.record_number;
-  node_sums.entry.rows_offset = offset_in(place, tensors.x);
-  node_sums.entry.rows_stride = tensors.x_stride;
-  node_sums.entry.tables_offset = offset_in(place, tensors.weights);
-  node_sums.entry.num_blocks = blocks.num_sums;
   node_sums.destinations = routed.tables.destinations;
   node_sums.to_nodes = routed.tables.to_nodes;
   node_sums.num_topk = routed.num_topk;
@@ -262,7 +271,7 @@ CombineSteps combine_steps(const NodePlace& place, const CallIdentity& call, con
 
 cudaError_t launch(const CombineSteps& steps, cudaStream_t stream) {
   cudaError_t error = cudaSuccess;
-  if (steps.give_back.sums_nodes) error = launch_rail_exchange(steps.begin, stream);
+  if (steps.begin) error = launch_rail_exchange(*steps.begin, stream);
   return error == cudaSuccess ? launch_rail_exchange(steps.give_back, stream) : error;
 }
 

@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 
 #include "cuda/internode/dispatch_params.hpp"
 #include "cuda/internode/exchange_params.hpp"
@@ -146,9 +147,9 @@ struct CombineStaging {
                            const CombineTensors& tensors);
 };
 
-/// The first only if the second makes sums of the node.
 struct CombineSteps {
-  ExchangeParams begin;
+  /// Only if the combine is weighted; otherwise `give_back` is the whole call.
+  std::optional<ExchangeParams> begin;
   ExchangeParams give_back;
 };
 /// Whether a combine makes sums of its node; otherwise the rows are these sums. A rank alone in its node has one row of

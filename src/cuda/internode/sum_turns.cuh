@@ -63,6 +63,11 @@ class SumReport {
     if (lane_idx() == 0) store_release_device(word_, tag_ | num_done_);
   }
 
+  /// Publishes all of the warp's turns as completed, though it makes no sums: for chunks that the peers will drop.
+  __device__ void give_up() const {
+    if (lane_idx() == 0) store_release_device(word_, tag_ | half_of(~std::uint64_t{0}));
+  }
+
  private:
   static constexpr std::int64_t kReportBytes = 4096;
 

@@ -16,6 +16,9 @@
 ///                                                    so far (rows_reported in chunks.cuh)
 ///   staged[s][b]      rank s     relaxed / acquire   rows that staging block b of s has staged for this rank:
 ///                                                    epoch << 32 | rounds so far (staged.cuh)
+///   rail_verdicts[s]  rank s     relaxed / acquire   over several nodes: whether the rail peers of s make its call,
+///                                                    and the records in its RailLog of those that do not: epoch << 1
+///                                                    | 1 if all make it
 ///   done[s]           rank s     release / acquire   s writes and reads no more data here in this epoch; used by
 ///                                                    route and by calls that are refused
 ///   block_done[s][b]  rank s     relaxed / acquire   the same for block b of s's kernel, in dispatch and combine; s's
@@ -37,10 +40,10 @@
 /// receiver's rows do not fit the table that it announced with its counts, it announces another table in its entry of
 /// the same epoch, and the others wait for that entry before they write to the table.
 ///
-/// One slot per entry is enough: s writes the entry of epoch e + 1 only after it saw that this rank was done with e,
-/// which this rank sends after it has read s's entry of e. Routes that are refused because of their rows do not end
-/// that way. Therefore counts alternate between two slots: s writes the counts of e + 2 only after it has finished e +
-/// 1, in which this rank took part after reading the counts of e.
+/// One slot per entry, and per verdict, is enough: s writes the entry of epoch e + 1 only after it saw that this rank
+/// was done with e, which this rank sends after it has read s's entry of e. Routes that are refused because of their
+/// rows do not end that way. Therefore counts alternate between two slots: s writes the counts of e + 2 only after it
+/// has finished e + 1, in which this rank took part after reading the counts of e.
 
 #include <cstddef>
 #include <cstdint>
@@ -74,6 +77,9 @@ inline constexpr int kStagersShift = 8;
 ///   dispatch   destination of its rows  destination of its token records, if it receives any
 ///   combine    location of its rows     location of the weights of its rows
 ///   route      not used                 location of its source table, if its rows do not fit the announced one
+///
+/// Exchanges between nodes: weights_offset is the location of weights; in the first one of a call tables_offset is the
+/// RailLog, and scales_offset the destination of token records.
 struct EntryMessage {
   std::uint64_t agreement = 0;     ///< hash of arguments that must agree; 0: this rank refuses the call
   std::int64_t record_number = 0;  ///< of the call in the host's CallLog
@@ -81,7 +87,7 @@ struct EntryMessage {
   std::int64_t rows_stride = 0;  ///< bytes
   std::int64_t tables_offset = 0;
   std::int64_t flags = 0;
-  std::int64_t scales_offset = 0;  ///< used only with kTablesDirect, as are the next three
+  std::int64_t scales_offset = 0;  ///< on one node used only with kTablesDirect, as are the next three
   std::int64_t scales_stride = 0;  ///< bytes between rows; a row is contiguous
   std::int64_t ids_offset = 0;
   std::int64_t weights_offset = 0;
@@ -131,14 +137,15 @@ struct LocalState {
 };
 
 struct Control {
-  std::uint64_t* entries = nullptr;       ///< [R][kEntrySlotWords] epoch << 32 | word of the EntryMessage
-  std::uint64_t* progress = nullptr;      ///< [R]
-  std::uint64_t* staged = nullptr;        ///< [R][kMaxCallBlocks]
-  std::uint64_t* done = nullptr;          ///< [R]
-  std::uint64_t* block_done = nullptr;    ///< [R][kMaxCallBlocks]
-  std::uint64_t* counts_ready = nullptr;  ///< [R]
-  std::uint64_t* headers = nullptr;       ///< [2][R][kCountsHeaderWords] epoch << 32 | word of the CountsHeader
-  std::uint64_t* counts = nullptr;        ///< [2][R][counts_stride(R)] epoch << 32 | count; rows of plan::CountColumns
+  std::uint64_t* entries = nullptr;        ///< [R][kEntrySlotWords] epoch << 32 | word of the EntryMessage
+  std::uint64_t* progress = nullptr;       ///< [R]
+  std::uint64_t* staged = nullptr;         ///< [R][kMaxCallBlocks]
+  std::uint64_t* rail_verdicts = nullptr;  ///< [R]
+  std::uint64_t* done = nullptr;           ///< [R]
+  std::uint64_t* block_done = nullptr;     ///< [R][kMaxCallBlocks]
+  std::uint64_t* counts_ready = nullptr;   ///< [R]
+  std::uint64_t* headers = nullptr;        ///< [2][R][kCountsHeaderWords] epoch << 32 | word of the CountsHeader
+  std::uint64_t* counts = nullptr;         ///< [2][R][counts_stride(R)] epoch << 32 | count; rows of plan::CountColumns
   LocalState* local = nullptr;
   std::size_t size_bytes = 0;
 
@@ -154,6 +161,7 @@ struct Control {
     control.entries = carver.take<std::uint64_t>(num_ranks * kEntrySlotWords);
     control.progress = carver.take<std::uint64_t>(num_ranks);
     control.staged = carver.take<std::uint64_t>(num_ranks * kMaxCallBlocks);
+    control.rail_verdicts = carver.take<std::uint64_t>(num_ranks);
     control.done = carver.take<std::uint64_t>(num_ranks);
     control.block_done = carver.take<std::uint64_t>(num_ranks * kMaxCallBlocks);
     control.counts_ready = carver.take<std::uint64_t>(num_ranks);

@@ -11,11 +11,12 @@
 ///   verdicts[n]    the block that receives from   st.release.gpu /    the verdict on the call header from node n,
 ///                  node n                         ld.acquire.gpu      chunk_items[n], num_early[n], and the record of
 ///                                                                     its call in the log, if it differs
-///   outcome        block 0                        the same            the outcome of all headers and entries
+///   outcome        the block that decides: the    the same            the outcome of all headers and entries
+///                  first that receives
 ///   num_done       all blocks                     atom.add.acq_rel    the end of the block's part
-///   gate           block 0 of a call's first      end of the kernel   whether the rest of the call moves data
-///                  exchange
-///   known          block 0 of a dispatch          st.release.sys      `first` and `num` of all arrivals
+///   gate           the same block of a call's     end of the kernel   whether the rest of the call moves data
+///                  first exchange
+///   known          the same of a dispatch         st.release.sys      `first` and `num` of all arrivals
 ///   count          the block whose turn it is     the same            rows and records of that many items in staging
 ///   summed[w]      warp w of a combine's sums     st.release.gpu /    the sums of that many of the warp's turns
 ///                                                 ld.acquire.gpu
