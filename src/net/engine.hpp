@@ -71,6 +71,9 @@ struct EngineOptions {
   /// Names of the peers in errors, by index: their ranks in the group. Empty: the indices.
   std::vector<int> ranks{};
 
+  /// By peer: this end and that one exchange nothing, and both have it here. Engines need not connect them.
+  /// Empty: every peer is used.
+  std::vector<bool> unused{};
   /// By peer: the peer runs on this host and shares its memory and loopback interface. The engine never reaches such
   /// peers through a network. Empty: no peer is known to run on this host.
   std::vector<bool> on_this_host{};
@@ -82,6 +85,7 @@ struct EngineOptions {
   /// thread only sends. For hosts with a spare core.
   bool may_start_receiver = false;
 
+  bool uses(int peer) const { return peer != self && (unused.empty() || !unused[static_cast<std::size_t>(peer)]); }
   int rank_of(int peer) const { return ranks.empty() ? peer : ranks[static_cast<std::size_t>(peer)]; }
 };
 
@@ -159,7 +163,8 @@ class Engine {
   /// Operations of the one-sided layer. None of them blocks; the caller ensures that remote ranges lie inside the
   /// memory.
   ///
-  /// Like put, but from any memory of this process. The source must not change until a later flush has completed.
+  /// Like put, but from any memory of this process of the same kind. The source must not change until a later flush has
+  /// completed.
   virtual void put_from(int peer, int channel, std::span<const std::byte> source, std::size_t remote_offset) = 0;
   /// Copies the peer's memory at `remote_offset` to `into`, any memory of this process, which is written until the
   /// ticket completes. The read is ordered only after flushes that completed before this call.

@@ -74,6 +74,32 @@ TEST_F(NetUcxWrites, ManyBytesAreWritten) {
   EXPECT_THAT(take_names(), ElementsAre("message with bytes"));
 }
 
+/// Wherever a put into GPU memory comes from, and however short it is.
+TEST_F(NetUcxWrites, PutsIntoGpuMemoryAreWritesThatANumberWaitsFor) {
+  const std::vector<std::byte> other(64);
+  connection_->put_from(0, other, net::kGpuOffset + 128);
+  ASSERT_EQ(notes_.in_flight.size(), 1U);
+  EXPECT_EQ(notes_.in_flight.back().remote, kGpuBase + 128);
+  EXPECT_EQ(notes_.in_flight.back().params.memory_type, UCS_MEMORY_TYPE_CUDA);
+  EXPECT_EQ(notes_.in_flight.back().params.op_attr_mask & UCP_OP_ATTR_FIELD_MEMH, 0U) << "it is not registered";
+  connection_->put_from(0, std::span(gpu_memory_).first(64), net::kGpuOffset);
+  EXPECT_NE(notes_.in_flight.back().params.op_attr_mask & UCP_OP_ATTR_FIELD_MEMH, 0U);
+  const net::ucx::Message message{.kind = net::ucx::MessageKind::kPutSet, .value = net::kGpuOffset};
+  EXPECT_FALSE(connection_->put_with(message, other)) << "the processor of the peer does not write there";
+  EXPECT_FALSE(connection_->put_ahead(0, other, net::kGpuOffset));
+  notify(0);
+  EXPECT_THAT(take_names(), ElementsAre("put", "put", "flush"));
+  complete("flush");
+  EXPECT_THAT(take_names(), ElementsAre("message"));
+}
+
+TEST_F(NetUcxWrites, APutIntoGpuMemoryThatLeavesItEndsTheConnection) {
+  const std::vector<std::byte> other(64);
+  connection_->put_from(0, other, net::kGpuOffset + gpu_memory_.size() - 63);
+  EXPECT_THAT(take_names(), ElementsAre());
+  EXPECT_EQ(connection_->failure(), UCS_ERR_OUT_OF_RANGE);
+}
+
 TEST_F(NetUcxWrites, APutAheadOfAnotherIsAMessageUnlessItIsLongOrAWriteIsUnderWay) {
   const std::span<const std::byte> bytes(memory_);
   EXPECT_TRUE(connection_->put_ahead(0, bytes.first(64), 64));

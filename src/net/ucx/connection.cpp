@@ -22,7 +22,11 @@ Connection::Connection(const Resources& resources, Seal seal, std::uint32_t self
 void Connection::put(int channel, std::size_t local_offset, std::size_t remote_offset, std::size_t num_bytes) {
   if (!usable() || stopped_ || num_bytes == 0) return;
   if (local_offset >= kGpuOffset) {
-    put_gpu(channel, local_offset - kGpuOffset, remote_offset - kGpuOffset, num_bytes);
+    if (!is_inside_gpu(local_offset - kGpuOffset, num_bytes)) {
+      fail(UCS_ERR_OUT_OF_RANGE);
+      return;
+    }
+    put_from(channel, resources_.gpu_memory().subspan(local_offset - kGpuOffset, num_bytes), remote_offset);
     return;
   }
   const std::size_t size = resources_.memory().size();
@@ -33,17 +37,25 @@ void Connection::put(int channel, std::size_t local_offset, std::size_t remote_o
   put_from(channel, resources_.memory().subspan(local_offset, num_bytes), remote_offset);
 }
 
-/// Puts between GPU memory at both ends, which has the same size.
-void Connection::put_gpu(int channel, std::size_t local_offset, std::size_t remote_offset, std::size_t num_bytes) {
-  if (gpu_key_ == nullptr || !is_inside_gpu(local_offset, num_bytes) || !is_inside_gpu(remote_offset, num_bytes)) {
+/// Puts from GPU memory to an offset in the peer's.
+void Connection::put_gpu(int channel, std::span<const std::byte> source, std::size_t offset) {
+  if (gpu_key_ == nullptr || !is_inside_gpu(offset, source.size())) {
     fail(UCS_ERR_OUT_OF_RANGE);
     return;
   }
   Operation* operation = take_operation(Kind::kWrite);
-  const ucp_request_param_t params = gpu_params_of(operation, UCS_MEMORY_TYPE_CUDA);
+  ucp_request_param_t params = gpu_params_of(operation, UCS_MEMORY_TYPE_CUDA);
+#if UCP_API_VERSION >= UCP_VERSION(1, 13)
+  // UCX registers other memory by itself.
+  if (!is_in_gpu_memory(source)) params.op_attr_mask &= ~static_cast<std::uint32_t>(UCP_OP_ATTR_FIELD_MEMH);
+#endif
   last_write_[static_cast<std::size_t>(channel)] = last_gpu_write_ = ++num_writes_;
-  started(operation, library_.put_nbx(endpoint_, resources_.gpu_memory().data() + local_offset, num_bytes,
-                                      gpu_base_ + remote_offset, gpu_key_, &params));
+  started(operation, library_.put_nbx(endpoint_, source.data(), source.size(), gpu_base_ + offset, gpu_key_, &params));
+}
+
+bool Connection::is_in_gpu_memory(std::span<const std::byte> local) const {
+  const std::byte* const begin = resources_.gpu_memory().data();
+  return local.data() >= begin && local.data() + local.size() <= begin + resources_.gpu_memory().size();
 }
 
 bool Connection::is_inside_gpu(std::size_t offset, std::size_t num_bytes) const {
@@ -65,7 +77,7 @@ ucp_request_param_t Connection::gpu_params_of(Operation* operation, ucs_memory_t
   return params;
 }
 
-/// Checks against the size of this end's memory: the peer's is the same.
+/// Checks against the size of this end's memory, which the peer's has too.
 bool Connection::is_inside(std::size_t remote_offset, std::size_t num_bytes) {
   const std::size_t size = resources_.memory().size();
   if (remote_offset <= size && num_bytes <= size - remote_offset) return true;
@@ -75,7 +87,12 @@ bool Connection::is_inside(std::size_t remote_offset, std::size_t num_bytes) {
 
 void Connection::put_from(int channel, std::span<const std::byte> source, std::size_t remote_offset) {
   const std::size_t num_bytes = source.size();
-  if (!usable() || stopped_ || num_bytes == 0 || !is_inside(remote_offset, num_bytes)) return;
+  if (!usable() || stopped_ || num_bytes == 0) return;
+  if (remote_offset >= kGpuOffset) {
+    put_gpu(channel, source, remote_offset - kGpuOffset);
+    return;
+  }
+  if (!is_inside(remote_offset, num_bytes)) return;
   if (put_way_ == PutWay::kWrites) {
     write(channel, source, remote_offset);
     return;
@@ -117,7 +134,7 @@ bool Connection::put_notify(const Message& message, std::size_t local_offset, st
 /// Sends a put and what its message says as one message, of at most so many bytes where puts are messages, unless an
 /// earlier write of the channel is under way.
 bool Connection::send_with(const Message& message, std::span<const std::byte> source, std::size_t most) {
-  if (put_way_ == PutWay::kStores || source.empty()) return false;
+  if (put_way_ == PutWay::kStores || source.empty() || message.value >= kGpuOffset) return false;
   if (source.size() > (put_way_ == PutWay::kMessages ? most : kMaxOneMessageBytes)) return false;
   if (holds_notifies() || last_write_[message.channel] > flushed_) return false;
   if (!usable() || stopped_ || !is_inside(message.value, source.size())) return true;

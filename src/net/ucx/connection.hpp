@@ -101,7 +101,7 @@ class Connection {
   Status open(const Addresses& addresses, const RemoteMemory& memory, const RemoteMemory& gpu_memory);
 
   void put(int channel, std::size_t local_offset, std::size_t remote_offset, std::size_t num_bytes);
-  /// Puts from any memory of this process, which must not change until a later flush has completed.
+  /// Puts from any memory of this process of the same kind, which must not change until a later flush has completed.
   void put_from(int channel, std::span<const std::byte> source, std::size_t remote_offset);
   /// Sends a put and a message after it as one message; the `kind` of `message` names its other half. False if that
   /// takes two: puts are stores, or writes of more than kMaxOneMessageBytes, or something must arrive before.
@@ -196,7 +196,7 @@ class Connection {
   Status open_gpu_memory(const RemoteMemory& memory);
   bool is_inside(std::size_t remote_offset, std::size_t num_bytes);
   bool is_inside_gpu(std::size_t offset, std::size_t num_bytes) const;
-  void put_gpu(int channel, std::size_t local_offset, std::size_t remote_offset, std::size_t num_bytes);
+  void put_gpu(int channel, std::span<const std::byte> source, std::size_t offset);
   void set_memory_handle(std::span<const std::byte> local, ucp_request_param_t* params) const;
   bool send_with(const Message& message, std::span<const std::byte> source, std::size_t most);
   void write(int channel, std::span<const std::byte> source, std::size_t remote_offset);
@@ -221,6 +221,7 @@ class Connection {
   /// True while notifies wait for the probes of both ends.
   bool holds_notifies() const { return probe_ != Probe::kNone && (probe_ != Probe::kDone || !is_greeted_); }
   ucp_request_param_t gpu_params_of(Operation* operation, ucs_memory_type_t type) const;
+  bool is_in_gpu_memory(std::span<const std::byte> local) const;
   void begin_probe();
   void read_probe();
   void check_probe();

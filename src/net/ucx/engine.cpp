@@ -91,7 +91,7 @@ Status UcxEngine::connect(std::span<const Blob> addresses, EngineEvents events) 
   const OwnEnd own{options_, scopes_, token_, keys_};
   Status status;
   for (int peer = 0; peer < options_.num_peers && status.ok(); ++peer) {
-    if (peer != options_.self) status = connect_peer(own, peer, own_parts[static_cast<std::size_t>(peer)], &at(peer));
+    if (options_.uses(peer)) status = connect_peer(own, peer, own_parts[static_cast<std::size_t>(peer)], &at(peer));
   }
   if (status.ok()) status = scopes_.start_receivers();
   if (!status.ok()) return status;

@@ -83,8 +83,8 @@ inline constexpr std::size_t kMaxPayloadBytes = std::size_t{128} << 10;
 
 /// Maximum payload of a message in place of a card's write and its notify. UCX sends it eagerly, in at most three
 /// segments of 8 KiB for InfiniBand, which the receiver copies: meant to take less than the two network latencies of a
-/// write and its flush, and not run with a card. A call of latency mode for one token of 7168 channels fits.
-inline constexpr std::size_t kMaxOneMessageBytes = std::size_t{16} << 10;
+/// write and its flush, and not run with a card. A call of latency mode for one token of 7168 bf16 channels fits.
+inline constexpr std::size_t kMaxOneMessageBytes = std::size_t{20} << 10;
 
 }  // namespace ferry::net::ucx
 

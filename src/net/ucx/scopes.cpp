@@ -23,7 +23,7 @@ Status Scopes::open(const Library& library, const EngineOptions& options, const 
   memory_ = options.memory;
   std::array<std::size_t, kNumScopes> num_peers{};
   for (int peer = 0; peer < options.num_peers; ++peer) {
-    if (peer != options.self) ++num_peers[static_cast<std::size_t>(of(options, peer))];
+    if (options.uses(peer)) ++num_peers[static_cast<std::size_t>(of(options, peer))];
   }
   for (const Scope scope : {Scope::kHost, Scope::kNetwork}) {
     const std::size_t num_here = num_peers[static_cast<std::size_t>(scope)];
