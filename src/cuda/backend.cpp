@@ -103,7 +103,7 @@ Result<std::unique_ptr<Backend>> CudaBackend::create(const BackendContext& conte
     Status status = load_nodes_kernels(parts->device);
     Result<std::unique_ptr<internode::CallScratch>> made = internode::CallScratch::create(*parts);
     if (status.ok()) status = made.status();
-    const FarLayout layout = far_layout(context.topology, parts->latency_bytes);
+    const FarLayout layout = far_layout(context.topology, parts->latency_bytes, parts->rail_link->in_gpu_memory());
     if (layout.num_ranks > 0) {
       const DeviceGuard guard(parts->device);
       if (status.ok()) status = guard.status();

@@ -7,7 +7,7 @@
 namespace ferry::test {
 
 std::vector<PreparedCase> latency_cases_of_equal_shapes(int num_ranks, int num_cases, bool idle_tail,
-                                                        int ranks_per_node) {
+                                                        int ranks_per_node, std::int64_t hidden) {
   std::vector<PreparedCase> cases;
   for (int i = 0; i < num_cases; ++i) {
     ExchangeCase one;
@@ -21,8 +21,8 @@ std::vector<PreparedCase> latency_cases_of_equal_shapes(int num_ranks, int num_c
     if (num_ranks == 2) one.world.num_replicas = 6;  // in the same memory too
     one.table_on_device = true;
     one.world.seed = static_cast<std::uint64_t>(700 + i);
-    one.dispatches = {{.hidden = 1040, .quantize = Quantization::kFp8, .zero_padding = true}};
-    one.combines = {{.hidden = 1040, .weighted = true}};
+    one.dispatches = {{.hidden = hidden, .quantize = Quantization::kFp8, .zero_padding = true}};
+    one.combines = {{.hidden = hidden, .weighted = true}};
     cases.push_back(prepare(one));
   }
   return cases;

@@ -15,7 +15,7 @@ namespace ferry::test {
 /// Cases of equal shapes with other ids. `idle_tail`: also with other numbers of tokens that count. `ranks_per_node`: 0
 /// for all.
 std::vector<PreparedCase> latency_cases_of_equal_shapes(int num_ranks, int num_cases, bool idle_tail = false,
-                                                        int ranks_per_node = 0);
+                                                        int ranks_per_node = 0, std::int64_t hidden = 1040);
 
 struct LatencyGroup {
   RankKind kind = RankKind::kThreads;

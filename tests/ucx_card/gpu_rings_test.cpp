@@ -93,13 +93,19 @@ TEST_P(UcxCardRings, ManyTimesWhatTheRingsHold) {
 }
 
 TEST_P(UcxCardRings, LatencyCallsAreTheOracles) {
-  const std::vector<PreparedCase> cases =
-      latency_cases_of_equal_shapes(GetParam().num_ranks(), 1, true, GetParam().ranks_per_node);
+  // Messages that go as a whole, and longer ones whose rows are in GPU memory.
+  std::vector<PreparedCase> cases;
+  for (const std::int64_t hidden : {std::int64_t{64}, std::int64_t{1040}, std::int64_t{4112}}) {
+    cases.push_back(
+        latency_cases_of_equal_shapes(GetParam().num_ranks(), 1, true, GetParam().ranks_per_node, hidden).front());
+  }
   GroupOptions options = options_of(GetParam());
   options.latency_bytes = latency_bytes_of("cuda", cases);
   run(options, [&](RankContext& context, Group& group) {
-    check_latency_case(context, group, cases[0], Halves::kTogether);
-    check_latency_case(context, group, cases[0], Halves::kSplit);
+    for (const PreparedCase& one : cases) {
+      check_latency_case(context, group, one, Halves::kTogether);
+      check_latency_case(context, group, one, Halves::kSplit);
+    }
   });
 }
 

@@ -18,7 +18,13 @@ namespace {
 using one_sided::NetworkRequest;
 using Kind = NetworkRequest::Kind;
 
-TEST(FarLayout, RanksAgreeOnPlacesThatDoNotOverlap) {
+/// Whether rows are in GPU memory.
+class FarLayoutOf : public testing::TestWithParam<bool> {};
+
+INSTANTIATE_TEST_SUITE_P(Rows, FarLayoutOf, testing::Bool(),
+                         [](const auto& instance) { return instance.param ? "in_gpu" : "in_host"; });
+
+TEST_P(FarLayoutOf, RanksAgreeOnPlacesThatDoNotOverlap) {
   constexpr int kNumRanks = 6;
   constexpr int kPerNode = 2;
   std::vector<FarLayout> layouts;
@@ -29,12 +35,14 @@ TEST(FarLayout, RanksAgreeOnPlacesThatDoNotOverlap) {
                                      .front_bytes = 1280,
                                      .rows_bytes = 640,
                                      .returns_bytes = 256,
-                                     .weights_bytes = 128}));
+                                     .weights_bytes = 128,
+                                     .rows_in_gpu = GetParam()}));
   }
   const FarLayout& first = layouts.front();
   for (int rank = 0; rank < kNumRanks; ++rank) {
     const FarLayout& own = layouts[to_size(rank)];
     EXPECT_EQ(own.inbox_bytes, first.inbox_bytes);
+    EXPECT_EQ(own.gpu.size_bytes, first.gpu.size_bytes);
     EXPECT_EQ(own.num_far(), kNumRanks - kPerNode);
     for (int idx = 0; idx < own.num_far(); ++idx) {
       const int source = own.far_rank(idx);
@@ -61,14 +69,41 @@ TEST(FarLayout, RanksAgreeOnPlacesThatDoNotOverlap) {
     for (int set = 0; set < kFarHeaderSets; ++set) {
       for (int idx = 0; idx < first.num_far(); ++idx) {
         const bool whole = kind == 0 && set < kFarSets;
-        take(first.front_at(kind, set, idx), whole ? first.message_bytes : std::int64_t{kFarHeaderBytes});
+        const bool joined = GetParam() && kind == 1 && set < kFarSets;
+        take(first.front_at(kind, set, idx), whole    ? first.message_bytes
+                                             : joined ? kFarMostJoinedBytes
+                                                      : std::int64_t{kFarHeaderBytes});
       }
     }
   }
   for (int set = 0; set < kFarSets; ++set) {
-    take(first.returns_at(set), first.returns_bytes);
+    if (!GetParam()) take(first.returns_at(set), first.returns_bytes);
     for (int idx = 0; idx < first.num_far(); ++idx) take(first.weights_at(set, idx), first.weights_bytes);
   }
+}
+
+TEST(FarLayout, RowsInGpuMemoryHavePlacesThatDoNotOverlap) {
+  const FarLayout layout = FarLayout::of({.num_ranks = 6,
+                                          .ranks_per_node = 2,
+                                          .rank = 3,
+                                          .front_bytes = 1280,
+                                          .rows_bytes = 640,
+                                          .returns_bytes = 256,
+                                          .weights_bytes = 128,
+                                          .rows_in_gpu = true});
+  std::vector<bool> taken(to_size(layout.gpu.size_bytes), false);
+  const auto take = [&taken](std::int64_t offset, std::int64_t bytes) {
+    for (std::int64_t at = offset; at < offset + bytes; ++at) {
+      ASSERT_LT(to_size(at), taken.size());
+      ASSERT_FALSE(taken[to_size(at)]);
+      taken[to_size(at)] = true;
+    }
+  };
+  for (int set = 0; set < kFarSets; ++set) {
+    take(layout.gpu_returned_at(set), layout.returns_bytes);
+    for (int idx = 0; idx < layout.num_far(); ++idx) take(layout.gpu_dispatched_at(set, idx), layout.gpu.rows_bytes);
+  }
+  for (int idx = 0; idx < layout.num_far(); ++idx) take(layout.gpu_leaving_at(idx), layout.gpu.rows_bytes);
 }
 
 TEST(FarMessage, FitsWhereItsCallFitsTheWindow) {
@@ -87,6 +122,15 @@ TEST(FarMessage, FitsWhereItsCallFitsTheWindow) {
         EXPECT_LE(far.front_bytes + max_tokens * round_up_row(row_bytes), far.message_bytes);
         EXPECT_LE(max_tokens * num_topk * round_up_row(row_bytes), far.returns_bytes);
         EXPECT_LE(max_tokens * num_topk * 4, far.weights_bytes);
+
+        const FarLayout gpu = far_layout(window, kNumRanks, 2, 0, true);
+        const std::int64_t rows_bytes = max_tokens * round_up_row(row_bytes);
+        if (message.rows_apart(gpu, max_tokens, round_up_row(row_bytes))) {
+          EXPECT_LE(rows_bytes, gpu.gpu.rows_bytes);
+        } else {
+          EXPECT_LE(message.rows_at(max_tokens) + rows_bytes, gpu.message_bytes);
+        }
+        EXPECT_LE(max_tokens * num_topk * round_up_row(row_bytes), gpu.returns_bytes);
       }
     }
   }
@@ -105,7 +149,8 @@ class FarPostsOf : public testing::Test {
                                .front_bytes = 1024,
                                .rows_bytes = 1024,
                                .returns_bytes = 1024,
-                               .weights_bytes = 1024})),
+                               .weights_bytes = 1024,
+                               .rows_in_gpu = true})),
         posts_(to_size(kFarMessages * layout_.num_ranks)),
         left_(posts_.size(), 0),
         granted_(to_size(kFarKinds * kFarGrantSlots), 0),
@@ -132,7 +177,7 @@ class FarPostsOf : public testing::Test {
     post.front_to = front_to;
     post.front_bytes = kFarHeaderBytes;
     post.rows = reinterpret_cast<std::uintptr_t>(message_.data() + kFarHeaderBytes);
-    post.rows_to = static_cast<std::uint64_t>(layout_.returns_at(1));
+    post.rows_to = net::kGpuOffset + static_cast<std::uint64_t>(layout_.gpu_returned_at(1));
     post.rows_bytes = rows_bytes;
     std::atomic_ref(post.number).store(number, std::memory_order_release);
   }
@@ -190,6 +235,7 @@ TEST_F(FarPosts, TheMessageArrivesBeforeItsNumberAndLeavesWhenItIsThere) {
   EXPECT_TRUE(requests[0].ahead);
   EXPECT_EQ(requests[1].kind, Kind::kPutSignal);
   EXPECT_EQ(requests[1].local, message_.data() + kFarHeaderBytes);
+  EXPECT_EQ(requests[1].offset, net::kGpuOffset + to_size(layout_.gpu_returned_at(1)));
   EXPECT_EQ(requests[1].num_bytes, 512U);
   EXPECT_EQ(requests[1].op.kind, net::AtomicOp::Kind::kSet);
   EXPECT_EQ(requests[1].op.offset, to_size(layout_.arrived_at(1, rank_)));
@@ -253,7 +299,7 @@ TEST_F(FarPosts, ALostRankKeepsNoKernelWaiting) {
 
 TEST_F(FarPosts, NothingIsSentOutsideOfAnInbox) {
   post(1, 0, kNumber, 512, static_cast<std::uint64_t>(layout_.inbox_bytes));
-  post(1, 1, kNumber, static_cast<std::uint64_t>(layout_.inbox_bytes), front_to());
+  post(1, 1, kNumber, static_cast<std::uint64_t>(layout_.gpu.size_bytes), front_to());
   EXPECT_TRUE(take_all().empty());
 }
 

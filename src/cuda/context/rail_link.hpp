@@ -52,6 +52,8 @@ class RailLink {
   const RailParams& params() const { return params_; }
   /// Whether chunks of the rings are in GPU memory.
   bool in_gpu_memory() const { return memory_.gpu != nullptr; }
+  /// net::EngineOptions::read_back_gpu_writes, of this rank's GPU.
+  bool reads_back_writes() const { return memory_.read_back_writes; }
 
   /// Sets of records that accompany a fault. A route, whose host waits, has a set of its own, since an earlier fault
   /// may not have been read.

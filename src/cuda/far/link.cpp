@@ -9,6 +9,7 @@
 
 #include "core/create_together.hpp"
 #include "cuda/driver/cuda_call.hpp"
+#include "cuda/memory/card_memory.hpp"
 #include "net/threads.hpp"
 #include "node/futex.hpp"
 #include "node/page_heap.hpp"
@@ -40,7 +41,7 @@ struct FarMemory {
     memory.posts = carver.take<FarPost>(kFarMessages * num_ranks);
     memory.left = carver.take<std::uint64_t>(kFarMessages * num_ranks);
     memory.granted = carver.take<std::uint64_t>(to_size(kFarKinds) * kFarGrantSlots);
-    const std::int64_t of_rank = layout.message_bytes + static_cast<std::int64_t>(kFarHeaderBytes);
+    const std::int64_t of_rank = layout.message_bytes + layout.combine_out_bytes();
     memory.outbox = carver.take<std::byte>(to_size(layout.num_far() * of_rank + layout.weights_bytes));
     memory.size_bytes = carver.used_bytes();
     return memory;
@@ -60,6 +61,14 @@ void write_first_grants(const FarLayout& layout, const FarMemory& memory) {
   }
 }
 
+/// GPU memory that cards read, which has one address.
+Result<PinnedBlock> take_gpu_block(int device, std::size_t num_bytes, std::string_view operation) {
+  Result<std::shared_ptr<std::byte>> memory = take_card_memory(device, num_bytes, operation);
+  if (!memory.ok()) return memory.status();
+  std::byte* const data = memory->get();
+  return PinnedBlock{std::move(*memory), data};
+}
+
 }  // namespace
 
 std::size_t FarLink::memory_bytes(const FarLayout& layout) { return FarMemory::at(nullptr, layout).size_bytes; }
@@ -70,6 +79,10 @@ Status FarLink::take_memory(const BackendContext& context, const Parts& parts, c
   if (!block.ok()) return block.status();
   block_ = std::move(*block);
   held_bytes_.store(memory_bytes(layout), std::memory_order_relaxed);
+  device_ = parts.device;
+  if (layout.rows_in_gpu()) {
+    if (Status status = take_gpu_memory(parts, layout); !status.ok()) return status;
+  }
   Result<std::shared_ptr<std::byte>> state = parts.memory->take(sizeof(FarState));
   if (!state.ok()) return state.status();
   state_ = std::move(*state);
@@ -89,6 +102,8 @@ Status FarLink::take_memory(const BackendContext& context, const Parts& parts, c
   params_.state = reinterpret_cast<FarState*>(state_.get());
   params_.outbox = kernels.outbox;
   params_.outbox_of_host = reinterpret_cast<std::uintptr_t>(memory.outbox);
+  params_.gpu = gpu_.get();
+  params_.gpu_of_network = static_cast<std::int64_t>(net::kGpuOffset);
   params_.found = parts.rail_link->found_of_kernels(RailLink::FaultOf::kLatency);
   params_.rank = context.topology.rank;
 
@@ -100,6 +115,15 @@ Status FarLink::take_memory(const BackendContext& context, const Parts& parts, c
   const int rank = context.topology.rank;
   options_.record_of = [log = *parts.call_log, rank](std::int64_t number) { return log.find(rank, number); };
   options_.poll_ns = context.options.network_poll_ns;
+  return {};
+}
+
+Status FarLink::take_gpu_memory(const Parts& parts, const FarLayout& layout) {
+  gpu_bytes_ = node::round_up_to_page(to_size(layout.gpu.size_bytes)) + net::gpu_probe_bytes(to_size(layout.num_ranks));
+  Result<std::shared_ptr<std::byte>> memory = take_card_memory(parts.device, gpu_bytes_);
+  if (!memory.ok()) return memory.status();
+  gpu_ = std::move(*memory);
+  held_bytes_.fetch_add(gpu_bytes_, std::memory_order_relaxed);
   return {};
 }
 
@@ -116,14 +140,17 @@ Result<std::unique_ptr<FarLink>> FarLink::create(const BackendContext& context, 
   threads.give_back();
   std::vector<int> ranks;
   for (int rank = 0; rank < context.topology.num_ranks; ++rank) ranks.push_back(rank);
-  // Every rank is an end, as in the one-sided layer; the ends of this node's ranks are never used.
+  // Every rank is an end, as in the one-sided layer.
   rail::NetworkParams params;
   params.engine.self = context.topology.rank;
   params.engine.num_peers = context.topology.num_ranks;
   params.engine.num_channels = one_sided::Driver::kNumChannels;
   params.engine.memory = {link->block_.data.get(), to_size(layout.inbox_bytes)};
+  params.engine.gpu_memory = {link->gpu_.get(), link->gpu_bytes_};
+  params.engine.read_back_gpu_writes = parts.rail_link->reads_back_writes();
   params.engine.timeout_ns = context.options.timeout_ns;
   params.engine.ranks = ranks;
+  for (const int rank : ranks) params.engine.unused.push_back(!layout.is_far(rank));
   params.places = parts.sync->places();
   params.gpu_pci_address = parts.gpu_pci_address;
   link->sync_ = parts.sync.get();
@@ -188,7 +215,8 @@ FarLink::~FarLink() {
 Result<PinnedBlock> FarLink::take_returns(std::string_view operation, std::size_t num_bytes) {
   if (returns_.empty() || returns_bytes_ < num_bytes) {
     const std::size_t rounded = node::round_up_to_page(std::max<std::size_t>(num_bytes, 1));
-    Result<PinnedBlock> block = take_pinned(rounded, -1, operation);
+    Result<PinnedBlock> block =
+        gpu_ == nullptr ? take_pinned(rounded, -1, operation) : take_gpu_block(device_, rounded, operation);
     if (!block.ok()) return block.status();
     if (!returns_.empty() && !returns_used_) {
       returns_.pop_back();

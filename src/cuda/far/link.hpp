@@ -33,9 +33,10 @@ class FarLink {
   const FarParams& params() const { return params_; }
   /// Pinned memory that `layout` takes.
   static std::size_t memory_bytes(const FarLayout& layout);
-  /// Memory of at least so many bytes from which rows of combines leave. It stays until the group ends, since graphs
-  /// may use it, unless a later call takes more before a combine has used it. `operation`: the call whose error it is.
-  /// @errors kSystem, kCuda: no memory can be locked
+  /// Memory of at least so many bytes from which rows of combines leave: pinned, or the GPU's where rows are there. It
+  /// stays until the group ends, since graphs may use it, unless a later call takes more before a combine has used it.
+  /// `operation`: the call whose error it is.
+  /// @errors kSystem, kCuda: no memory can be taken or locked
   Result<PinnedBlock> take_returns(std::string_view operation, std::size_t num_bytes);
   /// A combine uses the memory that was taken last.
   void use_returns() { returns_used_ = true; }
@@ -44,7 +45,7 @@ class FarLink {
   void add_traffic(NetworkUsage& usage) const;
   /// Returns once far ranks have all messages that kernels have posted, or are lost; after a second at most.
   void send_rest();
-  /// Pinned memory that this rank holds. Any thread.
+  /// Memory that this rank holds, pinned and of the GPU. Any thread.
   std::size_t held_bytes() const { return held_bytes_.load(std::memory_order_relaxed); }
   /// A message of each kind to each far rank is about to be posted: wakes the thread that looks for them.
   void expect_posts();
@@ -52,11 +53,15 @@ class FarLink {
  private:
   FarLink() = default;
   Status take_memory(const BackendContext& context, const Parts& parts, const FarLayout& layout);
+  Status take_gpu_memory(const Parts& parts, const FarLayout& layout);
 
   Status find_lost();
 
   call::CallSync* sync_ = nullptr;
+  int device_ = 0;
   PinnedBlock block_;
+  std::shared_ptr<std::byte> gpu_;    // null: no rows are in GPU memory
+  std::size_t gpu_bytes_ = 0;         // with what the engine needs for its probes
   std::vector<PinnedBlock> returns_;  // each is larger than the one before
   std::size_t returns_bytes_ = 0;     // of the last one
   bool returns_used_ = false;         // of the last one

@@ -3,7 +3,7 @@
 
 /// Memory through which latency mode reaches the ranks of other nodes (*far* ranks) without a forwarder: what kernels,
 /// the thread that drives the network, and far ranks write in it. It is pinned memory of the host, so any network
-/// serves it.
+/// serves it; where cards reach GPU memory (GroupOptions::ring_memory), most rows are there (FarRowPlaces).
 ///
 /// A rank has an *inbox* that far ranks put into, with the same layout on every rank, and an *outbox* from which its
 /// own messages leave. A call of either kind is one message to each far rank: its *front* (FarHeader, and for a
@@ -49,6 +49,11 @@ inline constexpr int kFarGrantSlots = 4;
 /// after 13 us each, 16 that read lines of their own after 1.2.
 inline constexpr std::int64_t kFarWordStride = 128;
 
+/// Most bytes of a message that stays in pinned memory as a whole where other rows are in GPU memory: it leaves as one
+/// message of the network (net/ucx/message.hpp), which takes two network latencies less than a card's write, its flush
+/// and a notify.
+inline constexpr std::int64_t kFarMostJoinedBytes = std::int64_t{20} << 10;
+
 /// Start of every message: one line, which a warp loads at once.
 struct FarHeader {
   std::uint32_t words[16];    ///< LatencyHeader of the sender
@@ -63,7 +68,8 @@ inline constexpr std::size_t kFarRecordOffset = 128;
 inline constexpr std::size_t kFarHeaderBytes = 1024;
 static_assert(sizeof(FarHeader) <= kFarRecordOffset);
 
-/// A message that kernels have finished. Addresses are the host's; `_to` are offsets in the receiver's inbox.
+/// A message that kernels have finished. Addresses are the host's, or GPU memory's for rows that go there; `_to` are
+/// offsets of the network in the receiver's memory.
 struct alignas(128) FarPost {
   std::uint64_t number;  ///< number of the call; written last
   std::int64_t record_number;
@@ -86,22 +92,35 @@ struct FarState {
   std::int32_t sets[kFarKinds][128];  ///< [R] set in which each far rank receives that call
 };
 
+/// Places of rows in GPU memory, as offsets in it: those that arrive, then those of a dispatch that leave. Rows of a
+/// combine leave from memory that calls take (FarLink::take_returns).
+struct FarRowPlaces {
+  std::int64_t rows_bytes = 0;  ///< room for the rows of a dispatch's message; 0: no rows are in GPU memory
+  std::int64_t dispatched = 0;  ///< [kFarSets][far ranks][rows_bytes]
+  std::int64_t returned = 0;    ///< [kFarSets][FarLayout::returns_bytes]
+  std::int64_t leaving = 0;     ///< [far ranks][rows_bytes]
+  std::int64_t size_bytes = 0;
+};
+
 /// Layout of an inbox, the same on every rank. Trivial, so that kernels take it by value.
 struct FarLayout {
   int num_ranks = 0;
   int ranks_per_node = 1;
   int first_near = 0;              ///< first rank of this node
   std::int64_t front_bytes = 0;    ///< room for the front of a dispatch's message
-  std::int64_t message_bytes = 0;  ///< room for a dispatch's message
+  std::int64_t message_bytes = 0;  ///< room for a dispatch's message, without rows that are in GPU memory
   std::int64_t returns_bytes = 0;  ///< room for the rows of a combine, of all far ranks together
   std::int64_t weights_bytes = 0;  ///< room for the weights of a combine
   std::int64_t arrived = 0;        ///< [messages][R][kFarWordStride]
   std::int64_t grants = 0;         ///< [kinds][R][kFarGrantSlots]
   std::int64_t headers = 0;        ///< [kFarHeaderSets][far ranks][kFarHeaderBytes] combine; dispatch without a set
   std::int64_t messages = 0;       ///< [kFarSets][far ranks][message_bytes] dispatch
-  std::int64_t returns = 0;        ///< [kFarSets][returns_bytes]
-  std::int64_t weights = 0;        ///< [kFarSets][far ranks][weights_bytes]
+  /// Combine: [kFarSets][returns_bytes]; with rows in GPU memory [kFarSets][far ranks][kFarMostJoinedBytes], for a
+  /// message's header and rows that follow it.
+  std::int64_t returns = 0;
+  std::int64_t weights = 0;  ///< [kFarSets][far ranks][weights_bytes]
   std::int64_t inbox_bytes = 0;
+  FarRowPlaces gpu;
 
   struct Shape {
     int num_ranks = 0;
@@ -111,6 +130,7 @@ struct FarLayout {
     std::int64_t rows_bytes = 0;
     std::int64_t returns_bytes = 0;
     std::int64_t weights_bytes = 0;
+    bool rows_in_gpu = false;
   };
   static constexpr FarLayout of(const Shape& shape) {
     FarLayout layout;
@@ -118,7 +138,7 @@ struct FarLayout {
     layout.ranks_per_node = shape.ranks_per_node;
     layout.first_near = shape.rank / shape.ranks_per_node * shape.ranks_per_node;
     layout.front_bytes = static_cast<std::int64_t>(kFarHeaderBytes) + shape.front_bytes;
-    layout.message_bytes = layout.front_bytes + shape.rows_bytes;
+    layout.message_bytes = layout.front_bytes + (shape.rows_in_gpu ? kFarMostJoinedBytes : shape.rows_bytes);
     layout.returns_bytes = shape.returns_bytes;
     layout.weights_bytes = shape.weights_bytes;
     const auto num_ranks = static_cast<std::int64_t>(shape.num_ranks);
@@ -133,12 +153,27 @@ struct FarLayout {
     layout.grants = take(kFarKinds * num_ranks * kFarGrantSlots * 8);
     layout.headers = take(2 * kFarHeaderSets * num_far * static_cast<std::int64_t>(kFarHeaderBytes));
     layout.messages = take(kFarSets * num_far * layout.message_bytes);
-    layout.returns = take(kFarSets * layout.returns_bytes);
+    layout.returns = take(kFarSets * (shape.rows_in_gpu ? num_far * kFarMostJoinedBytes : layout.returns_bytes));
     layout.weights = take(kFarSets * num_far * layout.weights_bytes);
     layout.inbox_bytes = static_cast<std::int64_t>(carver.used_bytes());
+    if (!shape.rows_in_gpu) return layout;
+    layout.gpu.rows_bytes = shape.rows_bytes;
+    layout.gpu.returned = kFarSets * num_far * shape.rows_bytes;
+    layout.gpu.leaving = layout.gpu.returned + kFarSets * shape.returns_bytes;
+    layout.gpu.size_bytes = layout.gpu.leaving + num_far * shape.rows_bytes;
     return layout;
   }
 
+  FERRY_HOST_DEVICE constexpr bool rows_in_gpu() const { return gpu.rows_bytes != 0; }
+  /// Whether the rows of a message of so many bytes are in GPU memory. Both ranks find the same.
+  FERRY_HOST_DEVICE constexpr bool is_apart(std::int64_t num_bytes) const {
+    return rows_in_gpu() && num_bytes > kFarMostJoinedBytes;
+  }
+
+  /// Room in the outbox for a combine's message to one far rank.
+  FERRY_HOST_DEVICE constexpr std::int64_t combine_out_bytes() const {
+    return rows_in_gpu() ? kFarMostJoinedBytes : static_cast<std::int64_t>(kFarHeaderBytes);
+  }
   FERRY_HOST_DEVICE constexpr int num_far() const { return num_ranks - ranks_per_node; }
   FERRY_HOST_DEVICE constexpr bool is_far(int rank) const {
     return rank < first_near || rank >= first_near + ranks_per_node;
@@ -162,13 +197,38 @@ struct FarLayout {
   /// Front of a message: for a dispatch with a set the whole message. `far_idx`: number of the source at the receiver.
   FERRY_HOST_DEVICE constexpr std::int64_t front_at(int kind, int set, int far_idx) const {
     if (kind == 0 && set < kFarSets) return messages + (std::int64_t{set} * num_far() + far_idx) * message_bytes;
+    if (rows_in_gpu() && set < kFarSets)
+      return returns + (std::int64_t{set} * num_far() + far_idx) * kFarMostJoinedBytes;
     const std::int64_t idx = (std::int64_t{kind} * kFarHeaderSets + set) * num_far() + far_idx;
     return headers + idx * static_cast<std::int64_t>(kFarHeaderBytes);
   }
   FERRY_HOST_DEVICE constexpr std::int64_t returns_at(int set) const { return returns + set * returns_bytes; }
+  /// The same for rows of one far rank that are not apart, where others are in GPU memory.
+  FERRY_HOST_DEVICE constexpr std::int64_t joined_returns_at(int set, int far_idx) const {
+    return front_at(1, set, far_idx) + static_cast<std::int64_t>(kFarHeaderBytes);
+  }
+  /// Whether a combine's rows to or from one far rank are apart.
+  FERRY_HOST_DEVICE constexpr bool returns_apart(std::int64_t rows_bytes) const {
+    return is_apart(static_cast<std::int64_t>(kFarHeaderBytes) + rows_bytes);
+  }
+  // Offsets in GPU memory.
+  FERRY_HOST_DEVICE constexpr std::int64_t gpu_dispatched_at(int set, int far_idx) const {
+    return gpu.dispatched + (std::int64_t{set} * num_far() + far_idx) * gpu.rows_bytes;
+  }
+  FERRY_HOST_DEVICE constexpr std::int64_t gpu_returned_at(int set) const { return gpu.returned + set * returns_bytes; }
+  FERRY_HOST_DEVICE constexpr std::int64_t gpu_leaving_at(int far_idx) const {
+    return gpu.leaving + far_idx * gpu.rows_bytes;
+  }
   FERRY_HOST_DEVICE constexpr std::int64_t weights_at(int set, int far_idx) const {
     return weights + (std::int64_t{set} * num_far() + far_idx) * weights_bytes;
   }
+};
+
+/// A part of a message: its front, or its rows if it has any.
+struct FarPart {
+  std::uint64_t from = 0;  ///< address of the host, or in GPU memory
+  std::int64_t to = 0;     ///< offset of the network in the receiver's memory
+  std::int64_t bytes = 0;
 };
 
 /// Parameters of kernels.
@@ -179,7 +239,10 @@ struct FarParams {
   const std::uint64_t* left = nullptr;  ///< [messages][R]
   std::uint64_t* granted = nullptr;     ///< [kinds][kFarGrantSlots]
   FarState* state = nullptr;
-  /// Outbox: [far ranks][message_bytes] dispatch, [far ranks][kFarHeaderBytes] combine, then [weights_bytes] for all.
+  std::byte* gpu = nullptr;         ///< GPU memory for rows (FarRowPlaces); null: there is none
+  std::int64_t gpu_of_network = 0;  ///< the network's offset of `gpu`
+  /// Outbox: [far ranks][message_bytes] dispatch; [far ranks][kFarHeaderBytes] combine, with rows in GPU memory
+  /// [far ranks][kFarMostJoinedBytes]; then [weights_bytes] for all.
   std::byte* outbox = nullptr;
   std::uint64_t outbox_of_host = 0;  ///< its address on the host
   FoundRecord* found = nullptr;      ///< [ranks of the node, nodes] records of refused calls (rail_params.hpp)
@@ -190,9 +253,16 @@ struct FarParams {
     return std::int64_t{far_idx} * layout.message_bytes;
   }
   FERRY_HOST_DEVICE constexpr std::int64_t header_out(int far_idx) const {
-    return layout.num_far() * layout.message_bytes + far_idx * static_cast<std::int64_t>(kFarHeaderBytes);
+    return layout.num_far() * layout.message_bytes + far_idx * layout.combine_out_bytes();
   }
   FERRY_HOST_DEVICE constexpr std::int64_t weights_out() const { return header_out(layout.num_far()); }
+  /// Rows at an offset in GPU memory, which go to an offset in the receiver's.
+  FERRY_HOST_DEVICE FarPart in_gpu(std::int64_t from, std::int64_t to, std::int64_t bytes) const {
+    return {reinterpret_cast<std::uint64_t>(gpu + from), gpu_of_network + to, bytes};
+  }
+  FERRY_HOST_DEVICE constexpr std::int64_t joined_returns_out(int far_idx) const {
+    return header_out(far_idx) + static_cast<std::int64_t>(kFarHeaderBytes);
+  }
   FERRY_HOST_DEVICE constexpr std::int64_t front_out(int kind, int far_idx) const {
     return kind == 0 ? message_out(far_idx) : header_out(far_idx);
   }

@@ -21,7 +21,9 @@ net::AtomicOp set_to(std::int64_t offset, std::uint64_t value) {
 }
 
 bool is_inside(const FarLayout& layout, std::uint64_t offset, std::uint64_t num_bytes) {
-  const auto size = static_cast<std::uint64_t>(layout.inbox_bytes);
+  const bool in_gpu = offset >= net::kGpuOffset;
+  const auto size = static_cast<std::uint64_t>(in_gpu ? layout.gpu.size_bytes : layout.inbox_bytes);
+  if (in_gpu) offset -= net::kGpuOffset;
   return offset <= size && num_bytes <= size - offset;
 }
 

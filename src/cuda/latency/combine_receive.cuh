@@ -261,15 +261,27 @@ class CombineReceiver {
     }
     if (exact()) term.weight = entry.weight;
     if (rank >= 0 && far.layout.is_far(rank)) {
-      const std::int64_t place = call_.tables.far_returns(params_.rows.order).own_firsts[rank] + entry.place;
-      term.row = far.inbox + far.layout.returns_at(static_cast<int>(sent_.set)) +
-                 place * round_up_row(params_.rows.row_bytes) + part.begin;
+      term.row = far_rows(rank) + entry.place * round_up_row(params_.rows.row_bytes) + part.begin;
     } else {
       term.row = window_.row(token, ordinal) + part.begin;
     }
     const TermPlace found = order_terms(term, call_.num_topk, true, terms_);
     find_ends(terms_, found, counts, rank, far.layout.ranks_per_node, shared_.node_terms[warp_idx() - 1]);
     return found.num_rows;
+  }
+
+  /// First of the rows that a far rank returns.
+  __device__ const std::byte* far_rows(int rank) const {
+    const FarParams& far = params_.far;
+    const FarLayout& layout = far.layout;
+    const FarReturns& returns = call_.tables.far_returns(params_.rows.order);
+    const auto set = static_cast<int>(sent_.set);
+    const std::int64_t stride = round_up_row(params_.rows.row_bytes);
+    if (!layout.rows_in_gpu()) return far.inbox + layout.returns_at(set) + returns.own_firsts[rank] * stride;
+    if (!layout.returns_apart(returns.own_num_rows[rank] * stride)) {
+      return far.inbox + layout.joined_returns_at(set, layout.far_idx(rank));
+    }
+    return far.gpu + layout.gpu_returned_at(set) + returns.own_firsts[rank] * stride;
   }
 
   /// Number of the token's ranks below this lane's, including lost ones: senders place their rows by all ranks. All

@@ -167,13 +167,6 @@ __device__ inline bool is_last_far_block(const FarParams& far) {
   return true;
 }
 
-/// A part of a message: its front, or its rows if it has any.
-struct FarPart {
-  std::uint64_t from = 0;  ///< address on the host
-  std::int64_t to = 0;     ///< offset in the receiver's inbox
-  std::int64_t bytes = 0;
-};
-
 /// Posts message `message` (kFarMessages) number `number` to a far rank. One thread.
 __device__ inline void post_message(const LatencyParams& call, const FarParams& far, int message, int rank,
                                     std::uint64_t number, const FarPart& front, const FarPart& rows) {

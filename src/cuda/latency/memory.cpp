@@ -55,10 +55,10 @@ LatencyLayout latency_layout(const Topology& topology, std::size_t latency_bytes
                            topology.num_ranks);
 }
 
-FarLayout far_layout(const Topology& topology, std::size_t latency_bytes) {
+FarLayout far_layout(const Topology& topology, std::size_t latency_bytes, bool rows_in_gpu) {
   const LatencyLayout window = latency_layout(topology, latency_bytes);
   if (topology.num_nodes() == 1 || window.set_bytes == 0) return {};
-  return far_layout(window, topology.num_ranks, topology.ranks_per_node, topology.rank);
+  return far_layout(window, topology.num_ranks, topology.ranks_per_node, topology.rank, rows_in_gpu);
 }
 
 Status start_latency(Parts& parts, int num_ranks, cudaStream_t stream) {

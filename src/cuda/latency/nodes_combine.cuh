@@ -152,11 +152,30 @@ __device__ inline bool send_nodes_combine(const FarCombineParams& params, const 
   return end_send<false>(params, shared, start, good);
 }
 
+/// Rows that a combine returns to a far rank.
+struct ReturnedRows {
+  int set;
+  std::int32_t first_there;  ///< place of the first in the receiver's set
+  std::int32_t num_rows;
+  std::int32_t first_here;  ///< place of the first in FarCombineParams::returns
+};
+
+/// Rows that are a part of their own; none if they follow the front.
+__device__ inline FarPart returned_part(const FarCombineParams& params, const ReturnedRows& rows) {
+  const FarLayout& layout = params.far.layout;
+  const std::int64_t stride = round_up_row(params.rows.row_bytes);
+  const std::int64_t num_bytes = rows.num_rows * stride;
+  const std::int64_t there = rows.first_there * stride;
+  const std::uint64_t from = params.returns_of_host + static_cast<std::uint64_t>(rows.first_here * stride);
+  if (!layout.rows_in_gpu()) return {from, layout.returns_at(rows.set) + there, num_bytes};
+  if (!layout.returns_apart(num_bytes)) return {};
+  return {from, params.far.gpu_of_network + layout.gpu_returned_at(rows.set) + there, num_bytes};
+}
+
 /// Posts what a combine sends to far ranks. All lanes of one warp of the last block.
 __device__ inline void post_returns(const FarCombineParams& params, const CombineSendShared& shared, bool routed) {
   const LatencyParams& call = params.call;
   const FarParams& far = params.far;
-  const std::int64_t stride = round_up_row(params.rows.row_bytes);
   const FarReturns& returns = call.tables.far_returns(params.rows.order);
   LatencyHeader header;
   header.agreement = routed ? call.agreement : 0;
@@ -171,13 +190,13 @@ __device__ inline void post_returns(const FarCombineParams& params, const Combin
     const int rank = far.layout.far_rank(idx);
     const int set = shared.far_sets[rank];
     FarPart rows;
+    auto front_bytes = static_cast<std::int64_t>(kFarHeaderBytes);
     if (routed && set != kNoSet) {
-      rows.from = params.returns_of_host + static_cast<std::uint64_t>(shared.far_firsts[rank] * stride);
-      rows.to = far.layout.returns_at(set) + returns.firsts[rank] * stride;
-      rows.bytes = returns.num_rows[rank] * stride;
+      const std::int32_t num_rows = returns.num_rows[rank];
+      rows = returned_part(params, {set, returns.firsts[rank], num_rows, shared.far_firsts[rank]});
+      if (rows.bytes == 0) front_bytes += num_rows * round_up_row(params.rows.row_bytes);
     }
-    post_far(call, far, LatencyKind::kCombine, idx, set, *shared.number, static_cast<std::int64_t>(kFarHeaderBytes),
-             rows);
+    post_far(call, far, LatencyKind::kCombine, idx, set, *shared.number, front_bytes, rows);
   }
 }
 

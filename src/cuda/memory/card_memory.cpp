@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <string_view>
 #include <utility>
 
 #include "cuda/driver/cuda_call.hpp"
@@ -30,7 +29,7 @@ class Mapping {
     if (address_ != 0) table_.mem_address_free(address_, size_bytes_);
   }
 
-  Status make(std::size_t bytes) {
+  Status make(std::size_t bytes, std::string_view operation) {
     const DeviceGuard guard(device_);
     if (!guard.status().ok()) return guard.status();
     const RelaxedCapture relaxed;
@@ -39,9 +38,10 @@ class Mapping {
     size_bytes_ = (bytes + *granularity - 1) / *granularity * *granularity;
     CUmemAllocationProp properties = shareable_memory(device_);
     properties.allocFlags.gpuDirectRDMACapable = 1;
-    const auto step = [this](CUresult result, std::string_view what) {
+    const auto step = [this, operation](CUresult result, std::string_view what) {
       return driver_status(
-          result, fmt::format("Group::create: {} {} bytes of GPU {} for rings", what, size_bytes_, device_), kHint);
+          result, fmt::format("{}: {} {} bytes of GPU {} for the network", operation, what, size_bytes_, device_),
+          kHint);
     };
     Status status = step(table_.mem_create(&handle_, size_bytes_, &properties, 0), "taking");
     if (!status.ok()) handle_ = 0;
@@ -73,11 +73,11 @@ class Mapping {
 
 }  // namespace
 
-Result<std::shared_ptr<std::byte>> take_card_memory(int device, std::size_t bytes) {
+Result<std::shared_ptr<std::byte>> take_card_memory(int device, std::size_t bytes, std::string_view operation) {
   const Result<const Driver*> table = driver();
   if (!table.ok()) return table.status();
   auto mapping = std::make_shared<Mapping>(**table, device);
-  if (Status status = mapping->make(bytes); !status.ok()) return status;
+  if (Status status = mapping->make(bytes, operation); !status.ok()) return status;
   std::byte* const data = mapping->data();
   return std::shared_ptr<std::byte>(std::move(mapping), data);
 }

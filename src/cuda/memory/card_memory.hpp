@@ -5,15 +5,17 @@
 
 #include <cstddef>
 #include <memory>
+#include <string_view>
 
 #include "ferry/status.hpp"
 
 namespace ferry::cuda {
 
 /// Allocates `bytes` with undefined content, mapped for `device` alone. Freed with the last copy of the pointer, when
-/// no card uses the memory any more.
+/// no card uses the memory any more. `operation`: the call whose error it is.
 /// @errors kSystem: too little memory; kUnsupported, kCuda: the driver refuses
-Result<std::shared_ptr<std::byte>> take_card_memory(int device, std::size_t bytes);
+Result<std::shared_ptr<std::byte>> take_card_memory(int device, std::size_t bytes,
+                                                    std::string_view operation = "Group::create");
 
 /// Whether kernels of `device` see what a card wrote into its memory before what the card wrote into the host's memory
 /// later.
