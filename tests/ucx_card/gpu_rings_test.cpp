@@ -1,5 +1,6 @@
 /// Groups of emulated GPUs over nodes whose rings are in GPU memory, which stand-ins for cards write and read.
 
+#include <cuda_runtime_api.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -28,11 +29,21 @@ struct Rings {
 };
 void PrintTo(const Rings& rings, std::ostream* out) { *out << rings.name; }
 
+/// Leaves room for the kernels that copy for cards where ranks share a GPU. Emulated GPUs have no such kernels, and few
+/// multiprocessors.
+int reserved_sms() {
+  constexpr int kSmsOfCopies = 32;
+  int num_sms = 0;
+  const cudaError_t error = cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, 0);
+  return error == cudaSuccess && num_sms > 2 * kSmsOfCopies ? kSmsOfCopies : kDefaultReservedSms;
+}
+
 GroupOptions options_of(const Rings& rings) {
   GroupOptions options = gpu_group_options();
   options.ranks_per_node = rings.ranks_per_node;
   options.transport = "ucx";
   options.ring_memory = rings.memory;
+  options.num_reserved_sms = reserved_sms();
   return options;
 }
 

@@ -39,8 +39,8 @@ struct FarMessage {
     return round_up_row(front_bytes(num_tokens));
   }
 
-  /// FarLayout::is_apart for a message of a source with so many tokens: for as many rows, so that blocks find out before
-  /// all rows have a place.
+  /// FarLayout::is_apart for a message of a source with so many tokens. Counts a row for each, so that blocks find out
+  /// before all rows have a place.
   FERRY_HOST_DEVICE constexpr bool rows_apart(const FarLayout& layout, std::int64_t num_tokens,
                                               std::int64_t stride) const {
     return layout.is_apart(rows_at(num_tokens) + num_tokens * stride);
