@@ -217,7 +217,8 @@ Json to_json(const std::vector<BenchReport>& reports, const std::string& launch)
                  {"seed", first.seed},
                  {"counts_load", first.counts_load},
                  {"late_us", static_cast<double>(first.late_ns) / kNsPerUs},
-                 {"network_route", first.num_nodes > 1 ? Json(reports.front().wire.route.data()) : Json(nullptr)}};
+                 {"network_route", first.num_nodes > 1 ? Json(reports.front().wire.route.data()) : Json(nullptr)},
+                 {"ring_memory", first.num_nodes > 1 ? Json(reports.front().wire.ring_memory.data()) : Json(nullptr)}};
   if (first.on_gpu()) add_gpu_run(reports.front(), &json);
   json["results"] = Json::array();
   for (const BenchReport& report : reports) {

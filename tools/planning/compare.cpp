@@ -53,6 +53,7 @@ std::optional<PlanShape> shape_of(const Json& run, const Json& result) {
   if (member<std::string>(result, "dtype", "") == "fp8" || quantize.starts_with("fp8")) shape.dtype = PlanDType::kFp8;
   if (member<std::string>(result, "order", "") == "rank_sums") shape.order = CombineOrder::kRankSums;
   shape.plain = member<std::string>(run, "memory", "") == "plain";
+  if (member<std::string>(run, "ring_memory", "") == "gpu") shape.rings = PlanRings::kGpu;
   shape.num_sms = member<int>(child(run, "kernel_options"), "num_sms", 0);
   if (!check(shape)) return std::nullopt;
   const auto routing = member<std::string>(result, "routing", "random");

@@ -46,6 +46,7 @@ WireNames wire_names(const Group& group) {
   WireNames names{};
   set_text(names.transport, usage.transport);
   if (!usage.rails.empty()) set_text(names.route, usage.rails.front().route);
+  set_text(names.ring_memory, usage.ring_memory);
   return names;
 }
 

@@ -38,10 +38,11 @@ class WireMeter {
   NetworkUsage before_;
 };
 
-/// Network of a rank. Plain bytes; both texts end with a null character and are empty on one node.
+/// Network of a rank. Plain bytes; all texts end with a null character and are empty on one node.
 struct WireNames {
-  std::array<char, 16> transport;  ///< e.g. "ucx"
-  std::array<char, 112> route;     ///< the path to the first rail peer, e.g. "tcp/eth0"
+  std::array<char, 16> transport;   ///< e.g. "ucx"
+  std::array<char, 112> route;      ///< the path to the first rail peer, e.g. "tcp/eth0"
+  std::array<char, 8> ring_memory;  ///< NetworkUsage::ring_memory
 };
 WireNames wire_names(const Group& group);
 
