@@ -188,6 +188,7 @@ CallPlan Calls::nodes_dispatch() const {
   call.terms.push_back(first_chunk(traffic.chunk_bytes));  // it follows the call's header at once
   add_exchange(traffic, traffic.items_sent * row, &call);
   if (shape_.ranks_per_node > 1) {
+    call.terms.push_back(fixed("ranks of the node", rates_, &Rates::near_dispatch_us));
     call.terms.push_back(moved("NVLink", call.link_bytes, &Rates::nvlink_pull_gbps));
   }
   call.terms.push_back(by_sms(2 * traffic.items_sent * row + taken, dispatch_sms(shape_), &Rates::sm_copy_gbps));
@@ -205,11 +206,12 @@ CallPlan Calls::nodes_combine() const {
   call.link_bytes = traffic.rows_over_links * row;
   call.terms.push_back(fixed("entry and end", rates_, &Rates::combine_us));
   call.terms.push_back(fixed("several nodes", rates_, &Rates::node_combine_us));
-  // Where a node's sum is a row as it is, rows follow the call's header at once.
-  if (shape_.ranks_per_node > 1) call.terms.push_back(round_trip(1));
   call.terms.push_back(first_chunk(traffic.chunk_bytes));
   add_exchange(traffic, traffic.items_sent * row, &call);
-  if (shape_.ranks_per_node > 1) call.terms.push_back(moved("NVLink", call.link_bytes, &Rates::nvlink_pull_gbps));
+  if (shape_.ranks_per_node > 1) {
+    call.terms.push_back(fixed("ranks of the node", rates_, &Rates::near_combine_us));
+    call.terms.push_back(moved("NVLink", call.link_bytes, &Rates::nvlink_pull_gbps));
+  }
   // Tokens are added up over the nodes while their sums come in.
   const double added = 2 * traffic.items_sent * row + summed + traffic.items_held * row;
   call.terms.push_back(by_sms(added, combine_sms(shape_), &Rates::sm_sum_gbps));
@@ -240,7 +242,13 @@ void Calls::add_messages(double sent_bytes, CallPlan* call) const {
         moved("host memory", kHostPasses * sent_bytes * shape_.ranks_per_node, &Rates::host_memory_gbps));
   }
   call->terms.push_back(
-      {"driver, other messages", 2 * (num_messages - 1) * message_us, 0, true, {&Rates::far_message_us}});
+      {"driver, other messages", 2 * (num_messages - 1) * message_us, 0, false, {&Rates::far_message_us}});
+  // Longer messages take more than one message of the network (cuda/far/params.hpp).
+  constexpr double kMostJoinedBytes = 20 << 10;
+  if (sent_bytes > num_messages * kMostJoinedBytes) {
+    call->terms.push_back(
+        {"driver, writes", 2 * num_messages * rates_.far_write_us.value, 0, false, {&Rates::far_write_us}});
+  }
 }
 
 CallPlan Calls::latency_dispatch() const {

@@ -22,14 +22,16 @@ constexpr std::string_view kStage = "docs/performance-gpus.md: 150,000 chunks a 
 constexpr std::string_view kShared =
     "cuda-h200-x1/nodes_latency.json, T = 1: route and a former dispatch share evenly what is left of all three calls";
 constexpr std::string_view kCardPair =
-    "cuda-nodes-h200-x2/card_*.json, T = 512 to 4096 over a stand-in for a card: hardly anything is left";
+    "cuda-nodes-h200-x4/card_2x1_*.json, T = 512 to 4096 over a stand-in for a card: hardly anything is left";
+constexpr std::string_view kCardNear = "cuda-nodes-h200-x4: card_2x2_*.json beside card_2x1_*.json, T = 512 to 4096";
 
-constexpr std::string_view kCard = "cuda-nodes-h200-x2/card_latency_1.json, less copies of a stand-in for a card";
+constexpr std::string_view kCard = "cuda-nodes-h200-x4/card_2x1_latency_1.json, over a stand-in for a card";
 constexpr std::string_view kWords = "cuda-nodes-h200-x2/gpu_rings.json: a block that polls a word of its own";
-constexpr std::string_view kMessage = "docs/transport.md: a chunk that is alone on its way, without a card";
+constexpr std::string_view kMessage = "cuda-nodes-h200-x4: card_2x2_latency_1.json beside card_2x1_latency_1.json";
+constexpr std::string_view kWrite = "cuda-nodes-h200-x4: card_2x1_latency_8.json and card_2x1_latency_32.json";
 
 /// Rates of everything between nodes, for both GPUs: no run between hosts has been made.
-constexpr std::array<PresetRate, 14> kNodes = {{
+constexpr std::array<PresetRate, 17> kNodes = {{
     {&Rates::network_gbit, 400, kAssumed, "one card of 400 Gbit/s for each GPU"},
     {&Rates::network_share, 0.978, kMeasured, "cuda-nodes-h200-x2/nodes.json: rings over a copy held to 20 Gbit/s"},
     {&Rates::network_us, 5, kAssumed, "RDMA through two switches, with notification"},
@@ -39,11 +41,14 @@ constexpr std::array<PresetRate, 14> kNodes = {{
     {&Rates::proxy_chunk_us, 6.7, kMeasured, kStage},
     {&Rates::node_dispatch_us, 1, kMeasured, kCardPair},
     {&Rates::node_combine_us, 5, kMeasured, kCardPair},
+    {&Rates::near_dispatch_us, 20, kMeasured, kCardNear},
+    {&Rates::near_combine_us, 34, kMeasured, kCardNear},
     {&Rates::node_route_us, 52, kMeasured, kShared},
-    {&Rates::far_dispatch_us, 22.5, kMeasured, kCard},
-    {&Rates::far_combine_us, 21, kMeasured, kCard},
+    {&Rates::far_dispatch_us, 18.4, kMeasured, kCard},
+    {&Rates::far_combine_us, 14.7, kMeasured, kCard},
     {&Rates::far_word_us, 1.2, kMeasured, kWords},
-    {&Rates::far_message_us, 0.92, kMeasured, kMessage},
+    {&Rates::far_message_us, 4.7, kMeasured, kMessage},
+    {&Rates::far_write_us, 2.5, kMeasured, kWrite},
 }};
 
 constexpr std::string_view kPair4 = "cuda-h200-x4: tokens_bf16.json, T = 512, and pair_bf16.json";

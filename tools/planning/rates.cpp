@@ -22,7 +22,7 @@ constexpr const char* kVersionKey = "ferry_rates";
 /// More than any machine's rate in any of the units.
 constexpr double kMaxRate = 1e9;
 
-constexpr std::array<RateField, 32> kFields = {{
+constexpr std::array<RateField, 35> kFields = {{
     {"nvlink_push_gbps", "GB/s", "NVLink each way, rows that dispatch stores", &Rates::nvlink_push_gbps},
     {"nvlink_pull_gbps", "GB/s", "NVLink each way, rows that combine loads", &Rates::nvlink_pull_gbps},
     {"sm_copy_gbps", "GB/s", "rows that one multiprocessor copies", &Rates::sm_copy_gbps},
@@ -51,11 +51,14 @@ constexpr std::array<RateField, 32> kFields = {{
     {"proxy_chunk_us", "us", "a chunk at a rank's proxy", &Rates::proxy_chunk_us},
     {"node_dispatch_us", "us", "more of a dispatch of one token over several nodes", &Rates::node_dispatch_us},
     {"node_combine_us", "us", "more of a combine of one token over several nodes", &Rates::node_combine_us},
+    {"near_dispatch_us", "us", "more of a dispatch over several nodes of several ranks", &Rates::near_dispatch_us},
+    {"near_combine_us", "us", "more of a combine over several nodes of several ranks", &Rates::near_combine_us},
     {"node_route_us", "us", "more of a route over several nodes", &Rates::node_route_us},
     {"far_dispatch_us", "us", "kernels for far ranks in a dispatch of latency mode", &Rates::far_dispatch_us},
     {"far_combine_us", "us", "kernels for far ranks in a combine of latency mode", &Rates::far_combine_us},
     {"far_word_us", "us", "until a word in host memory is seen at the other side of PCIe", &Rates::far_word_us},
     {"far_message_us", "us", "a message at the thread that drives a rank's network", &Rates::far_message_us},
+    {"far_write_us", "us", "rows that a card writes, besides their front, at that thread", &Rates::far_write_us},
 }};
 
 Status refuse(const std::string& path, const std::string& what) {

@@ -57,12 +57,15 @@ struct Rates {
   Rate proxy_chunk_us;
   Rate node_dispatch_us;
   Rate node_combine_us;
+  Rate near_dispatch_us;
+  Rate near_combine_us;
   Rate node_route_us;
   // Latency mode over several nodes:
   Rate far_dispatch_us;
   Rate far_combine_us;
   Rate far_word_us;
   Rate far_message_us;
+  Rate far_write_us;
 };
 
 /// One of the rates, as files and reports name it.

@@ -52,7 +52,6 @@ std::vector<std::string> notes_on(const PlanShape& shape) {
   }
   if (shape.num_nodes > 1 && shape.rings == PlanRings::kGpu) {
     notes.emplace_back("rings in GPU memory have run over a stand-in for a card only");
-    notes.emplace_back("messages of latency mode are in host memory so far; here they are in GPU memory");
   }
   if (shape.num_nodes > kMaxGroupNodes) {
     notes.push_back(
