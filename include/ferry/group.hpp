@@ -87,11 +87,11 @@ struct GroupOptions {
   /// Network between nodes, if there are several: "auto" (best that works here) or a name from `ferry::transports()`.
   /// "loopback" joins threads of one process, for tests; "auto" never chooses it.
   std::string transport = "auto";
-  /// Backend "cuda", several nodes: memory of the rings through which nodes exchange. "host": pinned memory that GPUs
-  /// and any network reach. "gpu": GPU memory that network cards read and write (GPUDirect); if it is not available,
-  /// create returns kUnsupported and lists everything that is missing, as does `gpu_direct_facts`. It has not yet run
-  /// on any card. "auto": the variable FERRY_RING_MEMORY if it is set, else "gpu" where every rank has a card near its
-  /// GPU and these cards prove to reach the GPUs, else "host", the same on all ranks; NetworkUsage says which and why.
+  /// Backend "cuda", several nodes: memory of the rings between nodes, and of rows of latency mode that cross them.
+  /// "host": pinned memory. "gpu": GPU memory that network cards read and write (GPUDirect, not yet run on a card);
+  /// if it is not available, create returns kUnsupported and lists what is missing, as does `gpu_direct_facts`. "auto":
+  /// the variable FERRY_RING_MEMORY if it is set, else "gpu" where every rank has a card near its GPU and these cards
+  /// prove to reach the GPUs, else "host", the same on all ranks, for rings and for rows; NetworkUsage says why.
   std::string ring_memory = "auto";
   /// Backend "cuda", several nodes: how long the thread that drives the network polls after the last movement. Later a
   /// replayed graph waits up to 20 ms until the thread is awake again; calls that the host makes wake it themselves.
@@ -125,8 +125,8 @@ struct GroupOptions {
   std::string tuning_file{};
   /// Backend "cuda": symmetric memory that receives latency mode's rows, taken when the group is created; a multiple of
   /// a page is used. `latency_bytes_required` computes the size; calls that need more are kCapacity. 0: the group makes
-  /// no such calls. Over several nodes a group of at most 128 ranks may have it, and locks memory of the host besides
-  /// (docs/latency.md). Other backends need none and take none.
+  /// no such calls. Over several nodes a group of at most 128 ranks may have it, and takes memory of the host besides,
+  /// or of the GPU (`ring_memory`, docs/latency.md). Other backends need none and take none.
   std::size_t latency_bytes = 0;
   /// Latency mode continues without lost ranks: a call that waits in vain for a rank masks it (see
   /// Group::latency_update_mask) instead of breaking the group. All other calls still need every rank. Calls of latency

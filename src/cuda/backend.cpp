@@ -108,6 +108,9 @@ Result<std::unique_ptr<Backend>> CudaBackend::create(const BackendContext& conte
       const DeviceGuard guard(parts->device);
       if (status.ok()) status = guard.status();
       Result<std::unique_ptr<FarLink>> link = FarLink::create(context, *parts, layout, status);
+      if (link.ok() && *link == nullptr) {
+        link = FarLink::create(context, *parts, far_layout(context.topology, parts->latency_bytes), status);
+      }
       if (!link.ok()) return link.status();
       far = link->get();
       parts->far = std::shared_ptr<FarLink>(std::move(*link));

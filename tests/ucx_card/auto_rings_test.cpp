@@ -15,6 +15,7 @@
 
 #include "ferry/transports.hpp"
 #include "gpu/gpu_group.hpp"
+#include "gpu/latency_group.hpp"
 #include "ucx_card/hosts.hpp"
 #include "ucx_card/rounds.hpp"
 #include "ucx_card/variable.hpp"
@@ -137,6 +138,31 @@ INSTANTIATE_TEST_SUITE_P(
                     Obstacle{"puts", "latency_ns=100000,fail=put_gpu,end=0", -1, "cards do not reach the GPU memory"},
                     Obstacle{"puts_of_both", "fail=put_gpu", -1, "cards do not reach the GPU memory"}),
     [](const auto& instance) { return instance.param.name; });
+
+/// Where cards fill rings, and one end of latency mode's network cannot have its rows in GPU memory.
+class UcxCardRowsObstacle : public testing::TestWithParam<const char*> {};
+
+TEST_P(UcxCardRowsObstacle, HasAllRanksTakeHostMemoryForRows) {
+  const std::vector<PreparedCase> cases = latency_cases_of_equal_shapes(2, 1, true, 1);
+  GroupOptions options = options_of(1, "auto");
+  options.latency_bytes = latency_bytes_of("cuda", cases);
+  std::size_t bytes_with_rows = 0;
+  run_on_hosts(options, -1, [&](RankContext& context, Group& group) {
+    if (context.rank() == 0) bytes_with_rows = group.memory_usage().network_bytes;
+  });
+  const CardSettings settings(GetParam());
+  run_on_hosts(options, -1, [&](RankContext& context, Group& group) {
+    const NetworkUsage usage = group.network_usage();
+    context.expect(usage.ring_memory == "gpu", "rings in " + usage.ring_memory + " memory: " + usage.why_host_memory);
+    context.expect(group.memory_usage().network_bytes < bytes_with_rows, "rows are in GPU memory");
+    check_latency_case(context, group, cases[0], Halves::kTogether);
+    check_latency_case(context, group, cases[0], Halves::kSplit);
+  });
+}
+
+// The ends of rings are the first of each rank.
+INSTANTIATE_TEST_SUITE_P(, UcxCardRowsObstacle, testing::Values("fail=map_gpu,status=4,end=3", "fail=put_gpu,end=2"),
+                         [](const auto& instance) { return instance.index == 0 ? "registration" : "puts"; });
 
 /// Writes so late that ranks stop waiting for them, long before their own deadline.
 TEST(UcxCardAutoOnce, WritesThatLastTooLongHaveAllRanksTakeHostMemory) {

@@ -181,7 +181,7 @@ TEST(NetUcx, EndsWithOtherAmountsOfGpuMemoryAreRefused) {
   });
   EXPECT_EQ(status.code(), ErrorCode::kTransport) << status.to_string();
   EXPECT_EQ(status.peer(), 1);
-  EXPECT_THAT(status.message(), HasSubstr("has 69632 bytes of GPU memory for rings, expected 0"));
+  EXPECT_THAT(status.message(), HasSubstr("has 69632 bytes of GPU memory, expected 0"));
 }
 
 TEST(NetUcx, SharedMemoryWorksToo) {

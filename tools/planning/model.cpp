@@ -56,7 +56,8 @@ class Calls {
   CallPlan node_combine() const;
   CallPlan nodes_dispatch() const;
   CallPlan nodes_combine() const;
-  void add_messages(double sent_bytes, CallPlan* call) const;
+  /// `writes`: see FarTraffic.
+  void add_messages(double sent_bytes, bool writes, CallPlan* call) const;
 
   const PlanShape& shape_;
   const Rates& rates_;
@@ -220,7 +221,7 @@ CallPlan Calls::nodes_combine() const {
 }
 
 /// One message to each far rank: packed by kernels, sent by the driver, and read by kernels of that rank.
-void Calls::add_messages(double sent_bytes, CallPlan* call) const {
+void Calls::add_messages(double sent_bytes, bool writes, CallPlan* call) const {
   const int num_messages = far_traffic_of(shape_).num_messages;
   const double message_us = rates_.far_message_us.value;
   call->network_bytes = sent_bytes;
@@ -243,9 +244,7 @@ void Calls::add_messages(double sent_bytes, CallPlan* call) const {
   }
   call->terms.push_back(
       {"driver, other messages", 2 * (num_messages - 1) * message_us, 0, false, {&Rates::far_message_us}});
-  // Longer messages take more than one message of the network (cuda/far/params.hpp).
-  constexpr double kMostJoinedBytes = 20 << 10;
-  if (sent_bytes > num_messages * kMostJoinedBytes) {
+  if (writes) {
     call->terms.push_back(
         {"driver, writes", 2 * num_messages * rates_.far_write_us.value, 0, false, {&Rates::far_write_us}});
   }
@@ -262,7 +261,8 @@ CallPlan Calls::latency_dispatch() const {
   call.terms.push_back(rows);
   if (one_node()) return call;
   call.terms.push_back(fixed("kernels for far ranks", rates_, &Rates::far_dispatch_us));
-  add_messages(far_traffic_of(shape_).dispatch_bytes, &call);
+  const FarTraffic far = far_traffic_of(shape_);
+  add_messages(far.dispatch_bytes, far.dispatch_writes, &call);
   return call;
 }
 
@@ -283,7 +283,8 @@ CallPlan Calls::latency_combine() const {
   call.terms.push_back(moved_rows);
   if (one_node()) return call;
   call.terms.push_back(fixed("kernels for far ranks", rates_, &Rates::far_combine_us));
-  add_messages(far_traffic_of(shape_).combine_bytes, &call);
+  const FarTraffic far = far_traffic_of(shape_);
+  add_messages(far.combine_bytes, far.combine_writes, &call);
   return call;
 }
 

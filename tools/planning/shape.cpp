@@ -127,6 +127,13 @@ FarTraffic far_traffic_of(const PlanShape& shape) {
       num_far * (kHeaderBytes + 4 * static_cast<double>(shape.num_experts) + 4 * tokens +
                  rows * (static_cast<double>(row.dispatch) + kTokenBytes + kTokenBytes * shape.num_topk));
   far.combine_bytes = num_far * (kHeaderBytes + back * static_cast<double>(row.combine));
+  // Where rows may be in GPU memory, a dispatch counts a row for each token, whatever a far rank gets.
+  constexpr double kMostJoinedBytes = 20 << 10;
+  const double most_rows = shape.rings == PlanRings::kGpu ? tokens : rows;
+  far.dispatch_writes =
+      kHeaderBytes + 4 * static_cast<double>(shape.num_experts) + most_rows * static_cast<double>(row.dispatch) >
+      kMostJoinedBytes;
+  far.combine_writes = kHeaderBytes + back * static_cast<double>(row.combine) > kMostJoinedBytes;
   return far;
 }
 

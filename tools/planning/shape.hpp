@@ -66,6 +66,9 @@ struct FarTraffic {
   int num_messages = 0;
   double dispatch_bytes = 0;
   double combine_bytes = 0;
+  // Whether a call's messages take more than one message of the network (cuda/far/params.hpp):
+  bool dispatch_writes = false;
+  bool combine_writes = false;
 };
 FarTraffic far_traffic_of(const PlanShape& shape);
 

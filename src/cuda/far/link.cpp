@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -21,6 +22,22 @@ namespace {
 
 /// Time to send what was posted to peers that may not answer.
 constexpr std::int64_t kLastWordsNs = 1'000'000'000;
+
+/// Longest wait for the answers of ranks whose cards reach this rank's GPU, as for rings (call/kernel_rings.cpp), and
+/// its share of the group's deadline.
+constexpr std::int64_t kMostAnswerNs = 10'000'000'000;
+constexpr std::int64_t kAnswerShare = 4;
+
+/// Exchange of the ranks: succeeds on all or fails on all. `failure` is set too where it is not null: the creation then
+/// goes on.
+Status meet(const BackendContext& context, const Status& mine, Status* failure) {
+  const std::int64_t timeout_ns = context.options.timeout_ns;
+  if (failure == nullptr) return gather_or_fail(*context.bootstrap, mine, {}, timeout_ns).status();
+  const Result<Attempt> attempt = gather_attempt(*context.bootstrap, mine, {}, timeout_ns);
+  if (!attempt.ok()) return attempt.status();
+  *failure = attempt->failure;
+  return attempt->failure;
+}
 
 /// Pinned memory of a rank: its inbox first, which alone the network addresses by offsets.
 struct FarMemory {
@@ -70,6 +87,17 @@ Result<PinnedBlock> take_gpu_block(int device, std::size_t num_bytes, std::strin
 }
 
 }  // namespace
+
+/// Tells that a rank has answered.
+class FarLink::Answer final : public one_sided::Completion {
+ public:
+  void done(std::uint64_t /*value*/) override { is_here_.store(true, std::memory_order_release); }
+  void lost(int /*peer*/) override {}
+  bool is_here() const { return is_here_.load(std::memory_order_acquire); }
+
+ private:
+  std::atomic<bool> is_here_{false};
+};
 
 std::size_t FarLink::memory_bytes(const FarLayout& layout) { return FarMemory::at(nullptr, layout).size_bytes; }
 
@@ -129,14 +157,26 @@ Status FarLink::take_gpu_memory(const Parts& parts, const FarLayout& layout) {
 
 Result<std::unique_ptr<FarLink>> FarLink::create(const BackendContext& context, const Parts& parts,
                                                  const FarLayout& layout, const Status& my_status) {
+  Status failure;
+  const bool may_fail = layout.rows_in_gpu() && context.options.ring_memory != "gpu";
   std::unique_ptr<FarLink> link(new FarLink());
+  const Status status = link->open(context, parts, layout, my_status, may_fail ? &failure : nullptr);
+  if (!failure.ok()) return std::unique_ptr<FarLink>();
+  if (!status.ok()) return status;
+  link->is_open_ = true;
+  parts.sync->state().watch_others([raw = link.get()] { return raw->find_lost(); });
+  return link;
+}
+
+/// `failure`: see rail::NetworkParams::failed_attempt.
+Status FarLink::open(const BackendContext& context, const Parts& parts, const FarLayout& layout,
+                     const Status& my_status, Status* failure) {
   Status status = my_status;
-  if (status.ok()) status = link->take_memory(context, parts, layout);
+  if (status.ok()) status = take_memory(context, parts, layout);
   net::ReservedThreads threads;
   if (status.ok()) status = rail::reserve_threads(context.topology, &threads);
   // Ranks may share a limit: all keep their threads until all have enough.
-  status = gather_or_fail(*context.bootstrap, status, {}, context.options.timeout_ns).status();
-  if (!status.ok()) return status;
+  if (status = meet(context, status, failure); !status.ok()) return status;
   threads.give_back();
   std::vector<int> ranks;
   for (int rank = 0; rank < context.topology.num_ranks; ++rank) ranks.push_back(rank);
@@ -145,31 +185,70 @@ Result<std::unique_ptr<FarLink>> FarLink::create(const BackendContext& context, 
   params.engine.self = context.topology.rank;
   params.engine.num_peers = context.topology.num_ranks;
   params.engine.num_channels = one_sided::Driver::kNumChannels;
-  params.engine.memory = {link->block_.data.get(), to_size(layout.inbox_bytes)};
-  params.engine.gpu_memory = {link->gpu_.get(), link->gpu_bytes_};
+  params.engine.memory = {block_.data.get(), to_size(layout.inbox_bytes)};
+  params.engine.gpu_memory = {gpu_.get(), gpu_bytes_};
   params.engine.read_back_gpu_writes = parts.rail_link->reads_back_writes();
   params.engine.timeout_ns = context.options.timeout_ns;
   params.engine.ranks = ranks;
   for (const int rank : ranks) params.engine.unused.push_back(!layout.is_far(rank));
   params.places = parts.sync->places();
   params.gpu_pci_address = parts.gpu_pci_address;
-  link->sync_ = parts.sync.get();
+  params.failed_attempt = failure;
+  sync_ = parts.sync.get();
   Result<rail::Network> network = rail::open_network(context, params, {});
   if (!network.ok()) return network.status();
-  link->source_ = std::make_unique<FarSource>(link->options_);
-  link->driver_ = std::make_unique<one_sided::Driver>(std::move(network->engine), network->options, [] {});
-  status = link->driver_->start(network->addresses);
+  source_ = std::make_unique<FarSource>(options_);
+  driver_ = std::make_unique<one_sided::Driver>(std::move(network->engine), network->options, [] {});
+  status = driver_->start(network->addresses);
   if (!status.ok()) {
     status = Status(status.code(),
                     fmt::format("Group::create: connecting over {}: {}", network->describe(), status.message()),
                     status.peer());
   }
-  if (status = gather_or_fail(*context.bootstrap, status, {}, context.options.timeout_ns).status(); !status.ok()) {
-    return status;
+  if (status = meet(context, status, failure); !status.ok()) return status;
+  if (layout.rows_in_gpu()) {
+    status = await_answers(std::min(kMostAnswerNs, context.options.timeout_ns / kAnswerShare));
+    if (status = meet(context, status, failure); !status.ok()) return status;
   }
-  link->driver_->attach(link->source_.get());
-  parts.sync->state().watch_others([raw = link.get()] { return raw->find_lost(); });
-  return link;
+  driver_->attach(source_.get());
+  return {};
+}
+
+/// Waits until each far rank has answered: its card then reaches this rank's GPU memory, and this rank's card its.
+Status FarLink::await_answers(std::int64_t limit_ns) {
+  const FarLayout& layout = params_.layout;
+  std::vector<std::unique_ptr<Answer>> answers;
+  for (int idx = 0; idx < layout.num_far(); ++idx) {
+    answers.push_back(std::make_unique<Answer>());
+    const net::AtomicOp nothing{.kind = net::AtomicOp::Kind::kAdd,
+                                .offset = to_size(layout.arrived_at(0, params_.rank))};
+    // The first operation to a rank can be issued.
+    driver_->try_issue({.kind = one_sided::NetworkRequest::Kind::kAtomic,
+                        .peer = layout.far_rank(idx),
+                        .op = nothing,
+                        .completion = answers.back().get()});
+  }
+  const std::int64_t end_ns = node::monotonic_ns() + limit_ns;
+  Status status;
+  driver_->begin_wait();
+  for (int idx = 0; idx < layout.num_far() && status.ok();) {
+    const int rank = layout.far_rank(idx);
+    if (answers[to_size(idx)]->is_here()) {
+      ++idx;
+    } else if (status = driver_->peer_status(rank); status.ok()) {
+      if (!driver_->progress()) std::this_thread::yield();
+      if (node::monotonic_ns() >= end_ns) {
+        constexpr double kNsPerSecond = 1e9;
+        status = Status(ErrorCode::kTimeout,
+                        fmt::format("Group::create: the card of rank {} did not reach its GPU in {:.1f} s", rank,
+                                    static_cast<double>(limit_ns) / kNsPerSecond),
+                        rank);
+      }
+    }
+  }
+  driver_->end_wait();
+  for (const auto& answer : answers) driver_->forget(answer.get());
+  return status;
 }
 
 /// Also wakes the driver where replays of a graph have posted something: their host does not.
@@ -207,8 +286,8 @@ FarLink::~FarLink() {
   if (driver_ == nullptr) return;
   sync_->state().watch_others(nullptr);
   driver_->detach(source_.get());
-  // As for the rails: where the group broke not all answer.
-  if (!sync_->broken().ok()) driver_->limit_close_time(kLastWordsNs);
+  // As for the rails: where the group broke, or a creation failed, not all answer.
+  if (!is_open_ || !sync_->broken().ok()) driver_->limit_close_time(kLastWordsNs);
   driver_.reset();
 }
 

@@ -22,7 +22,9 @@ namespace ferry::cuda {
 
 class FarLink {
  public:
-  /// Collective: succeeds on all ranks or fails on all, with `my_status` if that is an error. `parts` outlives it.
+  /// Collective: succeeds on all ranks or fails on all, with `my_status` if that is an error. `parts` outlives it. Null
+  /// on all ranks where one of them cannot have rows in GPU memory, as `layout` says, and the program has not asked for
+  /// it (GroupOptions::ring_memory).
   static Result<std::unique_ptr<FarLink>> create(const BackendContext& context, const Parts& parts,
                                                  const FarLayout& layout, const Status& my_status);
   /// Sends what was posted, within the group's deadline.
@@ -51,7 +53,12 @@ class FarLink {
   void expect_posts();
 
  private:
+  class Answer;
+
   FarLink() = default;
+  Status open(const BackendContext& context, const Parts& parts, const FarLayout& layout, const Status& my_status,
+              Status* failure);
+  Status await_answers(std::int64_t limit_ns);
   Status take_memory(const BackendContext& context, const Parts& parts, const FarLayout& layout);
   Status take_gpu_memory(const Parts& parts, const FarLayout& layout);
 
@@ -71,6 +78,7 @@ class FarLink {
   FarSource::Options options_;
   std::unique_ptr<FarSource> source_;
   std::unique_ptr<one_sided::Driver> driver_;
+  bool is_open_ = false;
 };
 
 }  // namespace ferry::cuda

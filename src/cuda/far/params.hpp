@@ -113,8 +113,10 @@ struct FarLayout {
   std::int64_t weights_bytes = 0;  ///< room for the weights of a combine
   std::int64_t arrived = 0;        ///< [messages][R][kFarWordStride]
   std::int64_t grants = 0;         ///< [kinds][R][kFarGrantSlots]
-  std::int64_t headers = 0;        ///< [kFarHeaderSets][far ranks][kFarHeaderBytes] combine; dispatch without a set
-  std::int64_t messages = 0;       ///< [kFarSets][far ranks][message_bytes] dispatch
+  /// [kFarHeaderSets][far ranks][kFarHeaderBytes] of each kind: combine, and dispatch without a set. With rows in GPU
+  /// memory combine without a set.
+  std::int64_t headers = 0;
+  std::int64_t messages = 0;  ///< [kFarSets][far ranks][message_bytes] dispatch
   /// Combine: [kFarSets][returns_bytes]; with rows in GPU memory [kFarSets][far ranks][kFarMostJoinedBytes], for a
   /// message's header and rows that follow it.
   std::int64_t returns = 0;
@@ -194,7 +196,7 @@ struct FarLayout {
     const std::int64_t idx = (std::int64_t{kind} * num_ranks + receiver) * kFarGrantSlots;
     return grants + (idx + static_cast<std::int64_t>(number % kFarGrantSlots)) * 8;
   }
-  /// Front of a message: for a dispatch with a set the whole message. `far_idx`: number of the source at the receiver.
+  /// Front of a message, which rows that are not apart follow. `far_idx`: number of the source at the receiver.
   FERRY_HOST_DEVICE constexpr std::int64_t front_at(int kind, int set, int far_idx) const {
     if (kind == 0 && set < kFarSets) return messages + (std::int64_t{set} * num_far() + far_idx) * message_bytes;
     if (rows_in_gpu() && set < kFarSets)
@@ -203,7 +205,7 @@ struct FarLayout {
     return headers + idx * static_cast<std::int64_t>(kFarHeaderBytes);
   }
   FERRY_HOST_DEVICE constexpr std::int64_t returns_at(int set) const { return returns + set * returns_bytes; }
-  /// The same for rows of one far rank that are not apart, where others are in GPU memory.
+  /// Rows of a combine that are not apart, with rows in GPU memory: behind the header of their far rank.
   FERRY_HOST_DEVICE constexpr std::int64_t joined_returns_at(int set, int far_idx) const {
     return front_at(1, set, far_idx) + static_cast<std::int64_t>(kFarHeaderBytes);
   }

@@ -21,8 +21,9 @@ Connection::Connection(const Resources& resources, Seal seal, std::uint32_t self
 
 void Connection::put(int channel, std::size_t local_offset, std::size_t remote_offset, std::size_t num_bytes) {
   if (!usable() || stopped_ || num_bytes == 0) return;
-  if (local_offset >= kGpuOffset) {
-    if (!is_inside_gpu(local_offset - kGpuOffset, num_bytes)) {
+  if (local_offset >= kGpuOffset || remote_offset >= kGpuOffset) {
+    const bool is_same_kind = local_offset >= kGpuOffset && remote_offset >= kGpuOffset;
+    if (!is_same_kind || !is_inside_gpu(local_offset - kGpuOffset, num_bytes)) {
       fail(UCS_ERR_OUT_OF_RANGE);
       return;
     }

@@ -21,12 +21,11 @@ Status check_fits(const OwnEnd& own, int rank, Scope scope, const EndAddress& ad
                   rank);
   }
   if (address.gpu_bytes != own.options.gpu_memory.size()) {
-    return Status(
-        ErrorCode::kTransport,
-        fmt::format("network engine ucx: rank {} has {} bytes of GPU memory for rings, expected {} as on this "
-                    "rank; run the same build with the same options on every rank",
-                    rank, address.gpu_bytes, own.options.gpu_memory.size()),
-        rank);
+    return Status(ErrorCode::kTransport,
+                  fmt::format("network engine ucx: rank {} has {} bytes of GPU memory, expected {} as on this "
+                              "rank; run the same build with the same options on every rank",
+                              rank, address.gpu_bytes, own.options.gpu_memory.size()),
+                  rank);
   }
   if (address.gpu_bytes > 0 && address.gpu_bytes < gpu_probe_bytes(static_cast<std::size_t>(own.options.num_peers))) {
     return Status(ErrorCode::kInternal,
