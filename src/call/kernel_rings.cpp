@@ -16,7 +16,6 @@ namespace {
 /// Longest wait for the greetings of peers whose cards reach this rank's GPU: many times what hundreds of connections
 /// take, and short for a person who starts a job.
 constexpr std::int64_t kMostAttemptNs = 10'000'000'000;
-/// Share of the group's deadline, so that enough of a launcher's patience is left for rings in host memory.
 constexpr std::int64_t kAttemptShare = 4;
 /// Interval of looks at peers that may be lost.
 constexpr std::int64_t kLookNs = 20'000'000;
@@ -33,7 +32,7 @@ Status check_hosts(const Topology& topology, const std::vector<RankPlace>& place
 
 /// Waits until all peers have greeted, which they do once their cards have reached this rank's GPU.
 Status await_attempt(GroupState& state, rail::Rails& rails) {
-  const std::int64_t limit_ns = std::min(kMostAttemptNs, state.timeout_ns() / kAttemptShare);
+  const std::int64_t limit_ns = longest_attempt_ns(state.timeout_ns());
   const std::int64_t begin_ns = node::monotonic_ns();
   state.expect_wait(begin_ns);
   while (true) {
@@ -76,6 +75,10 @@ std::string first_clause(std::string_view text) {
 }
 
 }  // namespace
+
+std::int64_t longest_attempt_ns(std::int64_t timeout_ns) {
+  return std::min(kMostAttemptNs, timeout_ns / kAttemptShare);
+}
 
 Status add_rings(const KernelRings& rings, const KernelRingsSource& source, rail::RailsOptions& options) {
   if (rings.in_gpu) {

@@ -5,6 +5,7 @@
 /// GroupOptions::ring_memory is "auto" and every rank proposes it, ranks connect with rings in GPU memory, and whether
 /// each card reaches each GPU decides: where any rank cannot, all connect again with rings in host memory.
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <span>
@@ -50,8 +51,12 @@ struct GpuRingsAttempt {
   std::string why_not{};                 ///< in one clause that names the rank
 };
 
-/// Collective, like CallSync::create: connects with rings in GPU memory, on all ranks or on none. Lasts a quarter of
-/// the group's deadline at most, or ten seconds. With an error in `my_status` no rank connects so.
+/// Longest wait until peers' cards have reached this rank's GPU: a quarter of the group's deadline, so that enough of a
+/// launcher's patience is left for host memory, and at most ten seconds.
+std::int64_t longest_attempt_ns(std::int64_t timeout_ns);
+
+/// Collective, like CallSync::create: connects with rings in GPU memory, on all ranks or on none. Lasts as long as
+/// longest_attempt_ns at most. With an error in `my_status` no rank connects so.
 /// @errors the creation has failed, whatever the memory
 Result<GpuRingsAttempt> attempt_gpu_rings(const BackendContext& context, const KernelRingsSource& source,
                                           const std::vector<RankPlace>& places, GroupState& state,

@@ -10,6 +10,7 @@
 
 #include "cuda/far/source.hpp"
 #include "cuda/latency/far_message.hpp"
+#include "net/ucx/message.hpp"
 #include "plan/to_size.hpp"
 
 namespace ferry::cuda {
@@ -80,6 +81,10 @@ TEST_P(FarLayoutOf, RanksAgreeOnPlacesThatDoNotOverlap) {
     if (!GetParam()) take(first.returns_at(set), first.returns_bytes);
     for (int idx = 0; idx < first.num_far(); ++idx) take(first.weights_at(set, idx), first.weights_bytes);
   }
+}
+
+TEST(FarLayout, WhatIsNotInGpuMemoryGoesAsOneMessageOfTheNetwork) {
+  EXPECT_LE(to_size(kFarMostJoinedBytes), net::ucx::kMaxOneMessageBytes);
 }
 
 TEST(FarLayout, RowsInGpuMemoryHavePlacesThatDoNotOverlap) {

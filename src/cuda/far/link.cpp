@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "call/kernel_rings.hpp"
 #include "core/create_together.hpp"
 #include "cuda/driver/cuda_call.hpp"
 #include "cuda/memory/card_memory.hpp"
@@ -22,11 +23,6 @@ namespace {
 
 /// Time to send what was posted to peers that may not answer.
 constexpr std::int64_t kLastWordsNs = 1'000'000'000;
-
-/// Longest wait for the answers of ranks whose cards reach this rank's GPU, as for rings (call/kernel_rings.cpp), and
-/// its share of the group's deadline.
-constexpr std::int64_t kMostAnswerNs = 10'000'000'000;
-constexpr std::int64_t kAnswerShare = 4;
 
 /// Exchange of the ranks: succeeds on all or fails on all. `failure` is set too where it is not null: the creation then
 /// goes on.
@@ -207,7 +203,8 @@ Status FarLink::open(const BackendContext& context, const Parts& parts, const Fa
   }
   if (status = meet(context, status, failure); !status.ok()) return status;
   if (layout.rows_in_gpu()) {
-    status = await_answers(std::min(kMostAnswerNs, context.options.timeout_ns / kAnswerShare));
+    status = await_answers(call::longest_attempt_ns(context.options.timeout_ns));
+    if (!sync_->broken().ok()) return sync_->broken();
     if (status = meet(context, status, failure); !status.ok()) return status;
   }
   driver_->attach(source_.get());
@@ -228,8 +225,10 @@ Status FarLink::await_answers(std::int64_t limit_ns) {
                         .op = nothing,
                         .completion = answers.back().get()});
   }
-  const std::int64_t end_ns = node::monotonic_ns() + limit_ns;
+  call::GroupState& state = sync_->state();
+  const std::int64_t begin_ns = node::monotonic_ns();
   Status status;
+  state.expect_wait(begin_ns);
   driver_->begin_wait();
   for (int idx = 0; idx < layout.num_far() && status.ok();) {
     const int rank = layout.far_rank(idx);
@@ -237,7 +236,9 @@ Status FarLink::await_answers(std::int64_t limit_ns) {
       ++idx;
     } else if (status = driver_->peer_status(rank); status.ok()) {
       if (!driver_->progress()) std::this_thread::yield();
-      if (node::monotonic_ns() >= end_ns) {
+      const std::int64_t now_ns = node::monotonic_ns();
+      status = state.check_interrupt(now_ns, "Group::create");
+      if (status.ok() && now_ns - begin_ns >= limit_ns) {
         constexpr double kNsPerSecond = 1e9;
         status = Status(ErrorCode::kTimeout,
                         fmt::format("Group::create: the card of rank {} did not reach its GPU in {:.1f} s", rank,
