@@ -50,8 +50,8 @@ inline constexpr int kFarGrantSlots = 4;
 inline constexpr std::int64_t kFarWordStride = 128;
 
 /// Most bytes of a message that stays in pinned memory as a whole where other rows are in GPU memory: it leaves as one
-/// message of the network (net/ucx/message.hpp), which takes two network latencies less than a card's write, its flush
-/// and a notify.
+/// message of the network (net/ucx/message.hpp), which saves the flush and the notify of a card's write. Not run with a
+/// card.
 inline constexpr std::int64_t kFarMostJoinedBytes = std::int64_t{20} << 10;
 
 /// Start of every message: one line, which a warp loads at once.
