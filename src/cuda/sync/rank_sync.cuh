@@ -22,6 +22,8 @@ inline constexpr unsigned kSpinsPerCheck = 64;
 /// calls waited for: a graph of calls of 128 tokens over nodes took 315 us a pair in place of 185. After 8192, 5 ms, or
 /// 10 where the flag is in host memory, is soon enough: the host needs 20 to detect a lost rank (PeerWatch).
 inline constexpr unsigned kSpinsPerStopCheck = 128 * kSpinsPerCheck;
+/// Polls that take longer on average, as emulated GPUs' may, look at the stop word with each check of the clock.
+inline constexpr std::uint64_t kSlowPollNs = 20'000;
 
 /// Outcome for this rank of the entries of all ranks.
 enum class Outcome : int {
@@ -125,7 +127,8 @@ __device__ inline bool wait_until(const RankParams& ranks, const Wait& wait, Rea
       return false;
     }
     count.looked(deadline_ns - ranks.timeout_ns, now);
-    if (own || spin == 0 || spin % kSpinsPerStopCheck != 0) continue;
+    const bool is_slow = now - (deadline_ns - ranks.timeout_ns) > std::uint64_t{spin} * kSlowPollNs;
+    if (own || spin == 0 || (spin % kSpinsPerStopCheck != 0 && !is_slow)) continue;
     stopped = is_stopped(ranks);  // the flag is read once more after this
   }
 }
