@@ -101,7 +101,7 @@ struct EngineEvents {
   /// kPeerLost if the peer closed or died, kTransport if the network failed, kUnsupported if a network card does not
   /// reach the GPU memory of one of the two: then no notify of either has reached the other.
   std::function<void(int peer, const Status& why)> lost;
-  /// The get, atomic or flush with this ticket is complete. `value`: previous value of the word, for an atomic. Tickets
+  /// The get, atomic, flush or release with this ticket is complete. `value`: previous value of the word, for an atomic. Tickets
   /// that this end did not issue, or that were answered before, are not reported.
   std::function<void(int peer, std::uint64_t ticket, std::uint64_t value)> completed{};
   /// Applies a peer's atomic to this end's memory and returns the previous value of the word; the engine has checked
@@ -163,8 +163,8 @@ class Engine {
   /// Operations of the one-sided layer. None of them blocks; the caller ensures that remote ranges lie inside the
   /// memory.
   ///
-  /// Like put, but from any memory of this process of the same kind. The source must not change until a later flush has
-  /// completed.
+  /// Like put, but from any memory of this process of the same kind. The source must not change until a later flush or
+  /// release has completed.
   virtual void put_from(int peer, int channel, std::span<const std::byte> source, std::size_t remote_offset) = 0;
   /// Copies the peer's memory at `remote_offset` to `into`, any memory of this process, which is written until the
   /// ticket completes. The read is ordered only after flushes that completed before this call.
@@ -184,6 +184,9 @@ class Engine {
   }
   /// Completes when all earlier puts and atomics to `peer`, on all channels, are in its memory.
   virtual void flush(int peer, std::uint64_t ticket) = 0;
+  /// Completes when the sources of all earlier puts to `peer` may change, which may be before they have arrived: no
+  /// message of its own, if the engine learns that from its network.
+  virtual void release(int peer, std::uint64_t ticket) { flush(peer, ticket); }
   /// Cancels the report of the ticket. The destination of its get is not written afterwards, except by a network card
   /// that writes by itself.
   virtual void forget(std::uint64_t ticket) = 0;

@@ -167,6 +167,9 @@ void Driver::issue(const NetworkRequest& request, Asker asker) {
     case NetworkRequest::Kind::kFlush:
       begin_flush(request.peer, request.completion);
       return;
+    case NetworkRequest::Kind::kRelease:
+      engine_->release(request.peer, add_ticket({.peer = request.peer, .completion = request.completion}));
+      return;
     case NetworkRequest::Kind::kGet: {
       for (std::size_t done = 0; done < request.num_bytes; done += kMaxGetBytes) {
         const std::span into(request.local + done, std::min(kMaxGetBytes, request.num_bytes - done));

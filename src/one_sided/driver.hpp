@@ -59,6 +59,7 @@ struct NetworkRequest {
     kPutSignal = 3,  ///< the put, then the atomic of `op` on `op.offset`, seen after the bytes
     kFence = 4,      ///< orders earlier requests to `peer` before later ones
     kFlush = 5,      ///< completes when all earlier requests to `peer` have completed
+    kRelease = 6,    ///< completes when the sources of all earlier puts to `peer` may change
   };
   Kind kind = Kind::kPut;
   int peer = 0;
@@ -71,7 +72,7 @@ struct NetworkRequest {
   net::AtomicOp op{};
   /// kAtomic: flush_all() waits for it. False for words with which ranks only report their progress.
   bool counts = true;
-  Completion* completion = nullptr;  ///< kGet, kAtomic, kFlush; may be null. Outlives the request
+  Completion* completion = nullptr;  ///< kGet, kAtomic, kFlush, kRelease; may be null. Outlives the request
 };
 
 /// True if requests to a peer can be issued now.

@@ -170,7 +170,7 @@ bool Connection::get(std::span<std::byte> into, std::size_t remote_offset, std::
   if (!usable() || stopped_ || !is_inside(remote_offset, into.size())) return true;
   if (put_way_ == PutWay::kStores) {
     load_bytes(into.data(), mapped_memory_ + remote_offset, into.size());
-    fetched_.push_back(ticket);
+    done_.push_back(ticket);
     attend();
     return true;
   }
@@ -182,6 +182,26 @@ bool Connection::get(std::span<std::byte> into, std::size_t remote_offset, std::
   started(operation,
           library_.get_nbx(endpoint_, into.data(), into.size(), remote_base_ + remote_offset, remote_key_, &params));
   return true;
+}
+
+void Connection::release(std::uint64_t ticket) {
+  releases_.push_back({ticket, std::exchange(num_latest_sends_, 0)});
+  complete_releases();
+}
+
+void Connection::end_send(const Operation& operation) {
+  const auto place = static_cast<std::size_t>(operation.release - first_release_);
+  --(place < releases_.size() ? releases_[place].num_sends : num_latest_sends_);
+  complete_releases();
+}
+
+/// A release is complete when all sends before it are, also those before earlier ones.
+void Connection::complete_releases() {
+  for (; !releases_.empty() && releases_.front().num_sends == 0; ++first_release_) {
+    done_.push_back(releases_.front().ticket);
+    releases_.pop_front();
+    attend();
+  }
 }
 
 void Connection::notify(int channel, const Message& message) {
@@ -339,6 +359,10 @@ Connection::Operation* Connection::take_operation(Kind kind) {
   operation->connection = this;
   operation->kind = kind;
   ++num_in_flight_;
+  if (is_send(kind)) {
+    operation->release = first_release_ + releases_.size();
+    ++num_latest_sends_;
+  }
   return operation;
 }
 
@@ -362,12 +386,13 @@ void Connection::started(Operation* operation, ucs_status_ptr_t request) {
 void Connection::complete(Operation* operation, ucs_status_t status) {
   --num_in_flight_;
   if (operation->kind == Kind::kRead) --num_reads_;
+  if (is_send(operation->kind)) end_send(*operation);
   spare_.push_back(operation);
   if (operation->kind == Kind::kClose) return;
   if (status != UCS_OK) {
     fail(status);
   } else if (operation->kind == Kind::kRead) {
-    fetched_.push_back(operation->ticket);
+    done_.push_back(operation->ticket);
     attend();
   } else if (operation->kind == Kind::kProbe) {
     check_probe();

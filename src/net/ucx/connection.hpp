@@ -74,7 +74,7 @@ class Connection {
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;
 
-  /// Enters `peer`, the index of this connection's, in `attention` whenever advance(), failure() or take_fetched() has
+  /// Enters `peer`, the index of this connection's, in `attention` whenever advance(), failure() or take_done() has
   /// something for the engine.
   void report_to(Attention* attention, std::uint32_t peer) {
     attention_ = attention;
@@ -111,10 +111,13 @@ class Connection {
   bool put_ahead(int channel, std::span<const std::byte> source, std::size_t remote_offset);
   /// As put_with() for a put from this memory and a notify, which may overtake waiting messages of other channels.
   bool put_notify(const Message& message, std::size_t local_offset, std::size_t num_bytes);
-  /// False if the peer must be asked for the bytes by a message. Otherwise take_fetched() returns the ticket when the
+  /// False if the peer must be asked for the bytes by a message. Otherwise take_done() returns the ticket when the
   /// bytes are there.
   bool get(std::span<std::byte> into, std::size_t remote_offset, std::uint64_t ticket);
-  std::vector<std::uint64_t> take_fetched() { return std::exchange(fetched_, {}); }
+  /// take_done() returns the ticket when the sources of all earlier puts may change.
+  void release(std::uint64_t ticket);
+  /// Tickets of gets and releases that are complete.
+  std::vector<std::uint64_t> take_done() { return std::exchange(done_, {}); }
   /// Sends `message` after all earlier puts on `channel`.
   void notify(int channel, const Message& message);
   /// Sends `message` after all earlier puts and messages.
@@ -147,7 +150,7 @@ class Connection {
   bool needs_attention() const {
     const bool has_due = sent_ || needed_ > flush_started_ || to_read_back_ > read_back_started_ || recheck_waiting_ ||
                          flush_wanted_ || hello_due_ || (probe_ == Probe::kWriting && flushed_ >= probe_write_);
-    return (has_due && usable()) || !fetched_.empty() || (failure_ != UCS_OK && !is_shut());
+    return (has_due && usable()) || !done_.empty() || (failure_ != UCS_OK && !is_shut());
   }
   /// Sends due operations. True if it sent any, or if notify() has sent a message since the last call.
   bool advance();
@@ -179,6 +182,7 @@ class Connection {
     std::uint64_t covers = 0;  // kFlush, kReadBack: the number of the last write before the flush
     std::uint64_t ticket = 0;  // kRead
     Message message;           // kMessage: must not move until sent
+    std::uint64_t release = 0;  // kWrite, kMessage: number of the next release
   };
 
   /// noexcept: UCX calls this from C code, through which no exception may propagate.
@@ -188,6 +192,9 @@ class Connection {
   bool usable() const { return endpoint_ != nullptr && failure_ == UCS_OK; }
   Operation* take_operation(Kind kind);
   static ucp_request_param_t params_of(Operation* operation);
+  static bool is_send(Kind kind) { return kind == Kind::kWrite || kind == Kind::kMessage; }
+  void end_send(const Operation& operation);
+  void complete_releases();
   void started(Operation* operation, ucs_status_ptr_t request);
   void complete(Operation* operation, ucs_status_t status);
   Status create_endpoint(std::span<const std::byte> address, ucp_ep_h* endpoint);
@@ -261,7 +268,16 @@ class Connection {
   bool sent_ = false;                      // notify() sent a message at once, which the next advance() reports
   std::vector<std::uint64_t> last_write_;  // by channel
   WaitingMessages waiting_;
-  std::vector<std::uint64_t> fetched_;
+  std::vector<std::uint64_t> done_;
+
+  /// A release that waits for sends: writes and messages.
+  struct Release {
+    std::uint64_t ticket = 0;
+    std::size_t num_sends = 0;  ///< in flight, begun since the release before it
+  };
+  std::deque<Release> releases_;
+  std::uint64_t first_release_ = 0;   ///< number of the first of these
+  std::size_t num_latest_sends_ = 0;  ///< sends in flight, begun since the last release
 
   Probe probe_ = Probe::kNone;
   bool is_greeted_ = false;

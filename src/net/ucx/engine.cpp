@@ -159,6 +159,10 @@ void UcxEngine::flush(int peer, std::uint64_t ticket) {
   if (can_send(peer)) at(peer).connection->notify_after_all({.kind = MessageKind::kFlush, .ticket = ticket});
 }
 
+void UcxEngine::release(int peer, std::uint64_t ticket) {
+  if (can_send(peer)) at(peer).connection->release(ticket);
+}
+
 void UcxEngine::forget(std::uint64_t ticket) {
   for (Peer& peer : peers_) {
     if (peer.inbound != nullptr) peer.inbound->forget(ticket);

@@ -24,7 +24,7 @@ bool UcxEngine::poll() {
   // A round without events costs a system call, for which an arrived message need not wait.
   for (int round = 0; round < kMaxProgress && !is_due_ && scopes_.progress(); ++round) moved = true;
   const bool any_message = was_due || is_due_;
-  moved |= deliver_fetched();
+  moved |= deliver_done();
   if (any_message) moved |= deliver_messages();
   moved |= notice_failures(any_message);
   if (!admission_.is_closed()) {
@@ -92,10 +92,10 @@ void UcxEngine::answer_goodbyes() {
   }
 }
 
-bool UcxEngine::deliver_fetched() {
+bool UcxEngine::deliver_done() {
   bool any = false;
   for (const std::uint32_t peer : attention_.listed()) {
-    for (const std::uint64_t ticket : peers_[peer].connection->take_fetched()) {
+    for (const std::uint64_t ticket : peers_[peer].connection->take_done()) {
       any = true;
       if (!peers_[peer].lost && events_.completed) events_.completed(static_cast<int>(peer), ticket, 0);
     }

@@ -56,6 +56,7 @@ class UcxEngine final : public Engine {
   void put_atomic(int peer, int channel, std::span<const std::byte> source, std::size_t remote_offset,
                   const AtomicOp& op) override;
   void flush(int peer, std::uint64_t ticket) override;
+  void release(int peer, std::uint64_t ticket) override;
   void forget(std::uint64_t ticket) override;
   bool poll() override;
   bool flushed(int peer) const override;
@@ -87,7 +88,7 @@ class UcxEngine final : public Engine {
   void end_attention();
   void lose_leaving(int peer);
   void answer_goodbyes();
-  bool deliver_fetched();
+  bool deliver_done();
   bool deliver_messages();
   void deliver(int sender, const Message& message);
   bool notice_failures(bool any_message);
