@@ -146,7 +146,7 @@ class FarPostsOf : public testing::Test {
  protected:
   static constexpr std::uint64_t kNumber = 5;
 
-  explicit FarPostsOf(int rank)
+  explicit FarPostsOf(int rank, std::int64_t hold_grants_ns = 0)
       : rank_(rank),
         layout_(FarLayout::of({.num_ranks = 4,
                                .ranks_per_node = 2,
@@ -170,7 +170,8 @@ class FarPostsOf : public testing::Test {
                    CallRecord record;
                    record.num_fields = 3;
                    return record;
-                 }}) {
+                 },
+                 .hold_grants_ns = hold_grants_ns}) {
     take_all();  // what connects
   }
 
@@ -228,7 +229,7 @@ TEST_F(FarPostsOfTheNext, GoToAnotherRankFirst) {
   EXPECT_EQ(take_all().front().peer, 1);
 }
 
-TEST_F(FarPosts, TheMessageArrivesBeforeItsNumberAndLeavesWhenItIsThere) {
+TEST_F(FarPosts, TheMessageArrivesBeforeItsNumberAndLeavesWhenTheNetworkHasIt) {
   post(1, 0, kNumber, 512, front_to());
   EXPECT_TRUE(source_.has_news());
   const std::vector<NetworkRequest> requests = take_all();
@@ -245,7 +246,7 @@ TEST_F(FarPosts, TheMessageArrivesBeforeItsNumberAndLeavesWhenItIsThere) {
   EXPECT_EQ(requests[1].op.kind, net::AtomicOp::Kind::kSet);
   EXPECT_EQ(requests[1].op.offset, to_size(layout_.arrived_at(1, rank_)));
   EXPECT_EQ(requests[1].op.operand, kNumber);
-  EXPECT_EQ(requests[2].kind, Kind::kFlush);
+  EXPECT_EQ(requests[2].kind, Kind::kRelease);
   for (const NetworkRequest& request : requests) EXPECT_EQ(request.peer, 0);
 
   const std::uint64_t& left = left_[to_size(layout_.num_ranks)];
@@ -308,16 +309,69 @@ TEST_F(FarPosts, NothingIsSentOutsideOfAnInbox) {
   EXPECT_TRUE(take_all().empty());
 }
 
-TEST_F(FarPosts, GrantsGoToAllRanksOfOtherNodes) {
-  constexpr std::uint64_t kWord = std::uint64_t{4} << 32 | 2;
-  std::atomic_ref(granted_[kFarGrantSlots + 4 % kFarGrantSlots]).store(kWord, std::memory_order_release);
+class FarGrants : public FarPostsOf {
+ protected:
+  static constexpr std::uint64_t kWord = std::uint64_t{4} << 32 | 2;
+
+  explicit FarGrants(std::int64_t hold_ns = 0) : FarPostsOf(2, hold_ns) {}
+
+  void grant() {
+    std::atomic_ref(granted_[kFarGrantSlots + 4 % kFarGrantSlots]).store(kWord, std::memory_order_release);
+  }
+  void expect_grant(const NetworkRequest& request, int rank) const {
+    EXPECT_EQ(request.peer, rank);
+    EXPECT_EQ(request.op.offset, to_size(layout_.grant_at(1, rank_, 4)));
+    EXPECT_EQ(request.op.operand, kWord);
+  }
+};
+
+class HeldFarGrants : public FarGrants {
+ protected:
+  HeldFarGrants() : FarGrants(std::int64_t{3600} * kNsPerSecond) {}
+};
+
+TEST_F(HeldFarGrants, WaitForAHeaderThatCarriesThem) {
+  EXPECT_FALSE(source_.needs_polling());
+  grant();
+  EXPECT_TRUE(take_all().empty());
+  EXPECT_TRUE(source_.needs_polling()) << "no kernel wakes the driver for them";
+}
+
+TEST_F(FarGrants, GoToAllRanksOfOtherNodes) {
+  grant();
   const std::vector<NetworkRequest> requests = take_all();
   ASSERT_EQ(requests.size(), 2U);
-  for (int rank = 0; rank < 2; ++rank) {
-    EXPECT_EQ(requests[to_size(rank)].peer, rank);
-    EXPECT_EQ(requests[to_size(rank)].op.offset, to_size(layout_.grant_at(1, rank_, 4)));
-    EXPECT_EQ(requests[to_size(rank)].op.operand, kWord);
-  }
+  for (int rank = 0; rank < 2; ++rank) expect_grant(requests[to_size(rank)], rank);
+}
+
+TEST_F(FarGrants, AreNotSentWhereAHeaderHasCarriedThem) {
+  reinterpret_cast<FarHeader*>(message_.data())->granted[1][4 % kFarGrantSlots] = kWord;
+  grant();
+  post(0, 0, kNumber, 0, static_cast<std::uint64_t>(layout_.front_at(0, 1, 0)));
+  const std::vector<NetworkRequest> requests = take_all();
+  ASSERT_EQ(requests.size(), 3U) << "a message to rank 0 and its release, and a grant";
+  EXPECT_EQ(requests[0].kind, Kind::kPutSignal);
+  EXPECT_EQ(requests[1].kind, Kind::kRelease);
+  expect_grant(requests[2], 1);
+}
+
+TEST_F(FarGrants, AreSentWhereHeadersHaveCarriedEarlierOnes) {
+  reinterpret_cast<FarHeader*>(message_.data())->granted[1][4 % kFarGrantSlots] = std::uint64_t{0} << 32 | 1;
+  grant();
+  for (const int rank : {0, 1}) post(0, rank, kNumber, 0, static_cast<std::uint64_t>(layout_.front_at(0, 1, 0)));
+  std::vector<NetworkRequest> requests = take_all();
+  std::erase_if(requests, [](const NetworkRequest& request) { return request.kind != Kind::kAtomic; });
+  ASSERT_EQ(requests.size(), 2U);
+  for (int rank = 0; rank < 2; ++rank) expect_grant(requests[to_size(rank)], rank);
+}
+
+TEST(FarGrantWords, AreComparedAcrossTheEndOfTheirNumbers) {
+  const auto word = [](std::uint32_t number) { return std::uint64_t{number} << 32 | 1; };
+  EXPECT_TRUE(is_later_grant(word(5), word(1)));
+  EXPECT_FALSE(is_later_grant(word(5), word(5)));
+  EXPECT_FALSE(is_later_grant(word(1), word(5)));
+  EXPECT_TRUE(is_later_grant(word(2), word(0xffff'fffe)));
+  EXPECT_FALSE(is_later_grant(word(0xffff'fffe), word(2)));
 }
 
 }  // namespace

@@ -14,18 +14,27 @@
 ///   word                   at        writer            reader             order, and what it publishes
 ///   posts[k][r].number     sender    its kernels       its driver         st.release.sys / acquire: the post, and the
 ///                                                                         message in the outbox
-///   left[k][r]             sender    its driver        its kernels        release / ld.acquire.sys: that message is
-///                                                                         on rank r, its outbox may be filled
+///   left[k][r]             sender    its driver        its kernels        release / ld.acquire.sys: the network has
+///                                                                         that message, its outbox may be filled
 ///   arrived[k][s]          receiver  its engine for s  its kernels        after the puts before it / ld.acquire.sys:
 ///                                                                         s's message of that number is in the inbox
 ///   granted[k][n % 4]      receiver  its kernels       its driver         st.relaxed.sys / acquire: the receiver has
 ///                                                                         read what the set held
 ///   grants[k][r][n % 4]    sender    its engine for r  its kernels        relaxed / ld.relaxed.sys: itself; the same
 ///                                                                         word as r's grants for ranks of its node
+///   heard[k][r][n % 4]     sender    its kernels       its kernels        atom.cas.gpu / ld.relaxed.sys: the same
+///   seen_left[k][r]        sender    its kernels       its kernels        relaxed / ld.relaxed.sys: the same as left
 ///
-/// The next message of a kind to a rank is posted only when the one before has left, so `arrived` never goes back, and
-/// one outbox is enough. A message is put into the receiver's set of that call, so the grant of a set is also room in
-/// the inbox: the receiver grants a set again behind all that has read it.
+/// Every header carries the sender's grants (FarHeader::granted), and the kernel that imports it keeps them in `heard`,
+/// and `left` in `seen_left`. So as a rule a call finds in memory of the GPU that it may send. If it does not, its first
+/// block polls the words in host memory, and passes on what they say: `left`, and `grants` or the headers that have
+/// arrived, imported or not. The driver sends a grant by itself, as a word in `grants`, only if no header has carried it
+/// for a while (FarSource).
+///
+/// The next message of a kind to a rank is posted only when the one before has left, and the network keeps the order of
+/// messages to a rank, so `arrived` never goes back, and one outbox is enough. A message is put into the receiver's set
+/// of that call, so the grant of a set is also room in the inbox: the receiver grants a set again behind all that has
+/// read it.
 
 #include <cstddef>
 #include <cstdint>
@@ -45,6 +54,12 @@ inline constexpr int kFarSets = 3;
 inline constexpr int kFarHeaderSets = kFarSets + 1;
 inline constexpr int kFarGrantSlots = 4;
 
+/// Whether a grant is of a later call than another of its slot. Words carry half of a number, which may have begun
+/// again from 0 (latency/window.hpp).
+FERRY_HOST_DEVICE constexpr bool is_later_grant(std::uint64_t word, std::uint64_t other) {
+  return static_cast<std::int32_t>(static_cast<std::uint32_t>(word >> 32) - static_cast<std::uint32_t>(other >> 32)) > 0;
+}
+
 /// Bytes from one word that blocks poll to the next. On an H200, 16 blocks that read one line of pinned memory have it
 /// after 13 us each, 16 that read lines of their own after 1.2.
 inline constexpr std::int64_t kFarWordStride = 128;
@@ -54,7 +69,7 @@ inline constexpr std::int64_t kFarWordStride = 128;
 /// card.
 inline constexpr std::int64_t kFarMostJoinedBytes = std::int64_t{20} << 10;
 
-/// Start of every message: one line, which a warp loads at once.
+/// Start of every message: lines that a warp loads at once.
 struct FarHeader {
   std::uint32_t words[16];    ///< LatencyHeader of the sender
   std::int64_t num_rows;      ///< rows of this message
@@ -62,9 +77,11 @@ struct FarHeader {
   std::int64_t first_return;  ///< dispatch: place of the first of these in each set of the sender's returns
   std::int64_t first_sum;     ///< dispatch: the same where they return a sum for each row of this message
   std::int64_t has_record;    ///< 1: the record of the sender's call follows, which the driver adds
+  std::int64_t unused[3];
+  std::uint64_t granted[kFarKinds][kFarGrantSlots];  ///< grants of the sender, in a line of their own
 };
 /// Offset of the record of the sender's call (CallRecord), for the words of an error.
-inline constexpr std::size_t kFarRecordOffset = 128;
+inline constexpr std::size_t kFarRecordOffset = 256;
 inline constexpr std::size_t kFarHeaderBytes = 1024;
 static_assert(sizeof(FarHeader) <= kFarRecordOffset);
 
@@ -88,8 +105,8 @@ struct FarState {
   std::uint32_t returns[128];         ///< [R]: rows that each rank will return of it
   std::uint32_t kept[128];            ///< [R]: 1 if FarParams::found holds a record of that rank
   std::uint64_t weighed[128];         ///< [R] number of the last combine whose weights were posted to that rank
-  std::uint64_t turns[kFarKinds];     ///< number of the call whose `sets` are there: st.release / ld.acquire
-  std::int32_t sets[kFarKinds][128];  ///< [R] set in which each far rank receives that call
+  std::uint64_t seen_left[kFarMessages][128];           ///< [R] FarParams::left, as kernels have seen it
+  std::uint64_t heard[kFarKinds][128][kFarGrantSlots];  ///< [R] latest grants of that rank that kernels have seen
 };
 
 /// Places of rows in GPU memory, as offsets in it: those that arrive, then those of a dispatch that leave. Rows of a

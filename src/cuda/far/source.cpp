@@ -29,7 +29,7 @@ bool is_inside(const FarLayout& layout, std::uint64_t offset, std::uint64_t num_
 
 }  // namespace
 
-/// Tells kernels that the latest message of a kind has left, or that its receiver is lost: what kernels then wait for
+/// Tells kernels that the network has the latest message of a kind, or that its receiver is lost: what kernels then wait for
 /// ends by itself.
 class FarSource::Departure final : public one_sided::Completion {
  public:
@@ -67,6 +67,7 @@ FarSource::FarSource(Options options)
       granted_[to_size(kind)][slot] = options_.granted[to_size(kind) * kFarGrantSlots + slot];
     }
   }
+  for (Peer& peer : peers_) peer.told = granted_;
   expect_posts();
 }
 
@@ -110,7 +111,7 @@ bool FarSource::all_left() const {
 }
 
 bool FarSource::needs_polling() const {
-  return options_.poll_ns < 0 || node::monotonic_ns() - moved_ns_.load(std::memory_order_seq_cst) < options_.poll_ns;
+  return held_until_ns_ != 0 || options_.poll_ns < 0 || node::monotonic_ns() - moved_ns_.load(std::memory_order_seq_cst) < options_.poll_ns;
 }
 
 const NetworkRequest* FarSource::front(const one_sided::CanIssue& can_issue) {
@@ -138,7 +139,8 @@ void FarSource::look() {
       const std::uint64_t word =
           Word(options_.granted[to_size(kind) * kFarGrantSlots + slot]).load(std::memory_order_acquire);
       sum += word;
-      if (std::exchange(granted_[to_size(kind)][slot], word) != word) send_grant(kind, slot, word);
+      if (std::exchange(granted_[to_size(kind)][slot], word) == word || held_until_ns_ != 0) continue;
+      held_until_ns_ = node::monotonic_ns() + options_.hold_grants_ns;
     }
   }
   // Far ranks wait for weights before they send anything else.
@@ -146,13 +148,34 @@ void FarSource::look() {
     for (Peer& peer : peers_) sum += look_at(peer, kind);
   }
   seen_sum_.store(sum, std::memory_order_relaxed);
+  if (held_until_ns_ == 0 || node::monotonic_ns() < held_until_ns_) return;
+  held_until_ns_ = 0;
+  for (Peer& peer : peers_) send_grants_of(peer);
 }
 
-void FarSource::send_grant(int kind, std::uint64_t slot, std::uint64_t word) {
-  const std::int64_t offset = options_.layout.grant_at(kind, options_.rank, slot);
-  for (Peer& peer : peers_) {
-    peer.requests.push_back(
-        {.kind = NetworkRequest::Kind::kAtomic, .peer = peer.rank, .op = set_to(offset, word), .counts = false});
+/// Notes the grants that a message carries.
+void FarSource::note_carried(Peer& peer, const FarHeader& header) {
+  for (int kind = 0; kind < kFarKinds; ++kind) {
+    for (std::size_t slot = 0; slot < kFarGrantSlots; ++slot) {
+      std::uint64_t& told = peer.told[to_size(kind)][slot];
+      const std::uint64_t word = header.granted[kind][slot];
+      if (is_later_grant(word, told)) told = word;
+    }
+  }
+}
+
+/// Sends the grants that no message to this rank has carried.
+void FarSource::send_grants_of(Peer& peer) {
+  for (int kind = 0; kind < kFarKinds; ++kind) {
+    for (std::size_t slot = 0; slot < kFarGrantSlots; ++slot) {
+      std::uint64_t& told = peer.told[to_size(kind)][slot];
+      const std::uint64_t word = granted_[to_size(kind)][slot];
+      if (!is_later_grant(word, told)) continue;
+      told = word;
+      const std::int64_t offset = options_.layout.grant_at(kind, options_.rank, slot);
+      peer.requests.push_back(
+          {.kind = NetworkRequest::Kind::kAtomic, .peer = peer.rank, .op = set_to(offset, word), .counts = false});
+    }
   }
 }
 
@@ -172,6 +195,7 @@ std::uint64_t FarSource::look_at(Peer& peer, int kind) {
     std::memcpy(front + kFarRecordOffset, &*record, sizeof(*record));
     reinterpret_cast<FarHeader*>(front)->has_record = 1;
   }
+  if (has_header) note_carried(peer, *reinterpret_cast<const FarHeader*>(front));
   const net::AtomicOp arrival = set_to(layout.arrived_at(kind, options_.rank), number);
   const auto add = [&peer](NetworkRequest request) {
     request.peer = peer.rank;
@@ -196,7 +220,7 @@ std::uint64_t FarSource::look_at(Peer& peer, int kind) {
   num_messages_[idx].fetch_add(has_rows ? 3 : 2, std::memory_order_relaxed);
   Departure& departure = *peer.departures[to_size(kind)];
   departure.begin(number);
-  add({.kind = NetworkRequest::Kind::kFlush, .completion = &departure});
+  add({.kind = NetworkRequest::Kind::kRelease, .completion = &departure});
   return number;
 }
 

@@ -20,6 +20,11 @@
 
 namespace ferry::cuda {
 
+/// Time for which a grant waits for a message whose header carries it: longer than from the end of a call to the next
+/// call of its step, even with a launch by the host between them. Only a rank with three calls under way waits for such
+/// a grant.
+inline constexpr std::int64_t kHoldGrantsNs = 50'000;
+
 class FarSource final : public one_sided::RequestSource {
  public:
   struct Options {
@@ -32,6 +37,7 @@ class FarSource final : public one_sided::RequestSource {
     std::function<std::optional<CallRecord>(std::int64_t number)> record_of;
     /// The driver polls for this time after the last movement; negative: always.
     std::int64_t poll_ns = 0;
+    std::int64_t hold_grants_ns = kHoldGrantsNs;
   };
   explicit FarSource(Options options);
   ~FarSource() override;
@@ -58,25 +64,29 @@ class FarSource final : public one_sided::RequestSource {
 
  private:
   class Departure;
+  using Grants = std::array<std::array<std::uint64_t, kFarGrantSlots>, kFarKinds>;
   /// A rank and the requests to it, in order.
   struct Peer {
     int rank = 0;
     std::deque<one_sided::NetworkRequest> requests;
     std::array<std::uint64_t, kFarMessages> posted{};
+    Grants told{};  ///< latest grants that were sent, by headers or by themselves
     std::array<std::unique_ptr<Departure>, kFarMessages> departures;
   };
 
   std::uint64_t sum_of_words() const;
   void look();
   std::uint64_t look_at(Peer& peer, int kind);
-  void send_grant(int kind, std::uint64_t slot, std::uint64_t word);
+  void note_carried(Peer& peer, const FarHeader& header);
+  void send_grants_of(Peer& peer);
 
   const Options options_;
   std::vector<Peer> peers_;
   std::vector<std::atomic<std::uint64_t>> sent_bytes_;    // by number of the far rank, as is the next
   std::vector<std::atomic<std::uint64_t>> num_messages_;  // puts, and words that are set
   Peer* offered_ = nullptr;
-  std::array<std::array<std::uint64_t, kFarGrantSlots>, kFarKinds> granted_{};
+  Grants granted_{};
+  std::int64_t held_until_ns_ = 0;  // grants that no header has carried are sent then; 0: there are none
   std::atomic<std::int64_t> moved_ns_{0};
   std::atomic<std::uint64_t> seen_sum_{0};  // of the words that kernels write, when they were looked at last
 };

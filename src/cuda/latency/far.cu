@@ -29,6 +29,7 @@ __global__ void __launch_bounds__(kFarThreads) far_headers_kernel(const __grid_c
     __syncwarp();
     const FarHeader& header = header_in(params.far, params.kind, static_cast<int>(sent.set), source);
     import_header(call, params.far, params.kind, sent, source, word_of_header(header));
+    keep_words(params.far, params.kind, static_cast<int>(sent.set), source);
   }
 }
 
@@ -40,11 +41,11 @@ __global__ void __launch_bounds__(kWarpLanes) far_refusal_kernel(const __grid_co
   own_set(call, params.kind, number);
   __syncwarp();
   publish_grants(call, params.far);
-  if (!await_far_turn(call, params.far, params.kind, number, sets)) return;
+  if (!await_far_turn(call, params.far, params.kind, number, sets, {})) return;
   hide_far_ranks(call, params.far, params.kind, number);
   LatencyHeader header;
   header.record_number = call.record_number;
-  write_far_headers(params.far, params.kind, header);
+  write_far_headers(call, params.far, params.kind, header);
   __syncwarp();
 #pragma unroll 1
   for (int idx = lane_idx(); idx < params.far.layout.num_far(); idx += kWarpLanes) {

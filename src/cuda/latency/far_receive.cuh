@@ -23,6 +23,7 @@ struct FarImportShared {
 /// more where there are more than a line has.
 class PartWords {
  public:
+  __device__ PartWords() {}
   __device__ PartWords(const std::byte* part, int count) {
     const auto* const from = reinterpret_cast<const std::uint32_t*>(part);
 #pragma unroll
@@ -47,7 +48,7 @@ class PartWords {
  private:
   static constexpr int kMostWords = static_cast<int>(sizeof(FarRecord) / sizeof(std::uint32_t)) + 2 * kMaxTopk;
   static constexpr int kLoads = (kMostWords + kWarpLanes - 1) / kWarpLanes;
-  std::uint32_t words_[kLoads];
+  std::uint32_t words_[kLoads] = {};
 };
 
 /// One block's import. Block b takes the far ranks b, b + number of importers, …
@@ -65,24 +66,32 @@ class FarImporter {
   __device__ bool import_all() const {
     const auto block = static_cast<int>(blockIdx.x);
     const int step = params_.first_receiver;
+    // Then it may take its time with the header, which the other blocks do not await from a rank whose message is late.
+    const bool alone = layout_.num_far() <= step;
     bool whole = true;
 #pragma unroll 1
     for (int idx = block + warp_idx() * step; whole && idx < layout_.num_far(); idx += kReceiveWarps * step) {
       // At once: this rank's other blocks wait for the headers too, and must blame no rank whose message has come.
       whole = await_message(idx);
-      if (whole) import_front(idx);
+      if (whole && !alone) import_front(idx);
     }
     if (__syncthreads_and(static_cast<int>(whole)) == 0) return false;
-    fence_system();  // flags of rows hand on what the network has written
-    // Warps take units of all sources in turn, so that loads from host memory are under way together.
     int unit = warp_idx();
+    PartWords first;
+    if (alone) {
+      // Under way together with the load of the header, which says whether there is such a unit.
+      if (block < layout_.num_far() && unit < num_count_units() + call_.max_tokens) first = load_unit(block, unit);
+      if (block < layout_.num_far() && warp_idx() == 0) import_front(block);
+      __syncthreads();
+    }
+    // Warps take units of all sources in turn, so that loads from host memory are under way together.
 #pragma unroll 1
     for (int idx = block; idx < layout_.num_far(); idx += step) {
       const int num_tokens = shared_.tokens[idx];
       if (num_tokens < 0) continue;
 #pragma unroll 1
       for (; unit < num_count_units() + num_tokens; unit += kReceiveWarps) {
-        const PartWords words = load_unit(idx, unit);
+        const PartWords words = alone && unit == warp_idx() ? first : load_unit(idx, unit);
         if (unit < num_count_units()) {
           import_count(idx, unit * kWarpLanes + lane_idx(), words.own());
         } else {
@@ -90,6 +99,10 @@ class FarImporter {
         }
       }
       unit -= num_count_units() + num_tokens;
+    }
+#pragma unroll 1
+    for (int idx = block + warp_idx() * step; idx < layout_.num_far(); idx += kReceiveWarps * step) {
+      keep_words(params_.far, LatencyKind::kDispatch, static_cast<int>(sent_.set), layout_.far_rank(idx));
     }
     return true;
   }
@@ -189,16 +202,18 @@ class FarImporter {
       return;
     }
     if (lane_idx() == 0 && has_row) {
-      post_word(slot.row_flags + token, sent_.number, static_cast<std::uint32_t>(start.row));
       call_.tables.rows_back.places[source * call_.max_tokens + token] = start.first_return;
       call_.tables.sums_back.places[source * call_.max_tokens + token] = start.row;
     }
-    if (!has_entry) return;
-    std::uint64_t* const entry_word = slot.entries + token * num_topk + lane_idx();
-    post_word(entry_word, sent_.number, entry);
-    if (has_row && call_.tables.item_weights != nullptr) {
-      post_word(slot.weights + token * num_topk + lane_idx(), sent_.number, weight);
+    if (has_entry) {
+      post_word(slot.entries + token * num_topk + lane_idx(), sent_.number, entry);
+      if (has_row && call_.tables.item_weights != nullptr) {
+        post_word(slot.weights + token * num_topk + lane_idx(), sent_.number, weight);
+      }
     }
+    if (lane_idx() != 0 || !has_row) return;
+    fence_system();  // hands on the row, which the network has written
+    post_word(slot.row_flags + token, sent_.number, static_cast<std::uint32_t>(start.row));
   }
 
   const FarDispatchReceiveParams& params_;

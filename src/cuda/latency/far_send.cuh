@@ -42,15 +42,16 @@ class FarSender {
 
   /// False when the group broke. All lanes of the first warp of each block.
   __device__ bool await_sets(std::uint64_t number, const FarLook& look) const {
-    return await_far_sets(call_, far_, LatencyKind::kDispatch, number, targets_.sets, look);
+    return await_far_turn(call_, far_, LatencyKind::kDispatch, number, targets_.sets, look);
   }
   /// Words for await_sets(), loaded before the call's number is known.
-  __device__ FarLook look() const { return FarLook::of_first_block(far_, LatencyKind::kDispatch); }
+  __device__ FarLook look() const { return {far_, LatencyKind::kDispatch}; }
 
   /// Writes the header and the counts of every message. All threads of the first block.
   __device__ void send_counts(int num_tokens) const {
     if (warp_idx() == 0) {
-      write_far_headers(far_, LatencyKind::kDispatch, dispatch_header<kHomes>(params_, shared_.bad_entry, num_tokens));
+      write_far_headers(call_, far_, LatencyKind::kDispatch,
+                        dispatch_header<kHomes>(params_, shared_.bad_entry, num_tokens));
     }
     const unsigned* const tokens_of_expert = shared_.tokens_of_expert();
 #pragma unroll 1

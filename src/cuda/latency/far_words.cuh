@@ -27,7 +27,8 @@ __device__ __noinline__ inline void refuse_message(const LatencyParams& call, in
   declare_lost(call.ranks, {Awaited::kRailProtocol, source, number}, {});
 }
 
-/// Tells far ranks which sets this rank has granted. All lanes of one warp of one block, first of all: they may wait.
+/// Tells far ranks which sets this rank has granted, before it waits for them: they may wait too. All lanes of one warp of
+/// one block.
 __device__ inline void publish_grants(const LatencyParams& call, const FarParams& far) {
   if (lane_idx() >= kLatencyKinds * kGrantSlots) return;
   const auto kind = static_cast<LatencyKind>(lane_idx() / kGrantSlots);
@@ -36,11 +37,35 @@ __device__ inline void publish_grants(const LatencyParams& call, const FarParams
   if (word != 0) store_relaxed_system(far.granted + lane_idx(), word);
 }
 
-/// Words that await_far_turn() needs, loaded before the number of the call is known: their trip to host memory takes
-/// place during that to the GPU's, for which GrantsLook waits. All lanes of one warp.
+/// Word in which this GPU keeps the latest grant of a far rank.
+__device__ inline std::uint64_t* heard_word(const FarParams& far, LatencyKind kind, int rank, std::uint64_t number) {
+  return &far.state->heard[static_cast<int>(kind)][rank][number % kGrantSlots];
+}
+
+/// Keeps a grant unless a later one is there: headers may be imported out of order, by kernels of several streams. One
+/// thread.
+__device__ inline void keep_grant(const FarParams& far, LatencyKind kind, int rank, std::uint64_t number,
+                                  std::uint64_t granted) {
+  auto* const heard = reinterpret_cast<unsigned long long*>(heard_word(far, kind, rank, number));
+  unsigned long long seen = *static_cast<volatile unsigned long long*>(heard);
+#pragma unroll 1
+  while (is_later_grant(granted, seen)) {
+    const unsigned long long found = atomicCAS(heard, seen, granted);
+    if (found == seen) break;
+    seen = found;
+  }
+}
+
+/// Keeps the number of a message that has left. Other kernels may have seen a later one. One thread.
+__device__ inline void keep_left(const FarParams& far, int message, int rank, std::uint64_t number) {
+  atomicMax(reinterpret_cast<unsigned long long*>(&far.state->seen_left[message][rank]), number);
+}
+
+/// Words that await_far_turn() needs, loaded before the number of the call is known, together with those for which
+/// GrantsLook waits. All lanes of one warp.
 struct FarLook {
   static constexpr int kRanks = kWarpLanes / kGrantSlots;
-  std::uint64_t grant = 0;  ///< of far rank lane / kGrantSlots, in slot lane % kGrantSlots
+  std::uint64_t heard = 0;  ///< of far rank lane / kGrantSlots, in slot lane % kGrantSlots
   std::uint64_t left = 0;   ///< of far rank `lane`
 
   __device__ FarLook() {}
@@ -48,94 +73,119 @@ struct FarLook {
     const FarLayout& layout = far.layout;
     const int lane = lane_idx();
     if (lane / kGrantSlots < layout.num_far()) {
-      const int rank = layout.far_rank(lane / kGrantSlots);
       const auto slot = static_cast<std::uint64_t>(lane % kGrantSlots);
-      grant = load_relaxed_system(inbox_word(far, layout.grant_at(static_cast<int>(kind), rank, slot)));
+      heard = load_relaxed_system(heard_word(far, kind, layout.far_rank(lane / kGrantSlots), slot));
     }
     if (lane < layout.num_far()) {
-      left = load_relaxed_system(far.left + static_cast<int>(kind) * layout.num_ranks + layout.far_rank(lane));
+      left = load_relaxed_system(&far.state->seen_left[static_cast<int>(kind)][layout.far_rank(lane)]);
     }
-  }
-  /// The first block alone looks.
-  __device__ static FarLook of_first_block(const FarParams& far, LatencyKind kind) {
-    return blockIdx.x == 0 ? FarLook(far, kind) : FarLook();
   }
   /// Lane i gets the grant of far rank i, for the first kRanks. All lanes.
   __device__ std::uint64_t grant_of(std::uint64_t number) const {
-    return __shfl_sync(kAllLanes, grant, lane_idx() % kRanks * kGrantSlots + static_cast<int>(number % kGrantSlots));
+    return __shfl_sync(kAllLanes, heard, lane_idx() % kRanks * kGrantSlots + static_cast<int>(number % kGrantSlots));
   }
 };
 
+/// Waits for a word in memory of the GPU that the first block of this kernel passes on. One thread of another block.
+template <typename Read>
+__device__ inline bool await_passed(const LatencyParams& call, std::uint64_t number, Read read,
+                                    std::uint64_t expected) {
+  return wait_until(call.ranks, {Awaited::kOwn, call.ranks.rank, number}, read, expected);
+}
+
+__device__ inline const FarHeader& header_in(const FarParams& far, LatencyKind kind, int set, int source) {
+  const FarLayout& layout = far.layout;
+  return *reinterpret_cast<const FarHeader*>(far.inbox +
+                                             layout.front_at(static_cast<int>(kind), set, layout.far_idx(source)));
+}
+
+/// Grant of a far rank for a call in the headers of its latest messages, which no kernel may have imported yet: with
+/// several calls under way that may happen only after this one. 0: it is not there. One thread.
+__device__ inline std::uint64_t grant_in_headers(const LatencyParams& call, const FarParams& far, LatencyKind kind,
+                                                 int rank, std::uint64_t number) {
+#pragma unroll 1
+  for (int i = 0; i < kLatencyKinds; ++i) {
+    const auto of = static_cast<LatencyKind>(i);
+    const std::uint64_t arrived = load_acquire_system(inbox_word(far, far.layout.arrived_at(i, rank)));
+    const std::uint64_t own = load_relaxed_system(grant_word(call, call.ranks.rank, of, call.ranks.rank, arrived));
+    if (arrived == 0 || !is_word_of(own, arrived)) continue;
+    const FarHeader& header = header_in(far, of, static_cast<int>(payload_of(own)), rank);
+    const std::uint64_t word =
+        load_relaxed_system(&header.granted[static_cast<int>(kind)][number % kGrantSlots]);
+    if (is_word_of(word, number)) return word;
+  }
+  return 0;
+}
+
+/// Waits for the grant of a far rank for a call. One thread.
+__device__ __noinline__ inline Payload await_far_grant(const LatencyParams& call, const FarParams& far,
+                                                       LatencyKind kind, int rank, std::uint64_t number) {
+  const std::uint64_t* const heard = heard_word(far, kind, rank, number);
+  std::uint64_t word = load_relaxed_system(heard);
+  const auto read_heard = [&word, heard, number] {
+    word = load_relaxed_system(heard);
+    return is_word_of(word, number) ? number : 0;
+  };
+  if (is_word_of(word, number)) return {payload_of(word), true};
+  if (blockIdx.x != 0) {
+    const bool came = await_passed(call, number, read_heard, number);
+    return {payload_of(word), came};
+  }
+  const std::uint64_t* const grant = inbox_word(far, far.layout.grant_at(static_cast<int>(kind), rank, number));
+  const auto read = [&] {
+    if (read_heard() == number) return number;
+    word = load_relaxed_system(grant);
+    if (!is_word_of(word, number)) word = grant_in_headers(call, far, kind, rank, number);
+    return is_word_of(word, number) ? number : 0;
+  };
+  if (!wait_until(call.ranks, {Awaited::kDone, rank, number}, read, number, CallCount(call, rank))) return {};
+  keep_grant(far, kind, rank, number, word);
+  return {payload_of(word), true};
+}
+
+/// Waits until message `wanted` of this kind to a far rank has left, for the turn of call `number`. One thread.
+__device__ __noinline__ inline bool await_left(const LatencyParams& call, const FarParams& far, int message, int rank,
+                                               std::uint64_t number, std::uint64_t wanted) {
+  const std::uint64_t* const seen_left = &far.state->seen_left[message][rank];
+  const auto read_seen = [seen_left] { return load_acquire_system(seen_left); };
+  if (read_seen() >= wanted) return true;
+  if (blockIdx.x != 0) return await_passed(call, number, read_seen, wanted);
+  const std::uint64_t* const left = far.left + message * far.layout.num_ranks + rank;
+  std::uint64_t last = 0;
+  const auto read = [&last, left] { return last = load_acquire_system(left); };
+  if (!wait_until(call.ranks, {Awaited::kDone, rank, number}, read, wanted, CallCount(call, rank))) return false;
+  keep_left(far, message, rank, last);
+  return true;
+}
+
 /// Waits for the sets in which far ranks receive this call, `sets` [R], and until the messages of the call before have
-/// left; with `weighs` also the weights that were sent last. `look`: words loaded before. All lanes of one warp; false
-/// in all of them when the group broke.
+/// left; with `weighs` also the weights that were sent last. `look`: words loaded before. All lanes of one warp of each
+/// block; false in all of them when the group broke. The first block, which alone looks at words in host memory, is the
+/// first that runs: blocks that read one line there wait for each other (kFarWordStride).
 __device__ inline bool await_far_turn(const LatencyParams& call, const FarParams& far, LatencyKind kind,
-                                      std::uint64_t number, int* sets, bool weighs = false, FarLook look = {}) {
+                                      std::uint64_t number, int* sets, const FarLook& look, bool weighs = false) {
   const FarLayout& layout = far.layout;
   bool all = !is_broken(call.ranks);
   const std::uint64_t looked = look.grant_of(number);
 #pragma unroll 1
   for (int idx = lane_idx(); idx < layout.num_far() && all; idx += kWarpLanes) {
     const int rank = layout.far_rank(idx);
-    const Wait wait{Awaited::kDone, rank, number};
-    const std::uint64_t* const grant = inbox_word(far, layout.grant_at(static_cast<int>(kind), rank, number));
-    const std::uint64_t* const left = far.left + static_cast<int>(kind) * layout.num_ranks + rank;
-    const std::uint64_t* const weights_left = far.left + kFarWeights * layout.num_ranks + rank;
-    // All at once. What follows only writes, and only if the words say so.
     const bool has_grant = idx < FarLook::kRanks && is_word_of(looked, number);
     const bool has_left = idx < kWarpLanes && look.left >= number - 1;
-    const std::uint64_t granted = has_grant ? looked : load_relaxed_system(grant);
-    const std::uint64_t last = has_left ? look.left : load_relaxed_system(left);
-    const std::uint64_t last_weights = weighs ? load_relaxed_system(weights_left) : 0;
-    const Payload set = wait_payload(call, wait, grant, granted);
-    const auto is_over = [&](const std::uint64_t* word, std::uint64_t seen, std::uint64_t wanted) {
-      const auto read = [word] { return load_acquire_system(word); };
-      return seen >= wanted || wait_until(call.ranks, wait, read, wanted, CallCount(call, rank));
-    };
+    const Payload set =
+        has_grant ? Payload{payload_of(looked), true} : await_far_grant(call, far, kind, rank, number);
     if (set.came && set.value > kNoSet) {
       declare_lost(call.ranks, {Awaited::kRailProtocol, rank, number}, {});
       all = false;
       break;
     }
-    all = set.came && is_over(left, last, number - 1) &&
-          (!weighs || is_over(weights_left, last_weights, far.state->weighed[rank]));
+    all = set.came && (has_left || await_left(call, far, static_cast<int>(kind), rank, number, number - 1)) &&
+          (!weighs || await_left(call, far, kFarWeights, rank, number, far.state->weighed[rank]));
     sets[rank] = static_cast<int>(set.value);
   }
   const bool every = __all_sync(kAllLanes, static_cast<int>(all)) != 0;
   __syncwarp();
   return every;
-}
-
-/// The same in a kernel of several blocks, of which the first alone looks at words in host memory and passes on what
-/// they say: blocks that read one line there wait for each other (kFarWordStride). It is the first that runs.
-__device__ __noinline__ inline bool await_far_sets(const LatencyParams& call, const FarParams& far, LatencyKind kind,
-                                                   std::uint64_t number, int* sets, const FarLook& look,
-                                                   bool weighs = false) {
-  const int num_far = far.layout.num_far();
-  std::uint64_t* const turn = &far.state->turns[static_cast<int>(kind)];
-  std::int32_t* const passed = far.state->sets[static_cast<int>(kind)];
-  if (blockIdx.x == 0) {
-    if (!await_far_turn(call, far, kind, number, sets, weighs, look)) return false;
-#pragma unroll 1
-    for (int idx = lane_idx(); idx < num_far; idx += kWarpLanes) {
-      const int rank = far.layout.far_rank(idx);
-      passed[rank] = sets[rank];
-    }
-    __syncwarp();
-    if (lane_idx() == 0) store_release_device(turn, number);
-    return true;
-  }
-  const auto read = [turn] { return load_acquire_device(turn); };
-  const bool came = lane_idx() != 0 || wait_until(call.ranks, {Awaited::kOwn, call.ranks.rank, number}, read, number);
-  if (__all_sync(kAllLanes, static_cast<int>(came)) == 0) return false;
-  __syncwarp();
-#pragma unroll 1
-  for (int idx = lane_idx(); idx < num_far; idx += kWarpLanes) {
-    const int rank = far.layout.far_rank(idx);
-    sets[rank] = static_cast<const volatile std::int32_t&>(passed[rank]);
-  }
-  __syncwarp();
-  return true;
 }
 
 /// Lets the half that follows take far ranks for ranks without a set. All lanes of one warp of one block.
@@ -152,12 +202,26 @@ __device__ inline FarHeader& header_out(const FarParams& far, LatencyKind kind, 
   return *reinterpret_cast<FarHeader*>(far.outbox + far.front_out(static_cast<int>(kind), idx));
 }
 
-/// Writes this rank's header to its messages. All lanes of one warp of one block.
-__device__ inline void write_far_headers(const FarParams& far, LatencyKind kind, const LatencyHeader& header) {
+/// Writes this rank's header and its grants to its messages. All lanes of one warp of one block.
+__device__ inline void write_far_headers(const LatencyParams& call, const FarParams& far, LatencyKind kind,
+                                         const LatencyHeader& header) {
+  static_assert(kLatencyKinds * kGrantSlots <= kLatencyHeaderWords);
   if (lane_idx() >= kLatencyHeaderWords) return;
   const std::uint32_t word = reinterpret_cast<const std::uint32_t*>(&header)[lane_idx()];
+  const int granted_kind = lane_idx() / kGrantSlots;
+  const int slot = lane_idx() % kGrantSlots;
+  const bool has_grant = granted_kind < kLatencyKinds;
+  std::uint64_t granted = 0;
+  if (has_grant) {
+    granted = load_relaxed_system(grant_word(call, call.ranks.rank, static_cast<LatencyKind>(granted_kind),
+                                             call.ranks.rank, static_cast<std::uint64_t>(slot)));
+  }
 #pragma unroll 1
-  for (int idx = 0; idx < far.layout.num_far(); ++idx) header_out(far, kind, idx).words[lane_idx()] = word;
+  for (int idx = 0; idx < far.layout.num_far(); ++idx) {
+    FarHeader& to = header_out(far, kind, idx);
+    to.words[lane_idx()] = word;
+    if (has_grant) to.granted[granted_kind][slot] = granted;
+  }
 }
 
 /// Whether this block is the last of a far kernel that sends; it then sees what all have stored. All threads.
@@ -214,12 +278,6 @@ __device__ inline bool await_far(const LatencyParams& call, const FarParams& far
   return wait_until(call.ranks, {Awaited::kEntry, source, number}, read, number, CallCount(call, source));
 }
 
-__device__ inline const FarHeader& header_in(const FarParams& far, LatencyKind kind, int set, int source) {
-  const FarLayout& layout = far.layout;
-  return *reinterpret_cast<const FarHeader*>(far.inbox +
-                                             layout.front_at(static_cast<int>(kind), set, layout.far_idx(source)));
-}
-
 /// Keeps the record of the call of a far rank, if it makes another one, where the host that reports the fault finds it.
 /// One thread. A record that belongs to a fault which the host has not read stays.
 __device__ __noinline__ inline void keep_record(const LatencyParams& call, const FarParams& far,
@@ -242,15 +300,29 @@ __device__ __noinline__ inline void keep_record(const LatencyParams& call, const
   for (std::size_t i = 0; i < sizeof(CallRecord) / sizeof(std::uint64_t); ++i) to[i] = from[i];
 }
 
-/// This lane's word of a header, all of which a warp has after one trip to host memory: each further load from the same
-/// line would wait for those before it. Lanes behind its end have the first word.
+/// This lane's word of a header's first line, all of which a warp has after one trip to host memory: each further load
+/// from the same line would wait for those before it.
 __device__ inline std::uint32_t word_of_header(const FarHeader& header) {
-  constexpr auto kWords = static_cast<int>(sizeof(FarHeader) / sizeof(std::uint32_t));
-  static_assert(kWords <= kWarpLanes && sizeof(FarHeader::words) == 16 * sizeof(std::uint32_t));
-  return reinterpret_cast<const std::uint32_t*>(&header)[lane_idx() < kWords ? lane_idx() : 0];
+  static_assert(offsetof(FarHeader, granted) == kWarpLanes * sizeof(std::uint32_t));
+  static_assert(sizeof(FarHeader::words) == 16 * sizeof(std::uint32_t));
+  return reinterpret_cast<const std::uint32_t*>(&header)[lane_idx()];
 }
 
-/// Value of 8 bytes at this offset of a header. `word`: word_of_header(). All lanes.
+/// Keeps in memory of the GPU what the next calls need: the grants in the header of a message that has come, and which
+/// messages to its source have left. Behind all that others wait for. All lanes of one warp.
+__device__ inline void keep_words(const FarParams& far, LatencyKind kind, int set, int source) {
+  constexpr int kGrants = kLatencyKinds * kGrantSlots;
+  const int lane = lane_idx();
+  if (lane < kGrants) {
+    const auto granted_kind = static_cast<LatencyKind>(lane / kGrantSlots);
+    const auto slot = static_cast<std::uint64_t>(lane % kGrantSlots);
+    keep_grant(far, granted_kind, source, slot, header_in(far, kind, set, source).granted[lane / kGrantSlots][slot]);
+  } else if (const int message = lane - kGrants; message < kFarMessages) {
+    keep_left(far, message, source, load_acquire_system(far.left + message * far.layout.num_ranks + source));
+  }
+}
+
+/// Value of 8 bytes at this offset of a header's first line. `word`: word_of_header(). All lanes.
 __device__ inline std::int64_t field_of_header(std::uint32_t word, std::size_t offset_bytes) {
   const auto first = static_cast<int>(offset_bytes / sizeof(word));
   const std::uint64_t low = __shfl_sync(kAllLanes, word, first);

@@ -5,6 +5,7 @@
 
 #include "cuda/latency/kernel_row.hpp"
 #include "cuda/latency/kernels.hpp"
+#include "cuda/sync/kernel_order.cuh"
 #include "cuda/sync/shared_memory.cuh"
 
 namespace ferry::cuda {
@@ -37,7 +38,7 @@ __device__ void make_nodes_receive_half(const CombineReceiveParams& params) {
   const CombineStart start = CombineStart::of(call);
   const volatile SentCall& pending = *call.tables.combine;
   const SentCall sent{pending.number, pending.set, pending.pending, 0};
-  if (is_clerk() && warp_idx() == 0) publish_grants(call, params.far);
+  if (is_clerk() && warp_idx() == 1) publish_grants(call, params.far);
   // All threads or none, since the block has barriers later.
   if (__syncthreads_or(static_cast<int>(is_broken(call.ranks) || sent.pending == 0)) != 0) return;
   if (is_clerk() && !import_far_headers(call, params.far, sent)) return;
@@ -55,6 +56,7 @@ __device__ void make_nodes_receive_half(const CombineReceiveParams& params) {
 /// Makes either half.
 template <bool kFloat32>
 __global__ void __launch_bounds__(kCombineThreads) combine_nodes_kernel(const __grid_constant__ NodesHalf params) {
+  await_kernel_before();
   if (params.receives) {
     make_nodes_receive_half<kFloat32>(params.receive);
   } else {
@@ -73,11 +75,13 @@ constexpr KernelRow<NodesHalf, 2> kHalf = {
 }  // namespace
 
 cudaError_t launch_nodes_combine_send(const FarCombineParams& params, cudaStream_t stream) {
-  return kHalf.launch(params.rows.float32 ? 1 : 0, params.call.num_blocks, false, NodesHalf(params), stream);
+  return kHalf.launch(params.rows.float32 ? 1 : 0, params.call.num_blocks, params.call.overlaps,
+                      NodesHalf(params), stream);
 }
 
 cudaError_t launch_nodes_combine_receive(const CombineReceiveParams& params, cudaStream_t stream) {
-  return kHalf.launch(params.rows.float32 ? 1 : 0, params.call.num_blocks, false, NodesHalf(params), stream);
+  return kHalf.launch(params.rows.float32 ? 1 : 0, params.call.num_blocks, params.call.overlaps,
+                      NodesHalf(params), stream);
 }
 
 cudaError_t load_nodes_combine() { return kHalf.load(); }

@@ -4,7 +4,7 @@
 /// A combine in groups of several nodes. Its send half is that of one node, but rows for far ranks go to memory from
 /// which the network takes them. Its receive half adds up in another order (node_sum.cuh).
 ///
-/// The first block alone looks at words in host memory (await_far_sets). In the send half it posts weights to far ranks
+/// The first block alone looks at words in host memory (await_far_turn). In the send half it posts weights to far ranks
 /// before it waits for theirs; in the receive half it waits for the messages of far ranks. The last block that is done
 /// posts the message to each far rank.
 
@@ -63,13 +63,15 @@ __device__ inline void post_far_weights(const FarCombineParams& params, std::uin
 __device__ __noinline__ inline void begin_nodes_send(const FarCombineParams& params, const CombineSendShared& shared,
                                                      bool routed) {
   const LatencyParams& call = params.call;
-  if (is_clerk()) publish_grants(call, params.far);
-  const FarLook look = FarLook::of_first_block(params.far, LatencyKind::kCombine);
+  const FarLook look(params.far, LatencyKind::kCombine);
   std::uint64_t number = wait_for_turn<true>(
       call, LatencyKind::kCombine, shared.sets, [] {}, &params.far.layout);
   const bool weighs = sends_weights(params, routed);
-  if (number != 0 && !await_far_sets(call, params.far, LatencyKind::kCombine, number, shared.far_sets, look, weighs))
+  // The first block posts weights.
+  if (number != 0 && !await_far_turn(call, params.far, LatencyKind::kCombine, number, shared.far_sets, look,
+                                     weighs && is_clerk())) {
     number = 0;
+  }
   if (number != 0 && routed && !place_returns(params, shared.far_firsts)) {
     if (is_clerk() && lane_idx() == 0) refuse_message(call, params.far.layout.far_rank(0), number);
     number = 0;
@@ -141,6 +143,7 @@ __device__ inline bool send_nodes_combine(const FarCombineParams& params, const 
   } else {
     const auto wait = [&params, &shared, &start] {
       if (warp_idx() == 0) begin_nodes_send(params, shared, start.routed);
+      if (warp_idx() == 1 && is_clerk()) publish_grants(params.call, params.far);
     };
     good = meet_at_turn(params, shared, start.routed, wait);
     if (good && is_clerk()) {
@@ -181,7 +184,7 @@ __device__ inline void post_returns(const FarCombineParams& params, const Combin
   header.agreement = routed ? call.agreement : 0;
   header.record_number = call.record_number;
   header.num_tokens = call.num_tokens;
-  write_far_headers(far, LatencyKind::kCombine, header);
+  write_far_headers(call, far, LatencyKind::kCombine, header);
   // The first block has used the memory of the places for something else (import_weights).
   if (is_clerk() && sends_weights(params, routed)) place_returns(params, shared.far_firsts);
   __syncwarp();
@@ -215,7 +218,12 @@ __device__ inline bool import_far_headers(const LatencyParams& call, const FarPa
     const FarHeader& header = header_in(far, LatencyKind::kCombine, static_cast<int>(sent.set), source);
     import_header(call, far, LatencyKind::kCombine, sent, source, word_of_header(header));
   }
-  return __syncthreads_and(static_cast<int>(whole)) != 0;
+  if (__syncthreads_and(static_cast<int>(whole)) == 0) return false;
+#pragma unroll 1
+  for (int idx = warp_idx(); idx < far.layout.num_far(); idx += kCombineWarps + 1) {
+    keep_words(far, LatencyKind::kCombine, static_cast<int>(sent.set), far.layout.far_rank(idx));
+  }
+  return true;
 }
 
 }  // namespace ferry::cuda::device

@@ -7,6 +7,7 @@
 #include "cuda/latency/far_send.cuh"
 #include "cuda/latency/kernel_row.hpp"
 #include "cuda/latency/kernels.hpp"
+#include "cuda/sync/kernel_order.cuh"
 #include "cuda/sync/shared_memory.cuh"
 #include "plan/to_size.hpp"
 
@@ -32,10 +33,12 @@ __device__ void make_nodes_send_half(const FarDispatchParams& params) {
   const LatencyParams& call = params.call;
   auto& shared = *reinterpret_cast<DispatchSendShared*>(dynamic_shared());
   auto& targets = *reinterpret_cast<FarTargets*>(dynamic_shared() + near_send_bytes(call.num_experts));
-  if (blockIdx.x == 0 && warp_idx() == 0) publish_grants(call, params.far);
   const FarSender<kHomes> far(params, shared, targets);
   DispatchSender<kCodec, kHomes, FarSender<kHomes>> sender(params, shared, far);
-  sender.send_all([] {}, [] {});
+  const auto publish = [&params, &call] {
+    if (blockIdx.x == 0 && warp_idx() == 1) publish_grants(call, params.far);  // while the first warp waits
+  };
+  sender.send_all(publish, [] {});
   if (shared.number == 0) return;
   if (is_last_far_block(params.far) && warp_idx() == 0) far.post_all();
   if (threadIdx.x != 0) return;
@@ -54,7 +57,7 @@ __device__ void make_nodes_receive_half(const FarDispatchReceiveParams& params) 
   auto& imports = *reinterpret_cast<FarImportShared*>(far_memory);
   const CheckedExpertTables experts{memory.experts,
                                     reinterpret_cast<std::int32_t*>(far_memory + sizeof(FarImportShared))};
-  if (reports() && warp_idx() == 0) publish_grants(call, params.far);
+  if (reports() && warp_idx() == 1) publish_grants(call, params.far);
   prepare_receive(call, params, HomesLook(call, params), memory.experts, *memory.shared);
   // A send half that found the group broken has not written the words that follow.
   if (__syncthreads_or(static_cast<int>(is_broken(call.ranks))) != 0) return;
@@ -84,6 +87,7 @@ __device__ void make_nodes_receive_half(const FarDispatchReceiveParams& params) 
 /// Makes either half.
 template <Codec kCodec, bool kHomes>
 __global__ void __launch_bounds__(kDispatchThreads, 1) dispatch_nodes_kernel(const __grid_constant__ NodesHalf params) {
+  await_kernel_before();
   if (params.receives) {
     make_nodes_receive_half<kHomes>(params.receive);
   } else {
@@ -119,12 +123,12 @@ int kernel_idx(Quantization mode, bool homes) { return (homes ? kNumCodecs : 0) 
 
 cudaError_t launch_nodes_dispatch_send(const FarDispatchParams& params, bool homes, cudaStream_t stream) {
   const int idx = kernel_idx(params.quantize, homes);
-  return kHalf.launch(idx, params.call.num_blocks, false, NodesHalf(params), stream);
+  return kHalf.launch(idx, params.call.num_blocks, params.call.overlaps, NodesHalf(params), stream);
 }
 
 cudaError_t launch_nodes_dispatch_receive(const FarDispatchReceiveParams& params, cudaStream_t stream) {
   const int idx = kernel_idx(params.quantize, has_homes_or_counters(params));
-  return kHalf.launch(idx, params.call.num_blocks, false, NodesHalf(params), stream);
+  return kHalf.launch(idx, params.call.num_blocks, params.call.overlaps, NodesHalf(params), stream);
 }
 
 cudaError_t load_nodes_dispatch() { return kHalf.load(); }
