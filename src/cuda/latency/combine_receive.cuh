@@ -186,9 +186,7 @@ class CombineReceiver {
 
   __device__ Outcome await() const {
     if (!kHelpers || !is_helper(params_)) {
-      const Outcome outcome = await_combine(call_, sent_, shared_, true);
-      if constexpr (kNodes) fence_system();  // the first block has seen what the network has written
-      return outcome;
+      return await_combine(call_, sent_, shared_, true);
     }
     return await_briefly(call_, sent_) ? Outcome::kGo : Outcome::kSkip;
   }

@@ -281,11 +281,10 @@ struct FirstLook {
   CountsLook counts;
   std::uint64_t entry = 0;
 
-  /// Looks until headers and counts have arrived, at most kLooks times. Looks once if waits are counted, since these
-  /// looks are not counted.
-  __device__ void load(const LatencyParams& call, const SentCall& sent, const WarpTokens& tokens) {
-    constexpr int kLooks = 32;  // together less than a microsecond
-    const int most_looks = call.counts_waits ? 1 : kLooks;
+  /// Looks until headers and counts have arrived, so that the waits that follow, one after the other, end at once; at
+  /// most so many times. Looks once if waits are counted, since these looks are not counted.
+  __device__ void load(const LatencyParams& call, const SentCall& sent, const WarpTokens& tokens, int most) {
+    const int most_looks = call.counts_waits ? 1 : most;
     const auto set = static_cast<int>(sent.set);
     const auto expert = static_cast<int>(threadIdx.x);
     const std::uint64_t* const header_at = first_header_word(call, LatencyKind::kDispatch, set);
@@ -302,6 +301,10 @@ struct FirstLook {
     }
   }
 };
+
+/// Looks of FirstLook: a quarter of a microsecond each. Messages of far ranks take some 15 us.
+inline constexpr int kMostLooks = 32;
+inline constexpr int kMostFarLooks = 128;
 
 /// Home of the expert with the index of this thread, loaded ahead.
 struct HomesLook {
@@ -390,7 +393,8 @@ __device__ inline bool receive_dispatch(const LatencyParams& call, const Params&
                                         const Experts& experts, ReceiveShared& shared) {
   SourceOrder order = SourceOrder::of_block(call.ranks.num_ranks, params);
   FirstLook look;
-  look.load(call, sent, order.tokens);
+  constexpr bool kNodes = std::is_same_v<Params, FarDispatchReceiveParams>;
+  look.load(call, sent, order.tokens, kNodes ? kMostFarLooks : kMostLooks);
   const Outcome outcome = begin_receive<kHomes>(call, params, sent, shared, look);
   if (outcome == Outcome::kStop) return false;
   const bool agreed =

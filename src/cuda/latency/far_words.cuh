@@ -37,6 +37,16 @@ __device__ inline void publish_grants(const LatencyParams& call, const FarParams
   if (word != 0) store_relaxed_system(far.granted + lane_idx(), word);
 }
 
+/// grant_set(), also to far ranks.
+__device__ inline void grant_far_set(const LatencyParams& call, const FarParams& far, LatencyKind kind,
+                                     const SentCall& sent) {
+  const std::uint64_t granted = grant_set(call, kind, sent.number, static_cast<int>(sent.set));
+  if (lane_idx() != 0) return;
+  const std::uint64_t slot = granted % kGrantSlots;
+  store_relaxed_system(far.granted + static_cast<std::uint64_t>(kind) * kGrantSlots + slot,
+                       make_word(granted, sent.set));
+}
+
 /// Word in which this GPU keeps the latest grant of a far rank.
 __device__ inline std::uint64_t* heard_word(const FarParams& far, LatencyKind kind, int rank, std::uint64_t number) {
   return &far.state->heard[static_cast<int>(kind)][rank][number % kGrantSlots];

@@ -46,11 +46,7 @@ __device__ void make_nodes_receive_half(const CombineReceiveParams& params) {
   if (!receive_combine<kFloat32, Receiving::kNodes>(call, params, sent, shared, start.routed)) return;
   if (!is_last_block(call.tables.combine->arrivals)) return;
   if (threadIdx.x == 0) *call.tables.combine = {};
-  if (warp_idx() == 0) {
-    grant_set(call, LatencyKind::kCombine, sent.number, static_cast<int>(sent.set));
-    __syncwarp();
-    publish_grants(call, params.far);
-  }
+  if (warp_idx() == 0) grant_far_set(call, params.far, LatencyKind::kCombine, sent);
 }
 
 /// Makes either half.

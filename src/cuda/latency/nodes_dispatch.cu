@@ -79,9 +79,7 @@ __device__ void make_nodes_receive_half(const FarDispatchReceiveParams& params) 
     words.arrivals = 0;
   }
   if (warp_idx() != 0) return;
-  grant_set(call, LatencyKind::kDispatch, sent.number, static_cast<int>(sent.set));
-  __syncwarp();
-  publish_grants(call, params.far);
+  grant_far_set(call, params.far, LatencyKind::kDispatch, sent);
 }
 
 /// Makes either half.

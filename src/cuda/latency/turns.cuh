@@ -70,9 +70,10 @@ __device__ inline void post_grant(const LatencyParams& call, LatencyKind kind, s
   }
 }
 
-/// Grants the set in which call `number` was received to the next call without a set. All reads of the set must be
-/// over, and no rank may still store to places that another rank writes in a later call. All lanes of one warp.
-__device__ inline void grant_set(const LatencyParams& call, LatencyKind kind, std::uint64_t number, int set) {
+/// Grants the set in which call `number` was received to the next call without a set, whose number it returns. All
+/// reads of the set must be over, and no rank may still store to places that another rank writes in a later call. All
+/// lanes of one warp.
+__device__ inline std::uint64_t grant_set(const LatencyParams& call, LatencyKind kind, std::uint64_t number, int set) {
   clear_words_in_time(call, kind, set, number);
   std::uint64_t granted = 0;
   if (lane_idx() == 0) {
@@ -82,6 +83,7 @@ __device__ inline void grant_set(const LatencyParams& call, LatencyKind kind, st
   granted = __shfl_sync(kAllLanes, granted, 0);
   fence_system();
   post_grant(call, kind, granted, set);
+  return granted;
 }
 
 /// Grants the *owed set*: that of the call before `number`, if one kernel made all of that call and no kernel has

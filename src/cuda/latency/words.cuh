@@ -202,7 +202,8 @@ __device__ inline Outcome await_headers(const LatencyParams& call, LatencyKind k
   for (int rank = first_header_rank(); rank < call.ranks.num_ranks; rank += num_warps) {
     const Wait wait{Awaited::kEntry, rank, number};
     const std::uint64_t* const word = header_word(call, kind, set, rank);
-    const Payload payload = wait_payload(call, wait, word, look != nullptr ? *look : load_relaxed_system(word));
+    // Acquired where no row has a flag: over nodes a header hands on rows that the network has written.
+    const Payload payload = wait_payload(call, wait, word, look != nullptr ? *look : load_acquire_system(word));
     look = nullptr;
     const bool all_came = __all_sync(kAllLanes, static_cast<int>(payload.came)) != 0;
     __syncwarp();  // hands each lane's acquired stores to all lanes
