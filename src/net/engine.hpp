@@ -172,10 +172,6 @@ class Engine {
   /// Applies `op` to the peer's memory after all earlier puts on this channel have arrived. Reported as completed
   /// unless the ticket is kNoTicket.
   virtual void atomic(int peer, int channel, const AtomicOp& op, std::uint64_t ticket) = 0;
-  /// put_from, where a put_atomic on the same channel follows at once: a message where a write would delay it.
-  virtual void put_ahead(int peer, int channel, std::span<const std::byte> source, std::size_t remote_offset) {
-    put_from(peer, channel, source, remote_offset);
-  }
   /// put_from, then `op` like atomic() without a ticket: one message if the engine sends both as messages.
   virtual void put_atomic(int peer, int channel, std::span<const std::byte> source, std::size_t remote_offset,
                           const AtomicOp& op) {

@@ -186,9 +186,7 @@ void Driver::issue(const NetworkRequest& request, Asker asker) {
       if (request.copy_source && !source.empty()) {
         source = copy(to, source);
       }
-      if (request.kind == NetworkRequest::Kind::kPut && request.ahead) {
-        if (!source.empty()) engine_->put_ahead(request.peer, kPuts, source, request.offset);
-      } else if (request.kind == NetworkRequest::Kind::kPut) {
+      if (request.kind == NetworkRequest::Kind::kPut) {
         if (!source.empty()) engine_->put_from(request.peer, kPuts, source, request.offset);
       } else if (source.empty()) {
         engine_->atomic(request.peer, kPuts, request.op, net::kNoTicket);

@@ -68,7 +68,6 @@ struct NetworkRequest {
   std::size_t num_bytes = 0;
   /// kPut, kPutSignal: the driver copies the source, which may be reused once the request is issued.
   bool copy_source = false;
-  bool ahead = false;  ///< kPut: a kPutSignal to the same peer follows at once
   net::AtomicOp op{};
   /// kAtomic: flush_all() waits for it. False for words with which ranks only report their progress.
   bool counts = true;

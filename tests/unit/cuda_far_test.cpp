@@ -65,6 +65,7 @@ TEST_P(FarLayoutOf, RanksAgreeOnPlacesThatDoNotOverlap) {
   for (int kind = 0; kind < kFarKinds; ++kind) {
     for (int rank = 0; rank < kNumRanks; ++rank) {
       take(first.arrived_at(kind, rank), 8);
+      take(first.rows_arrived_at(kind, rank), 8);
       for (std::uint64_t number = 1; number <= kFarGrantSlots; ++number) take(first.grant_at(kind, rank, number), 8);
     }
     for (int set = 0; set < kFarHeaderSets; ++set) {
@@ -229,22 +230,24 @@ TEST_F(FarPostsOfTheNext, GoToAnotherRankFirst) {
   EXPECT_EQ(take_all().front().peer, 1);
 }
 
-TEST_F(FarPosts, TheMessageArrivesBeforeItsNumberAndLeavesWhenTheNetworkHasIt) {
+TEST_F(FarPosts, APartArrivesBeforeItsNumberAndTheMessageLeavesWhenTheNetworkHasIt) {
   post(1, 0, kNumber, 512, front_to());
   EXPECT_TRUE(source_.has_news());
   const std::vector<NetworkRequest> requests = take_all();
   EXPECT_FALSE(source_.has_news());
   ASSERT_EQ(requests.size(), 3U);
-  EXPECT_EQ(requests[0].kind, Kind::kPut);
+  EXPECT_EQ(requests[0].kind, Kind::kPutSignal);
   EXPECT_EQ(requests[0].offset, front_to());
   EXPECT_EQ(requests[0].num_bytes, kFarHeaderBytes);
-  EXPECT_TRUE(requests[0].ahead);
+  EXPECT_EQ(requests[0].op.kind, net::AtomicOp::Kind::kSet);
+  EXPECT_EQ(requests[0].op.offset, to_size(layout_.arrived_at(1, rank_)));
+  EXPECT_EQ(requests[0].op.operand, kNumber);
   EXPECT_EQ(requests[1].kind, Kind::kPutSignal);
   EXPECT_EQ(requests[1].local, message_.data() + kFarHeaderBytes);
   EXPECT_EQ(requests[1].offset, net::kGpuOffset + to_size(layout_.gpu_returned_at(1)));
   EXPECT_EQ(requests[1].num_bytes, 512U);
   EXPECT_EQ(requests[1].op.kind, net::AtomicOp::Kind::kSet);
-  EXPECT_EQ(requests[1].op.offset, to_size(layout_.arrived_at(1, rank_)));
+  EXPECT_EQ(requests[1].op.offset, to_size(layout_.rows_arrived_at(1, rank_)));
   EXPECT_EQ(requests[1].op.operand, kNumber);
   EXPECT_EQ(requests[2].kind, Kind::kRelease);
   for (const NetworkRequest& request : requests) EXPECT_EQ(request.peer, 0);
@@ -256,7 +259,7 @@ TEST_F(FarPosts, TheMessageArrivesBeforeItsNumberAndLeavesWhenTheNetworkHasIt) {
   EXPECT_EQ(left, kNumber);
   EXPECT_TRUE(take_all().empty());
   EXPECT_EQ(source_.traffic(0).sent_bytes, kFarHeaderBytes + 512);
-  EXPECT_EQ(source_.traffic(0).num_messages, 3U) << "two puts and a number";
+  EXPECT_EQ(source_.traffic(0).num_messages, 4U) << "two puts and their numbers";
   EXPECT_EQ(source_.traffic(1).sent_bytes, 0U);
 }
 

@@ -86,7 +86,6 @@ TEST_F(NetUcxWrites, PutsIntoGpuMemoryAreWritesThatANumberWaitsFor) {
   EXPECT_NE(notes_.in_flight.back().params.op_attr_mask & UCP_OP_ATTR_FIELD_MEMH, 0U);
   const net::ucx::Message message{.kind = net::ucx::MessageKind::kPutSet, .value = net::kGpuOffset};
   EXPECT_FALSE(connection_->put_with(message, other)) << "the processor of the peer does not write there";
-  EXPECT_FALSE(connection_->put_ahead(0, other, net::kGpuOffset));
   notify(0);
   EXPECT_THAT(take_names(), ElementsAre("put", "put", "flush"));
   complete("flush");
@@ -100,17 +99,22 @@ TEST_F(NetUcxWrites, APutIntoGpuMemoryThatLeavesItEndsTheConnection) {
   EXPECT_EQ(connection_->failure(), UCS_ERR_OUT_OF_RANGE);
 }
 
-TEST_F(NetUcxWrites, APutAheadOfAnotherIsAMessageUnlessItIsLongOrAWriteIsUnderWay) {
-  const std::span<const std::byte> bytes(memory_);
-  EXPECT_TRUE(connection_->put_ahead(0, bytes.first(64), 64));
-  EXPECT_TRUE(connection_->put_ahead(0, bytes.first(net::ucx::kMaxOneMessageBytes), 64));
-  EXPECT_TRUE(put_notify(0, 64, 5)) << "what goes ahead is no write";
-  EXPECT_THAT(take_names(), ElementsAre("message with bytes", "message with bytes", "message with bytes"));
-  EXPECT_FALSE(connection_->put_ahead(0, bytes.first(net::ucx::kMaxOneMessageBytes + 1), 64));
+TEST_F(NetUcxWrites, SourcesAreGivenBackWhenAllEarlierWritesAreOver) {
   put_into_host(0);
-  notify(0);
-  EXPECT_FALSE(connection_->put_ahead(0, bytes.first(64), 64));
-  EXPECT_THAT(take_names(), ElementsAre("put", "flush"));
+  connection_->release(7);
+  put_into_host(0);
+  connection_->release(8);
+  connection_->release(9);
+  EXPECT_THAT(take_names(), ElementsAre("put", "put")) << "no message asks the peer";
+  EXPECT_THAT(connection_->take_done(), ElementsAre());
+  complete("put");
+  EXPECT_THAT(connection_->take_done(), ElementsAre(7));
+  put_into_host(0);
+  complete("put");
+  EXPECT_THAT(connection_->take_done(), ElementsAre(8, 9)) << "later writes have other sources";
+  complete("put");
+  connection_->release(10);
+  EXPECT_THAT(connection_->take_done(), ElementsAre(10)) << "nothing is under way";
 }
 
 /// A connection to a peer whose GPU memory is probed.

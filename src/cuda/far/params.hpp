@@ -17,7 +17,10 @@
 ///   left[k][r]             sender    its driver        its kernels        release / ld.acquire.sys: the network has
 ///                                                                         that message, its outbox may be filled
 ///   arrived[k][s]          receiver  its engine for s  its kernels        after the puts before it / ld.acquire.sys:
-///                                                                         s's message of that number is in the inbox
+///                                                                         the front of s's message of that number is
+///                                                                         in the inbox, with rows that follow it
+///   rows_arrived[k][s]     receiver  its engine for s  its kernels        the same: rows of that message that are a
+///                                                                         part of their own (FarHeader::rows_apart)
 ///   granted[k][n % 4]      receiver  its kernels       its driver         st.relaxed.sys / acquire: the receiver has
 ///                                                                         read what the set held
 ///   grants[k][r][n % 4]    sender    its engine for r  its kernels        relaxed / ld.relaxed.sys: itself; the same
@@ -77,7 +80,8 @@ struct FarHeader {
   std::int64_t first_return;  ///< dispatch: place of the first of these in each set of the sender's returns
   std::int64_t first_sum;     ///< dispatch: the same where they return a sum for each row of this message
   std::int64_t has_record;    ///< 1: the record of the sender's call follows, which the driver adds
-  std::int64_t unused[3];
+  std::int64_t rows_apart;    ///< 1: the rows are a part of their own, which arrives later
+  std::int64_t unused[2];
   std::uint64_t granted[kFarKinds][kFarGrantSlots];  ///< grants of the sender, in a line of their own
 };
 /// Offset of the record of the sender's call (CallRecord), for the words of an error.
@@ -128,7 +132,7 @@ struct FarLayout {
   std::int64_t message_bytes = 0;  ///< room for a dispatch's message, without rows that are in GPU memory
   std::int64_t returns_bytes = 0;  ///< room for the rows of a combine, of all far ranks together
   std::int64_t weights_bytes = 0;  ///< room for the weights of a combine
-  std::int64_t arrived = 0;        ///< [messages][R][kFarWordStride]
+  std::int64_t arrived = 0;        ///< [messages, then rows of each kind][R][kFarWordStride]
   std::int64_t grants = 0;         ///< [kinds][R][kFarGrantSlots]
   /// [kFarHeaderSets][far ranks][kFarHeaderBytes] of each kind: combine, and dispatch without a set. With rows in GPU
   /// memory combine without a set.
@@ -168,7 +172,7 @@ struct FarLayout {
       carver.take<std::byte>(static_cast<std::size_t>(bytes));
       return at;
     };
-    layout.arrived = take(kFarMessages * num_ranks * kFarWordStride);
+    layout.arrived = take((kFarMessages + kFarKinds) * num_ranks * kFarWordStride);
     layout.grants = take(kFarKinds * num_ranks * kFarGrantSlots * 8);
     layout.headers = take(2 * kFarHeaderSets * num_far * static_cast<std::int64_t>(kFarHeaderBytes));
     layout.messages = take(kFarSets * num_far * layout.message_bytes);
@@ -208,6 +212,9 @@ struct FarLayout {
 
   FERRY_HOST_DEVICE constexpr std::int64_t arrived_at(int kind, int source) const {
     return arrived + (std::int64_t{kind} * num_ranks + source) * kFarWordStride;
+  }
+  FERRY_HOST_DEVICE constexpr std::int64_t rows_arrived_at(int kind, int source) const {
+    return arrived_at(kFarMessages + kind, source);
   }
   FERRY_HOST_DEVICE constexpr std::int64_t grant_at(int kind, int receiver, std::uint64_t number) const {
     const std::int64_t idx = (std::int64_t{kind} * num_ranks + receiver) * kFarGrantSlots;

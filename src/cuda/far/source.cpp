@@ -196,28 +196,26 @@ std::uint64_t FarSource::look_at(Peer& peer, int kind) {
     reinterpret_cast<FarHeader*>(front)->has_record = 1;
   }
   if (has_header) note_carried(peer, *reinterpret_cast<const FarHeader*>(front));
-  const net::AtomicOp arrival = set_to(layout.arrived_at(kind, options_.rank), number);
   const auto add = [&peer](NetworkRequest request) {
     request.peer = peer.rank;
     peer.requests.push_back(request);
   };
-  const bool has_rows = post.rows_bytes > 0;
-  add({.kind = has_rows ? NetworkRequest::Kind::kPut : NetworkRequest::Kind::kPutSignal,
+  add({.kind = NetworkRequest::Kind::kPutSignal,
        .offset = post.front_to,
        .local = front,
        .num_bytes = post.front_bytes,
-       .ahead = has_rows,
-       .op = arrival});
+       .op = set_to(layout.arrived_at(kind, options_.rank), number)});
+  const bool has_rows = post.rows_bytes > 0;
   if (has_rows) {
     add({.kind = NetworkRequest::Kind::kPutSignal,
          .offset = post.rows_to,
          .local = address_of(post.rows),
          .num_bytes = post.rows_bytes,
-         .op = arrival});
+         .op = set_to(layout.rows_arrived_at(kind, options_.rank), number)});
   }
   const std::size_t idx = to_size(layout.far_idx(peer.rank));
   sent_bytes_[idx].fetch_add(post.front_bytes + post.rows_bytes, std::memory_order_relaxed);
-  num_messages_[idx].fetch_add(has_rows ? 3 : 2, std::memory_order_relaxed);
+  num_messages_[idx].fetch_add(has_rows ? 4 : 2, std::memory_order_relaxed);
   Departure& departure = *peer.departures[to_size(kind)];
   departure.begin(number);
   add({.kind = NetworkRequest::Kind::kRelease, .completion = &departure});

@@ -28,7 +28,9 @@ __global__ void __launch_bounds__(kFarThreads) far_headers_kernel(const __grid_c
     if (__all_sync(kAllLanes, static_cast<int>(came)) == 0) return;
     __syncwarp();
     const FarHeader& header = header_in(params.far, params.kind, static_cast<int>(sent.set), source);
-    import_header(call, params.far, params.kind, sent, source, word_of_header(header));
+    const std::uint32_t word = word_of_header(header);
+    if (!await_apart(call, params.far, params.kind, sent.number, source, word)) return;
+    import_header(call, params.far, params.kind, sent, source, word);
     keep_words(params.far, params.kind, static_cast<int>(sent.set), source);
   }
 }

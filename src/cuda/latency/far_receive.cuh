@@ -17,6 +17,7 @@ struct FarImportShared {
   std::int32_t tokens[kMaxRanks];    ///< by number of the far rank: its T; -1: it makes another call
   std::int32_t num_rows[kMaxRanks];  ///< FarHeader
   std::int32_t num_returns[kMaxRanks];
+  bool rows_apart[kMaxRanks];
 };
 
 /// The first `count` words of a part of a message in a warp: a token's record, or some counts. A word in each lane, and
@@ -101,6 +102,10 @@ class FarImporter {
       unit -= num_count_units() + num_tokens;
     }
 #pragma unroll 1
+    for (int idx = block; idx < layout_.num_far(); idx += step) {
+      if (shared_.rows_apart[idx] && !hand_on_rows(idx)) return false;
+    }
+#pragma unroll 1
     for (int idx = block + warp_idx() * step; idx < layout_.num_far(); idx += kReceiveWarps * step) {
       keep_words(params_.far, LatencyKind::kDispatch, static_cast<int>(sent_.set), layout_.far_rank(idx));
     }
@@ -146,6 +151,7 @@ class FarImporter {
     const std::int64_t num_returns = field_of_header(word, offsetof(FarHeader, num_returns));
     const std::int64_t first_return = field_of_header(word, offsetof(FarHeader, first_return));
     const std::int64_t first_sum = field_of_header(word, offsetof(FarHeader, first_sum));
+    const std::int64_t rows_apart = field_of_header(word, offsetof(FarHeader, rows_apart));
     const ReceivedHeader received(word);
     const std::int64_t num_tokens = received.num_tokens();
     const bool same = import_header(call_, params_.far, LatencyKind::kDispatch, sent_, source, word);
@@ -157,6 +163,7 @@ class FarImporter {
                        first_return <= most_returns - num_returns && first_sum >= 0 &&
                        first_sum <= most_sums - num_rows;
     if (lane_idx() != 0) return;
+    shared_.rows_apart[idx] = rows_apart != 0;
     shared_.tokens[idx] = same && sound ? static_cast<std::int32_t>(num_tokens) : -1;
     if (same && !sound) refuse(idx);
     if (!same || !sound) return;
@@ -201,7 +208,7 @@ class FarImporter {
       if (lane_idx() == 0) refuse(idx);
       return;
     }
-    if (lane_idx() == 0 && has_row) {
+    if (lane_idx() == 0) {
       call_.tables.rows_back.places[source * call_.max_tokens + token] = start.first_return;
       call_.tables.sums_back.places[source * call_.max_tokens + token] = start.row;
     }
@@ -211,9 +218,27 @@ class FarImporter {
         post_word(slot.weights + token * num_topk + lane_idx(), sent_.number, weight);
       }
     }
-    if (lane_idx() != 0 || !has_row) return;
+    if (lane_idx() != 0 || !has_row || shared_.rows_apart[idx]) return;
     fence_system();  // hands on the row, which the network has written
     post_word(slot.row_flags + token, sent_.number, static_cast<std::uint32_t>(start.row));
+  }
+
+  /// Waits for rows that are apart, and tells the blocks that copy them. Rows of another call are awaited too: the set is
+  /// granted again when no rank writes it. All threads of a block; false in all of them when the group broke.
+  __device__ bool hand_on_rows(int idx) const {
+    const int source = layout_.far_rank(idx);
+    const bool came =
+        threadIdx.x != 0 || await_far_rows(call_, params_.far, LatencyKind::kDispatch, sent_.number, source);
+    if (__syncthreads_and(static_cast<int>(came)) == 0) return false;
+    fence_system();
+    const DispatchSlot slot = slot_of(call_, sent_, source);
+    const std::int32_t* const rows = call_.tables.sums_back.places + source * call_.max_tokens;
+#pragma unroll 1
+    for (auto token = static_cast<int>(threadIdx.x); token < shared_.tokens[idx]; token += kDispatchThreads) {
+      const std::int32_t row = rows[token];
+      if (row >= 0) post_word(slot.row_flags + token, sent_.number, static_cast<std::uint32_t>(row));
+    }
+    return true;
   }
 
   const FarDispatchReceiveParams& params_;

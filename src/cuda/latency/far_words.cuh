@@ -261,7 +261,9 @@ __device__ inline void post_far(const LatencyParams& call, const FarParams& far,
                                 std::uint64_t number, std::int64_t front_bytes, const FarPart& rows) {
   const FarLayout& layout = far.layout;
   const int rank = layout.far_rank(idx);
-  header_out(far, kind, idx).has_record = 0;
+  FarHeader& header = header_out(far, kind, idx);
+  header.has_record = 0;
+  header.rows_apart = rows.bytes > 0 ? 1 : 0;
   const FarPart front{far.outbox_of_host + static_cast<std::uint64_t>(far.front_out(static_cast<int>(kind), idx)),
                       layout.front_at(static_cast<int>(kind), set, layout.far_idx_at(rank, call.ranks.rank)),
                       front_bytes};
@@ -280,12 +282,25 @@ __device__ inline std::int32_t prefix_sum(std::int32_t value, std::int32_t& tota
   return sum - value;
 }
 
-/// Waits for the message of call `number` from far rank `source`; false when the group broke. One thread.
+/// Waits for what far rank `source` sends for call `number`, of which a word of the inbox tells; false when the group
+/// broke. One thread.
+__device__ inline bool await_far_word(const LatencyParams& call, const Wait& wait, const std::uint64_t* word) {
+  const auto read = [word] { return load_acquire_system(word); };
+  return wait_until(call.ranks, wait, read, wait.epoch, CallCount(call, wait.peer));
+}
+
+/// Waits for the front of its message.
 __device__ inline bool await_far(const LatencyParams& call, const FarParams& far, LatencyKind kind,
                                  std::uint64_t number, int source) {
-  const std::uint64_t* const word = inbox_word(far, far.layout.arrived_at(static_cast<int>(kind), source));
-  const auto read = [word] { return load_acquire_system(word); };
-  return wait_until(call.ranks, {Awaited::kEntry, source, number}, read, number, CallCount(call, source));
+  return await_far_word(call, {Awaited::kEntry, source, number},
+                        inbox_word(far, far.layout.arrived_at(static_cast<int>(kind), source)));
+}
+
+/// Waits for its rows, which are apart.
+__device__ inline bool await_far_rows(const LatencyParams& call, const FarParams& far, LatencyKind kind,
+                                      std::uint64_t number, int source) {
+  return await_far_word(call, {Awaited::kRow, source, number},
+                        inbox_word(far, far.layout.rows_arrived_at(static_cast<int>(kind), source)));
 }
 
 /// Keeps the record of the call of a far rank, if it makes another one, where the host that reports the fault finds it.
@@ -337,6 +352,17 @@ __device__ inline std::int64_t field_of_header(std::uint32_t word, std::size_t o
   const auto first = static_cast<int>(offset_bytes / sizeof(word));
   const std::uint64_t low = __shfl_sync(kAllLanes, word, first);
   return static_cast<std::int64_t>(static_cast<std::uint64_t>(__shfl_sync(kAllLanes, word, first + 1)) << 32 | low);
+}
+
+/// Waits for the rows of a message if they are apart; false when the group broke. `word`: word_of_header(). All lanes of
+/// one warp.
+__device__ inline bool await_apart(const LatencyParams& call, const FarParams& far, LatencyKind kind,
+                                   std::uint64_t number, int source, std::uint32_t word) {
+  if (field_of_header(word, offsetof(FarHeader, rows_apart)) == 0) return true;
+  const bool came = lane_idx() != 0 || await_far_rows(call, far, kind, number, source);
+  const bool whole = __all_sync(kAllLanes, static_cast<int>(came)) != 0;
+  __syncwarp();
+  return whole;
 }
 
 /// Writes a far rank's header into this rank's window. Returns whether that rank makes the same call. `word`:

@@ -214,9 +214,12 @@ __device__ inline bool import_far_headers(const LatencyParams& call, const FarPa
     whole = __all_sync(kAllLanes, static_cast<int>(came)) != 0;
     __syncwarp();
     if (!whole) break;
-    fence_system();  // hands on what the network has written
     const FarHeader& header = header_in(far, LatencyKind::kCombine, static_cast<int>(sent.set), source);
-    import_header(call, far, LatencyKind::kCombine, sent, source, word_of_header(header));
+    const std::uint32_t word = word_of_header(header);
+    whole = await_apart(call, far, LatencyKind::kCombine, sent.number, source, word);
+    if (!whole) break;
+    fence_system();  // hands on what the network has written
+    import_header(call, far, LatencyKind::kCombine, sent, source, word);
   }
   if (__syncthreads_and(static_cast<int>(whole)) == 0) return false;
 #pragma unroll 1

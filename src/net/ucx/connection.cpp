@@ -118,12 +118,6 @@ bool Connection::put_with(const Message& message, std::span<const std::byte> sou
   return waiting_.empty() && send_with(message, source, kMaxPayloadBytes);
 }
 
-bool Connection::put_ahead(int channel, std::span<const std::byte> source, std::size_t remote_offset) {
-  const Message message{
-      .kind = MessageKind::kPut, .channel = static_cast<std::uint32_t>(channel), .value = remote_offset};
-  return put_way_ == PutWay::kWrites && put_with(message, source);
-}
-
 bool Connection::put_notify(const Message& message, std::size_t local_offset, std::size_t num_bytes) {
   const std::span<std::byte> memory = resources_.memory();
   if (local_offset > memory.size() || num_bytes > memory.size() - local_offset) return false;

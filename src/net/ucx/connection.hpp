@@ -106,9 +106,6 @@ class Connection {
   /// Sends a put and a message after it as one message; the `kind` of `message` names its other half. False if that
   /// takes two: puts are stores, or writes of more than kMaxOneMessageBytes, or something must arrive before.
   bool put_with(const Message& message, std::span<const std::byte> source);
-  /// Sends a put as a message, in place of a write that the following put_with() would wait for. False if puts are no
-  /// writes, or as put_with().
-  bool put_ahead(int channel, std::span<const std::byte> source, std::size_t remote_offset);
   /// As put_with() for a put from this memory and a notify, which may overtake waiting messages of other channels.
   bool put_notify(const Message& message, std::size_t local_offset, std::size_t num_bytes);
   /// False if the peer must be asked for the bytes by a message. Otherwise take_done() returns the ticket when the

@@ -140,11 +140,6 @@ void UcxEngine::atomic(int peer, int channel, const AtomicOp& op, std::uint64_t 
   at(peer).connection->notify(channel, message);
 }
 
-void UcxEngine::put_ahead(int peer, int channel, std::span<const std::byte> source, std::size_t remote_offset) {
-  if (!can_send(peer) || at(peer).connection->put_ahead(channel, source, remote_offset)) return;
-  Engine::put_ahead(peer, channel, source, remote_offset);
-}
-
 void UcxEngine::put_atomic(int peer, int channel, std::span<const std::byte> source, std::size_t remote_offset,
                            const AtomicOp& op) {
   if (!can_send(peer)) return;

@@ -52,7 +52,6 @@ class UcxEngine final : public Engine {
   void put_from(int peer, int channel, std::span<const std::byte> source, std::size_t remote_offset) override;
   void get(int peer, std::span<std::byte> into, std::size_t remote_offset, std::uint64_t ticket) override;
   void atomic(int peer, int channel, const AtomicOp& op, std::uint64_t ticket) override;
-  void put_ahead(int peer, int channel, std::span<const std::byte> source, std::size_t remote_offset) override;
   void put_atomic(int peer, int channel, std::span<const std::byte> source, std::size_t remote_offset,
                   const AtomicOp& op) override;
   void flush(int peer, std::uint64_t ticket) override;
