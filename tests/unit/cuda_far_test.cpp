@@ -5,7 +5,6 @@
 
 #include <atomic>
 #include <cstring>
-#include <optional>
 #include <vector>
 
 #include "cuda/far/source.hpp"
@@ -166,12 +165,12 @@ class FarPostsOf : public testing::Test {
                  .posts = posts_.data(),
                  .left = left_.data(),
                  .granted = granted_.data(),
-                 .record_of = [](std::int64_t number) -> std::optional<CallRecord> {
-                   if (number != 77) return std::nullopt;
-                   CallRecord record;
-                   record.num_fields = 3;
-                   return record;
-                 },
+                 .copy_record =
+                     [](std::int64_t number, CallRecord* record) {
+                       *record = {};
+                       record->num_fields = 3;
+                       return number == 77;
+                     },
                  .hold_grants_ns = hold_grants_ns}) {
     take_all();  // what connects
   }

@@ -137,7 +137,9 @@ Status FarLink::take_memory(const BackendContext& context, const Parts& parts, c
   options_.left = memory.left;
   options_.granted = memory.granted;
   const int rank = context.topology.rank;
-  options_.record_of = [log = *parts.call_log, rank](std::int64_t number) { return log.find(rank, number); };
+  options_.copy_record = [log = *parts.call_log, rank](std::int64_t number, CallRecord* record) {
+    return log.copy(rank, number, record);
+  };
   options_.poll_ns = context.options.network_poll_ns;
   return {};
 }

@@ -1,6 +1,5 @@
 #include "cuda/far/source.hpp"
 
-#include <cstring>
 #include <utility>
 
 #include "node/futex.hpp"
@@ -190,9 +189,9 @@ std::uint64_t FarSource::look_at(Peer& peer, int kind) {
   }
   std::byte* const front = address_of(post.front);
   const bool has_header = kind != kFarWeights;
-  if (const std::optional<CallRecord> record = has_header ? options_.record_of(post.record_number) : std::nullopt) {
-    static_assert(kFarRecordOffset + sizeof(CallRecord) <= kFarHeaderBytes);
-    std::memcpy(front + kFarRecordOffset, &*record, sizeof(*record));
+  static_assert(kFarRecordOffset + sizeof(CallRecord) <= kFarHeaderBytes);
+  auto* const record = reinterpret_cast<CallRecord*>(front + kFarRecordOffset);
+  if (has_header && options_.copy_record(post.record_number, record)) {
     reinterpret_cast<FarHeader*>(front)->has_record = 1;
   }
   if (has_header) note_carried(peer, *reinterpret_cast<const FarHeader*>(front));

@@ -11,7 +11,6 @@
 #include <deque>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include "core/agreement.hpp"
@@ -33,8 +32,8 @@ class FarSource final : public one_sided::RequestSource {
     FarPost* posts = nullptr;          ///< the host's addresses of the words in FarParams
     std::uint64_t* left = nullptr;     ///< as above
     std::uint64_t* granted = nullptr;  ///< as above; what it holds at first the far ranks know
-    /// The record of a call of this rank, if there still is one.
-    std::function<std::optional<CallRecord>(std::int64_t number)> record_of;
+    /// Copies the record of a call of this rank; false if there is none any more.
+    std::function<bool(std::int64_t number, CallRecord* record)> copy_record;
     /// The driver polls for this time after the last movement; negative: always.
     std::int64_t poll_ns = 0;
     std::int64_t hold_grants_ns = kHoldGrantsNs;

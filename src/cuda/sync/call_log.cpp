@@ -26,13 +26,18 @@ std::int64_t CallLog::append(const CallRecord& record) {
   return number;
 }
 
-std::optional<CallRecord> CallLog::find(int rank, std::int64_t number) const {
-  if (number <= 0) return std::nullopt;
+bool CallLog::copy(int rank, std::int64_t number, CallRecord* record) const {
+  if (number <= 0) return false;
   const Slot& slot = ring(rank).slots[static_cast<std::size_t>(number) % kNumSlots];
-  if (slot.number.load(std::memory_order_acquire) != number) return std::nullopt;
-  CallRecord record = slot.record;
+  if (slot.number.load(std::memory_order_acquire) != number) return false;
+  record->assign(slot.record);
   std::atomic_thread_fence(std::memory_order_acquire);
-  if (slot.number.load(std::memory_order_relaxed) != number) return std::nullopt;
+  return slot.number.load(std::memory_order_relaxed) == number;
+}
+
+std::optional<CallRecord> CallLog::find(int rank, std::int64_t number) const {
+  std::optional<CallRecord> record(std::in_place);
+  if (!copy(rank, number, &*record)) record.reset();
   return record;
 }
 

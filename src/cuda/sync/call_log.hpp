@@ -28,7 +28,9 @@ class CallLog {
 
   /// Publishes `record` to the peers; returns its number.
   std::int64_t append(const CallRecord& record);
-  /// Record `number` of `rank`; nullopt if it was overwritten.
+  /// Copies record `number` of `rank`. False if it was overwritten; `record` may then hold anything.
+  bool copy(int rank, std::int64_t number, CallRecord* record) const;
+  /// The same; nullopt if it was overwritten.
   std::optional<CallRecord> find(int rank, std::int64_t number) const;
 
   struct Difference {
