@@ -183,6 +183,8 @@ class Engine {
   /// Completes when the sources of all earlier puts to `peer` may change, which may be before they have arrived: no
   /// message of its own, if the engine learns that from its network.
   virtual void release(int peer, std::uint64_t ticket) { flush(peer, ticket); }
+  /// True if a release would be complete at once.
+  virtual bool is_released(int /*peer*/) const { return false; }
   /// Cancels the report of the ticket. The destination of its get is not written afterwards, except by a network card
   /// that writes by itself.
   virtual void forget(std::uint64_t ticket) = 0;

@@ -178,6 +178,28 @@ TEST_P(NetRemote, SourcesThatWereGivenBackMayChange) {
   }
 }
 
+TEST_P(NetRemote, ASourceMayChangeOnceItIsReleased) {
+  constexpr std::size_t kBytes = 5000;
+  constexpr std::uint64_t kRounds = 20;
+  NetEnds ends(GetParam().engine, shape(kRounds * kBytes + 8));
+  ends.connect();
+  for (std::uint64_t round = 0; round < kRounds; ++round) {
+    std::vector<std::byte> source = net_pattern(kBytes, round);
+    ends[0].engine->put_atomic(1, 0, source, round * kBytes,
+                               {.kind = Kind::kAdd, .offset = kRounds * kBytes, .operand = 1});
+    if (!ends[0].engine->is_released(1)) {
+      ends[0].engine->release(1, round + 1);
+      ASSERT_TRUE(ends.poll_until([&] { return ends[0].completed.contains(round + 1); }));
+    }
+    std::ranges::fill(source, std::byte{0xFF});
+  }
+  ends[0].engine->flush(1, kRounds + 1);
+  ASSERT_TRUE(ends.poll_until([&] { return ends[0].completed.contains(kRounds + 1); }));
+  for (std::uint64_t round = 0; round < kRounds; ++round) {
+    EXPECT_TRUE(std::ranges::equal(ends[1].memory.subspan(round * kBytes, kBytes), net_pattern(kBytes, round)));
+  }
+}
+
 TEST_P(NetRemote, NothingIsWrittenForAGetThatIsForgotten) {
   NetEnds ends(GetParam().engine, shape(4096));
   ends.connect();

@@ -113,8 +113,13 @@ class Connection {
   bool get(std::span<std::byte> into, std::size_t remote_offset, std::uint64_t ticket);
   /// take_done() returns the ticket when the sources of all earlier puts may change.
   void release(std::uint64_t ticket);
-  /// Tickets of gets and releases that are complete.
-  std::vector<std::uint64_t> take_done() { return std::exchange(done_, {}); }
+  /// Whether the sources of all earlier puts may change.
+  bool is_released() const { return num_latest_sends_ == 0 && releases_.empty(); }
+  /// Exchanges the tickets of gets and releases that are complete for `done`, which is emptied before.
+  void take_done(std::vector<std::uint64_t>* done) {
+    done->clear();
+    done_.swap(*done);
+  }
   /// Sends `message` after all earlier puts on `channel`.
   void notify(int channel, const Message& message);
   /// Sends `message` after all earlier puts and messages.
@@ -176,9 +181,9 @@ class Connection {
   struct Operation {
     Connection* connection = nullptr;
     Kind kind = Kind::kWrite;
-    std::uint64_t covers = 0;  // kFlush, kReadBack: the number of the last write before the flush
-    std::uint64_t ticket = 0;  // kRead
-    Message message;           // kMessage: must not move until sent
+    std::uint64_t covers = 0;   // kFlush, kReadBack: the number of the last write before the flush
+    std::uint64_t ticket = 0;   // kRead
+    Message message;            // kMessage: must not move until sent
     std::uint64_t release = 0;  // kWrite, kMessage: number of the next release
   };
 

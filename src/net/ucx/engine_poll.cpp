@@ -95,7 +95,8 @@ void UcxEngine::answer_goodbyes() {
 bool UcxEngine::deliver_done() {
   bool any = false;
   for (const std::uint32_t peer : attention_.listed()) {
-    for (const std::uint64_t ticket : peers_[peer].connection->take_done()) {
+    peers_[peer].connection->take_done(&done_);
+    for (const std::uint64_t ticket : done_) {
       any = true;
       if (!peers_[peer].lost && events_.completed) events_.completed(static_cast<int>(peer), ticket, 0);
     }

@@ -56,6 +56,7 @@ class UcxEngine final : public Engine {
                   const AtomicOp& op) override;
   void flush(int peer, std::uint64_t ticket) override;
   void release(int peer, std::uint64_t ticket) override;
+  bool is_released(int peer) const override { return can_send(peer) && at(peer).connection->is_released(); }
   void forget(std::uint64_t ticket) override;
   bool poll() override;
   bool flushed(int peer) const override;
@@ -111,9 +112,10 @@ class UcxEngine final : public Engine {
   EngineEvents events_;
   std::vector<Peer> peers_;
   bool any_goodbye_ = false;  // a peer leaves that has no farewell yet
-  // Used by end_attention() and by deliver_messages() alone; kept for their memory.
+  // Used by end_attention(), deliver_messages() and deliver_done() alone; kept for their memory.
   std::vector<std::uint32_t> listed_;
   std::vector<Message> due_;
+  std::vector<std::uint64_t> done_;
   Admission admission_;
   ReservedDescriptors descriptors_;  // for connections that are being established
   // Receivers wake the thread that sleeps on event_fd() through it. Only arm() clears it: other threads may poll, and
