@@ -122,13 +122,14 @@ const NetworkRequest* FarSource::front(const one_sided::CanIssue& can_issue) {
     }
     if (looks) look();
   }
+  if (std::exchange(has_taken_, false)) expect_posts();
   return nullptr;
 }
 
 void FarSource::taken() {
   offered_->requests.pop_front();
   offered_ = nullptr;
-  expect_posts();
+  has_taken_ = true;
 }
 
 void FarSource::look() {

@@ -84,6 +84,7 @@ class FarSource final : public one_sided::RequestSource {
   std::vector<std::atomic<std::uint64_t>> sent_bytes_;    // by number of the far rank, as is the next
   std::vector<std::atomic<std::uint64_t>> num_messages_;  // puts, and words that are set
   Peer* offered_ = nullptr;
+  bool has_taken_ = false;  // since front() had nothing
   Grants granted_{};
   std::int64_t held_until_ns_ = 0;  // grants that no header has carried are sent then; 0: there are none
   std::atomic<std::int64_t> moved_ns_{0};
