@@ -26,12 +26,12 @@ void tell_owner(Request* request, ucs_status_t status) {
   if (request->released) delete request;
 }
 
-void tell_owner(ucp_worker* worker, const Operation& message) {
+void tell_owner(ucp_worker* worker, Operation& message) {
   if (worker->receive == nullptr) return;
-  std::vector<std::byte> bytes = message.copied;
+  std::byte* const bytes = message.copied.data();
   ucp_am_recv_param_t param{};
-  worker->receive(worker->receiver, bytes.data(), message.header_bytes, bytes.data() + message.header_bytes,
-                  message.num_bytes, &param);
+  worker->receive(worker->receiver, bytes, message.header_bytes, bytes + message.header_bytes, message.num_bytes,
+                  &param);
 }
 
 void tell_owner(ucp_worker* worker, const News& news) {
@@ -158,6 +158,7 @@ ucs_status_ptr_t ucp_am_send_nbx(ucp_ep_h endpoint, unsigned id, const void* hea
   const bool steady = endpoint->worker->context->settings.steady != 0;
   operation->is_copied = steady || endpoint->worker->context->choose();
   if (operation->is_copied) {
+    operation->copied.reserve(header_bytes + count);
     operation->copied.assign(operation->header, operation->header + header_bytes);
     operation->copied.insert(operation->copied.end(), operation->local, operation->local + count);
   }
