@@ -215,6 +215,13 @@ std::uint64_t End::reserve_wires(const ucp_ep& endpoint, std::size_t num_bytes) 
   return end_ns;
 }
 
+/// Whether messages are in the peer's port from their calls on, which has them at their time: then they do not wait for
+/// the next progress of this end, which may be busy with other messages as no card is.
+bool End::sends_ahead(const ucp_ep& endpoint) const {
+  return settings_.steady != 0 && endpoint.peer != nullptr && !endpoint.peer->end()->has_thread() &&
+         endpoint.messages.empty();
+}
+
 void End::start(const std::shared_ptr<ucp_ep>& endpoint, std::shared_ptr<Operation> operation, ucs_status_t later) {
   if (endpoint->closed || endpoint->failure != UCS_OK) {
     // Since the call.
@@ -226,6 +233,12 @@ void End::start(const std::shared_ptr<ucp_ep>& endpoint, std::shared_ptr<Operati
   operation->id = ++endpoint->num_operations;
   switch (operation->call) {
     case Call::kMessage:
+      if (later == UCS_OK && sends_ahead(*endpoint)) {
+        if (!endpoint->peer->tell({.message = std::move(operation), .due_ns = now_ns() + settings_.latency_ns})) {
+          fail(endpoint.get(), UCS_ERR_ENDPOINT_TIMEOUT);
+        }
+        break;
+      }
       operation->num_steps = 1;
       endpoint->messages.push_back(std::move(operation));
       schedule({.what = What::kMessage, .endpoint = endpoint});

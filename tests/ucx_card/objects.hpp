@@ -23,6 +23,7 @@
 #include "ucx_card/card_mutex.hpp"
 #include "ucx_card/gpu_copies.hpp"
 #include "ucx_card/settings.hpp"
+#include "ucx_card/sleep.hpp"
 
 namespace ferry::ucx_card {
 class End;
@@ -137,6 +138,7 @@ struct News {
   std::shared_ptr<ucp_ep> failed{};      ///< with `status`
   std::shared_ptr<Operation> message{};  ///< arrived
   ucs_status_t status = UCS_OK;
+  std::uint64_t due_ns = 0;  ///< the owner learns it from then on
 };
 
 /// A worker as other ends see it. It may outlive the worker.
@@ -158,8 +160,11 @@ class Port {
   void close();
   /// False if the port is closed.
   bool tell(News news);
-  bool has_news() const { return has_news_; }
-  /// Moves news to `taken`, which is empty.
+  bool has_news() const {
+    const std::uint64_t first_due_ns = first_due_ns_;
+    return first_due_ns == 0 || (first_due_ns != kNever && first_due_ns <= now_ns());
+  }
+  /// Moves news that are due to `taken`, which is empty.
   void take(std::size_t at_most, std::vector<News>* taken);
   /// False if there are news; else the next ones signal the descriptor.
   bool arm();
@@ -174,10 +179,11 @@ class Port {
   const int event_fd_;
   std::atomic<bool> is_open_{true};
   // Apart from what the worker's owner looks at all the time.
-  alignas(kLineBytes) CardMutex mutex_;  // guards the next two
+  alignas(kLineBytes) CardMutex mutex_;  // guards the next three
   bool is_armed_ = false;
   std::deque<News> news_;
-  alignas(kLineBytes) std::atomic<bool> has_news_{false};
+  std::deque<News> coming_;  // those that have a time; of one sender in its order
+  alignas(kLineBytes) std::atomic<std::uint64_t> first_due_ns_{kNever};
 };
 
 }  // namespace ferry::ucx_card

@@ -1,6 +1,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "ucx_card/end.hpp"
@@ -18,15 +19,16 @@ Port::~Port() { ::close(event_fd_); }
 void Port::close() {
   const std::lock_guard lock(mutex_);
   is_open_ = false;
-  has_news_ = false;
+  first_due_ns_ = kNever;
   news_.clear();
+  coming_.clear();
 }
 
 bool Port::tell(News news) {
   const std::lock_guard lock(mutex_);
   if (!is_open_) return false;
-  news_.push_back(std::move(news));
-  has_news_ = true;
+  first_due_ns_ = std::min(first_due_ns_.load(), news.due_ns);
+  (news.due_ns == 0 ? news_ : coming_).push_back(std::move(news));
   if (!std::exchange(is_armed_, false)) return true;
   const std::uint64_t one = 1;
   (void)!::write(event_fd_, &one, sizeof one);
@@ -34,17 +36,21 @@ bool Port::tell(News news) {
 }
 
 void Port::take(std::size_t at_most, std::vector<News>* taken) {
+  const std::uint64_t now = now_ns();
   const std::lock_guard lock(mutex_);
-  while (!news_.empty() && taken->size() < at_most) {
-    taken->push_back(std::move(news_.front()));
-    news_.pop_front();
+  // Messages first: a failure may be that of a peer that sent them before it left.
+  for (std::deque<News>* const news : {&coming_, &news_}) {
+    while (!news->empty() && news->front().due_ns <= now && taken->size() < at_most) {
+      taken->push_back(std::move(news->front()));
+      news->pop_front();
+    }
   }
-  has_news_ = !news_.empty();
+  first_due_ns_ = !news_.empty() ? 0 : !coming_.empty() ? coming_.front().due_ns : kNever;
 }
 
 bool Port::arm() {
   const std::lock_guard lock(mutex_);
-  if (!news_.empty()) return false;
+  if (first_due_ns_ != kNever) return false;
   std::uint64_t count = 0;
   (void)!::read(event_fd_, &count, sizeof count);
   is_armed_ = true;
