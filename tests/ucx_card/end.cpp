@@ -187,8 +187,12 @@ void End::schedule(Event event, std::uint64_t not_before_ns) {
   const std::uint64_t latency_ns = settings_.latency_ns;
   const std::uint64_t delay_ns =
       steady || latency_ns == 0 ? latency_ns : std::uniform_int_distribution<std::uint64_t>(0, latency_ns - 1)(random_);
-  event.due_ns = std::max(now_ns(), not_before_ns) + delay_ns;
-  event.order = steady ? ++num_scheduled_ : random_();
+  add(std::move(event), std::max(now_ns(), not_before_ns) + delay_ns);
+}
+
+void End::add(Event event, std::uint64_t due_ns) {
+  event.due_ns = due_ns;
+  event.order = settings_.steady != 0 ? ++num_scheduled_ : random_();
   const bool is_first = events_.empty() || events_.front() < event;
   if (is_first) next_due_ns_ = event.due_ns;
   events_.push_back(std::move(event));

@@ -1,5 +1,6 @@
 /// How the bytes of an end's operations get to their peers.
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -21,8 +22,8 @@ GpuCopies* copies_of(const ucp_ep& endpoint, const Operation& operation) {
 
 }  // namespace
 
-/// Has the GPU move a piece, if it is of a put or get of this process from or to the memory of GPUs. It arrives
-/// once both the copy and the wires are done.
+/// Has the GPU move a piece, if it is of a put or get of this process from or to the memory of GPUs. It arrives once
+/// both the copy and the wires are done; a copy takes longer than the latency where it is short, and not in addition.
 bool End::start_copy(const std::shared_ptr<ucp_ep>& endpoint, const std::shared_ptr<Operation>& operation,
                      std::size_t begin, std::size_t end) {
   GpuCopies* const copies = copies_of(*endpoint, *operation);
@@ -32,13 +33,18 @@ bool End::start_copy(const std::shared_ptr<ucp_ep>& endpoint, const std::shared_
   sleep_.wake();  // the thread sees copies end
   std::byte* const local = operation->local + begin;
   const bool is_get = operation->call == Call::kGet;
+  const std::uint64_t arrives_ns = std::max(now_ns(), operation->wire_ns) + settings_.latency_ns;
   copies->start(is_get ? local : range.address(), is_get ? range.address() : local, end - begin,
-                [this, endpoint, operation](ucs_status_t result) {
+                [this, endpoint, operation, arrives_ns](ucs_status_t result) {
                   operation->region->end_use();
                   --num_copying_;
                   if (endpoint->closed || endpoint->failure != UCS_OK) return;
-                  schedule({.what = What::kArrived, .endpoint = endpoint, .operation = operation, .status = result},
-                           operation->wire_ns);
+                  Event event{.what = What::kArrived, .endpoint = endpoint, .operation = operation, .status = result};
+                  if (settings_.steady != 0) {
+                    add(std::move(event), std::max(now_ns(), arrives_ns));
+                  } else {
+                    schedule(std::move(event), operation->wire_ns);
+                  }
                 });
   return true;
 }
