@@ -101,8 +101,8 @@ struct EngineEvents {
   /// kPeerLost if the peer closed or died, kTransport if the network failed, kUnsupported if a network card does not
   /// reach the GPU memory of one of the two: then no notify of either has reached the other.
   std::function<void(int peer, const Status& why)> lost;
-  /// The get, atomic, flush or release with this ticket is complete. `value`: previous value of the word, for an atomic. Tickets
-  /// that this end did not issue, or that were answered before, are not reported.
+  /// The get, atomic, flush or release with this ticket is complete. `value`: previous value of the word, for an
+  /// atomic. Tickets that this end did not issue, or that were answered before, are not reported.
   std::function<void(int peer, std::uint64_t ticket, std::uint64_t value)> completed{};
   /// Applies a peer's atomic to this end's memory and returns the previous value of the word; the engine has checked
   /// range and alignment. Absent: the engine applies it with the processor's atomics.

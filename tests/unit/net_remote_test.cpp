@@ -145,8 +145,8 @@ TEST_P(NetRemote, AnAtomicComesAfterThePutsOfItsChannelAndAFlushAfterAll) {
   }
 }
 
-/// The calls of latency mode to another node: a front and its number, rows and theirs, and the end of the sources. Sizes
-/// around those up to which an engine makes puts messages.
+/// The calls of latency mode to another node: a front and its number, rows and theirs, and the end of the sources.
+/// Sizes around those up to which an engine makes puts messages.
 TEST_P(NetRemote, SourcesThatWereGivenBackMayChange) {
   constexpr std::size_t kLimit = 16384;
   constexpr std::size_t kMost = 2 * kLimit;

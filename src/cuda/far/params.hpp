@@ -29,10 +29,10 @@
 ///   seen_left[k][r]        sender    its kernels       its kernels        relaxed / ld.relaxed.sys: the same as left
 ///
 /// Every header carries the sender's grants (FarHeader::granted), and the kernel that imports it keeps them in `heard`,
-/// and `left` in `seen_left`. So as a rule a call finds in memory of the GPU that it may send. If it does not, its first
-/// block polls the words in host memory, and passes on what they say: `left`, and `grants` or the headers that have
-/// arrived, imported or not. The driver sends a grant by itself, as a word in `grants`, only if no header has carried it
-/// for a while (FarSource).
+/// and `left` in `seen_left`. So as a rule a call finds in memory of the GPU that it may send. If it does not, its
+/// first block polls the words in host memory, and passes on what they say: `left`, and `grants` or the headers that
+/// have arrived, imported or not. The driver sends a grant by itself, as a word in `grants`, only if no header has
+/// carried it for a while (FarSource).
 ///
 /// The next message of a kind to a rank is posted only when the one before has left, and the network keeps the order of
 /// messages to a rank, so `arrived` never goes back, and one outbox is enough. A message is put into the receiver's set
@@ -60,7 +60,8 @@ inline constexpr int kFarGrantSlots = 4;
 /// Whether a grant is of a later call than another of its slot. Words carry half of a number, which may have begun
 /// again from 0 (latency/window.hpp).
 FERRY_HOST_DEVICE constexpr bool is_later_grant(std::uint64_t word, std::uint64_t other) {
-  return static_cast<std::int32_t>(static_cast<std::uint32_t>(word >> 32) - static_cast<std::uint32_t>(other >> 32)) > 0;
+  return static_cast<std::int32_t>(static_cast<std::uint32_t>(word >> 32) - static_cast<std::uint32_t>(other >> 32)) >
+         0;
 }
 
 /// Bytes from one word that blocks poll to the next. On an H200, 16 blocks that read one line of pinned memory have it
@@ -104,11 +105,11 @@ struct alignas(128) FarPost {
 
 /// Words of kernels in memory of the GPU, initially zero.
 struct FarState {
-  std::uint32_t arrivals;             ///< blocks of the sending kernel that are done
-  std::uint32_t rows[128];            ///< [R], kMaxRanks: rows of the current dispatch for each rank
-  std::uint32_t returns[128];         ///< [R]: rows that each rank will return of it
-  std::uint32_t kept[128];            ///< [R]: 1 if FarParams::found holds a record of that rank
-  std::uint64_t weighed[128];         ///< [R] number of the last combine whose weights were posted to that rank
+  std::uint32_t arrivals;      ///< blocks of the sending kernel that are done
+  std::uint32_t rows[128];     ///< [R], kMaxRanks: rows of the current dispatch for each rank
+  std::uint32_t returns[128];  ///< [R]: rows that each rank will return of it
+  std::uint32_t kept[128];     ///< [R]: 1 if FarParams::found holds a record of that rank
+  std::uint64_t weighed[128];  ///< [R] number of the last combine whose weights were posted to that rank
   std::uint64_t seen_left[kFarMessages][128];           ///< [R] FarParams::left, as kernels have seen it
   std::uint64_t heard[kFarKinds][128][kFarGrantSlots];  ///< [R] latest grants of that rank that kernels have seen
 };

@@ -28,8 +28,8 @@ bool is_inside(const FarLayout& layout, std::uint64_t offset, std::uint64_t num_
 
 }  // namespace
 
-/// Tells kernels that the network has the latest message of a kind, or that its receiver is lost: what kernels then wait for
-/// ends by itself.
+/// Tells kernels that the network has the latest message of a kind, or that its receiver is lost: what kernels then
+/// wait for ends by itself.
 class FarSource::Departure final : public one_sided::Completion {
  public:
   explicit Departure(std::uint64_t* left) : left_(left) {}
@@ -110,7 +110,8 @@ bool FarSource::all_left() const {
 }
 
 bool FarSource::needs_polling() const {
-  return held_until_ns_ != 0 || options_.poll_ns < 0 || node::monotonic_ns() - moved_ns_.load(std::memory_order_seq_cst) < options_.poll_ns;
+  return held_until_ns_ != 0 || options_.poll_ns < 0 ||
+         node::monotonic_ns() - moved_ns_.load(std::memory_order_seq_cst) < options_.poll_ns;
 }
 
 const NetworkRequest* FarSource::front(const one_sided::CanIssue& can_issue) {

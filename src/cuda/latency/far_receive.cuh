@@ -223,8 +223,8 @@ class FarImporter {
     post_word(slot.row_flags + token, sent_.number, static_cast<std::uint32_t>(start.row));
   }
 
-  /// Waits for rows that are apart, and tells the blocks that copy them. Rows of another call are awaited too: the set is
-  /// granted again when no rank writes it. All threads of a block; false in all of them when the group broke.
+  /// Waits for rows that are apart, and tells the blocks that copy them. Rows of another call are awaited too: the set
+  /// is granted again when no rank writes it. All threads of a block; false in all of them when the group broke.
   __device__ bool hand_on_rows(int idx) const {
     const int source = layout_.far_rank(idx);
     const bool came =

@@ -27,8 +27,8 @@ __device__ __noinline__ inline void refuse_message(const LatencyParams& call, in
   declare_lost(call.ranks, {Awaited::kRailProtocol, source, number}, {});
 }
 
-/// Tells far ranks which sets this rank has granted, before it waits for them: they may wait too. All lanes of one warp of
-/// one block.
+/// Tells far ranks which sets this rank has granted, before it waits for them: they may wait too. All lanes of one warp
+/// of one block.
 __device__ inline void publish_grants(const LatencyParams& call, const FarParams& far) {
   if (lane_idx() >= kLatencyKinds * kGrantSlots) return;
   const auto kind = static_cast<LatencyKind>(lane_idx() / kGrantSlots);
@@ -120,8 +120,7 @@ __device__ inline std::uint64_t grant_in_headers(const LatencyParams& call, cons
     const std::uint64_t own = load_relaxed_system(grant_word(call, call.ranks.rank, of, call.ranks.rank, arrived));
     if (arrived == 0 || !is_word_of(own, arrived)) continue;
     const FarHeader& header = header_in(far, of, static_cast<int>(payload_of(own)), rank);
-    const std::uint64_t word =
-        load_relaxed_system(&header.granted[static_cast<int>(kind)][number % kGrantSlots]);
+    const std::uint64_t word = load_relaxed_system(&header.granted[static_cast<int>(kind)][number % kGrantSlots]);
     if (is_word_of(word, number)) return word;
   }
   return 0;
@@ -182,8 +181,7 @@ __device__ inline bool await_far_turn(const LatencyParams& call, const FarParams
     const int rank = layout.far_rank(idx);
     const bool has_grant = idx < FarLook::kRanks && is_word_of(looked, number);
     const bool has_left = idx < kWarpLanes && look.left >= number - 1;
-    const Payload set =
-        has_grant ? Payload{payload_of(looked), true} : await_far_grant(call, far, kind, rank, number);
+    const Payload set = has_grant ? Payload{payload_of(looked), true} : await_far_grant(call, far, kind, rank, number);
     if (set.came && set.value > kNoSet) {
       declare_lost(call.ranks, {Awaited::kRailProtocol, rank, number}, {});
       all = false;
@@ -354,8 +352,8 @@ __device__ inline std::int64_t field_of_header(std::uint32_t word, std::size_t o
   return static_cast<std::int64_t>(static_cast<std::uint64_t>(__shfl_sync(kAllLanes, word, first + 1)) << 32 | low);
 }
 
-/// Waits for the rows of a message if they are apart; false when the group broke. `word`: word_of_header(). All lanes of
-/// one warp.
+/// Waits for the rows of a message if they are apart; false when the group broke. `word`: word_of_header(). All lanes
+/// of one warp.
 __device__ inline bool await_apart(const LatencyParams& call, const FarParams& far, LatencyKind kind,
                                    std::uint64_t number, int source, std::uint32_t word) {
   if (field_of_header(word, offsetof(FarHeader, rows_apart)) == 0) return true;

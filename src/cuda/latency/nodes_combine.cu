@@ -71,13 +71,13 @@ constexpr KernelRow<NodesHalf, 2> kHalf = {
 }  // namespace
 
 cudaError_t launch_nodes_combine_send(const FarCombineParams& params, cudaStream_t stream) {
-  return kHalf.launch(params.rows.float32 ? 1 : 0, params.call.num_blocks, params.call.overlaps,
-                      NodesHalf(params), stream);
+  return kHalf.launch(params.rows.float32 ? 1 : 0, params.call.num_blocks, params.call.overlaps, NodesHalf(params),
+                      stream);
 }
 
 cudaError_t launch_nodes_combine_receive(const CombineReceiveParams& params, cudaStream_t stream) {
-  return kHalf.launch(params.rows.float32 ? 1 : 0, params.call.num_blocks, params.call.overlaps,
-                      NodesHalf(params), stream);
+  return kHalf.launch(params.rows.float32 ? 1 : 0, params.call.num_blocks, params.call.overlaps, NodesHalf(params),
+                      stream);
 }
 
 cudaError_t load_nodes_combine() { return kHalf.load(); }

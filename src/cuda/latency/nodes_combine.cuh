@@ -68,8 +68,8 @@ __device__ __noinline__ inline void begin_nodes_send(const FarCombineParams& par
       call, LatencyKind::kCombine, shared.sets, [] {}, &params.far.layout);
   const bool weighs = sends_weights(params, routed);
   // The first block posts weights.
-  if (number != 0 && !await_far_turn(call, params.far, LatencyKind::kCombine, number, shared.far_sets, look,
-                                     weighs && is_clerk())) {
+  if (number != 0 &&
+      !await_far_turn(call, params.far, LatencyKind::kCombine, number, shared.far_sets, look, weighs && is_clerk())) {
     number = 0;
   }
   if (number != 0 && routed && !place_returns(params, shared.far_firsts)) {
