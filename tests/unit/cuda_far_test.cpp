@@ -367,6 +367,16 @@ TEST_F(FarGrants, AreSentWhereHeadersHaveCarriedEarlierOnes) {
   for (int rank = 0; rank < 2; ++rank) expect_grant(requests[to_size(rank)], rank);
 }
 
+TEST_F(FarGrants, OfTheBeginOfAnEraAreAlwaysSent) {
+  const std::uint64_t word = kFarEra << 32 | 2;
+  reinterpret_cast<FarHeader*>(message_.data())->granted[1][0] = word;
+  std::atomic_ref(granted_[kFarGrantSlots]).store(word, std::memory_order_release);
+  post(0, 0, kNumber, 0, static_cast<std::uint64_t>(layout_.front_at(0, 1, 0)));
+  std::vector<NetworkRequest> requests = take_all();
+  std::erase_if(requests, [](const NetworkRequest& request) { return request.kind != Kind::kAtomic; });
+  EXPECT_EQ(requests.size(), 2U);
+}
+
 TEST(FarGrantWords, AreComparedAcrossTheEndOfTheirNumbers) {
   const auto word = [](std::uint32_t number) { return std::uint64_t{number} << 32 | 1; };
   EXPECT_TRUE(is_later_grant(word(5), word(1)));

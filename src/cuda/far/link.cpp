@@ -269,6 +269,7 @@ Status FarLink::find_lost() {
 void FarLink::add_traffic(NetworkUsage& usage) const {
   const std::int64_t end_ns = node::monotonic_ns() + kLastWordsNs;
   while (source_->has_news() && node::monotonic_ns() < end_ns) driver_->progress();
+  driver_->wake();  // for grants that wait for a header
   for (RailUsage& rail : usage.rails) {
     const int first = rail.rank / params_.layout.ranks_per_node * params_.layout.ranks_per_node;
     for (int rank = first; rank < first + params_.layout.ranks_per_node; ++rank) {
@@ -283,6 +284,21 @@ void FarLink::send_rest() {
   expect_posts();
   const std::int64_t end_ns = node::monotonic_ns() + kLastWordsNs;
   while (!source_->all_left() && node::monotonic_ns() < end_ns) driver_->progress();
+  // The network has all of it, which is not yet at its ranks.
+  std::vector<std::unique_ptr<Answer>> answers;
+  for (int idx = 0; idx < params_.layout.num_far(); ++idx) {
+    const int rank = params_.layout.far_rank(idx);
+    Answer* const answer = answers.emplace_back(std::make_unique<Answer>()).get();
+    const one_sided::NetworkRequest flush{
+        .kind = one_sided::NetworkRequest::Kind::kFlush, .peer = rank, .completion = answer};
+    while (!driver_->try_issue(flush) && node::monotonic_ns() < end_ns) driver_->progress();
+  }
+  for (int idx = 0; idx < params_.layout.num_far(); ++idx) {
+    const Answer& answer = *answers[to_size(idx)];
+    const int rank = params_.layout.far_rank(idx);
+    while (!answer.is_here() && driver_->peer_status(rank).ok() && node::monotonic_ns() < end_ns) driver_->progress();
+  }
+  for (const auto& answer : answers) driver_->forget(answer.get());
 }
 
 FarLink::~FarLink() {

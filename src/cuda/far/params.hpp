@@ -56,6 +56,8 @@ inline constexpr int kFarWeights = kFarKinds;
 inline constexpr int kFarSets = 3;
 inline constexpr int kFarHeaderSets = kFarSets + 1;
 inline constexpr int kFarGrantSlots = 4;
+/// Calls of an era, a quarter of the numbers that a word's half can have (latency/turns.cuh).
+inline constexpr std::uint64_t kFarEra = std::uint64_t{1} << 30;
 
 /// Whether a grant is of a later call than another of its slot. Words carry half of a number, which may have begun
 /// again from 0 (latency/window.hpp).

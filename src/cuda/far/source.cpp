@@ -140,8 +140,10 @@ void FarSource::look() {
       const std::uint64_t word =
           Word(options_.granted[to_size(kind) * kFarGrantSlots + slot]).load(std::memory_order_acquire);
       sum += word;
-      if (std::exchange(granted_[to_size(kind)][slot], word) == word || held_until_ns_ != 0) continue;
-      held_until_ns_ = node::monotonic_ns() + options_.hold_grants_ns;
+      std::uint64_t& granted = granted_[to_size(kind)][slot];
+      if (!is_later_grant(word, granted)) continue;
+      granted = word;
+      if (held_until_ns_ == 0) held_until_ns_ = node::monotonic_ns() + options_.hold_grants_ns;
     }
   }
   // Far ranks wait for weights before they send anything else.
@@ -154,13 +156,14 @@ void FarSource::look() {
   for (Peer& peer : peers_) send_grants_of(peer);
 }
 
-/// Notes the grants that a message carries.
+/// Notes the grants that a message carries. The first ones of an era go by themselves nevertheless, so that no word of a
+/// slot survives until half of its number returns.
 void FarSource::note_carried(Peer& peer, const FarHeader& header) {
   for (int kind = 0; kind < kFarKinds; ++kind) {
     for (std::size_t slot = 0; slot < kFarGrantSlots; ++slot) {
       std::uint64_t& told = peer.told[to_size(kind)][slot];
       const std::uint64_t word = header.granted[kind][slot];
-      if (is_later_grant(word, told)) told = word;
+      if (is_later_grant(word, told) && (word >> 32) % kFarEra >= kFarGrantSlots) told = word;
     }
   }
 }

@@ -58,7 +58,7 @@ class FarSource final : public one_sided::RequestSource {
   void expect_posts();
   /// True if kernels have posted something at which no thread has looked. Any thread.
   bool has_news() const;
-  /// True if every message that kernels have posted is at its rank, or the rank is lost. Any thread.
+  /// True if the network has every message that kernels have posted, or its rank is lost. Any thread.
   bool all_left() const;
 
  private:

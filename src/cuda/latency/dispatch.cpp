@@ -23,6 +23,8 @@ constexpr std::string_view kName = "latency_dispatch";
 /// Kernels count rows in 32 bits, in steps of all their threads.
 constexpr std::int64_t kMostSlabRows = std::numeric_limits<std::int32_t>::max() - kMaxCallBlocks * kDispatchThreads;
 constexpr std::int64_t kWarpsPerBlock = kDispatchThreads / 32;
+/// One block that reports and one that moves rows.
+constexpr int kLeastReceiveBlocks = 2;
 /// Two rows for each thread.
 constexpr std::int64_t kGapRowsPerBlock = 2 * kDispatchThreads;
 
@@ -147,11 +149,11 @@ int share_half_blocks(LatencyDispatchParams& params, const BlockLimits& limits) 
   return share_receive(send.call, params.receive, limits.most_waiting);
 }
 
-/// Blocks of a receive half that take what far ranks have sent, the first of which also reports: one for each far rank,
-/// but few among all.
-int num_importers(int num_far, int most_waiting) {
+/// The first block of a receive half that copies rows, behind one that reports and those that take what far ranks have
+/// sent: one for each far rank, but few among all. Where there are two blocks in all, the first does both.
+int first_receiver_of(int num_far, int most_waiting) {
   constexpr int kShare = 8;
-  return std::clamp(most_waiting / kShare, 1, num_far);
+  return most_waiting <= kLeastReceiveBlocks ? 1 : 1 + std::clamp(most_waiting / kShare, 1, num_far);
 }
 
 }  // namespace
@@ -277,7 +279,7 @@ Result<std::shared_ptr<RoutingState>> LatencyMode::make_dispatch(const LatencyDi
     receive.host = routing.host_tables;
     const BlockLimits limits = block_limits(
         rows.kernel, {Operation::kLatencyDispatch, Layout::kSlab, routing.num_tokens, rows.out_x.row_bytes});
-    if (over_nodes()) receive.first_receiver = num_importers(far_->params().layout.num_far(), limits.most_waiting);
+    if (over_nodes()) receive.first_receiver = first_receiver_of(far_->params().layout.num_far(), limits.most_waiting);
     if (call.split || in_halves()) {
       num_receive_blocks = share_half_blocks(*params, limits);
     } else {

@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(kWarpLanes) far_refusal_kernel(const __grid_co
   own_set(call, params.kind, number);
   __syncwarp();
   publish_grants(call, params.far);
-  if (!await_far_turn(call, params.far, params.kind, number, sets, {})) return;
+  if (!await_far_turn(call, params.far, params.kind, number, sets, FarLook(params.far, params.kind))) return;
   hide_far_ranks(call, params.far, params.kind, number);
   LatencyHeader header;
   header.record_number = call.record_number;

@@ -1,7 +1,7 @@
 #ifndef FERRY_CUDA_LATENCY_FAR_RECEIVE_CUH
 #define FERRY_CUDA_LATENCY_FAR_RECEIVE_CUH
 
-/// Part of a dispatch's receive half for ranks of other nodes: its first blocks, the *importers*, write the words of
+/// Part of a dispatch's receive half for ranks of other nodes: some of its blocks, the *importers*, write the words of
 /// their messages into this rank's window, where the blocks that copy rows wait for them. The rows stay in the inbox;
 /// the flag of a token's row says which one it is.
 
@@ -52,7 +52,14 @@ class PartWords {
   std::uint32_t words_[kLoads] = {};
 };
 
-/// One block's import. Block b takes the far ranks b, b + number of importers, …
+/// Importers are the blocks before the first that copies rows, but for the one that reports if there are others.
+__device__ inline int first_importer(const DispatchReceiveRows& params) { return params.first_receiver > 1 ? 1 : 0; }
+__device__ inline bool is_importer(const DispatchReceiveRows& params) {
+  const auto block = static_cast<int>(blockIdx.x);
+  return block >= first_importer(params) && block < params.first_receiver;
+}
+
+/// One block's import. Importer b takes the far ranks b, b + number of importers, …
 class FarImporter {
  public:
   __device__ FarImporter(const FarDispatchReceiveParams& params, const SentCall& sent, FarImportShared& shared)
@@ -65,8 +72,8 @@ class FarImporter {
 
   /// All threads of a block; false in all of them when the group broke.
   __device__ bool import_all() const {
-    const auto block = static_cast<int>(blockIdx.x);
-    const int step = params_.first_receiver;
+    const int block = static_cast<int>(blockIdx.x) - first_importer(params_);
+    const int step = params_.first_receiver - first_importer(params_);
     // Then it may take its time with the header, which the other blocks do not await from a rank whose message is late.
     const bool alone = layout_.num_far() <= step;
     bool whole = true;
@@ -101,15 +108,14 @@ class FarImporter {
       }
       unit -= num_count_units() + num_tokens;
     }
+    __syncthreads();  // all places are written
+                      // A warp to each, so that no rank waits for rows of another.
 #pragma unroll 1
-    for (int idx = block; idx < layout_.num_far(); idx += step) {
-      if (shared_.rows_apart[idx] && !hand_on_rows(idx)) return false;
+    for (int idx = block + warp_idx() * step; whole && idx < layout_.num_far(); idx += kReceiveWarps * step) {
+      whole = !shared_.rows_apart[idx] || hand_on_rows(idx);
+      if (whole) keep_words(params_.far, LatencyKind::kDispatch, static_cast<int>(sent_.set), layout_.far_rank(idx));
     }
-#pragma unroll 1
-    for (int idx = block + warp_idx() * step; idx < layout_.num_far(); idx += kReceiveWarps * step) {
-      keep_words(params_.far, LatencyKind::kDispatch, static_cast<int>(sent_.set), layout_.far_rank(idx));
-    }
-    return true;
+    return __syncthreads_and(static_cast<int>(whole)) != 0;
   }
 
  private:
@@ -224,17 +230,18 @@ class FarImporter {
   }
 
   /// Waits for rows that are apart, and tells the blocks that copy them. Rows of another call are awaited too: the set
-  /// is granted again when no rank writes it. All threads of a block; false in all of them when the group broke.
+  /// is granted again when no rank writes it. All lanes of a warp; false in all of them when the group broke.
   __device__ bool hand_on_rows(int idx) const {
     const int source = layout_.far_rank(idx);
     const bool came =
-        threadIdx.x != 0 || await_far_rows(call_, params_.far, LatencyKind::kDispatch, sent_.number, source);
-    if (__syncthreads_and(static_cast<int>(came)) == 0) return false;
+        lane_idx() != 0 || await_far_rows(call_, params_.far, LatencyKind::kDispatch, sent_.number, source);
+    if (__all_sync(kAllLanes, static_cast<int>(came)) == 0) return false;
+    __syncwarp();
     fence_system();
     const DispatchSlot slot = slot_of(call_, sent_, source);
     const std::int32_t* const rows = call_.tables.sums_back.places + source * call_.max_tokens;
-#pragma unroll 1
-    for (auto token = static_cast<int>(threadIdx.x); token < shared_.tokens[idx]; token += kDispatchThreads) {
+#pragma unroll 4
+    for (int token = lane_idx(); token < shared_.tokens[idx]; token += kWarpLanes) {
       const std::int32_t row = rows[token];
       if (row >= 0) post_word(slot.row_flags + token, sent_.number, static_cast<std::uint32_t>(row));
     }

@@ -33,8 +33,15 @@ __device__ inline void publish_grants(const LatencyParams& call, const FarParams
   if (lane_idx() >= kLatencyKinds * kGrantSlots) return;
   const auto kind = static_cast<LatencyKind>(lane_idx() / kGrantSlots);
   const auto slot = static_cast<std::uint64_t>(lane_idx() % kGrantSlots);
-  const std::uint64_t word = load_relaxed_system(grant_word(call, call.ranks.rank, kind, call.ranks.rank, slot));
-  if (word != 0) store_relaxed_system(far.granted + lane_idx(), word);
+  const std::uint64_t* const own = grant_word(call, call.ranks.rank, kind, call.ranks.rank, slot);
+  std::uint64_t word = 0;
+  // Until it is the latest: a kernel of another stream may have granted and published a set meanwhile.
+#pragma unroll 1
+  for (std::uint64_t latest = load_relaxed_system(own); latest != word; latest = load_relaxed_system(own)) {
+    word = latest;
+    store_relaxed_system(far.granted + lane_idx(), word);
+    fence_system();
+  }
 }
 
 /// grant_set(), also to far ranks.

@@ -68,7 +68,7 @@ __device__ void make_nodes_receive_half(const FarDispatchReceiveParams& params) 
     if (reports() && threadIdx.x == 0) report_not_sent(call);
     return;
   }
-  if (static_cast<int>(blockIdx.x) < params.first_receiver) {
+  if (is_importer(params)) {
     const FarImporter importer(params, sent, imports);
     if (!importer.import_all()) return;
   }

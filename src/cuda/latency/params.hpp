@@ -44,7 +44,7 @@ struct LatencyParams {
   std::int64_t slab_capacity = 0;
   LatencyTables tables;
   int num_blocks = 1;     ///< blocks of this launch
-  bool overlaps = false;  ///< LaunchShape::overlaps, for a call that is not split
+  bool overlaps = false;  ///< LaunchShape::overlaps, for a call that is not split, or its halves over nodes
   /// Waits are counted to their end, since the program has asked what this call waits for (wait_times.hpp)
   bool counts_waits = false;
 };
@@ -195,7 +195,7 @@ bool is_small(const LatencyCombineParams& params);
 struct FarDispatchParams : DispatchSendParams {
   FarParams far;
 };
-/// Blocks before first_receiver take what far ranks have sent.
+/// Blocks before first_receiver take what far ranks have sent (far_receive.cuh).
 struct FarDispatchReceiveParams : DispatchReceiveParams {
   FarParams far;
 };
