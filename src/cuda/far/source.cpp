@@ -156,8 +156,8 @@ void FarSource::look() {
   for (Peer& peer : peers_) send_grants_of(peer);
 }
 
-/// Notes the grants that a message carries. The first ones of an era go by themselves nevertheless, so that no word of a
-/// slot survives until half of its number returns.
+/// Notes the grants that a message carries. The first ones of an era go by themselves nevertheless, so that no word of
+/// a slot survives until half of its number returns.
 void FarSource::note_carried(Peer& peer, const FarHeader& header) {
   for (int kind = 0; kind < kFarKinds; ++kind) {
     for (std::size_t slot = 0; slot < kFarGrantSlots; ++slot) {
