@@ -213,20 +213,23 @@ Status FarLink::open(const BackendContext& context, const Parts& parts, const Fa
   return {};
 }
 
+/// Issues a request to each far rank, by `end_ns` where it cannot be issued at once.
+FarLink::Answers FarLink::ask_all(one_sided::NetworkRequest request, std::int64_t end_ns) {
+  Answers answers;
+  for (int idx = 0; idx < params_.layout.num_far(); ++idx) {
+    request.peer = params_.layout.far_rank(idx);
+    request.completion = answers.emplace_back(std::make_unique<Answer>()).get();
+    while (!driver_->try_issue(request) && node::monotonic_ns() < end_ns) driver_->progress();
+  }
+  return answers;
+}
+
 /// Waits until each far rank has answered: its card then reaches this rank's GPU memory, and this rank's card its.
 Status FarLink::await_answers(std::int64_t limit_ns) {
   const FarLayout& layout = params_.layout;
-  std::vector<std::unique_ptr<Answer>> answers;
-  for (int idx = 0; idx < layout.num_far(); ++idx) {
-    answers.push_back(std::make_unique<Answer>());
-    const net::AtomicOp nothing{.kind = net::AtomicOp::Kind::kAdd,
-                                .offset = to_size(layout.arrived_at(0, params_.rank))};
-    // The first operation to a rank can be issued.
-    driver_->try_issue({.kind = one_sided::NetworkRequest::Kind::kAtomic,
-                        .peer = layout.far_rank(idx),
-                        .op = nothing,
-                        .completion = answers.back().get()});
-  }
+  // The first operation to a rank can be issued. This one changes nothing.
+  const net::AtomicOp nothing{.kind = net::AtomicOp::Kind::kAdd, .offset = to_size(layout.arrived_at(0, params_.rank))};
+  const Answers answers = ask_all({.kind = one_sided::NetworkRequest::Kind::kAtomic, .op = nothing}, 0);
   call::GroupState& state = sync_->state();
   const std::int64_t begin_ns = node::monotonic_ns();
   Status status;
@@ -285,14 +288,7 @@ void FarLink::send_rest() {
   const std::int64_t end_ns = node::monotonic_ns() + kLastWordsNs;
   while (!source_->all_left() && node::monotonic_ns() < end_ns) driver_->progress();
   // The network has all of it, which is not yet at its ranks.
-  std::vector<std::unique_ptr<Answer>> answers;
-  for (int idx = 0; idx < params_.layout.num_far(); ++idx) {
-    const int rank = params_.layout.far_rank(idx);
-    Answer* const answer = answers.emplace_back(std::make_unique<Answer>()).get();
-    const one_sided::NetworkRequest flush{
-        .kind = one_sided::NetworkRequest::Kind::kFlush, .peer = rank, .completion = answer};
-    while (!driver_->try_issue(flush) && node::monotonic_ns() < end_ns) driver_->progress();
-  }
+  const Answers answers = ask_all({.kind = one_sided::NetworkRequest::Kind::kFlush}, end_ns);
   for (int idx = 0; idx < params_.layout.num_far(); ++idx) {
     const Answer& answer = *answers[to_size(idx)];
     const int rank = params_.layout.far_rank(idx);

@@ -54,10 +54,12 @@ class FarLink {
 
  private:
   class Answer;
+  using Answers = std::vector<std::unique_ptr<Answer>>;  // by number of the far rank
 
   FarLink() = default;
   Status open(const BackendContext& context, const Parts& parts, const FarLayout& layout, const Status& my_status,
               Status* failure);
+  Answers ask_all(one_sided::NetworkRequest request, std::int64_t end_ns);
   Status await_answers(std::int64_t limit_ns);
   Status take_memory(const BackendContext& context, const Parts& parts, const FarLayout& layout);
   Status take_gpu_memory(const Parts& parts, const FarLayout& layout);

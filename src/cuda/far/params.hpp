@@ -26,7 +26,8 @@
 ///   grants[k][r][n % 4]    sender    its engine for r  its kernels        relaxed / ld.relaxed.sys: itself; the same
 ///                                                                         word as r's grants for ranks of its node
 ///   heard[k][r][n % 4]     sender    its kernels       its kernels        atom.cas.gpu / ld.relaxed.sys: the same
-///   seen_left[k][r]        sender    its kernels       its kernels        relaxed / ld.relaxed.sys: the same as left
+///   seen_left[k][r]        sender    its kernels       its kernels        red.max.gpu / ld.relaxed.sys, or acquire:
+///                                                                         the same as left
 ///
 /// Every header carries the sender's grants (FarHeader::granted), and the kernel that imports it keeps them in `heard`,
 /// and `left` in `seen_left`. So as a rule a call finds in memory of the GPU that it may send. If it does not, its
@@ -75,7 +76,7 @@ inline constexpr std::int64_t kFarWordStride = 128;
 /// card.
 inline constexpr std::int64_t kFarMostJoinedBytes = std::int64_t{20} << 10;
 
-/// Start of every message: lines that a warp loads at once.
+/// Start of every message: two lines. A warp loads the first at once.
 struct FarHeader {
   std::uint32_t words[16];    ///< LatencyHeader of the sender
   std::int64_t num_rows;      ///< rows of this message

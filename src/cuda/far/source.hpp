@@ -20,8 +20,8 @@
 namespace ferry::cuda {
 
 /// Time for which a grant waits for a message whose header carries it: longer than from the end of a call to the next
-/// call of its step, even with a launch by the host between them. Only a rank with three calls under way waits for such
-/// a grant.
+/// call of its step, even with a launch by the host between them; no other time was tried. Only a rank with three calls
+/// under way waits for such a grant.
 inline constexpr std::int64_t kHoldGrantsNs = 50'000;
 
 class FarSource final : public one_sided::RequestSource {

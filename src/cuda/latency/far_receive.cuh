@@ -74,7 +74,7 @@ class FarImporter {
   __device__ bool import_all() const {
     const int block = static_cast<int>(blockIdx.x) - first_importer(params_);
     const int step = params_.first_receiver - first_importer(params_);
-    // Then it may take its time with the header, which the other blocks do not await from a rank whose message is late.
+    // With one message to a block, no other header waits for this one, which may be imported beside the units.
     const bool alone = layout_.num_far() <= step;
     bool whole = true;
 #pragma unroll 1
@@ -108,8 +108,9 @@ class FarImporter {
       }
       unit -= num_count_units() + num_tokens;
     }
-    __syncthreads();  // all places are written
-                      // A warp to each, so that no rank waits for rows of another.
+    // All places are written.
+    __syncthreads();
+    // A warp to each, so that rows of one rank do not wait for those of another.
 #pragma unroll 1
     for (int idx = block + warp_idx() * step; whole && idx < layout_.num_far(); idx += kReceiveWarps * step) {
       whole = !shared_.rows_apart[idx] || hand_on_rows(idx);

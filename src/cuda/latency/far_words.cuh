@@ -17,6 +17,7 @@ namespace ferry::cuda::device {
 
 static_assert(kFarKinds == kLatencyKinds && kFarSets == kSets && kFarGrantSlots == kGrantSlots);
 static_assert(sizeof(LatencyHeader) <= sizeof(FarHeader::words));
+static_assert(era_of(kFarEra - 1) == 0 && era_of(kFarEra) == 1);
 
 __device__ inline const std::uint64_t* inbox_word(const FarParams& far, std::int64_t offset) {
   return reinterpret_cast<const std::uint64_t*>(far.inbox + offset);

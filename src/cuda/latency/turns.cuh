@@ -32,7 +32,7 @@ __device__ inline void end_turn(const LatencyParams& call, LatencyKind kind, std
 /// therefore cleared once per era, by a warp that has just received a call in it: its words become words of that call,
 /// which no thread reads any more, and a late word of that call changes nothing. A set stays unused for a few calls at
 /// most.
-__device__ inline std::uint64_t era_of(std::uint64_t number) { return number >> 30; }
+FERRY_HOST_DEVICE constexpr std::uint64_t era_of(std::uint64_t number) { return number >> 30; }
 __device__ __noinline__ inline void clear_words(const LatencyParams& call, LatencyKind kind, int set,
                                                 std::uint64_t number) {
   const std::int64_t num_ranks = call.ranks.num_ranks;
