@@ -62,6 +62,8 @@ allow_only src/node "state of one node's ranks, without other nodes: core, plan,
   "$outside" "$public" "$(in_source node)" "$(in_source core)" "$(in_source plan)"
 allow_only src/net "the network moves bytes, not tokens: public headers and itself" "$outside" "$public" \
   "$(in_source net)"
+allow_only src/membership "members that agree over sockets: bootstrap, core, net's blobs, public headers and itself" "$outside" \
+  "$public" "$(in_source membership)" "$(in_source bootstrap)" "$(in_source core)" '^"net/blob\.hpp"$'
 allow_only src/rail "connections to rail peers, without waits: core, plan, net, public headers and itself" \
   "$outside" "$public" "$(in_source rail)" "$(in_source core)" "$(in_source plan)" "$(in_source net)"
 allow_only src/call "calls of all ranks together: core, plan, node, rail, net, public headers and itself" "$outside" "$public" \
