@@ -44,6 +44,10 @@ inline constexpr std::int64_t kDefaultCallTimeoutNs = 600 * kNsPerSecond;
 /// middle of serving, and the time other libraries wait before they mask a rank.
 inline constexpr std::int64_t kDefaultMaskTimeoutNs = 100 * kNsPerSecond;
 
+/// GroupOptions::ranks_per_node: as 0, for hosts with different numbers of ranks, and ranks in any order. Nodes are as
+/// large as can be so that all are equal and none is on two hosts; 7 ranks on one host and 8 on another are 15 nodes.
+inline constexpr int kDividedHosts = -1;
+
 /// GroupOptions::device: the GPU that is current on the thread that calls Group::create.
 inline constexpr int kCurrentDevice = -1;
 
@@ -68,6 +72,7 @@ struct GroupOptions {
   std::string backend = "auto";  ///< "auto" (best that works here) or a name from `ferry::backends()`
   /// Number of ranks that can load and store each other's memory; ranks are node-major. 0: the ranks of each host,
   /// which must be consecutive and equally many on all hosts; containers that do not share a network count as hosts.
+  /// kDividedHosts (-1): hosts may differ.
   int ranks_per_node = 0;
   std::size_t arena_bytes = kDefaultArenaBytes;  ///< most symmetric memory this rank can allocate, staging included
   /// Deadline of every wait inside create, route, dispatch, combine and destroy, and of allocate's wait for the peers.

@@ -89,10 +89,12 @@ Status check_options(const GroupOptions& options, int rank, int num_ranks) {
         fmt::format("the bootstrap reports rank {} of {}, expected a rank below the count and 1 to {} ranks", rank,
                     num_ranks, kMaxRanks));
   }
-  if (options.ranks_per_node != 0 && (options.ranks_per_node < 0 || num_ranks % options.ranks_per_node != 0)) {
+  const bool is_of_hosts = options.ranks_per_node == 0 || options.ranks_per_node == kDividedHosts;
+  if (!is_of_hosts && (options.ranks_per_node < 0 || num_ranks % options.ranks_per_node != 0)) {
     return invalid_options(
-        fmt::format("ranks_per_node is {}, expected 0 (the ranks of each host) or a divisor of the {} ranks",
-                    options.ranks_per_node, num_ranks));
+        fmt::format("ranks_per_node is {}, expected 0 (the ranks of each host), {} (kDividedHosts) or a divisor of the "
+                    "{} ranks",
+                    options.ranks_per_node, kDividedHosts, num_ranks));
   }
   if (options.timeout_ns < kMinTimeoutNs || options.timeout_ns > kMaxTimeoutNs) {
     return invalid_options(fmt::format("timeout_ns is {}, expected {} to {} nanoseconds", options.timeout_ns,
@@ -233,6 +235,7 @@ Result<AgreedOptions> agree_on_options(Bootstrap& bootstrap, const GroupOptions&
   const Result<std::vector<RankHost>> hosts = hosts_of(*all);
   if (!hosts.ok()) return hosts.status();
   agreed.topology.ranks_per_node = options.ranks_per_node;
+  if (options.ranks_per_node == kDividedHosts) agreed.topology.ranks_per_node = divide_hosts(*hosts);
   if (options.ranks_per_node == 0) {
     const Result<int> found = find_ranks_per_node(*hosts);
     if (!found.ok()) return found.status();

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <numeric>
 
 namespace ferry {
 namespace {
@@ -31,7 +32,8 @@ Status uneven(std::size_t num_first, std::size_t first, std::size_t num_ranks) {
   return Status(
       ErrorCode::kUnsupported,
       fmt::format("{}rank 0's host has {} of them and rank {}'s has {}; start as many ranks on each host, or "
-                  "set GroupOptions::ranks_per_node to a number that divides the number of ranks of every host",
+                  "set GroupOptions::ranks_per_node to a number that divides the number of ranks of every host, or to "
+                  "kDividedHosts (-1)",
                   kPrefix, num_first, first, num_ranks),
       static_cast<int>(first));
 }
@@ -53,6 +55,16 @@ Result<int> find_ranks_per_node(std::span<const RankHost> ranks) {
   }
   if (!first_uneven.ok()) return first_uneven;
   return static_cast<int>(num_first);
+}
+
+int divide_hosts(std::span<const RankHost> ranks) {
+  std::size_t size = 0;
+  for (std::size_t first = 0; first < ranks.size();) {
+    const std::size_t end = end_of_host(ranks, first);
+    size = std::gcd(size, end - first);
+    first = end;
+  }
+  return static_cast<int>(size);
 }
 
 RankHost RankHost::here(int rank) {

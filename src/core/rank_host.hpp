@@ -33,6 +33,10 @@ struct RankHost {
 /// @errors kUnsupported: hosts have different numbers of ranks, or the ranks of a host are not consecutive
 Result<int> find_ranks_per_node(std::span<const RankHost> ranks);
 
+/// The number for GroupOptions::ranks_per_node = kDividedHosts: the largest that divides every run of ranks on one
+/// host.
+int divide_hosts(std::span<const RankHost> ranks);
+
 /// Checks that each node's ranks belong to one user: ranks of a node map each other's memory, which only processes of
 /// one user may.
 /// @errors kUnsupported: naming two ranks and their users

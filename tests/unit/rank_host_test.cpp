@@ -67,6 +67,13 @@ TEST(FindRanksPerNode, SaysWhichRanksOfAHostAreApart) {
   EXPECT_NE(refusal_of("abcb").find("(3)"), std::string::npos);
 }
 
+TEST(DivideHosts, TakesTheLargestNodesThatCrossNoHost) {
+  for (const auto& [machines, expected] : std::initializer_list<std::pair<const char*, int>>{
+           {"a", 1}, {"aaaa", 4}, {"aabb", 2}, {"aaabb", 1}, {"aaaabb", 2}, {"abab", 1}, {"aabbaabb", 2}}) {
+    EXPECT_EQ(divide_hosts(ranks_on(machines)), expected) << machines;
+  }
+}
+
 /// The first message of each rank ends with its host and process: this bootstrap replaces them by the hosts of these
 /// names.
 class OnHosts final : public Bootstrap {
