@@ -28,8 +28,9 @@ struct MembershipView {
   /// Ranks that members of this view had in the one before, ascending: what `surviving_placement` needs. Empty in the
   /// first view, and for a process that has just joined.
   std::vector<int> kept_ranks{};
-  std::vector<int> lost_ids{};    ///< members of the view before that are not in this one
-  std::vector<int> joined_ids{};  ///< members of this view that were not in the one before, as processes
+  std::vector<int> lost_ids{};    ///< members of the view before that are not in this one; empty as kept_ranks
+  std::vector<int> joined_ids{};  ///< members of this view that were not in the one before, as processes; empty as
+                                  ///< kept_ranks
   /// Steps that all members that come from the view before have completed: the lowest number that one of them had given
   /// to `complete_steps`. What a member did after that step the others have not, so all go on from there.
   std::uint64_t num_complete_steps = 0;
@@ -59,8 +60,9 @@ struct JoinOptions {
   std::string secret{};                 ///< that of the members
   int id = -1;                          ///< number to take: that of a lost member, or a new one; -1: the lowest free
   std::string host{};                   ///< as MembershipOptions::host; empty: the address that leads to the contact
-  std::int64_t timeout_ns = kDefaultTimeoutNs;  ///< time until the members let it in, and MembershipOptions::timeout_ns
-  std::function<bool()> interrupted{};          ///< as MembershipOptions::interrupted
+  std::int64_t admission_timeout_ns = kDefaultTimeoutNs;  ///< time until the members let it in
+  std::int64_t timeout_ns = kDefaultTimeoutNs;            ///< as MembershipOptions::timeout_ns, once it is a member
+  std::function<bool()> interrupted{};                    ///< as MembershipOptions::interrupted
 };
 
 /// Options of Membership::next_view.
@@ -105,8 +107,8 @@ class FERRY_API Membership {
   void complete_steps(std::uint64_t num_steps);
   /// Processes that ask this one to be let in. Local, never waits; other members may know of others.
   int num_waiting();
-  /// Whether another member waits for this one in next_view. Local, never waits.
-  bool is_awaited();
+  /// Members that wait for this one in next_view. Local, never waits; a member may first ask another one.
+  int num_awaiting();
 
   /// Collective over the members that live: agree on the next view. Call it when a call of a group has failed with
   /// kPeerLost, kTimeout or kTransport, on every member (their calls fail too), or at any step at which all members
@@ -114,16 +116,21 @@ class FERRY_API Membership {
   /// kept the others waiting for `timeout_ns`.
   ///
   /// All members that return ok have the same view. A member that dies meanwhile may be in it: then forming a group
-  /// fails, and the next call of next_view is without it. Of members that cannot reach each other, only those go on
-  /// that are more than half of those not known to be dead, or half of them with the lowest id.
-  /// @errors kPeerLost: this process was left out (`peer` is its old rank), or too few members came, or `interrupted`
-  ///         said so; the view stays as it was, and except for the first next_view may be called again. kSystem
+  /// fails, and the next call of next_view is without it. A process that has ended is known to have, at once. One that
+  /// lives and does not come may be cut off and have members of its own, so without such ones only those go on that are
+  /// more than half of the view before, or half of it with the lowest id.
+  ///
+  /// Whatever the reason for the call, go on from `num_complete_steps` of the new view. A group stays usable if the
+  /// processes of its view are all in the new one, and no others.
+  /// @errors kTimeout: too few members came; call it again. kPeerLost: this process was left out (`peer` is its rank,
+  ///         and every later call returns the same), or `interrupted` said so (`peer` likewise; may be called again).
+  ///         kSystem. The view stays as it was
   [[nodiscard]] Result<MembershipView> next_view(const NextViewOptions& options = {});
 
   /// Collective over the members of the view, once in each: a bootstrap among them, for Group::create and
   /// OneSided::create. Later calls in the same view return the same object, or the same error. After an error call
-  /// next_view.
-  /// @errors those of create_tcp_bootstrap
+  /// next_view: every member gets one, soon after a member has ended or has asked for the next view.
+  /// @errors kPeerLost: a member has ended, or has asked for the next view; those of create_tcp_bootstrap
   [[nodiscard]] Result<std::shared_ptr<Bootstrap>> bootstrap();
 
  private:

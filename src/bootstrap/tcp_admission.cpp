@@ -19,7 +19,7 @@ constexpr std::int64_t kMaxLatecomerNs = 5 * kNsPerSecond;
 
 class Admission {
  public:
-  Admission(const TcpBootstrapOptions& options, UniqueFd listener, const std::string& version);
+  Admission(const TcpBootstrapOptions& options, UniqueFd listener, const std::string& version, const Vigil& vigil);
 
   Status wait_for_all();
   Status start_all();
@@ -48,6 +48,7 @@ class Admission {
 
   const TcpBootstrapOptions& options_;
   const std::string& version_;
+  const Vigil& vigil_;
   Deadline deadline_;
   TcpAcceptor acceptor_;
   std::vector<Member> members_;  // [num_ranks]; entry 0 is unused
@@ -59,9 +60,11 @@ class Admission {
   Status error_;
 };
 
-Admission::Admission(const TcpBootstrapOptions& options, UniqueFd listener, const std::string& version)
+Admission::Admission(const TcpBootstrapOptions& options, UniqueFd listener, const std::string& version,
+                     const Vigil& vigil)
     : options_(options),
       version_(version),
+      vigil_(vigil),
       deadline_(Deadline::after(options.timeout_ns)),
       acceptor_({.listener = std::move(listener),
                  .secret = options.secret,
@@ -106,7 +109,9 @@ Status Admission::poll_once() {
     entries.push_back({members_[rank].channel->fd(), members_[rank].channel->poll_events(), 0});
     ranks.push_back(rank);
   }
-  if (Status status = wait_until_ready(entries, acceptor_.next_deadline(deadline_)); !status.ok()) return status;
+  if (Status status = wait_until_ready(entries, acceptor_.next_deadline(deadline_), vigil_); !status.ok()) {
+    return status;
+  }
   // Members first: when a rank reconnects, its old connection must be gone before the new one is admitted.
   for (std::size_t i = 0; i < ranks.size(); ++i) {
     if (entries[num_acceptor_entries + i].revents == 0) continue;
@@ -218,8 +223,8 @@ std::vector<Channel> Admission::take_channels() {
 
 Status Admission::reject_all(const Status& error) {
   error_ = clip_text(error);
-  // No wait after a timeout: the missing ranks have had their time.
-  const bool wait_for_latecomers = error_.code() != ErrorCode::kTimeout;
+  // No wait after a timeout: the missing ranks have had their time. Nor with a vigil, since all ranks then keep one.
+  const bool wait_for_latecomers = error_.code() != ErrorCode::kTimeout && !vigil_;
   const Deadline members_deadline = Deadline::after(grace_ns(options_.timeout_ns));
   const Deadline latecomers_deadline = Deadline::after(std::min(kMaxLatecomerNs, options_.timeout_ns / 2));
 
@@ -254,8 +259,8 @@ Status Admission::reject_all(const Status& error) {
 }  // namespace
 
 Result<std::vector<Channel>> admit_ranks(const TcpBootstrapOptions& options, UniqueFd listener,
-                                         const std::string& version) {
-  Admission admission(options, std::move(listener), version);
+                                         const std::string& version, const Vigil& vigil) {
+  Admission admission(options, std::move(listener), version, vigil);
   Status status = admission.wait_for_all();
   if (status.ok()) status = admission.start_all();
   if (!status.ok()) return admission.reject_all(status);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "bootstrap/channel.hpp"
+#include "bootstrap/vigil.hpp"
 #include "core/unique_fd.hpp"
 #include "ferry/bootstrap.hpp"
 #include "ferry/status.hpp"
@@ -17,7 +18,7 @@ namespace ferry::bootstrap {
 /// all connected ranks, and those that connect within a short grace period, receive the error.
 /// @errors kInvalidArgument: ranks disagree, or two processes claim one rank; kTimeout: names the lowest missing rank
 Result<std::vector<Channel>> admit_ranks(const TcpBootstrapOptions& options, UniqueFd listener,
-                                         const std::string& version);
+                                         const std::string& version, const Vigil& vigil);
 
 }  // namespace ferry::bootstrap
 

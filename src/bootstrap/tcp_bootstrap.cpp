@@ -85,15 +85,16 @@ class SoloBootstrap final : public Bootstrap {
 
 }  // namespace
 
-Result<std::shared_ptr<Bootstrap>> create_tcp_bootstrap_as(const TcpBootstrapOptions& given,
-                                                           const std::string& version) {
+Result<std::shared_ptr<Bootstrap>> create_tcp_bootstrap_as(const TcpBootstrapOptions& given, const std::string& version,
+                                                           const Vigil& vigil) {
   TcpBootstrapOptions options = given;
   options.host = without_brackets(given.host);
   // From here on rank 0 owns the descriptor, even if this call fails.
   UniqueFd listener(options.rank == 0 ? options.listen_fd : -1);
   if (Status status = check(options); !status.ok()) return status;
   if (options.num_ranks == 1) return std::shared_ptr<Bootstrap>(std::make_shared<SoloBootstrap>());
-  return options.rank == 0 ? create_tcp_root(options, std::move(listener), version) : create_tcp_peer(options, version);
+  return options.rank == 0 ? create_tcp_root(options, std::move(listener), version, vigil)
+                           : create_tcp_peer(options, version, vigil);
 }
 
 }  // namespace bootstrap

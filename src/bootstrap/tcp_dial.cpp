@@ -180,7 +180,7 @@ Result<Channel> dial_root(const PeerParams& params, Deadline deadline) {
       next = earlier(next, caller.next_deadline());
     }
     if (is_over) return timed_out(params, callers);
-    if (Status status = wait_until_ready(entries, next); !status.ok()) return status;
+    if (Status status = wait_until_ready(entries, next, params.vigil); !status.ok()) return status;
   }
 }
 

@@ -8,6 +8,7 @@
 #include "bootstrap/channel.hpp"
 #include "bootstrap/deadline.hpp"
 #include "bootstrap/frame.hpp"
+#include "bootstrap/vigil.hpp"
 #include "ferry/bootstrap.hpp"
 #include "ferry/status.hpp"
 
@@ -18,6 +19,7 @@ struct PeerParams {
   const TcpBootstrapOptions& options;
   const std::string& version;
   Instance instance{};
+  const Vigil& vigil;
 };
 
 /// Connects until rank 0 has accepted this rank. Does not wait for the other ranks. Calls all ports at once, each again

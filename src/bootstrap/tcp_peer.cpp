@@ -60,7 +60,7 @@ Status await_start(Channel* channel, const PeerParams& params, Deadline deadline
     }
     (void)channel->flush();
     pollfd entry{channel->fd(), channel->poll_events(), 0};
-    if (Status status = wait_until_ready({&entry, 1}, deadline); !status.ok()) return status;
+    if (Status status = wait_until_ready({&entry, 1}, deadline, params.vigil); !status.ok()) return status;
   }
 }
 
@@ -174,9 +174,10 @@ Status TcpPeer::fail(Status error) {
 
 }  // namespace
 
-Result<std::shared_ptr<Bootstrap>> create_tcp_peer(const TcpBootstrapOptions& options, const std::string& version) {
+Result<std::shared_ptr<Bootstrap>> create_tcp_peer(const TcpBootstrapOptions& options, const std::string& version,
+                                                   const Vigil& vigil) {
   const Deadline deadline = Deadline::after(options.timeout_ns);
-  PeerParams params{.options = options, .version = version, .instance = {}};
+  PeerParams params{.options = options, .version = version, .instance = {}, .vigil = vigil};
   if (Status status = fill_random(params.instance); !status.ok()) return status;
   Result<Channel> channel = dial_root(params, deadline);
   if (!channel.ok()) return channel.status();

@@ -252,7 +252,7 @@ Status TcpRoot::fail(const Status& error, std::int64_t timeout_ns) {
 }  // namespace
 
 Result<std::shared_ptr<Bootstrap>> create_tcp_root(const TcpBootstrapOptions& options, UniqueFd listener,
-                                                   const std::string& version) {
+                                                   const std::string& version, const Vigil& vigil) {
   if (listener.valid()) {
     if (Status status = adopt_listener(listener.get()); !status.ok()) return status;
   } else {
@@ -260,7 +260,7 @@ Result<std::shared_ptr<Bootstrap>> create_tcp_root(const TcpBootstrapOptions& op
     if (!own.ok()) return own.status();
     listener = std::move(*own);
   }
-  Result<std::vector<Channel>> channels = admit_ranks(options, std::move(listener), version);
+  Result<std::vector<Channel>> channels = admit_ranks(options, std::move(listener), version, vigil);
   if (!channels.ok()) return channels.status();
   return std::shared_ptr<Bootstrap>(std::make_shared<TcpRoot>(std::move(*channels)));
 }

@@ -8,9 +8,6 @@ namespace ferry::membership {
 Agreement::Agreement(View current, Id self, Report mine)
     : current_(std::move(current)), self_(self), mine_(std::move(mine)) {
   for (const Member& member : current_.members) gone_[member.id] = Gone::kNo;
-  for (const Id id : mine_.accused) {
-    if (id != self_ && gone_.contains(id)) gone_[id] = Gone::kSilent;
-  }
   advance();
 }
 
@@ -55,6 +52,12 @@ void Agreement::note_silent(Id id) {
   if (!reports_.contains(id)) note_gone(id, Gone::kSilent);
 }
 
+void Agreement::heed_accusations() {
+  heeds_accusations_ = true;
+  for (const Id id : mine_.accused) note_silent(id);
+  advance();
+}
+
 void Agreement::note_departed(Id id) {
   reports_.erase(id);
   if (coordinates()) {
@@ -89,9 +92,9 @@ void Agreement::follow(Id id) {
 }
 
 bool Agreement::is_accused(Id id) const {
-  return std::ranges::any_of(reports_, [id](const auto& entry) {
-    return std::ranges::find(entry.second.accused, id) != entry.second.accused.end();
-  });
+  return heeds_accusations_ && std::ranges::any_of(reports_, [id](const auto& entry) {
+           return std::ranges::find(entry.second.accused, id) != entry.second.accused.end();
+         });
 }
 
 std::vector<Id> Agreement::awaited() const {
@@ -117,12 +120,13 @@ std::vector<Id> Agreement::possibly_alive() const {
 }
 
 bool Agreement::has_quorum(const std::vector<Id>& voters) const {
-  const std::vector<Id> alive = possibly_alive();
-  if (2 * voters.size() != alive.size()) return 2 * voters.size() > alive.size();
-  return std::ranges::find(voters, alive.front()) != voters.end();
+  if (voters.size() == possibly_alive().size()) return true;
+  const std::vector<Member>& members = current_.members;
+  if (2 * voters.size() != members.size()) return 2 * voters.size() > members.size();
+  return std::ranges::find(voters, members.front().id) != voters.end();
 }
 
-int Agreement::num_voters_needed() const { return static_cast<int>(possibly_alive().size() / 2 + 1); }
+int Agreement::num_voters_needed() const { return static_cast<int>(current_.members.size() / 2 + 1); }
 
 void Agreement::coordinate() {
   if (proposed_) {

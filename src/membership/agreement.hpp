@@ -13,9 +13,13 @@
 /// next one, with their locks. A view may have been decided only if all voters had locked it, so a new coordinator that
 /// finds a lock proposes the locked view again, with the latest ballot if there are several.
 ///
-/// Members that are dead are told apart from those that are only silent: dead ones cannot decide anything. A proposal
-/// needs more than half of the members that are not known to be dead, or half of them with the lowest id among these,
-/// so of two parts that cannot reach each other at most one goes on.
+/// Members may be held for gone that live. So that two parts which cannot reach each other do not both decide, a
+/// proposal needs as voters
+///   - all members that are not known to be dead, or
+///   - more than half of all members, dead ones included, or half of them with the lowest id.
+/// Any two such sets, whenever they come together, share a member, or all members of the earlier one are dead. Dead
+/// members must count in the second case: of three members, 1 and 2 may decide without 0; if 1 dies then, 0 must not go
+/// on as a half of what is left.
 ///
 /// tests/unit/membership_agreement_test.cpp explores all orders of events for three and four members.
 
@@ -42,9 +46,11 @@ class Agreement {
   void receive(Id from, const Message& message);
   /// The member's process has ended.
   void note_dead(Id id) { note_gone(id, Gone::kDead); }
-  /// The member has not been heard of for too long, or is accused by this rank. Without effect on one that has reported
-  /// to this rank.
+  /// The member has not been heard of for too long. Without effect on one that has reported to this rank.
   void note_silent(Id id);
+  /// Members that are accused have had their time to come: from now on this member waits for none of them. Followers
+  /// of an accused coordinator follow the next one.
+  void heed_accusations();
   /// A member that had reported to this rank has closed its connection, and lives: it follows another coordinator.
   void note_departed(Id id);
 
@@ -62,7 +68,7 @@ class Agreement {
   int num_voters_needed() const;
   /// Members that are not known to be dead.
   std::vector<Id> possibly_alive() const;
-  /// What this member reports, with its lock.
+  /// Report of this member, with its lock.
   const Report& mine() const { return mine_; }
 
  private:
@@ -88,6 +94,7 @@ class Agreement {
   Id self_;
   Report mine_;
   std::map<Id, Gone> gone_;
+  bool heeds_accusations_ = false;
   Id followed_ = -1;
   std::map<Id, Report> reports_;
   // State of a coordinator:

@@ -58,10 +58,10 @@ Status check_addresses(const std::vector<Introduction>& introductions) {
 
 }  // namespace
 
-Status check_timeout(std::string_view operation, std::int64_t timeout_ns) {
+Status check_timeout(std::string_view what, std::int64_t timeout_ns) {
   if (timeout_ns >= kMinTimeoutNs && timeout_ns <= kMaxTimeoutNs) return {};
-  return Status(ErrorCode::kInvalidArgument, fmt::format("{}: timeout_ns is {}, expected {} to {} nanoseconds",
-                                                         operation, timeout_ns, kMinTimeoutNs, kMaxTimeoutNs));
+  return Status(ErrorCode::kInvalidArgument,
+                fmt::format("{} is {}, expected {} to {} nanoseconds", what, timeout_ns, kMinTimeoutNs, kMaxTimeoutNs));
 }
 
 std::string address_of(const Member& member) {
@@ -78,7 +78,7 @@ Result<Founded> found(Bootstrap* bootstrap, const MembershipOptions& options) {
   Founded founded;
   Introduction mine;
   mine.host = this_host();
-  Status status = check_timeout("Membership::create", options.timeout_ns);
+  Status status = check_timeout("Membership::create: timeout_ns", options.timeout_ns);
   std::string host = options.host.empty() ? bootstrap->local_address() : options.host;
   mine.knows_address = !host.empty();
   if (host.empty()) host = kLoopback;

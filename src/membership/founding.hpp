@@ -26,8 +26,8 @@ Result<Founded> found(Bootstrap* bootstrap, const MembershipOptions& options);
 /// "host:port", "[::1]:port".
 std::string address_of(const Member& member);
 
-/// Whether a time to wait is in range. `operation` begins the message.
-Status check_timeout(std::string_view operation, std::int64_t timeout_ns);
+/// Whether a time to wait is in range. `what` begins the message.
+Status check_timeout(std::string_view what, std::int64_t timeout_ns);
 
 }  // namespace ferry::membership
 

@@ -43,7 +43,8 @@ Status check(const JoinOptions& options) {
   if (options.contacts.empty()) return invalid("there are no contacts; pass the addresses of one or more members");
   if (options.secret.empty()) return invalid("the secret is empty; pass the one that the members have");
   if (options.id < -1) return invalid(fmt::format("id is {}, expected a number from 0, or -1 for any", options.id));
-  return check_timeout("Membership::join", options.timeout_ns);
+  Status admission = check_timeout("Membership::join: admission_timeout_ns", options.admission_timeout_ns);
+  return admission.ok() ? check_timeout("Membership::join: timeout_ns", options.timeout_ns) : admission;
 }
 
 /// Calls the contacts in turn, each until it lets this process in or is gone.
@@ -53,7 +54,7 @@ class Joining {
       : options_(options), contacts_(std::move(contacts)), founded_(founded) {}
 
   Status run() {
-    const Deadline deadline = Deadline::after(options_.timeout_ns);
+    const Deadline deadline = Deadline::after(options_.admission_timeout_ns);
     while (!deadline.expired()) {
       if (!link_) call_next();
       link_->advance();
@@ -69,7 +70,8 @@ class Joining {
     }
     return Status(
         ErrorCode::kTimeout,
-        fmt::format("Membership::join: not let in within {}: {}", bootstrap::format_seconds(options_.timeout_ns),
+        fmt::format("Membership::join: not let in within {}: {}",
+                    bootstrap::format_seconds(options_.admission_timeout_ns),
                     was_taken_ ? "the members did not call next_view, or a living member has that id"
                                : fmt::format("no contact answered ({}); are address and secret right?", reason_)));
   }

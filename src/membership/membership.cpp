@@ -6,12 +6,13 @@
 #include <mutex>
 #include <utility>
 
-#include "bootstrap/deadline.hpp"
-#include "core/create_together.hpp"
+#include "bootstrap/tcp_bootstrap.hpp"
+#include "ferry/version.hpp"
 #include "membership/endpoint.hpp"
 #include "membership/founding.hpp"
 #include "membership/joining.hpp"
 #include "membership/view_change.hpp"
+#include "membership/view_watch.hpp"
 
 namespace ferry {
 namespace {
@@ -70,10 +71,10 @@ class Membership::State {
     serve();
     return static_cast<int>(joiners_.size());
   }
-  bool is_awaited() {
+  int num_awaiting() {
     const std::lock_guard lock(mutex_);
     serve();
-    return std::ranges::any_of(early_, [](const Endpoint::Arrival& arrival) { return arrival.letter.has_value(); });
+    return static_cast<int>(std::ranges::count_if(early_, asks_for_next_view));
   }
   Result<MembershipView> next_view(const NextViewOptions& options);
   Result<std::shared_ptr<Bootstrap>> bootstrap();
@@ -84,7 +85,12 @@ class Membership::State {
     Member member{};
   };
 
+  static bool asks_for_next_view(const Endpoint::Arrival& arrival) {
+    return std::holds_alternative<membership::Report>(arrival.letter->content);
+  }
   void serve();
+  /// Whether to go on with a bootstrap.
+  Status keep_watch(membership::ViewWatch& watch);
   void sort(std::vector<Endpoint::Arrival> arrivals);
   Result<membership::Report> make_report(const NextViewOptions& options);
   void answer_joiners(const View& view);
@@ -158,6 +164,22 @@ Result<membership::Report> Membership::State::make_report(const NextViewOptions&
   return report;
 }
 
+Status Membership::State::keep_watch(membership::ViewWatch& watch) {
+  // Members that have not learned of this view ask those that have.
+  serve();
+  const auto asking = std::ranges::find_if(early_, asks_for_next_view);
+  if (asking != early_.end()) {
+    return Status(ErrorCode::kPeerLost,
+                  fmt::format("Membership::bootstrap: the member with id {} asks for the next view; call next_view",
+                              asking->from));
+  }
+  if (interrupted_ && interrupted_()) {
+    return Status(ErrorCode::kPeerLost, "Membership::bootstrap: told to give up by MembershipOptions::interrupted",
+                  described_.rank);
+  }
+  return watch.check();
+}
+
 void Membership::State::answer_joiners(const View& view) {
   std::erase_if(joiners_, [&](const Joiner& joiner) {
     const bool is_in = std::ranges::any_of(view.members, [&](const Member& member) {
@@ -180,6 +202,7 @@ Result<MembershipView> Membership::State::next_view(const NextViewOptions& optio
                                  .secret = founded_.secret,
                                  .current = founded_.view,
                                  .self = founded_.self.id,
+                                 .rank = described_.rank,
                                  .mine = std::move(*report),
                                  .timeout_ns = timeout_ns_,
                                  .interrupted = interrupted_});
@@ -194,12 +217,13 @@ Result<MembershipView> Membership::State::next_view(const NextViewOptions& optio
   founded_.bootstrap_listener = std::exchange(next_listener_, {}).fd;
   answer_joiners(*next);
   const View before = std::exchange(founded_.view, std::move(*next));
-  described_ = describe(founded_.view, &before, founded_.self);
+  MembershipView described = describe(founded_.view, &before, founded_.self);
   sort(change.take_later());
+  is_out_ = described.rank < 0;
+  if (is_out_ && !options.leave) return left_out();
+  described_ = std::move(described);
   num_complete_steps_ = founded_.view.num_complete_steps;
-  is_out_ = described_.rank < 0;
-  if (!is_out_ || options.leave) return described_;
-  return left_out();
+  return described_;
 }
 
 Result<std::shared_ptr<Bootstrap>> Membership::State::bootstrap() {
@@ -216,7 +240,9 @@ Result<std::shared_ptr<Bootstrap>> Membership::State::bootstrap() {
   options.timeout_ns = timeout_ns_;
   if (options.rank == 0) options.listen_fd = founded_.bootstrap_listener.release();
   founded_.bootstrap_listener.reset();
-  bootstrap_.emplace(create_tcp_bootstrap(options));
+  membership::ViewWatch watch(founded_.view, founded_.self,
+                              {static_cast<std::uint32_t>(founded_.self.id), founded_.secret});
+  bootstrap_.emplace(bootstrap::create_tcp_bootstrap_as(options, version(), [&] { return keep_watch(watch); }));
   return *bootstrap_;
 }
 
@@ -242,7 +268,7 @@ const MembershipView& Membership::view() const { return state_->view(); }
 std::string Membership::address() const { return state_->address(); }
 void Membership::complete_steps(std::uint64_t num_steps) { state_->complete_steps(num_steps); }
 int Membership::num_waiting() { return state_->num_waiting(); }
-bool Membership::is_awaited() { return state_->is_awaited(); }
+int Membership::num_awaiting() { return state_->num_awaiting(); }
 Result<MembershipView> Membership::next_view(const NextViewOptions& options) { return state_->next_view(options); }
 Result<std::shared_ptr<Bootstrap>> Membership::bootstrap() { return state_->bootstrap(); }
 

@@ -7,7 +7,7 @@
 ///
 /// | kind            | content after the view                                                          |
 /// |-----------------|---------------------------------------------------------------------------------|
-/// | report          | steps (u64), leaves (u32), bootstrap port (u32), accused ids, joiners, ballot of the lock, its view |
+/// | report          | steps (u64), leaves (u32), bootstrap port (u32), accused ids, joiners, lock     |
 /// | proposal        | ballot (i32, u64), view                                                         |
 /// | acknowledgement | ballot                                                                          |
 /// | decision        | none: the view is the decided one                                               |

@@ -20,6 +20,10 @@ constexpr std::int64_t kMaxBeatNs = kNsPerSecond;
 /// How often the program is asked whether to go on: as often as a group's calls ask.
 constexpr std::int64_t kAskNs = 100'000'000;
 
+/// Time for accused members to come. A rank that was late for a call is told so by the others' error, in that call or
+/// the next; a rank that is stopped delays the others by this time.
+constexpr std::int64_t kGraceNs = 10'000'000;
+
 std::int64_t beat_ns(std::int64_t timeout_ns) { return std::min(timeout_ns / kBeatsWithinPatience, kMaxBeatNs); }
 
 }  // namespace
@@ -29,6 +33,7 @@ ViewChange::ViewChange(const ViewChangeParams& params)
       agreement_(params.current, params.self, params.mine),
       followed_(-1),
       patience_(Deadline::after(params.timeout_ns)),
+      grace_(Deadline::after(kGraceNs)),
       quorum_time_(patience_),
       next_beat_(Deadline::after(0)) {}
 
@@ -164,6 +169,10 @@ void ViewChange::check_times() {
     next_beat_ = Deadline::after(beat_ns(params_.timeout_ns));
     for (const auto& [_, reporter] : reporters_) params_.endpoint.send(reporter.key, params_.current, Beat{});
   }
+  if (!grace_is_over_ && grace_.expired()) {
+    grace_is_over_ = true;
+    agreement_.heed_accusations();
+  }
   if (!patience_.expired()) return;
   patience_ = Deadline::after(params_.timeout_ns);
   if (!agreement_.coordinates()) {
@@ -181,6 +190,7 @@ void ViewChange::check_times() {
 
 Deadline ViewChange::next_time() const {
   Deadline next = params_.endpoint.next_deadline(patience_);
+  if (!grace_is_over_) next = earlier(next, grace_);
   if (agreement_.coordinates()) next = earlier(next, next_beat_);
   for (const auto& [_, link] : links_) next = earlier(next, link.next_deadline());
   return params_.interrupted ? earlier(next, Deadline::after(kAskNs)) : next;
@@ -201,20 +211,18 @@ Status ViewChange::check_quorum() const {
   const bool all_live = std::ranges::all_of(links_, [](const auto& entry) { return entry.second.is_heard(); });
   if (!all_live && !quorum_time_.expired()) return {};
   return Status(
-      ErrorCode::kPeerLost,
-      fmt::format("Membership::next_view: rank {} goes on with too few: the others did not come within {}, and of the "
-                  "members of view {} that may live {} are needed; end processes that are stuck, and call next_view "
-                  "again if the others are to come",
-                  params_.self, bootstrap::format_seconds(params_.timeout_ns), params_.current.epoch,
-                  agreement_.num_voters_needed()),
-      params_.self);
+      ErrorCode::kTimeout,
+      fmt::format("Membership::next_view: too few members are here: some live and did not come within {}, and without "
+                  "them {} of the {} members of view {} are needed; end processes that are stuck, or call next_view "
+                  "again when they come",
+                  bootstrap::format_seconds(params_.timeout_ns), agreement_.num_voters_needed(),
+                  params_.current.members.size(), params_.current.epoch),
+      -1);
 }
 
 Status ViewChange::interrupt() const {
   return Status(ErrorCode::kPeerLost,
-                fmt::format("Membership::next_view: member {} was told to give up by MembershipOptions::interrupted",
-                            params_.self),
-                params_.self);
+                "Membership::next_view: this rank was told to give up by MembershipOptions::interrupted", params_.rank);
 }
 
 }  // namespace ferry::membership

@@ -22,6 +22,7 @@ struct ViewChangeParams {
   std::string_view secret;
   const View& current;
   Id self = 0;
+  int rank = 0;  ///< of `self` in the current view
   Report mine{};
   std::int64_t timeout_ns = 0;
   const std::function<bool()>& interrupted;
@@ -33,7 +34,8 @@ class ViewChange {
   explicit ViewChange(const ViewChangeParams& params);
 
   /// The next view, which may be without this member. `arrivals`: letters of other members that came before.
-  /// @errors kPeerLost: too few members to go on, or interrupted; kSystem; kInvalidArgument: another version of Ferry
+  /// @errors kTimeout: too few members to go on; kPeerLost: interrupted; kSystem; kInvalidArgument: another version of
+  ///         Ferry
   Result<View> run(std::vector<Endpoint::Arrival> arrivals);
   /// The latest proposal that this member has acknowledged.
   Proposal lock() const { return {agreement_.mine().lock, agreement_.mine().locked}; }
@@ -66,7 +68,9 @@ class ViewChange {
   std::map<Id, MemberLink> links_;    // to the coordinator, or of the coordinator to members that it waits for
   std::map<Id, Reporter> reporters_;  // members that have reported to this one
   Id followed_;
-  bootstrap::Deadline patience_;     // until members that are waited for count as silent
+  bootstrap::Deadline patience_;  // until members that are waited for count as silent
+  bootstrap::Deadline grace_;     // until accused members are waited for no longer
+  bool grace_is_over_ = false;
   bootstrap::Deadline quorum_time_;  // until a coordinator without a quorum gives up
   bootstrap::Deadline next_beat_;
   std::vector<Endpoint::Arrival> arrived_;

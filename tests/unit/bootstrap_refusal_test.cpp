@@ -30,7 +30,7 @@ TcpBootstrapOptions claim(const Meeting& meeting, int rank, int num_ranks = kNum
 }
 
 Status join(const TcpBootstrapOptions& options, const std::string& its_version = version()) {
-  return bootstrap::create_tcp_peer(options, its_version).status();
+  return bootstrap::create_tcp_peer(options, its_version, {}).status();
 }
 
 /// Authenticates as rank 1, then sends a frame that has no place while the group forms; returns the answer.

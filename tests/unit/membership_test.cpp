@@ -180,7 +180,7 @@ TEST(Membership, LetsSeveralProcessesInAtOnce) {
 TEST(Membership, KeepsTheNumberOfALivingMember) {
   Members members = create_members(2);
   JoinOptions options = joining(members[0]->address(), 1);
-  options.timeout_ns = kShortNs;
+  options.admission_timeout_ns = kShortNs;
   Result<std::shared_ptr<Membership>> joined = Status();
   {
     const std::jthread joiner([&] { joined = Membership::join(options); });
@@ -198,7 +198,7 @@ TEST(Membership, LeavesOutAMemberThatDoesNotCome) {
     ASSERT_TRUE(view.ok()) << view.status().to_string();
     EXPECT_THAT(view->ids, ElementsAre(0, 2));
   }
-  EXPECT_FALSE(members[0]->is_awaited());
+  EXPECT_EQ(members[0]->num_awaiting(), 0);
   // The others answer it when they say that they have completed a step.
   std::atomic<bool> is_done = false;
   Result<MembershipView> late = Status();
@@ -214,6 +214,8 @@ TEST(Membership, LeavesOutAMemberThatDoesNotCome) {
     }
   }
   EXPECT_EQ(late.status().code(), ErrorCode::kPeerLost);
+  EXPECT_EQ(late.status().peer(), 1);
+  EXPECT_EQ(members[1]->view().epoch, 0U);
   EXPECT_EQ(members[1]->bootstrap().status().code(), ErrorCode::kPeerLost);
   expect_group({members[0], members[2]});
 }
@@ -233,27 +235,27 @@ TEST(Membership, DoesNotWaitForAMemberThatATimeoutNames) {
 
 TEST(Membership, TakesAnAccusedMemberThatComes) {
   const Members members = create_members(3);
-  // Each of the last two has waited for the other one in vain; rank 0 comes last.
-  std::vector<Result<MembershipView>> views(3, Result<MembershipView>(Status()));
+  // Each of two has waited for the other one in vain, and both have reported when rank 0 comes.
   std::vector<std::jthread> threads;
-  for (const int rank : {1, 2}) {
-    threads.emplace_back([&, rank] {
-      const Status timeout(ErrorCode::kTimeout, "it did not come", 3 - rank);
-      views[static_cast<std::size_t>(rank)] = members[static_cast<std::size_t>(rank)]->next_view({.reason = timeout});
-    });
-  }
-  while (!members[0]->is_awaited()) std::this_thread::yield();
+  std::vector<Result<MembershipView>> views(3, Result<MembershipView>(Status()));
+  const auto ask = [&](std::size_t rank, int accused) {
+    const Status timeout(ErrorCode::kTimeout, "it did not come", accused);
+    threads.emplace_back([&, rank, timeout] { views[rank] = members[rank]->next_view({.reason = timeout}); });
+    const int num_before = members[0]->num_awaiting();
+    while (members[0]->num_awaiting() == num_before) std::this_thread::yield();
+  };
+  ask(1, 2);
+  ask(2, 1);
   views[0] = members[0]->next_view();
   threads.clear();
-  EXPECT_THAT(views[0]->ids, ::testing::Contains(0));
-  EXPECT_GE(views[0]->num_ranks(), 2);
+  for (const auto& view : views) EXPECT_THAT(view->ids, ElementsAre(0, 1, 2));
 }
 
 TEST(Membership, OfTwoHalvesTheOneWithTheLowestIdGoesOn) {
   const Members members = create_members(2, options_of(kShortNs));
   const Result<MembershipView> without_first = members[1]->next_view();
-  EXPECT_EQ(without_first.status().code(), ErrorCode::kPeerLost);
-  EXPECT_THAT(std::string(without_first.status().message()), HasSubstr("2 are needed"));
+  EXPECT_EQ(without_first.status().code(), ErrorCode::kTimeout);
+  EXPECT_THAT(std::string(without_first.status().message()), HasSubstr("2 of the 2 members of view 0 are needed"));
   EXPECT_EQ(members[1]->view().epoch, 0U);
   const Result<MembershipView> without_second = members[0]->next_view();
   ASSERT_TRUE(without_second.ok()) << without_second.status().to_string();
@@ -266,6 +268,34 @@ TEST(Membership, GoesOnAloneWhenAllOthersHaveEnded) {
   const Views views = next_views(members);
   ASSERT_TRUE(views[0].ok()) << views[0].status().to_string();
   EXPECT_THAT(views[0]->ids, ElementsAre(2));
+  expect_group(members);
+}
+
+TEST(Membership, BootstrapEndsWhenAMemberHasEnded) {
+  for (const std::size_t lost : {0U, 2U}) {
+    Members members = create_members(3);
+    for (const auto& view : next_views(members)) ASSERT_TRUE(view.ok());
+    members.erase(members.begin() + static_cast<std::ptrdiff_t>(lost));
+    std::vector<std::jthread> threads;
+    for (const auto& member : members) {
+      threads.emplace_back([&] { EXPECT_EQ(member->bootstrap().status().code(), ErrorCode::kPeerLost); });
+    }
+    threads.clear();
+    for (const auto& view : next_views(members)) EXPECT_EQ(view->num_ranks(), 2);
+    expect_group(members);
+  }
+}
+
+TEST(Membership, BootstrapEndsWhenAMemberAsksForTheNextView) {
+  const Members members = create_members(3);
+  Result<MembershipView> view = Status();
+  {
+    const std::jthread asking([&] { view = members[1]->next_view(); });
+    EXPECT_EQ(members[0]->bootstrap().status().code(), ErrorCode::kPeerLost);
+    const std::jthread second([&] { EXPECT_TRUE(members[0]->next_view().ok()); });
+    EXPECT_TRUE(members[2]->next_view().ok());
+  }
+  EXPECT_TRUE(view.ok()) << view.status().to_string();
   expect_group(members);
 }
 
@@ -282,7 +312,7 @@ TEST(Membership, RefusesAProcessWithAnotherSecret) {
   const Members members = create_members(1);
   JoinOptions options = joining(members[0]->address());
   options.secret = "another one";
-  options.timeout_ns = kShortNs;
+  options.admission_timeout_ns = kShortNs;
   std::atomic<bool> is_done = false;
   Result<std::shared_ptr<Membership>> joined = Status();
   {

@@ -1,0 +1,310 @@
+/// One member of a set of processes that make steps together while some of them are lost and others take their place.
+/// membership_rounds.py starts it, stops or kills it, and reads its events: a JSON object a line.
+///
+///   membership_rank --create RANK NUM_RANKS PORT | --join ID CONTACT[,CONTACT…]
+///                   --deadline-ms N --ranks-per-node N
+///
+/// FERRY_SECRET: the secret. A step is route, dispatch and combine, every other one latency mode; its tokens depend on
+/// the member's id and the step, and its result is compared. Experts belong to the ids of the first view, and picks of
+/// those whose member is lost are left out. Ends when a line comes on standard input, in the same step as all others.
+
+#include <fmt/format.h>
+#include <poll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <set>
+#include <span>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "common/bfloat16.hpp"
+#include "ferry/ferry.hpp"
+#include "plan/to_size.hpp"
+
+namespace ferry::test {
+namespace {
+
+using tools::bfloat16_from_float;
+
+constexpr std::int64_t kNumTokens = 32;
+constexpr std::int64_t kHidden = 256;
+constexpr std::int64_t kNumTopk = 4;
+constexpr std::int64_t kExpertsOfMember = 4;
+/// Steps between two calls of next_view in which all members only look for others that wait.
+constexpr std::uint64_t kStepsBetweenViews = 20;
+
+struct Settings {
+  int create_rank = -1;
+  int num_ranks = 0;
+  std::uint16_t port = 0;
+  int join_id = -1;
+  std::vector<std::string> contacts{};
+  std::int64_t deadline_ns = 0;
+  int ranks_per_node = 0;
+  int num_first_ranks = 0;  ///< members of the first view, whose experts there are
+};
+
+std::int64_t now_ns() { return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1); }
+
+void print_event(const char* name, const std::string& fields = {}) {
+  fmt::print("{{\"event\": \"{}\", \"at_ns\": {}{}}}\n", name, now_ns(), fields);
+  std::fflush(stdout);
+}
+
+std::string text_of(const Status& status) {
+  std::string text(status.message());
+  std::erase_if(text, [](char c) { return c == '"' || c == '\\' || c == '\n'; });
+  return fmt::format(", \"code\": \"{}\", \"peer\": {}, \"why\": \"{}\"", to_string(status.code()), status.peer(),
+                     text);
+}
+
+/// The tokens of one step of one member.
+class Step {
+ public:
+  Step(Group& group, const MembershipView& view, int num_first_ranks, std::uint64_t step)
+      : group_(group), id_(view.ids[static_cast<std::size_t>(view.rank)]), step_(static_cast<std::int64_t>(step)) {
+    for (std::int64_t entry = 0; entry < kNumTokens * kNumTopk; ++entry) {
+      // Distinct experts in a token: latency mode adds up picks, and route counts ranks.
+      const std::int64_t num_experts = kExpertsOfMember * num_first_ranks;
+      const std::int64_t expert = (entry * 3 + entry / kNumTopk + id_ + step_ * 7) % num_experts;
+      const auto home = std::ranges::find(view.ids, static_cast<int>(expert / kExpertsOfMember));
+      const bool is_gone = home == view.ids.end();
+      ids_.push_back(is_gone ? -1 : (home - view.ids.begin()) * kExpertsOfMember + expert % kExpertsOfMember);
+    }
+    for (std::int64_t i = 0; i < kNumTokens * kHidden; ++i) x_.push_back(bfloat16_from_float(value(i)));
+  }
+
+  Status run() {
+    if (Status status = step_ % 2 == 0 ? run_throughput() : run_latency(); !status.ok()) return status;
+    for (std::int64_t i = 0; i < kNumTokens * kHidden; ++i) {
+      const float expected = value(i) * static_cast<float>(num_terms(i / kHidden));
+      if (out_[to_size(i)] != bfloat16_from_float(expected)) {
+        return Status(ErrorCode::kInternal, fmt::format("step {}: the sum of token {} is wrong", step_, i / kHidden));
+      }
+    }
+    return {};
+  }
+
+ private:
+  float value(std::int64_t i) const { return static_cast<float>((i + 3 * id_ + 5 * step_) % 8); }
+
+  std::int64_t num_terms(std::int64_t token) const {
+    const auto first = ids_.begin() + token * kNumTopk;
+    if (step_ % 2 != 0) return std::count_if(first, first + kNumTopk, [](std::int64_t id) { return id >= 0; });
+    std::set<std::int64_t> ranks;
+    for (auto id = first; id < first + kNumTopk; ++id) {
+      if (*id >= 0) ranks.insert(*id / kExpertsOfMember);
+    }
+    return static_cast<std::int64_t>(ranks.size());
+  }
+
+  std::int64_t num_experts() const { return kExpertsOfMember * group_.num_ranks(); }
+  ConstTensorView topk_idx() const { return {ids_.data(), DType::kInt64, {kNumTokens, kNumTopk}}; }
+  ConstTensorView x() const { return {x_.data(), DType::kBfloat16, {kNumTokens, kHidden}}; }
+  TensorView out() {
+    out_.resize(x_.size());
+    return {out_.data(), DType::kBfloat16, {kNumTokens, kHidden}};
+  }
+
+  Status run_throughput() {
+    Result<Routing> routing =
+        group_.route({.topk_idx = topk_idx(), .topk_weights = {}}, {.num_experts = num_experts()});
+    if (!routing.ok()) return routing.status();
+    rows_.resize(to_size(routing->num_recv_rows() * kHidden));
+    const TensorView rows(rows_.data(), DType::kBfloat16, {routing->num_recv_rows(), kHidden});
+    DispatchInput in;
+    in.x = x();
+    DispatchOutput received;
+    received.x = rows;
+    if (Status status = group_.dispatch(*routing, in, received); !status.ok()) return status;
+    CombineInput results;
+    results.x = rows;
+    CombineOutput sums;
+    sums.x = out();
+    return group_.combine(*routing, results, sums);
+  }
+
+  Status run_latency() {
+    const std::int64_t capacity = kNumTokens * group_.num_ranks();
+    rows_.resize(to_size(kExpertsOfMember * capacity * kHidden));
+    const TensorView slab(rows_.data(), DType::kBfloat16, {kExpertsOfMember, capacity, kHidden});
+    LatencyDispatchInput in;
+    in.x = x();
+    in.topk_idx = topk_idx();
+    LatencyDispatchOutput received;
+    received.x = slab;
+    LatencyDispatchOptions options;
+    options.num_experts = num_experts();
+    options.max_tokens = kNumTokens;
+    options.slab_capacity = capacity;
+    Result<Routing> routing = group_.latency_dispatch(in, received, options);
+    if (!routing.ok()) return routing.status();
+    const std::vector<float> weights(ids_.size(), 1.0F);
+    LatencyCombineInput results;
+    results.x = slab;
+    results.topk_weights = ConstTensorView(weights.data(), DType::kFloat32, {kNumTokens, kNumTopk});
+    LatencyCombineOutput sums;
+    sums.x = out();
+    return group_.latency_combine(*routing, results, sums);
+  }
+
+  Group& group_;
+  std::int64_t id_;
+  std::int64_t step_;
+  std::vector<std::int64_t> ids_;
+  std::vector<std::uint16_t> x_;
+  std::vector<std::uint16_t> rows_;
+  std::vector<std::uint16_t> out_;
+};
+
+Result<std::shared_ptr<Membership>> become_member(const Settings& settings) {
+  const char* secret = std::getenv("FERRY_SECRET");
+  // Longer than what keeps a member from next_view: a deadline of its group, and the end of the group before.
+  const std::int64_t patience_ns = 2 * settings.deadline_ns + 2 * kNsPerSecond;
+  if (settings.create_rank < 0) {
+    JoinOptions options;
+    options.contacts = settings.contacts;
+    options.secret = secret;
+    options.id = settings.join_id;
+    options.timeout_ns = patience_ns;
+    return Membership::join(options);
+  }
+  TcpBootstrapOptions tcp;
+  tcp.rank = settings.create_rank;
+  tcp.num_ranks = settings.num_ranks;
+  tcp.port = settings.port;
+  tcp.secret = secret;
+  Result<std::shared_ptr<Bootstrap>> bootstrap = create_tcp_bootstrap(tcp);
+  if (!bootstrap.ok()) return bootstrap.status();
+  MembershipOptions options;
+  options.secret = secret;
+  options.timeout_ns = patience_ns;
+  return Membership::create(*bootstrap, options);
+}
+
+bool is_told_to_end() {
+  pollfd entry{STDIN_FILENO, POLLIN, 0};
+  return poll(&entry, 1, 0) > 0;
+}
+
+/// The steps of a member, until it is told to end or is left out.
+class Member {
+ public:
+  Member(const Settings& settings, std::shared_ptr<Membership> membership)
+      : settings_(settings), membership_(std::move(membership)), step_(membership_->view().num_complete_steps) {}
+
+  int run() {
+    print_view();
+    Status status = form_group();
+    for (;;) {
+      if (status.ok()) status = make_step();
+      if (status.code() == ErrorCode::kInternal || status.code() == ErrorCode::kInvalidArgument) {
+        print_event("wrong", text_of(status));
+        return 1;
+      }
+      const bool has_failed = !status.ok();
+      if (!has_failed && step_ % kStepsBetweenViews != 0) continue;
+      if (has_failed) print_event("failed", text_of(status));
+      Result<MembershipView> view = membership_->next_view({.reason = status, .leave = !has_failed && leaves_});
+      leaves_ = is_told_to_end();
+      if (!view.ok()) {
+        print_event("left_out", text_of(view.status()));
+        return view.status().code() == ErrorCode::kPeerLost ? 0 : 1;
+      }
+      if (view->rank < 0) {
+        print_event("ended");
+        return 0;
+      }
+      step_ = view->num_complete_steps;
+      status = {};
+      if (!has_failed && view->lost_ids.empty() && view->joined_ids.empty()) continue;
+      print_view();
+      status = form_group();
+    }
+  }
+
+ private:
+  void print_view() const {
+    const MembershipView& view = membership_->view();
+    print_event("view", fmt::format(", \"epoch\": {}, \"ids\": [{}], \"steps\": {}, \"address\": \"{}\"", view.epoch,
+                                    fmt::join(view.ids, ", "), view.num_complete_steps, membership_->address()));
+  }
+
+  Status form_group() {
+    Result<std::shared_ptr<Bootstrap>> bootstrap = membership_->bootstrap();
+    if (!bootstrap.ok()) return bootstrap.status();
+    GroupOptions options;
+    options.backend = "cpu";
+    const bool is_whole = membership_->view().num_ranks() == settings_.num_first_ranks;
+    options.ranks_per_node = is_whole || settings_.ranks_per_node == 0 ? settings_.ranks_per_node : 1;
+    options.timeout_ns = settings_.deadline_ns;
+    Result<std::shared_ptr<Group>> group = Group::create(*bootstrap, options);
+    if (!group.ok()) return group.status();
+    // The old group goes last: over nodes that may take a second where a rank is stopped.
+    group_ = *group;
+    is_new_ = true;
+    return {};
+  }
+
+  Status make_step() {
+    if (Status status = Step(*group_, membership_->view(), settings_.num_first_ranks, step_).run(); !status.ok()) {
+      return status;
+    }
+    membership_->complete_steps(++step_);
+    if (std::exchange(is_new_, false)) print_event("step");
+    return {};
+  }
+
+  const Settings& settings_;
+  std::shared_ptr<Membership> membership_;
+  std::shared_ptr<Group> group_;
+  std::uint64_t step_;
+  bool is_new_ = false;
+  bool leaves_ = false;
+};
+
+int run(std::span<char*> arguments) {
+  Settings settings;
+  for (std::size_t i = 1; i < arguments.size(); ++i) {
+    const std::string name = arguments[i];
+    const auto next = [&]() -> std::string { return ++i < arguments.size() ? arguments[i] : ""; };
+    if (name == "--create") {
+      settings.create_rank = std::atoi(next().c_str());
+      settings.num_ranks = std::atoi(next().c_str());
+      settings.port = static_cast<std::uint16_t>(std::atoi(next().c_str()));
+    } else if (name == "--join") {
+      settings.join_id = std::atoi(next().c_str());
+      std::istringstream contacts(next());
+      for (std::string contact; std::getline(contacts, contact, ',');) settings.contacts.push_back(contact);
+    } else if (name == "--deadline-ms") {
+      settings.deadline_ns = std::atoi(next().c_str()) * (kNsPerSecond / 1000);
+    } else if (name == "--ranks-per-node") {
+      settings.ranks_per_node = std::atoi(next().c_str());
+    } else if (name == "--first-ranks") {
+      settings.num_first_ranks = std::atoi(next().c_str());
+    } else {
+      return 2;
+    }
+  }
+  print_event("start");
+  Result<std::shared_ptr<Membership>> membership = become_member(settings);
+  if (!membership.ok()) {
+    print_event("no_member", text_of(membership.status()));
+    return 1;
+  }
+  return Member(settings, std::move(*membership)).run();
+}
+
+}  // namespace
+}  // namespace ferry::test
+
+int main(int num_arguments, char** arguments) {
+  return ferry::test::run({arguments, static_cast<std::size_t>(num_arguments)});
+}
