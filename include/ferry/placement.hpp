@@ -29,7 +29,7 @@ enum class ReplicaChoice : std::int32_t {
 /// costs only its comparison.
 struct Placement {
   /// [P], P >= E: the logical expert of each physical expert; -1: none, so it gets no rows. Every logical expert needs
-  /// a home.
+  /// a home, unless `allow_homeless` is set.
   std::vector<std::int32_t> physical_to_logical{};
   /// [P]: the rank of each physical expert. Empty = contiguous: rank r has physical experts [r*P/R, (r+1)*P/R) (rounded
   /// down), so equally many if R divides P. A rank's local experts are its physical ones in ascending order.
@@ -39,6 +39,10 @@ struct Placement {
   /// runs on the stream, so that each replay of a captured call may use another placement. If it contains an invalid
   /// id, lacks an expert or differs between ranks, the call ends like any call whose ranks disagree.
   ConstTensorView physical_to_logical_view{};
+  /// Logical experts may have no home, and P may be below E, at least 1: for a group that goes on without a lost rank.
+  /// Calls treat an entry of topk_idx that names such an expert as -1: it has no slot and adds nothing, and the token's
+  /// other weights stay as they are.
+  bool allow_homeless = false;
 
   /// Whether there is one; otherwise each expert has the one home given by `expert_to_rank`.
   bool present() const { return !physical_to_logical.empty() || physical_to_logical_view.present(); }
@@ -57,12 +61,13 @@ struct ReplicaPlace {
 
 /// Whether calls on `num_ranks` ranks accept this placement of `num_experts` logical experts. Reads host memory only,
 /// so it checks nothing but the shape of physical_to_logical_view.
-/// @errors kInvalidArgument: P below E, an entry outside [-1, E), an expert without a home, physical_to_rank of another
-///         size or with an entry outside [0, R); the message names the first
+/// @errors kInvalidArgument: an entry outside [-1, E), physical_to_rank of another size or with an entry outside
+///         [0, R); unless allow_homeless, P below E or an expert without a home; the message names the first
 FERRY_API Status check_placement(const Placement& placement, std::int64_t num_experts, int num_ranks);
 
 /// Picks of `Group::route`, for programs that move tokens by other means: out[t, k] = the physical expert that token t
-/// of `place.rank` picks as a home of topk_idx[t, k], -1 for -1. Host memory; may be in place.
+/// of `place.rank` picks as a home of topk_idx[t, k], -1 for -1 and for an expert without a home. Host memory; may be
+/// in place.
 /// @shape  topk_idx [T, K] i32 | i64, out [T, K] of the same type, both contiguous
 /// @errors those of check_placement; kInvalidArgument: shape, dtype, pointer, an id outside [-1, E), a rank outside
 ///         [0, R), physical_to_logical_view is given. Nothing is written
@@ -77,6 +82,9 @@ struct LoadCounters {
   TensorView logical{};   ///< [E]: this rank's tokens that go to each logical expert
   TensorView physical{};  ///< [P]: this rank's tokens that go to each physical expert; E without a placement
   TensorView received{};  ///< [L]: tokens of all ranks that each local expert of this rank receives
+  /// [1]: entries of this rank's topk_idx that name an expert without a home (Placement::allow_homeless), so that the
+  /// other counters leave them out. Entries, not tokens: one that names such an expert twice counts twice.
+  TensorView homeless{};
 };
 
 }  // namespace ferry

@@ -66,6 +66,21 @@ std::string describe_value(std::string_view name, std::int64_t value) {
   return std::to_string(value);
 }
 
+/// Text for a field that differs.
+std::string describe_field(std::string_view name, const std::array<std::size_t, 2>& ranks,
+                           std::array<std::int64_t, 2> values) {
+  if (name == kChoiceField) {
+    const std::array<bool, 2> homeless = {(values[0] & kHomelessBit) != 0, (values[1] & kHomelessBit) != 0};
+    for (std::int64_t& value : values) value &= ~kHomelessBit;
+    if (values[0] == values[1]) {
+      return fmt::format("allow_homeless: rank {} has {}, rank {} has {}", ranks[0], homeless[0], ranks[1],
+                         homeless[1]);
+    }
+  }
+  return fmt::format("{}: rank {} has {}, rank {} has {}", name, ranks[0], describe_value(name, values[0]), ranks[1],
+                     describe_value(name, values[1]));
+}
+
 /// Text for placements whose hashes differ.
 std::string describe_difference(const CallRecord& first, const CallRecord& other, std::size_t other_rank) {
   const std::int64_t num_physical = first.fields[kNumPhysicalField];
@@ -157,11 +172,9 @@ Status check_agreement(std::span<const CallRecord* const> records) {
     for (std::size_t field = 0; field < names.size(); ++field) {
       if (record.fields[field] == first.fields[field]) continue;
       const bool placement = has_placement_digest(first.operation) && names[field] == kPlacementField;
-      const std::string difference = placement
-                                         ? describe_difference(first, record, rank)
-                                         : fmt::format("{}: rank {} has {}, rank {} has {}", names[field], first_rank,
-                                                       describe_value(names[field], first.fields[field]), rank,
-                                                       describe_value(names[field], record.fields[field]));
+      const std::string difference =
+          placement ? describe_difference(first, record, rank)
+                    : describe_field(names[field], {first_rank, rank}, {first.fields[field], record.fields[field]});
       return Status(ErrorCode::kInvalidArgument,
                     fmt::format("{}: ranks disagree on {}; it must be the same on every rank",
                                 to_string(first.operation), difference),

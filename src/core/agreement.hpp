@@ -31,6 +31,9 @@ constexpr bool has_placement_digest(Operation operation) {
 
 /// Largest number of values that ranks compare in one call.
 inline constexpr std::size_t kMaxAgreedFields = 14;
+/// Added to the field of a placement's choice if the placement has allow_homeless. A record has no room for one more
+/// field where it is sent between nodes in latency mode (kFarHeaderBytes).
+inline constexpr std::int64_t kHomelessBit = 256;
 /// Room for the error message of a call that failed its rank's own checks; longer messages are cut.
 inline constexpr std::size_t kCallMessageBytes = 640;
 

@@ -54,7 +54,7 @@ Status check_shape(const MemoryShape& shape) {
                             {"num_node_entries", shape.num_node_entries, 0, most_entries},
                             {"max_tokens", shape.max_tokens},
                             {"num_local_experts", shape.num_local_experts, -1, shape.num_experts},
-                            {"num_logical_experts", shape.num_logical_experts, 0, shape.num_experts},
+                            {"num_logical_experts", shape.num_logical_experts, 0, kMaxPlacedExperts},
                             {"num_routings", shape.num_routings, 1, kMaxRoutings}};
   if (Status status = check_extents("bytes_required", extents); !status.ok()) return status;
   if (shape.placement_on_device && shape.num_logical_experts == 0) {

@@ -83,6 +83,7 @@ Status check_counters(const RouteOptions& options, const ExpertPlacement& placem
   Status status = check("route: counters.logical", counters.logical, options.num_experts);
   if (status.ok()) status = check("route: counters.physical", counters.physical, num_physical);
   if (status.ok()) status = check("route: counters.received", counters.received, placement.num_local_experts);
+  if (status.ok()) status = check("route: counters.homeless", counters.homeless, 1);
   return status;
 }
 

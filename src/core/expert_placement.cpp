@@ -47,6 +47,7 @@ bool is_made_of(const ExpertPlacement& made, const PlacementOptions& options) {
   if (!ranks.empty() && ranks != made.expert_to_rank) return false;
   if (!placement.present()) return placement.physical_to_rank.empty();
   return options.expert_to_rank.empty() && placement.choice == made.choice &&
+         placement.allow_homeless == made.allow_homeless &&
          placement.physical_to_logical_view.present() == made.on_device &&
          placement.num_physical_experts() == made.num_placed() &&
          placement.physical_to_logical == made.physical_to_logical;
@@ -95,6 +96,7 @@ void ExpertPlacements::place_physical(const PlacementOptions& options, ExpertPla
   made.given = true;
   made.expert_to_rank = owners_of(placement, topology_.num_ranks);
   made.choice = placement.choice;
+  made.allow_homeless = placement.allow_homeless;
   made.on_device = placement.physical_to_logical_view.present();
   made.physical_to_logical = placement.physical_to_logical;
   if (made.on_device) return;

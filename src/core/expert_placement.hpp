@@ -31,6 +31,7 @@ struct ExpertPlacement {
   std::vector<std::int32_t> physical_to_logical{};
   plan::HomeTable homes{};  ///< homes for this rank's tokens; empty in the same cases
   ReplicaChoice choice = ReplicaChoice::kNearest;
+  bool allow_homeless = false;
   bool given = false;                  ///< there is a Placement
   bool default_ranks = false;          ///< the map of ranks was empty
   bool on_device = false;              ///< only the GPU has the Placement's contents
@@ -40,6 +41,8 @@ struct ExpertPlacement {
 
   /// P as ranks compare it: 0 without a Placement.
   std::int64_t num_placed() const { return given ? static_cast<std::int64_t>(expert_to_rank.size()) : 0; }
+  /// `choice` and allow_homeless in one number, as ranks compare them.
+  std::int64_t agreed_choice() const { return static_cast<std::int64_t>(choice) + (allow_homeless ? kHomelessBit : 0); }
   /// Writes the digest into the record of a call that passed its checks.
   void describe(CallRecord& record) const;
 };

@@ -15,7 +15,8 @@ namespace {
 
 Status invalid_placement(std::string message) { return Status(ErrorCode::kInvalidArgument, std::move(message)); }
 
-Status check_homes(const std::vector<std::int32_t>& physical_to_logical, std::int64_t num_experts) {
+Status check_homes(const Placement& placement, std::int64_t num_experts) {
+  const std::vector<std::int32_t>& physical_to_logical = placement.physical_to_logical;
   std::vector<char> has_home(to_size(num_experts), 0);
   for (std::size_t physical = 0; physical < physical_to_logical.size(); ++physical) {
     const std::int32_t logical = physical_to_logical[physical];
@@ -27,10 +28,10 @@ Status check_homes(const std::vector<std::int32_t>& physical_to_logical, std::in
     if (logical >= 0) has_home[to_size(logical)] = 1;
   }
   const auto missing = std::find(has_home.begin(), has_home.end(), 0);
-  if (missing == has_home.end()) return {};
+  if (missing == has_home.end() || placement.allow_homeless) return {};
   return invalid_placement(
       fmt::format("placement: no entry of physical_to_logical is expert {}, expected at least one home of each of {} "
-                  "experts",
+                  "experts; add one, or set allow_homeless",
                   missing - has_home.begin(), num_experts));
 }
 
@@ -68,7 +69,12 @@ Status check_placement(const Placement& placement, std::int64_t num_experts, int
         fmt::format("placement: choice is {}, expected kNearest or kRoundRobin; pass an enumerator",
                     static_cast<int>(placement.choice)));
   }
-  if (num_physical < num_experts || num_physical > kMaxPlacedExperts) {
+  const bool too_many = num_physical > kMaxPlacedExperts || num_experts > kMaxPlacedExperts;
+  if (placement.allow_homeless && (num_physical < 1 || too_many)) {
+    return invalid_placement(fmt::format("placement: {} physical experts for {} experts, expected 1 to {} of each",
+                                         num_physical, num_experts, kMaxPlacedExperts));
+  }
+  if ((num_physical < num_experts && !placement.allow_homeless) || num_physical > kMaxPlacedExperts) {
     return invalid_placement(
         fmt::format("placement: {} physical experts, expected a home for each of {} experts, and at most {}",
                     num_physical, num_experts, kMaxPlacedExperts));
@@ -86,7 +92,7 @@ Status check_placement(const Placement& placement, std::int64_t num_experts, int
     return invalid_placement(fmt::format("placement: physical_to_rank[{}] is {}, expected a rank from 0 to {}",
                                          bad - ranks.begin(), *bad, num_ranks - 1));
   }
-  if (!placement.physical_to_logical_view.present()) return check_homes(placement.physical_to_logical, num_experts);
+  if (!placement.physical_to_logical_view.present()) return check_homes(placement, num_experts);
   if (!placement.physical_to_logical.empty()) {
     return invalid_placement(
         "placement: physical_to_logical and physical_to_logical_view are both given, expected one of them");

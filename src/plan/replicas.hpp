@@ -12,28 +12,31 @@
 
 namespace ferry::plan {
 
-/// Homes of a logical expert from which a rank's tokens choose: `count` entries of the list of homes.
+/// Homes of a logical expert from which a rank's tokens choose: `count` entries of the list of homes; 0: the expert has
+/// no home.
 struct HomeRange {
   std::uint32_t first;
   std::uint32_t count;
 };
 static_assert(sizeof(HomeRange) == 8, "one 8-byte load");
 
-/// Index of a token's pick among `count` homes. It does not depend on the entry's position in the token, nor on its
-/// weight, so that a token that names an expert twice goes to one home. It depends on the rank, so that ranks with one
-/// token each, as in decoding, do not all pick the first home.
+/// Index of a token's pick among `count` homes, at least one. It does not depend on the entry's position in the token,
+/// nor on its weight, so that a token that names an expert twice goes to one home. It depends on the rank, so that
+/// ranks with one token each, as in decoding, do not all pick the first home.
 FERRY_HOST_DEVICE constexpr std::uint32_t pick_of(std::uint32_t count, std::int64_t token, int rank) {
   return (static_cast<std::uint32_t>(token) + static_cast<std::uint32_t>(rank)) % count;
 }
 
-/// Homes from which a rank's tokens choose. Every logical expert has at least one.
+/// Homes from which a rank's tokens choose.
 struct HomeTable {
   std::vector<HomeRange> ranges{};  ///< [E]
   std::vector<std::int32_t> homes{};
 
   bool present() const { return !ranges.empty(); }
+  /// Physical expert that a token picks; -1: the expert has no home.
   std::int32_t pick(std::size_t logical, std::int64_t token, int rank) const {
     const HomeRange range = ranges[logical];
+    if (range.count == 0) return -1;
     return homes[range.first + (range.count == 1 ? 0 : pick_of(range.count, token, rank))];
   }
 };
@@ -46,7 +49,7 @@ struct HomeTableParams {
   int ranks_per_node = 1;
   bool nearest = true;  ///< else all homes count as equally near
 };
-/// Lists the homes. Every logical expert must have one.
+/// Lists the homes.
 HomeTable list_homes(const HomeTableParams& params);
 
 /// Remainder of a table of a group of one node when the homes on some ranks cannot be used. On one node a table lists

@@ -181,6 +181,7 @@ TEST_P(LatencyMask, TokensPickTheHomesThatAreLeft) {
       spec.world.counts = TokenCounts::kEven;
       spec.world.num_experts = 9;
       spec.world.num_replicas = 12;
+      spec.world.num_homeless = 2;
       spec.world.replica_choice = choice;
       spec.world.custom_placement = choice == ReplicaChoice::kNearest;
       spec.world.spare_slab_rows = kNumRanks * spec.world.max_tokens;  // more tokens go to the remaining homes

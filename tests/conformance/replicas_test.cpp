@@ -65,6 +65,63 @@ TEST_P(Replicas, MoreHostedThanInUse) {
   run_cases(2, cases);
 }
 
+TEST_P(Replicas, ExpertsWithoutAHome) {
+  for (const int num_ranks : {1, 3, 4}) {
+    std::vector<ExchangeCase> cases;
+    for (const Layout layout : {Layout::kTokens, Layout::kExperts, Layout::kSlab}) {
+      for (const RoutingPattern pattern :
+           {RoutingPattern::kRandom, RoutingPattern::kZipf, RoutingPattern::kOneHot, RoutingPattern::kDuplicates}) {
+        ExchangeCase one = replicas_case(num_ranks, layout, ReplicaChoice::kNearest);
+        one.world.pattern = pattern;
+        one.world.seed += cases.size();
+        one.world.num_replicas = cases.size() % 3 == 0 ? 0 : 3;
+        // One, some or all; with fewer replicas than that, P is below E.
+        one.world.num_homeless = cases.size() % 5 == 4 ? 9 : 1 + static_cast<std::int64_t>(cases.size() % 5);
+        one.world.custom_placement = cases.size() % 2 == 1;
+        one.world.max_tokens = cases.size() % 4 == 1 ? 150 : 12;  // CPU ranks pick in another way for many tokens
+        one.world.spare_recv_rows = cases.size() % 3 == 0 ? 4 : -1;
+        one.id_dtype = cases.size() % 4 < 2 ? DType::kInt64 : DType::kInt32;
+        one.table_on_device = cases.size() % 5 < 2 && ranks_per_node(num_ranks) == num_ranks;
+        cases.push_back(one);
+      }
+    }
+    run_cases(num_ranks, cases);
+  }
+}
+
+TEST_P(Replicas, ExpertsWithoutAHomeInLatencyMode) {
+  for (const int num_ranks : {1, 3, 4}) {
+    std::vector<ExchangeCase> cases;
+    for (int i = 0; i < 4; ++i) {
+      ExchangeCase one = small_latency_case(num_ranks, static_cast<std::uint64_t>(140 + i));
+      one.name = fmt::format("latency {}", i);
+      one.world.num_replicas = i;
+      one.world.num_homeless = i == 3 ? one.world.num_experts : 2 + i;
+      one.world.replica_choice = i % 2 == 0 ? ReplicaChoice::kNearest : ReplicaChoice::kRoundRobin;
+      one.world.pattern = i < 2 ? RoutingPattern::kRandom : RoutingPattern::kDuplicates;
+      one.world.custom_placement = i == 2;
+      one.table_on_device = i % 2 == 1;
+      cases.push_back(one);
+    }
+    run_latency_cases(num_ranks, cases);
+  }
+}
+
+TEST_P(Replicas, TheSamePlacementIsRefusedIfHomelessExpertsAreNotAllowed) {
+  ExchangeCase spec = replicas_case(kNumRanks, Layout::kTokens, ReplicaChoice::kNearest);
+  spec.world.num_homeless = 2;
+  const PreparedCase good = prepare(spec);
+  run_with_group(kNumRanks, [&](RankContext& context, Group& group) {
+    check_route(context, group, good);
+    const RouteArguments arguments(context, group, good);
+    RouteOptions options = arguments.options();
+    options.placement.allow_homeless = false;
+    Status status = finish(group, group.route(arguments.input(), options, stream_of(group)).status());
+    context.expect_code(status, ErrorCode::kInvalidArgument, "not allowed: ");
+    check_route(context, group, good);
+  });
+}
+
 TEST_P(Replicas, OneHomeEachIsTheSameAsNoPlacement) {
   ExchangeCase one = replicas_case(kNumRanks, Layout::kTokens, ReplicaChoice::kNearest);
   PreparedCase with = prepare(one);
@@ -105,6 +162,7 @@ TEST_P(Replicas, LatencyModeAddsToCounters) {
   std::vector<ExchangeCase> specs;
   for (std::uint64_t seed = 56; seed < 64; ++seed) {  // all counters, in every dtype
     one.world.seed = seed;
+    one.world.num_homeless = seed % 2 == 0 ? 0 : 2;
     specs.push_back(one);
   }
   const std::vector<PreparedCase> cases = prepare_latency(specs);
@@ -172,6 +230,7 @@ TEST_P(Replicas, BadOnesAreRefusedAlikeOnEveryRank) {
        [](RouteOptions& options) { options.placement.physical_to_rank = {0, 1, 0, 1, 2, 2}; }},
       {"choice of replicas (0: nearest, 1: round robin): rank 0 has",
        [](RouteOptions& options) { options.placement.choice = ReplicaChoice::kRoundRobin; }},
+      {"allow_homeless: rank 0 has", [](RouteOptions& options) { options.placement.allow_homeless = true; }},
       {"physical experts of the placement (0: none is given): rank 0 has",
        [](RouteOptions& options) { options.placement = {}; }},
       {"physical experts of the placement (0: none is given): rank 0 has",
@@ -179,6 +238,7 @@ TEST_P(Replicas, BadOnesAreRefusedAlikeOnEveryRank) {
       {"counters.logical is [6]", [](RouteOptions& options) { options.counters.logical.shape[0] = 6; }},
       {"counters.physical is [4]", [](RouteOptions& options) { options.counters.physical.shape[0] = 4; }},
       {"counters.received is [6]", [](RouteOptions& options) { options.counters.received.shape[0] = 6; }},
+      {"counters.homeless is [2]", [](RouteOptions& options) { options.counters.homeless.shape[0] = 2; }},
       {"counters.received has dtype f32",
        [](RouteOptions& options) { options.counters.received.dtype = DType::kFloat32; }},
   };
@@ -188,9 +248,9 @@ TEST_P(Replicas, BadOnesAreRefusedAlikeOnEveryRank) {
       for (const BadPlacement& mistake : mistakes) {
         const RouteArguments arguments(context, group, good);
         RouteOptions options = arguments.options();
-        options.counters = {TensorView(memory.data(), DType::kInt64, {4}),
-                            TensorView(memory.data(), DType::kInt64, {6}),
-                            TensorView(memory.data(), DType::kInt64, {2})};
+        options.counters = {
+            TensorView(memory.data(), DType::kInt64, {4}), TensorView(memory.data(), DType::kInt64, {6}),
+            TensorView(memory.data(), DType::kInt64, {2}), TensorView(memory.data(), DType::kInt64, {1})};
         const Bytes before = read_memory(uses_device(group), memory.data(), 64);
         if (context.rank() == bad_rank) {
           mistake.spoil(options);

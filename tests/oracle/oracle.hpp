@@ -62,6 +62,7 @@ struct RankRouting {
 /// World after its tokens have picked homes: its experts are the placement's physical experts, and its placement is
 /// empty. All functions below take such a world. A world without a placement is returned unchanged. `masked`: ranks
 /// masked by all others before a call of latency mode; homes on them are picked only for experts without another home.
+/// Entries of experts without any home become -1 if the placement allows it.
 World physical_world(const World& world, const std::vector<int>& masked = {});
 
 /// Token count of each expert on `rank`: a token that names an expert several times counts once.

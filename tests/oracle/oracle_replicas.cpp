@@ -42,6 +42,10 @@ World physical_world(const World& world, const std::vector<int>& masked) {
       std::vector<std::int64_t> homes = homes_of(world, owners, ids[entry], rank, masked);
       if (homes.empty()) homes = homes_of(world, owners, ids[entry], rank, {});
       const std::size_t token = entry / static_cast<std::size_t>(world.num_topk);
+      if (homes.empty() && placement.allow_homeless) {
+        ids[entry] = -1;
+        continue;
+      }
       ids[entry] = homes.at((token + static_cast<std::size_t>(rank)) % homes.size());
     }
   }

@@ -27,7 +27,7 @@ class CounterTensors {
   };
 
   bool on_device_;
-  std::array<Counter, 3> counters_;
+  std::array<Counter, 4> counters_;
   LoadCounters views_;
 };
 

@@ -91,6 +91,23 @@ class IdSource {
   std::vector<double> popularity_;
 };
 
+/// Takes all homes of some experts away. One physical expert stays in any case.
+void take_homes(const WorldSpec& spec, Random& random, Placement& placement) {
+  placement.allow_homeless = true;
+  std::vector<std::int32_t>& homes = placement.physical_to_logical;
+  std::vector<std::int32_t> experts(static_cast<std::size_t>(spec.num_experts));
+  std::iota(experts.begin(), experts.end(), 0);
+  std::shuffle(experts.begin(), experts.end(), random);
+  experts.resize(static_cast<std::size_t>(std::min(spec.num_homeless, spec.num_experts)));
+  for (std::size_t i = 0; i < experts.size(); ++i) {
+    if (i % 2 == 0) {
+      std::replace(homes.begin(), homes.end(), experts[i], -1);
+    } else {
+      homes.erase(std::remove(homes.begin(), homes.end(), experts[i]), homes.end());
+    }
+  }
+}
+
 /// Draws a home for each expert and more homes for some of them, in random order.
 Placement draw_placement(const WorldSpec& spec, Random& random) {
   Placement placement;
@@ -103,6 +120,7 @@ Placement draw_placement(const WorldSpec& spec, Random& random) {
     homes.push_back(static_cast<std::int32_t>(logical));
   }
   std::shuffle(homes.begin(), homes.end(), random);
+  if (spec.num_homeless > 0) take_homes(spec, random, placement);
   for (std::size_t i = 0; spec.custom_placement && i < homes.size(); ++i) {
     placement.physical_to_rank.push_back(static_cast<std::int32_t>(draw(random, 0, spec.num_ranks - 1)));
   }
@@ -196,6 +214,7 @@ WorldSpec draw_world_spec(std::mt19937_64& random, int num_ranks) {
   if (one_in(random, 3)) {
     spec.num_replicas = draw(random, 0, 8);
     spec.replica_choice = one_in(random, 3) ? ReplicaChoice::kRoundRobin : ReplicaChoice::kNearest;
+    if (one_in(random, 3)) spec.num_homeless = draw(random, 1, spec.num_experts);
   }
   return spec;
 }

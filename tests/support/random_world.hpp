@@ -41,6 +41,9 @@ struct WorldSpec {
   bool custom_placement = false;      ///< experts on random ranks; a rank may own none
   std::int64_t num_replicas = -1;     ///< >= 0: a placement with this many more physical experts than E, some idle
   ReplicaChoice replica_choice = ReplicaChoice::kNearest;
+  /// > 0: with num_replicas, allow_homeless is set and all homes of this many experts are taken away: alternately their
+  /// physical experts are left idle or, which makes P smaller, removed.
+  std::int64_t num_homeless = 0;
   bool weights = true;
   bool idle_tail = false;  ///< a random number of each rank's last tokens have no expert
   std::uint64_t seed = 1;

@@ -96,6 +96,41 @@ TEST(Replicas, PlacementsThatAreWrongAreRefused) {
   EXPECT_NE(refusal({}, 4, 4).find("0 physical experts"), std::string::npos);
 }
 
+/// Expert 1 has no home; there are fewer physical experts than experts.
+Placement homeless() { return {.physical_to_logical = {0, 3, 2, 0}, .allow_homeless = true}; }
+
+TEST(Homeless, AnExpertWithoutAHomeIsPickedAsNone) {
+  EXPECT_TRUE(check_placement(homeless(), 5, 4).ok());
+  for (const ReplicaChoice choice : {ReplicaChoice::kNearest, ReplicaChoice::kRoundRobin}) {
+    Placement placement = homeless();
+    placement.choice = choice;
+    for (int rank = 0; rank < 4; ++rank) {
+      EXPECT_EQ(picks(placement, 5, rank_of(rank), 1, 2), (Ids{-1, -1}));
+      EXPECT_EQ(picks(placement, 5, rank_of(rank), 4, 2), (Ids{-1, -1}));
+      EXPECT_EQ(picks(placement, 5, rank_of(rank), 3, 2), (Ids{1, 1}));
+    }
+  }
+}
+
+TEST(Homeless, MustBeAllowed) {
+  Placement placement = homeless();
+  placement.allow_homeless = false;
+  EXPECT_NE(refusal(placement, 4, 4)
+                .find("is expert 1, expected at least one home of each of 4 experts; add one, or "
+                      "set allow_homeless"),
+            std::string::npos);
+  EXPECT_NE(refusal(placement, 5, 4).find("4 physical experts, expected a home for each of 5"), std::string::npos);
+}
+
+TEST(Homeless, OtherMistakesAreStillRefused) {
+  Placement placement = homeless();
+  placement.physical_to_logical[1] = 5;
+  EXPECT_NE(refusal(placement, 5, 4).find("physical_to_logical[1] is 5"), std::string::npos);
+  EXPECT_NE(refusal({.allow_homeless = true}, 5, 4).find("0 physical experts for 5 experts"), std::string::npos);
+  EXPECT_NE(refusal(homeless(), std::int64_t{1} << 40, 4).find("4 physical experts for 1099511627776 experts"),
+            std::string::npos);
+}
+
 TEST(Replicas, ACallThatIsRefusedPicksNothing) {
   std::vector<std::int32_t> ids = {0, 3, 4};
   const TensorView view(ids.data(), DType::kInt32, {3, 1});

@@ -1,6 +1,7 @@
 #include "cpu/context/routing.hpp"
 
 #include <algorithm>
+#include <functional>
 #include <numeric>
 #include <utility>
 
@@ -71,6 +72,14 @@ void pick_ids(const RouteCall& call, const plan::HomeTable& homes, int my_rank, 
   }
 }
 
+/// Number of entries that name an expert and have picked none.
+template <typename Id>
+std::int64_t count_homeless(const RouteCall& call, std::int64_t num_counted, const std::vector<std::int64_t>& picked) {
+  const auto* named = static_cast<const Id*>(call.topk_idx.data);
+  return std::transform_reduce(named, named + num_counted * call.num_topk, picked.begin(), std::int64_t{0}, std::plus{},
+                               [](Id id, std::int64_t pick) { return std::int64_t{id >= 0 && pick < 0}; });
+}
+
 /// Adds count_of(i) to entry index_of(i) of a counter, if that is not negative, for each i below `num`.
 template <typename IndexOf, typename CountOf>
 void add_counts(const TensorView& counter, std::size_t num, IndexOf index_of, CountOf count_of) {
@@ -118,6 +127,11 @@ void copy_inputs(const RouteCall& call, const plan::HomeTable& homes, int my_ran
   } else {
     wide ? copy_ids<std::int64_t>(call, num_counted, routing.ids)
          : copy_ids<std::int32_t>(call, num_counted, routing.ids);
+  }
+  routing.num_homeless = 0;
+  if (homes.present() && call.options.counters.homeless.present()) {
+    routing.num_homeless = wide ? count_homeless<std::int64_t>(call, num_counted, routing.ids)
+                                : count_homeless<std::int32_t>(call, num_counted, routing.ids);
   }
   std::fill(routing.ids.begin() + num_counted * call.num_topk, routing.ids.end(), -1);
   routing.weights.clear();
@@ -179,6 +193,7 @@ void add_to_counters(const LoadCounters& counters, const ExpertPlacement& placem
       own);
   add_counts(counters.received, routing.num_rows_per_local_expert.size(), self,
              [&routing](std::size_t i) { return routing.num_rows_per_local_expert[i]; });
+  add_counts(counters.homeless, 1, self, [&routing](std::size_t) { return routing.num_homeless; });
 }
 
 void set_views(const RouteCall& call, CpuRouting& routing) {

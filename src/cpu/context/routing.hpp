@@ -43,6 +43,7 @@ struct CpuRouting : RoutingState, LargeTables {
   /// Placement to whose counters the receive half of a split call adds. Null: no counts are due.
   std::shared_ptr<const ExpertPlacement> counted_placement;
   LoadCounters due_counters;
+  std::int64_t num_homeless = 0;  ///< entries whose expert has no home, if the program counts them
 
   bool holds_token(std::int64_t row) const { return source_table[to_size(row) * 2] >= 0; }
 

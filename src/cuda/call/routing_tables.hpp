@@ -38,8 +38,9 @@ FERRY_HOST_DEVICE constexpr int home_expert(std::int32_t home) { return home & (
 
 /// Result of a counting block's check of its ids.
 struct alignas(16) BlockMarks {
-  std::uint64_t bad_entry;  ///< first index in [T, K] whose id is no expert; kNoEntry: all ids are valid
-  std::uint64_t repeats;    ///< 1: some token names an expert twice
+  std::uint64_t bad_entry;     ///< first index in [T, K] whose id is no expert; kNoEntry: all ids are valid
+  std::uint32_t repeats;       ///< 1: some token names an expert twice
+  std::uint32_t num_homeless;  ///< entries whose expert has no home
 };
 inline constexpr std::uint64_t kNoEntry = UINT64_MAX;
 

@@ -22,10 +22,16 @@ __device__ std::int64_t id_at(const IdsParams& params, std::int64_t entry) {
   return static_cast<const std::int32_t*>(params.topk_idx)[entry];
 }
 
+/// Shared memory of the block that reads the ids.
+struct IdsShared {
+  unsigned first_bad;     ///< kNoBadEntry: none
+  unsigned num_homeless;  ///< entries whose expert has no home
+};
+
 /// Runs as one block, which finds the first bad id without other blocks.
 __global__ void __launch_bounds__(kIdsThreads) ids_kernel(const __grid_constant__ IdsParams params) {
-  auto& first_bad = *reinterpret_cast<unsigned*>(dynamic_shared());
-  if (threadIdx.x == 0) first_bad = kNoBadEntry;
+  auto& shared = *reinterpret_cast<IdsShared*>(dynamic_shared());
+  if (threadIdx.x == 0) shared = {kNoBadEntry, 0};
   __syncthreads();
   std::int64_t counted = params.num_tokens;
   if (params.num_tokens_view != nullptr) {
@@ -41,10 +47,18 @@ __global__ void __launch_bounds__(kIdsThreads) ids_kernel(const __grid_constant_
     const std::int64_t id = entry < num_counted ? id_at(params, entry) : -1;
     const int expert =
         pick_expert(params.placement, params.num_experts, id, entry / params.blocks.num_topk, params.group_rank);
-    if (expert < 0 && id != -1) atomicMin(&first_bad, static_cast<unsigned>(entry));
+    bool bad = false;
+    if (expert < 0 && id != -1) {
+      bad = !is_homeless(params.placement, params.num_experts, id);
+      if (bad) {
+        atomicMin(&shared.first_bad, static_cast<unsigned>(entry));
+      } else {
+        atomicAdd(&shared.num_homeless, 1U);
+      }
+    }
     sent[entry] = expert;
     if (entry >= num_entries) continue;
-    params.ids[entry] = expert < 0 ? id : expert;
+    params.ids[entry] = bad ? id : expert;
     if (params.weights_in != nullptr) params.weights[entry] = params.weights_in[entry];
   }
   for (int node = static_cast<int>(threadIdx.x); node < params.num_nodes; node += kIdsThreads) {
@@ -55,7 +69,8 @@ __global__ void __launch_bounds__(kIdsThreads) ids_kernel(const __grid_constant_
   if (threadIdx.x != 0) return;
   header.num_tokens = counted;
   header.max_recv_rows = params.max_recv_rows;
-  const unsigned bad_entry = first_bad;
+  header.num_homeless = shared.num_homeless;
+  const unsigned bad_entry = shared.first_bad;
   header.bad_entry = bad_entry == kNoBadEntry ? -1 : static_cast<std::int64_t>(bad_entry);
   header.bad_id = bad_entry == kNoBadEntry ? 0 : id_at(params, bad_entry);
   note_bad_homes(params.placement, header.bad_entry, header.bad_id);
@@ -107,7 +122,7 @@ __global__ void __launch_bounds__(kGatherThreads, 1) gather_kernel(const __grid_
 }  // namespace
 
 cudaError_t launch_ids(const IdsParams& params, cudaStream_t stream) {
-  return launch_kernel(ids_kernel, {1, kIdsThreads, sizeof(unsigned)}, params, stream);
+  return launch_kernel(ids_kernel, {1, kIdsThreads, sizeof(IdsShared)}, params, stream);
 }
 
 cudaError_t launch_gather(const GatherParams& params, cudaStream_t stream) {

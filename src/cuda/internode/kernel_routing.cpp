@@ -49,11 +49,12 @@ void set_views(NodesRouting& routing, const NodeTables& nodes, bool weights) {
 
 Status check_sizes(const KernelRoute& route, std::int64_t num_local_experts) {
   const RouteOptions& options = route.call.options;
-  if (options.num_experts > kMaxExperts || route.max_tokens > kMaxRoutedTokens) {
+  const std::int64_t most_experts = most_experts_of(route.call);
+  if (most_experts > kMaxExperts || route.max_tokens > kMaxRoutedTokens) {
     return Status(ErrorCode::kUnsupported,
                   fmt::format("{}: num_experts is {} and max_tokens is {}; the CUDA backend takes up to {} and {} over "
                               "several nodes",
-                              route.name, options.num_experts, route.max_tokens, kMaxExperts, kMaxRoutedTokens));
+                              route.name, most_experts, route.max_tokens, kMaxExperts, kMaxRoutedTokens));
   }
   if (bounded_rows(options, num_local_experts) > INT32_MAX) {
     return Status(

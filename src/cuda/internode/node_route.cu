@@ -244,7 +244,8 @@ __global__ void __launch_bounds__(kThreads, 1) sum_kernel(const __grid_constant_
         return params.by_token() ? params.scratch.own_counts[expert]
                                  : static_cast<std::int32_t>(count_of(params, expert, params.group_rank));
       },
-      [&params](int local) { return params.tables.rows_per_expert[local]; });
+      [&params](int local) { return params.tables.rows_per_expert[local]; },
+      [&params] { return static_cast<std::int32_t>(RankIds(params, params.group_rank).header->num_homeless); });
   if (thread != 0) return;
   RouteSummary& summary = *params.tables.summary;
   summary.num_used_rows = static_cast<std::int32_t>(shared.num_rows_here);

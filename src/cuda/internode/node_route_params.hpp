@@ -35,7 +35,8 @@ struct alignas(16) IdsHeader {
   std::int64_t max_recv_rows;  ///< 0: not bounded
   std::int64_t bad_entry;      ///< index in [T, K] of the first id that is no expert; -1: all ids are valid
   std::int64_t bad_id;
-  std::uint64_t homes_hash;  ///< hash of a placement in GPU memory, else 0
+  std::uint64_t homes_hash;   ///< hash of a placement in GPU memory, else 0
+  std::int64_t num_homeless;  ///< entries whose expert has no home
 };
 
 /// Block that a rank sends to all others: a header and [max_tokens, K] i32, -1 for entries without an expert.

@@ -96,6 +96,7 @@ class ExactRoute {
   std::optional<RouteReport> report_;
   std::shared_ptr<NodesRouting> state_ = std::make_shared<NodesRouting>();
   std::vector<std::int64_t> ids_;
+  std::int32_t num_homeless_ = 0;  // entries whose expert has no home
   plan::NodeRoute route_;
 };
 
@@ -204,7 +205,9 @@ void ExactRoute::pick_homes() {
   for (std::size_t entry = 0; entry < ids_.size(); ++entry) {
     std::int64_t& id = ids_[entry];
     const auto token = static_cast<std::int64_t>(entry) / call_.num_topk;
-    if (id >= 0) id = homes.pick(to_size(id), token, parts_.sync->topology().rank);
+    if (id < 0) continue;
+    id = homes.pick(to_size(id), token, parts_.sync->topology().rank);
+    if (id < 0) ++num_homeless_;
   }
 }
 
@@ -297,13 +300,15 @@ Status ExactRoute::finish(cudaStream_t stream) {
     state.topk_weights = ConstTensorView(on_device.weights, DType::kFloat32, {state.num_tokens, state.num_topk});
   }
   const LoadCounters& counters = call_.options.counters;
-  if (!counters.logical.present() && !counters.physical.present() && !counters.received.present()) return {};
-  const CountersParams params{.counters = counter_tables(counters),
+  const CounterTables tables_of_counters = counter_tables(counters);
+  if (!tables_of_counters.any()) return {};
+  const CountersParams params{.counters = tables_of_counters,
                               .placement = state.placement->tables,
                               .num_experts = static_cast<int>(state.num_experts),
                               .num_local_experts = static_cast<int>(num_local),
                               .own_counts = on_device.own_counts,
-                              .rows_per_expert = on_device.rows_per_expert};
+                              .rows_per_expert = on_device.rows_per_expert,
+                              .num_homeless = num_homeless_};
   return runtime_status(launch_counters(params, stream), "route: adding to counters");
 }
 

@@ -60,11 +60,11 @@ __device__ inline FirstLoads load_first(const RouteParams& params) {
 /// Copies the tables of homes. All threads call it; a barrier follows. Not inlined, for the same reason as pick_home.
 __device__ __noinline__ inline void load_near_homes(const HomeTables& from, int num_experts, plan::HomeRange* ranges,
                                                     std::int32_t* homes) {
+  const auto thread = static_cast<int>(threadIdx.x);
 #pragma unroll 1
-  for (int i = static_cast<int>(threadIdx.x); i < num_experts; i += kExchangeThreads) {
-    homes[i] = from.homes[i];
-    if (i < from.num_logical) ranges[i] = from.ranges[i];
-  }
+  for (int i = thread; i < num_experts; i += kExchangeThreads) homes[i] = from.homes[i];
+#pragma unroll 1
+  for (int i = thread; i < from.num_logical; i += kExchangeThreads) ranges[i] = from.ranges[i];
 }
 
 /// Copies the placement's tables to shared memory and returns the tables that counting must read. All threads call it;
@@ -81,7 +81,7 @@ __device__ inline PlacementTables load_near_placement(const RouteParams& params,
     scratch.by_owner[i] = i == thread ? loads.by_owner : near.by_owner[i];
   }
   near.owner = scratch.owner;
-  if (near.homes.ranges != nullptr) {
+  if (near.homes.ranges != nullptr && near.homes.num_logical <= kNearExperts) {
     load_near_homes(params.placement.homes, params.num_experts, scratch.ranges, scratch.homes);
     near.homes.ranges = scratch.ranges;
     near.homes.homes = scratch.homes;
@@ -100,6 +100,7 @@ __device__ inline void count_part(const RouteParams& params, const PlacementTabl
   if (thread == 0) {
     shared.bad_entry = kNoEntry;
     shared.repeats = 0;
+    shared.num_homeless = 0;
   }
   __syncthreads();
   const PartTokens tokens(params, block);
@@ -111,6 +112,7 @@ __device__ inline void count_part(const RouteParams& params, const PlacementTabl
     if (entry.first_of_rank) atomicAdd(&counts[entry.owner], 1);
     if (entry.first_of_expert) atomicAdd(&counts[columns.first_expert + entry.expert], 1);
     if (entry.expert >= 0 && !entry.first_of_expert) shared.repeats = 1;  // all threads write the same value
+    if (entry.homeless) atomicAdd(&shared.num_homeless, 1U);
     if (entry.bad) {
       atomicMin(&shared.bad_entry, static_cast<unsigned long long>(entry.token * params.num_topk + entry.topk));
     }
@@ -121,7 +123,7 @@ __device__ inline void count_part(const RouteParams& params, const PlacementTabl
   for (int quad = thread; quad < columns.num_quads(); quad += kExchangeThreads) {
     rows[static_cast<std::int64_t>(block) * columns.num_quads() + quad] = scratch.totals[quad];
   }
-  if (thread == 0) params.tables.block_marks[block] = {shared.bad_entry, shared.repeats};
+  if (thread == 0) params.tables.block_marks[block] = {shared.bad_entry, shared.repeats, shared.num_homeless};
   __syncthreads();
 }
 
@@ -141,6 +143,7 @@ __device__ inline bool count_tokens(const RouteParams& params, const FirstLoads&
     LocalState& local = *params.ranks.control.local;
     shared.is_last = add_acq_rel_device(&local.num_blocks_done, 1) + 1 == gridDim.x;
     if (shared.is_last) local.num_blocks_done = 0;
+    shared.num_homeless = 0;  // sum_blocks() adds those of all blocks
   }
   __syncthreads();
   return shared.is_last;
@@ -186,6 +189,7 @@ __device__ inline void sum_blocks(const RouteParams& params, const Scratch& scra
                            static_cast<std::uint32_t>(marks.x);
     if (bad_entry != kNoEntry) atomicMin(&shared.bad_entry, bad_entry);
     if (marks.z != 0) shared.repeats = 1;
+    if (marks.w != 0) atomicAdd(&shared.num_homeless, static_cast<std::uint32_t>(marks.w));
   }
 #pragma unroll 1
   for (int item = thread; item < shares.num_items(); item += kExchangeThreads) {

@@ -15,9 +15,10 @@ namespace ferry::cuda::device {
 struct Entry {
   std::int64_t token = 0;
   int topk = 0;
-  bool exists = false;  ///< a lane beyond T or K has no entry
-  bool bad = false;     ///< the id names no expert
-  int expert = -1;      ///< -1: no expert
+  bool exists = false;    ///< a lane beyond T or K has no entry
+  bool bad = false;       ///< the id names no expert
+  bool homeless = false;  ///< the id names an expert without a home
+  int expert = -1;        ///< -1: no expert
   int owner = -1;
   unsigned same_rank = 0;    ///< lanes of this token whose expert has the same owner
   unsigned same_expert = 0;  ///< lanes of this token with the same expert
@@ -56,7 +57,10 @@ __device__ inline Entry entry_of(const RouteParams& params, const PlacementTable
   entry.exists = loaded.exists;
   if (entry.exists) {
     entry.expert = pick_expert(placement, params.num_experts, loaded.id, entry.token, params.ranks.rank);
-    entry.bad = entry.expert < 0 && loaded.id != -1;
+    if (entry.expert < 0 && loaded.id != -1) {
+      entry.homeless = is_homeless(placement, params.num_experts, loaded.id);
+      entry.bad = !entry.homeless;
+    }
     if (entry.expert >= 0) entry.owner = placement.owner[entry.expert];
   }
   const TokenLanes lanes(params.num_topk);

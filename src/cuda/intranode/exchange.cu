@@ -23,13 +23,14 @@ __device__ void report_started(const RouteParams& params) {
 
 /// Adds the counts of this route to the program's counters. `totals`: this rank's counts, visible to all threads since
 /// the barriers after their summation.
-__device__ __noinline__ void add_counts(const RouteParams& params, const int4* totals) {
+__device__ __noinline__ void add_counts(const RouteParams& params, const int4* totals, std::uint32_t num_homeless) {
   const auto* const counts = reinterpret_cast<const std::int32_t*>(totals) +
                              plan::CountColumns::of(params.ranks.num_ranks, params.num_experts).first_expert;
   add_to_counters(
       params.counters, params.placement, params.num_experts, params.num_local_experts,
       [counts](int expert) { return counts[expert]; },
-      [&params](int local) { return params.tables.rows_per_expert[local]; });
+      [&params](int local) { return params.tables.rows_per_expert[local]; },
+      [num_homeless] { return static_cast<std::int32_t>(num_homeless); });
 }
 
 /// Ends a call that all ranks refuse: ranks that made another call wait for `done`. Neither this function nor
@@ -104,7 +105,7 @@ __global__ void __launch_bounds__(kExchangeThreads) exchange_kernel(const __grid
   report_verdict(params, posted, scratch, verdict, shared.num_token_rows, epoch);
   write_counts_before(params, scratch);  // written last, because the host waits only for the report above
   if (verdict.valid) {                   // the last step ends the call
-    if (has_counters(params.counters)) add_counts(params, scratch.totals);
+    if (params.counters.any()) add_counts(params, scratch.totals, shared.num_homeless);
     return;
   }
   if (!verdict.go) {
@@ -116,8 +117,8 @@ __global__ void __launch_bounds__(kExchangeThreads) exchange_kernel(const __grid
 
 }  // namespace
 
-std::size_t exchange_shared_bytes(int num_ranks, int num_experts) {
-  return sizeof(Shared) + ScratchOffsets::of(num_ranks, num_experts, num_experts).size_bytes;
+std::size_t exchange_shared_bytes(int num_ranks, int num_experts, int num_logical) {
+  return sizeof(Shared) + ScratchOffsets::of(num_ranks, num_experts, num_logical).size_bytes;
 }
 
 cudaError_t launch_exchange(const RouteParams& params, cudaStream_t stream) {

@@ -31,6 +31,7 @@ struct alignas(kSharedAlignment) Shared {
   CountsHeader header;           ///< this rank's own
   unsigned long long bad_entry;  ///< as in BlockMarks: first of the block, then of all blocks
   std::uint32_t repeats;
+  std::uint32_t num_homeless;  ///< as in BlockMarks: of the part being counted, then of all
   bool is_last;
   bool here;    ///< all ranks have arrived, with all their words; else the group is broken
   bool others;  ///< words of some rank may not arrive: it makes another call, or the group is broken
@@ -68,7 +69,7 @@ struct ScratchOffsets {
     const int most_items = columns.num_quads() < kExchangeThreads ? kExchangeThreads : columns.num_quads();
     const auto ranks = static_cast<std::size_t>(num_ranks);
     const auto experts = static_cast<std::size_t>(num_experts);
-    const bool near = num_logical > 0 && num_experts <= kNearExperts;
+    const bool near = num_logical > 0 && num_logical <= kNearExperts && num_experts <= kNearExperts;
     plan::Carver carver(nullptr);
     const auto take = [&carver]<typename T>(T, std::size_t count) {
       const auto offset = static_cast<std::uint32_t>(carver.used_bytes());

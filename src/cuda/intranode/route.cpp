@@ -13,6 +13,7 @@
 #include "cuda/intranode/calls.hpp"
 #include "cuda/intranode/route_params.hpp"
 #include "cuda/memory/memory_checks.hpp"
+#include "cuda/placement/homes.hpp"
 #include "node/pause_core.hpp"
 #include "plan/to_size.hpp"
 
@@ -85,15 +86,16 @@ Status Route::prepare(const CallStream& stream) {
 
 Status Route::prepare_tables() {
   const std::size_t shared_limit = parts_.shared_limit;
-  const auto num_experts = static_cast<int>(std::min(call_.options.num_experts, kMaxExperts));
-  const std::size_t shared_bytes =
-      std::max(exchange_shared_bytes(ranks_.num_ranks, num_experts), place_shared_bytes(ranks_.num_ranks, num_experts));
-  if (call_.options.num_experts > kMaxExperts || shared_bytes > shared_limit) {
+  const std::int64_t most_experts = most_experts_of(call_);
+  const auto num_experts = static_cast<int>(std::min(most_experts, kMaxExperts));
+  const std::size_t shared_bytes = std::max(exchange_shared_bytes(ranks_.num_ranks, num_experts, num_experts),
+                                            place_shared_bytes(ranks_.num_ranks, num_experts));
+  if (most_experts > kMaxExperts || shared_bytes > shared_limit) {
     return Status(
         ErrorCode::kUnsupported,
         fmt::format("route: num_experts is {}; the CUDA backend takes up to {}, and as many as its counts of {} "
                     "ranks and experts fit {} bytes of shared memory on this GPU",
-                    call_.options.num_experts, kMaxExperts, ranks_.num_ranks, shared_limit));
+                    most_experts, kMaxExperts, ranks_.num_ranks, shared_limit));
   }
   Result<std::shared_ptr<const Placement>> placement = history_.placements.find(call_.placement);
   if (!placement.ok()) return placement.status();

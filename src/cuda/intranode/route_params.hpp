@@ -58,8 +58,8 @@ cudaError_t launch_place(const PlaceParams& params, cudaStream_t stream);
 /// Loads the kernels.
 /// `shared_limit`: most shared memory of a block on this GPU.
 cudaError_t load_route_kernels(std::size_t shared_limit);
-/// Bytes of shared memory that a block of each step needs, in any layout.
-std::size_t exchange_shared_bytes(int num_ranks, int num_experts);
+/// Bytes of shared memory that a block of each step needs, in any layout. `num_logical`: as in ScratchOffsets.
+std::size_t exchange_shared_bytes(int num_ranks, int num_experts, int num_logical);
 std::size_t place_shared_bytes(int num_ranks, int num_experts);
 
 }  // namespace ferry::cuda

@@ -14,6 +14,7 @@
 #include "cuda/latency/kernels.hpp"
 #include "cuda/latency/memory.hpp"
 #include "cuda/memory/memory_checks.hpp"
+#include "cuda/placement/homes.hpp"
 #include "plan/to_size.hpp"
 
 namespace ferry::cuda {
@@ -160,10 +161,11 @@ int first_receiver_of(int num_far, int most_waiting) {
 
 Status LatencyMode::check_dispatch(const LatencyDispatchCall& call) const {
   const Parts& parts = context_.parts();
-  if (call.route.options.num_experts > kMaxExperts || call.max_tokens > kMaxLatencyTokens) {
+  const std::int64_t most_experts = most_experts_of(call.route);
+  if (most_experts > kMaxExperts || call.max_tokens > kMaxLatencyTokens) {
     return Status(ErrorCode::kUnsupported,
                   fmt::format("{}: num_experts is {} and max_tokens is {}; the CUDA backend takes up to {} and {}",
-                              kName, call.route.options.num_experts, call.max_tokens, kMaxExperts, kMaxLatencyTokens));
+                              kName, most_experts, call.max_tokens, kMaxExperts, kMaxLatencyTokens));
   }
   Status status = check_room(kName, need_of(call, ranks().num_ranks));
   if (!status.ok()) return status;

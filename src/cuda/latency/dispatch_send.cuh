@@ -17,7 +17,7 @@ namespace ferry::cuda::device {
 /// State of a block, in dynamic shared memory; the counts of the experts follow.
 struct DispatchSendShared {
   std::uint64_t number;
-  unsigned long long bad_entry;
+  NoExpert no_expert;  ///< only of the first block
   int sets[kMaxRanks];
   // The token being sent.
   RowTargets targets;
@@ -31,6 +31,20 @@ struct DispatchSendShared {
     return sizeof(DispatchSendShared) + static_cast<std::size_t>(num_experts) * sizeof(unsigned);
   }
 };
+
+/// Notes an entry of [T, K] whose id is not -1 and picks no expert: it is bad, or its expert has no home.
+template <bool kHomes>
+__device__ inline void note_no_expert(const DispatchSendParams& params, DispatchSendShared& shared, std::int64_t at,
+                                      std::int64_t id) {
+  if constexpr (kHomes) {
+    if (is_homeless(params.placement, params.call.num_experts, id)) {
+      atomicAdd(&shared.no_expert.num_homeless, 1U);
+      return;
+    }
+  }
+  atomicMin(&shared.no_expert.bad_entry, static_cast<unsigned long long>(at));
+}
+
 /// Adds the tokens before `end` to `tokens_of_expert` [E], each once per expert; tokens from `num_counted` on have no
 /// expert. All warps but the first.
 template <bool kHomes>
@@ -50,9 +64,7 @@ __device__ inline void count_tokens(const DispatchSendParams& params, DispatchSe
       const std::int64_t at = std::int64_t{token} * num_topk + topk;
       const std::int64_t id = token < num_counted ? load_id(params, at) : -1;
       expert = expert_of<kHomes>(params, token, id);
-      if (blockIdx.x == 0 && expert < 0 && id != -1) {
-        atomicMin(&shared.bad_entry, static_cast<unsigned long long>(at));
-      }
+      if (blockIdx.x == 0 && expert < 0 && id != -1) note_no_expert<kHomes>(params, shared, at, id);
     }
     constexpr int kTokenShift = 16;
     const unsigned key = expert < 0 ? 0x80000000U | static_cast<unsigned>(lane_idx())
@@ -165,7 +177,7 @@ class DispatchSender {
           on_turn();
           if (blockIdx.x == 0) {
             if (places_) {
-              post_dispatch_header<kHomes>(params_, shared_.number, shared_.sets, shared_.bad_entry, num_tokens);
+              post_dispatch_header<kHomes>(params_, shared_.number, shared_.sets, shared_.no_expert, num_tokens);
             }
             const unsigned* const tokens_of_expert = shared_.tokens_of_expert();
             post_counts(call_, shared_.number, shared_.sets,
@@ -207,7 +219,7 @@ class DispatchSender {
     const auto thread = static_cast<int>(threadIdx.x);
 #pragma unroll 1
     for (int expert = thread; expert < call_.num_experts; expert += kDispatchThreads) tokens_of_expert[expert] = 0;
-    if (thread == 0) shared_.bad_entry = kNoBadEntry;
+    if (thread == 0) shared_.no_expert = NoExpert();
     __syncthreads();
     if (places_) return;
     const int end = blockIdx.x == 0 ? static_cast<int>(call_.num_tokens) : tokens.first;

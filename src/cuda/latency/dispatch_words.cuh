@@ -33,16 +33,23 @@ __device__ inline int num_counted_tokens(const DispatchSendParams& params) {
   return params.num_tokens_view == nullptr ? num_tokens : max(0, min(*params.num_tokens_view, num_tokens));
 }
 
-/// This rank's header. `bad_entry`: index of the first id that is no expert, or kNoBadEntry.
+/// Ids of this rank that picked no expert.
+struct NoExpert {
+  unsigned long long bad_entry = kNoBadEntry;  ///< index of the first id that is no expert
+  unsigned num_homeless = 0;                   ///< entries whose expert has no home
+};
+
+/// This rank's header.
 template <bool kHomes>
-__device__ inline LatencyHeader dispatch_header(const DispatchSendParams& params, unsigned long long bad_entry,
+__device__ inline LatencyHeader dispatch_header(const DispatchSendParams& params, const NoExpert& ids,
                                                 int num_counted) {
   LatencyHeader header;
   header.agreement = params.call.agreement;
   header.record_number = params.call.record_number;
   header.num_tokens = num_counted;
-  if (bad_entry != kNoBadEntry) {
-    header.bad_entry = static_cast<std::int64_t>(bad_entry);
+  if constexpr (kHomes) header.bad_id = ids.num_homeless;
+  if (ids.bad_entry != kNoBadEntry) {
+    header.bad_entry = static_cast<std::int64_t>(ids.bad_entry);
     header.bad_id = load_id(params, header.bad_entry);
   }
   if constexpr (kHomes) {
@@ -55,9 +62,8 @@ __device__ inline LatencyHeader dispatch_header(const DispatchSendParams& params
 /// Posts this rank's header to every rank. One warp.
 template <bool kHomes>
 __device__ inline void post_dispatch_header(const DispatchSendParams& params, std::uint64_t number, const int* sets,
-                                            unsigned long long bad_entry, int num_counted) {
-  post_header(params.call, LatencyKind::kDispatch, number, dispatch_header<kHomes>(params, bad_entry, num_counted),
-              sets);
+                                            const NoExpert& ids, int num_counted) {
+  post_header(params.call, LatencyKind::kDispatch, number, dispatch_header<kHomes>(params, ids, num_counted), sets);
 }
 
 /// Posts `count_of(expert)`, this rank's tokens for each expert, to every rank that receives the call. All threads of a
@@ -103,12 +109,15 @@ struct TokenEntry {
     id = load_id(params, at);
     if (params.weights != nullptr) weight = __float_as_uint(params.weights[at]);
   }
-  /// Expert of the loaded id, and its owner.
+  /// Expert of the loaded id, and its owner. An id of an expert without a home becomes -1.
   template <bool kHomes>
   __device__ void find_owner(const DispatchSendParams& params, std::int64_t token) {
     expert = expert_of<kHomes>(params, token, id);
     owner = expert >= 0 ? params.placement.owner[expert] : -1;
     if (expert >= 0) local_expert = params.placement.local_expert[expert];
+    if constexpr (kHomes) {
+      if (expert < 0 && is_homeless(params.placement, params.call.num_experts, id)) id = -1;
+    }
   }
   /// Writes the entry to the Routing's tables. No thread of this call reads them.
   __device__ void keep(const LatencyTables& tables, int num_topk, std::int64_t token) const {

@@ -51,7 +51,7 @@ class FarSender {
   __device__ void send_counts(int num_tokens) const {
     if (warp_idx() == 0) {
       write_far_headers(call_, far_, LatencyKind::kDispatch,
-                        dispatch_header<kHomes>(params_, shared_.bad_entry, num_tokens));
+                        dispatch_header<kHomes>(params_, shared_.no_expert, num_tokens));
     }
     const unsigned* const tokens_of_expert = shared_.tokens_of_expert();
 #pragma unroll 1

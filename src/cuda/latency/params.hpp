@@ -128,9 +128,7 @@ struct DispatchReceiveParams : DispatchReceiveRows {
 
 /// has_homes(), or counters: kernels without homes do not add to counters either.
 inline bool has_homes_or_counters(const DispatchReceiveRows& receive) {
-  const CounterTables& counters = receive.counters;
-  return has_homes(receive.placement) || counters.logical.data != nullptr || counters.physical.data != nullptr ||
-         counters.received.data != nullptr;
+  return has_homes(receive.placement) || receive.counters.any();
 }
 
 /// A call that is not split. LatencyParams are in `send` alone: a multiprocessor fetches each line of parameters that a

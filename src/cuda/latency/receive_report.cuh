@@ -122,7 +122,13 @@ __device__ __noinline__ inline void report_counts(const LatencyParams& call, con
           const bool left_out = is_left_out(params, home_rank(experts.homes[expert]));
           return left_out ? 0 : static_cast<std::int32_t>(payload_of(load_relaxed_system(own + expert)));
         },
-        [&](int local) { return experts.local_rows[local]; });
+        [&](int local) { return experts.local_rows[local]; },
+        [&] {
+          constexpr std::size_t kWord = offsetof(LatencyHeader, bad_id) / sizeof(std::uint32_t);
+          const std::uint64_t* const header =
+              header_words(call, call.ranks.rank, LatencyKind::kDispatch, static_cast<int>(sent.set), call.ranks.rank);
+          return static_cast<std::int32_t>(payload_of(load_relaxed_system(header + kWord)));
+        });
   }
   const std::int64_t num_rows = call.num_local_experts * call.slab_capacity;
   if (thread == 0) {

@@ -57,7 +57,7 @@ class SmallSender {
   __device__ void send() {
     if (blockIdx.x == 0) {
       if (warp_idx() == 0) {
-        post_dispatch_header<false>(params_, shared_.number, shared_.sets, shared_.bad_entry, num_counted_);
+        post_dispatch_header<false>(params_, shared_.number, shared_.sets, {shared_.bad_entry, 0}, num_counted_);
       }
       const unsigned* const tokens_of_expert = shared_.tokens_of_expert();
       post_counts(call_, shared_.number, shared_.sets, [tokens_of_expert](int expert) {

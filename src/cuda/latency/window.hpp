@@ -79,7 +79,7 @@ struct LatencyHeader {
   /// Dispatch: hash of a placement in GPU memory, else 0.
   std::uint64_t blocks_or_homes = 0;
   std::int64_t bad_entry = -1;  ///< dispatch: index in [T, K] of the first id that is no expert, -1: all are good
-  std::int64_t bad_id = 0;
+  std::int64_t bad_id = 0;      ///< if no id is bad: number of entries whose expert has no home
 };
 /// Words of 4 bytes, one per lane of a warp.
 inline constexpr int kLatencyHeaderWords = sizeof(LatencyHeader) / sizeof(std::uint32_t);

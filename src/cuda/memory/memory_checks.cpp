@@ -131,6 +131,7 @@ Status check_route_memory(const RouteCall& call, const DeviceArena& arena) {
   checks.view("route: counters.logical", call.options.counters.logical);
   checks.view("route: counters.physical", call.options.counters.physical);
   checks.view("route: counters.received", call.options.counters.received);
+  checks.view("route: counters.homeless", call.options.counters.homeless);
   return checks.status();
 }
 

@@ -14,7 +14,7 @@ __global__ void __launch_bounds__(kCounterThreads) counters_kernel(const __grid_
   add_to_counters(
       params.counters, params.placement, params.num_experts, params.num_local_experts,
       [&params](int expert) { return params.own_counts[expert]; },
-      [&params](int local) { return params.rows_per_expert[local]; });
+      [&params](int local) { return params.rows_per_expert[local]; }, [&params] { return params.num_homeless; });
 }
 
 }  // namespace

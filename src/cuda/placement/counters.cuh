@@ -19,17 +19,14 @@ __device__ inline void add_to_counter(const CounterTable& counter, int at, std::
   }
 }
 
-__device__ inline bool has_counters(const CounterTables& counters) {
-  return counters.logical.data != nullptr || counters.physical.data != nullptr || counters.received.data != nullptr;
-}
-
-/// own(expert): rows of this rank's tokens for the expert; received(local): rows of all ranks for a local expert. All
-/// threads of a block call it.
-template <typename Own, typename Received>
+/// own(expert): rows of this rank's tokens for the expert; received(local): rows of all ranks for a local expert;
+/// homeless(): this rank's entries whose expert has no home. All threads of a block call it.
+template <typename Own, typename Received, typename Homeless>
 __device__ inline void add_to_counters(const CounterTables& counters, const PlacementTables& placement, int num_experts,
-                                       int num_local_experts, Own own, Received received) {
+                                       int num_local_experts, Own own, Received received, Homeless homeless) {
   const auto thread = static_cast<int>(threadIdx.x);
   const auto num_threads = static_cast<int>(blockDim.x);
+  if (counters.homeless.data != nullptr && thread == 0) add_to_counter(counters.homeless, 0, homeless());
   if (counters.logical.data != nullptr || counters.physical.data != nullptr) {
     for (int expert = thread; expert < num_experts; expert += num_threads) {
       const std::int32_t count = own(expert);

@@ -9,6 +9,7 @@
 
 #include "cuda/placement/placement_tables.hpp"
 #include "ferry/placement.hpp"
+#include "plan/host_device.hpp"
 
 namespace ferry::cuda {
 
@@ -21,6 +22,11 @@ struct CounterTables {
   CounterTable logical;
   CounterTable physical;
   CounterTable received;
+  CounterTable homeless;
+
+  FERRY_HOST_DEVICE bool any() const {
+    return logical.data != nullptr || physical.data != nullptr || received.data != nullptr || homeless.data != nullptr;
+  }
 };
 
 inline CounterTables counter_tables(const LoadCounters& counters) {
@@ -29,7 +35,7 @@ inline CounterTables counter_tables(const LoadCounters& counters) {
     if (view.present()) made = {view.data, view.dtype == DType::kInt64};
     return made;
   };
-  return {table(counters.logical), table(counters.physical), table(counters.received)};
+  return {table(counters.logical), table(counters.physical), table(counters.received), table(counters.homeless)};
 }
 
 /// Parameters of the kernel that adds to counters when no kernel has counted.
@@ -40,6 +46,7 @@ struct CountersParams {
   int num_local_experts = 0;
   const std::int32_t* own_counts = nullptr;       ///< [E]
   const std::int32_t* rows_per_expert = nullptr;  ///< [L]
+  std::int32_t num_homeless = 0;                  ///< this rank's entries whose expert has no home
 };
 cudaError_t launch_counters(const CountersParams& params, cudaStream_t stream);
 cudaError_t load_counters_kernel();

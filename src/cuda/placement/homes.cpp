@@ -39,6 +39,7 @@ Result<BuiltHomes> prepare_homes(const RouteCall& call, TableMemory& memory, con
   params.rank = of.rank;
   params.ranks_per_node = of.ranks_per_node;
   params.nearest = placement.choice == ReplicaChoice::kNearest;
+  params.allow_homeless = placement.allow_homeless;
   const std::size_t num_physical = placement.expert_to_rank.size();
   const std::size_t num_logical = to_size(placement.num_logical_experts);
   Result<std::shared_ptr<std::byte>> taken = memory.take(built_homes_bytes(num_physical, num_logical));

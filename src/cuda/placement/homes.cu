@@ -83,9 +83,8 @@ __device__ void place_ranges(const HomesParams& params, HomesShared& shared) {
       if (lane_idx() >= distance) end += below;
     }
     if (logical < params.num_logical) {
-      // A call with an expert without a home is refused, but kernels may read its range before the refusal.
-      if (count == 0) atomicMin(&shared.first_missing, static_cast<unsigned>(logical));
-      params.ranges[logical] = count == 0 ? plan::HomeRange{0, 1} : plan::HomeRange{before + end - count, count};
+      if (count == 0 && !params.allow_homeless) atomicMin(&shared.first_missing, static_cast<unsigned>(logical));
+      params.ranges[logical] = plan::HomeRange{before + end - count, count};
     }
     before += __shfl_sync(kAllLanes, end, kWarpLanes - 1);
   }
@@ -102,7 +101,6 @@ __global__ void __launch_bounds__(kHomesThreads) homes_kernel(const __grid_const
     shared.logical = reinterpret_cast<std::int32_t*>(&shared + 1);
     shared.distance = reinterpret_cast<unsigned*>(shared.logical + params.num_physical);
     shared.count = shared.distance + params.num_logical;
-    if (params.num_physical > 0) params.homes[0] = 0;
   }
   __syncthreads();
   for (int logical = thread; logical < params.num_logical; logical += kHomesThreads) {

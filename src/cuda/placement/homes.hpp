@@ -6,7 +6,9 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 
 #include "core/backend.hpp"
@@ -14,6 +16,12 @@
 #include "cuda/placement/homes_params.hpp"
 
 namespace ferry::cuda {
+
+/// The larger one of P and E: no table of experts has more entries. Without homes for all, E may be the larger one.
+inline std::int64_t most_experts_of(const RouteCall& call) {
+  const std::int64_t num_logical = call.placement ? call.placement->num_logical_experts : 0;
+  return std::max(call.options.num_experts, num_logical);
+}
 
 /// Homes of a call whose placement is in GPU memory; empty for other calls.
 struct BuiltHomes {

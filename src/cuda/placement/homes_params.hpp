@@ -19,6 +19,7 @@ struct HomesParams {
   int rank = 0;
   int ranks_per_node = 1;
   bool nearest = true;
+  bool allow_homeless = false;         ///< an expert without a home is no fault
   plan::HomeRange* ranges = nullptr;   ///< [E]
   std::int32_t* homes = nullptr;       ///< [P]
   std::int32_t* logical_of = nullptr;  ///< [P]

@@ -16,20 +16,26 @@ FERRY_HOST_DEVICE inline int num_named_experts(const PlacementTables& placement,
   return placement.homes.ranges == nullptr ? num_experts : placement.homes.num_logical;
 }
 
-/// Picks a home of an expert with homes in tables. Not inlined, so that calls without a placement contain none of its
-/// instructions: a short kernel spends its time on fetching code.
+/// Picks a home of an expert with homes in tables; -1: it has none. Not inlined, so that calls without a placement
+/// contain none of its instructions: a short kernel spends its time on fetching code.
 __device__ __noinline__ inline int pick_home(const plan::HomeRange* ranges, const std::int32_t* homes, int expert,
                                              std::int64_t token, int rank) {
   const plan::HomeRange range = ranges[expert];
+  if (range.count == 0) return -1;
   return homes[range.first + (range.count == 1 ? 0 : plan::pick_of(range.count, token, rank))];
 }
 
-/// Physical expert that the token of `rank` picks for the id; -1: the id is -1 or no expert.
+/// Physical expert that the token of `rank` picks for the id; -1: the id is -1, no expert, or an expert without a home.
 __device__ inline int pick_expert(const PlacementTables& placement, int num_experts, std::int64_t id,
                                   std::int64_t token, int rank) {
   if (id < 0 || id >= num_named_experts(placement, num_experts)) return -1;
   if (placement.homes.ranges == nullptr) return static_cast<int>(id);
   return pick_home(placement.homes.ranges, placement.homes.homes, static_cast<int>(id), token, rank);
+}
+
+/// Whether an id for which pick_expert() has returned -1 names an expert without a home. Other such ids but -1 are bad.
+__device__ inline bool is_homeless(const PlacementTables& placement, int num_experts, std::int64_t id) {
+  return id >= 0 && id < num_named_experts(placement, num_experts);
 }
 
 /// Hash of a placement in GPU memory, which ranks compare.

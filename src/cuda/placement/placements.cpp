@@ -18,9 +18,9 @@ Status upload_table(T* to, const std::vector<T>& table, cudaStream_t stream) {
 }
 
 bool same(const ExpertPlacement& a, const ExpertPlacement& b) {
-  return a.hash == b.hash && a.given == b.given && a.choice == b.choice && a.on_device == b.on_device &&
-         a.num_logical_experts == b.num_logical_experts && a.expert_to_rank == b.expert_to_rank &&
-         a.physical_to_logical == b.physical_to_logical;
+  return a.hash == b.hash && a.given == b.given && a.choice == b.choice && a.allow_homeless == b.allow_homeless &&
+         a.on_device == b.on_device && a.num_logical_experts == b.num_logical_experts &&
+         a.expert_to_rank == b.expert_to_rank && a.physical_to_logical == b.physical_to_logical;
 }
 
 }  // namespace

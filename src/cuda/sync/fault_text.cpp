@@ -148,7 +148,7 @@ Status describe_fault_of_route(const FaultReport& fault, const RankRecords& know
     case Fault::kMissingHome:
       return Status(ErrorCode::kInvalidArgument,
                     fmt::format("route: placement: no entry of physical_to_logical_view of rank {} is expert {}, "
-                                "expected at least one home of each of {} experts",
+                                "expected at least one home of each of {} experts; add one, or set allow_homeless",
                                 fault.rank, fault.value, fault.limit + 1),
                     fault.rank);
     case Fault::kOtherHomes:
