@@ -5,6 +5,7 @@
 /// ranks. Programs choose logical experts; `Group::route` picks one home for each of them.
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "ferry/export.hpp"
@@ -73,6 +74,16 @@ FERRY_API Status check_placement(const Placement& placement, std::int64_t num_ex
 ///         [0, R), physical_to_logical_view is given. Nothing is written
 FERRY_API Status pick_replicas(const ConstTensorView& topk_idx, std::int64_t num_experts, const Placement& placement,
                                const ReplicaPlace& place, const TensorView& out);
+
+/// The placement that is left of `placement`, on `num_ranks` ranks, for a group of `kept_ranks` alone, which are
+/// numbered 0, 1, ... in their order. Physical experts of other ranks are dropped and the others stay in their order:
+/// a kept rank has the same local experts as before, in the same order, and no weights move. physical_to_rank is
+/// filled, `choice` is kept and allow_homeless is set. If `placement` is not present(), the one before is the default:
+/// E experts in order on R ranks.
+/// @errors those of check_placement; kInvalidArgument: physical_to_logical_view is given, `kept_ranks` is empty, is not
+///         ascending or has an entry outside [0, R), or no physical expert is on them
+FERRY_API Result<Placement> surviving_placement(const Placement& placement, std::int64_t num_experts, int num_ranks,
+                                                std::span<const int> kept_ranks);
 
 /// Counters of a program that calls add to, without a wait: each entry grows by the call's rows for it, once the counts
 /// are known to be good; a refused call adds nothing. Each counter is present or absent on this rank alone, contiguous,

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include "core/checks.hpp"
 #include "core/expert_placement.hpp"
@@ -54,6 +55,32 @@ Status pick_all(const ConstTensorView& topk_idx, const plan::HomeTable& table, i
     to[entry] = from[entry] < 0 ? Id{-1} : table.pick(to_size(from[entry]), entry / num_topk, rank);
   }
   return {};
+}
+
+Status check_kept_ranks(std::span<const int> kept_ranks, int num_ranks) {
+  if (kept_ranks.empty()) return invalid_placement("kept_ranks is empty, expected at least one rank");
+  for (std::size_t i = 0; i < kept_ranks.size(); ++i) {
+    if (kept_ranks[i] < 0 || kept_ranks[i] >= num_ranks) {
+      return invalid_placement(
+          fmt::format("kept_ranks[{}] is {}, expected a rank from 0 to {}", i, kept_ranks[i], num_ranks - 1));
+    }
+    if (i > 0 && kept_ranks[i] <= kept_ranks[i - 1]) {
+      return invalid_placement(
+          fmt::format("kept_ranks[{}] is {}, expected more than {}, the entry before it: list each rank that remains "
+                      "once, in ascending order",
+                      i, kept_ranks[i], kept_ranks[i - 1]));
+    }
+  }
+  return {};
+}
+
+/// A placement in which every expert is its only home, on the ranks of the default.
+Placement default_placement(ReplicaChoice choice, std::int64_t num_experts) {
+  Placement placement;
+  placement.choice = choice;
+  placement.physical_to_logical.resize(to_size(std::clamp<std::int64_t>(num_experts, 0, kMaxPlacedExperts)));
+  std::iota(placement.physical_to_logical.begin(), placement.physical_to_logical.end(), 0);
+  return placement;
 }
 
 }  // namespace
@@ -137,6 +164,35 @@ Status pick_replicas(const ConstTensorView& topk_idx, std::int64_t num_experts, 
                                                   .nearest = placement.choice == ReplicaChoice::kNearest});
   return topk_idx.dtype == DType::kInt32 ? pick_all<std::int32_t>(topk_idx, table, place.rank, out)
                                          : pick_all<std::int64_t>(topk_idx, table, place.rank, out);
+}
+
+Result<Placement> surviving_placement(const Placement& placement, std::int64_t num_experts, int num_ranks,
+                                      std::span<const int> kept_ranks) {
+  constexpr std::string_view kName = "surviving_placement";
+  if (placement.physical_to_logical_view.present()) {
+    return invalid_placement(
+        fmt::format("{}: physical_to_logical_view is given, expected physical_to_logical in host memory", kName));
+  }
+  const bool by_default = !placement.present() && placement.physical_to_rank.empty();
+  const Placement before = by_default ? default_placement(placement.choice, num_experts) : placement;
+  Status status = check_placement(before, num_experts, num_ranks);
+  if (status.ok()) status = check_kept_ranks(kept_ranks, num_ranks);
+  if (!status.ok()) return Status(status.code(), fmt::format("{}: {}", kName, status.message()));
+  const std::vector<std::int32_t> owners = owners_of(before, num_ranks);
+  Placement left;
+  left.choice = before.choice;
+  left.allow_homeless = true;
+  for (std::size_t physical = 0; physical < owners.size(); ++physical) {
+    const auto kept = std::lower_bound(kept_ranks.begin(), kept_ranks.end(), owners[physical]);
+    if (kept == kept_ranks.end() || *kept != owners[physical]) continue;
+    left.physical_to_logical.push_back(before.physical_to_logical[physical]);
+    left.physical_to_rank.push_back(static_cast<std::int32_t>(kept - kept_ranks.begin()));
+  }
+  if (left.present()) return left;
+  return invalid_placement(
+      fmt::format("{}: none of the {} physical experts is on the {} kept_ranks, expected at least one; keep a rank "
+                  "that has some",
+                  kName, owners.size(), kept_ranks.size()));
 }
 
 }  // namespace ferry

@@ -131,6 +131,58 @@ TEST(Homeless, OtherMistakesAreStillRefused) {
             std::string::npos);
 }
 
+TEST(Survivors, KeepTheirLocalExpertsInTheirOrder) {
+  Placement placement = example();
+  placement.physical_to_rank = {3, 0, 2, 1, 2, 0, 2, 1};
+  placement.choice = ReplicaChoice::kRoundRobin;
+  const std::vector<int> kept = {0, 2, 3};
+  const Placement left = surviving_placement(placement, 4, 4, kept).value();
+  EXPECT_EQ(left.physical_to_logical, (Ids{0, 3, 2, 1, 1, -1}));
+  EXPECT_EQ(left.physical_to_rank, (Ids{2, 0, 1, 1, 0, 1}));
+  EXPECT_EQ(left.choice, ReplicaChoice::kRoundRobin);
+  EXPECT_TRUE(left.allow_homeless);
+  EXPECT_TRUE(check_placement(left, 4, 3).ok());
+  const std::vector<int> again = {2};  // rank 3 of the first placement
+  const Placement last = surviving_placement(left, 4, 3, again).value();
+  EXPECT_EQ(last.physical_to_logical, (Ids{0}));
+  EXPECT_EQ(last.physical_to_rank, (Ids{0}));
+}
+
+TEST(Survivors, OfThePlacementByDefault) {
+  const std::vector<int> kept = {0, 2};
+  const Placement left = surviving_placement({}, 8, 3, kept).value();  // ranks have 2, 3 and 3
+  EXPECT_EQ(left.physical_to_logical, (Ids{0, 1, 5, 6, 7}));
+  EXPECT_EQ(left.physical_to_rank, (Ids{0, 0, 1, 1, 1}));
+  const Placement whole = surviving_placement(example(), 4, 4, std::vector<int>{0, 1, 2, 3}).value();
+  EXPECT_EQ(whole.physical_to_logical, example().physical_to_logical);
+  EXPECT_EQ(whole.physical_to_rank, (Ids{0, 0, 1, 1, 2, 2, 3, 3}));
+}
+
+TEST(Survivors, WrongArgumentsAreRefused) {
+  const auto words = [](const Placement& placement, std::int64_t num_experts, const std::vector<int>& kept) {
+    const Status status = surviving_placement(placement, num_experts, 4, kept).status();
+    EXPECT_EQ(status.code(), ErrorCode::kInvalidArgument);
+    return status.to_string();
+  };
+  const auto expect_words = [](const std::string& text, const char* expected) {
+    EXPECT_NE(text.find(expected), std::string::npos) << text;
+  };
+  expect_words(words(example(), 4, {}), "surviving_placement: kept_ranks is empty");
+  expect_words(words(example(), 4, {0, 4}), "kept_ranks[1] is 4, expected a rank from 0 to 3");
+  expect_words(words(example(), 4, {-1}), "kept_ranks[0] is -1");
+  expect_words(words(example(), 4, {1, 1}), "kept_ranks[1] is 1, expected more than 1");
+  expect_words(words(example(), 4, {2, 1}), "kept_ranks[1] is 1, expected more than 2");
+  expect_words(words(example(), 3, {0}), "physical_to_logical[1] is 3");
+  expect_words(words({}, 0, {0}), "0 experts on 4 ranks");
+  expect_words(words({}, std::int64_t{1} << 40, {0}), "physical experts");
+  expect_words(words({.physical_to_rank = {0, 1}}, 2, {0}), "0 physical experts");
+  expect_words(words({}, 2, {0, 2}), "none of the 2 physical experts is on the 2 kept_ranks");  // on ranks 1 and 3
+  Placement view;
+  const std::int32_t table = 0;
+  view.physical_to_logical_view = ConstTensorView(&table, DType::kInt32, {1});
+  expect_words(words(view, 1, {0}), "physical_to_logical_view is given");
+}
+
 TEST(Replicas, ACallThatIsRefusedPicksNothing) {
   std::vector<std::int32_t> ids = {0, 3, 4};
   const TensorView view(ids.data(), DType::kInt32, {3, 1});
