@@ -162,6 +162,46 @@ static void check_balance(void) {
   expect(ferry_balance_num_moves(NULL, &num) == NULL && num == 0, "arrays of no balance");
 }
 
+/// Three ranks with two experts each, of which the one in the middle is lost.
+static void check_survivors(void) {
+  enum { ROOM = 6 };
+  static const int32_t kHomes[4] = {0, 1, 4, 5};
+  static const int32_t kRanks[4] = {0, 0, 1, 1};
+  static const int32_t kPicks[4] = {1, -1, 2, -1};
+  int32_t kept[2] = {0, 2};
+  int32_t homes[ROOM];
+  int32_t ranks[ROOM];
+  int32_t ids[4] = {1, 2, 4, 3};
+  ferry_tensor ids_view = matrix(ids, FERRY_INT32, 4, 1);
+  ferry_placement placement = {0};
+  int64_t num = -1;
+  expect_ok(ferry_surviving_placement(NULL, 6, 3, kept, 2, ROOM, homes, ranks, &num), "ferry_surviving_placement");
+  expect(num == 4 && memcmp(homes, kHomes, sizeof(kHomes)) == 0 && memcmp(ranks, kRanks, sizeof(kRanks)) == 0,
+         "the placement that is left");
+  placement.struct_size = sizeof(placement);
+  placement.physical_to_logical = homes;
+  placement.physical_to_rank = ranks;
+  placement.num_physical_experts = num;
+  expect_code(ferry_check_placement(&placement, 6, 2), FERRY_ERROR_INVALID_ARGUMENT, "experts without a home");
+  placement.allow_homeless = 1;
+  expect_ok(ferry_check_placement(&placement, 6, 2), "ferry_check_placement");
+  expect_ok(ferry_pick_replicas(&ids_view, 6, &placement, 0, 2, 2, &ids_view), "ferry_pick_replicas");
+  expect(memcmp(ids, kPicks, sizeof(kPicks)) == 0, "picks");
+  num = -1;
+  expect_error(ferry_surviving_placement(NULL, 6, 3, kept, 2, 3, homes, ranks, &num), FERRY_ERROR_INVALID_ARGUMENT, -1,
+               "capacity is 3, expected room for 4");
+  expect_error(ferry_surviving_placement(NULL, 6, 3, NULL, 2, ROOM, homes, ranks, &num), FERRY_ERROR_INVALID_ARGUMENT,
+               -1, "kept_ranks is null");
+  expect_error(ferry_surviving_placement(NULL, 6, 3, kept, 4, ROOM, homes, ranks, &num), FERRY_ERROR_INVALID_ARGUMENT,
+               -1, "num_kept_ranks is 4");
+  expect_error(ferry_surviving_placement(NULL, 6, 3, kept, 2, ROOM, NULL, ranks, &num), FERRY_ERROR_INVALID_ARGUMENT,
+               -1, "null");
+  kept[1] = 0;
+  expect_error(ferry_surviving_placement(NULL, 6, 3, kept, 2, ROOM, homes, ranks, &num), FERRY_ERROR_INVALID_ARGUMENT,
+               -1, "kept_ranks[1] is 0");
+  expect(num == -1, "failed calls write nothing");
+}
+
 /// One rank: quantised dispatch into bounded rows, and the routing as tables.
 static void check_calls(ferry_group* group) {
   enum { ROOM = 5 };
@@ -268,6 +308,7 @@ int main(void) {
   check_layout();
   check_gating();
   check_balance();
+  check_survivors();
   expect_ok(ferry_bootstrap_create_in_process(1, &bootstrap), "ferry_bootstrap_create_in_process");
   check_masks(bootstrap);
   ferry_bootstrap_free(bootstrap);
