@@ -36,7 +36,7 @@ from ferry._latency import LatencyCombined, LatencyDispatched, latency_bytes_req
 from ferry._layout import DispatchLayout, dispatch_layout
 from ferry._load import LoadSummary, LoadWindow
 from ferry._network import NetworkUsage, RailUsage
-from ferry._placement import LoadCounters, Placement
+from ferry._placement import LoadCounters, Placement, surviving_placement
 from ferry._quantize import Quantized, dequantize, quantize
 from ferry._routing import ChannelTables, Combined, Received, Routing
 from ferry.gating import GatingOptions, select_experts
@@ -105,4 +105,5 @@ __all__ = [
     "plan_moves",
     "quantize",
     "select_experts",
+    "surviving_placement",
 ]

@@ -228,7 +228,12 @@ class DeferredCall:
     def __call__(self) -> tuple[Any, ...]: ...
 
 class Placement:
-    def __init__(self, physical_to_logical: Sequence[int], physical_to_rank: Sequence[int], choice: int, /) -> None: ...
+    def __init__(
+        self, physical_to_logical: Sequence[int], physical_to_rank: Sequence[int], choice: int, allow_homeless: bool, /
+    ) -> None: ...
+    def surviving(
+        self, num_experts: int, num_ranks: int, kept_ranks: Sequence[int], /
+    ) -> tuple[list[int], list[int], int]: ...
 
 class Group:
     @property

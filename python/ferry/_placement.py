@@ -33,12 +33,15 @@ def placement_of(key: torch.Tensor | None) -> Placement | None:
 class Placement:
     """The homes of one layer's experts: P physical experts, each a home of one of E logical experts or of none.
 
-    physical_to_logical: [P] the logical expert of each physical one, -1: none. Every logical expert needs a home. A
-        sequence or a tensor on the CPU, which is copied; or a contiguous i32 tensor on the group's GPU, which calls
-        read where they run on the stream, so that each replay of a graph may find another placement.
+    physical_to_logical: [P] the logical expert of each physical one, -1: none. Every logical expert needs a home,
+        unless ``allow_homeless``. A sequence or a tensor on the CPU, which is copied; or a contiguous i32 tensor on the
+        group's GPU, which calls read where they run on the stream, so that each replay of a graph may find another
+        placement.
     physical_to_rank: [P] ranks; by default contiguous, equally many on each where R divides P.
     choice: which home a token picks. "nearest": one on its own rank, else on its node, else any; "round_robin": any.
         Among several, the one at index (token index + rank) modulo their number, in ascending order.
+    allow_homeless: experts may have no home, and P may be below E: for a group that goes on without a lost rank, see
+        :func:`surviving_placement`. Calls treat an entry of topk_idx that names such an expert as -1.
 
     The same on every rank. Making one costs more than using it again.
     """
@@ -50,6 +53,7 @@ class Placement:
         physical_to_logical: Sequence[int] | torch.Tensor,
         physical_to_rank: Sequence[int] | torch.Tensor | None = None,
         choice: ReplicaChoice = "nearest",
+        allow_homeless: bool = False,
     ) -> None:
         if choice not in _CHOICES:
             raise InvalidArgument(f"Placement: choice is {choice!r}, expected one of {', '.join(map(repr, _CHOICES))}")
@@ -60,6 +64,7 @@ class Placement:
             [] if on_gpu else _numbers(physical_to_logical, "physical_to_logical"),
             self._owners,
             _CHOICES.index(choice),
+            bool(allow_homeless),
         )
         self.num_physical_experts: int = len(physical_to_logical)
         """P"""
@@ -83,6 +88,26 @@ class Placement:
         return (rank + 1) * self.num_physical_experts // num_ranks - rank * self.num_physical_experts // num_ranks
 
 
+def surviving_placement(
+    placement: Placement | None, num_experts: int, num_ranks: int, kept_ranks: Sequence[int]
+) -> Placement:
+    """The placement that is left when only ``kept_ranks`` remain, which are numbered 0, 1, ... in their order.
+
+    placement: the one before, in host memory; None: the default, E experts in order on the ranks.
+    kept_ranks: ranks of the numbering before, ascending.
+
+    Physical experts of other ranks are dropped and the others stay in their order: each rank keeps its local experts,
+    in the same order, and no weights move. The result has ``allow_homeless``.
+    """
+    if placement is not None and placement._table is not None:
+        raise InvalidArgument(
+            "surviving_placement: physical_to_logical is a tensor on a GPU, expected a placement in host memory"
+        )
+    native = _native.Placement([], [], 0, False) if placement is None else placement._native
+    homes, ranks, choice = native.surviving(int(num_experts), int(num_ranks), [int(rank) for rank in kept_ranks])
+    return Placement(homes, ranks, _CHOICES[choice], allow_homeless=True)
+
+
 class LoadCounters(NamedTuple):
     """Counters that a call adds its counts to, in the memory of the group's device: contiguous, i64 or i32."""
 
@@ -92,6 +117,8 @@ class LoadCounters(NamedTuple):
     """[P]: of this rank's tokens, those that go to each physical expert; [E] without a placement."""
     received: torch.Tensor | None = None
     """[L]: of all ranks' tokens, those that each local expert of this rank receives."""
+    homeless: torch.Tensor | None = None
+    """[1]: entries of this rank's topk_idx that name an expert without a home; the other counters leave them out."""
 
 
 def _numbers(values: Sequence[int] | torch.Tensor, name: str) -> list[int]:

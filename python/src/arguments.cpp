@@ -125,7 +125,8 @@ Load load_of(nb::handle placement, nb::handle counters, const LoadTypes& types, 
     const auto tensors = nb::cast<nb::tuple>(counters);
     load.counters = {view_of(tensors[0], place, operation, "counters.logical"),
                      view_of(tensors[1], place, operation, "counters.physical"),
-                     view_of(tensors[2], place, operation, "counters.received")};
+                     view_of(tensors[2], place, operation, "counters.received"),
+                     view_of(tensors[3], place, operation, "counters.homeless")};
   }
   if (!placement.is_none()) {
     load.placement = nb::cast<const Placement&>(get_attribute(placement, native_name));

@@ -294,11 +294,20 @@ NB_MODULE(_native, module) {
   define_balance(module);
   define_gating(module);
   nb::class_<Placement>(module, "Placement")
-      .def("__init__", [](Placement* self, std::vector<std::int32_t> physical_to_logical,
-                          std::vector<std::int32_t> physical_to_rank, int choice) {
-        new (self) Placement{
-            std::move(physical_to_logical), std::move(physical_to_rank), static_cast<ReplicaChoice>(choice), {}};
-      });
+      .def("__init__",
+           [](Placement* self, std::vector<std::int32_t> physical_to_logical,
+              std::vector<std::int32_t> physical_to_rank, int choice, bool allow_homeless) {
+             new (self) Placement{std::move(physical_to_logical),
+                                  std::move(physical_to_rank),
+                                  static_cast<ReplicaChoice>(choice),
+                                  {},
+                                  allow_homeless};
+           })
+      .def("surviving",
+           [](const Placement& self, std::int64_t num_experts, int num_ranks, const std::vector<int>& kept_ranks) {
+             const Placement left = value_or_raise(surviving_placement(self, num_experts, num_ranks, kept_ranks));
+             return nb::make_tuple(left.physical_to_logical, left.physical_to_rank, static_cast<int>(left.choice));
+           });
   nb::class_<PyGroup>(module, "Group")
       .def_prop_ro("rank", &PyGroup::rank)
       .def_prop_ro("num_ranks", &PyGroup::num_ranks)

@@ -84,6 +84,48 @@ def test_experts_with_several_homes(device: str, on_gpu: bool) -> None:
     run_ranks(2, check, make_world(2, 7, [9, 5], dtype=torch.float32), device, on_gpu)
 
 
+def check_survivors(rank: int, kind: str) -> None:
+    device = device_of(rank, kind)
+    group = ferry.Group(dist.group.WORLD, device=device)
+    # Six experts on three ranks, of which the one in the middle is lost: 2 and 3 have no home.
+    placement = ferry.surviving_placement(None, 6, 3, [0, 2])
+    topk_idx = torch.tensor([[0, 2], [5, 3], [3, 3], [-1, 4]], device=device)
+    weights = torch.full((4, 2), 0.5, device=device)
+    x = torch.arange(16, dtype=torch.float32, device=device).reshape(4, 4)
+    counters = ferry.LoadCounters(
+        logical=torch.zeros(6, dtype=torch.int64, device=device),
+        homeless=torch.zeros(1, dtype=torch.int32, device=device),
+    )
+    routing = group.route(topk_idx, weights, num_experts=6, placement=placement, counters=counters)
+    assert routing.num_physical_experts == 4
+    assert [placement.num_local_experts(one, 2) for one in range(2)] == [2, 2]
+    assert routing.topk_idx.tolist() == [[0, -1], [3, -1], [-1, -1], [-1, 2]]
+    received = group.dispatch(routing, x)
+    combined = group.combine(routing, received.x)
+    assert torch.equal(combined.x, x * torch.tensor([[1.0], [1.0], [0.0], [1.0]], device=device))
+    assert counters.homeless.tolist() == [4]
+    assert counters.logical.tolist() == [1, 0, 0, 0, 1, 1]
+    with pytest.raises(ferry.InvalidArgument, match="allow_homeless"):
+        group.route(topk_idx, num_experts=6, placement=ferry.Placement([0, 1, 4, 5, 5, 5]))
+    with pytest.raises(ferry.InvalidArgument, match="allow_homeless: rank 0 has"):
+        homes = ferry.Placement(list(range(6)), allow_homeless=rank == 1)
+        group.route(topk_idx, num_experts=6, placement=homes)
+    group.destroy()
+
+
+def test_experts_without_a_home(device: str) -> None:
+    run_ranks(2, check_survivors, device)
+
+
+def test_survivors_of_a_placement() -> None:
+    before = ferry.Placement([0, 1, 2, 0], [2, 0, 1, 1], choice="round_robin")
+    left = ferry.surviving_placement(before, 3, 3, [1, 2])
+    assert left.num_physical_experts == 3
+    assert [left.num_local_experts(rank, 2) for rank in range(2)] == [2, 1]
+    with pytest.raises(ferry.InvalidArgument, match=r"kept_ranks\[1\] is 1, expected more than 2"):
+        ferry.surviving_placement(before, 3, 3, [2, 1])
+
+
 def check_window(rank: int, kind: str) -> None:
     device = device_of(rank, kind)
     group = ferry.Group(dist.group.WORLD, device=device)
