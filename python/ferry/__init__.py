@@ -35,6 +35,7 @@ from ferry._group import Group
 from ferry._latency import LatencyCombined, LatencyDispatched, latency_bytes_required
 from ferry._layout import DispatchLayout, dispatch_layout
 from ferry._load import LoadSummary, LoadWindow
+from ferry._membership import Membership, MembershipView
 from ferry._network import NetworkUsage, RailUsage
 from ferry._placement import LoadCounters, Placement, surviving_placement
 from ferry._quantize import Quantized, dequantize, quantize
@@ -85,6 +86,8 @@ __all__ = [
     "LoadCounters",
     "LoadSummary",
     "LoadWindow",
+    "Membership",
+    "MembershipView",
     "MovePlan",
     "NetworkUsage",
     "PeerLost",

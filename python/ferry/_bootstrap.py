@@ -6,13 +6,21 @@ import os
 import socket
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ferry import _native
 from ferry._errors import InvalidArgument
 
 if TYPE_CHECKING:
     import torch.distributed as dist
+
+    from ferry._native import Membership as NativeMembership
+
+
+class Members(Protocol):
+    """A :class:`ferry.Membership`. Here its type is open, so that only memberships import groups."""
+
+    _native: NativeMembership
 
 
 def _process_group_gather(group: dist.ProcessGroup) -> Callable[[bytes], list[bytes]]:
@@ -51,17 +59,29 @@ def is_of_gpus(group: Any) -> bool:
     return isinstance(group, dist.ProcessGroup) and dist.get_backend(group) == "nccl"
 
 
-def bootstrap_for(group: dist.ProcessGroup | None, comm: Any, timeout_ns: int) -> _native.Bootstrap:
-    """From a torch process group, an mpi4py communicator, or a launcher's environment variables."""
-    if group is not None and comm is not None:
-        raise InvalidArgument("Group: give a process group or a communicator, not both")
+def bootstrap_for(
+    group: dist.ProcessGroup | None,
+    comm: Any,
+    timeout_ns: int,
+    *,
+    members: Members | None = None,
+    operation: str = "Group",
+) -> _native.Bootstrap:
+    """From a torch process group, an mpi4py communicator, a ferry.Membership, or a launcher's environment variables."""
+    if sum(one is not None for one in (group, comm, members)) > 1:
+        raise InvalidArgument(f"{operation}: give a process group, a communicator or members, not several of them")
+    if members is not None:
+        native = getattr(members, "_native", None)
+        if not isinstance(native, _native.Membership):
+            raise InvalidArgument(f"{operation}: members is a {type(members).__name__}, expected a ferry.Membership")
+        return native.bootstrap()
     if comm is not None:
         return _native.callback_bootstrap(comm.Get_rank(), comm.Get_size(), lambda mine: comm.allgather(mine), "")
     if group is None:
         return _native.environment_bootstrap(timeout_ns)
     if "torch.distributed" not in sys.modules or not hasattr(group, "rank") or not hasattr(group, "size"):
         raise InvalidArgument(
-            f"Group: group is a {type(group).__name__}, expected a torch.distributed.ProcessGroup of which this "
+            f"{operation}: group is a {type(group).__name__}, expected a torch.distributed.ProcessGroup of which this "
             "process is a member, or comm=an mpi4py communicator"
         )
     return _native.callback_bootstrap(

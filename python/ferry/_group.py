@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ferry import _native
-from ferry._bootstrap import bootstrap_for
+from ferry._bootstrap import Members, bootstrap_for
 from ferry._eager import eager
 from ferry._errors import InvalidArgument, PeerLost
 from ferry._group_arguments import (
@@ -53,7 +53,8 @@ class Group(LatencyCalls):
     ----------
     group: a ``torch.distributed`` process group: its ranks are the ranks of this group.
     comm: an mpi4py communicator instead (only ``Get_rank``, ``Get_size`` and ``allgather`` are used).
-        With neither, the variables of torchrun, mpirun or srun define the ranks.
+    members: a :class:`ferry.Membership` instead: its present view has the ranks.
+        With none of these, the variables of torchrun, mpirun or srun define the ranks.
     device: where the tensors of all calls are: the CPU or a GPU. By default the current GPU for an nccl process group,
         else the CPU. Calls on GPU tensors put work on torch's current stream and return; only a route whose rows are
         not bounded waits for its counts.
@@ -101,6 +102,7 @@ class Group(LatencyCalls):
         group: dist.ProcessGroup | None = None,
         *,
         comm: Any = None,
+        members: Members | None = None,
         device: torch.device | str | int | None = None,
         timeout: float | datetime.timedelta | None = None,
         arena_bytes: int = DEFAULT_ARENA_BYTES,
@@ -130,7 +132,8 @@ class Group(LatencyCalls):
             if number is not None and number < least:
                 raise InvalidArgument(f"Group: {name} is {number}, expected at least {least}, or None")
         call_timeout_ns = timeout_ns(CALL_TIMEOUT_S if timeout is None else timeout)
-        bootstrap = bootstrap_for(group, comm, timeout_ns(ARRIVAL_TIMEOUT_S if timeout is None else timeout))
+        arrival_timeout_ns = timeout_ns(ARRIVAL_TIMEOUT_S if timeout is None else timeout)
+        bootstrap = bootstrap_for(group, comm, arrival_timeout_ns, members=members)
         on_gpu = self.device.type == "cuda"
         self._native = _native.create_group(
             bootstrap,

@@ -21,10 +21,10 @@ _MIN_POLL_S = 1e-9
 _MAX_POLL_S = 24 * 3600
 
 
-def timeout_ns(timeout: float | datetime.timedelta) -> int:
+def timeout_ns(timeout: float | datetime.timedelta, operation: str = "Group") -> int:
     seconds = timeout.total_seconds() if isinstance(timeout, datetime.timedelta) else float(timeout)
     if not 0 < seconds < 2**33:
-        raise InvalidArgument(f"Group: timeout is {seconds} s, expected more than 0 and less than 2**33")
+        raise InvalidArgument(f"{operation}: timeout is {seconds} s, expected more than 0 and less than 2**33")
     return int(seconds * _NS_PER_S)
 
 

@@ -45,10 +45,11 @@ bool SignalCheck::ask() {
 
 void SignalCheck::refuse_in_handler(const char* operation) const {
   if (!is_answering_ || !is_main_thread()) return;
-  raise(Status(ErrorCode::kInvalidArgument,
-               std::string(operation) +
-                   ": called by a signal's handler while a call of the group waits; have the handler raise, or keep "
-                   "a note of the signal for the program to read between its calls"));
+  raise(Status(
+      ErrorCode::kInvalidArgument,
+      std::string(operation) +
+          ": called by a signal's handler while a call of the same object waits; have the handler raise, or keep "
+          "a note of the signal for the program to read between its calls"));
 }
 
 void keep(nanobind::python_error& error) {

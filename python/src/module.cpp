@@ -20,6 +20,7 @@
 #include "gating.hpp"
 #include "gil.hpp"
 #include "latency.hpp"
+#include "membership.hpp"
 #include "placed.hpp"
 #include "symmetric_pool.hpp"
 #include "views.hpp"
@@ -293,6 +294,7 @@ NB_MODULE(_native, module) {
   define_latency(module);
   define_balance(module);
   define_gating(module);
+  define_membership(module);
   nb::class_<Placement>(module, "Placement")
       .def("__init__",
            [](Placement* self, std::vector<std::int32_t> physical_to_logical,

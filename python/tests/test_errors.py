@@ -182,7 +182,7 @@ def test_a_dead_rank_is_named() -> None:
 
 
 def check_wrong_groups(rank: int) -> None:
-    with pytest.raises(ferry.InvalidArgument, match="not both"):
+    with pytest.raises(ferry.InvalidArgument, match="not several"):
         ferry.Group(dist.group.WORLD, comm=object())
     with pytest.raises(ferry.InvalidArgument, match="ProcessGroup"):
         ferry.Group("world")
