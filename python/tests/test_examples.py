@@ -29,6 +29,19 @@ def run(example: str, device: str, *arguments: str, num_ranks: int = 4) -> str:
     return end.stdout
 
 
+def run_itself(example: str, device: str, *arguments: str) -> str:
+    """An example that starts its ranks."""
+    end = subprocess.run(
+        [sys.executable, str(EXAMPLES / example), *arguments, "--device", device],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert end.returncode == 0, end.stderr
+    return end.stdout
+
+
 def test_moe_layer(device: str) -> None:
     assert "largest difference" in run("04_moe_layer.py", device)
 
@@ -45,3 +58,9 @@ def test_micro_batches(device: str) -> None:
 def test_decode_micro_batches(device: str) -> None:
     found = run("09_decode_micro_batches.py", device, *(["--device", "cuda"] if device == "cuda" else []), num_ranks=2)
     assert f"on {device}, each beside the other: same results" in found
+
+
+def test_survive(device: str) -> None:
+    found = run_itself("19_survive.py", device)
+    assert "step 15: lost [1], joined []" in found
+    assert "lost [], joined [1]" in found and "all results were right" in found
