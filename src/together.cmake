@@ -14,7 +14,8 @@ ferry_together(bootstrap_2 bootstrap/ports.cpp bootstrap/slurm.cpp bootstrap/soc
 ferry_together(c_1 c/balance.cpp c/bootstrap.cpp c/callback_bootstrap.cpp c/components.cpp c/convert.cpp
   c/exchange.cpp c/expansion.cpp c/gating.cpp)
 ferry_together(c_2 c/group.cpp c/placement.cpp c/status.cpp c/structs.cpp c/tables.cpp)
-ferry_together(c_3 c/load.cpp c/latency.cpp c/memory.cpp c/one_sided.cpp c/quantization.cpp c/routing.cpp)
+ferry_together(c_3 c/load.cpp c/latency.cpp c/membership.cpp c/memory.cpp c/one_sided.cpp c/quantization.cpp
+  c/routing.cpp)
 ferry_together(core_1 call/call_sync.cpp call/exchange.cpp call/group_state.cpp call/wait.cpp core/agreement.cpp
   local/arrival_tables.cpp core/bytes_required.cpp core/check_channel_tables.cpp)
 ferry_together(core_2 call/route_nodes.cpp core/check_exchange.cpp core/check_latency.cpp core/check_route.cpp

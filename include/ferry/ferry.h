@@ -26,6 +26,7 @@
 #include "ferry/ferry_group.h"         // bootstraps, groups, symmetric memory
 #include "ferry/ferry_latency.h"       // latency mode
 #include "ferry/ferry_load.h"          // load over many calls, traffic between nodes
+#include "ferry/ferry_membership.h"    // ranks that are lost or join
 #include "ferry/ferry_memory.h"        // memory that calls need, known memory
 #include "ferry/ferry_one_sided.h"     // memory that other ranks read and write
 #include "ferry/ferry_placement.h"     // experts with several homes, counters of load

@@ -32,6 +32,14 @@ inline constexpr StructVersion kVersionOf<ferry_callback_options>{"ferry_callbac
 template <>
 inline constexpr StructVersion kVersionOf<ferry_group_options>{"ferry_group_options", 96};
 template <>
+inline constexpr StructVersion kVersionOf<ferry_membership_options>{"ferry_membership_options", 48};
+template <>
+inline constexpr StructVersion kVersionOf<ferry_join_options>{"ferry_join_options", 72};
+template <>
+inline constexpr StructVersion kVersionOf<ferry_membership_view>{"ferry_membership_view", 80};
+template <>
+inline constexpr StructVersion kVersionOf<ferry_next_view_options>{"ferry_next_view_options", 24};
+template <>
 inline constexpr StructVersion kVersionOf<ferry_topology>{"ferry_topology", 24};
 template <>
 inline constexpr StructVersion kVersionOf<ferry_memory_usage>{"ferry_memory_usage", 48};

@@ -193,6 +193,8 @@ static void check_refused_creation(ferry_bootstrap* bootstrap, ferry_group_optio
   const int wrong = ferry_bootstrap_rank(bootstrap) == 1;
   ferry_one_sided_options heap = {0};
   ferry_one_sided* one_sided = NULL;
+  ferry_membership_options membership = {0};
+  ferry_membership* members = NULL;
   ferry_group* group = NULL;
   expect_error(ferry_group_create(bootstrap, &options, wrong ? NULL : &group), FERRY_ERROR_INVALID_ARGUMENT,
                wrong ? -1 : 1, wrong ? "group is null" : "cannot be read");
@@ -207,6 +209,9 @@ static void check_refused_creation(ferry_bootstrap* bootstrap, ferry_group_optio
   heap.timeout_ns = -1;
   expect_error(ferry_one_sided_create(bootstrap, &heap, &one_sided), FERRY_ERROR_INVALID_ARGUMENT, -1,
                "OneSided::create: timeout_ns is -1");
+  membership.struct_size = wrong ? 3 : sizeof(membership);
+  expect_error(ferry_membership_create(bootstrap, &membership, &members), FERRY_ERROR_INVALID_ARGUMENT, wrong ? -1 : 1,
+               wrong ? "struct_size of the ferry_membership_options is 3" : "timeout_ns is 0");
 }
 
 static void* run_rank(void* bootstrap) {
