@@ -172,7 +172,8 @@ class Membership:
     def group(self, **options: Any) -> Group:
         """A group of the members of the present view: ``ferry.Group(members=self, **options)``. Collective.
 
-        It has ranks as in the view. After an error call :meth:`next_view`.
+        It has ranks as in the view. A member that has died since is waited for until the membership's ``timeout``.
+        After an error call :meth:`next_view`.
         """
         return Group(members=self, **options)
 
