@@ -35,7 +35,8 @@ typedef struct ferry_join_options {
   const char* const* contacts;    ///< [num_contacts] "host:port" of members (ferry_membership_address), tried in turn
   const char* secret;             ///< that of the members
   const char* host;               ///< numeric address of this host; NULL: the one that leads to the contact
-  int64_t timeout_ns;             ///< time until the members let it in, and that of ferry_membership_options; 0: 50 s
+  int64_t admission_timeout_ns;   ///< time until the members let it in; 0: 50 s
+  int64_t timeout_ns;             ///< as in ferry_membership_options, once it is a member; 0: 50 s
   ferry_interrupted interrupted;  ///< as in ferry_membership_options; it ends ferry_membership_join, too
   void* interrupted_user;
   int32_t num_contacts;
@@ -74,8 +75,8 @@ FERRY_C_API const char* ferry_membership_address(const ferry_membership* members
 FERRY_C_API ferry_status* ferry_membership_complete_steps(ferry_membership* membership, uint64_t num_steps);
 /// Processes that ask this one to be let in. Local, never waits. 0 for NULL.
 FERRY_C_API int32_t ferry_membership_num_waiting(ferry_membership* membership);
-/// Whether another member waits for this one in ferry_membership_next_view. Local, never waits. 0 for NULL.
-FERRY_C_API int32_t ferry_membership_is_awaited(ferry_membership* membership);
+/// Members that wait for this one in ferry_membership_next_view. Local, never waits. 0 for NULL.
+FERRY_C_API int32_t ferry_membership_num_awaiting(ferry_membership* membership);
 
 /// ferry::NextViewOptions.
 typedef struct ferry_next_view_options {

@@ -99,6 +99,7 @@ class Membership:
         secret: str,
         id: int | None = None,
         host: str = "",
+        admission_timeout: float | datetime.timedelta | None = None,
         timeout: float | datetime.timedelta | None = None,
     ) -> Membership:
         """Ask members to be let in, and wait until they have made their next view, with this process in it. They do so
@@ -108,17 +109,22 @@ class Membership:
         secret: that of the members.
         id: the number to take: that of a lost member, or a new one. By default the lowest free one.
         host: as for the constructor; by default the address that leads to the contact.
-        timeout: seconds (or a timedelta) until the members have let it in, by default 50, and the constructor's.
+        admission_timeout: seconds (or a timedelta) until the members have let it in, by default 50.
+        timeout: as for the constructor, once it is a member.
 
         Raises :class:`ferry.Timeout` if no contact answered, if the secret is another one, or if the members did not
         let it in: they did not call next_view, or a living member has that id.
         """
         if id is not None and id < 0:
             raise InvalidArgument(f"Membership.join: id is {id}, expected at least 0, or None for the lowest free one")
+        admission_ns = timeout_ns(
+            ARRIVAL_TIMEOUT_S if admission_timeout is None else admission_timeout, "Membership.join"
+        )
         wait_ns = timeout_ns(ARRIVAL_TIMEOUT_S if timeout is None else timeout, "Membership.join")
         addresses = [contacts] if isinstance(contacts, str) else list(contacts)
         members = cls.__new__(cls)
-        members._begin(_native.join_membership(addresses, secret, -1 if id is None else id, host, wait_ns))
+        number = -1 if id is None else id
+        members._begin(_native.join_membership(addresses, secret, number, host, admission_ns, wait_ns))
         return members
 
     @property
@@ -137,9 +143,9 @@ class Membership:
         return self._native.num_waiting()
 
     @property
-    def is_awaited(self) -> bool:
-        """Whether another member waits for this one in :meth:`next_view`. Local, never waits."""
-        return self._native.is_awaited()
+    def num_awaiting(self) -> int:
+        """Members that wait for this one in :meth:`next_view`. Local, never waits."""
+        return self._native.num_awaiting()
 
     def complete_steps(self, num_steps: int) -> None:
         """This process has completed the steps 0 to ``num_steps - 1``, by the program's own count. Sends nothing:
@@ -161,9 +167,9 @@ class Membership:
             out themselves which processes have ended.
         leave: the next view is without this process.
 
-        Raises :class:`ferry.PeerLost` if the others have left this process out, or if too few have come: of members
-        that cannot reach each other only those go on that are more than half of those not known to be dead, or half of
-        them with the lowest id. The view stays as it was, and in the second case it may be called again.
+        Raises :class:`ferry.PeerLost` if the others have left this process out, and :class:`ferry.Timeout` if too few
+        have come: unless all that may live are there, more than half of the view's members are needed, or half of them
+        with the lowest id. The view stays as it was, and after a Timeout it may be called again.
         """
         late_rank = reason.peer if isinstance(reason, Timeout) else None
         self._view = MembershipView(*self._native.next_view(late_rank, bool(leave)))
@@ -172,8 +178,8 @@ class Membership:
     def group(self, **options: Any) -> Group:
         """A group of the members of the present view: ``ferry.Group(members=self, **options)``. Collective.
 
-        It has ranks as in the view. A member that has died since is waited for until the membership's ``timeout``.
-        After an error call :meth:`next_view`.
+        It has ranks as in the view. Raises :class:`ferry.PeerLost` soon after a member has died or has asked for the
+        next view; after an error call :meth:`next_view`.
         """
         return Group(members=self, **options)
 

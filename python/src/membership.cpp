@@ -59,9 +59,11 @@ class PyMembership {
   }
 
   static std::shared_ptr<PyMembership> join(std::vector<std::string> contacts, const std::string& secret, int id,
-                                            const std::string& host, std::int64_t timeout_ns) {
+                                            const std::string& host, std::int64_t admission_timeout_ns,
+                                            std::int64_t timeout_ns) {
     const auto signals = std::make_shared<SignalCheck>();
     JoinOptions options;
+    options.admission_timeout_ns = admission_timeout_ns;
     options.contacts = std::move(contacts);
     options.secret = secret;
     options.id = id;
@@ -84,9 +86,9 @@ class PyMembership {
     signals_->refuse_in_handler("Membership.num_waiting");
     return without_gil([&] { return members_->num_waiting(); });
   }
-  bool is_awaited() {
-    signals_->refuse_in_handler("Membership.is_awaited");
-    return without_gil([&] { return members_->is_awaited(); });
+  int num_awaiting() {
+    signals_->refuse_in_handler("Membership.num_awaiting");
+    return without_gil([&] { return members_->num_awaiting(); });
   }
 
   /// late_rank: the rank in whose place a call of the present view's group timed out.
@@ -116,7 +118,7 @@ void define_membership(nb::module_& module) {
       .def("first_view", &PyMembership::first_view)
       .def("complete_steps", &PyMembership::complete_steps)
       .def("num_waiting", &PyMembership::num_waiting)
-      .def("is_awaited", &PyMembership::is_awaited)
+      .def("num_awaiting", &PyMembership::num_awaiting)
       .def("next_view", &PyMembership::next_view, "late_rank"_a.none(), "leave"_a)
       .def("bootstrap", &PyMembership::bootstrap);
   module.def("create_membership", &PyMembership::create);

@@ -240,7 +240,7 @@ def test_another_secret_is_refused() -> None:
 
     def join() -> None:
         try:
-            ferry.Membership.join(members.address, secret="another one", timeout=1)
+            ferry.Membership.join(members.address, secret="another one", admission_timeout=1)
         except ferry.FerryError as error:
             errors.append(error)
 
@@ -264,11 +264,11 @@ def test_a_process_joins_a_single_one() -> None:
     assert members.next_view().joined_ids == (1,)
     thread.join()
     assert (joined[0].view.ids, joined[0].view.rank) == ((0, 1), 1)
-    assert not members.is_awaited
+    assert members.num_awaiting == 0
     views: list[ferry.MembershipView] = []
     thread = threading.Thread(target=lambda: views.append(joined[0].next_view()))
     thread.start()
-    while not members.is_awaited:
+    while members.num_awaiting == 0:
         os.sched_yield()
     view = members.next_view()
     thread.join()

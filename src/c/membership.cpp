@@ -100,6 +100,7 @@ Status join_members(const ferry_join_options* given, ferry_membership** handle) 
   }
   JoinOptions options;
   read_common(read, options);
+  options.admission_timeout_ns = nonzero_or(read.admission_timeout_ns, options.admission_timeout_ns);
   for (const char* contact : std::span(read.contacts, static_cast<std::size_t>(read.num_contacts))) {
     options.contacts.push_back(text_or(contact, ""));
   }
@@ -196,8 +197,8 @@ int32_t ferry_membership_num_waiting(ferry_membership* membership) {
   return guarded_or(0, [&] { return membership == nullptr ? 0 : membership->value->num_waiting(); });
 }
 
-int32_t ferry_membership_is_awaited(ferry_membership* membership) {
-  return guarded_or(0, [&] { return membership != nullptr && membership->value->is_awaited() ? 1 : 0; });
+int32_t ferry_membership_num_awaiting(ferry_membership* membership) {
+  return guarded_or(0, [&] { return membership == nullptr ? 0 : membership->value->num_awaiting(); });
 }
 
 ferry_status* ferry_membership_next_view(ferry_membership* membership, const ferry_next_view_options* options) {

@@ -34,7 +34,7 @@ inline constexpr StructVersion kVersionOf<ferry_group_options>{"ferry_group_opti
 template <>
 inline constexpr StructVersion kVersionOf<ferry_membership_options>{"ferry_membership_options", 48};
 template <>
-inline constexpr StructVersion kVersionOf<ferry_join_options>{"ferry_join_options", 72};
+inline constexpr StructVersion kVersionOf<ferry_join_options>{"ferry_join_options", 80};
 template <>
 inline constexpr StructVersion kVersionOf<ferry_membership_view>{"ferry_membership_view", 80};
 template <>

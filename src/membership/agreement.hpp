@@ -63,6 +63,8 @@ class Agreement {
   const std::optional<View>& decided() const { return decided_; }
   /// Members that the coordinator waits for: those that have not reported, or not acknowledged.
   std::vector<Id> awaited() const;
+  /// Number of proposals that this coordinator has made.
+  std::uint64_t num_proposals() const { return round_; }
   /// Whether this coordinator could propose if more members took part.
   bool lacks_quorum() const { return lacks_quorum_; }
   int num_voters_needed() const;

@@ -173,6 +173,11 @@ void ViewChange::check_times() {
     grace_is_over_ = true;
     agreement_.heed_accusations();
   }
+  // Voters have as long to acknowledge as members had to come.
+  if (agreement_.num_proposals() != num_proposals_) {
+    num_proposals_ = agreement_.num_proposals();
+    patience_ = Deadline::after(params_.timeout_ns);
+  }
   if (!patience_.expired()) return;
   patience_ = Deadline::after(params_.timeout_ns);
   if (!agreement_.coordinates()) {

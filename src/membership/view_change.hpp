@@ -68,8 +68,9 @@ class ViewChange {
   std::map<Id, MemberLink> links_;    // to the coordinator, or of the coordinator to members that it waits for
   std::map<Id, Reporter> reporters_;  // members that have reported to this one
   Id followed_;
-  bootstrap::Deadline patience_;  // until members that are waited for count as silent
-  bootstrap::Deadline grace_;     // until accused members are waited for no longer
+  bootstrap::Deadline patience_;     // until members that are waited for count as silent
+  std::uint64_t num_proposals_ = 0;  // that patience_ is for
+  bootstrap::Deadline grace_;        // until accused members are waited for no longer
   bool grace_is_over_ = false;
   bootstrap::Deadline quorum_time_;  // until a coordinator without a quorum gives up
   bootstrap::Deadline next_beat_;

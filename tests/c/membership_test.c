@@ -129,7 +129,7 @@ static void check_joining(void) {
   expect_ok(ferry_membership_next_view(members, NULL), "next_view");
   view = view_of(members);
   expect(is(view.ids, view.num_ranks, 0, 7) && view.num_joined_ids == 1 && view.joined_ids[0] == 7, "who joined");
-  expect(ferry_membership_is_awaited(members) == 0, "none waits in next_view");
+  expect(ferry_membership_num_awaiting(members) == 0, "none waits in next_view");
   run_layer(members);
   expect(pthread_join(joiner, NULL) == 0, "pthread_join");
   ferry_membership_free(members);
