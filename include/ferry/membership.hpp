@@ -49,8 +49,9 @@ struct MembershipOptions {
   /// Time that `next_view` and `bootstrap` wait for a member whose process lives and which does not come. Longer than
   /// the longest time between two calls of next_view's callers, as when one computes while another's call has failed.
   std::int64_t timeout_ns = kDefaultTimeoutNs;
-  /// Called about ten times a second while `next_view` waits, by the thread that called it; true ends the wait with
-  /// kPeerLost. Must not throw or call the Membership. Empty: the wait lasts until it succeeds or its time is over.
+  /// Called ten times a second or more while `next_view` or `bootstrap` waits, by the thread that called it; true ends
+  /// the wait with kPeerLost. Must not throw or call the Membership. Empty: the wait lasts until it succeeds or its
+  /// time is over.
   std::function<bool()> interrupted{};
 };
 
@@ -71,19 +72,21 @@ struct NextViewOptions {
   /// as lost unless it comes to next_view before the others are complete. Other errors are evidence of nothing: members
   /// find out themselves which processes have ended.
   Status reason{};
-  bool leave = false;  ///< this process leaves: the next view is without it
+  /// This process leaves: the next view is without it (`rank` is -1), unless one is decided that was proposed before.
+  bool leave = false;
 };
 
-/// A process's part in a changing set of members. Uses one listening socket, and connections only while a view changes;
-/// no thread, and nothing at all between changes. Calls of one object run one after the other.
+/// A process's part in a changing set of members. Uses one listening socket, and connections while a view changes; no
+/// thread. Calls of one object run one after the other.
 ///
 /// A forked child holds copies of the sockets: as long as it lives, its parent's death looks like silence.
 class FERRY_API Membership {
  public:
   /// Collective over the ranks of `bootstrap`, which is used only during this call. The first view has the ids
   /// 0 .. R-1, the ranks of the bootstrap.
-  /// @errors kInvalidArgument: options out of range, an address that is not of this host or is needed and not known;
-  ///         kSystem: no socket; what the bootstrap reports. The same on every rank
+  /// @errors kInvalidArgument: options out of range, more than 8192 ranks, an address that is needed and not known;
+  ///         kSystem: no socket, or an address that is not of this host; what the bootstrap reports. The same on every
+  ///         rank
   [[nodiscard]] static Result<std::shared_ptr<Membership>> create(std::shared_ptr<Bootstrap> bootstrap,
                                                                   const MembershipOptions& options = {});
 
@@ -118,7 +121,7 @@ class FERRY_API Membership {
   /// All members that return ok have the same view. A member that dies meanwhile may be in it: then forming a group
   /// fails, and the next call of next_view is without it. A process that has ended is known to have, at once. One that
   /// lives and does not come may be cut off and have members of its own, so without such ones only those go on that are
-  /// more than half of the view before, or half of it with the lowest id.
+  /// more than half of the view before, or half of it with the lowest id. docs/membership.md says which case is left.
   ///
   /// Whatever the reason for the call, go on from `num_complete_steps` of the new view. A group stays usable if the
   /// processes of its view are all in the new one, and no others.
@@ -130,7 +133,8 @@ class FERRY_API Membership {
   /// Collective over the members of the view, once in each: a bootstrap among them, for Group::create and
   /// OneSided::create. Later calls in the same view return the same object, or the same error. After an error call
   /// next_view: every member gets one, soon after a member has ended or has asked for the next view.
-  /// @errors kPeerLost: a member has ended, or has asked for the next view; those of create_tcp_bootstrap
+  /// @errors kPeerLost: a member has ended or has asked for the next view, or `interrupted` said so; those of
+  ///         create_tcp_bootstrap
   [[nodiscard]] Result<std::shared_ptr<Bootstrap>> bootstrap();
 
  private:

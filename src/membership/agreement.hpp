@@ -2,16 +2,20 @@
 #define FERRY_MEMBERSHIP_AGREEMENT_HPP
 
 /// Agreement of the members of a view on the next one, as a state machine without clocks or sockets, one for each
-/// member. Every member follows a coordinator: the member with the lowest id that it does not hold for gone.
+/// attempt of a member. Every member follows a coordinator: the member with the lowest id that it does not hold for
+/// gone.
 ///
 ///   1. Each member sends the coordinator that it follows a Report.
-///   2. The coordinator waits until every member has reported or is gone, and sends those that have reported, the
-///      voters, a Proposal. They remember it (their lock) and acknowledge it.
-///   3. When all voters have acknowledged, the view is decided, and the coordinator sends them the Decision.
+///   2. The coordinator waits until every member has reported or is gone. Those that have reported are the voters. It
+///      takes a ballot later than all that it has heard of and sends them Prepare; they promise to take no proposal of
+///      an earlier one, and say which proposal they have locked.
+///   3. It sends them a Proposal: the view that was locked with the latest ballot, since others may have decided it, or
+///      else the view that it has made of the reports. They lock and acknowledge it.
+///   4. When all voters have acknowledged, the view is decided, and the coordinator sends them the Decision.
 ///
-/// A coordinator that loses a voter before that starts again from 2. If it is lost itself, its followers report to the
-/// next one, with their locks. A view may have been decided only if all voters had locked it, so a new coordinator that
-/// finds a lock proposes the locked view again, with the latest ballot if there are several.
+/// This is Paxos (Lamport, "Paxos Made Simple", 2001) with a coordinator as the proposer and other quorums. A
+/// coordinator that loses a voter, or hears of a later ballot, begins again with 2; if it is lost itself, its followers
+/// report to the next one.
 ///
 /// Members may be held for gone that live. So that two parts which cannot reach each other do not both decide, a
 /// proposal needs as voters
@@ -21,7 +25,7 @@
 /// members must count in the second case: of three members, 1 and 2 may decide without 0; if 1 dies then, 0 must not go
 /// on as a half of what is left.
 ///
-/// tests/unit/membership_agreement_test.cpp explores all orders of events for three and four members.
+/// tests/unit/membership_agreement_test.cpp explores all orders of events for two to four members.
 
 #include <cstdint>
 #include <map>
@@ -33,6 +37,12 @@
 
 namespace ferry::membership {
 
+/// Memory of a member that outlives its attempts to agree on one view.
+struct AgreementMemory {
+  Ballot promised{};
+  Lock lock{};
+};
+
 class Agreement {
  public:
   struct Outgoing {
@@ -40,8 +50,9 @@ class Agreement {
     Message message{};
   };
 
-  /// `self` is in `current`. `mine`: what this member reports, with the lock of an earlier attempt if there was one.
-  Agreement(View current, Id self, Report mine);
+  /// `self` is in `current`. `mine`: report of this member.
+  Agreement(View current, Id self, Report mine, AgreementMemory memory);
+  const AgreementMemory& memory() const { return memory_; }
 
   void receive(Id from, const Message& message);
   /// The member's process has ended.
@@ -49,8 +60,8 @@ class Agreement {
   /// The member has not been heard of for too long. Without effect on one that has reported to this rank.
   void note_silent(Id id);
   /// Members that are accused have had their time to come: from now on this member waits for none of them. Followers
-  /// of an accused coordinator follow the next one.
-  void heed_accusations();
+  /// of an accused coordinator follow the next one, unless it has answered them (`followed_is_here`).
+  void heed_accusations(bool followed_is_here);
   /// A member that had reported to this rank has closed its connection, and lives: it follows another coordinator.
   void note_departed(Id id);
 
@@ -61,16 +72,15 @@ class Agreement {
   bool coordinates() const { return followed_ == self_; }
   /// The next view, or a later one that others have decided. It may be without this member.
   const std::optional<View>& decided() const { return decided_; }
-  /// Members that the coordinator waits for: those that have not reported, or not acknowledged.
+  /// Members that the coordinator waits for: those that have not reported, promised or acknowledged.
   std::vector<Id> awaited() const;
-  /// Number of proposals that this coordinator has made.
-  std::uint64_t num_proposals() const { return round_; }
+  /// Number of times that this coordinator has asked voters.
+  int num_ballots() const { return num_ballots_; }
   /// Whether this coordinator could propose if more members took part.
   bool lacks_quorum() const { return lacks_quorum_; }
   int num_voters_needed() const;
   /// Members that are not known to be dead.
   std::vector<Id> possibly_alive() const;
-  /// Report of this member, with its lock.
   const Report& mine() const { return mine_; }
 
  private:
@@ -78,6 +88,8 @@ class Agreement {
   enum class Gone : std::uint8_t { kNo, kSilent, kDead };
 
   void take(Id from, const Report& report);
+  void take(Id from, const Prepare& prepare);
+  void take(Id from, const Promise& promise);
   void take(Id from, const Proposal& proposal);
   void take(Id from, const Acknowledgement& acknowledgement);
   void take(Id from, const Decision& decision);
@@ -86,7 +98,11 @@ class Agreement {
   void advance();
   void follow(Id id);
   void coordinate();
-  void propose(std::vector<Id> voters);
+  void prepare(const std::vector<Id>& voters);
+  void propose();
+  /// Whether `answer` is to the coordinator's present ballot. One that names a later ballot makes it begin again.
+  bool is_current(const Ballot& answer);
+  void send_to_voters(const Message& message);
   bool is_accused(Id id) const;
   bool has_quorum(const std::vector<Id>& voters) const;
   View next_view(const std::vector<Id>& voters) const;
@@ -99,10 +115,19 @@ class Agreement {
   bool heeds_accusations_ = false;
   Id followed_ = -1;
   std::map<Id, Report> reports_;
+  AgreementMemory memory_;
   // State of a coordinator:
-  std::uint64_t round_ = 0;
-  std::optional<Proposal> proposed_;
-  std::map<Id, bool> has_acknowledged_;  // by voter
+  enum class Phase : std::uint8_t { kReports, kPromises, kAcknowledgements };
+  struct Voter {
+    bool has_answered = false;
+    Lock lock{};
+  };
+  Phase phase_ = Phase::kReports;
+  std::map<Id, Voter> voters_;
+  Ballot ballot_;
+  std::uint64_t latest_round_ = 0;  // that it has heard of
+  View proposed_;
+  int num_ballots_ = 0;
   bool lacks_quorum_ = false;
 
   std::optional<View> decided_;

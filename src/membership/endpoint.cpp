@@ -88,6 +88,7 @@ void Endpoint::welcome(bootstrap::AuthenticatedPeer peer) {
                                     "in all processes",
                                     peer.hello.version, version()));
     if (connection.channel.queue(bootstrap::FrameType::kFailure, bootstrap::encode_failure(status)).ok()) {
+      connection.channel.flush();
       connection.channel.finish_sending();
     }
     return;
@@ -120,6 +121,10 @@ void Endpoint::send(Key key, const View& view, const Content& content) {
       connection.channel.flush();
     }
   }
+}
+
+void Endpoint::close(Key key) {
+  std::erase_if(connections_, [key](const Connection& connection) { return connection.key == key; });
 }
 
 void Endpoint::dismiss(Key key) {

@@ -45,6 +45,7 @@ class Endpoint {
 
   /// Without effect on a connection that has ended.
   void send(Key key, const View& view, const Content& content);
+  void close(Key key);
   /// Ends a connection when all has been sent and the other end has closed it, or some time later.
   void dismiss(Key key);
 

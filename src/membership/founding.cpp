@@ -25,6 +25,9 @@ constexpr std::int64_t kMaxTimeoutNs = 24 * 3600 * kNsPerSecond;
 /// Bytes of a secret that is drawn: as many as the digests that it makes.
 constexpr std::size_t kSecretBytes = bootstrap::kDigestBytes;
 
+/// A report has two views of some thirty bytes a member, and must fit into a frame (kMaxBootstrapMessageBytes).
+constexpr int kMaxRanks = 8192;
+
 constexpr const char* kLoopback = "127.0.0.1";
 
 /// Message of a rank: the secret that it has drawn, its host, and the member that it is to be as a Join.
@@ -79,6 +82,10 @@ Result<Founded> found(Bootstrap* bootstrap, const MembershipOptions& options) {
   Introduction mine;
   mine.host = this_host();
   Status status = check_timeout("Membership::create: timeout_ns", options.timeout_ns);
+  if (status.ok() && bootstrap->num_ranks() > kMaxRanks) {
+    status = Status(ErrorCode::kInvalidArgument, fmt::format("Membership::create: {} ranks, expected at most {}",
+                                                             bootstrap->num_ranks(), kMaxRanks));
+  }
   std::string host = options.host.empty() ? bootstrap->local_address() : options.host;
   mine.knows_address = !host.empty();
   if (host.empty()) host = kLoopback;

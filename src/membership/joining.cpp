@@ -21,6 +21,10 @@ using bootstrap::Deadline;
 /// How often the program is asked whether to go on.
 constexpr std::int64_t kAskNs = 100'000'000;
 
+/// Time that a contact has to answer before the next one is called: one that computes answers when it next says that it
+/// has completed a step, and the calls begin again after the last contact.
+constexpr std::int64_t kContactNs = 2 * kNsPerSecond;
+
 Status invalid(std::string message) {
   return Status(ErrorCode::kInvalidArgument, "Membership::join: " + std::move(message));
 }
@@ -62,7 +66,7 @@ class Joining {
         if (is_in(letter)) return {};
       }
       if (!link_->refusal().ok()) return link_->refusal();
-      if (link_->is_dead()) link_.reset();
+      if (link_->is_dead() || (!link_->is_connected() && contact_time_.expired())) link_.reset();
       if (options_.interrupted && options_.interrupted()) {
         return Status(ErrorCode::kPeerLost, "Membership::join: told to give up by JoinOptions::interrupted");
       }
@@ -80,6 +84,7 @@ class Joining {
   void call_next() {
     link_.emplace(contacts_[next_ % contacts_.size()], Caller{kNoMember, options_.secret});
     ++next_;
+    contact_time_ = Deadline::after(kContactNs);
     link_->open_with({}, Join{founded_.self});
   }
 
@@ -111,6 +116,7 @@ class Joining {
   Founded& founded_;
   std::optional<MemberLink> link_;
   std::size_t next_ = 0;
+  Deadline contact_time_ = Deadline::after(0);
   bool was_taken_ = false;
   std::string reason_ = "no process listens there";
 };

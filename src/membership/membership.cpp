@@ -105,9 +105,10 @@ class Membership::State {
   std::vector<Joiner> joiners_;
   std::vector<Endpoint::Arrival> early_;  // of members that are in next_view already
   bool is_out_ = false;
-  /// Acknowledged in a change that this member gave up: others may have decided that view. Until it knows, it listens
-  /// at the port that is in it.
-  membership::Proposal lock_;
+  bool has_left_ = false;
+  /// Memory of attempts on the next view that this member gave up: others may have decided one that it acknowledged.
+  /// Until it knows, it listens at the port that is in that view.
+  membership::AgreementMemory memory_;
   membership::Listener next_listener_;
   std::optional<Result<std::shared_ptr<Bootstrap>>> bootstrap_;
 };
@@ -127,6 +128,7 @@ void Membership::State::sort(std::vector<Endpoint::Arrival> arrivals) {
       std::erase_if(early_, [&](const Endpoint::Arrival& early) { return early.key == arrival.key; });
     } else if (const auto* join = std::get_if<membership::Join>(&arrival.letter->content)) {
       joiners_.push_back({arrival.key, join->member});
+      answer_joiners(founded_.view);  // it may be in already, and not know because the member that it asked has ended
     } else if (arrival.letter->view.epoch < founded_.view.epoch) {
       founded_.endpoint->send(arrival.key, founded_.view, membership::Decision{founded_.view});
       founded_.endpoint->dismiss(arrival.key);
@@ -137,6 +139,9 @@ void Membership::State::sort(std::vector<Endpoint::Arrival> arrivals) {
 }
 
 Status Membership::State::left_out() const {
+  if (has_left_) {
+    return Status(ErrorCode::kPeerLost, "Membership: this process has left; join the others with Membership::join");
+  }
   return Status(ErrorCode::kPeerLost,
                 fmt::format("Membership::next_view: the others have left this process (id {}) out of view {}, because "
                             "it did not come in time; join them anew with Membership::join, or end it",
@@ -154,8 +159,6 @@ Result<membership::Report> Membership::State::make_report(const NextViewOptions&
   report.num_complete_steps = num_complete_steps_;
   report.leaves = options.leave;
   report.bootstrap_port = next_listener_.port;
-  report.lock = lock_.ballot;
-  report.locked = lock_.view;
   const int accused = options.reason.code() == ErrorCode::kTimeout ? options.reason.peer() : -1;
   if (accused >= 0 && accused < described_.num_ranks() && accused != described_.rank) {
     report.accused.push_back(described_.ids[static_cast<std::size_t>(accused)]);
@@ -198,21 +201,22 @@ Result<MembershipView> Membership::State::next_view(const NextViewOptions& optio
   serve();
   Result<membership::Report> report = make_report(options);
   if (!report.ok()) return report.status();
+  membership::Agreement agreement(founded_.view, founded_.self.id, std::move(*report), memory_);
   membership::ViewChange change({.endpoint = *founded_.endpoint,
                                  .secret = founded_.secret,
                                  .current = founded_.view,
                                  .self = founded_.self.id,
                                  .rank = described_.rank,
-                                 .mine = std::move(*report),
+                                 .agreement = agreement,
                                  .timeout_ns = timeout_ns_,
                                  .interrupted = interrupted_});
   Result<View> next = change.run(std::exchange(early_, {}));
+  memory_ = agreement.memory();
   if (!next.ok()) {
-    lock_ = change.lock();
     sort(change.take_later());
     return next.status();
   }
-  lock_ = {};
+  memory_ = {};
   bootstrap_.reset();
   founded_.bootstrap_listener = std::exchange(next_listener_, {}).fd;
   answer_joiners(*next);
@@ -220,7 +224,8 @@ Result<MembershipView> Membership::State::next_view(const NextViewOptions& optio
   MembershipView described = describe(founded_.view, &before, founded_.self);
   sort(change.take_later());
   is_out_ = described.rank < 0;
-  if (is_out_ && !options.leave) return left_out();
+  has_left_ = is_out_ && options.leave;
+  if (is_out_ && !has_left_) return left_out();
   described_ = std::move(described);
   num_complete_steps_ = founded_.view.num_complete_steps;
   return described_;

@@ -38,8 +38,8 @@ void put(net::BlobWriter& writer, const View& view) {
 }
 
 void put(net::BlobWriter& writer, const Ballot& ballot) {
-  put_id(writer, ballot.coordinator);
   writer.u64(ballot.round);
+  put_id(writer, ballot.coordinator);
 }
 
 void put(net::BlobWriter& writer, const Report& report) {
@@ -49,8 +49,14 @@ void put(net::BlobWriter& writer, const Report& report) {
   writer.u32(static_cast<std::uint32_t>(report.accused.size()));
   for (const Id id : report.accused) put_id(writer, id);
   put(writer, report.joiners);
-  put(writer, report.lock);
-  put(writer, report.locked);
+}
+
+void put(net::BlobWriter& writer, const Prepare& prepare) { put(writer, prepare.ballot); }
+
+void put(net::BlobWriter& writer, const Promise& promise) {
+  put(writer, promise.ballot);
+  put(writer, promise.lock.ballot);
+  put(writer, promise.lock.view);
 }
 
 void put(net::BlobWriter& writer, const Proposal& proposal) {
@@ -97,8 +103,8 @@ class LetterReader {
     return view;
   }
   Ballot ballot() {
-    const Id coordinator = take_id(reader_);
-    return {coordinator, reader_.u64()};
+    const std::uint64_t round = reader_.u64();
+    return {round, take_id(reader_)};
   }
   Report report() {
     Report report;
@@ -108,9 +114,14 @@ class LetterReader {
     const std::uint32_t num_accused = bounded(kMaxMembers);
     for (std::uint32_t i = 0; i < num_accused && reader_.ok(); ++i) report.accused.push_back(take_id(reader_));
     report.joiners = members();
-    report.lock = ballot();
-    report.locked = view();
     return report;
+  }
+  Promise promise() {
+    Promise promise;
+    promise.ballot = ballot();
+    promise.lock.ballot = ballot();
+    promise.lock.view = view();
+    return promise;
   }
   Proposal proposal() {
     const Ballot ballot = this->ballot();
@@ -154,6 +165,10 @@ Result<Letter> decode(std::span<const std::byte> bytes) {
   letter.view = reader.view();
   if (kind == kind_of<Report>()) {
     letter.content = reader.report();
+  } else if (kind == kind_of<Prepare>()) {
+    letter.content = Prepare{reader.ballot()};
+  } else if (kind == kind_of<Promise>()) {
+    letter.content = reader.promise();
   } else if (kind == kind_of<Proposal>()) {
     letter.content = reader.proposal();
   } else if (kind == kind_of<Acknowledgement>()) {

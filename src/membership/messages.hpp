@@ -7,11 +7,13 @@
 ///
 /// | kind            | content after the view                                                          |
 /// |-----------------|---------------------------------------------------------------------------------|
-/// | report          | steps (u64), leaves (u32), bootstrap port (u32), accused ids, joiners, lock     |
-/// | proposal        | ballot (i32, u64), view                                                         |
+/// | report          | steps (u64), leaves (u32), bootstrap port (u32), accused ids, joiners           |
+/// | prepare         | ballot (u64, i32)                                                               |
+/// | promise         | ballot, the lock's ballot and view                                              |
+/// | proposal        | ballot, view                                                                    |
 /// | acknowledgement | ballot                                                                          |
 /// | decision        | none: the view is the decided one                                               |
-/// | beat            | none: the coordinator lives and waits for others                                |
+/// | beat            | none: its sender is in next_view                                                |
 /// | hail            | none: a coordinator asks a member that has not reported whether it is further   |
 /// | join            | a member: who asks to be let in; the view is empty                              |
 
@@ -32,7 +34,7 @@ struct Join {
   Member member{};
 };
 
-using Content = std::variant<Report, Proposal, Acknowledgement, Decision, Beat, Hail, Join>;
+using Content = std::variant<Report, Prepare, Promise, Proposal, Acknowledgement, Decision, Beat, Hail, Join>;
 
 struct Letter {
   View view{};  ///< current view of the sender, the decided one in a Decision

@@ -40,11 +40,10 @@ struct View {
   bool operator==(const View&) const = default;
 };
 
-/// Order of the proposals for one view. A rank follows coordinators in ascending order only, so a proposal of a later
-/// coordinator is the later one.
+/// Number of a proposal. A coordinator takes a round above all that its voters have promised.
 struct Ballot {
-  Id coordinator = -1;  ///< -1: none
-  std::uint64_t round = 0;
+  std::uint64_t round = 0;  ///< 0: none
+  Id coordinator = -1;
   auto operator<=>(const Ballot&) const = default;
 };
 
@@ -55,13 +54,26 @@ struct Report {
   std::uint16_t bootstrap_port = 0;
   std::vector<Id> accused{};      ///< members that it waits for no longer
   std::vector<Member> joiners{};  ///< processes that ask it to be let in; id -1: any
-  Ballot lock{};                  ///< latest proposal that it has acknowledged
-  View locked{};                  ///< that proposal's view, if there is one
+};
+/// The coordinator asks a voter to take no earlier proposal than its own from now on.
+struct Prepare {
+  Ballot ballot{};
+};
+/// Latest proposal that a member has acknowledged.
+struct Lock {
+  Ballot ballot{};
+  View view{};  ///< if there is one
+};
+/// The voter promises that, or names the later ballot that it has promised already.
+struct Promise {
+  Ballot ballot{};
+  Lock lock{};
 };
 struct Proposal {
   Ballot ballot{};
   View view{};
 };
+/// The voter has locked the proposal, or names the later ballot that it has promised.
 struct Acknowledgement {
   Ballot ballot{};
 };
@@ -70,7 +82,7 @@ struct Decision {
   View view{};
 };
 
-using Message = std::variant<Report, Proposal, Acknowledgement, Decision>;
+using Message = std::variant<Report, Prepare, Promise, Proposal, Acknowledgement, Decision>;
 
 }  // namespace ferry::membership
 

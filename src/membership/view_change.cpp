@@ -30,7 +30,7 @@ std::int64_t beat_ns(std::int64_t timeout_ns) { return std::min(timeout_ns / kBe
 
 ViewChange::ViewChange(const ViewChangeParams& params)
     : params_(params),
-      agreement_(params.current, params.self, params.mine),
+      agreement_(params.agreement),
       followed_(-1),
       patience_(Deadline::after(params.timeout_ns)),
       grace_(Deadline::after(kGraceNs)),
@@ -39,6 +39,20 @@ ViewChange::ViewChange(const ViewChangeParams& params)
 
 Result<View> ViewChange::run(std::vector<Endpoint::Arrival> arrivals) {
   arrived_ = std::move(arrivals);
+  Result<View> next = carry_on();
+  for (const auto& [id, reporter] : reporters_) {
+    // Those that have no answer report again when this member comes again.
+    if (next.ok()) {
+      params_.endpoint.dismiss(reporter.key);
+    } else {
+      params_.endpoint.close(reporter.key);
+    }
+  }
+  later_.insert(later_.end(), arrived_.begin(), arrived_.end());
+  return next;
+}
+
+Result<View> ViewChange::carry_on() {
   for (;;) {
     for (const Endpoint::Arrival& arrival : std::exchange(arrived_, {})) take(arrival);
     if (Status status = drive_links(); !status.ok()) return status;
@@ -50,7 +64,6 @@ Result<View> ViewChange::run(std::vector<Endpoint::Arrival> arrivals) {
     if (params_.interrupted && params_.interrupted()) return interrupt();
     if (Status status = wait(); !status.ok()) return status;
   }
-  for (const auto& [id, reporter] : reporters_) params_.endpoint.dismiss(reporter.key);
   return *agreement_.decided();
 }
 
@@ -78,20 +91,32 @@ void ViewChange::take(const Endpoint::Arrival& arrival) {
   if (const auto* report = std::get_if<Report>(&letter.content)) {
     reporters_[from] = {.key = arrival.key, .is_closed = false};
     agreement_.receive(from, *report);
-  } else if (const auto* acknowledgement = std::get_if<Acknowledgement>(&letter.content)) {
-    agreement_.receive(from, *acknowledgement);
+  } else if (std::holds_alternative<Promise>(letter.content) ||
+             std::holds_alternative<Acknowledgement>(letter.content)) {
+    const auto reporter = reporters_.find(from);
+    if (reporter == reporters_.end() || reporter->second.key != arrival.key) return;
+    if (const auto* promise = std::get_if<Promise>(&letter.content)) agreement_.receive(from, *promise);
+    if (const auto* answer = std::get_if<Acknowledgement>(&letter.content)) agreement_.receive(from, *answer);
+  } else if (std::holds_alternative<Hail>(letter.content)) {
+    // A member that still forms a group of the current view learns that this one wants the next.
+    params_.endpoint.send(arrival.key, params_.current, Beat{});
   }
 }
 
 void ViewChange::take_closed(const Endpoint::Arrival& arrival) {
   const auto found = reporters_.find(static_cast<Id>(arrival.from));
-  if (found != reporters_.end() && found->second.key == arrival.key) found->second.is_closed = true;
+  if (found != reporters_.end() && found->second.key == arrival.key) {
+    found->second.is_closed = true;
+  } else {
+    later_.push_back(arrival);
+  }
 }
 
 void ViewChange::update_links() {
   const Id followed = agreement_.followed();
   if (followed != followed_) {
     followed_ = followed;
+    followed_is_here_ = false;
     links_.clear();
     patience_ = quorum_time_ = Deadline::after(params_.timeout_ns);
   }
@@ -124,13 +149,16 @@ Status ViewChange::drive_links() {
     MemberLink& link = links_.at(id);
     link.advance();
     for (Letter& letter : link.take_letters()) {
-      if (id == followed_) patience_ = Deadline::after(params_.timeout_ns);
+      if (id == followed_) {
+        followed_is_here_ = true;
+        patience_ = Deadline::after(params_.timeout_ns);
+      }
       if (letter.view.epoch > params_.current.epoch) {
         agreement_.receive(id, Decision{letter.view});
+      } else if (const auto* prepare = std::get_if<Prepare>(&letter.content)) {
+        agreement_.receive(id, *prepare);
       } else if (const auto* proposal = std::get_if<Proposal>(&letter.content)) {
         agreement_.receive(id, *proposal);
-        // The next connection, if this one ends, begins with the lock.
-        link.open_with(params_.current, agreement_.mine());
       }
     }
     if (Status status = check_link(id, link); !status.ok()) return status;
@@ -171,11 +199,11 @@ void ViewChange::check_times() {
   }
   if (!grace_is_over_ && grace_.expired()) {
     grace_is_over_ = true;
-    agreement_.heed_accusations();
+    agreement_.heed_accusations(followed_is_here_);
   }
-  // Voters have as long to acknowledge as members had to come.
-  if (agreement_.num_proposals() != num_proposals_) {
-    num_proposals_ = agreement_.num_proposals();
+  // Voters have as long to answer as members had to come.
+  if (agreement_.num_ballots() != num_ballots_) {
+    num_ballots_ = agreement_.num_ballots();
     patience_ = Deadline::after(params_.timeout_ns);
   }
   if (!patience_.expired()) return;
@@ -196,6 +224,7 @@ void ViewChange::check_times() {
 Deadline ViewChange::next_time() const {
   Deadline next = params_.endpoint.next_deadline(patience_);
   if (!grace_is_over_) next = earlier(next, grace_);
+  if (agreement_.lacks_quorum()) next = earlier(next, quorum_time_);
   if (agreement_.coordinates()) next = earlier(next, next_beat_);
   for (const auto& [_, link] : links_) next = earlier(next, link.next_deadline());
   return params_.interrupted ? earlier(next, Deadline::after(kAskNs)) : next;
@@ -212,9 +241,8 @@ Status ViewChange::wait() {
 
 Status ViewChange::check_quorum() const {
   if (!agreement_.coordinates() || !agreement_.lacks_quorum() || !agreement_.awaited().empty()) return {};
-  // Members that have not come may prove to be dead, and then count no longer.
-  const bool all_live = std::ranges::all_of(links_, [](const auto& entry) { return entry.second.is_heard(); });
-  if (!all_live && !quorum_time_.expired()) return {};
+  // Members that have not come may come yet, or prove to be dead.
+  if (!quorum_time_.expired()) return {};
   return Status(
       ErrorCode::kTimeout,
       fmt::format("Membership::next_view: too few members are here: some live and did not come within {}, and without "

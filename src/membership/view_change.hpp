@@ -22,8 +22,8 @@ struct ViewChangeParams {
   std::string_view secret;
   const View& current;
   Id self = 0;
-  int rank = 0;  ///< of `self` in the current view
-  Report mine{};
+  int rank = 0;          ///< of `self` in the current view
+  Agreement& agreement;  ///< on the view after the current one
   std::int64_t timeout_ns = 0;
   const std::function<bool()>& interrupted;
 };
@@ -37,8 +37,6 @@ class ViewChange {
   /// @errors kTimeout: too few members to go on; kPeerLost: interrupted; kSystem; kInvalidArgument: another version of
   ///         Ferry
   Result<View> run(std::vector<Endpoint::Arrival> arrivals);
-  /// The latest proposal that this member has acknowledged.
-  Proposal lock() const { return {agreement_.mine().lock, agreement_.mine().locked}; }
   /// Letters that came meanwhile and are for later: of processes that ask to be let in, and of members that are a view
   /// ahead.
   std::vector<Endpoint::Arrival> take_later() { return std::exchange(later_, {}); }
@@ -57,20 +55,22 @@ class ViewChange {
   Status check_link(Id id, const MemberLink& link);
   void send_outgoing();
   void check_times();
-  void beat();
   bootstrap::Deadline next_time() const;
   Status wait();
   Status check_quorum() const;
   Status interrupt() const;
 
+  Result<View> carry_on();
+
   ViewChangeParams params_;
-  Agreement agreement_;
+  Agreement& agreement_;
   std::map<Id, MemberLink> links_;    // to the coordinator, or of the coordinator to members that it waits for
   std::map<Id, Reporter> reporters_;  // members that have reported to this one
   Id followed_;
-  bootstrap::Deadline patience_;     // until members that are waited for count as silent
-  std::uint64_t num_proposals_ = 0;  // that patience_ is for
-  bootstrap::Deadline grace_;        // until accused members are waited for no longer
+  bool followed_is_here_ = false;  // it has answered
+  bootstrap::Deadline patience_;   // until members that are waited for count as silent
+  int num_ballots_ = 0;            // that patience_ is for
+  bootstrap::Deadline grace_;      // until accused members are waited for no longer
   bool grace_is_over_ = false;
   bootstrap::Deadline quorum_time_;  // until a coordinator without a quorum gives up
   bootstrap::Deadline next_beat_;

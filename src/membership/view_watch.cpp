@@ -24,14 +24,14 @@ Status ViewWatch::check() {
   }
   for (auto& [rank, link] : links_) {
     link.advance();
-    bool is_further = false;
-    for (const Letter& letter : link.take_letters()) is_further = is_further || letter.view.epoch > view_.epoch;
+    // Only members that are in next_view, or further, answer a hail.
+    const bool is_further = !link.take_letters().empty();
     if (!link.is_dead() && !is_further) continue;
-    return Status(
-        ErrorCode::kPeerLost,
-        fmt::format("Membership::bootstrap: rank {} (id {}) {}; call next_view", rank,
-                    view_.members[static_cast<std::size_t>(rank)].id, is_further ? "is in a later view" : "has ended"),
-        rank);
+    return Status(ErrorCode::kPeerLost,
+                  fmt::format("Membership::bootstrap: rank {} (id {}) {}; call next_view", rank,
+                              view_.members[static_cast<std::size_t>(rank)].id,
+                              is_further ? "asks for the next view, or has it" : "has ended"),
+                  rank);
   }
   return {};
 }

@@ -36,10 +36,17 @@ struct AgreementState {
       add(id);
       add_content(report);
     }
-    add_content(agreement.mine_);
-    add(agreement.round_);
-    if (agreement.proposed_) add_content(*agreement.proposed_);
-    for (const auto& [id, has_acknowledged] : agreement.has_acknowledged_) add(has_acknowledged ? id : -1 - id);
+    add(agreement.memory_.promised.round);
+    add(agreement.memory_.promised.coordinator);
+    add_content(Promise{{}, agreement.memory_.lock});
+    add(static_cast<int>(agreement.phase_));
+    add(agreement.ballot_.round);
+    add(agreement.latest_round_);
+    add_content(Decision{agreement.proposed_});
+    for (const auto& [id, voter] : agreement.voters_) {
+      add(voter.has_answered ? id : -1 - id);
+      add_content(Promise{{}, voter.lock});
+    }
     if (agreement.decided_) add_content(Decision{*agreement.decided_});
     return text;
   }
@@ -57,6 +64,7 @@ View first_view(int num_members) {
 struct Budget {
   int num_deaths = 0;
   int num_suspicions = 0;  ///< a member holds a living one for silent
+  int num_retries = 0;     ///< a member gives up and begins another attempt
 };
 
 /// Member that a group's timeout has named to another one.
@@ -77,7 +85,8 @@ class World {
         if (accusation.by == id) report.accused.push_back(accusation.accused);
       }
       heeds_.push_back(accusations.empty());
-      members_.emplace_back(Agreement(first_view(num_members), id, report));
+      reports_.push_back(report);
+      members_.emplace_back(first_view(num_members), id, report, AgreementMemory{});
       alive_.push_back(true);
       followed_.push_back(-1);
     }
@@ -102,10 +111,16 @@ class World {
         visit(std::move(next));
       }
       if (members_[at(id)].decided()) continue;
+      if (budget_.num_retries > 0) {
+        World next = *this;
+        --next.budget_.num_retries;
+        next.retry(id);
+        visit(std::move(next));
+      }
       if (!heeds_[at(id)]) {
         World next = *this;
         next.heeds_[at(id)] = true;
-        next.members_[at(id)].heed_accusations();
+        next.members_[at(id)].heed_accusations(false);
         next.settle(id);
         visit(std::move(next));
       }
@@ -129,7 +144,7 @@ class World {
     }
     for (const bool is_alive : alive_) text.push_back(is_alive ? 'a' : 'd');
     for (const Id id : followed_) text.append(std::to_string(id));
-    return text.append(std::to_string(budget_.num_deaths)).append(std::to_string(budget_.num_suspicions));
+    return text.append(fmt::format("{} {} {}", budget_.num_deaths, budget_.num_suspicions, budget_.num_retries));
   }
 
   /// Views that living members have decided agree.
@@ -207,6 +222,24 @@ class World {
     settle(to);
   }
 
+  /// A member begins again, with what it has promised. Its followers lose their connections and report again.
+  void retry(Id id) {
+    const Id before = std::exchange(followed_[at(id)], -1);
+    if (before != id) {
+      queues_[{id, before}].emplace_back(std::nullopt);
+      queues_[{before, id}].clear();
+    }
+    for (Id other = 0; other < size(); ++other) {
+      if (other == id || followed_[at(other)] != id || members_[at(other)].decided()) continue;
+      queues_[{id, other}].clear();
+      queues_[{other, id}].clear();
+      queues_[{other, id}].emplace_back(reports_[at(other)]);
+      if (!alive_[at(other)]) queues_[{other, id}].emplace_back(std::nullopt);
+    }
+    members_[at(id)] = Agreement(first_view(size()), id, reports_[at(id)], members_[at(id)].memory());
+    settle(id);
+  }
+
   /// Sends what a member has to send, and closes the connection to a coordinator that it has left.
   void settle(Id id) {
     Agreement& member = members_[at(id)];
@@ -225,6 +258,7 @@ class World {
   }
 
   Budget budget_;
+  std::vector<Report> reports_;
   std::vector<Agreement> members_;
   std::vector<bool> alive_;
   std::vector<bool> heeds_;  // by member: has the time for accused members to come passed
@@ -262,9 +296,9 @@ struct WorldCase {
 
 std::string name_of(const ::testing::TestParamInfo<WorldCase>& info) {
   const auto& [num_members, budget, accusations] = info.param;
-  std::string name =
-      fmt::format("Of{}With{}DeathsAnd{}Suspicions", num_members, budget.num_deaths, budget.num_suspicions);
-  for (const auto& [by, accused] : accusations) name += fmt::format("And{}Accuses{}", by, accused);
+  std::string name = fmt::format("Of{}With{}Deaths{}Suspicions{}Retries", num_members, budget.num_deaths,
+                                 budget.num_suspicions, budget.num_retries);
+  for (const auto& [by, accused] : accusations) name += fmt::format("Then{}Accuses{}", by, accused);
   return name;
 }
 
@@ -272,7 +306,7 @@ class MembershipAgreementWorlds : public ::testing::TestWithParam<WorldCase> {};
 
 TEST_P(MembershipAgreementWorlds, LivingMembersDecideOneView) {
   const auto& [num_members, budget, accusations] = GetParam();
-  const bool may_leave_out = budget.num_suspicions > 0 || !accusations.empty();
+  const bool may_leave_out = budget.num_suspicions + budget.num_retries > 0 || !accusations.empty();
   const std::size_t num_worlds = explore(
       World(num_members, budget, accusations), [](const World& world) { world.expect_agreement(); },
       [&](const World& world) {
@@ -286,14 +320,15 @@ TEST_P(MembershipAgreementWorlds, LivingMembersDecideOneView) {
   EXPECT_GT(num_worlds, static_cast<std::size_t>(num_members));
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Worlds, MembershipAgreementWorlds,
-    ::testing::Values(WorldCase{2, {1, 1}}, WorldCase{3, {0, 0}}, WorldCase{3, {1, 0}}, WorldCase{3, {2, 0}},
-                      WorldCase{3, {0, 1}}, WorldCase{3, {1, 1}}, WorldCase{3, {2, 1}}, WorldCase{3, {1, 2}},
-                      WorldCase{3, {2, 2}}, WorldCase{4, {1, 0}}, WorldCase{4, {0, 1}}, WorldCase{4, {2, 0}},
-                      WorldCase{4, {1, 1}}, WorldCase{3, {1, 0}, {{0, 1}}}, WorldCase{3, {1, 0}, {{1, 0}, {2, 0}}},
-                      WorldCase{3, {1, 0}, {{1, 2}, {2, 1}}}, WorldCase{4, {0, 0}, {{1, 0}, {2, 0}}}),
-    name_of);
+INSTANTIATE_TEST_SUITE_P(Worlds, MembershipAgreementWorlds,
+                         ::testing::Values(WorldCase{2, {1, 1, 1}}, WorldCase{3, {0, 0}}, WorldCase{3, {1, 0}},
+                                           WorldCase{3, {2, 0}}, WorldCase{3, {1, 1}}, WorldCase{3, {2, 1}},
+                                           WorldCase{3, {1, 2}}, WorldCase{3, {1, 0, 1}}, WorldCase{3, {0, 1, 1}},
+                                           WorldCase{3, {0, 0, 2}}, WorldCase{4, {1, 0}}, WorldCase{4, {0, 1}},
+                                           WorldCase{3, {1, 0}, {{0, 1}}}, WorldCase{3, {1, 0}, {{1, 0}, {2, 0}}},
+                                           WorldCase{3, {1, 0}, {{1, 2}, {2, 1}}},
+                                           WorldCase{4, {0, 0}, {{1, 0}, {2, 0}}}),
+                         name_of);
 
 }  // namespace
 }  // namespace ferry::membership

@@ -134,7 +134,7 @@ TEST(Membership, LetsMembersLeave) {
     EXPECT_EQ(views[i]->rank, std::vector<int>({-1, 0, -1, 1})[i]);
   }
   expect_group({members[1], members[3]});
-  EXPECT_EQ(members[0]->next_view().status().code(), ErrorCode::kPeerLost);
+  EXPECT_THAT(std::string(members[0]->next_view().status().message()), HasSubstr("has left"));
 }
 
 TEST(Membership, LetsAProcessTakeALostOnesPlace) {
@@ -296,6 +296,33 @@ TEST(Membership, BootstrapEndsWhenAMemberAsksForTheNextView) {
     EXPECT_TRUE(members[2]->next_view().ok());
   }
   EXPECT_TRUE(view.ok()) << view.status().to_string();
+  expect_group(members);
+}
+
+TEST(Membership, BootstrapEndsWhenRankZeroAsksForTheNextView) {
+  const Members members = create_members(3);
+  Result<MembershipView> view = Status();
+  {
+    const std::jthread asking([&] { view = members[0]->next_view(); });
+    EXPECT_EQ(members[1]->bootstrap().status().code(), ErrorCode::kPeerLost);
+    const std::jthread second([&] { EXPECT_TRUE(members[1]->next_view().ok()); });
+    EXPECT_TRUE(members[2]->next_view().ok());
+  }
+  EXPECT_TRUE(view.ok()) << view.status().to_string();
+  expect_group(members);
+}
+
+TEST(Membership, GoesOnAfterAnAttemptThatHadTooFew) {
+  Members members = create_members(4, options_of(kShortNs));
+  for (const auto& view : next_views({members[2], members[3]})) {
+    EXPECT_EQ(view.status().code(), ErrorCode::kTimeout);
+  }
+  // The first two have ended meanwhile: all that may live are there.
+  members.erase(members.begin(), members.begin() + 2);
+  for (const auto& view : next_views(members)) {
+    ASSERT_TRUE(view.ok()) << view.status().to_string();
+    EXPECT_THAT(view->ids, ElementsAre(2, 3));
+  }
   expect_group(members);
 }
 
