@@ -20,6 +20,7 @@
 #include "ferry/launches.hpp"         // GPU work of calls
 #include "ferry/load.hpp"             // load of experts over many calls, of all ranks
 #include "ferry/membership.hpp"       // ranks that are lost, replaced and added
+#include "ferry/memory.hpp"           // symmetric memory of a group
 #include "ferry/one_sided.hpp"        // symmetric memory, puts, gets, signals, atomics
 #include "ferry/placement.hpp"        // experts with several homes, load counters
 #include "ferry/quantization.hpp"     // quantisation modes, and where it runs
