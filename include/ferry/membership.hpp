@@ -76,8 +76,8 @@ struct NextViewOptions {
   bool leave = false;
 };
 
-/// A process's part in a changing set of members. Uses one listening socket, and connections while a view changes; no
-/// thread. Calls of one object run one after the other.
+/// A process's part in a changing set of members. Uses two listening sockets, and connections while a view changes;
+/// no thread. Calls of one object run one after the other.
 ///
 /// A forked child holds copies of the sockets: as long as it lives, its parent's death looks like silence.
 class FERRY_API Membership {
@@ -96,7 +96,7 @@ class FERRY_API Membership {
   ///         members did not let it in: none called next_view, or a living member has that id; kSystem
   [[nodiscard]] static Result<std::shared_ptr<Membership>> join(const JoinOptions& options);
 
-  /// Closes the socket. For the others this process has ended; to leave in good order call next_view with `leave`.
+  /// Closes the sockets. For the others this process has ended; to leave in good order call next_view with `leave`.
   ~Membership();
   Membership(const Membership&) = delete;
   Membership& operator=(const Membership&) = delete;

@@ -38,6 +38,8 @@ class ConnectionAttempt {
   pollfd entry() const;
   /// Whether a process listens there: it has accepted the connection, or will.
   bool is_heard() const { return step_ != Step::kConnecting; }
+  /// Whether that process has sent its challenge, and so is at work.
+  bool is_answered() const { return step_ == Step::kHello; }
   /// After kConnected.
   Channel take_channel() { return std::move(*channel_); }
   /// After kFailed.

@@ -224,7 +224,6 @@ View Agreement::next_view(const std::vector<Id>& voters) const {
     is_first = false;
     if (all_leave) continue;  // those that join go on from their steps
     view.members.push_back(*current_.find(id));
-    view.members.back().bootstrap_port = report.bootstrap_port;
   }
   add_joiners(voters, view);
   return view;

@@ -14,7 +14,9 @@ namespace ferry::membership {
 /// Sockets, secret and view of a process that is a member.
 struct Founded {
   std::unique_ptr<Endpoint> endpoint{};
-  UniqueFd bootstrap_listener{};  ///< of the present view, if this process is its rank 0
+  /// For views of which this process is rank 0. One for all: a new one for each could get the port of a member that has
+  /// just ended, and others would take it for that member.
+  UniqueFd bootstrap_listener{};
   std::string secret{};
   View view{};
   Member self{};

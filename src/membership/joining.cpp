@@ -21,8 +21,8 @@ using bootstrap::Deadline;
 /// How often the program is asked whether to go on.
 constexpr std::int64_t kAskNs = 100'000'000;
 
-/// Time that a contact has to answer before the next one is called: one that computes answers when it next says that it
-/// has completed a step, and the calls begin again after the last contact.
+/// Time that a contact has to begin to answer before the next one is called. One that computes does so when it next
+/// says that it has completed a step; the calls begin again after the last contact.
 constexpr std::int64_t kContactNs = 2 * kNsPerSecond;
 
 Status invalid(std::string message) {
@@ -66,7 +66,7 @@ class Joining {
         if (is_in(letter)) return {};
       }
       if (!link_->refusal().ok()) return link_->refusal();
-      if (link_->is_dead() || (!link_->is_connected() && contact_time_.expired())) link_.reset();
+      if (link_->is_dead() || (!link_->is_answered() && contact_time_.expired())) link_.reset();
       if (options_.interrupted && options_.interrupted()) {
         return Status(ErrorCode::kPeerLost, "Membership::join: told to give up by JoinOptions::interrupted");
       }

@@ -22,15 +22,14 @@ struct Caller {
 
 class MemberLink {
  public:
-  MemberLink(const Member& to, const Caller& caller)
-      : to_(to), caller_(caller), retry_(bootstrap::Deadline::after(0)) {}
+  MemberLink(const Member& to, const Caller& caller);
 
   /// Letter with which every connection begins.
   void open_with(const View& view, const Content& content) { opening_ = encode(view, content); }
   /// Goes on as far as it can without waiting.
   void advance();
   pollfd entry() const;
-  bootstrap::Deadline next_deadline() const { return retry_; }
+  bootstrap::Deadline next_deadline() const;
 
   /// No process listens at the member's address: its process has ended.
   bool is_dead() const { return is_dead_; }
@@ -38,6 +37,8 @@ class MemberLink {
   bool is_heard() const { return channel_.has_value() || (attempt_ && attempt_->is_heard()); }
   /// The member has taken this process's presentation.
   bool is_connected() const { return channel_.has_value(); }
+  /// The member's process has begun to answer, and goes on at its next call of the Membership.
+  bool is_answered() const { return channel_.has_value() || (attempt_ && attempt_->is_answered()); }
   /// The other end has refused this process, or this machine cannot connect: no further attempt can mend that.
   const Status& refusal() const { return refusal_; }
   /// Why the last attempt failed; empty if none has.
@@ -57,7 +58,8 @@ class MemberLink {
   std::optional<bootstrap::ConnectionAttempt> attempt_{};
   std::optional<bootstrap::Channel> channel_{};
   std::vector<Letter> letters_{};
-  bootstrap::Deadline retry_;  // of the next attempt, or of the present one's handshake
+  bootstrap::Deadline retry_;  // time of the next attempt, or until which the present one waits for an answer
+  std::int64_t unanswered_ns_;
   bool is_dead_ = false;
   Status refusal_{};
   std::string reason_{};

@@ -1,12 +1,15 @@
 #include "ferry/membership.hpp"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <mutex>
 #include <utility>
 
 #include "bootstrap/tcp_bootstrap.hpp"
+#include "core/descriptors.hpp"
 #include "ferry/version.hpp"
 #include "membership/endpoint.hpp"
 #include "membership/founding.hpp"
@@ -92,7 +95,7 @@ class Membership::State {
   /// Whether to go on with a bootstrap.
   Status keep_watch(membership::ViewWatch& watch);
   void sort(std::vector<Endpoint::Arrival> arrivals);
-  Result<membership::Report> make_report(const NextViewOptions& options);
+  membership::Report make_report(const NextViewOptions& options) const;
   void answer_joiners(const View& view);
   Status left_out() const;
 
@@ -107,9 +110,7 @@ class Membership::State {
   bool is_out_ = false;
   bool has_left_ = false;
   /// Memory of attempts on the next view that this member gave up: others may have decided one that it acknowledged.
-  /// Until it knows, it listens at the port that is in that view.
   membership::AgreementMemory memory_;
-  membership::Listener next_listener_;
   std::optional<Result<std::shared_ptr<Bootstrap>>> bootstrap_;
 };
 
@@ -149,16 +150,10 @@ Status Membership::State::left_out() const {
                 described_.rank);
 }
 
-Result<membership::Report> Membership::State::make_report(const NextViewOptions& options) {
-  if (!next_listener_.fd.valid()) {
-    Result<membership::Listener> listener = membership::listen_anywhere(founded_.self.host);
-    if (!listener.ok()) return listener.status();
-    next_listener_ = std::move(*listener);
-  }
+membership::Report Membership::State::make_report(const NextViewOptions& options) const {
   membership::Report report;
   report.num_complete_steps = num_complete_steps_;
   report.leaves = options.leave;
-  report.bootstrap_port = next_listener_.port;
   const int accused = options.reason.code() == ErrorCode::kTimeout ? options.reason.peer() : -1;
   if (accused >= 0 && accused < described_.num_ranks() && accused != described_.rank) {
     report.accused.push_back(described_.ids[static_cast<std::size_t>(accused)]);
@@ -199,9 +194,7 @@ Result<MembershipView> Membership::State::next_view(const NextViewOptions& optio
   const std::lock_guard lock(mutex_);
   if (is_out_) return left_out();
   serve();
-  Result<membership::Report> report = make_report(options);
-  if (!report.ok()) return report.status();
-  membership::Agreement agreement(founded_.view, founded_.self.id, std::move(*report), memory_);
+  membership::Agreement agreement(founded_.view, founded_.self.id, make_report(options), memory_);
   membership::ViewChange change({.endpoint = *founded_.endpoint,
                                  .secret = founded_.secret,
                                  .current = founded_.view,
@@ -218,7 +211,6 @@ Result<MembershipView> Membership::State::next_view(const NextViewOptions& optio
   }
   memory_ = {};
   bootstrap_.reset();
-  founded_.bootstrap_listener = std::exchange(next_listener_, {}).fd;
   answer_joiners(*next);
   const View before = std::exchange(founded_.view, std::move(*next));
   MembershipView described = describe(founded_.view, &before, founded_.self);
@@ -243,8 +235,13 @@ Result<std::shared_ptr<Bootstrap>> Membership::State::bootstrap() {
   options.port = root.bootstrap_port;
   options.secret = fmt::format("{} in view {}", founded_.secret, founded_.view.epoch);
   options.timeout_ns = timeout_ns_;
-  if (options.rank == 0) options.listen_fd = founded_.bootstrap_listener.release();
-  founded_.bootstrap_listener.reset();
+  if (options.rank == 0) {
+    options.listen_fd = fcntl(founded_.bootstrap_listener.get(), F_DUPFD_CLOEXEC, 0);
+    if (options.listen_fd < 0) {
+      return Status(ErrorCode::kSystem, fmt::format("Membership::bootstrap: {}", describe_descriptor_limit(errno, 1)),
+                    options.rank);
+    }
+  }
   membership::ViewWatch watch(founded_.view, founded_.self,
                               {static_cast<std::uint32_t>(founded_.self.id), founded_.secret});
   bootstrap_.emplace(bootstrap::create_tcp_bootstrap_as(options, version(), [&] { return keep_watch(watch); }));

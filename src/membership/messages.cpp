@@ -45,7 +45,6 @@ void put(net::BlobWriter& writer, const Ballot& ballot) {
 void put(net::BlobWriter& writer, const Report& report) {
   writer.u64(report.num_complete_steps);
   writer.u32(report.leaves ? 1 : 0);
-  writer.u32(report.bootstrap_port);
   writer.u32(static_cast<std::uint32_t>(report.accused.size()));
   for (const Id id : report.accused) put_id(writer, id);
   put(writer, report.joiners);
@@ -110,7 +109,6 @@ class LetterReader {
     Report report;
     report.num_complete_steps = reader_.u64();
     report.leaves = reader_.u32() != 0;
-    report.bootstrap_port = port();
     const std::uint32_t num_accused = bounded(kMaxMembers);
     for (std::uint32_t i = 0; i < num_accused && reader_.ok(); ++i) report.accused.push_back(take_id(reader_));
     report.joiners = members();

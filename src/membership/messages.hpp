@@ -7,7 +7,7 @@
 ///
 /// | kind            | content after the view                                                          |
 /// |-----------------|---------------------------------------------------------------------------------|
-/// | report          | steps (u64), leaves (u32), bootstrap port (u32), accused ids, joiners           |
+/// | report          | steps (u64), leaves (u32), accused ids, joiners                                 |
 /// | prepare         | ballot (u64, i32)                                                               |
 /// | promise         | ballot, the lock's ballot and view                                              |
 /// | proposal        | ballot, view                                                                    |

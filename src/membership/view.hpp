@@ -19,7 +19,7 @@ struct Member {
   Id id = 0;
   std::string host{};
   std::uint16_t port = 0;            ///< where it answers other members
-  std::uint16_t bootstrap_port = 0;  ///< where it would listen as rank 0 of the view's bootstrap
+  std::uint16_t bootstrap_port = 0;  ///< where it listens as rank 0 of a view's bootstrap
 
   /// Whether both are one process: a replacement has the id of the member that it replaces, and another port.
   bool is_same_process(const Member& other) const { return id == other.id && port == other.port && host == other.host; }
@@ -51,7 +51,6 @@ struct Ballot {
 struct Report {
   std::uint64_t num_complete_steps = 0;
   bool leaves = false;
-  std::uint16_t bootstrap_port = 0;
   std::vector<Id> accused{};      ///< members that it waits for no longer
   std::vector<Member> joiners{};  ///< processes that ask it to be let in; id -1: any
 };
