@@ -144,6 +144,11 @@ struct GroupOptions {
   /// noticed, in a fraction of a second. A rank that is itself waiting for others gets twice that time, on GPUs four
   /// times. Must be far longer than the usual delay between ranks at the start of a call.
   std::int64_t mask_timeout_ns = kDefaultMaskTimeoutNs;
+  /// Ranks of the group, of which only `present_ranks` have a process. 0: as many as the bootstrap has.
+  int num_ranks = 0;
+  /// [members] rank in the group of each rank of the bootstrap, ascending. The other ranks are masked by all until
+  /// Group::renew brings them in, so the option takes mask_lost_ranks unless there are none. Empty: all, in order.
+  std::vector<int> present_ranks{};
   /// Called about ten times a second while the host waits for other ranks in route, dispatch, combine, destroy or a
   /// call of latency mode, by the thread that makes the call; true ends the wait. That breaks the group as if this rank
   /// were lost: its call returns kPeerLost with this rank as `peer`, and so do the calls of other ranks that still need
@@ -389,6 +394,32 @@ class FERRY_API Group {
   /// Unmask all ranks: latency_update_mask(r, false) of each other rank.
   [[nodiscard]] Status latency_clear_mask(Stream stream = {});
 
+  /// Ends this rank's part in the group until `renew`: ranks that wait for it in latency mode mask it at once if they
+  /// mask lost ranks, and other calls of theirs fail as if it had left. For a rank that has lost another one and asks
+  /// Membership::next_view, so that none waits for its calls meanwhile. Local. Calls before renew are kInvalidArgument.
+  /// @return the silent ranks, for NextViewOptions::silent_ids: those that this rank has masked in latency mode and that
+  ///         did not mask it, ascending, without absent ones
+  /// @sync   waits until this rank's calls have run. Replays of captured graphs must be done
+  /// @errors kInvalidArgument: the group was destroyed; kUnsupported: several nodes; kCuda
+  [[nodiscard]] Result<std::vector<int>> suspend();
+
+  /// Goes on with the processes that are there now, in a group of one node: collective over the ranks of `bootstrap`,
+  /// which have the ranks `present_ranks` in the group (see GroupOptions). Ranks that stay call it after `suspend` or
+  /// between calls, when no replay of a graph is running; processes that take the place of lost ones call Group::create
+  /// meanwhile, with the group's options, `num_ranks` and the same `present_ranks`. A Membership has both arguments:
+  /// `bootstrap()`, and the ids of its view if it began with the ranks of this group.
+  ///   - What stays: rank, options, and on GPUs all memory at its addresses. Captured graphs of latency mode, with
+  ///     their Routings, remain valid: replays are made with the ranks that are present then. A new process makes the
+  ///     calls of such a graph, captured or not, with the same arguments.
+  ///   - What ends: other Routings, split calls that were not received, an error that broke the group, and all masks.
+  ///     Then absent ranks are masked on every rank, and no others. On CPUs buffers from `allocate` stay the caller's
+  ///     memory, but peers reach them no longer without staging.
+  ///   - A process that was left out and still runs reaches no memory that calls of latency mode read from then on.
+  /// @errors as create; kUnsupported: several nodes, GPU memory that cannot be shared as file descriptors, or a new
+  ///         rank that is a thread of a process that stays; kInvalidArgument also if this rank is not at its place in
+  ///         `present_ranks`. Then the group is as after `suspend`, and may be renewed with another view
+  [[nodiscard]] Status renew(std::shared_ptr<Bootstrap> bootstrap, const std::vector<int>& present_ranks);
+
   /// Fill tables of a Routing of layout kTokens by channels. Local: no other rank takes part.
   /// @sync   as dispatch, without its waits for other ranks. Where rows are bounded and the route was refused, every
   ///         entry is 0, or -1 in source_token and send_index
@@ -414,16 +445,20 @@ class FERRY_API Group {
   Status destroy();
 
  private:
-  Group(Topology topology, std::unique_ptr<Backend> backend, bool masks);
+  Group(Topology topology, std::unique_ptr<Backend> backend, const GroupOptions& options);
+  void begin_calls();
   Status check_usable(std::string_view operation) const;
   bool can_be_asked() const;
   Status enter(std::string_view operation, CallPass& pass);
+  Status take_turn(std::string_view operation, CallPass& pass);
   Status check_mask(std::string_view operation, Stream stream) const;
   Status check_stream(std::string_view operation, Stream stream) const;
   Status check_routing(std::string_view operation, const Routing& routing) const;
 
   Topology topology_;
-  bool masks_;  // GroupOptions::mask_lost_ranks
+  std::unique_ptr<GroupOptions> options_;
+  std::vector<std::int64_t> earlier_waits_ns_;  // of before `renew`
+  bool is_suspended_ = false;
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<ExpertPlacements> placements_;
   std::unique_ptr<LatencyCalls> latency_calls_;

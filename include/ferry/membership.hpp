@@ -72,6 +72,9 @@ struct NextViewOptions {
   /// as lost unless it comes to next_view before the others are complete. Other errors are evidence of nothing: members
   /// find out themselves which processes have ended.
   Status reason{};
+  /// Members that the caller has waited for in vain, such as ranks that Group::suspend returns: they too count as lost
+  /// unless they come before the others are complete. Other ids than those of other members are ignored.
+  std::vector<int> silent_ids{};
   /// This process leaves: the next view is without it (`rank` is -1), unless one is decided that was proposed before.
   bool leave = false;
 };

@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "core/present_ranks.hpp"
 #include "core/tuning.hpp"
 #include "ferry/bootstrap.hpp"
 #include "ferry/group.hpp"
@@ -11,10 +12,12 @@ namespace ferry {
 
 /// Arguments of a backend's creation. All ranks have agreed on `options` and `topology` already.
 struct BackendContext {
-  Bootstrap* bootstrap = nullptr;
+  Bootstrap* bootstrap = nullptr;  ///< of all ranks of the group; see core/present_ranks.hpp for absent ones
   Topology topology;
   GroupOptions options;
   std::vector<TuningTable> tuning{};  ///< this rank's tables
+
+  bool is_absent(int rank) const { return !is_present(options, rank); }
 };
 
 }  // namespace ferry

@@ -90,6 +90,8 @@ bool all_are_equal(const Messages& messages) {
 
 }  // namespace
 
+std::vector<std::byte> empty_message() { return to_message({}, {}); }
+
 Result<Messages> gather_or_fail(Bootstrap& bootstrap, const Status& my_status, std::span<const std::byte> mine,
                                 std::int64_t timeout_ns) {
   Result<Messages> gathered = bootstrap.all_gather(to_message(my_status, mine), timeout_ns);

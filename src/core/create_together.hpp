@@ -25,6 +25,9 @@ namespace ferry {
 Result<std::vector<std::vector<std::byte>>> gather_or_fail(Bootstrap& bootstrap, const Status& my_status,
                                                            std::span<const std::byte> mine, std::int64_t timeout_ns);
 
+/// Message of a rank that takes no part: gather_or_fail gives it to the others as an empty one.
+std::vector<std::byte> empty_message();
+
 /// An attempt of all ranks that the creation can do without.
 struct Attempt {
   Status failure;                                ///< the lowest failing rank's, with its name; ok if no rank failed

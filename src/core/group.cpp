@@ -6,9 +6,7 @@
 #include "core/call_gate.hpp"
 #include "core/call_numbers.hpp"
 #include "core/checks.hpp"
-#include "core/create_together.hpp"
 #include "core/expert_placement.hpp"
-#include "core/group_options.hpp"
 #include "core/latency_calls.hpp"
 
 namespace ferry {
@@ -28,6 +26,11 @@ Status destroyed(std::string_view operation) {
   return Status(ErrorCode::kInvalidArgument, fmt::format("{}: this group was destroyed; create a new one", operation));
 }
 
+Status suspended(std::string_view operation) {
+  return Status(ErrorCode::kInvalidArgument,
+                fmt::format("{}: this group is suspended; call renew, with the members' next view", operation));
+}
+
 /// Tables that a route writes along with its own.
 struct EarlyCall {
   ChannelTablesCall call;
@@ -43,44 +46,6 @@ struct EarlyCall {
 };
 
 }  // namespace
-
-Group::Group(Topology topology, std::unique_ptr<Backend> backend, bool masks)
-    : topology_(topology),
-      masks_(masks),
-      backend_(std::move(backend)),
-      placements_(std::make_unique<ExpertPlacements>(topology)),
-      latency_calls_(std::make_unique<LatencyCalls>()),
-      numbers_(std::make_unique<CallNumbers>()),
-      gate_(std::make_unique<CallGate>()),
-      identity_(std::make_shared<const char>()) {}
-
-Group::~Group() {
-  // Only the process that created the backend may end it.
-  if (gate_->is_copy()) static_cast<void>(backend_.release());
-}
-
-Result<std::shared_ptr<Group>> Group::create(std::shared_ptr<Bootstrap> bootstrap, const GroupOptions& options) {
-  if (bootstrap == nullptr) {
-    return Status(ErrorCode::kInvalidArgument,
-                  "Group::create: the bootstrap is null; create one with create_tcp_bootstrap or "
-                  "create_in_process_bootstraps");
-  }
-  const auto create_mine = [&options](Bootstrap& shared) -> Result<std::shared_ptr<Group>> {
-    Result<AgreedOptions> agreed = agree_on_options(shared, options);
-    if (!agreed.ok()) return agreed.status();
-    BackendContext context{&shared, agreed->topology, options, std::move(agreed->tuning)};
-    context.options.ring_memory = agreed->ring_memory;
-    context.options.num_reserved_sms = agreed->num_reserved_sms;
-    context.options.network_poll_ns = agreed->network_poll_ns;
-    Result<std::unique_ptr<Backend>> backend = agreed->factory->create(context);
-    if (!backend.ok()) return backend.status();
-    return std::shared_ptr<Group>(new Group(agreed->topology, std::move(*backend), options.mask_lost_ranks));
-  };
-  Result<std::shared_ptr<Group>> group =
-      create_together(*bootstrap, "Group::create", time_to_agree_ns(options.timeout_ns), create_mine);
-  if (group.ok()) (*group)->backend_->created();
-  return group;
-}
 
 std::string_view Group::backend() const { return backend_ ? backend_->name() : std::string_view("none (destroyed)"); }
 
@@ -98,7 +63,10 @@ Status Group::trim() {
 }
 
 std::vector<std::int64_t> Group::wait_times_ns() const {
-  return can_be_asked() ? backend_->wait_times_ns() : std::vector<std::int64_t>();
+  if (!can_be_asked()) return {};
+  std::vector<std::int64_t> times_ns = backend_->wait_times_ns();
+  for (std::size_t rank = 0; rank < earlier_waits_ns_.size(); ++rank) times_ns[rank] += earlier_waits_ns_[rank];
+  return times_ns;
 }
 
 NetworkUsage Group::network_usage() const { return can_be_asked() ? backend_->network_usage() : NetworkUsage(); }
@@ -109,11 +77,18 @@ bool Group::can_be_asked() const { return backend_ != nullptr && !gate_->is_copy
 
 Status Group::check_usable(std::string_view operation) const {
   if (gate_->is_copy()) return refuse_copy(operation);
+  if (is_suspended_) return suspended(operation);
   return backend_ ? Status() : destroyed(operation);
 }
 
 /// Admits a call of this group; the call holds `pass` while it runs.
 Status Group::enter(std::string_view operation, CallPass& pass) {
+  Status status = take_turn(operation, pass);
+  return status.ok() && is_suspended_ ? suspended(operation) : status;
+}
+
+/// As enter, in a suspended group too.
+Status Group::take_turn(std::string_view operation, CallPass& pass) {
   if (gate_->is_copy()) return refuse_copy(operation);
   if (!pass.wait_for(*gate_)) {
     return Status(
@@ -245,6 +220,7 @@ Result<Routing> Group::latency_dispatch(const LatencyDispatchInput& in, const La
   CallPass pass;
   if (Status status = enter(kName, pass); !status.ok()) return status;
   numbers_->count();
+  latency_calls_->count();
   LatencyDispatchCall call;
   call.record.operation = Operation::kLatencyDispatch;
   call.stream = call.route.stream = call.dispatch.stream = stream;
@@ -290,6 +266,7 @@ Status Group::latency_combine(const Routing& routing, const LatencyCombineInput&
   CallPass pass;
   if (Status status = enter(kName, pass); !status.ok()) return status;
   numbers_->count();
+  latency_calls_->count();
   LatencyCombineCall call;
   CombineCall& combine = call.combine;
   combine.record.operation = Operation::kLatencyCombine;
@@ -304,7 +281,7 @@ Status Group::latency_combine(const Routing& routing, const LatencyCombineInput&
   if (!status.ok()) {
     combine.record.set_status(status);
   } else {
-    combine.record.fields = {combine.routing->call_number, combine.x.row_bytes,
+    combine.record.fields = {latency_calls_->num_since(*combine.routing), combine.x.row_bytes,
                              static_cast<std::int64_t>(combine.x.dtype), static_cast<std::int64_t>(options.order),
                              in.topk_weights.present() ? 1 : 0};
   }
@@ -328,7 +305,7 @@ Status Group::latency_receive(const Routing& routing, Stream stream) {
 }
 
 Status Group::check_mask(std::string_view operation, Stream stream) const {
-  if (!masks_) {
+  if (!options_->mask_lost_ranks) {
     return Status(
         ErrorCode::kInvalidArgument,
         fmt::format("{}: this group does not mask ranks; create it with GroupOptions::mask_lost_ranks", operation));
@@ -388,14 +365,16 @@ Status Group::poll() {
   if (gate_->is_copy()) return refuse_copy("poll");
   CallPass pass;
   if (!pass.try_take(*gate_)) return {};  // the running call reports its own errors
-  if (!backend_) return destroyed("poll");
+  if (Status status = check_usable("poll"); !status.ok()) return status;
   return backend_->poll();
 }
 
 Status Group::destroy() {
   CallPass pass;
-  if (Status status = enter("destroy", pass); !status.ok()) return status;
-  Status status = backend_->destroy();
+  if (Status status = take_turn("destroy", pass); !status.ok()) return status;
+  // A suspended rank has left.
+  Status status = is_suspended_ ? Status() : backend_->destroy();
+  is_suspended_ = false;
   backend_.reset();
   return status;
 }

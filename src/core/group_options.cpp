@@ -1,6 +1,7 @@
 #include "core/group_options.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
@@ -132,9 +133,9 @@ Status check_masking(const GroupOptions& options, const Topology& topology) {
 std::string describe_options(const GroupOptions& options, std::string_view backend, std::string_view ring_memory) {
   return fmt::format(
       "library version={}\nbackend={}\nranks_per_node={}\ntimeout_ns={}\ntransport={}\nlatency_bytes={}\n"
-      "mask_lost_ranks={}\nmask_timeout_ns={}\nring_memory={}\n",
+      "mask_lost_ranks={}\nmask_timeout_ns={}\nring_memory={}\npresent_ranks=[{}]\n",
       version(), backend, options.ranks_per_node, options.timeout_ns, options.transport, options.latency_bytes,
-      options.mask_lost_ranks, options.mask_timeout_ns, ring_memory);
+      options.mask_lost_ranks, options.mask_timeout_ns, ring_memory, fmt::join(options.present_ranks, ", "));
 }
 
 std::vector<std::string_view> lines_of(std::string_view text) {
@@ -163,8 +164,11 @@ std::string_view text_of(std::span<const std::byte> message) {
 }
 
 Status compare_options(const std::vector<std::vector<std::byte>>& all) {
-  const std::vector<std::string_view> first = lines_of(text_of(all[0]));
-  for (std::size_t rank = 1; rank < all.size(); ++rank) {
+  std::size_t lowest = 0;
+  while (all[lowest].empty()) ++lowest;  // absent ranks
+  const std::vector<std::string_view> first = lines_of(text_of(all[lowest]));
+  for (std::size_t rank = lowest + 1; rank < all.size(); ++rank) {
+    if (all[rank].empty()) continue;
     const std::vector<std::string_view> lines = lines_of(text_of(all[rank]));
     for (std::size_t i = 0; i < std::max(first.size(), lines.size()); ++i) {
       const std::string_view a = i < first.size() ? first[i] : "nothing";
@@ -172,18 +176,23 @@ Status compare_options(const std::vector<std::vector<std::byte>>& all) {
       if (a == b) continue;
       return Status(
           ErrorCode::kInvalidArgument,
-          fmt::format("Group::create: ranks disagree: rank 0 has {}, rank {} has {}; it must be the same on every "
+          fmt::format("Group::create: ranks disagree: rank {} has {}, rank {} has {}; it must be the same on every "
                       "rank",
-                      a, rank, b),
+                      lowest, a, rank, b),
           static_cast<int>(rank));
     }
   }
   return {};
 }
 
+/// An absent rank counts as one of this process: it will be on this host.
 Result<std::vector<RankHost>> hosts_of(const std::vector<std::vector<std::byte>>& all) {
   std::vector<RankHost> hosts(all.size());
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    if (all[rank].empty()) {
+      hosts[rank] = RankHost::here(static_cast<int>(rank));
+      continue;
+    }
     const std::size_t begin = text_of(all[rank]).size() + 1;
     if (all[rank].size() != begin + sizeof(RankHost)) {
       return Status(ErrorCode::kTransport,
@@ -207,11 +216,12 @@ Result<std::vector<RankHost>> hosts_of(const std::vector<std::vector<std::byte>>
 
 std::int64_t time_to_agree_ns(std::int64_t timeout_ns) { return std::clamp(timeout_ns, kNsPerSecond, kMaxTimeoutNs); }
 
-Result<AgreedOptions> agree_on_options(Bootstrap& bootstrap, const GroupOptions& options) {
+Result<AgreedOptions> agree_on_options(Bootstrap& bootstrap, const GroupOptions& options, const Status& my_status) {
   AgreedOptions agreed;
   agreed.topology.rank = bootstrap.rank();
   agreed.topology.num_ranks = bootstrap.num_ranks();
-  Status status = check_options(options, bootstrap.rank(), bootstrap.num_ranks());
+  Status status = my_status;
+  if (status.ok()) status = check_options(options, bootstrap.rank(), bootstrap.num_ranks());
   if (status.ok()) {
     agreed.ring_memory = ring_memory_of(options).value();
     agreed.num_reserved_sms = reserved_sms_of(options).value();

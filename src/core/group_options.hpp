@@ -23,8 +23,9 @@ struct AgreedOptions {
   std::vector<TuningTable> tuning;             ///< this rank's tables, which may differ between ranks
 };
 
-/// Collective. Every rank gets the same result: agreed options, or the first disagreement with the same message.
-Result<AgreedOptions> agree_on_options(Bootstrap& bootstrap, const GroupOptions& options);
+/// Collective. Every rank gets the same result: agreed options, or the first disagreement with the same message, or the
+/// error of a rank whose `my_status` is one. `bootstrap`: of all ranks, absent ones too (core/present_ranks.hpp).
+Result<AgreedOptions> agree_on_options(Bootstrap& bootstrap, const GroupOptions& options, const Status& my_status = {});
 
 /// Deadline of exchanges in which ranks compare their options: peers must receive this rank's error even if the error
 /// is its timeout.

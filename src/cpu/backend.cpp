@@ -41,10 +41,14 @@ std::size_t latency_bytes_required(const LatencyShape& /*shape*/) { return 0; }
 
 }  // namespace
 
-CpuBackend::CpuBackend(std::unique_ptr<call::CallSync> sync, std::unique_ptr<MaskBoard> board,
-                       std::int64_t mask_timeout_ns)
+CpuBackend::CpuBackend(const BackendContext& context, std::unique_ptr<call::CallSync> sync,
+                       std::unique_ptr<MaskBoard> board)
     : sync_(std::move(sync)), staging_(sync_->peers().shared_arena()), mask_board_(std::move(board)) {
-  if (mask_board_ != nullptr) survivors_.emplace(*sync_, *mask_board_, mask_timeout_ns);
+  if (mask_board_ == nullptr) return;
+  survivors_.emplace(*sync_, *mask_board_, context.options.mask_timeout_ns);
+  for (int rank = 0; rank < context.topology.num_ranks; ++rank) {
+    if (context.is_absent(rank)) survivors_->update(rank, true);
+  }
 }
 
 Result<std::unique_ptr<Backend>> CpuBackend::create(const BackendContext& context) {
@@ -63,8 +67,7 @@ Result<std::unique_ptr<Backend>> CpuBackend::create(const BackendContext& contex
     if (!made.ok()) return made.status();
     board = std::move(*made);
   }
-  return std::unique_ptr<Backend>(
-      std::make_unique<CpuBackend>(std::move(*sync), std::move(board), context.options.mask_timeout_ns));
+  return std::unique_ptr<Backend>(std::make_unique<CpuBackend>(context, std::move(*sync), std::move(board)));
 }
 
 Status CpuBackend::fill_routing(const RouteCall& call, const std::shared_ptr<CpuRouting>& routing) {
@@ -154,6 +157,17 @@ Status CpuBackend::trim() {
   staging_.trim();
   spare_tables_->clear();
   return {};
+}
+
+Result<std::vector<int>> CpuBackend::suspend() {
+  std::vector<int> silent;
+  // The others see masks of this rank in the call that they make, and its leaving when they next look for lost ranks.
+  for (int rank = 0; survivors_ && rank < sync_->topology().num_ranks; ++rank) {
+    if (survivors_->is_silent(rank)) silent.push_back(rank);
+    if (rank != sync_->rank()) survivors_->update(rank, true);
+  }
+  sync_->leave();
+  return silent;
 }
 
 Status CpuBackend::channel_tables(const ChannelTablesCall& call) {

@@ -23,7 +23,7 @@ class CpuBackend final : public Backend {
   static Result<std::unique_ptr<Backend>> create(const BackendContext& context);
 
   /// `board`: for groups that mask ranks, else null.
-  CpuBackend(std::unique_ptr<call::CallSync> sync, std::unique_ptr<MaskBoard> board, std::int64_t mask_timeout_ns);
+  CpuBackend(const BackendContext& context, std::unique_ptr<call::CallSync> sync, std::unique_ptr<MaskBoard> board);
 
   std::string_view name() const override { return "cpu"; }
   void created() override { sync_->created(); }
@@ -42,6 +42,7 @@ class CpuBackend final : public Backend {
   Status latency_receive(const LatencyReceiveCall& call, bool& made) override;
   Status update_mask(int rank, bool masked, Stream stream) override;
   Status query_mask(std::int32_t* out, Stream stream) override;
+  Result<std::vector<int>> suspend() override;
   Status channel_tables(const ChannelTablesCall& call) override;
   Status wait(Stream /*stream*/) override { return sync_->broken(); }
   Status destroy() override;

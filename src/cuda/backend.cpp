@@ -123,6 +123,22 @@ Result<std::unique_ptr<Backend>> CudaBackend::create(const BackendContext& conte
       std::make_unique<CudaBackend>(context, std::move(*parts), std::move(nodes_scratch), far));
 }
 
+Result<std::vector<int>> CudaBackend::suspend() {
+  Result<std::vector<int>> silent = latency_.mask_all();
+  // The others must not wait for this rank, whatever has happened to its GPU.
+  Status left = context_.suspend();
+  return silent.ok() && !left.ok() ? Result<std::vector<int>>(left) : silent;
+}
+
+std::optional<Status> CudaBackend::renew(const BackendContext& context) {
+  Status status = context_.renew(context, start_latency);
+  if (!status.ok()) return status;
+  latency_.forget_calls();
+  const std::lock_guard lock(shown_mutex_);
+  shown_ns_.clear();
+  return status;
+}
+
 Result<Buffer> CudaBackend::allocate(std::size_t bytes) {
   const Parts& parts = context_.parts();
   const DeviceGuard guard(parts.device);

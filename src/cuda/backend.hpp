@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -61,6 +62,8 @@ class CudaBackend final : public Backend {
     return latency_.update_mask(rank, masked, stream);
   }
   Status query_mask(std::int32_t* out, Stream stream) override { return latency_.query_mask(out, stream); }
+  Result<std::vector<int>> suspend() override;
+  std::optional<Status> renew(const BackendContext& context) override;
   Status channel_tables(const ChannelTablesCall& call) override {
     return over_nodes() ? internode::channel_tables(context_, call) : intranode::channel_tables(context_, call);
   }

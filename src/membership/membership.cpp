@@ -158,6 +158,10 @@ membership::Report Membership::State::make_report(const NextViewOptions& options
   if (accused >= 0 && accused < described_.num_ranks() && accused != described_.rank) {
     report.accused.push_back(described_.ids[static_cast<std::size_t>(accused)]);
   }
+  for (const int id : options.silent_ids) {
+    const bool is_member = std::ranges::binary_search(described_.ids, id);
+    if (is_member && id != founded_.self.id) report.accused.push_back(id);
+  }
   for (const Joiner& joiner : joiners_) report.joiners.push_back(joiner.member);
   return report;
 }

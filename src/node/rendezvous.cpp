@@ -27,6 +27,29 @@ struct Announcement {
   RingProposal ring_proposal = RingProposal::kNotAsked;
 };
 
+/// Stands for an absent rank: it will be another process of this host.
+Announcement absent_beside(const Announcement& mine) {
+  Announcement absent;
+  absent.process = mine.process;
+  absent.process.pid = -1;
+  absent.host = mine.host;
+  return absent;
+}
+
+/// Heap of the arena that stands for that of an absent rank: more than ranks of one node keep at its start for each
+/// other (masks, a call log).
+constexpr std::size_t kAbsentArenaBytes = std::size_t{1} << 20;
+
+/// An absent rank, as if it had left.
+Result<Peer> absent_peer() {
+  Result<std::shared_ptr<Arena>> arena = Arena::create(kAbsentArenaBytes);
+  if (!arena.ok()) return arena.status();
+  (*arena)->mapping()->control().left.store(1, std::memory_order_relaxed);
+  Peer peer;
+  peer.arena = (*arena)->mapping();
+  return peer;
+}
+
 template <std::size_t kBytes>
 std::string text_of(const std::array<char, kBytes>& bytes) {
   return {bytes.data(), strnlen(bytes.data(), bytes.size())};
@@ -39,6 +62,10 @@ Result<std::vector<Announcement>> exchange(const BackendContext& context, const 
   if (!all.ok()) return all.status();
   std::vector<Announcement> announcements(all->size());
   for (std::size_t rank = 0; rank < all->size(); ++rank) {
+    if (context.is_absent(static_cast<int>(rank))) {
+      announcements[rank] = absent_beside(mine);
+      continue;
+    }
     if ((*all)[rank].size() != sizeof(Announcement)) {
       return Status(
           ErrorCode::kTransport,
@@ -61,7 +88,7 @@ struct NodeRanks {
         count(static_cast<std::size_t>(topology.ranks_per_node)) {}
 };
 
-/// Checks all nodes, so that every rank reports the same error.
+/// Checks all nodes, so that every rank reports the same error. Groups with absent ranks have one node.
 Status check_hosts(const std::vector<Announcement>& announcements, std::size_t ranks_per_node) {
   for (std::size_t rank = 0; rank < announcements.size(); ++rank) {
     const std::size_t first = rank / ranks_per_node * ranks_per_node;
@@ -140,7 +167,7 @@ Result<Links> open_links(const std::vector<Announcement>& announcements, const N
   Links links;
   for (std::size_t idx = 0; idx < peers.size(); ++idx) {
     const auto rank = static_cast<int>(node.first + idx);
-    if (peers[idx].same_process) continue;
+    if (peers[idx].arena != nullptr) continue;  // of this process, or absent
     if (rank > hello.rank) {
       ++links.num_awaited;
       continue;
@@ -215,6 +242,12 @@ Result<Rendezvous> rendezvous(const BackendContext& context, const RankPlace& my
   for (std::size_t idx = 0; idx < node.count; ++idx) {
     const std::size_t rank = node.first + idx;
     const Announcement& peer = (*announcements)[rank];
+    if (context.is_absent(static_cast<int>(rank))) {
+      Result<Peer> absent = absent_peer();
+      if (status.ok()) status = absent.status();
+      if (absent.ok()) result.peers[idx] = std::move(*absent);
+      continue;
+    }
     if (!(peer.process == mine.process)) continue;
     result.peers[idx].same_process = true;
     result.peers[idx].arena = find_offered_mapping(peer.token);

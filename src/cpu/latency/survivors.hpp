@@ -37,6 +37,8 @@ class Survivors {
   /// Masks `rank`, or ends its mask, from the next call on.
   void update(int rank, bool masked);
   void query(std::int32_t* out) const;
+  /// Whether this rank masks `rank`, which does not mask it.
+  bool is_silent(int rank) const { return !include(rank) && !board_.masks_this_rank(rank, call() + 1); }
 
  private:
   struct Sign {

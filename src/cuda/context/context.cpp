@@ -226,6 +226,23 @@ Status Context::destroy() {
   return parts_.sync->begin(descriptor);
 }
 
+Status Context::suspend() {
+  const DeviceGuard guard(parts_.device);
+  const RelaxedCapture relaxed;
+  Status status = guard.status();
+  if (status.ok() && launched_) {
+    status = runtime_status(cudaEventSynchronize(parts_.memory->last_call()), "suspend: waiting for the last call");
+  }
+  parts_.sync->leave();
+  return status;
+}
+
+Status Context::renew(const BackendContext& context, StartLatency start_latency) {
+  const DeviceGuard guard(parts_.device);
+  if (!guard.status().ok()) return guard.status();
+  return renew_parts(context, start_latency, parts_);
+}
+
 Status status_of(const CallRecord& record) {
   if (record.code == ErrorCode::kOk) return {};
   return Status(record.code, std::string(record.message.data(), to_size(record.message_bytes)));

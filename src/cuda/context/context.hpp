@@ -78,11 +78,16 @@ class Context {
   Status describe(const FaultReport& fault, std::string_view operation,
                   RailLink::FaultOf records = RailLink::FaultOf::kAnyCall) const;
 
+  /// Collective: implements Backend::renew. No call may be running.
+  Status renew(const BackendContext& context, StartLatency start_latency);
+
   /// Implement Backend::trim, ::wait, ::poll and ::destroy.
   Status trim();
   Status wait(Stream stream);
   Status poll();
   Status destroy();
+  /// Waits for this rank's calls, and leaves.
+  Status suspend();
 
  private:
   bool is_last_stream(StreamId id) const { return launched_ && id == last_stream_id_; }

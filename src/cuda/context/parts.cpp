@@ -103,6 +103,14 @@ Result<int> count_sharers(const BackendContext& context, const Status& my_status
   return sharers;
 }
 
+/// Writes what the zeroed memory of latency mode holds before the first call.
+Status fill_latency_memory(const BackendContext& context, StartLatency start_latency, Parts& parts) {
+  const cudaStream_t stream = parts.stream->get();
+  Status status = start_latency(parts, context.topology.num_ranks, stream);
+  if (!status.ok()) return status;
+  return runtime_status(cudaStreamSynchronize(stream), "Group::create: filling the memory of latency mode");
+}
+
 /// Memory of latency mode: at the same place of every rank's arena, since all ranks have agreed on its size.
 Status make_latency_memory(const BackendContext& context, StartLatency start_latency, Parts& parts) {
   if (context.options.latency_bytes == 0) return {};
@@ -125,11 +133,53 @@ Status make_latency_memory(const BackendContext& context, StartLatency start_lat
                   "Group::create: the memory of latency mode is not second in its arena; please report this");
   }
   const RelaxedCapture relaxed;
-  const cudaStream_t stream = parts.stream->get();
-  Status status = runtime_status(cudaMemsetAsync(latency->get(), 0, parts.latency_bytes, stream), kClearing);
-  if (status.ok()) status = start_latency(parts, context.topology.num_ranks, stream);
+  Status status =
+      runtime_status(cudaMemsetAsync(latency->get(), 0, parts.latency_bytes, parts.stream->get()), kClearing);
+  return status.ok() ? fill_latency_memory(context, start_latency, parts) : status;
+}
+
+/// Clears the words that ranks send each other. The stream need not be idle.
+Status clear_control(int ranks_per_node, const Parts& parts) {
+  const auto num_ranks = static_cast<std::size_t>(ranks_per_node);
+  const std::size_t control_bytes = Control::at(nullptr, num_ranks).size_bytes;
+  constexpr std::string_view kClearing = "Group::create: clearing the control block";
+  Status status =
+      runtime_status(cudaMemsetAsync(parts.control.get(), 0, control_bytes, parts.stream->get()), kClearing);
+  const std::uint64_t epoch = first_epoch().load();
+  if (status.ok() && epoch != 0) {
+    const Control words = Control::at(parts.control.get(), num_ranks);
+    status = runtime_status(
+        cudaMemcpyAsync(&words.local->epoch, &epoch, sizeof(epoch), cudaMemcpyHostToDevice, parts.stream->get()),
+        "Group::create: setting the epoch");
+    // Fill words that hold an epoch as if earlier calls had left another epoch there. Flags only grow, so they stay 0.
+    constexpr int kOtherEpoch = 0x5A;
+    const auto mark = [&status, &parts](void* begin, const void* end) {
+      if (!status.ok()) return;
+      const auto size = static_cast<const std::byte*>(end) - static_cast<std::byte*>(begin);
+      status = runtime_status(cudaMemsetAsync(begin, kOtherEpoch, static_cast<std::size_t>(size), parts.stream->get()),
+                              "Group::create: setting the epoch");
+    };
+    mark(words.entries, words.progress);
+    mark(words.headers, words.counts);
+    mark(words.counts, words.local);
+  }
   if (!status.ok()) return status;
-  return runtime_status(cudaStreamSynchronize(stream), kClearing);
+  return runtime_status(cudaStreamSynchronize(parts.stream->get()), kClearing);
+}
+
+/// Bytes at the start of the arena that other ranks write in latency mode: the control block and its memory.
+std::size_t head_bytes(const BackendContext& context) {
+  const auto num_ranks = static_cast<std::size_t>(context.topology.ranks_per_node);
+  return node::round_up_to_page(Control::at(nullptr, num_ranks).size_bytes) +
+         node::round_up_to_page(context.options.latency_bytes);
+}
+
+std::vector<int> absent_ranks(const BackendContext& context) {
+  std::vector<int> absent;
+  for (int rank = 0; rank < context.topology.num_ranks; ++rank) {
+    if (context.is_absent(rank)) absent.push_back(rank);
+  }
+  return absent;
 }
 
 /// Makes everything that needs no peer. The control block is the first allocation in the arena.
@@ -150,6 +200,7 @@ Status make_local_parts(const BackendContext& context, const DeviceFacts& facts,
       DeviceArena::create(facts.device, context.options.arena_bytes, *path, parts.stream);
   if (!arena.ok()) return arena.status();
   parts.arena = *arena;
+  if (Status status = parts.arena->back_head(head_bytes(context)); !status.ok()) return status;
   Result<std::shared_ptr<TableMemory>> memory = TableMemory::create(parts.arena);
   if (!memory.ok()) return memory.status();
   parts.memory = *memory;
@@ -170,28 +221,7 @@ Status make_local_parts(const BackendContext& context, const DeviceFacts& facts,
                   "Group::create: the control block is not first in its arena; please report this");
   }
   const RelaxedCapture relaxed;
-  Status status = runtime_status(cudaMemsetAsync(control->get(), 0, control_bytes, parts.stream->get()),
-                                 "Group::create: clearing the control block");
-  const std::uint64_t epoch = first_epoch().load();
-  if (status.ok() && epoch != 0) {
-    const Control words = Control::at(control->get(), num_ranks);
-    status = runtime_status(
-        cudaMemcpyAsync(&words.local->epoch, &epoch, sizeof(epoch), cudaMemcpyHostToDevice, parts.stream->get()),
-        "Group::create: setting the epoch");
-    // Fill words that hold an epoch as if earlier calls had left another epoch there. Flags only grow, so they stay 0.
-    constexpr int kOtherEpoch = 0x5A;
-    const auto mark = [&status, &parts](void* begin, const void* end) {
-      if (!status.ok()) return;
-      const auto size = static_cast<const std::byte*>(end) - static_cast<std::byte*>(begin);
-      status = runtime_status(cudaMemsetAsync(begin, kOtherEpoch, static_cast<std::size_t>(size), parts.stream->get()),
-                              "Group::create: setting the epoch");
-    };
-    mark(words.entries, words.progress);
-    mark(words.headers, words.counts);
-    mark(words.counts, words.local);
-  }
-  if (!status.ok()) return status;
-  return runtime_status(cudaStreamSynchronize(parts.stream->get()), "Group::create: clearing the control block");
+  return clear_control(context.topology.ranks_per_node, parts);
 }
 
 Status check_topology(const BackendContext& context) {
@@ -292,7 +322,71 @@ void set_ranks(const BackendContext& context, Parts& parts) {
   }
 }
 
+/// Collective: what depends on the ranks of other processes, but for the words that hosts share.
+Status meet_ranks(const BackendContext& context, const DeviceFacts& facts, const Status& my_status, Parts& parts) {
+  Result<int> sharers = count_sharers(context, my_status, facts);
+  if (!sharers.ok()) return sharers.status();
+  parts.gpu_pci_address = facts.pci_address;
+  parts.num_sms = std::max(1, facts.num_sms / *sharers);
+  parts.num_waiting_sms = waiting_sms(context.options.num_reserved_sms, parts.num_sms, *sharers);
+  parts.tuning = tuning_for(context.tuning, facts.name, context.topology.num_nodes(), context.topology.ranks_per_node);
+  Result<std::unique_ptr<ArenaExchange>> exchange =
+      ArenaExchange::create(context, parts.sync->peers(), parts.arena, parts.places, head_bytes(context));
+  if (!exchange.ok()) return exchange.status();
+  parts.exchange = std::move(*exchange);
+  set_ranks(context, parts);
+  parts.watch = std::make_unique<PeerWatch>(parts.sync->state(), *parts.report, *parts.call_log, parts.rail_link.get());
+  if (context.options.mask_lost_ranks) parts.watch->tell_lost_ranks();
+  return parts.watch->start();
+}
+
+/// Gives memory that other ranks write its first contents again.
+Status clear_memory(const BackendContext& context, StartLatency start_latency, Parts& parts) {
+  const RelaxedCapture relaxed;
+  *parts.report = DeviceReport{};
+  Status status = parts.arena->renew_head(head_bytes(context));
+  if (status.ok()) status = clear_control(context.topology.ranks_per_node, parts);
+  if (status.ok() && parts.latency != nullptr) status = fill_latency_memory(context, start_latency, parts);
+  return status;
+}
+
+/// Ok if kernels of captured graphs find all ranks where they were.
+Status check_places(const RankParams& before, const RankParams& now) {
+  for (int rank = 0; rank < now.num_ranks; ++rank) {
+    if (now.peer_bases[rank] == before.peer_bases[rank]) continue;
+    return Status(
+        ErrorCode::kUnsupported,
+        fmt::format("renew: rank {} has other addresses than the one whose place it takes, since it is a thread "
+                    "of this process; start a process for it, or create a new group",
+                    rank),
+        rank);
+  }
+  return {};
+}
+
 }  // namespace
+
+Status renew_parts(const BackendContext& context, StartLatency start_latency, Parts& parts) {
+  Result<DeviceFacts> facts = examine_device(parts.device);
+  BackendContext host_context = context;
+  host_context.options.arena_bytes = kHostArenaBytes;
+  Result<std::unique_ptr<call::CallSync>> sync = call::CallSync::create(host_context);
+  if (!sync.ok()) return sync.status();
+  // From here on the former ranks are not needed: the watch and the exchange go before what they use.
+  parts.watch.reset();
+  parts.exchange.reset();
+  parts.sync = std::move(*sync);
+  parts.absent_ranks = absent_ranks(context);
+  Result<CallLog> call_log = CallLog::create(parts.sync->peers(), parts.call_log->last_number());
+  Status status = facts.ok() ? call_log.status() : facts.status();
+  if (call_log.ok()) parts.call_log = std::move(*call_log);
+  if (status.ok()) status = clear_memory(context, start_latency, parts);
+  const RankParams before = parts.ranks;
+  status = meet_ranks(context, facts.ok() ? *facts : DeviceFacts{}, status, parts);
+  if (status.ok()) status = check_places(before, parts.ranks);
+  if (!status.ok()) parts.ranks = before;
+  return status;
+}
 
 Result<Parts> create_parts(const BackendContext& context, LoadKernels load_kernels, StartLatency start_latency) {
   if (Status status = check_topology(context); !status.ok()) return status;
@@ -309,6 +403,7 @@ Result<Parts> create_parts(const BackendContext& context, LoadKernels load_kerne
   if (context.options.mask_lost_ranks) {
     parts.mask_timeout_ns = static_cast<std::uint64_t>(context.options.mask_timeout_ns);
   }
+  parts.absent_ranks = absent_ranks(context);
   parts.rings = ring_memory.block.data;
   parts.gpu_rings = ring_memory.gpu;
   parts.sync = std::move(*sync);
@@ -320,23 +415,11 @@ Result<Parts> create_parts(const BackendContext& context, LoadKernels load_kerne
   if (status.ok()) status = make_latency_memory(context, start_latency, parts);
   if (status.ok() && over_nodes)
     status = start_rail_link(std::move(ring_memory), context.options.network_poll_ns, parts);
-  Result<int> sharers = count_sharers(context, status, facts.ok() ? *facts : DeviceFacts{});
-  if (!sharers.ok()) return sharers.status();
-  parts.gpu_pci_address = facts->pci_address;
-  parts.num_sms = std::max(1, facts->num_sms / *sharers);
-  parts.num_waiting_sms = waiting_sms(context.options.num_reserved_sms, parts.num_sms, *sharers);
-  parts.tuning = tuning_for(context.tuning, facts->name, context.topology.num_nodes(), context.topology.ranks_per_node);
-  Result<std::unique_ptr<ArenaExchange>> exchange = ArenaExchange::create(context, parts.sync->peers(), parts.arena);
-  if (!exchange.ok()) return exchange.status();
-  parts.exchange = std::move(*exchange);
-  set_ranks(context, parts);
-  parts.watch = std::make_unique<PeerWatch>(parts.sync->state(), *parts.report, *call_log, parts.rail_link.get());
-  if (context.options.mask_lost_ranks) parts.watch->tell_lost_ranks();
-  status = parts.watch->start();
+  if (call_log.ok()) parts.call_log = std::move(*call_log);
+  status = meet_ranks(context, facts.ok() ? *facts : DeviceFacts{}, status, parts);
   if (status.ok()) status = check_room_for_rails(context.topology, parts.num_waiting_sms);
   // No rank calls before the control blocks of all are cleared and known: the creation ends with an exchange.
   if (!status.ok()) return status;
-  parts.call_log = std::move(*call_log);
   return parts;
 }
 

@@ -37,6 +37,7 @@ struct Parts {
   std::optional<CallLog> call_log;
   std::unique_ptr<RailLink> rail_link;  ///< in groups of several nodes
   std::shared_ptr<DeviceArena> arena;
+  PeerPlaces places;                        ///< addresses of the peers' arenas
   std::unique_ptr<ArenaExchange> exchange;  // declared after `sync`, whose links it uses
   std::shared_ptr<TableMemory> memory;
   std::shared_ptr<PinnedMemory> pinned;
@@ -44,6 +45,7 @@ struct Parts {
   std::shared_ptr<std::byte> control;
   std::shared_ptr<std::byte> latency;  ///< GroupOptions::latency_bytes in pages, directly after `control`; or null
   std::size_t latency_bytes = 0;
+  std::vector<int> absent_ranks;      ///< GroupOptions::present_ranks: masked from the first call on
   std::shared_ptr<std::byte> masks;   ///< zeroed; in groups that mask lost ranks and have latency_bytes, else null
   std::uint64_t mask_timeout_ns = 0;  ///< in groups that mask lost ranks, else 0
   RankParams ranks;
@@ -65,6 +67,10 @@ using StartLatency = Status (*)(Parts& parts, int num_ranks, cudaStream_t stream
 
 /// Collective: succeeds on all ranks or fails on all.
 Result<Parts> create_parts(const BackendContext& context, LoadKernels load_kernels, StartLatency start_latency);
+
+/// Collective: implements Backend::renew. Everything in which other ranks have a part is made anew, at the addresses
+/// that kernels of captured graphs know; no work of this rank may be running. After an error it may be called again.
+Status renew_parts(const BackendContext& context, StartLatency start_latency, Parts& parts);
 
 /// Ok if this process can use any GPU, otherwise the reason why not.
 Status probe();

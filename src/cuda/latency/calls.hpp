@@ -39,12 +39,18 @@ class LatencyMode {
   Status receive(const LatencyReceiveCall& call, bool& made);
   Status update_mask(int rank, bool masked, Stream stream);
   Status query_mask(std::int32_t* out, Stream stream);
+  /// Masks all ranks, so that none waits for this one; nothing in groups that do not mask. Returns those that it masked
+  /// before and that do not mask it. Waits for the GPU.
+  Result<std::vector<int>> mask_all();
+  /// The group was renewed: split calls that were not received are gone.
+  void forget_calls() { in_flight_.clear(); }
 
  private:
   Result<std::shared_ptr<RoutingState>> make_dispatch(const LatencyDispatchCall& call);
   Status make_combine(const LatencyCombineCall& call);
   Status make_receive(const LatencyReceiveCall& call, bool& made);
 
+  Result<std::vector<int>> silent_ranks(cudaStream_t stream) const;
   /// Parameters of a kernel that only reads or changes masks.
   Result<LatencyParams> mask_call(std::string_view operation) const;
 

@@ -7,6 +7,7 @@
 #include "cuda/driver/cuda_call.hpp"
 #include "cuda/latency/far_message.hpp"
 #include "cuda/latency/kernels.hpp"
+#include "cuda/latency/mask.hpp"
 #include "node/page_heap.hpp"
 #include "plan/to_size.hpp"
 
@@ -36,15 +37,25 @@ CallBytes latency_call_bytes(const MemoryShape& shape, bool over_nodes) {
 
 namespace {
 
-/// Takes and clears the memory that only this rank uses to mask others.
+/// Takes the memory that only this rank uses to mask others, unless it has it, and masks absent ranks.
 Status start_masks(Parts& parts, int num_ranks, cudaStream_t stream) {
   constexpr std::string_view kStarting = "Group::create: clearing the masks of latency mode";
   std::size_t size_bytes = 0;
   MaskParams::at(nullptr, to_size(num_ranks), size_bytes);
-  Result<std::shared_ptr<std::byte>> masks = parts.memory->take(size_bytes);
-  if (!masks.ok()) return masks.status();
-  parts.masks = *masks;
-  return runtime_status(cudaMemsetAsync(parts.masks.get(), 0, size_bytes, stream), kStarting);
+  if (parts.masks == nullptr) {
+    Result<std::shared_ptr<std::byte>> masks = parts.memory->take(size_bytes);
+    if (!masks.ok()) return masks.status();
+    parts.masks = *masks;
+  }
+  MaskState* const state = MaskParams::at(parts.masks.get(), to_size(num_ranks), size_bytes).state;
+  Status status = runtime_status(cudaMemsetAsync(parts.masks.get(), 0, size_bytes, stream), kStarting);
+  for (const int rank : parts.absent_ranks) {
+    const std::uint32_t masked = 1;
+    if (!status.ok()) break;
+    status = runtime_status(
+        cudaMemcpyAsync(&state->masked[rank], &masked, sizeof(masked), cudaMemcpyHostToDevice, stream), kStarting);
+  }
+  return status;
 }
 
 }  // namespace

@@ -66,6 +66,10 @@ Result<std::vector<ArenaAnnouncement>> exchange(const BackendContext& context, c
   for (std::size_t rank = 0; rank < all->size(); ++rank) {
     ArenaAnnouncement& theirs = announcements[rank];
     const std::vector<std::byte>& bytes = (*all)[rank];
+    if (context.is_absent(static_cast<int>(rank))) {
+      theirs = mine;  // as it will be, if it is to fill this rank's place for it
+      continue;
+    }
     if (bytes.size() == sizeof(theirs)) std::memcpy(&theirs, bytes.data(), sizeof(theirs));
     if (bytes.size() == sizeof(theirs) && (theirs.path == MemoryPath::kVmm || theirs.path == MemoryPath::kIpc))
       continue;
@@ -121,7 +125,8 @@ Status check_reach(const node::Peers& peers, const std::vector<ArenaAnnouncement
 }  // namespace
 
 Result<std::unique_ptr<ArenaExchange>> ArenaExchange::create(const BackendContext& context, node::Peers& peers,
-                                                             std::shared_ptr<DeviceArena> arena) {
+                                                             std::shared_ptr<DeviceArena> arena, PeerPlaces& places,
+                                                             std::size_t head_bytes) {
   const std::int64_t timeout_ns = context.options.timeout_ns;
   ArenaAnnouncement mine;
   Status status = node::fill_random(mine.token.data(), mine.token.size());
@@ -137,7 +142,7 @@ Result<std::unique_ptr<ArenaExchange>> ArenaExchange::create(const BackendContex
 
   auto result = std::make_unique<ArenaExchange>(Private{}, peers.rank(), arena);
   status = check_reach(peers, *announcements);
-  if (status.ok()) status = result->meet(peers, *announcements, {timeout_ns, context.options.mask_lost_ranks});
+  if (status.ok()) status = result->meet({context, peers, *announcements, places, head_bytes});
   // No rank announces memory before all of them listen: one that has failed would not answer.
   Result<std::vector<std::vector<std::byte>>> listening = gather_or_fail(*context.bootstrap, status, {}, timeout_ns);
   if (!listening.ok()) return listening.status();
@@ -149,38 +154,72 @@ Result<std::unique_ptr<ArenaExchange>> ArenaExchange::create(const BackendContex
   return result;
 }
 
+Result<std::shared_ptr<PeerMapping>> ArenaExchange::place_of(const Meeting& meeting, int rank) const {
+  const auto idx = static_cast<std::size_t>(rank);
+  const ArenaAnnouncement& theirs = meeting.announcements[idx];
+  if (meeting.context.is_absent(rank) && theirs.path != MemoryPath::kVmm) {
+    return Status(
+        ErrorCode::kUnsupported,
+        fmt::format("it is absent, and memory of GPU {} is shared by way of \"{}\", at addresses that change; "
+                    "create a group of the ranks that are present",
+                    arena_->device(), to_string(theirs.path)));
+  }
+  std::shared_ptr<PeerMapping>& place = meeting.places[idx].mapping;
+  if (place == nullptr) {
+    Result<std::unique_ptr<PeerMapping>> mapping =
+        PeerMapping::create(arena_->device(), theirs.path, theirs.size_bytes);
+    if (!mapping.ok()) return mapping.status();
+    if (theirs.path != MemoryPath::kVmm) return std::shared_ptr<PeerMapping>(std::move(*mapping));
+    place = std::move(*mapping);
+  }
+  place->clear();
+  if (meeting.context.is_absent(rank)) {
+    Status status = place->stand_in(meeting.head_bytes);
+    return status.ok() ? Result<std::shared_ptr<PeerMapping>>(place) : status;
+  }
+  if (theirs.path == MemoryPath::kVmm && theirs.size_bytes == place->size_bytes()) return place;
+  return Status(ErrorCode::kUnsupported,
+                fmt::format("its arena of {} bytes (\"{}\") is to take the place of one of {} bytes; set the same "
+                            "GroupOptions::arena_bytes, on GPUs of one kind",
+                            theirs.size_bytes, to_string(theirs.path), place->size_bytes()));
+}
+
 /// Finds the arenas of this process, reserves addresses for those of others, and starts to listen to them.
-Status ArenaExchange::meet(const node::Peers& peers, const std::vector<ArenaAnnouncement>& announcements,
-                           const ArenaService::Options& options) {
+Status ArenaExchange::meet(const Meeting& meeting) {
+  const auto& [context, peers, announcements, places, head_bytes] = meeting;
   std::vector<ArenaService::Peer> listened;
   peers_.resize(announcements.size());
+  places.resize(announcements.size());
   for (std::size_t i = 0; i < announcements.size(); ++i) {
     const int rank = static_cast<int>(i);
     if (!peers.includes(rank)) continue;
     const ArenaAnnouncement& theirs = announcements[i];
     Peer& peer = peers_[i];
+    std::shared_ptr<DeviceArena>& same_process = peer.place.same_process;
     if (rank == rank_) {
-      peer.same_process = arena_;
+      same_process = arena_;
+    } else if (context.is_absent(rank) && places[i].same_process != nullptr) {
+      same_process = places[i].same_process;
     } else if (peers.peer(rank).same_process) {
-      peer.same_process = node::find_offered<DeviceArena>(theirs.token);
-      if (peer.same_process == nullptr) {
+      same_process = node::find_offered<DeviceArena>(theirs.token);
+      if (same_process == nullptr) {
         return Status(ErrorCode::kPeerLost, fmt::format("Group::create: rank {} gave up", rank), rank);
       }
-      if (Status status = peer.same_process->grant_access(arena_->device()); !status.ok()) {
+      if (Status status = same_process->grant_access(arena_->device()); !status.ok()) {
         return Status(status.code(), fmt::format("Group::create: using memory of rank {}: {}", rank, status.message()),
                       rank);
       }
     } else {
-      Result<std::unique_ptr<PeerMapping>> mapping =
-          PeerMapping::create(arena_->device(), theirs.path, theirs.size_bytes);
+      Result<std::shared_ptr<PeerMapping>> mapping = place_of(meeting, rank);
       if (!mapping.ok()) {
         return Status(mapping.status().code(),
                       fmt::format("Group::create: rank {}: {}", rank, mapping.status().message()), rank);
       }
-      peer.mapping = std::move(*mapping);
-      listened.push_back({rank, peers.peer(rank).link.get(), peer.mapping.get()});
+      peer.place.mapping = std::move(*mapping);
+      if (!context.is_absent(rank)) listened.push_back({rank, peers.peer(rank).link.get(), peer.place.mapping.get()});
     }
-    peer.size_bytes = peer.same_process != nullptr ? peer.same_process->size_bytes() : theirs.size_bytes;
+    if (rank != rank_ && places[i].same_process == nullptr) places[i].same_process = same_process;
+    peer.size_bytes = same_process != nullptr ? same_process->size_bytes() : peer.place.mapping->size_bytes();
   }
   if (arena_->path() == MemoryPath::kIpc) {
     Importers importers;
@@ -192,14 +231,16 @@ Status ArenaExchange::meet(const node::Peers& peers, const std::vector<ArenaAnno
     }
     arena_->set_importers(std::move(importers));
   }
-  service_ = std::make_unique<ArenaService>(listened, options);
+  service_ = std::make_unique<ArenaService>(
+      listened, ArenaService::Options{context.options.timeout_ns, context.options.mask_lost_ranks});
   return service_->start();
 }
 
 Status ArenaExchange::adopt_bases(const node::Peers& peers) {
   for (int rank = peers.first_rank(); rank < peers.end_rank(); ++rank) {
     Peer& peer = peers_[static_cast<std::size_t>(rank)];
-    peer.base = peer.same_process != nullptr ? peer.same_process->base() : peer.mapping->base();
+    const PeerPlace& place = peer.place;
+    peer.base = place.same_process != nullptr ? place.same_process->base() : place.mapping->base();
     if (peer.base != nullptr) continue;
     return Status(
         ErrorCode::kTransport,

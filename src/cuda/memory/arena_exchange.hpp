@@ -18,15 +18,25 @@ namespace ferry::cuda {
 
 struct ArenaAnnouncement;  // private
 
+/// Address of a rank's arena, which outlives an exchange: the next one maps the arena of another process there. Neither
+/// is set where that is not possible (kIpc), or not known yet.
+struct PeerPlace {
+  std::shared_ptr<PeerMapping> mapping;       ///< of another process, or of an absent rank
+  std::shared_ptr<DeviceArena> same_process;  ///< of a rank of this process
+};
+using PeerPlaces = std::vector<PeerPlace>;  ///< by rank
+
 class ArenaExchange {
   struct Private {};  // lets only `create` construct
 
  public:
   /// Collective: succeeds on all ranks or fails on all. Ranks may share a GPU, be threads of one process, or both. Each
-  /// arena serves one exchange. `peers` must outlive the exchange, whose thread reads from their links.
+  /// arena serves one exchange at a time. `peers` must outlive the exchange, whose thread reads from their links.
+  /// `places`: kept by the group. `head_bytes`: what other ranks may reach of an absent rank.
   /// @errors kUnsupported: two ranks' GPUs cannot reach each other; kTimeout, kPeerLost; kSystem, kCuda, kTransport
   static Result<std::unique_ptr<ArenaExchange>> create(const BackendContext& context, node::Peers& peers,
-                                                       std::shared_ptr<DeviceArena> arena);
+                                                       std::shared_ptr<DeviceArena> arena, PeerPlaces& places,
+                                                       std::size_t head_bytes);
 
   ArenaExchange(Private, int rank, std::shared_ptr<DeviceArena> arena) : rank_(rank), arena_(std::move(arena)) {}
   /// Ends the thread, then unmaps the peers' memory, which no GPU work of this rank may still use. Growth of the arena
@@ -45,12 +55,19 @@ class ArenaExchange {
   struct Peer {
     std::byte* base = nullptr;
     std::size_t size_bytes = 0;
-    std::shared_ptr<DeviceArena> same_process;  // keeps the memory alive while this rank may use it
-    std::unique_ptr<PeerMapping> mapping;       // for other processes
+    PeerPlace place;  // keeps the memory alive while this rank may use it
   };
 
-  Status meet(const node::Peers& peers, const std::vector<ArenaAnnouncement>& announcements,
-              const ArenaService::Options& options);
+  struct Meeting {
+    const BackendContext& context;
+    const node::Peers& peers;
+    const std::vector<ArenaAnnouncement>& announcements;
+    PeerPlaces& places;
+    std::size_t head_bytes = 0;
+  };
+  Status meet(const Meeting& meeting);
+  /// Addresses for the arena of another process, or an absent one.
+  Result<std::shared_ptr<PeerMapping>> place_of(const Meeting& meeting, int rank) const;
   Status adopt_bases(const node::Peers& peers);
 
   int rank_;

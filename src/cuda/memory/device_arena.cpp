@@ -189,26 +189,112 @@ bool DeviceArena::contains(const void* data, std::size_t bytes) const {
          bytes <= static_cast<std::size_t>(base_ + size_bytes_ - begin);
 }
 
-Result<DeviceArena::Chunk> DeviceArena::map_chunk(std::size_t offset, std::size_t size_bytes) const {
+Result<CUmemGenericAllocationHandle> DeviceArena::take_memory(std::size_t size_bytes) const {
   const Result<const Driver*> table = driver();
   const CUmemAllocationProp properties = shareable_memory(device_);
-  Chunk chunk{offset, size_bytes, 0};
-  if (const CUresult result = (*table)->mem_create(&chunk.handle, size_bytes, &properties, 0); result != CUDA_SUCCESS) {
+  CUmemGenericAllocationHandle handle = 0;
+  if (const CUresult result = (*table)->mem_create(&handle, size_bytes, &properties, 0); result != CUDA_SUCCESS) {
     return driver_status(result, fmt::format("allocate: taking {} bytes of {}", size_bytes, describe_memory(device_)),
                          kMemoryHint);
   }
-  Status status = driver_status((*table)->mem_map(device_address(base_ + offset), size_bytes, 0, chunk.handle, 0),
-                                fmt::format("allocate: mapping {} bytes of GPU {}", size_bytes, device_));
-  if (!status.ok()) {
-    (*table)->mem_release(chunk.handle);
-    return status;
-  }
+  return handle;
+}
+
+/// Maps a chunk's memory at its place; after an error it is not mapped.
+Status DeviceArena::map_at(const Chunk& chunk) const {
+  const Result<const Driver*> table = driver();
+  const CUdeviceptr where = device_address(base_ + chunk.offset);
+  Status status = driver_status((*table)->mem_map(where, chunk.size_bytes, 0, chunk.handle, 0),
+                                fmt::format("allocate: mapping {} bytes of GPU {}", chunk.size_bytes, device_));
+  if (!status.ok()) return status;
   status = open_access(chunk);
+  if (!status.ok()) (*table)->mem_unmap(where, chunk.size_bytes);
+  return status;
+}
+
+Result<DeviceArena::Chunk> DeviceArena::map_chunk(std::size_t offset, std::size_t size_bytes) const {
+  const Result<CUmemGenericAllocationHandle> handle = take_memory(size_bytes);
+  if (!handle.ok()) return handle.status();
+  const Chunk chunk{offset, size_bytes, *handle};
+  Status status = map_at(chunk);
+  if (status.ok()) return chunk;
+  (*driver())->mem_release(chunk.handle);
+  return status;
+}
+
+Status DeviceArena::back_head(std::size_t bytes) {
+  if (path_ != MemoryPath::kVmm) return {};
+  const std::lock_guard lock(growth_mutex_);
+  const DeviceGuard guard(device_);
+  if (!guard.status().ok()) return guard.status();
+  const RelaxedCapture relaxed;
+  chunks_.reserve(1);
+  Result<Chunk> head = map_chunk(0, std::min(round_up(bytes, granularity_), size_bytes_));
+  if (!head.ok()) return head.status();
+  chunks_.push_back(*head);
+  backed_bytes_.store(head->size_bytes, std::memory_order_release);
+  return {};
+}
+
+/// Gives new memory the contents that the head is to have, while it is mapped at addresses of its own.
+Status DeviceArena::copy_head(CUmemGenericAllocationHandle to, std::size_t cleared_bytes) const {
+  const Driver& table = **driver();
+  const std::size_t size_bytes = chunks_.front().size_bytes;
+  CUdeviceptr where = 0;
+  const std::string what = fmt::format("renew: filling {} bytes of GPU {}", size_bytes, device_);
+  Status status = driver_status(table.mem_address_reserve(&where, size_bytes, granularity_, 0, 0), what);
+  if (!status.ok()) return status;
+  status = driver_status(table.mem_map(where, size_bytes, 0, to, 0), what);
+  if (status.ok()) {
+    const CUmemAccessDesc access = access_from(device_);
+    status = driver_status(table.mem_set_access(where, size_bytes, &access, 1), what);
+    auto* const data = reinterpret_cast<std::byte*>(static_cast<std::uintptr_t>(where));
+    const std::size_t cleared = std::min(cleared_bytes, size_bytes);
+    if (status.ok()) status = runtime_status(cudaMemsetAsync(data, 0, cleared, stream_->get()), what);
+    if (status.ok() && cleared < size_bytes) {
+      status = runtime_status(cudaMemcpyAsync(data + cleared, base_ + cleared, size_bytes - cleared,
+                                              cudaMemcpyDeviceToDevice, stream_->get()),
+                              what);
+    }
+    if (status.ok()) status = runtime_status(cudaStreamSynchronize(stream_->get()), what);
+    table.mem_unmap(where, size_bytes);
+  }
+  table.mem_address_free(where, size_bytes);
+  return status;
+}
+
+Status DeviceArena::renew_head(std::size_t cleared_bytes) {
+  if (path_ != MemoryPath::kVmm) {
+    return Status(
+        ErrorCode::kUnsupported,
+        fmt::format("renew: memory of GPU {} is shared by way of \"{}\", at addresses that change; create a new "
+                    "group",
+                    device_, to_string(path_)));
+  }
+  const std::lock_guard lock(growth_mutex_);
+  const DeviceGuard guard(device_);
+  if (!guard.status().ok()) return guard.status();
+  const RelaxedCapture relaxed;
+  Chunk& head = chunks_.front();
+  const Result<CUmemGenericAllocationHandle> handle = take_memory(head.size_bytes);
+  if (!handle.ok()) return handle.status();
+  const Chunk renewed{0, head.size_bytes, *handle};
+  const Driver& table = **driver();
+  Status status = copy_head(renewed.handle, cleared_bytes);
+  if (status.ok()) {
+    status = driver_status(table.mem_unmap(device_address(base_), head.size_bytes), "renew: unmapping former memory");
+  }
+  if (status.ok()) {
+    status = map_at(renewed);
+    if (!status.ok()) static_cast<void>(map_at(head));
+  }
   if (!status.ok()) {
-    unmap_chunk(chunk);
+    table.mem_release(renewed.handle);
     return status;
   }
-  return chunk;
+  table.mem_release(head.handle);
+  head = renewed;
+  return {};
 }
 
 Status DeviceArena::open_access(const Chunk& chunk) const {

@@ -93,6 +93,14 @@ class DeviceArena : public std::enable_shared_from_this<DeviceArena> {
   /// empty function ends that. After an error nothing is set. Waits for a growth in progress.
   Status set_announce(Announce announce);
 
+  /// Backs the first `bytes` by a chunk of their own, which `renew_head` replaces. Before any memory is taken.
+  Status back_head(std::size_t bytes);
+  /// Replaces the memory of the head by other memory at the same addresses: its first `cleared_bytes` are zero, the
+  /// rest keeps its contents. Processes that still map the former memory reach nothing of this one. No work may use the
+  /// head, and announcements must have ended (set_announce).
+  /// @errors kUnsupported: not kVmm; kSystem: device memory ran out; kCuda. The head then keeps its memory
+  Status renew_head(std::size_t cleared_bytes);
+
   /// kIpc: processes that will open the memory. It is not freed before they have closed it.
   void set_importers(Importers importers) { importers_ = std::move(importers); }
 
@@ -127,6 +135,9 @@ class DeviceArena : public std::enable_shared_from_this<DeviceArena> {
   Status reserve_ipc(std::size_t size_bytes);
   Status back(std::size_t end);
   Result<Chunk> map_chunk(std::size_t offset, std::size_t size_bytes) const;
+  Result<CUmemGenericAllocationHandle> take_memory(std::size_t size_bytes) const;
+  Status map_at(const Chunk& chunk) const;
+  Status copy_head(CUmemGenericAllocationHandle to, std::size_t cleared_bytes) const;
   Status open_access(const Chunk& chunk) const;
   void unmap_chunk(const Chunk& chunk) const;
   Status announce_chunk(const Announce& announce, const Chunk& chunk) const;

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <string_view>
 
 #include "cuda/driver/cuda_call.hpp"
@@ -87,22 +88,49 @@ Status PeerMapping::add(const ArenaChunk& chunk) {
 
 Status PeerMapping::add_vmm(const ArenaChunk& chunk) {
   const Result<const Driver*> table = driver();
-  const CUdeviceptr where = device_address(base() + chunk.offset);
   CUmemGenericAllocationHandle handle = 0;
   void* os_handle = reinterpret_cast<void*>(static_cast<std::uintptr_t>(chunk.fd));
   Status status = driver_status(
       (*table)->mem_import_from_shareable_handle(&handle, os_handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
       fmt::format("importing {} bytes on GPU {}", chunk.size_bytes, device_), kReachHint);
-  if (!status.ok()) return status;
-  status = driver_status((*table)->mem_map(where, chunk.size_bytes, 0, handle, 0),
-                         fmt::format("mapping {} bytes on GPU {}", chunk.size_bytes, device_), kReachHint);
+  return status.ok() ? map_vmm(handle, chunk.offset, chunk.size_bytes) : status;
+}
+
+/// Maps memory, and releases its handle.
+Status PeerMapping::map_vmm(CUmemGenericAllocationHandle handle, std::size_t offset, std::size_t size_bytes) {
+  const Result<const Driver*> table = driver();
+  const CUdeviceptr where = device_address(base() + offset);
+  Status status = driver_status((*table)->mem_map(where, size_bytes, 0, handle, 0),
+                                fmt::format("mapping {} bytes on GPU {}", size_bytes, device_), kReachHint);
   // The mapping keeps the memory alive.
   (*table)->mem_release(handle);
   if (!status.ok()) return status;
   const CUmemAccessDesc access = access_from(device_);
-  status = driver_status((*table)->mem_set_access(where, chunk.size_bytes, &access, 1),
-                         fmt::format("getting access to {} bytes on GPU {}", chunk.size_bytes, device_), kReachHint);
-  if (!status.ok()) (*table)->mem_unmap(where, chunk.size_bytes);
+  status = driver_status((*table)->mem_set_access(where, size_bytes, &access, 1),
+                         fmt::format("getting access to {} bytes on GPU {}", size_bytes, device_), kReachHint);
+  if (!status.ok()) (*table)->mem_unmap(where, size_bytes);
+  return status;
+}
+
+void PeerMapping::clear() {
+  const DeviceGuard guard(device_);
+  if (!guard.status().ok() || path_ != MemoryPath::kVmm) return;
+  const RelaxedCapture relaxed;
+  while (!chunks_.empty()) unmap_newest();
+}
+
+Status PeerMapping::stand_in(std::size_t bytes) {
+  const DeviceGuard guard(device_);
+  if (!guard.status().ok()) return guard.status();
+  const RelaxedCapture relaxed;
+  const std::size_t rounded = std::min((bytes + granularity_ - 1) / granularity_ * granularity_, size_bytes_);
+  const CUmemAllocationProp properties = shareable_memory(device_);
+  CUmemGenericAllocationHandle handle = 0;
+  chunks_.reserve(1);
+  Status status = driver_status((*driver())->mem_create(&handle, rounded, &properties, 0),
+                                fmt::format("taking {} bytes of GPU {} for an absent rank", rounded, device_));
+  if (status.ok()) status = map_vmm(handle, 0, rounded);
+  if (status.ok()) chunks_.push_back(Extent{0, rounded});
   return status;
 }
 

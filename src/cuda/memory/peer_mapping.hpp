@@ -29,6 +29,14 @@ class PeerMapping {
   PeerMapping(const PeerMapping&) = delete;
   PeerMapping& operator=(const PeerMapping&) = delete;
 
+  MemoryPath path() const { return path_; }
+  std::size_t size_bytes() const { return size_bytes_; }
+
+  /// Unmaps everything, so that the arena of another process can be mapped at the same addresses. kVmm only.
+  void clear();
+  /// Maps memory of this rank's GPU in place of the first `bytes` of an arena that is not there. kVmm only.
+  Status stand_in(std::size_t bytes);
+
   /// Constant once set. kVmm: from creation; kIpc: null until the arena's only chunk is mapped.
   std::byte* base() const { return base_.load(std::memory_order_acquire); }
 
@@ -41,6 +49,7 @@ class PeerMapping {
  private:
   Status add_vmm(const ArenaChunk& chunk);
   Status add_ipc(const ArenaChunk& chunk);
+  Status map_vmm(CUmemGenericAllocationHandle handle, std::size_t offset, std::size_t size_bytes);
   void unmap_newest();
 
   struct Extent {

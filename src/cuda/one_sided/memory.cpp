@@ -175,8 +175,9 @@ Result<std::unique_ptr<OneSidedMemory>> OneSidedMemory::create(const one_sided::
   if (!fabric.ok()) return fabric.status();
   memory->fabric_ = std::move(*fabric);
   if (!over_nodes) {
+    PeerPlaces places;
     Result<std::unique_ptr<ArenaExchange>> exchange =
-        ArenaExchange::create(base, memory->fabric_->peers(), memory->arena_);
+        ArenaExchange::create(base, memory->fabric_->peers(), memory->arena_, places, 0);
     if (!exchange.ok()) return exchange.status();
     memory->exchange_ = std::move(*exchange);
   }

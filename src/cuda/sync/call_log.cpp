@@ -5,11 +5,11 @@
 
 namespace ferry::cuda {
 
-Result<CallLog> CallLog::create(node::Peers& peers) {
+Result<CallLog> CallLog::create(node::Peers& peers, std::int64_t last_number) {
   Result<std::byte*> data = peers.arena().take(sizeof(Ring));
   if (!data.ok()) return data.status();
   new (*data) Ring();
-  return CallLog(peers, static_cast<std::size_t>(*data - peers.arena().mapping()->base()));
+  return CallLog(peers, static_cast<std::size_t>(*data - peers.arena().mapping()->base()), last_number);
 }
 
 CallLog::Ring& CallLog::ring(int rank) const {

@@ -23,8 +23,9 @@ namespace ferry::cuda {
 class CallLog {
  public:
   /// Must be called before any other allocation from the host arena, on every rank, so that the offset is the same in
-  /// all.
-  static Result<CallLog> create(node::Peers& peers);
+  /// all. `last_number`: of this rank's log before, in a group that is renewed: captured calls still name its records.
+  static Result<CallLog> create(node::Peers& peers, std::int64_t last_number = 0);
+  std::int64_t last_number() const { return last_number_; }
 
   /// Publishes `record` to the peers; returns its number.
   std::int64_t append(const CallRecord& record);
@@ -54,13 +55,14 @@ class CallLog {
     std::array<Slot, kNumSlots> slots;
   };
 
-  CallLog(node::Peers& peers, std::size_t offset) : peers_(&peers), offset_(offset) {}
+  CallLog(node::Peers& peers, std::size_t offset, std::int64_t last_number)
+      : peers_(&peers), offset_(offset), last_number_(last_number) {}
   Ring& ring(int rank) const;
   std::int64_t last_number_of(int rank) const;
 
   node::Peers* peers_;
   std::size_t offset_;
-  std::int64_t last_number_ = 0;
+  std::int64_t last_number_;
 };
 
 /// Hash of all arguments that every rank must pass alike; 0 if and only if the record is of a failure.

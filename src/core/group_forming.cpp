@@ -1,0 +1,150 @@
+/// How a group forms, and forms again when ranks were lost: Group::create, suspend and renew.
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "core/backend.hpp"
+#include "core/call_gate.hpp"
+#include "core/call_numbers.hpp"
+#include "core/create_together.hpp"
+#include "core/expert_placement.hpp"
+#include "core/group_options.hpp"
+#include "core/latency_calls.hpp"
+#include "core/present_ranks.hpp"
+#include "ferry/group.hpp"
+
+namespace ferry {
+namespace {
+
+/// A backend that has been made by all ranks, or renewed.
+struct Formed {
+  Topology topology;
+  std::unique_ptr<Backend> backend;  // null: the present one was renewed
+};
+
+/// Group that is formed again.
+struct Renewed {
+  Status status{};             ///< an error of this rank alone
+  Backend* backend = nullptr;  ///< null: the group is new
+};
+
+/// Collective over the ranks that are present.
+Result<Formed> form(Bootstrap& members, const GroupOptions& options, const Renewed& before) {
+  const Status are_valid = check_present_ranks(options, members);
+  const GroupOptions all_present;
+  PresentRanks ranks(members, are_valid.ok() ? options : all_present);
+  const auto form_mine = [&](Bootstrap& shared) -> Result<Formed> {
+    Result<AgreedOptions> agreed = agree_on_options(shared, options, are_valid.ok() ? before.status : are_valid);
+    if (!agreed.ok()) return agreed.status();
+    BackendContext context{&shared, agreed->topology, options, std::move(agreed->tuning)};
+    context.options.ring_memory = agreed->ring_memory;
+    context.options.num_reserved_sms = agreed->num_reserved_sms;
+    context.options.network_poll_ns = agreed->network_poll_ns;
+    if (before.backend != nullptr) {
+      if (const std::optional<Status> renewed = before.backend->renew(context)) {
+        if (!renewed->ok()) return *renewed;
+        return Formed{agreed->topology, nullptr};
+      }
+    }
+    Result<std::unique_ptr<Backend>> backend = agreed->factory->create(context);
+    if (!backend.ok()) return backend.status();
+    return Formed{agreed->topology, std::move(*backend)};
+  };
+  Result<Formed> formed = create_together(ranks, "Group::create", time_to_agree_ns(options.timeout_ns), form_mine);
+  if (formed.ok()) (formed->backend != nullptr ? formed->backend.get() : before.backend)->created();
+  return formed;
+}
+
+Status check_one_node(std::string_view operation, const Topology& topology) {
+  if (topology.num_nodes() == 1) return {};
+  return Status(ErrorCode::kUnsupported,
+                fmt::format("{}: the group has {} nodes, and only groups of one node are renewed; create a new group",
+                            operation, topology.num_nodes()));
+}
+
+/// Checks that the member of the bootstrap is this rank.
+Status check_place(int member, const std::vector<int>& present_ranks, int rank) {
+  const auto place = std::ranges::find(present_ranks, rank) - present_ranks.begin();
+  if (place == member && place < std::ssize(present_ranks)) return {};
+  return Status(
+      ErrorCode::kInvalidArgument,
+      fmt::format("renew: present_ranks is [{}], and rank {} of the group is rank {} of the bootstrap; expected "
+                  "it at that index",
+                  fmt::join(present_ranks, ", "), rank, member));
+}
+
+}  // namespace
+
+Group::Group(Topology topology, std::unique_ptr<Backend> backend, const GroupOptions& options)
+    : topology_(topology),
+      options_(std::make_unique<GroupOptions>(options)),
+      backend_(std::move(backend)),
+      placements_(std::make_unique<ExpertPlacements>(topology)),
+      gate_(std::make_unique<CallGate>()) {
+  begin_calls();
+}
+
+/// Makes earlier Routings those of another group.
+void Group::begin_calls() {
+  latency_calls_ = std::make_unique<LatencyCalls>();
+  numbers_ = std::make_unique<CallNumbers>();
+  identity_ = std::make_shared<const char>();
+}
+
+Group::~Group() {
+  // Only the process that created the backend may end it.
+  if (gate_->is_copy()) static_cast<void>(backend_.release());
+}
+
+Result<std::shared_ptr<Group>> Group::create(std::shared_ptr<Bootstrap> bootstrap, const GroupOptions& options) {
+  if (bootstrap == nullptr) {
+    return Status(ErrorCode::kInvalidArgument,
+                  "Group::create: the bootstrap is null; create one with create_tcp_bootstrap or "
+                  "create_in_process_bootstraps");
+  }
+  Result<Formed> formed = form(*bootstrap, options, {});
+  if (!formed.ok()) return formed.status();
+  return std::shared_ptr<Group>(new Group(formed->topology, std::move(formed->backend), options));
+}
+
+Result<std::vector<int>> Group::suspend() {
+  CallPass pass;
+  if (Status status = enter("suspend", pass); !status.ok()) return status;
+  if (Status status = check_one_node("suspend", topology_); !status.ok()) return status;
+  Result<std::vector<int>> silent = backend_->suspend();
+  is_suspended_ = silent.ok();
+  if (silent.ok()) std::erase_if(*silent, [&](int rank) { return !is_present(*options_, rank); });
+  return silent;
+}
+
+Status Group::renew(std::shared_ptr<Bootstrap> bootstrap, const std::vector<int>& present_ranks) {
+  constexpr std::string_view kName = "renew";
+  CallPass pass;
+  if (Status status = take_turn(kName, pass); !status.ok()) return status;
+  if (bootstrap == nullptr) return Status(ErrorCode::kInvalidArgument, "renew: the bootstrap is null");
+  Status mine = check_one_node(kName, topology_);
+  if (mine.ok()) mine = check_place(bootstrap->rank(), present_ranks, rank());
+  if (mine.ok() && !is_suspended_) {
+    mine = backend_->suspend().status();
+    is_suspended_ = mine.ok();
+  }
+  GroupOptions options = *options_;
+  options.backend = backend_->name();
+  options.num_ranks = num_ranks();
+  options.present_ranks = present_ranks;
+  std::vector<std::int64_t> waits_ns = wait_times_ns();
+  Result<Formed> formed = form(*bootstrap, options, {mine, backend_.get()});
+  if (!formed.ok()) return formed.status();
+  earlier_waits_ns_ = std::move(waits_ns);
+  if (formed->backend != nullptr) backend_ = std::move(formed->backend);
+  begin_calls();
+  options_->present_ranks = present_ranks;
+  is_suspended_ = false;
+  return {};
+}
+
+}  // namespace ferry
