@@ -397,8 +397,8 @@ class FERRY_API Group {
   /// Ends this rank's part in the group until `renew`: ranks that wait for it in latency mode mask it at once if they
   /// mask lost ranks, and other calls of theirs fail as if it had left. For a rank that has lost another one and asks
   /// Membership::next_view, so that none waits for its calls meanwhile. Local. Calls before renew are kInvalidArgument.
-  /// @return the silent ranks, for NextViewOptions::silent_ids: those that this rank has masked in latency mode and that
-  ///         did not mask it, ascending, without absent ones
+  /// @return the silent ranks, for NextViewOptions::silent_ids: those that this rank has masked in latency mode and
+  ///         that did not mask it, ascending, without absent ones
   /// @sync   waits until this rank's calls have run. Replays of captured graphs must be done
   /// @errors kInvalidArgument: the group was destroyed; kUnsupported: several nodes; kCuda
   [[nodiscard]] Result<std::vector<int>> suspend();

@@ -1,31 +1,21 @@
-/// One member of a set of processes that make steps together while some of them are lost and others take their place.
-/// membership_rounds.py starts it, stops or kills it, and reads its events: a JSON object a line.
+/// One member of a set of processes that make steps together while some of them are lost and others take their place
+/// (member_process.hpp).
 ///
-///   membership_rank --create RANK NUM_RANKS PORT | --join ID CONTACT[,CONTACT…]
-///                   --deadline-ms N --ranks-per-node N
-///
-/// FERRY_SECRET: the secret. A step is route, dispatch and combine, every other one latency mode; its tokens depend on
-/// the member's id and the step, and its result is compared. Experts belong to the ids of the first view, and picks of
-/// those whose member is lost are left out. Ends when a line comes on standard input, in the same step as all others.
+/// A step is route, dispatch and combine, every other one latency mode; its tokens depend on the member's id and the
+/// step, and its result is compared. Experts belong to the ids of the first view, and picks of those whose member is
+/// lost are left out.
 
 #include <fmt/format.h>
-#include <poll.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
 #include <memory>
 #include <set>
-#include <span>
-#include <sstream>
-#include <string>
+#include <utility>
 #include <vector>
 
 #include "common/bfloat16.hpp"
-#include "ferry/ferry.hpp"
+#include "fault/member_process.hpp"
 #include "plan/to_size.hpp"
 
 namespace ferry::test {
@@ -39,31 +29,6 @@ constexpr std::int64_t kNumTopk = 4;
 constexpr std::int64_t kExpertsOfMember = 4;
 /// Steps between two calls of next_view in which all members only look for others that wait.
 constexpr std::uint64_t kStepsBetweenViews = 20;
-
-struct Settings {
-  int create_rank = -1;
-  int num_ranks = 0;
-  std::uint16_t port = 0;
-  int join_id = -1;
-  std::vector<std::string> contacts{};
-  std::int64_t deadline_ns = 0;
-  int ranks_per_node = 0;
-  int num_first_ranks = 0;  ///< members of the first view, whose experts there are
-};
-
-std::int64_t now_ns() { return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1); }
-
-void print_event(const char* name, const std::string& fields = {}) {
-  fmt::print("{{\"event\": \"{}\", \"at_ns\": {}{}}}\n", name, now_ns(), fields);
-  std::fflush(stdout);
-}
-
-std::string text_of(const Status& status) {
-  std::string text(status.message());
-  std::erase_if(text, [](char c) { return c == '"' || c == '\\' || c == '\n'; });
-  return fmt::format(", \"code\": \"{}\", \"peer\": {}, \"why\": \"{}\"", to_string(status.code()), status.peer(),
-                     text);
-}
 
 /// The tokens of one step of one member.
 class Step {
@@ -164,44 +129,14 @@ class Step {
   std::vector<std::uint16_t> out_;
 };
 
-Result<std::shared_ptr<Membership>> become_member(const Settings& settings) {
-  const char* secret = std::getenv("FERRY_SECRET");
-  // Longer than what keeps a member from next_view: a deadline of its group, and the end of the group before.
-  const std::int64_t patience_ns = 2 * settings.deadline_ns + 2 * kNsPerSecond;
-  if (settings.create_rank < 0) {
-    JoinOptions options;
-    options.contacts = settings.contacts;
-    options.secret = secret;
-    options.id = settings.join_id;
-    options.timeout_ns = patience_ns;
-    return Membership::join(options);
-  }
-  TcpBootstrapOptions tcp;
-  tcp.rank = settings.create_rank;
-  tcp.num_ranks = settings.num_ranks;
-  tcp.port = settings.port;
-  tcp.secret = secret;
-  Result<std::shared_ptr<Bootstrap>> bootstrap = create_tcp_bootstrap(tcp);
-  if (!bootstrap.ok()) return bootstrap.status();
-  MembershipOptions options;
-  options.secret = secret;
-  options.timeout_ns = patience_ns;
-  return Membership::create(*bootstrap, options);
-}
-
-bool is_told_to_end() {
-  pollfd entry{STDIN_FILENO, POLLIN, 0};
-  return poll(&entry, 1, 0) > 0;
-}
-
 /// The steps of a member, until it is told to end or is left out.
 class Member {
  public:
-  Member(const Settings& settings, std::shared_ptr<Membership> membership)
+  Member(const MemberSettings& settings, std::shared_ptr<Membership> membership)
       : settings_(settings), membership_(std::move(membership)), step_(membership_->view().num_complete_steps) {}
 
   int run() {
-    print_view();
+    print_view(*membership_);
     Status status = form_group();
     for (;;) {
       if (status.ok()) status = make_step();
@@ -219,24 +154,18 @@ class Member {
         return view.status().code() == ErrorCode::kPeerLost ? 0 : 1;
       }
       if (view->rank < 0) {
-        print_event("ended");
+        print_event("ended", fmt::format(", \"steps\": {}", view->num_complete_steps));
         return 0;
       }
       step_ = view->num_complete_steps;
       status = {};
       if (!has_failed && view->lost_ids.empty() && view->joined_ids.empty()) continue;
-      print_view();
+      print_view(*membership_);
       status = form_group();
     }
   }
 
  private:
-  void print_view() const {
-    const MembershipView& view = membership_->view();
-    print_event("view", fmt::format(", \"epoch\": {}, \"ids\": [{}], \"steps\": {}, \"address\": \"{}\"", view.epoch,
-                                    fmt::join(view.ids, ", "), view.num_complete_steps, membership_->address()));
-  }
-
   Status form_group() {
     Result<std::shared_ptr<Bootstrap>> bootstrap = membership_->bootstrap();
     if (!bootstrap.ok()) return bootstrap.status();
@@ -262,7 +191,7 @@ class Member {
     return {};
   }
 
-  const Settings& settings_;
+  const MemberSettings& settings_;
   std::shared_ptr<Membership> membership_;
   std::shared_ptr<Group> group_;
   std::uint64_t step_;
@@ -270,41 +199,11 @@ class Member {
   bool leaves_ = false;
 };
 
-int run(std::span<char*> arguments) {
-  Settings settings;
-  for (std::size_t i = 1; i < arguments.size(); ++i) {
-    const std::string name = arguments[i];
-    const auto next = [&]() -> std::string { return ++i < arguments.size() ? arguments[i] : ""; };
-    if (name == "--create") {
-      settings.create_rank = std::atoi(next().c_str());
-      settings.num_ranks = std::atoi(next().c_str());
-      settings.port = static_cast<std::uint16_t>(std::atoi(next().c_str()));
-    } else if (name == "--join") {
-      settings.join_id = std::atoi(next().c_str());
-      std::istringstream contacts(next());
-      for (std::string contact; std::getline(contacts, contact, ',');) settings.contacts.push_back(contact);
-    } else if (name == "--deadline-ms") {
-      settings.deadline_ns = std::atoi(next().c_str()) * (kNsPerSecond / 1000);
-    } else if (name == "--ranks-per-node") {
-      settings.ranks_per_node = std::atoi(next().c_str());
-    } else if (name == "--first-ranks") {
-      settings.num_first_ranks = std::atoi(next().c_str());
-    } else {
-      return 2;
-    }
-  }
-  print_event("start");
-  Result<std::shared_ptr<Membership>> membership = become_member(settings);
-  if (!membership.ok()) {
-    print_event("no_member", text_of(membership.status()));
-    return 1;
-  }
-  return Member(settings, std::move(*membership)).run();
-}
-
 }  // namespace
 }  // namespace ferry::test
 
 int main(int num_arguments, char** arguments) {
-  return ferry::test::run({arguments, static_cast<std::size_t>(num_arguments)});
+  return ferry::test::run_member(
+      {arguments, static_cast<std::size_t>(num_arguments)},
+      [](const auto& settings, auto members) { return ferry::test::Member(settings, std::move(members)).run(); });
 }

@@ -1,10 +1,11 @@
 #!/usr/bin/env -S python3 -B
 """Loses members of a set of processes at random moments, lets others take their place, and checks who agrees on what.
 
-NODES x RANKS processes of this host make steps (membership_rank.cpp). In each round one of them, or two, get SIGKILL or
-SIGSTOP at a random moment. The others must agree: all print the same next view, without the lost ones, and go on from
-the step that all have completed; every result is compared by the process that has it. A stopped process gets SIGCONT
-then, and must learn that it was left out. A new process takes each lost one's number, and the view must be whole again.
+NODES x RANKS processes of this host make steps (membership_rank.cpp, decode_rank.cpp). In each round one of them, or
+two, get SIGKILL or SIGSTOP at a random moment. The others must agree: all print the same next view, without the lost
+ones, and go on from the step that all have completed; every result is compared by the process that has it. A new
+process takes each lost one's number, and the view must be whole again. Before or after that a stopped process gets
+SIGCONT, and must learn that it was left out.
 
 Prints a table, or JSON (--json PATH; "-": standard output). Exit code 1: anything that must not be.
 
@@ -44,6 +45,12 @@ def deadline_of(settings, has_nodes):
     return settings.deadline_ms or (NODES_DEADLINE_MS if has_nodes else DEADLINE_MS)
 
 
+def patience_of(settings, has_nodes):
+    """How long members wait for one that lives and does not come: longer than what keeps it from next_view, a deadline
+    of its group and the end of the group before."""
+    return settings.patience_ms or 2 * deadline_of(settings, has_nodes) + 2000
+
+
 class Member:
     """A process; its events arrive in the order in which it printed them."""
 
@@ -55,13 +62,16 @@ class Member:
                 *map(str, arguments),
                 *("--first-ranks", str(num_first_ranks)),
                 *("--deadline-ms", str(deadline_of(settings, ranks_per_node > 0))),
+                *("--patience-ms", str(patience_of(settings, ranks_per_node > 0))),
                 *("--ranks-per-node", str(ranks_per_node)),
+                *("--backend", settings.backend),
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
         self.view = None
+        self.failed_s = 0.0  # of the latest call that failed
         self._events = queue.Queue()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -83,6 +93,8 @@ class Member:
                 raise Problem(f"ended with {self.process.wait()} instead of {name}")
             if event["event"] == name:
                 return event
+            if event["event"] == "failed":
+                self.failed_s = event["at_ns"] / 1e9
             if event["event"] not in ("failed", "step", "start", "view"):
                 raise Problem(f"event {event} instead of {name}")
 
@@ -103,6 +115,8 @@ class Member:
             self.process.stdin.close()
 
     def close(self):
+        if self.process.stdout.closed:
+            return
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
@@ -126,7 +140,9 @@ class World:
         self.chance = random.Random(f"{shape}-{seed}")
         self.node_size = self.ranks_per_node if self.num_nodes > 1 else 0
         self.members = {}
-        self.times = {"agreed_s": [], "stepped_s": [], "rejoined_s": []}
+        self.gone = []
+        self.num_steps = 0
+        self.times = {"noticed_s": [], "agreed_s": [], "stepped_s": [], "rejoined_s": []}
         port = free_port()
         for rank in range(self.num_ranks):
             self.members[rank] = self.start(["--create", rank, self.num_ranks, port])
@@ -155,14 +171,25 @@ class World:
         for member in lost:
             self.members[member].process.send_signal(fault)
         self.times["agreed_s"].append(self.expect_view(left) - begin_s)
+        self.times["noticed_s"].append(max(self.members[member].failed_s for member in left) - begin_s)
         self.times["stepped_s"].append(max(self.members[member].first_step_s() for member in left) - begin_s)
-        for member in lost:
-            gone = self.members.pop(member)
+        gone = [self.members.pop(member) for member in lost]
+        self.gone = gone
+        # What a stopped process writes when it goes on must reach none of the others, nor one that has its place.
+        wakes_late = self.chance.random() < 0.5
+        if not wakes_late:
+            self.end_lost(gone, fault)
+        self.rejoin(left, lost)
+        if wakes_late:
+            self.end_lost(gone, fault)
+
+    @staticmethod
+    def end_lost(members, fault):
+        for gone in members:
             if fault == signal.SIGSTOP:
                 gone.process.send_signal(signal.SIGCONT)
                 gone.next_event("left_out")
             gone.close()
-        self.rejoin(left, lost)
 
     def rejoin(self, left, lost):
         chosen = self.chance.sample(left, min(2, len(left)))
@@ -183,12 +210,12 @@ class World:
         for member in self.members.values():
             member.end()
         for member in self.members.values():
-            member.next_event("ended")
+            self.num_steps = member.next_event("ended").get("steps", 0)
             if member.process.wait(LIMIT_S) != 0:
                 raise Problem(f"exit code {member.process.returncode}")
 
     def close(self):
-        for member in self.members.values():
+        for member in [*self.members.values(), *self.gone]:
             member.close()
 
 
@@ -206,9 +233,12 @@ def spread(values):
 def run_shape(settings, shape, fault):
     name = {signal.SIGKILL: "killed", signal.SIGSTOP: "stopped"}[fault]
     outcome = {
+        "program": settings.program.name,
+        "backend": settings.backend,
         "shape": "x".join(map(str, shape)),
         "fault": name,
         "deadline_ms": deadline_of(settings, shape[0] > 1),
+        "patience_ms": patience_of(settings, shape[0] > 1),
         "rounds": 0,
         "problem": "",
     }
@@ -221,6 +251,7 @@ def run_shape(settings, shape, fault):
             world.play(fault, 2 if many else 1)
             outcome["rounds"] += 1
         world.end()
+        outcome["steps"] = world.num_steps
     except Problem as problem:
         outcome["problem"] = str(problem)
     finally:
@@ -238,10 +269,12 @@ def shape_of(text):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--program", type=Path, default=ROOT / "build/release/tests/fault/membership_rank")
+    parser.add_argument("--backend", default="cpu", help="of a program that takes another one, such as decode_rank")
     parser.add_argument("--shape", type=shape_of, action="append", help="NODESxRANKS; may be repeated (1x4)")
     parser.add_argument("--fault", choices=("kill", "stop"), action="append", help="may be repeated (both)")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--deadline-ms", type=int, help="of a group's waits (1000, over nodes 2500)")
+    parser.add_argument("--patience-ms", type=int, help="of members for one another (twice the deadline and 2000)")
     parser.add_argument("--longest-run-ms", type=int, default=50, help="longest time between two losses")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", metavar="PATH")

@@ -4,8 +4,9 @@
 /// Calls of one node without the ranks that this rank masks: the counterpart of CallSync. A wait masks ranks that do
 /// not arrive, and continues; a rank also masks every rank by which it finds itself masked.
 ///
-/// A rank is masked when it is found lost twice, with a poll of its flags in between; when it has shown no sign for
-/// mask_timeout_ns (ranks that wait beat, as in call/silence_watch.hpp); and after twice that time in any case.
+/// A rank is masked when it is found lost and a further poll of its flags does not find its part; when it has shown no
+/// sign for mask_timeout_ns (ranks that wait beat, as in call/silence_watch.hpp); and in any case after twice that
+/// time.
 
 #include <cstdint>
 #include <functional>
@@ -47,8 +48,8 @@ class Survivors {
     bool was_lost = false;
   };
   void wait(node::Phase phase);
-  /// Masks the missing ranks that are not worth waiting for.
-  void give_up_on_lost(std::int64_t waited_ns, bool look_for_lost);
+  /// Masks the missing ranks that are not worth waiting for. Returns whether to look at the flags again at once.
+  bool give_up_on_lost(std::int64_t waited_ns, bool look_for_dead);
   std::uint64_t call() const { return sync_.peers().call(); }
 
   call::CallSync& sync_;
