@@ -14,7 +14,7 @@ extern "C" {
 #define FERRY_C_API __attribute__((visibility("default")))
 
 /// Grows when functions, members or constants are added; existing ones keep their meaning and numbers.
-#define FERRY_ABI_VERSION 6
+#define FERRY_ABI_VERSION 7
 
 /// FERRY_ABI_VERSION of the library.
 FERRY_C_API uint32_t ferry_abi_version(void);

@@ -97,6 +97,11 @@ typedef struct ferry_group_options {
   /// level 0. No effect without a card, see ferry_network_usage_service_level.
   int32_t network_service_level;
   int32_t network_paths;  ///< connections of a card to a rank of another host, 1 to 16; 0: UCX's choice
+  /// [num_present_ranks] rank in the group of each rank of the bootstrap, ascending. The other ranks are masked by all
+  /// until ferry_group_renew brings them in, which takes mask_lost_ranks. NULL: all, in order.
+  const int32_t* present_ranks;
+  int32_t num_present_ranks;
+  int32_t num_ranks;  ///< ranks of the group, of which present_ranks have a process; 0: as many as the bootstrap has
 } ferry_group_options;
 
 /// Collective.
@@ -108,6 +113,27 @@ FERRY_C_API ferry_status* ferry_group_destroy(ferry_group* group);
 /// Leaves the group, if ferry_group_destroy did not, without waiting for other ranks. Its buffers and routings stay
 /// valid.
 FERRY_C_API void ferry_group_free(ferry_group* group);
+
+/// ferry::Group::suspend: ends this rank's part in the group until ferry_group_renew. For a rank that has lost another
+/// one and calls ferry_membership_next_view: ranks that still wait for it in latency mode mask it at once. Local, but
+/// waits until this rank's calls have run; replays of captured graphs must be done. Other calls on the group return
+/// FERRY_ERROR_INVALID_ARGUMENT until then; it may be destroyed and freed.
+/// silent_ranks: has room for `num` ranks, num = the number of ranks of the group. Receives, ascending, the
+/// `*num_silent` ranks that this one has masked and that did not mask it, for ferry_next_view_options::silent_ids.
+/// FERRY_ERROR_INVALID_ARGUMENT (an argument, a group that is suspended or destroyed) and FERRY_ERROR_UNSUPPORTED
+/// (several nodes): nothing has changed. Otherwise FERRY_ERROR_CUDA.
+FERRY_C_API ferry_status* ferry_group_suspend(ferry_group* group, int32_t* silent_ranks, int64_t num,
+                                              int64_t* num_silent);
+/// ferry::Group::renew: goes on with the processes that are there now, in a group of one node. Collective over the
+/// ranks of the bootstrap: those that stay call it, suspended or between calls; processes that take the place of lost
+/// ones call ferry_group_create with the group's options, its `num_ranks` and the same present_ranks.
+/// present_ranks: [num] rank in the group of each rank of the bootstrap, ascending, as in ferry_group_options: the ids
+/// of a membership's view if it began with the ranks of this group.
+/// Rank and options stay, and on GPUs memory and captured graphs of latency mode. Other routings, split calls that were
+/// not received, an error that broke the group and all masks end; absent ranks are masked on every rank then, and no
+/// others. Errors as ferry_group_create; the group can make no calls then, and may be renewed again.
+FERRY_C_API ferry_status* ferry_group_renew(ferry_group* group, ferry_bootstrap* bootstrap,
+                                            const int32_t* present_ranks, int64_t num);
 
 /// Filled by the library. Ranks are node-major.
 typedef struct ferry_topology {

@@ -86,6 +86,11 @@ typedef struct ferry_next_view_options {
   const ferry_status* reason;
   int32_t leave;     ///< the next view is without this process
   int32_t reserved;  ///< 0
+  /// [num_silent_ids] members that the caller has waited for in vain, such as the ranks of ferry_group_suspend: they
+  /// count as lost unless they come before the others are complete. Ids of no other member are ignored.
+  const int32_t* silent_ids;
+  int32_t num_silent_ids;
+  int32_t reserved_too;  ///< 0
 } ferry_next_view_options;
 
 /// Collective over the members that live: agree on the next view.

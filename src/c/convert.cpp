@@ -84,4 +84,17 @@ Status read_experts(const char* call, const std::int32_t* first, std::int64_t nu
   return {};
 }
 
+Status read_ranks(const char* call, const char* name, const std::int32_t* first, std::int64_t num,
+                  std::vector<int>& list) {
+  // An uninitialised number is not taken for a length.
+  constexpr std::int64_t kMaxRanks = 1 << 16;
+  if (num < 0 || num > kMaxRanks || (first == nullptr && num > 0)) {
+    return Status(ErrorCode::kInvalidArgument,
+                  fmt::format("{}: {} is {} with length {}, expected a list of at most {} numbers", call, name,
+                              static_cast<const void*>(first), num, kMaxRanks));
+  }
+  list.assign(first, first + num);
+  return {};
+}
+
 }  // namespace ferry::c

@@ -42,6 +42,11 @@ Number nonzero_or(Number number, Number otherwise) {
 Status read_experts(const char* call, const std::int32_t* first, std::int64_t num_entries, std::int64_t num_experts,
                     std::vector<std::int32_t>& expert_to_rank);
 
+/// List of ranks, or of numbers of members.
+/// @errors kInvalidArgument: null with a length, or a length below 0 or above that of any list; `list` is unchanged
+Status read_ranks(const char* call, const char* name, const std::int32_t* first, std::int64_t num,
+                  std::vector<int>& list);
+
 /// `backend` still points to the caller's string.
 ExecutionOptions to_execution(const ferry_execution_options& options);
 

@@ -3,6 +3,9 @@
 #include "ferry/group.hpp"
 
 #include <algorithm>
+#include <cstdint>
+#include <iterator>
+#include <vector>
 
 #include "c/convert.hpp"
 #include "c/handles.hpp"
@@ -14,8 +17,11 @@ namespace {
 
 constexpr const char* kNoGroup = "the group is null";
 
-GroupOptions to_options(const ferry_group_options& read) {
+Result<GroupOptions> to_options(const char* call, const ferry_group_options& read) {
   GroupOptions options;
+  Status status = read_ranks(call, "present_ranks", read.present_ranks, read.num_present_ranks, options.present_ranks);
+  if (!status.ok()) return status;
+  options.num_ranks = read.num_ranks;
   options.backend = text_or(read.backend, options.backend.c_str());
   options.transport = text_or(read.transport, options.transport.c_str());
   options.ring_memory = text_or(read.ring_memory, options.ring_memory.c_str());
@@ -44,19 +50,44 @@ Status create(ferry_bootstrap* bootstrap, const ferry_group_options* given, ferr
   ferry_group_options read;
   Status status = handle == nullptr ? invalid(kCall, "the pointer to the group is null") : Status();
   if (status.ok()) status = read_struct(kCall, given, read);
-  if (!status.ok()) {
+  Result<GroupOptions> options = status.ok() ? to_options(kCall, read) : Result<GroupOptions>(status);
+  if (!options.ok()) {
     GroupOptions refused;
     refused.backend = kUnreadable;
     refused.timeout_ns = kRefusalTimeoutNs;
     (void)Group::create(bootstrap->value, refused);
-    return status;
+    return options.status();
   }
   auto made = std::make_unique<ferry_group>();
-  auto group = Group::create(bootstrap->value, to_options(read));
+  auto group = Group::create(bootstrap->value, *options);
   if (!group.ok()) return group.status();
   made->value = std::move(*group);
   *handle = made.release();
   return {};
+}
+
+Status suspend(ferry_group* group, std::int32_t* silent_ranks, std::int64_t num, std::int64_t* num_silent) {
+  constexpr const char* kCall = "ferry_group_suspend";
+  if (group == nullptr) return invalid(kCall, kNoGroup);
+  if (silent_ranks == nullptr || num_silent == nullptr || num != group->value->num_ranks()) {
+    return invalid(kCall, "expected room for as many silent ranks as the group has ranks, and for their number");
+  }
+  Result<std::vector<int>> silent = group->value->suspend();
+  if (!silent.ok()) return silent.status();
+  std::ranges::copy(*silent, silent_ranks);
+  *num_silent = std::ssize(*silent);
+  return {};
+}
+
+Status renew(ferry_group* group, ferry_bootstrap* bootstrap, const std::int32_t* present_ranks, std::int64_t num) {
+  constexpr const char* kCall = "ferry_group_renew";
+  if (group == nullptr) return invalid(kCall, kNoGroup);
+  if (bootstrap == nullptr) return invalid(kCall, "the bootstrap is null");
+  std::vector<int> present;
+  const Status status = read_ranks(kCall, "present_ranks", present_ranks, num, present);
+  // A list that cannot be read is an empty one for the others: all ranks refuse it, so that none waits for this one.
+  Status renewed = group->value->renew(bootstrap->value, present);
+  return status.ok() ? renewed : status;
 }
 
 Status fill_topology(const ferry_group* group, ferry_topology* wanted) {
@@ -122,6 +153,15 @@ ferry_status* ferry_group_destroy(ferry_group* group) {
 }
 
 void ferry_group_free(ferry_group* group) { delete group; }
+
+ferry_status* ferry_group_suspend(ferry_group* group, int32_t* silent_ranks, int64_t num, int64_t* num_silent) {
+  return guarded([&] { return suspend(group, silent_ranks, num, num_silent); });
+}
+
+ferry_status* ferry_group_renew(ferry_group* group, ferry_bootstrap* bootstrap, const int32_t* present_ranks,
+                                int64_t num) {
+  return guarded([&] { return renew(group, bootstrap, present_ranks, num); });
+}
 
 ferry_status* ferry_group_topology(const ferry_group* group, ferry_topology* topology) {
   return guarded([&] { return fill_topology(group, topology); });

@@ -145,6 +145,8 @@ Status change_view(ferry_membership* membership, const ferry_next_view_options* 
   ferry_next_view_options read;
   if (Status status = read_struct(kCall, given, read); !status.ok()) return status;
   NextViewOptions options;
+  Status status = read_ranks(kCall, "silent_ids", read.silent_ids, read.num_silent_ids, options.silent_ids);
+  if (!status.ok()) return status;
   if (read.reason != nullptr) options.reason = read.reason->value;
   options.leave = read.leave != 0;
   Result<MembershipView> view = membership->value->next_view(options);

@@ -56,6 +56,9 @@ class GroupOptions(Versioned):
         ("network_poll_ns", c_int64),
         ("network_service_level", c_int32),
         ("network_paths", c_int32),
+        ("present_ranks", POINTER(c_int32)),
+        ("num_present_ranks", c_int32),
+        ("num_ranks", c_int32),
     ]
 
 
