@@ -400,7 +400,7 @@ class FERRY_API Group {
   /// @return the silent ranks, for NextViewOptions::silent_ids: those that this rank has masked in latency mode and
   ///         that did not mask it, ascending, without absent ones
   /// @sync   waits until this rank's calls have run. Replays of captured graphs must be done
-  /// @errors kInvalidArgument: the group was destroyed; kUnsupported: several nodes; kCuda
+  /// @errors kInvalidArgument: the group is suspended, or was destroyed; kUnsupported: several nodes; kCuda
   [[nodiscard]] Result<std::vector<int>> suspend();
 
   /// Goes on with the processes that are there now, in a group of one node: collective over the ranks of `bootstrap`,

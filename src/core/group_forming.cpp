@@ -38,7 +38,7 @@ Result<Formed> form(Bootstrap& members, const GroupOptions& options, const Renew
   const GroupOptions all_present;
   PresentRanks ranks(members, are_valid.ok() ? options : all_present);
   const auto form_mine = [&](Bootstrap& shared) -> Result<Formed> {
-    Result<AgreedOptions> agreed = agree_on_options(shared, options, are_valid.ok() ? before.status : are_valid);
+    Result<AgreedOptions> agreed = agree_on_options(shared, options, before.status.ok() ? are_valid : before.status);
     if (!agreed.ok()) return agreed.status();
     BackendContext context{&shared, agreed->topology, options, std::move(agreed->tuning)};
     context.options.ring_memory = agreed->ring_memory;
@@ -127,11 +127,11 @@ Status Group::renew(std::shared_ptr<Bootstrap> bootstrap, const std::vector<int>
   if (Status status = take_turn(kName, pass); !status.ok()) return status;
   if (bootstrap == nullptr) return Status(ErrorCode::kInvalidArgument, "renew: the bootstrap is null");
   Status mine = check_one_node(kName, topology_);
-  if (mine.ok()) mine = check_place(bootstrap->rank(), present_ranks, rank());
   if (mine.ok() && !is_suspended_) {
     mine = backend_->suspend().status();
     is_suspended_ = mine.ok();
   }
+  if (mine.ok()) mine = check_place(bootstrap->rank(), present_ranks, rank());
   GroupOptions options = *options_;
   options.backend = backend_->name();
   options.num_ranks = num_ranks();
