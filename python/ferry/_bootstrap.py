@@ -22,6 +22,10 @@ class Members(Protocol):
 
     _native: NativeMembership
 
+    @property
+    def view(self) -> Any:
+        """A :class:`ferry.MembershipView`."""
+
 
 def _process_group_gather(group: dist.ProcessGroup) -> Callable[[bytes], list[bytes]]:
     import torch.distributed as dist
@@ -59,6 +63,14 @@ def is_of_gpus(group: Any) -> bool:
     return isinstance(group, dist.ProcessGroup) and dist.get_backend(group) == "nccl"
 
 
+def bootstrap_of(members: Members, operation: str) -> _native.Bootstrap:
+    """Among the members of the present view. Collective over them."""
+    native = getattr(members, "_native", None)
+    if not isinstance(native, _native.Membership):
+        raise InvalidArgument(f"{operation}: members is a {type(members).__name__}, expected a ferry.Membership")
+    return native.bootstrap()
+
+
 def bootstrap_for(
     group: dist.ProcessGroup | None,
     comm: Any,
@@ -71,10 +83,7 @@ def bootstrap_for(
     if sum(one is not None for one in (group, comm, members)) > 1:
         raise InvalidArgument(f"{operation}: give a process group, a communicator or members, not several of them")
     if members is not None:
-        native = getattr(members, "_native", None)
-        if not isinstance(native, _native.Membership):
-            raise InvalidArgument(f"{operation}: members is a {type(members).__name__}, expected a ferry.Membership")
-        return native.bootstrap()
+        return bootstrap_of(members, operation)
     if comm is not None:
         return _native.callback_bootstrap(comm.Get_rank(), comm.Get_size(), lambda mine: comm.allgather(mine), "")
     if group is None:

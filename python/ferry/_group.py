@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ferry import _native
-from ferry._bootstrap import Members, bootstrap_for
+from ferry._bootstrap import Members, bootstrap_for, bootstrap_of
 from ferry._eager import eager
 from ferry._errors import InvalidArgument, PeerLost
 from ferry._group_arguments import (
@@ -93,6 +93,11 @@ class Group(LatencyCalls):
         :meth:`network_usage`. May differ by rank.
     network_paths: connections of a card to each rank of another host, 1 to 16. By default UCX's choice; as
         network_service_level otherwise.
+    num_ranks: with ``members``, the number of ranks of a group of which some may be absent: the ids of the view are the
+        ranks that are present. The others are masked until :meth:`renew` brings them in, so this takes mask_lost_ranks
+        unless there are none. For a process that takes a lost one's place while the others renew their group; also for
+        all processes from the beginning. By default as many ranks as there are members, whatever their ids. The same on
+        every rank that creates the group.
 
     Raises :class:`ferry.FerryError` subclasses; the process group is used only while the group is created.
     """
@@ -118,6 +123,7 @@ class Group(LatencyCalls):
         network_poll: float | datetime.timedelta | None = None,
         network_service_level: int | None = None,
         network_paths: int | None = None,
+        num_ranks: int | None = None,
     ) -> None:
         self.device = device_of(device, group)
         if latency_bytes < 0:
@@ -128,9 +134,12 @@ class Group(LatencyCalls):
         for name, number, least in (
             ("network_service_level", network_service_level, 0),
             ("network_paths", network_paths, 1),
+            ("num_ranks", num_ranks, 1),
         ):
             if number is not None and number < least:
                 raise InvalidArgument(f"Group: {name} is {number}, expected at least {least}, or None")
+        if num_ranks is not None and members is None:
+            raise InvalidArgument(f"Group: num_ranks is {num_ranks} without members=, whose ids are the present ranks")
         call_timeout_ns = timeout_ns(CALL_TIMEOUT_S if timeout is None else timeout)
         arrival_timeout_ns = timeout_ns(ARRIVAL_TIMEOUT_S if timeout is None else timeout)
         bootstrap = bootstrap_for(group, comm, arrival_timeout_ns, members=members)
@@ -153,6 +162,8 @@ class Group(LatencyCalls):
             poll_ns,
             -1 if network_service_level is None else network_service_level,
             0 if network_paths is None else network_paths,
+            num_ranks or 0,
+            list(members.view.ids) if members is not None and num_ranks is not None else [],
         )
         self._in_flight = InFlight()
         self._memory = memory_of(self._native, self.device)
@@ -395,6 +406,45 @@ class Group(LatencyCalls):
         Local.
         """
         self._native.poll()
+
+    @eager
+    def suspend(self) -> tuple[int, ...]:
+        """End this rank's part in the group until :meth:`renew`. Local, for groups of one node.
+
+        For a rank that has lost another one and calls :meth:`Membership.next_view`: ranks that still wait for it in
+        latency mode mask it at once, so a step that they are in does not count. Other calls raise InvalidArgument until
+        renew, but the group may be destroyed. Waits until this rank's calls have run; replays of captured graphs must
+        be done.
+
+        Returns the silent ranks, for the ``silent_ids`` of next_view: those that this rank has masked and that did not
+        mask it, ascending, without absent ones. Raises InvalidArgument if the group is suspended or was destroyed, and
+        Unsupported over several nodes; then nothing has changed.
+        """
+        return self._native.suspend()
+
+    @eager
+    def renew(self, members: Members) -> None:
+        """Go on with the members that are there now, whose ids are their ranks in this group. Collective over them.
+
+        Ranks that stay call it, suspended or between calls, while no replay of a graph runs. Processes that take the
+        place of lost ones call :meth:`Membership.group` with this group's options and its ``num_ranks``. One node only.
+
+        What stays: rank and options, tensors of ``empty``, and on a GPU all memory at its addresses, so captured graphs
+        of latency mode remain valid with their routings; a new process makes the calls of such a graph with the same
+        arguments. What ends: other routings, split calls that were not received, an error that broke the group, and all
+        masks. Absent ranks are masked on every rank then, and no others. On CPUs tensors of ``empty`` are ordinary
+        memory from then on.
+
+        members: a :class:`ferry.Membership` that began with the ranks of this group.
+
+        Raises PeerLost soon after a member has died or has asked for the next view; InvalidArgument also if an id is no
+        rank of this group; Unsupported over several nodes; otherwise as the constructor. The group makes no calls then,
+        until it is renewed for the members' next view.
+        """
+        bootstrap = bootstrap_of(members, "renew")
+        self._native.refuse_in_handler("renew")
+        self._native.renew(bootstrap, list(members.view.ids))
+        self._in_flight.clear()
 
     @eager
     def destroy(self) -> None:

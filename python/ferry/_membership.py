@@ -155,7 +155,9 @@ class Membership:
             raise InvalidArgument(f"Membership.complete_steps: num_steps is {num_steps}, expected at least 0")
         self._native.complete_steps(num_steps)
 
-    def next_view(self, reason: Exception | None = None, *, leave: bool = False) -> MembershipView:
+    def next_view(
+        self, reason: Exception | None = None, *, leave: bool = False, silent_ids: Sequence[int] = ()
+    ) -> MembershipView:
         """Agree on the next view with all members that live. Collective.
 
         Called on every member when a call of a group has failed with PeerLost, Timeout or TransportError (their calls
@@ -166,22 +168,28 @@ class Membership:
             counts as lost unless it comes before the others are complete. Others are evidence of nothing: members find
             out themselves which processes have ended.
         leave: the next view is without this process.
+        silent_ids: members that this one has waited for in vain, such as the ranks that :meth:`Group.suspend` returns:
+            they too count as lost unless they come before the others are complete. Other ids are ignored. The ``peer``
+            of a Timeout of a group with absent ranks is such an id, and belongs here, not in ``reason``.
 
         Raises :class:`ferry.PeerLost` if the others have left this process out, and :class:`ferry.Timeout` if too few
         have come: unless all that may live are there, more than half of the view's members are needed, or half of them
         with the lowest id. The view stays as it was, and after a Timeout it may be called again.
         """
         late_rank = reason.peer if isinstance(reason, Timeout) else None
-        self._view = MembershipView(*self._native.next_view(late_rank, bool(leave)))
+        self._view = MembershipView(*self._native.next_view(late_rank, list(silent_ids), bool(leave)))
         return self._view
 
-    def group(self, **options: Any) -> Group:
+    def group(self, *, num_ranks: int | None = None, **options: Any) -> Group:
         """A group of the members of the present view: ``ferry.Group(members=self, **options)``. Collective.
 
-        It has ranks as in the view. Raises :class:`ferry.PeerLost` soon after a member has died or has asked for the
-        next view; after an error call :meth:`next_view`.
+        It has ranks as in the view. With ``num_ranks`` it has so many ranks, of which the ids of the view are present:
+        a process that takes a lost one's place makes such a group while the others :meth:`Group.renew` theirs.
+
+        Raises :class:`ferry.PeerLost` soon after a member has died or has asked for the next view; after an error call
+        :meth:`next_view`.
         """
-        return Group(members=self, **options)
+        return Group(members=self, num_ranks=num_ranks, **options)
 
     def __repr__(self) -> str:
         view = self._view

@@ -92,10 +92,11 @@ class PyMembership {
   }
 
   /// late_rank: the rank in whose place a call of the present view's group timed out.
-  nb::tuple next_view(std::optional<int> late_rank, bool leave) {
+  nb::tuple next_view(std::optional<int> late_rank, std::vector<int> silent_ids, bool leave) {
     signals_->refuse_in_handler("Membership.next_view");
     NextViewOptions options;
     if (late_rank) options.reason = Status(ErrorCode::kTimeout, "a call of the group timed out", *late_rank);
+    options.silent_ids = std::move(silent_ids);
     options.leave = leave;
     return fields_of(value_or_raise(without_gil([&] { return members_->next_view(options); })));
   }
@@ -119,7 +120,7 @@ void define_membership(nb::module_& module) {
       .def("complete_steps", &PyMembership::complete_steps)
       .def("num_waiting", &PyMembership::num_waiting)
       .def("num_awaiting", &PyMembership::num_awaiting)
-      .def("next_view", &PyMembership::next_view, "late_rank"_a.none(), "leave"_a)
+      .def("next_view", &PyMembership::next_view, "late_rank"_a.none(), "silent_ids"_a, "leave"_a)
       .def("bootstrap", &PyMembership::bootstrap);
   module.def("create_membership", &PyMembership::create);
   module.def("join_membership", &PyMembership::join);

@@ -48,7 +48,7 @@ class PyGroup {
                                          const std::string& net_devices, const std::string& tuning_file,
                                          std::size_t latency_bytes, bool mask_lost_ranks, std::int64_t mask_timeout_ns,
                                          int num_reserved_sms, std::int64_t network_poll_ns, int network_service_level,
-                                         int network_paths) {
+                                         int network_paths, int num_ranks, std::vector<int> present_ranks) {
     GroupOptions options;
     options.backend = backend;
     options.timeout_ns = timeout_ns;
@@ -66,6 +66,8 @@ class PyGroup {
     options.network_poll_ns = network_poll_ns;
     options.network_service_level = network_service_level;
     options.network_paths = network_paths;
+    options.num_ranks = num_ranks;
+    options.present_ranks = std::move(present_ranks);
     const auto signals = std::make_shared<SignalCheck>();
     options.interrupted = [signals] { return signals->ask(); };
     Result<std::shared_ptr<Group>> group = [&] {
@@ -135,6 +137,19 @@ class PyGroup {
   }
   void latency_clear_mask(std::uintptr_t stream) {
     raise_if_error(without_gil([&] { return group_->latency_clear_mask(stream_of(stream)); }));
+  }
+
+  /// The silent ranks.
+  nb::tuple suspend() {
+    signals_->refuse_in_handler("suspend");
+    Result<std::vector<int>> silent = [&] {
+      const GilReleased released;
+      return group_->suspend();
+    }();
+    return nb::tuple(nb::cast(value_or_raise(std::move(silent))));
+  }
+  void renew(std::shared_ptr<Bootstrap> bootstrap, const std::vector<int>& present_ranks) {
+    raise_if_error(without_gil([&] { return group_->renew(std::move(bootstrap), present_ranks); }));
   }
 
   /// memory: a ferry._memory.HostMemory or DeviceMemory.
@@ -324,6 +339,8 @@ NB_MODULE(_native, module) {
       .def("latency_update_mask", &PyGroup::latency_update_mask, "rank"_a.none(), "masked"_a, "stream"_a)
       .def("latency_query_mask", &PyGroup::latency_query_mask)
       .def("latency_clear_mask", &PyGroup::latency_clear_mask)
+      .def("suspend", &PyGroup::suspend)
+      .def("renew", &PyGroup::renew)
       .def("calls", &PyGroup::calls)
       .def("wait", &PyGroup::wait)
       .def("poll", &PyGroup::poll)
