@@ -64,3 +64,9 @@ def test_survive(device: str) -> None:
     found = run_itself("19_survive.py", device)
     assert "step 15: lost [1], joined []" in found
     assert "lost [], joined [1]" in found and "all results were right" in found
+
+
+def test_decode_through_a_loss(device: str) -> None:
+    found = run_itself("20_decode_through_a_loss.py", device)
+    assert "masks are" in found and "lost [1], joined []" in found
+    assert "lost [], joined [1]" in found and "all results were right" in found
