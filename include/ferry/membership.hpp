@@ -68,8 +68,9 @@ struct JoinOptions {
 
 /// Options of Membership::next_view.
 struct NextViewOptions {
-  /// Error of the call that failed, of a group of the present view. If it is a kTimeout, the rank that it names counts
-  /// as lost unless it comes to next_view before the others are complete. Other errors are evidence of nothing: members
+  /// Error of the call that failed, of a group whose ranks are those of the present view. If it is a kTimeout, the rank
+  /// that it names counts as lost unless it comes to next_view before the others are complete. Ranks of a group with
+  /// absent ones are ids: name them in `silent_ids`. Other errors are evidence of nothing: members
   /// find out themselves which processes have ended.
   Status reason{};
   /// Members that the caller has waited for in vain, such as ranks that Group::suspend returns: they too count as lost
