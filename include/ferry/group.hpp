@@ -226,9 +226,9 @@ struct NetworkUsage {
 /// and leave outputs unspecified; destroy it and create a new one from the surviving ranks. Threads: calls of a Group
 /// run one after the other, whichever threads make them, so the program must keep each rank's order of calls;
 /// `allocate` and `poll` may run at the same time as a call, other accessors only between calls, and none during
-/// `destroy`. Different Groups are independent; a process may have any number of them. In a forked process all calls
-/// return kInvalidArgument, accessors return empty values, and dropping a copy of a Group or Buffer has no effect on
-/// other ranks.
+/// `destroy`, `suspend` and `renew`. Different Groups are independent; a process may have any number of them. In a
+/// forked process all calls return kInvalidArgument, accessors return empty values, and dropping a copy of a Group or
+/// Buffer has no effect on other ranks.
 class FERRY_API Group {
  public:
   /// Collective over the ranks of `bootstrap`, which is used only during this call; one bootstrap may serve many
@@ -416,9 +416,9 @@ class FERRY_API Group {
   ///     memory, but peers reach them no longer without staging.
   ///   - A process that was left out and still runs reaches no memory that calls of latency mode read from then on.
   /// @errors as create; kUnsupported: several nodes, GPU memory that cannot be shared as file descriptors, or a new
-  ///         rank that is a thread of a process that stays; kInvalidArgument also if this rank is not at its place in
-  ///         `present_ranks`. Then the group is as after `suspend`, and may be renewed with another view;
-  ///         a null bootstrap changes nothing
+  ///         rank that is on another host or a thread of a process that stays; kInvalidArgument also if this rank is not
+  ///         at its place in `present_ranks`. Then the group is as after `suspend`, and may be renewed with another view;
+  ///         several nodes or a null bootstrap change nothing
   [[nodiscard]] Status renew(std::shared_ptr<Bootstrap> bootstrap, const std::vector<int>& present_ranks);
 
   /// Fill tables of a Routing of layout kTokens by channels. Local: no other rank takes part.

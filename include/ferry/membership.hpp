@@ -23,7 +23,7 @@ struct MembershipView {
   int rank = 0;             ///< this process's index in `ids`; -1: it has left
   /// [R] numbers of the members, ascending. A member keeps its number in all views, a process that takes a lost one's
   /// place has that one's number, and further processes have new ones. The rank in groups of this view is the index
-  /// here.
+  /// here, but in a group with absent ranks (GroupOptions::present_ranks) the number itself.
   std::vector<int> ids{};
   /// Ranks that members of this view had in the one before, ascending: what `surviving_placement` needs. Empty in the
   /// first view, and for a process that has just joined.

@@ -190,12 +190,14 @@ class Backend {
   /// Local; only in groups with GroupOptions::mask_lost_ranks. `rank` is another rank, or kEveryRank; `out` is [R].
   virtual Status update_mask(int rank, bool masked, Stream stream) = 0;
   virtual Status query_mask(std::int32_t* out, Stream stream) = 0;
-  /// Implements Group::suspend, in groups of one node. No call may be made until `renew`. Absent ranks are among the
-  /// silent ones.
+  /// Implements Group::suspend, in groups of one node. No call may be made until `renew`, also after an error; in any
+  /// case this rank has left. Absent ranks are among the silent ones.
   virtual Result<std::vector<int>> suspend() = 0;
+  /// Makes the other ranks find, when they next look, that this one has left. Any number of times.
+  virtual void leave() = 0;
   /// Collective, see core/create_together.hpp: implements Group::renew in place, for a backend whose memory stays where
-  /// it is. Nullopt: it has no such memory, so that core makes a new backend instead. After an error it may be called
-  /// again.
+  /// it is. Nullopt: it has no such memory, so that core makes a new backend instead. Where the renewal fails, core
+  /// calls `leave`, and may call it again.
   virtual std::optional<Status> renew(const BackendContext& /*context*/) { return std::nullopt; }
   /// Local.
   virtual Status channel_tables(const ChannelTablesCall& call) = 0;

@@ -29,4 +29,14 @@ std::int64_t CallNumbers::number_of_route(const RoutingState& made) {
   return num_calls_ - 1;
 }
 
+void CallNumbers::count_latency() {
+  ++num_latency_calls_;
+  if (!replays_) count();
+}
+
+void CallNumbers::number_dispatch(RoutingState& made) {
+  made.latency_number = num_latency_calls_;
+  made.call_number = replays_ ? -num_latency_calls_ : number_of_route(made);
+}
+
 }  // namespace ferry

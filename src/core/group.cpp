@@ -219,8 +219,7 @@ Result<Routing> Group::latency_dispatch(const LatencyDispatchInput& in, const La
   constexpr std::string_view kName = "latency_dispatch";
   CallPass pass;
   if (Status status = enter(kName, pass); !status.ok()) return status;
-  numbers_->count();
-  latency_calls_->count();
+  numbers_->count_latency();
   LatencyDispatchCall call;
   call.record.operation = Operation::kLatencyDispatch;
   call.stream = call.route.stream = call.dispatch.stream = stream;
@@ -254,7 +253,7 @@ Result<Routing> Group::latency_dispatch(const LatencyDispatchInput& in, const La
   Result<std::shared_ptr<RoutingState>> state = backend_->latency_dispatch(call);
   if (!state.ok()) return state.status();
   (*state)->group_identity = identity_;
-  (*state)->call_number = numbers_->number_of_route(**state);
+  numbers_->number_dispatch(**state);
   (*state)->num_logical_experts = options.num_experts;
   latency_calls_->sent(call, *state);
   return Routing(std::move(*state));
@@ -265,8 +264,7 @@ Status Group::latency_combine(const Routing& routing, const LatencyCombineInput&
   constexpr std::string_view kName = "latency_combine";
   CallPass pass;
   if (Status status = enter(kName, pass); !status.ok()) return status;
-  numbers_->count();
-  latency_calls_->count();
+  numbers_->count_latency();
   LatencyCombineCall call;
   CombineCall& combine = call.combine;
   combine.record.operation = Operation::kLatencyCombine;
@@ -281,7 +279,7 @@ Status Group::latency_combine(const Routing& routing, const LatencyCombineInput&
   if (!status.ok()) {
     combine.record.set_status(status);
   } else {
-    combine.record.fields = {latency_calls_->num_since(*combine.routing), combine.x.row_bytes,
+    combine.record.fields = {numbers_->number_of_combine(*combine.routing), combine.x.row_bytes,
                              static_cast<std::int64_t>(combine.x.dtype), static_cast<std::int64_t>(options.order),
                              in.topk_weights.present() ? 1 : 0};
   }

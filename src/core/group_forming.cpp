@@ -30,7 +30,17 @@ struct Formed {
 struct Renewed {
   Status status{};             ///< an error of this rank alone
   Backend* backend = nullptr;  ///< null: the group is new
+  Topology topology{};
 };
+
+Status check_topology(const Topology& before, const Topology& now) {
+  if (now.ranks_per_node == before.ranks_per_node && now.num_ranks == before.num_ranks) return {};
+  return Status(
+      ErrorCode::kUnsupported,
+      fmt::format("renew: the group's {} ranks would be on {} nodes, and only groups of one node are renewed; "
+                  "start processes on this host, or create a new group",
+                  now.num_ranks, now.num_nodes()));
+}
 
 /// Collective over the ranks that are present.
 Result<Formed> form(Bootstrap& members, const GroupOptions& options, const Renewed& before) {
@@ -45,6 +55,7 @@ Result<Formed> form(Bootstrap& members, const GroupOptions& options, const Renew
     context.options.num_reserved_sms = agreed->num_reserved_sms;
     context.options.network_poll_ns = agreed->network_poll_ns;
     if (before.backend != nullptr) {
+      if (Status same = check_topology(before.topology, agreed->topology); !same.ok()) return same;
       if (const std::optional<Status> renewed = before.backend->renew(context)) {
         if (!renewed->ok()) return *renewed;
         return Formed{agreed->topology, nullptr};
@@ -91,7 +102,7 @@ Group::Group(Topology topology, std::unique_ptr<Backend> backend, const GroupOpt
 /// Makes earlier Routings those of another group.
 void Group::begin_calls() {
   latency_calls_ = std::make_unique<LatencyCalls>();
-  numbers_ = std::make_unique<CallNumbers>();
+  numbers_ = std::make_unique<CallNumbers>(backend_->takes_streams());
   identity_ = std::make_shared<const char>();
 }
 
@@ -116,7 +127,7 @@ Result<std::vector<int>> Group::suspend() {
   if (Status status = enter("suspend", pass); !status.ok()) return status;
   if (Status status = check_one_node("suspend", topology_); !status.ok()) return status;
   Result<std::vector<int>> silent = backend_->suspend();
-  is_suspended_ = silent.ok();
+  is_suspended_ = true;
   if (silent.ok()) std::erase_if(*silent, [&](int rank) { return !is_present(*options_, rank); });
   return silent;
 }
@@ -126,21 +137,27 @@ Status Group::renew(std::shared_ptr<Bootstrap> bootstrap, const std::vector<int>
   CallPass pass;
   if (Status status = take_turn(kName, pass); !status.ok()) return status;
   if (bootstrap == nullptr) return Status(ErrorCode::kInvalidArgument, "renew: the bootstrap is null");
-  Status mine = check_one_node(kName, topology_);
-  if (mine.ok() && !is_suspended_) {
+  if (Status status = check_one_node(kName, topology_); !status.ok()) return status;
+  Status mine;
+  if (!is_suspended_) {
     mine = backend_->suspend().status();
-    is_suspended_ = mine.ok();
+    is_suspended_ = true;
   }
   if (mine.ok()) mine = check_place(bootstrap->rank(), present_ranks, rank());
   GroupOptions options = *options_;
   options.backend = backend_->name();
   options.num_ranks = num_ranks();
   options.present_ranks = present_ranks;
-  std::vector<std::int64_t> waits_ns = wait_times_ns();
-  Result<Formed> formed = form(*bootstrap, options, {mine, backend_.get()});
-  if (!formed.ok()) return formed.status();
-  earlier_waits_ns_ = std::move(waits_ns);
-  if (formed->backend != nullptr) backend_ = std::move(formed->backend);
+  Result<Formed> formed = form(*bootstrap, options, {mine, backend_.get(), topology_});
+  if (!formed.ok()) {
+    // Others may have succeeded: a member can be lost after it has sent its last message.
+    backend_->leave();
+    return formed.status();
+  }
+  if (formed->backend != nullptr) {
+    earlier_waits_ns_ = wait_times_ns();
+    backend_ = std::move(formed->backend);
+  }
   begin_calls();
   options_->present_ranks = present_ranks;
   is_suspended_ = false;

@@ -130,12 +130,14 @@ Status check_masking(const GroupOptions& options, const Topology& topology) {
 }
 
 /// Options that must be equal on all ranks, as lines "name=value", so that a message can name the first difference.
-std::string describe_options(const GroupOptions& options, std::string_view backend, std::string_view ring_memory) {
+std::string describe_options(const GroupOptions& options, int num_ranks, std::string_view backend,
+                             std::string_view ring_memory) {
   return fmt::format(
-      "library version={}\nbackend={}\nranks_per_node={}\ntimeout_ns={}\ntransport={}\nlatency_bytes={}\n"
+      "library version={}\nnum_ranks={}\nbackend={}\nranks_per_node={}\ntimeout_ns={}\ntransport={}\nlatency_bytes={}\n"
       "mask_lost_ranks={}\nmask_timeout_ns={}\nring_memory={}\npresent_ranks=[{}]\n",
-      version(), backend, options.ranks_per_node, options.timeout_ns, options.transport, options.latency_bytes,
-      options.mask_lost_ranks, options.mask_timeout_ns, ring_memory, fmt::join(options.present_ranks, ", "));
+      version(), num_ranks, backend, options.ranks_per_node, options.timeout_ns, options.transport,
+      options.latency_bytes, options.mask_lost_ranks, options.mask_timeout_ns, ring_memory,
+      fmt::join(options.present_ranks, ", "));
 }
 
 std::vector<std::string_view> lines_of(std::string_view text) {
@@ -236,8 +238,8 @@ Result<AgreedOptions> agree_on_options(Bootstrap& bootstrap, const GroupOptions&
     status = tuning.status();
     if (tuning.ok()) agreed.tuning = std::move(*tuning);
   }
-  const std::string text =
-      describe_options(options, agreed.factory ? agreed.factory->name : "none", agreed.ring_memory);
+  const std::string text = describe_options(options, bootstrap.num_ranks(),
+                                            agreed.factory ? agreed.factory->name : "none", agreed.ring_memory);
   Result<std::vector<std::vector<std::byte>>> all =
       gather_or_fail(bootstrap, status, to_message(text, bootstrap.rank()), time_to_agree_ns(options.timeout_ns));
   if (!all.ok()) return all.status();

@@ -75,7 +75,6 @@ Status LatencyCalls::check_receive(const RoutingState& routing) {
 }
 
 void LatencyCalls::sent(const LatencyDispatchCall& call, const std::shared_ptr<RoutingState>& routing) {
-  routing->latency_number = num_calls_;
   routing->latency_phase = call.split ? LatencyPhase::kDispatchSent : LatencyPhase::kReady;
   if (call.split) dispatches_.push_back({routing, call.dispatch.out_x, call.dispatch.out_scales});
 }

@@ -5,7 +5,6 @@
 /// no other call of the kind uses. A Routing that the program has dropped can never be received: its call counts until
 /// the backend drops the Routing too.
 
-#include <cstdint>
 #include <memory>
 #include <vector>
 
@@ -16,11 +15,6 @@ namespace ferry {
 
 class LatencyCalls {
  public:
-  /// Counts a call of this group that is about to be checked, a dispatch or a combine.
-  void count() { ++num_calls_; }
-  /// Number of calls from the dispatch that made this Routing to the one counted last. Ranks compare it to check that
-  /// they combine the same Routing. It is relative, so a rank that joins later has the same number as the others.
-  std::int64_t num_since(const RoutingState& routing) const { return num_calls_ - routing.latency_number; }
   /// Whether a dispatch may be sent now.
   /// @errors kInvalidArgument: too many are in flight (split calls only), or one in flight writes to the same memory
   Status check_dispatch(const LatencyDispatchCall& call);
@@ -43,7 +37,6 @@ class LatencyCalls {
     Rows x;
     TensorView scales;
   };
-  std::int64_t num_calls_ = 0;
   // Calls in flight, and Routings that were dropped since the last check.
   std::vector<Dispatch> dispatches_;
   std::vector<std::weak_ptr<const RoutingState>> combines_;

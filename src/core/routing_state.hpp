@@ -52,9 +52,10 @@ struct RoutingState {
   virtual bool dispatch_failed() const { return false; }
 
   std::shared_ptr<const void> group_identity;  ///< identity of the group that made the Routing
-  std::int64_t call_number = 0;                ///< CallNumbers' count; equal on all ranks once outcomes are known
-  std::int64_t latency_number = 0;             ///< LatencyCalls' count at its dispatch; 0 if it is of a route
-  std::shared_ptr<UnsettledCalls> unsettled;   ///< null: the host has the outcome, or never gets it (captured)
+  /// CallNumbers' count; equal on all ranks once outcomes are known. Of latency mode on GPUs: less than 0
+  std::int64_t call_number = 0;
+  std::int64_t latency_number = 0;            ///< CallNumbers' count of latency mode at its dispatch, else 0
+  std::shared_ptr<UnsettledCalls> unsettled;  ///< null: the host has the outcome, or never gets it (captured)
 
   /// Written only inside calls of the group.
   mutable LatencyPhase latency_phase = LatencyPhase::kNone;

@@ -43,6 +43,7 @@ class CpuBackend final : public Backend {
   Status update_mask(int rank, bool masked, Stream stream) override;
   Status query_mask(std::int32_t* out, Stream stream) override;
   Result<std::vector<int>> suspend() override;
+  void leave() override { sync_->leave(); }
   Status channel_tables(const ChannelTablesCall& call) override;
   Status wait(Stream /*stream*/) override { return sync_->broken(); }
   Status destroy() override;

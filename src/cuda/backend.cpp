@@ -124,18 +124,21 @@ Result<std::unique_ptr<Backend>> CudaBackend::create(const BackendContext& conte
 }
 
 Result<std::vector<int>> CudaBackend::suspend() {
-  Result<std::vector<int>> silent = latency_.mask_all();
+  // The running calls may still mask ranks.
+  Status status = context_.wait_for_calls("suspend");
+  Result<std::vector<int>> silent = status.ok() ? latency_.mask_all() : Result<std::vector<int>>(status);
   // The others must not wait for this rank, whatever has happened to its GPU.
-  Status left = context_.suspend();
-  return silent.ok() && !left.ok() ? Result<std::vector<int>>(left) : silent;
+  leave();
+  return silent;
 }
 
 std::optional<Status> CudaBackend::renew(const BackendContext& context) {
+  std::vector<std::int64_t> waited_ns = wait_times_ns();
+  const call::CallSync* const before = context_.parts().sync.get();
   Status status = context_.renew(context, start_latency);
-  if (!status.ok()) return status;
-  latency_.forget_calls();
-  const std::lock_guard lock(shown_mutex_);
-  shown_ns_.clear();
+  // From there on waits are counted from 0.
+  if (context_.parts().sync.get() != before) earlier_ns_ = std::move(waited_ns);
+  if (status.ok()) status = latency_.forget_calls();
   return status;
 }
 
@@ -178,6 +181,7 @@ std::vector<std::int64_t> CudaBackend::wait_times_ns() const {
   }
   const int num_group_ranks = parts.latency_ranks.of_group ? topology.num_ranks : 0;
   for (int rank = 0; rank < num_group_ranks; ++rank) times_ns[to_size(rank)] += read(waits.group_ns + rank);
+  for (std::size_t i = 0; i < earlier_ns_.size(); ++i) times_ns[i] += earlier_ns_[i];
   // Threads of kernels may report their sums in another order than they made them: a sum never falls.
   const std::lock_guard lock(shown_mutex_);
   shown_ns_.resize(times_ns.size());

@@ -63,6 +63,7 @@ class CudaBackend final : public Backend {
   }
   Status query_mask(std::int32_t* out, Stream stream) override { return latency_.query_mask(out, stream); }
   Result<std::vector<int>> suspend() override;
+  void leave() override { context_.parts().sync->leave(); }
   std::optional<Status> renew(const BackendContext& context) override;
   Status channel_tables(const ChannelTablesCall& call) override {
     return over_nodes() ? internode::channel_tables(context_, call) : intranode::channel_tables(context_, call);
@@ -81,6 +82,7 @@ class CudaBackend final : public Backend {
   const FarLink* const far_;  // null: the group has one node, or no memory for latency mode
   mutable std::mutex shown_mutex_;
   mutable std::vector<std::int64_t> shown_ns_;  // guarded by shown_mutex_; values that wait_times_ns has returned
+  std::vector<std::int64_t> earlier_ns_;        // waits that were counted before the group was renewed
 };
 
 /// Factory of this backend, for the registry.

@@ -94,6 +94,29 @@ class Rank {
     out.expect_equal(context_, expected, prepared.spec.name + ": mask");
   }
 
+  /// Calls for large batches, which all ranks make.
+  void check_others(const PreparedCase& prepared) {
+    const Routing routing = check_route(context_, *group_, prepared);
+    if (!routing.present()) return;
+    check_dispatch(context_, *group_, routing, prepared, 0);
+    check_combine(context_, *group_, routing, prepared, 0);
+  }
+
+  /// Captures calls that the others do not make, as a process does that will replay a graph with them.
+  void capture(const PreparedCase& prepared) {
+    if (!uses_device(*group_)) return;
+    const OwnedStream stream;
+    CapturedGraph graph;
+    const LatencyDispatchTensors dispatch(context_, *group_, prepared, 0);
+    const LatencyCombineTensors combine(context_, *group_, prepared, 0);
+    graph.begin(stream.get());
+    const Result<Routing> routing = group_->latency_dispatch(dispatch.in, dispatch.out, dispatch.options, stream.get());
+    Status status = routing.status();
+    if (status.ok()) status = group_->latency_combine(*routing, combine.in, combine.out, stream.get());
+    graph.end();
+    context_.expect_ok(status, "capturing");
+  }
+
   void end() {
     group_.reset();
     members_.reset();
@@ -188,6 +211,8 @@ TEST_P(LatencyRenew, GoesOnWithoutARankAndWithTheOneThatTakesItsPlace) {
         return;
       }
       if (!context.expect_ok(status, "renew with it")) return;
+      if (is_victim) rank.capture(prepared[0]);
+      rank.check_others(prepared[0]);
     }
     rank.check(prepared[0], {});
     context.expect_ok(rank.group().destroy(), "destroy");
@@ -272,10 +297,17 @@ TEST_P(LatencyRenew, WrongArguments) {
                    "below num_ranks, which is 4");
     GroupOptions options = options_of(context);
     options.mask_lost_ranks = false;
+    options.ranks_per_node = 0;
     options.num_ranks = 5;
     options.present_ranks = {0, 1, 2, 4};
     expect_refusal(Group::create(context.bootstrap(), options).status(), ErrorCode::kInvalidArgument,
                    "takes mask_lost_ranks");
+    options.mask_lost_ranks = true;
+    options.num_ranks = context.rank() == 0 ? 4 : 5;
+    options.present_ranks = {0, 1, 2, 3};
+    expect_refusal(Group::create(context.bootstrap(), options).status(), ErrorCode::kInvalidArgument,
+                   "rank 0 has num_ranks=4, rank 1 has num_ranks=5");
+    options.num_ranks = 5;
     options.present_ranks = {};
     expect_refusal(Group::create(context.bootstrap(), options).status(), ErrorCode::kInvalidArgument,
                    "num_ranks is 5 and the bootstrap has 4 ranks");

@@ -27,7 +27,7 @@ std::int64_t number_of_next(CallNumbers& numbers) {
 
 TEST(CallNumbers, CallsOnARouteCountWhetherItTookPlaceOrAllLearnLateThatItDidNot) {
   for (const bool late : {false, true}) {
-    CallNumbers numbers;
+    CallNumbers numbers(false);
     const RouteOutcome outcome = kAllMakeCalls;
     const auto routing = late ? late_routing(outcome) : std::make_shared<RoutingState>();
     numbers.count();
@@ -41,7 +41,7 @@ TEST(CallNumbers, CallsOnARouteCountWhetherItTookPlaceOrAllLearnLateThatItDidNot
 }
 
 TEST(CallNumbers, CallsThatSomeRanksDoNotMakeCountUntilThatIsKnown) {
-  CallNumbers numbers;
+  CallNumbers numbers(false);
   RouteOutcome outcome = kUnknown;
   const auto routing = late_routing(outcome);
   numbers.count();
@@ -56,8 +56,37 @@ TEST(CallNumbers, CallsThatSomeRanksDoNotMakeCountUntilThatIsKnown) {
   EXPECT_EQ(number_of_next(numbers), 3);
 }
 
+/// A process that takes a lost rank's place captures calls that the others captured before.
+TEST(CallNumbers, CallsThatAreCapturedBelongToTheirDispatchAndToNoRoute) {
+  CallNumbers early(true);
+  CallNumbers late(true);
+  for (CallNumbers* const numbers : {&early, &late, &late, &late}) {
+    RoutingState routing;
+    numbers->count_latency();
+    numbers->number_dispatch(routing);
+    EXPECT_LT(routing.call_number, 0);
+    numbers->count_latency();
+    EXPECT_EQ(numbers->number_of_combine(routing), 1);
+    numbers->count_latency();
+    EXPECT_EQ(numbers->number_of_combine(routing), 2);
+  }
+  EXPECT_EQ(number_of_next(early), number_of_next(late));
+}
+
+TEST(CallNumbers, OtherwiseCallsOfLatencyModeCountAsAllOthers) {
+  CallNumbers numbers(false);
+  RoutingState routing;
+  numbers.count();
+  numbers.count_latency();
+  numbers.number_dispatch(routing);
+  EXPECT_EQ(routing.call_number, 1);
+  numbers.count_latency();
+  EXPECT_EQ(numbers.number_of_combine(routing), 1);
+  EXPECT_EQ(number_of_next(numbers), 3);
+}
+
 TEST(CallNumbers, WhatBecameOfDroppedRoutingsIsTakenIntoAccount) {
-  CallNumbers numbers;
+  CallNumbers numbers(false);
   RouteOutcome outcome = kUnknown;
   for (const std::int64_t number : {0, 2}) {
     const auto routing = late_routing(outcome);
@@ -70,7 +99,7 @@ TEST(CallNumbers, WhatBecameOfDroppedRoutingsIsTakenIntoAccount) {
 }
 
 TEST(CallNumbers, WhatTellsOfARouteIsKeptUntilItHas) {
-  CallNumbers numbers;
+  CallNumbers numbers(false);
   RouteOutcome outcome = kUnknown;
   auto block = std::make_shared<int>();
   const std::weak_ptr<int> seen = block;

@@ -213,28 +213,19 @@ Status Context::poll() {
 
 Status Context::destroy() {
   if (!parts_.sync->broken().ok()) return parts_.sync->broken();
-  const DeviceGuard guard(parts_.device);
-  const RelaxedCapture relaxed;
-  if (launched_) {
-    Status status =
-        runtime_status(cudaEventSynchronize(parts_.memory->last_call()), "destroy: waiting for the last call");
-    if (!status.ok()) return fail(status);
-  }
+  if (Status status = wait_for_calls("destroy"); !status.ok()) return fail(status);
   if (Status status = check_lost(); !status.ok()) return status;
   node::CallDescriptor descriptor;
   descriptor.record.operation = Operation::kDestroy;
   return parts_.sync->begin(descriptor);
 }
 
-Status Context::suspend() {
+Status Context::wait_for_calls(std::string_view operation) {
   const DeviceGuard guard(parts_.device);
+  if (!guard.status().ok() || !launched_) return guard.status();
   const RelaxedCapture relaxed;
-  Status status = guard.status();
-  if (status.ok() && launched_) {
-    status = runtime_status(cudaEventSynchronize(parts_.memory->last_call()), "suspend: waiting for the last call");
-  }
-  parts_.sync->leave();
-  return status;
+  return runtime_status(cudaEventSynchronize(parts_.memory->last_call()),
+                        fmt::format("{}: waiting for the last call", operation));
 }
 
 Status Context::renew(const BackendContext& context, StartLatency start_latency) {

@@ -86,8 +86,8 @@ class Context {
   Status wait(Stream stream);
   Status poll();
   Status destroy();
-  /// Waits for this rank's calls, and leaves.
-  Status suspend();
+  /// Waits until this rank's calls have run, but for captured ones.
+  Status wait_for_calls(std::string_view operation);
 
  private:
   bool is_last_stream(StreamId id) const { return launched_ && id == last_stream_id_; }

@@ -90,17 +90,31 @@ Result<DeviceFacts> examine_device(int wanted) {
   return facts;
 }
 
-/// Collective: how many ranks use this rank's GPU.
-Result<int> count_sharers(const BackendContext& context, const Status& my_status, const DeviceFacts& facts) {
-  Result<std::vector<std::vector<std::byte>>> all = gather_or_fail(
-      *context.bootstrap, my_status, std::as_bytes(std::span(&facts.uuid, 1)), context.options.timeout_ns);
+/// A rank's message about its GPU and its call log. Plain bytes, exchanged through the bootstrap.
+struct RankFacts {
+  cudaUUID_t uuid{};
+  std::int64_t last_record = 0;
+};
+
+struct SharedFacts {
+  int num_sharers = 0;           ///< ranks that use this rank's GPU
+  std::int64_t last_record = 0;  ///< latest number in a call log of any rank
+};
+
+/// Collective.
+Result<SharedFacts> share_facts(const BackendContext& context, const Status& my_status, const RankFacts& mine) {
+  Result<std::vector<std::vector<std::byte>>> all =
+      gather_or_fail(*context.bootstrap, my_status, std::as_bytes(std::span(&mine, 1)), context.options.timeout_ns);
   if (!all.ok()) return all.status();
-  int sharers = 0;
-  for (const std::vector<std::byte>& uuid : *all) {
-    const bool same = uuid.size() == sizeof(facts.uuid) && std::memcmp(uuid.data(), &facts.uuid, uuid.size()) == 0;
-    sharers += same ? 1 : 0;
+  SharedFacts shared;
+  for (const std::vector<std::byte>& bytes : *all) {
+    RankFacts theirs;
+    if (bytes.size() != sizeof(theirs)) continue;  // absent
+    std::memcpy(&theirs, bytes.data(), sizeof(theirs));
+    shared.num_sharers += std::memcmp(&theirs.uuid, &mine.uuid, sizeof(mine.uuid)) == 0 ? 1 : 0;
+    shared.last_record = std::max(shared.last_record, theirs.last_record);
   }
-  return sharers;
+  return shared;
 }
 
 /// Writes what the zeroed memory of latency mode holds before the first call.
@@ -113,7 +127,10 @@ Status fill_latency_memory(const BackendContext& context, StartLatency start_lat
 
 /// Memory of latency mode: at the same place of every rank's arena, since all ranks have agreed on its size.
 Status make_latency_memory(const BackendContext& context, StartLatency start_latency, Parts& parts) {
-  if (context.options.latency_bytes == 0) return {};
+  if (context.options.latency_bytes == 0) {
+    parts.arena->seal_head();
+    return {};
+  }
   if (context.topology.num_ranks > kMaxRanks) {
     return Status(
         ErrorCode::kUnsupported,
@@ -128,6 +145,7 @@ Status make_latency_memory(const BackendContext& context, StartLatency start_lat
   Result<std::shared_ptr<std::byte>> latency = parts.memory->take(parts.latency_bytes);
   if (!latency.ok()) return latency.status();
   parts.latency = *latency;
+  parts.arena->seal_head();
   if (latency->get() != parts.arena->base() + offset) {
     return Status(ErrorCode::kInternal,
                   "Group::create: the memory of latency mode is not second in its arena; please report this");
@@ -167,8 +185,10 @@ Status clear_control(int ranks_per_node, const Parts& parts) {
   return runtime_status(cudaStreamSynchronize(parts.stream->get()), kClearing);
 }
 
-/// Bytes at the start of the arena that other ranks write in latency mode: the control block and its memory.
+/// Bytes at the start of the arena that other ranks write in latency mode: the control block and its memory. 0 over
+/// several nodes, where groups are not renewed.
 std::size_t head_bytes(const BackendContext& context) {
+  if (context.topology.num_nodes() > 1) return 0;
   const auto num_ranks = static_cast<std::size_t>(context.topology.ranks_per_node);
   return node::round_up_to_page(Control::at(nullptr, num_ranks).size_bytes) +
          node::round_up_to_page(context.options.latency_bytes);
@@ -197,10 +217,9 @@ Status make_local_parts(const BackendContext& context, const DeviceFacts& facts,
   const Result<MemoryPath> path = choose_memory_path(facts.device);
   if (!path.ok()) return path.status();
   Result<std::shared_ptr<DeviceArena>> arena =
-      DeviceArena::create(facts.device, context.options.arena_bytes, *path, parts.stream);
+      DeviceArena::create(facts.device, context.options.arena_bytes, *path, parts.stream, head_bytes(context));
   if (!arena.ok()) return arena.status();
   parts.arena = *arena;
-  if (Status status = parts.arena->back_head(head_bytes(context)); !status.ok()) return status;
   Result<std::shared_ptr<TableMemory>> memory = TableMemory::create(parts.arena);
   if (!memory.ok()) return memory.status();
   parts.memory = *memory;
@@ -324,11 +343,13 @@ void set_ranks(const BackendContext& context, Parts& parts) {
 
 /// Collective: what depends on the ranks of other processes, but for the words that hosts share.
 Status meet_ranks(const BackendContext& context, const DeviceFacts& facts, const Status& my_status, Parts& parts) {
-  Result<int> sharers = count_sharers(context, my_status, facts);
-  if (!sharers.ok()) return sharers.status();
+  const std::int64_t last_record = parts.call_log ? parts.call_log->last_number() : 0;
+  Result<SharedFacts> shared = share_facts(context, my_status, {facts.uuid, last_record});
+  if (!shared.ok()) return shared.status();
+  parts.call_log->count_from(shared->last_record);
   parts.gpu_pci_address = facts.pci_address;
-  parts.num_sms = std::max(1, facts.num_sms / *sharers);
-  parts.num_waiting_sms = waiting_sms(context.options.num_reserved_sms, parts.num_sms, *sharers);
+  parts.num_sms = std::max(1, facts.num_sms / shared->num_sharers);
+  parts.num_waiting_sms = waiting_sms(context.options.num_reserved_sms, parts.num_sms, shared->num_sharers);
   parts.tuning = tuning_for(context.tuning, facts.name, context.topology.num_nodes(), context.topology.ranks_per_node);
   Result<std::unique_ptr<ArenaExchange>> exchange =
       ArenaExchange::create(context, parts.sync->peers(), parts.arena, parts.places, head_bytes(context));
@@ -344,7 +365,7 @@ Status meet_ranks(const BackendContext& context, const DeviceFacts& facts, const
 Status clear_memory(const BackendContext& context, StartLatency start_latency, Parts& parts) {
   const RelaxedCapture relaxed;
   *parts.report = DeviceReport{};
-  Status status = parts.arena->renew_head(head_bytes(context));
+  Status status = parts.arena->renew_head();
   if (status.ok()) status = clear_control(context.topology.ranks_per_node, parts);
   if (status.ok() && parts.latency != nullptr) status = fill_latency_memory(context, start_latency, parts);
   return status;
@@ -368,13 +389,17 @@ Status check_places(const RankParams& before, const RankParams& now) {
 
 Status renew_parts(const BackendContext& context, StartLatency start_latency, Parts& parts) {
   Result<DeviceFacts> facts = examine_device(parts.device);
+  // The watch and the exchange go before what they use. No rank maps another's memory any more when all have met, so
+  // that it is free when its owner replaces it.
+  parts.watch.reset();
+  parts.exchange.reset();
+  for (const PeerPlace& place : parts.places) {
+    if (place.mapping != nullptr) place.mapping->clear();
+  }
   BackendContext host_context = context;
   host_context.options.arena_bytes = kHostArenaBytes;
   Result<std::unique_ptr<call::CallSync>> sync = call::CallSync::create(host_context);
   if (!sync.ok()) return sync.status();
-  // From here on the former ranks are not needed: the watch and the exchange go before what they use.
-  parts.watch.reset();
-  parts.exchange.reset();
   parts.sync = std::move(*sync);
   parts.absent_ranks = absent_ranks(context);
   Result<CallLog> call_log = CallLog::create(parts.sync->peers(), parts.call_log->last_number());

@@ -10,11 +10,8 @@ namespace ferry::cuda {
 namespace {
 
 /// Between looks in groups that go on without lost ranks, whose kernels read the result every 5 ms: less than
-/// kLookInterval, since a program replays its graphs as soon as a loss is found.
+/// kLookInterval, since a program goes on as soon as a loss is found.
 constexpr std::chrono::milliseconds kMaskingLook{5};
-/// From the look that finds a loss to the next, by which the last data of a lost rank has reached this GPU: stores of
-/// kernels that have ended take microseconds.
-constexpr std::chrono::milliseconds kSecondLook{2};
 
 }  // namespace
 
@@ -39,9 +36,8 @@ Status PeerWatch::start() {
 void PeerWatch::watch() noexcept {
   std::unique_lock lock(mutex_);
   // No deadline: it watches as long as the group lives, and the destructor ends it.
-  const std::chrono::milliseconds usual = was_lost_.empty() ? kLookInterval : kMaskingLook;
-  while (!ending_.wait_for(lock, found_loss_ ? kSecondLook : usual, [this] { return ends_; })) {
-    found_loss_ = false;
+  const std::chrono::milliseconds interval = was_lost_.empty() ? kLookInterval : kMaskingLook;
+  while (!ending_.wait_for(lock, interval, [this] { return ends_; })) {
     try {
       look();
     } catch (const std::bad_alloc&) {  // no room for the words of a verdict: the next look may find some
@@ -64,7 +60,7 @@ void PeerWatch::look() {
   if (!stop && group_.someone_is_lost()) {
     // The peer may have left after its last call, whose data reaches this GPU before the next look.
     stop = lost_before_;
-    lost_before_ = found_loss_ = true;
+    lost_before_ = true;
   }
   if (!stop) return;
   // After the verdict: a host that finds the kernel's report also finds the peer's error or loss.
@@ -80,9 +76,8 @@ void PeerWatch::look_for_lost_ranks() {
     // As above: its last data reaches this GPU before the next look.
     if (was_lost_[static_cast<std::size_t>(rank)]) {
       __atomic_store_n(&report_.lost_ranks.lost[rank], 1, __ATOMIC_RELEASE);
-    } else {
-      was_lost_[static_cast<std::size_t>(rank)] = found_loss_ = true;
     }
+    was_lost_[static_cast<std::size_t>(rank)] = true;
   }
 }
 

@@ -56,7 +56,6 @@ class PeerWatch {
   // Used by the watch's thread only.
   bool told_ = false;         // the peers have been informed of a failed wait on this rank
   bool lost_before_ = false;  // a peer was lost at an earlier poll
-  bool found_loss_ = false;   // the latest poll found a loss
   bool stopped_ = false;
   std::vector<bool> was_lost_;  // lost_before_ of each rank; empty: lost ranks are not reported to kernels
 

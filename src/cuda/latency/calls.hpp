@@ -42,8 +42,8 @@ class LatencyMode {
   /// Masks all ranks, so that none waits for this one; nothing in groups that do not mask. Returns those that it masked
   /// before and that do not mask it. Waits for the GPU.
   Result<std::vector<int>> mask_all();
-  /// The group was renewed: split calls that were not received are gone.
-  void forget_calls() { in_flight_.clear(); }
+  /// The group was renewed: nothing that was sent before can be received, in graphs neither.
+  Status forget_calls();
 
  private:
   Result<std::shared_ptr<RoutingState>> make_dispatch(const LatencyDispatchCall& call);
@@ -86,6 +86,7 @@ class LatencyMode {
   LatencyLayout layout_;
   MaskParams mask_;                                             // present in groups that mask lost ranks
   std::vector<std::shared_ptr<const RoutingState>> in_flight_;  // Routings of calls that are sent and not received
+  std::vector<std::weak_ptr<LatencyRouting>> captured_;         // Routings of captured calls
 };
 
 }  // namespace ferry::cuda

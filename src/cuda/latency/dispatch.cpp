@@ -78,7 +78,7 @@ void set_views(LatencyRouting& routing, bool weights, int num_ranks) {
 }
 
 /// Marks a captured Routing as one that no graph has filled yet.
-Status clear_calls(const LatencyTables& tables, cudaStream_t own_stream) {
+Status clear_captured(const LatencyTables& tables, cudaStream_t own_stream) {
   constexpr std::string_view kClearing = "latency_dispatch: clearing a captured Routing";
   const RelaxedCapture relaxed;
   Status status;
@@ -218,10 +218,28 @@ Result<std::shared_ptr<LatencyRouting>> LatencyMode::begin_routing(const Latency
   routing->latency = LatencyTables::at(routing->memory.get(), shape);
   routing->tables.summary = routing->latency.summary;
   set_views(*routing, route.topk_weights.present(), ranks().num_ranks);
-  Status status = captured ? clear_calls(routing->latency, parts.stream->get())
+  Status status = captured ? clear_captured(routing->latency, parts.stream->get())
                            : prepare_host(parts, context_.timeout_ns(), *routing);
   if (!status.ok()) return status;
+  if (captured) {
+    std::erase_if(captured_, [](const auto& one) { return one.expired(); });
+    captured_.push_back(routing);
+  }
   return routing;
+}
+
+Status LatencyMode::forget_calls() {
+  in_flight_.clear();
+  const Parts& parts = context_.parts();
+  const DeviceGuard guard(parts.device);
+  Status status = guard.status();
+  for (const std::weak_ptr<LatencyRouting>& one : captured_) {
+    const std::shared_ptr<LatencyRouting> routing = one.lock();
+    if (routing != nullptr && status.ok()) status = clear_captured(routing->latency, parts.stream->get());
+  }
+  if (!status.ok()) return status;
+  const RelaxedCapture relaxed;
+  return runtime_status(cudaStreamSynchronize(parts.stream->get()), "renew: clearing captured Routings");
 }
 
 cudaError_t LatencyMode::launch_send(const LatencyDispatchParams& params, cudaStream_t stream) {

@@ -57,26 +57,53 @@ std::string to_string(const GpuId& id) {
   return text;
 }
 
+/// Message of a rank: its announcement, then the size of each rank's place, 0 where it has none.
+std::vector<std::byte> to_message(const ArenaAnnouncement& mine, const PeerPlaces& places) {
+  const auto bytes = std::as_bytes(std::span(&mine, 1));
+  std::vector<std::byte> message(bytes.begin(), bytes.end());
+  for (const PeerPlace& place : places) {
+    const std::uint64_t size_bytes = place.size_bytes();
+    const auto size = std::as_bytes(std::span(&size_bytes, 1));
+    message.insert(message.end(), size.begin(), size.end());
+  }
+  return message;
+}
+
+/// Size of the place that some rank has for `rank`, whose message is absent; 0: none has one.
+std::uint64_t size_of_place(const std::vector<std::vector<std::byte>>& messages, std::size_t rank) {
+  const std::size_t offset = sizeof(ArenaAnnouncement) + rank * sizeof(std::uint64_t);
+  std::uint64_t size_bytes = 0;
+  for (const std::vector<std::byte>& message : messages) {
+    if (size_bytes == 0 && message.size() >= offset + sizeof(size_bytes)) {
+      std::memcpy(&size_bytes, message.data() + offset, sizeof(size_bytes));
+    }
+  }
+  return size_bytes;
+}
+
 Result<std::vector<ArenaAnnouncement>> exchange(const BackendContext& context, const Status& my_status,
-                                                const ArenaAnnouncement& mine) {
+                                                const ArenaAnnouncement& mine, const PeerPlaces& places) {
+  const std::vector<std::byte> message = to_message(mine, places);
   Result<std::vector<std::vector<std::byte>>> all =
-      gather_or_fail(*context.bootstrap, my_status, std::as_bytes(std::span(&mine, 1)), context.options.timeout_ns);
+      gather_or_fail(*context.bootstrap, my_status, message, context.options.timeout_ns);
   if (!all.ok()) return all.status();
   std::vector<ArenaAnnouncement> announcements(all->size());
   for (std::size_t rank = 0; rank < all->size(); ++rank) {
     ArenaAnnouncement& theirs = announcements[rank];
     const std::vector<std::byte>& bytes = (*all)[rank];
     if (context.is_absent(static_cast<int>(rank))) {
-      theirs = mine;  // as it will be, if it is to fill this rank's place for it
+      // As it will be: the process that takes its place must fit those that ranks have for it.
+      theirs = mine;
+      if (const std::uint64_t size_bytes = size_of_place(*all, rank); size_bytes != 0) theirs.size_bytes = size_bytes;
       continue;
     }
-    if (bytes.size() == sizeof(theirs)) std::memcpy(&theirs, bytes.data(), sizeof(theirs));
-    if (bytes.size() == sizeof(theirs) && (theirs.path == MemoryPath::kVmm || theirs.path == MemoryPath::kIpc))
+    if (bytes.size() == message.size()) std::memcpy(&theirs, bytes.data(), sizeof(theirs));
+    if (bytes.size() == message.size() && (theirs.path == MemoryPath::kVmm || theirs.path == MemoryPath::kIpc))
       continue;
     return Status(ErrorCode::kTransport,
                   fmt::format("Group::create: rank {} announced its GPU in {} bytes and memory of kind {}, expected {} "
                               "bytes and 0 or 1; run the same build on every rank",
-                              rank, bytes.size(), static_cast<int>(theirs.path), sizeof(theirs)),
+                              rank, bytes.size(), static_cast<int>(theirs.path), message.size()),
                   static_cast<int>(rank));
   }
   return announcements;
@@ -137,7 +164,8 @@ Result<std::unique_ptr<ArenaExchange>> ArenaExchange::create(const BackendContex
   mine.device = arena->device();
   mine.path = arena->path();
   const node::Offered<DeviceArena> offer(mine.token, arena);
-  Result<std::vector<ArenaAnnouncement>> announcements = exchange(context, status, mine);
+  places.resize(static_cast<std::size_t>(context.topology.num_ranks));
+  Result<std::vector<ArenaAnnouncement>> announcements = exchange(context, status, mine, places);
   if (!announcements.ok()) return announcements.status();
 
   auto result = std::make_unique<ArenaExchange>(Private{}, peers.rank(), arena);
@@ -189,7 +217,6 @@ Status ArenaExchange::meet(const Meeting& meeting) {
   const auto& [context, peers, announcements, places, head_bytes] = meeting;
   std::vector<ArenaService::Peer> listened;
   peers_.resize(announcements.size());
-  places.resize(announcements.size());
   for (std::size_t i = 0; i < announcements.size(); ++i) {
     const int rank = static_cast<int>(i);
     if (!peers.includes(rank)) continue;

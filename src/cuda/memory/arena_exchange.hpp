@@ -23,6 +23,12 @@ struct ArenaAnnouncement;  // private
 struct PeerPlace {
   std::shared_ptr<PeerMapping> mapping;       ///< of another process, or of an absent rank
   std::shared_ptr<DeviceArena> same_process;  ///< of a rank of this process
+
+  /// Size of its addresses, 0 if there are none.
+  std::size_t size_bytes() const {
+    if (same_process != nullptr) return same_process->size_bytes();
+    return mapping != nullptr ? mapping->size_bytes() : 0;
+  }
 };
 using PeerPlaces = std::vector<PeerPlace>;  ///< by rank
 

@@ -116,32 +116,36 @@ Result<MemoryPath> choose_memory_path(int device) {
 }
 
 Result<std::shared_ptr<DeviceArena>> DeviceArena::create(int device, std::size_t size_bytes, MemoryPath path,
-                                                         std::shared_ptr<OwnStream> stream) {
+                                                         std::shared_ptr<OwnStream> stream, std::size_t head_bytes) {
   if (size_bytes > kMaxDeviceArenaBytes) {
     return Status(
         ErrorCode::kInvalidArgument,
         fmt::format("arena: GroupOptions::arena_bytes is {}, expected at most {}", size_bytes, kMaxDeviceArenaBytes));
   }
   auto arena = std::make_shared<DeviceArena>(Private{}, device, path, std::move(stream));
-  if (Status status = arena->reserve(size_bytes); !status.ok()) return status;
+  if (Status status = arena->reserve(size_bytes, head_bytes); !status.ok()) return status;
   return arena;
 }
 
-Status DeviceArena::reserve(std::size_t size_bytes) {
+Status DeviceArena::reserve(std::size_t size_bytes, std::size_t head_bytes) {
   const DeviceGuard guard(device_);
   if (!guard.status().ok()) return guard.status();
   const RelaxedCapture relaxed;
-  Status status = path_ == MemoryPath::kVmm ? reserve_vmm(size_bytes) : reserve_ipc(size_bytes);
-  if (status.ok()) heap_ = node::PageHeap(size_bytes_);
+  if (path_ == MemoryPath::kIpc) head_bytes = 0;
+  Status status = path_ == MemoryPath::kVmm ? reserve_vmm(size_bytes, head_bytes) : reserve_ipc(size_bytes);
+  if (status.ok() && head_bytes > 0) status = back_head(head_bytes);
   return status;
 }
 
-Status DeviceArena::reserve_vmm(std::size_t size_bytes) {
+Status DeviceArena::reserve_vmm(std::size_t size_bytes, std::size_t head_bytes) {
   const Result<const Driver*> table = driver();
   const Result<std::size_t> granularity = allocation_granularity(device_);
   if (!granularity.ok()) return granularity.status();
   granularity_ = *granularity;
-  const std::size_t rounded = round_up(std::max<std::size_t>(size_bytes, 1), granularity_);
+  // What stays free behind the head comes in addition.
+  const std::size_t unused_bytes = round_up(head_bytes, granularity_) - head_bytes;
+  const std::size_t usable_bytes = round_up(std::max<std::size_t>({size_bytes, head_bytes, 1}), granularity_);
+  const std::size_t rounded = round_up(usable_bytes + unused_bytes, granularity_);
   CUdeviceptr reserved = 0;
   Status status = driver_status((*table)->mem_address_reserve(&reserved, rounded, granularity_, 0, 0),
                                 fmt::format("arena: reserving {} bytes of addresses on GPU {}", rounded, device_),
@@ -149,6 +153,7 @@ Status DeviceArena::reserve_vmm(std::size_t size_bytes) {
   if (!status.ok()) return status;
   base_ = reinterpret_cast<std::byte*>(static_cast<std::uintptr_t>(reserved));
   size_bytes_ = rounded;
+  heap_ = node::PageHeap(usable_bytes + unused_bytes);
   return {};
 }
 
@@ -163,6 +168,7 @@ Status DeviceArena::reserve_ipc(std::size_t size_bytes) {
   }
   base_ = static_cast<std::byte*>(data);
   size_bytes_ = rounded;
+  heap_ = node::PageHeap(size_bytes_);
   chunks_.push_back(Chunk{0, rounded, 0});
   backed_bytes_.store(rounded, std::memory_order_release);
   return {};
@@ -223,48 +229,37 @@ Result<DeviceArena::Chunk> DeviceArena::map_chunk(std::size_t offset, std::size_
 }
 
 Status DeviceArena::back_head(std::size_t bytes) {
-  if (path_ != MemoryPath::kVmm) return {};
   const std::lock_guard lock(growth_mutex_);
   const DeviceGuard guard(device_);
   if (!guard.status().ok()) return guard.status();
   const RelaxedCapture relaxed;
   chunks_.reserve(1);
-  Result<Chunk> head = map_chunk(0, std::min(round_up(bytes, granularity_), size_bytes_));
+  Result<Chunk> head = map_chunk(0, round_up(bytes, granularity_));
   if (!head.ok()) return head.status();
   chunks_.push_back(*head);
   backed_bytes_.store(head->size_bytes, std::memory_order_release);
+  has_head_ = true;
   return {};
 }
 
-/// Gives new memory the contents that the head is to have, while it is mapped at addresses of its own.
-Status DeviceArena::copy_head(CUmemGenericAllocationHandle to, std::size_t cleared_bytes) const {
-  const Driver& table = **driver();
-  const std::size_t size_bytes = chunks_.front().size_bytes;
-  CUdeviceptr where = 0;
-  const std::string what = fmt::format("renew: filling {} bytes of GPU {}", size_bytes, device_);
-  Status status = driver_status(table.mem_address_reserve(&where, size_bytes, granularity_, 0, 0), what);
-  if (!status.ok()) return status;
-  status = driver_status(table.mem_map(where, size_bytes, 0, to, 0), what);
-  if (status.ok()) {
-    const CUmemAccessDesc access = access_from(device_);
-    status = driver_status(table.mem_set_access(where, size_bytes, &access, 1), what);
-    auto* const data = reinterpret_cast<std::byte*>(static_cast<std::uintptr_t>(where));
-    const std::size_t cleared = std::min(cleared_bytes, size_bytes);
-    if (status.ok()) status = runtime_status(cudaMemsetAsync(data, 0, cleared, stream_->get()), what);
-    if (status.ok() && cleared < size_bytes) {
-      status = runtime_status(cudaMemcpyAsync(data + cleared, base_ + cleared, size_bytes - cleared,
-                                              cudaMemcpyDeviceToDevice, stream_->get()),
-                              what);
-    }
-    if (status.ok()) status = runtime_status(cudaStreamSynchronize(stream_->get()), what);
-    table.mem_unmap(where, size_bytes);
+void DeviceArena::seal_head() {
+  const std::lock_guard lock(heap_mutex_);
+  // First fit: the rest of the head is all that lies before its end.
+  if (has_head_ && allocated_bytes_ < chunks_.front().size_bytes) {
+    static_cast<void>(heap_.take(chunks_.front().size_bytes - allocated_bytes_));
   }
-  table.mem_address_free(where, size_bytes);
-  return status;
 }
 
-Status DeviceArena::renew_head(std::size_t cleared_bytes) {
-  if (path_ != MemoryPath::kVmm) {
+/// Other memory for the head. If there is none beside the present one, gives that back first.
+Result<CUmemGenericAllocationHandle> DeviceArena::replace_memory(Chunk& head) const {
+  Result<CUmemGenericAllocationHandle> handle = take_memory(head.size_bytes);
+  unmap_chunk(head);
+  head.handle = 0;
+  return handle.ok() ? handle : take_memory(head.size_bytes);
+}
+
+Status DeviceArena::renew_head() {
+  if (!has_head_) {
     return Status(
         ErrorCode::kUnsupported,
         fmt::format("renew: memory of GPU {} is shared by way of \"{}\", at addresses that change; create a new "
@@ -276,25 +271,15 @@ Status DeviceArena::renew_head(std::size_t cleared_bytes) {
   if (!guard.status().ok()) return guard.status();
   const RelaxedCapture relaxed;
   Chunk& head = chunks_.front();
-  const Result<CUmemGenericAllocationHandle> handle = take_memory(head.size_bytes);
+  const Result<CUmemGenericAllocationHandle> handle = replace_memory(head);
   if (!handle.ok()) return handle.status();
   const Chunk renewed{0, head.size_bytes, *handle};
-  const Driver& table = **driver();
-  Status status = copy_head(renewed.handle, cleared_bytes);
-  if (status.ok()) {
-    status = driver_status(table.mem_unmap(device_address(base_), head.size_bytes), "renew: unmapping former memory");
-  }
-  if (status.ok()) {
-    status = map_at(renewed);
-    if (!status.ok()) static_cast<void>(map_at(head));
-  }
-  if (!status.ok()) {
-    table.mem_release(renewed.handle);
+  if (Status status = map_at(renewed); !status.ok()) {
+    (*driver())->mem_release(*handle);
     return status;
   }
-  table.mem_release(head.handle);
   head = renewed;
-  return {};
+  return zero(base_, head.size_bytes);
 }
 
 Status DeviceArena::open_access(const Chunk& chunk) const {
@@ -308,6 +293,7 @@ Status DeviceArena::open_access(const Chunk& chunk) const {
 }
 
 void DeviceArena::unmap_chunk(const Chunk& chunk) const {
+  if (chunk.handle == 0) return;  // a head that could not be renewed
   const Result<const Driver*> table = driver();
   if (!table.ok()) return;
   (*table)->mem_unmap(device_address(base_ + chunk.offset), chunk.size_bytes);

@@ -63,9 +63,11 @@ class DeviceArena : public std::enable_shared_from_this<DeviceArena> {
   /// Reserves `size_bytes` of addresses for memory of `device`, rounded up to the device's granularity. kVmm allocates
   /// no memory yet. kIpc allocates the smaller of that and kMaxIpcArenaBytes at once.
   /// Memory is zeroed on `stream`, which must not wait for any other work.
+  /// `head_bytes`: kVmm backs as much at the start by a chunk of its own, the *head*. The caller takes all of it first,
+  /// then calls seal_head.
   /// @errors kInvalidArgument: absurd size or device; kUnsupported; kSystem: device memory ran out; kCuda
   static Result<std::shared_ptr<DeviceArena>> create(int device, std::size_t size_bytes, MemoryPath path,
-                                                     std::shared_ptr<OwnStream> stream);
+                                                     std::shared_ptr<OwnStream> stream, std::size_t head_bytes = 0);
 
   DeviceArena(Private, int device, MemoryPath path, std::shared_ptr<OwnStream> stream)
       : device_(device), path_(path), stream_(std::move(stream)) {}
@@ -93,13 +95,13 @@ class DeviceArena : public std::enable_shared_from_this<DeviceArena> {
   /// empty function ends that. After an error nothing is set. Waits for a growth in progress.
   Status set_announce(Announce announce);
 
-  /// Backs the first `bytes` by a chunk of their own, which `renew_head` replaces. Before any memory is taken.
-  Status back_head(std::size_t bytes);
-  /// Replaces the memory of the head by other memory at the same addresses: its first `cleared_bytes` are zero, the
-  /// rest keeps its contents. Processes that still map the former memory reach nothing of this one. No work may use the
-  /// head, and announcements must have ended (set_announce).
-  /// @errors kUnsupported: not kVmm; kSystem: device memory ran out; kCuda. The head then keeps its memory
-  Status renew_head(std::size_t cleared_bytes);
+  /// Nothing that is taken from now on lies in the head.
+  void seal_head();
+  /// Replaces the memory of the head by other, zeroed memory at the same addresses. Processes that still map the former
+  /// memory reach nothing of this one. No work may use the head, and announcements must have ended (set_announce).
+  /// @errors kUnsupported: there is no head; kSystem: device memory ran out; kCuda. The head may then be without memory
+  ///         until it is renewed
+  Status renew_head();
 
   /// kIpc: processes that will open the memory. It is not freed before they have closed it.
   void set_importers(Importers importers) { importers_ = std::move(importers); }
@@ -130,14 +132,15 @@ class DeviceArena : public std::enable_shared_from_this<DeviceArena> {
     CUmemGenericAllocationHandle handle = 0;
   };
 
-  Status reserve(std::size_t size_bytes);
-  Status reserve_vmm(std::size_t size_bytes);
+  Status reserve(std::size_t size_bytes, std::size_t head_bytes);
+  Status reserve_vmm(std::size_t size_bytes, std::size_t head_bytes);
   Status reserve_ipc(std::size_t size_bytes);
   Status back(std::size_t end);
   Result<Chunk> map_chunk(std::size_t offset, std::size_t size_bytes) const;
   Result<CUmemGenericAllocationHandle> take_memory(std::size_t size_bytes) const;
   Status map_at(const Chunk& chunk) const;
-  Status copy_head(CUmemGenericAllocationHandle to, std::size_t cleared_bytes) const;
+  Status back_head(std::size_t bytes);
+  Result<CUmemGenericAllocationHandle> replace_memory(Chunk& head) const;
   Status open_access(const Chunk& chunk) const;
   void unmap_chunk(const Chunk& chunk) const;
   Status announce_chunk(const Announce& announce, const Chunk& chunk) const;
@@ -148,6 +151,7 @@ class DeviceArena : public std::enable_shared_from_this<DeviceArena> {
   std::byte* base_ = nullptr;
   std::size_t size_bytes_ = 0;
   std::size_t granularity_ = 0;
+  bool has_head_ = false;  // the first of chunks_ is the head
 
   Importers importers_;
 

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <string_view>
 
 #include "cuda/driver/cuda_call.hpp"
@@ -93,17 +92,18 @@ Status PeerMapping::add_vmm(const ArenaChunk& chunk) {
   Status status = driver_status(
       (*table)->mem_import_from_shareable_handle(&handle, os_handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
       fmt::format("importing {} bytes on GPU {}", chunk.size_bytes, device_), kReachHint);
-  return status.ok() ? map_vmm(handle, chunk.offset, chunk.size_bytes) : status;
+  if (!status.ok()) return status;
+  status = map_handle(handle, chunk.offset, chunk.size_bytes);
+  // The mapping keeps the memory alive.
+  (*table)->mem_release(handle);
+  return status;
 }
 
-/// Maps memory, and releases its handle.
-Status PeerMapping::map_vmm(CUmemGenericAllocationHandle handle, std::size_t offset, std::size_t size_bytes) {
+Status PeerMapping::map_handle(CUmemGenericAllocationHandle handle, std::size_t offset, std::size_t size_bytes) {
   const Result<const Driver*> table = driver();
   const CUdeviceptr where = device_address(base() + offset);
   Status status = driver_status((*table)->mem_map(where, size_bytes, 0, handle, 0),
                                 fmt::format("mapping {} bytes on GPU {}", size_bytes, device_), kReachHint);
-  // The mapping keeps the memory alive.
-  (*table)->mem_release(handle);
   if (!status.ok()) return status;
   const CUmemAccessDesc access = access_from(device_);
   status = driver_status((*table)->mem_set_access(where, size_bytes, &access, 1),
@@ -123,14 +123,19 @@ Status PeerMapping::stand_in(std::size_t bytes) {
   const DeviceGuard guard(device_);
   if (!guard.status().ok()) return guard.status();
   const RelaxedCapture relaxed;
-  const std::size_t rounded = std::min((bytes + granularity_ - 1) / granularity_ * granularity_, size_bytes_);
+  const Result<const Driver*> table = driver();
   const CUmemAllocationProp properties = shareable_memory(device_);
   CUmemGenericAllocationHandle handle = 0;
-  chunks_.reserve(1);
-  Status status = driver_status((*driver())->mem_create(&handle, rounded, &properties, 0),
-                                fmt::format("taking {} bytes of GPU {} for an absent rank", rounded, device_));
-  if (status.ok()) status = map_vmm(handle, 0, rounded);
-  if (status.ok()) chunks_.push_back(Extent{0, rounded});
+  Status status = driver_status((*table)->mem_create(&handle, granularity_, &properties, 0),
+                                fmt::format("taking {} bytes of GPU {} for an absent rank", granularity_, device_));
+  if (!status.ok()) return status;
+  chunks_.reserve(bytes / granularity_ + 1);
+  // The same memory everywhere: nothing of it is read.
+  for (std::size_t offset = 0; offset < bytes && offset < size_bytes_ && status.ok(); offset += granularity_) {
+    status = map_handle(handle, offset, granularity_);
+    if (status.ok()) chunks_.push_back(Extent{offset, granularity_});
+  }
+  (*table)->mem_release(handle);
   return status;
 }
 

@@ -34,7 +34,8 @@ class PeerMapping {
 
   /// Unmaps everything, so that the arena of another process can be mapped at the same addresses. kVmm only.
   void clear();
-  /// Maps memory of this rank's GPU in place of the first `bytes` of an arena that is not there. kVmm only.
+  /// Maps memory of this rank's GPU in place of the first `bytes` of an arena that is not there, for stores that no
+  /// rank reads. kVmm only.
   Status stand_in(std::size_t bytes);
 
   /// Constant once set. kVmm: from creation; kIpc: null until the arena's only chunk is mapped.
@@ -49,7 +50,7 @@ class PeerMapping {
  private:
   Status add_vmm(const ArenaChunk& chunk);
   Status add_ipc(const ArenaChunk& chunk);
-  Status map_vmm(CUmemGenericAllocationHandle handle, std::size_t offset, std::size_t size_bytes);
+  Status map_handle(CUmemGenericAllocationHandle handle, std::size_t offset, std::size_t size_bytes);
   void unmap_newest();
 
   struct Extent {

@@ -23,9 +23,11 @@ namespace ferry::cuda {
 class CallLog {
  public:
   /// Must be called before any other allocation from the host arena, on every rank, so that the offset is the same in
-  /// all. `last_number`: of this rank's log before, in a group that is renewed: captured calls still name its records.
+  /// all. `last_number`: of this rank's log before, in a group that is renewed, whose captured calls name its records.
   static Result<CallLog> create(node::Peers& peers, std::int64_t last_number = 0);
   std::int64_t last_number() const { return last_number_; }
+  /// Gives the next record the number behind this one: ranks' numbers agree for the same calls.
+  void count_from(std::int64_t last_number) { last_number_ = last_number; }
 
   /// Publishes `record` to the peers; returns its number.
   std::int64_t append(const CallRecord& record);
