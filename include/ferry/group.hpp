@@ -416,9 +416,9 @@ class FERRY_API Group {
   ///     memory, but peers reach them no longer without staging.
   ///   - A process that was left out and still runs reaches no memory that calls of latency mode read from then on.
   /// @errors as create; kUnsupported: several nodes, GPU memory that cannot be shared as file descriptors, or a new
-  ///         rank that is on another host or a thread of a process that stays; kInvalidArgument also if this rank is not
-  ///         at its place in `present_ranks`. Then the group is as after `suspend`, and may be renewed with another view;
-  ///         several nodes or a null bootstrap change nothing
+  ///         rank that is on another host or a thread of a process that stays; kInvalidArgument also if this rank is
+  ///         not at its place in `present_ranks`. Then the group is as after `suspend`, and may be renewed with another
+  ///         view; several nodes or a null bootstrap change nothing
   [[nodiscard]] Status renew(std::shared_ptr<Bootstrap> bootstrap, const std::vector<int>& present_ranks);
 
   /// Fill tables of a Routing of layout kTokens by channels. Local: no other rank takes part.
