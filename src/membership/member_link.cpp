@@ -17,8 +17,8 @@ constexpr std::int64_t kPauseNs = 5'000'000;
 /// Times after which a connection that gets no answer is made anew: the first, and the longest, to which they double. A
 /// process that was ending may have left the connection open (seen in 2 of about 110 losses among 64 processes, where
 /// only the members' patience ended it); a new attempt finds its port closed. With a first time of 50 ms the agreement
-/// was as much later in 5 or more of 100 losses of processes that use a GPU, which take longer to end. A stopped process
-/// collects seven connections in the first second and one in each later one.
+/// was as much later in 5 or more of 100 losses of processes that use a GPU. A stopped process collects seven
+/// connections in the first second and one in each later one.
 constexpr std::int64_t kFirstUnansweredNs = 10'000'000;
 constexpr std::int64_t kLongestUnansweredNs = kNsPerSecond;
 
