@@ -100,6 +100,12 @@ TEST(LatencyBench, SplitCallsSayHowLongTheSendHalfTakes) {
   }
 }
 
+TEST(LatencyBench, GroupsThatMaskLostRanksHaveTheSameResults) {
+  const json results = results_of({"--op", "latency-pair", "--mask-lost-ranks"});
+  ASSERT_EQ(results.size(), 4U);
+  EXPECT_EQ(results[0]["mask_lost_ranks"], true);
+}
+
 TEST(LatencyBench, EveryQuantisationAndOrderIsRightOnOneNodeAndOnSeveral) {
   // With so many experts of a token on one rank the two orders round to different sums, and bench compares each with
   // its own reference.
@@ -137,6 +143,7 @@ TEST(LatencyBench, RefusesWhatDoesNotGoTogether) {
   const std::vector<Refusal> all = {
       {{"--op", "pair", "--quantize", "fp8"}, "--quantize with --op pair: only calls of latency mode"},
       {{"--op", "dispatch", "--split"}, "--split with --op dispatch"},
+      {{"--op", "dispatch", "--mask-lost-ranks"}, "--mask-lost-ranks with --op dispatch"},
       {{"--op", "combine", "--order", "rank_sums"}, "--order with --op combine"},
       {{"--op", "latency-pair", "--layout", "tokens"}, "latency mode receives in a slab"},
       {{"--op", "latency-pair", "--no-cached"}, "each call routes"},

@@ -146,7 +146,9 @@ std::string introduction(const BenchPlan& plan, const std::string& launch) {
       plan.cached && !plan.latency() ? "" : " (rebuilt for each dispatch)", name_of(plan.layout), name_of(plan.memory),
       plan.num_iterations, plan.num_warmup,
       plan.latency() ? fmt::format("latency mode: quantize {}, combine order {}, {}\n", name_of(plan.quantize),
-                                   name_of(plan.order), plan.split ? "split calls" : "whole calls")
+                                   name_of(plan.order),
+                                   fmt::format("{}{}", plan.split ? "split calls" : "whole calls",
+                                               plan.masks_lost_ranks ? ", lost ranks are masked" : ""))
                      : "",
       plan.on_gpu() ? fmt::format("kernels: {}, tuning file {}\n", describe(plan.kernels.front()),
                                   plan.tuning_file.empty() ? "none" : plan.tuning_file)

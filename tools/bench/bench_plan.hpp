@@ -77,9 +77,10 @@ struct BenchPlan {
   // Latency mode:
   Quantization quantize = Quantization::kNone;
   CombineOrder order = CombineOrder::kExact;
-  bool split = false;        ///< each call is made as send half and receive half, one right after the other
-  std::int64_t late_ns = 0;  ///< delay of the last rank at the start of timed calls
-  double network_gbps = 0;   ///< several nodes: rate of a rank's network each way, GB/s; 0: not known
+  bool split = false;             ///< each call is made as send half and receive half, one right after the other
+  bool masks_lost_ranks = false;  ///< GroupOptions::mask_lost_ranks
+  std::int64_t late_ns = 0;       ///< delay of the last rank at the start of timed calls
+  double network_gbps = 0;        ///< several nodes: rate of a rank's network each way, GB/s; 0: not known
   int num_iterations = 0;
   int num_warmup = 0;
   std::vector<KernelOptions> kernels{KernelOptions{}};  ///< CUDA: each is measured, one after the other

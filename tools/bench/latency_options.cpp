@@ -15,6 +15,7 @@ namespace {
 constexpr const char* kQuantize = "--quantize";
 constexpr const char* kOrder = "--order";
 constexpr const char* kSplit = "--split";
+constexpr const char* kMask = "--mask-lost-ranks";
 
 Status refused(const char* option, BenchOp op, std::string_view why) {
   return {ErrorCode::kInvalidArgument, fmt::format("{} with --op {}: {}", option, name_of(op), why)};
@@ -34,12 +35,13 @@ void add_latency_options(CLI::App& command, BenchPlan* plan) {
                            {{"exact", CombineOrder::kExact}, {"rank_sums", CombineOrder::kRankSums}},
                            "Latency mode: order of combine's sums (default exact)");
   command.add_flag(kSplit, plan->split, "Latency mode: make each call as its send half and its receive half");
+  command.add_flag(kMask, plan->masks_lost_ranks, "Latency mode: in a group that goes on without lost ranks");
 }
 
 Status settle_latency_options(const CLI::App& command, BenchPlan* plan) {
   const auto given = [&](const char* option) { return command.count(option) > 0; };
   if (!plan->latency()) {
-    for (const char* option : {kQuantize, kOrder, kSplit}) {
+    for (const char* option : {kQuantize, kOrder, kSplit, kMask}) {
       if (given(option)) return refused(option, plan->op, "only calls of latency mode take it (--op latency-…)");
     }
     return {};

@@ -8,7 +8,7 @@
 
 namespace ferry::tools {
 
-/// --quantize, --order, --split.
+/// --quantize, --order, --split, --mask-lost-ranks.
 void add_latency_options(CLI::App& command, BenchPlan* plan);
 
 /// Checks that the given options suit the operation; sets the layout of latency mode. Call it when `command` is parsed.

@@ -38,6 +38,7 @@ Status Operations::set_up() {
     auto latency_bytes = latency_bytes_required(latency_shape());
     if (!latency_bytes) return latency_bytes.status();
     options.latency_bytes = *latency_bytes;
+    options.mask_lost_ranks = plan_.masks_lost_ranks;
   }
   auto group = Group::create(context_.bootstrap(), options);
   if (!group) return group.status();

@@ -159,9 +159,10 @@ Status check_options(const TuneOptions& options, const BenchPlan& plan) {
   if (options.mode == TuneMode::kLatency && options.layout_given && options.plan.layout != Layout::kSlab) {
     return invalid("--layout with --mode latency: latency mode receives in a slab; leave the option out");
   }
-  const bool of_latency = options.quantize_given || plan.split || plan.order != CombineOrder::kExact;
+  const bool of_latency =
+      options.quantize_given || plan.split || plan.masks_lost_ranks || plan.order != CombineOrder::kExact;
   if (options.mode != TuneMode::kLatency && of_latency) {
-    return invalid("--quantize, --order and --split need --mode latency: no other calls take them");
+    return invalid("--quantize, --order, --split and --mask-lost-ranks need --mode latency: no other calls take them");
   }
   if (plan.num_topk > plan.num_experts) {
     return invalid(
