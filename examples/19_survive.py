@@ -99,6 +99,7 @@ class Layer:
         parts = [
             rows[first:end] @ self.experts.weights[expert] * row_weights[first:end, None]
             for expert, first, end in zip(routing.local_expert_ids, offsets, offsets[1:])
+            if expert in self.experts.weights  # others have no rows
         ]
         outputs = ferry.nn.combine(routing, torch.cat(parts))
         loss = (outputs - wanted).square().sum() / TOKENS

@@ -42,8 +42,10 @@ Status check_topology(const Topology& before, const Topology& now) {
                   now.num_ranks, now.num_nodes()));
 }
 
-/// Collective over the ranks that are present.
-Result<Formed> form(Bootstrap& members, const GroupOptions& options, const Renewed& before) {
+/// Collective over the ranks that are present. `finish(formed)` does what is left to do on this rank; if it lacks
+/// memory, the others learn it.
+template <typename Finish>
+Result<Formed> form(Bootstrap& members, const GroupOptions& options, const Renewed& before, Finish finish) {
   const Status are_valid = check_present_ranks(options, members);
   const GroupOptions all_present;
   PresentRanks ranks(members, are_valid.ok() ? options : all_present);
@@ -58,16 +60,18 @@ Result<Formed> form(Bootstrap& members, const GroupOptions& options, const Renew
       if (Status same = check_topology(before.topology, agreed->topology); !same.ok()) return same;
       if (const std::optional<Status> renewed = before.backend->renew(context)) {
         if (!renewed->ok()) return *renewed;
-        return Formed{agreed->topology, nullptr};
+        Formed formed{agreed->topology, nullptr};
+        finish(formed);
+        return formed;
       }
     }
     Result<std::unique_ptr<Backend>> backend = agreed->factory->create(context);
     if (!backend.ok()) return backend.status();
-    return Formed{agreed->topology, std::move(*backend)};
+    Formed formed{agreed->topology, std::move(*backend)};
+    finish(formed);
+    return formed;
   };
-  Result<Formed> formed = create_together(ranks, "Group::create", time_to_agree_ns(options.timeout_ns), form_mine);
-  if (formed.ok()) (formed->backend != nullptr ? formed->backend.get() : before.backend)->created();
-  return formed;
+  return create_together(ranks, "Group::create", time_to_agree_ns(options.timeout_ns), form_mine);
 }
 
 Status check_one_node(std::string_view operation, const Topology& topology) {
@@ -117,9 +121,13 @@ Result<std::shared_ptr<Group>> Group::create(std::shared_ptr<Bootstrap> bootstra
                   "Group::create: the bootstrap is null; create one with create_tcp_bootstrap or "
                   "create_in_process_bootstraps");
   }
-  Result<Formed> formed = form(*bootstrap, options, {});
+  std::shared_ptr<Group> group;
+  const Result<Formed> formed = form(*bootstrap, options, {}, [&](Formed& mine) {
+    group = std::shared_ptr<Group>(new Group(mine.topology, std::move(mine.backend), options));
+  });
   if (!formed.ok()) return formed.status();
-  return std::shared_ptr<Group>(new Group(formed->topology, std::move(formed->backend), options));
+  group->backend_->created();
+  return group;
 }
 
 Result<std::vector<int>> Group::suspend() {
@@ -138,28 +146,35 @@ Status Group::renew(std::shared_ptr<Bootstrap> bootstrap, const std::vector<int>
   if (Status status = take_turn(kName, pass); !status.ok()) return status;
   if (bootstrap == nullptr) return Status(ErrorCode::kInvalidArgument, "renew: the bootstrap is null");
   if (Status status = check_one_node(kName, topology_); !status.ok()) return status;
-  Status mine;
-  if (!is_suspended_) {
-    mine = backend_->suspend().status();
-    is_suspended_ = true;
-  }
-  if (mine.ok()) mine = check_place(bootstrap->rank(), present_ranks, rank());
-  GroupOptions options = *options_;
-  options.backend = backend_->name();
-  options.num_ranks = num_ranks();
-  options.present_ranks = present_ranks;
-  Result<Formed> formed = form(*bootstrap, options, {mine, backend_.get(), topology_});
+  std::optional<GroupOptions> options;
+  const Status mine = attempt(kName, rank(), [&]() -> Status {
+    if (!is_suspended_) {
+      is_suspended_ = true;
+      if (const auto silent = backend_->suspend(); !silent.ok()) return silent.status();
+    }
+    options.emplace(*options_);
+    options->backend = backend_->name();
+    options->num_ranks = num_ranks();
+    options->present_ranks = present_ranks;
+    return check_place(bootstrap->rank(), present_ranks, rank());
+  });
+  std::vector<std::int64_t> waits_ns;
+  const Renewed before{mine, backend_.get(), topology_};
+  Result<Formed> formed = form(*bootstrap, options ? *options : *options_, before, [&](const Formed& renewed) {
+    begin_calls();
+    options_->present_ranks = present_ranks;
+    if (renewed.backend != nullptr) waits_ns = wait_times_ns();
+  });
   if (!formed.ok()) {
     // Others may have succeeded: a member can be lost after it has sent its last message.
     backend_->leave();
     return formed.status();
   }
   if (formed->backend != nullptr) {
-    earlier_waits_ns_ = wait_times_ns();
+    earlier_waits_ns_ = std::move(waits_ns);
     backend_ = std::move(formed->backend);
   }
-  begin_calls();
-  options_->present_ranks = present_ranks;
+  backend_->created();
   is_suspended_ = false;
   return {};
 }
