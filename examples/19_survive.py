@@ -21,10 +21,10 @@ import ferry
 import ferry.nn
 
 RANKS, EXPERTS, TOKENS, HIDDEN, TOPK = 4, 8, 64, 32, 2
-LOST_ID, LOST_STEP = 1, 17
+LOST_ID, LOST_STEP = 1, 7
 STEPS = 40  # that each set of members makes at least
 STEPS_BETWEEN_VIEWS = 5  # how often members write checkpoints, and look for processes that wait to join
-LEARNING_RATE, LEARNED = 0.5, 0.1  # the first loss is about 16
+LEARNING_RATE, LEARNED = 0.5, 1e-3  # the first loss is about 16
 HOMES = torch.arange(EXPERTS) * RANKS // EXPERTS  # [E] id of the member that has each expert
 
 
