@@ -77,9 +77,14 @@ class Rank {
   Group& group() { return *group_; }
   Membership& members() { return *members_; }
 
-  void check(const PreparedCase& prepared, const std::vector<int>& absent) {
+  void check_exchanges(const PreparedCase& prepared) {
     check_latency_case(context_, *group_, prepared, Halves::kTogether);
     check_latency_case(context_, *group_, prepared, Halves::kSplit);
+  }
+
+  /// Calls, and the mask.
+  void check(const PreparedCase& prepared, const std::vector<int>& absent) {
+    check_exchanges(prepared);
     TestTensor out(context_, *group_, MemoryKind::kPlain, TensorImage(dense(DType::kInt32, 1, kNumRanks)));
     TensorView view = out.view();
     view.num_dims = 1;
@@ -245,6 +250,38 @@ TEST_P(LatencyRenew, TakesLostRanksBackOneByOne) {
         rank.check(prepared[back == 3 ? 2 : 0], back == 3 ? std::vector<int>{0} : std::vector<int>{});
     }
     meet(context);
+  });
+}
+
+/// A group that does not mask breaks when a rank is lost, and is whole again when a process has its place.
+TEST_P(LatencyRenew, AGroupThatDoesNotMaskWaitsForTheOneThatTakesThePlace) {
+  constexpr int kVictim = 1;
+  const std::vector<PreparedCase> prepared = cases({{}});
+  run_on_ranks(kNumRanks, [&](RankContext& context) {
+    if (!is_one_node() || !replaces_threads()) return;
+    GroupOptions options = options_of(context);
+    options.mask_lost_ranks = false;
+    Rank rank(context, options);
+    if (!rank.is_whole()) return;
+    const bool is_victim = context.rank() == kVictim;
+    rank.check_exchanges(prepared[0]);
+    meet(context);
+    if (is_victim) {
+      rank.end();
+    } else {
+      LatencyDispatchTensors tensors(context, rank.group(), prepared[0], 0);
+      context.expect_code(call_dispatch(rank.group(), tensors), ErrorCode::kPeerLost, "a call that misses a rank");
+      const Status refused = rank.renew({0, 2, 3});
+      context.expect_code(refused, ErrorCode::kInvalidArgument, "renew without it");
+      context.expect(refused.message().find("takes mask_lost_ranks") != std::string_view::npos, refused.to_string());
+    }
+    const std::string contact = meet(context, is_victim ? "" : rank.members().address());
+    if (context.rank() == 0) rank.await_joiner();
+    const Status status = is_victim ? rank.come_back(contact) : rank.agree_and_renew({0, 1, 2, 3});
+    if (!context.expect_ok(status, "renew with it")) return;
+    rank.check_exchanges(prepared[0]);
+    rank.check_others(prepared[0]);
+    context.expect_ok(rank.group().destroy(), "destroy");
   });
 }
 
