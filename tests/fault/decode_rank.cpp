@@ -30,7 +30,6 @@ constexpr std::int64_t kNumTokens = 8;
 constexpr std::int64_t kHidden = 1024;
 constexpr std::int64_t kNumTopk = 4;
 constexpr std::int64_t kExpertsOfMember = 4;
-constexpr std::uint64_t kStepsBetweenViews = 20;
 constexpr std::size_t kPoolBytes = std::size_t{256} << 20;
 /// Limit of waits that no lost rank can end: creation of a group on a busy machine.
 constexpr std::int64_t kPatienceNs = 20 * kNsPerSecond;
@@ -192,61 +191,49 @@ class Decoder {
   Routing routing_;
 };
 
-/// The steps of a member, until it is told to end or is left out.
-class Member {
+/// Keeps one group, and its graph.
+class Decoding final : public MemberWork {
  public:
-  Member(const MemberSettings& settings, std::shared_ptr<Membership> members)
-      : settings_(settings), members_(std::move(members)), step_(members_->view().num_complete_steps) {}
+  explicit Decoding(const MemberSettings& settings) : settings_(settings) {
+    if (settings.backend == "cuda") enter_device(settings.id() % num_devices(), kPoolBytes);
+  }
 
-  int run() {
-    print_view(*members_);
-    Status status = form_group();
-    for (;;) {
-      if (status.ok()) status = make_step();
-      if (status.code() != ErrorCode::kOk && status.code() != ErrorCode::kPeerLost &&
-          status.code() != ErrorCode::kTimeout) {
-        print_event("wrong", text_of(status));
-        return 1;
+  Status form_group(Membership& members) override {
+    Result<std::shared_ptr<Bootstrap>> bootstrap = members.bootstrap();
+    if (!bootstrap.ok()) return bootstrap.status();
+    const std::vector<int>& present = members.view().ids;
+    return group_ != nullptr ? group_->renew(*bootstrap, present) : create_group(*bootstrap, present);
+  }
+
+  Status make_step(const MembershipView& view, std::uint64_t step) override {
+    const Result<std::vector<std::int32_t>> mask = decoder_->run(step);
+    if (!mask.ok()) return mask.status();
+    for (int rank = 0; rank < group_->num_ranks(); ++rank) {
+      const bool is_absent = !std::ranges::binary_search(view.ids, rank);
+      if (((*mask)[to_size(rank)] != 0) != is_absent) {
+        return Status(ErrorCode::kPeerLost, fmt::format("the mask is [{}]", fmt::join(*mask, ", ")), rank);
       }
-      const bool has_failed = !status.ok();
-      if (!has_failed && step_ % kStepsBetweenViews != 0) continue;
-      if (has_failed) print_event("failed", text_of(status));
-      NextViewOptions options{.reason = {}, .silent_ids = {}, .leave = !has_failed && leaves_};
-      if (has_failed && group_ != nullptr) {
-        if (Result<std::vector<int>> silent = group_->suspend(); silent.ok()) options.silent_ids = *silent;
-      }
-      Result<MembershipView> view = members_->next_view(options);
-      leaves_ = is_told_to_end();
-      if (!view.ok()) {
-        print_event("left_out", text_of(view.status()));
-        return view.status().code() == ErrorCode::kPeerLost ? 0 : 1;
-      }
-      if (view->rank < 0) {
-        print_event("ended", fmt::format(", \"steps\": {}", view->num_complete_steps));
-        return 0;
-      }
-      step_ = view->num_complete_steps;
-      status = {};
-      if (!has_failed && view->lost_ids.empty() && view->joined_ids.empty()) continue;
-      print_view(*members_);
-      status = form_group();
     }
+    return decoder_->check(step, view.ids);
+  }
+
+  NextViewOptions take_loss(const Status& /*status*/) override {
+    NextViewOptions options;
+    if (group_ == nullptr) return options;
+    // A group that could not be renewed is suspended already.
+    if (Result<std::vector<int>> silent = group_->suspend(); silent.ok()) options.silent_ids = *silent;
+    return options;
   }
 
  private:
-  /// Renews the group, or creates it.
-  Status form_group() {
-    Result<std::shared_ptr<Bootstrap>> bootstrap = members_->bootstrap();
-    if (!bootstrap.ok()) return bootstrap.status();
-    is_new_ = true;
-    if (group_ != nullptr) return group_->renew(*bootstrap, members_->view().ids);
+  Status create_group(const std::shared_ptr<Bootstrap>& bootstrap, const std::vector<int>& present) {
     GroupOptions options;
     options.backend = settings_.backend;
     options.timeout_ns = kPatienceNs;
     options.mask_lost_ranks = true;
     options.mask_timeout_ns = settings_.deadline_ns;
     options.num_ranks = settings_.num_first_ranks;
-    options.present_ranks = members_->view().ids;
+    options.present_ranks = present;
     options.latency_bytes = latency_bytes_required({.backend = settings_.backend,
                                                     .num_ranks = settings_.num_first_ranks,
                                                     .max_tokens = kNumTokens,
@@ -254,46 +241,23 @@ class Member {
                                                     .dispatch_row_bytes = kHidden * 2,
                                                     .combine_row_bytes = kHidden * 2})
                                 .value();
-    Result<std::shared_ptr<Group>> group = Group::create(*bootstrap, options);
+    Result<std::shared_ptr<Group>> group = Group::create(bootstrap, options);
     if (!group.ok()) return group.status();
     group_ = *group;
     decoder_ = std::make_unique<Decoder>(*group_, settings_.id());
     return decoder_->capture();
   }
 
-  Status make_step() {
-    const std::vector<int>& present = members_->view().ids;
-    const Result<std::vector<std::int32_t>> mask = decoder_->run(step_);
-    if (!mask.ok()) return mask.status();
-    for (int rank = 0; rank < group_->num_ranks(); ++rank) {
-      const bool is_absent = !std::ranges::binary_search(present, rank);
-      if (((*mask)[to_size(rank)] != 0) != is_absent) {
-        return Status(ErrorCode::kPeerLost, fmt::format("the mask is [{}]", fmt::join(*mask, ", ")), rank);
-      }
-    }
-    if (Status status = decoder_->check(step_, present); !status.ok()) return status;
-    members_->complete_steps(++step_);
-    if (std::exchange(is_new_, false)) print_event("step");
-    return {};
-  }
-
   const MemberSettings& settings_;
-  std::shared_ptr<Membership> members_;
   std::shared_ptr<Group> group_;
   std::unique_ptr<Decoder> decoder_;
-  std::uint64_t step_;
-  bool is_new_ = false;
-  bool leaves_ = false;
 };
-
-int run(const MemberSettings& settings, std::shared_ptr<Membership> members) {
-  if (settings.backend == "cuda") enter_device(settings.id() % num_devices(), kPoolBytes);
-  return Member(settings, std::move(members)).run();
-}
 
 }  // namespace
 }  // namespace ferry::test
 
 int main(int num_arguments, char** arguments) {
-  return ferry::test::run_member({arguments, static_cast<std::size_t>(num_arguments)}, ferry::test::run);
+  return ferry::test::run_member({arguments, static_cast<std::size_t>(num_arguments)}, [](const auto& settings) {
+    return std::make_unique<ferry::test::Decoding>(settings);
+  });
 }

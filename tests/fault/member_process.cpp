@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <sstream>
+#include <utility>
 
 namespace ferry::test {
 namespace {
@@ -68,9 +69,7 @@ MemberSettings settings_of(std::span<char*> arguments) {
   return settings;
 }
 
-}  // namespace
-
-void print_event(const char* name, const std::string& fields) {
+void print_event(const char* name, const std::string& fields = {}) {
   fmt::print("{{\"event\": \"{}\", \"at_ns\": {}{}}}\n", name, now_ns(), fields);
   std::fflush(stdout);
 }
@@ -93,8 +92,61 @@ bool is_told_to_end() {
   return poll(&entry, 1, 0) > 0;
 }
 
+/// Steps between two calls of next_view in which all members only look for others that wait.
+constexpr std::uint64_t kStepsBetweenViews = 20;
+
+bool is_loss(const Status& status) {
+  return status.code() == ErrorCode::kPeerLost || status.code() == ErrorCode::kTimeout ||
+         status.code() == ErrorCode::kTransport;
+}
+
+/// Forms a group, and makes steps until the members look for each other, or one is lost. `step` is the next step.
+Status run_steps(Membership& members, MemberWork& work, bool forms_group, std::uint64_t& step) {
+  if (forms_group) {
+    if (Status status = work.form_group(members); !status.ok()) return status;
+  }
+  do {
+    if (Status status = work.make_step(members.view(), step); !status.ok()) return status;
+    members.complete_steps(++step);
+    if (std::exchange(forms_group, false)) print_event("step");
+  } while (step % kStepsBetweenViews != 0);
+  return {};
+}
+
+/// Returns the exit code.
+int run_views(Membership& members, MemberWork& work) {
+  std::uint64_t step = members.view().num_complete_steps;
+  bool forms_group = true;
+  bool leaves = false;
+  for (;;) {
+    if (forms_group) print_view(members);
+    const Status status = run_steps(members, work, forms_group, step);
+    if (!status.ok() && !is_loss(status)) {
+      print_event("wrong", text_of(status));
+      return 1;
+    }
+    if (!status.ok()) print_event("failed", text_of(status));
+    NextViewOptions options{.reason = {}, .silent_ids = {}, .leave = leaves};
+    if (!status.ok()) options = work.take_loss(status);
+    const Result<MembershipView> view = members.next_view(options);
+    leaves = is_told_to_end();
+    if (!view.ok()) {
+      print_event("left_out", text_of(view.status()));
+      return view.status().code() == ErrorCode::kPeerLost ? 0 : 1;
+    }
+    step = view->num_complete_steps;
+    if (view->rank < 0) {
+      print_event("ended", fmt::format(", \"steps\": {}", step));
+      return 0;
+    }
+    forms_group = !status.ok() || !view->lost_ids.empty() || !view->joined_ids.empty();
+  }
+}
+
+}  // namespace
+
 int run_member(std::span<char*> arguments,
-               const std::function<int(const MemberSettings&, std::shared_ptr<Membership>)>& body) {
+               const std::function<std::unique_ptr<MemberWork>(const MemberSettings&)>& make_work) {
   const MemberSettings settings = settings_of(arguments);
   print_event("start");
   Result<std::shared_ptr<Membership>> membership = become_member(settings);
@@ -102,7 +154,8 @@ int run_member(std::span<char*> arguments,
     print_event("no_member", text_of(membership.status()));
     return 1;
   }
-  return body(settings, std::move(*membership));
+  const std::unique_ptr<MemberWork> work = make_work(settings);
+  return run_views(**membership, *work);
 }
 
 }  // namespace ferry::test

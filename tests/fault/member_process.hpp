@@ -36,17 +36,21 @@ struct MemberSettings {
   int id() const { return create_rank < 0 ? join_id : create_rank; }
 };
 
-void print_event(const char* name, const std::string& fields = {});
-/// Prints the view of these members, as the first one of a process or as a new one.
-void print_view(const Membership& members);
-/// A status as fields of an event.
-std::string text_of(const Status& status);
+/// The groups and steps of a member. A loss is kPeerLost, kTimeout or kTransport; any other error ends the program.
+class MemberWork {
+ public:
+  virtual ~MemberWork() = default;
+  /// Makes the group of the members' view.
+  virtual Status form_group(Membership& members) = 0;
+  virtual Status make_step(const MembershipView& view, std::uint64_t step) = 0;
+  /// Answers a loss in one of these, which was `status`, by what next_view is told.
+  virtual NextViewOptions take_loss(const Status& status) = 0;
+};
 
-bool is_told_to_end();
-
-/// Reads the arguments, becomes a member, and runs `body`, whose result is the exit code.
+/// Reads the arguments, becomes a member, and makes steps until it is told to end or is left out. `make_work` is called
+/// once.
 int run_member(std::span<char*> arguments,
-               const std::function<int(const MemberSettings&, std::shared_ptr<Membership>)>& body);
+               const std::function<std::unique_ptr<MemberWork>(const MemberSettings&)>& make_work);
 
 }  // namespace ferry::test
 

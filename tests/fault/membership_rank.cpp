@@ -11,7 +11,6 @@
 #include <cstdint>
 #include <memory>
 #include <set>
-#include <utility>
 #include <vector>
 
 #include "common/bfloat16.hpp"
@@ -27,8 +26,6 @@ constexpr std::int64_t kNumTokens = 32;
 constexpr std::int64_t kHidden = 256;
 constexpr std::int64_t kNumTopk = 4;
 constexpr std::int64_t kExpertsOfMember = 4;
-/// Steps between two calls of next_view in which all members only look for others that wait.
-constexpr std::uint64_t kStepsBetweenViews = 20;
 
 /// The tokens of one step of one member.
 class Step {
@@ -129,81 +126,44 @@ class Step {
   std::vector<std::uint16_t> out_;
 };
 
-/// The steps of a member, until it is told to end or is left out.
-class Member {
+/// Makes a group of each view.
+class Exchanges final : public MemberWork {
  public:
-  Member(const MemberSettings& settings, std::shared_ptr<Membership> membership)
-      : settings_(settings), membership_(std::move(membership)), step_(membership_->view().num_complete_steps) {}
+  explicit Exchanges(const MemberSettings& settings) : settings_(settings) {}
 
-  int run() {
-    print_view(*membership_);
-    Status status = form_group();
-    for (;;) {
-      if (status.ok()) status = make_step();
-      if (status.code() == ErrorCode::kInternal || status.code() == ErrorCode::kInvalidArgument) {
-        print_event("wrong", text_of(status));
-        return 1;
-      }
-      const bool has_failed = !status.ok();
-      if (!has_failed && step_ % kStepsBetweenViews != 0) continue;
-      if (has_failed) print_event("failed", text_of(status));
-      Result<MembershipView> view = membership_->next_view({.reason = status, .leave = !has_failed && leaves_});
-      leaves_ = is_told_to_end();
-      if (!view.ok()) {
-        print_event("left_out", text_of(view.status()));
-        return view.status().code() == ErrorCode::kPeerLost ? 0 : 1;
-      }
-      if (view->rank < 0) {
-        print_event("ended", fmt::format(", \"steps\": {}", view->num_complete_steps));
-        return 0;
-      }
-      step_ = view->num_complete_steps;
-      status = {};
-      if (!has_failed && view->lost_ids.empty() && view->joined_ids.empty()) continue;
-      print_view(*membership_);
-      status = form_group();
-    }
-  }
-
- private:
-  Status form_group() {
-    Result<std::shared_ptr<Bootstrap>> bootstrap = membership_->bootstrap();
+  Status form_group(Membership& members) override {
+    Result<std::shared_ptr<Bootstrap>> bootstrap = members.bootstrap();
     if (!bootstrap.ok()) return bootstrap.status();
     GroupOptions options;
     options.backend = "cpu";
-    const bool is_whole = membership_->view().num_ranks() == settings_.num_first_ranks;
+    const bool is_whole = members.view().num_ranks() == settings_.num_first_ranks;
     options.ranks_per_node = is_whole || settings_.ranks_per_node == 0 ? settings_.ranks_per_node : 1;
     options.timeout_ns = settings_.deadline_ns;
     Result<std::shared_ptr<Group>> group = Group::create(*bootstrap, options);
     if (!group.ok()) return group.status();
     // The old group goes last: over nodes that may take a second where a rank is stopped.
     group_ = *group;
-    is_new_ = true;
     return {};
   }
 
-  Status make_step() {
-    if (Status status = Step(*group_, membership_->view(), settings_.num_first_ranks, step_).run(); !status.ok()) {
-      return status;
-    }
-    membership_->complete_steps(++step_);
-    if (std::exchange(is_new_, false)) print_event("step");
-    return {};
+  Status make_step(const MembershipView& view, std::uint64_t step) override {
+    return Step(*group_, view, settings_.num_first_ranks, step).run();
   }
 
+  NextViewOptions take_loss(const Status& status) override {
+    return {.reason = status, .silent_ids = {}, .leave = false};
+  }
+
+ private:
   const MemberSettings& settings_;
-  std::shared_ptr<Membership> membership_;
   std::shared_ptr<Group> group_;
-  std::uint64_t step_;
-  bool is_new_ = false;
-  bool leaves_ = false;
 };
 
 }  // namespace
 }  // namespace ferry::test
 
 int main(int num_arguments, char** arguments) {
-  return ferry::test::run_member(
-      {arguments, static_cast<std::size_t>(num_arguments)},
-      [](const auto& settings, auto members) { return ferry::test::Member(settings, std::move(members)).run(); });
+  return ferry::test::run_member({arguments, static_cast<std::size_t>(num_arguments)}, [](const auto& settings) {
+    return std::make_unique<ferry::test::Exchanges>(settings);
+  });
 }
