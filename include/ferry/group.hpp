@@ -458,7 +458,6 @@ class FERRY_API Group {
 
   Topology topology_;
   std::unique_ptr<GroupOptions> options_;
-  std::vector<std::int64_t> earlier_waits_ns_;  // of before `renew`
   bool is_suspended_ = false;
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<ExpertPlacements> placements_;

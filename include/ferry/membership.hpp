@@ -70,8 +70,8 @@ struct JoinOptions {
 struct NextViewOptions {
   /// Error of the call that failed, of a group whose ranks are those of the present view. If it is a kTimeout, the rank
   /// that it names counts as lost unless it comes to next_view before the others are complete. Ranks of a group with
-  /// absent ones are ids: name them in `silent_ids`. Other errors are evidence of nothing: members
-  /// find out themselves which processes have ended.
+  /// absent ones are ids: name them in `silent_ids`. Other errors are evidence of nothing: members find out themselves
+  /// which processes have ended.
   Status reason{};
   /// Members that the caller has waited for in vain, such as ranks that Group::suspend returns: they too count as lost
   /// unless they come before the others are complete. Other ids than those of other members are ignored.

@@ -51,7 +51,9 @@ GroupState::GroupState(const BackendContext& context, node::Rendezvous rendezvou
       spins_(cores_suffice_for(threads_of_node(context.topology))),
       peers_(topology_.rank, topology_.node_of(topology_.rank) * topology_.ranks_per_node, std::move(rendezvous)),
       wait_memory_{{}, SilenceWatch(topology_.num_ranks, timeout_ns_)},
-      wait_times_ns_(to_size(topology_.num_ranks), 0) {}
+      wait_times_ns_(context.earlier_waits_ns) {
+  wait_times_ns_.resize(to_size(topology_.num_ranks));
+}
 
 GroupState::~GroupState() {
   leave();

@@ -1,6 +1,7 @@
 #ifndef FERRY_CORE_BACKEND_CONTEXT_HPP
 #define FERRY_CORE_BACKEND_CONTEXT_HPP
 
+#include <cstdint>
 #include <vector>
 
 #include "core/present_ranks.hpp"
@@ -16,6 +17,8 @@ struct BackendContext {
   Topology topology;
   GroupOptions options;
   std::vector<TuningTable> tuning{};  ///< this rank's tables
+  /// [R] waits of a group that is renewed, to which those of its further calls are added; else empty.
+  std::vector<std::int64_t> earlier_waits_ns{};
 
   bool is_absent(int rank) const { return !is_present(options, rank); }
 };

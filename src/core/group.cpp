@@ -63,10 +63,7 @@ Status Group::trim() {
 }
 
 std::vector<std::int64_t> Group::wait_times_ns() const {
-  if (!can_be_asked()) return {};
-  std::vector<std::int64_t> times_ns = backend_->wait_times_ns();
-  for (std::size_t rank = 0; rank < earlier_waits_ns_.size(); ++rank) times_ns[rank] += earlier_waits_ns_[rank];
-  return times_ns;
+  return can_be_asked() ? backend_->wait_times_ns() : std::vector<std::int64_t>();
 }
 
 NetworkUsage Group::network_usage() const { return can_be_asked() ? backend_->network_usage() : NetworkUsage(); }

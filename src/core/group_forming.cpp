@@ -58,6 +58,7 @@ Result<Formed> form(Bootstrap& members, const GroupOptions& options, const Renew
     context.options.network_poll_ns = agreed->network_poll_ns;
     if (before.backend != nullptr) {
       if (Status same = check_topology(before.topology, agreed->topology); !same.ok()) return same;
+      context.earlier_waits_ns = before.backend->wait_times_ns();
       if (const std::optional<Status> renewed = before.backend->renew(context)) {
         if (!renewed->ok()) return *renewed;
         Formed formed{agreed->topology, nullptr};
@@ -158,22 +159,17 @@ Status Group::renew(std::shared_ptr<Bootstrap> bootstrap, const std::vector<int>
     options->present_ranks = present_ranks;
     return check_place(bootstrap->rank(), present_ranks, rank());
   });
-  std::vector<std::int64_t> waits_ns;
   const Renewed before{mine, backend_.get(), topology_};
-  Result<Formed> formed = form(*bootstrap, options ? *options : *options_, before, [&](const Formed& renewed) {
+  Result<Formed> formed = form(*bootstrap, options ? *options : *options_, before, [&](const Formed&) {
     begin_calls();
     options_->present_ranks = present_ranks;
-    if (renewed.backend != nullptr) waits_ns = wait_times_ns();
   });
   if (!formed.ok()) {
     // Others may have succeeded: a member can be lost after it has sent its last message.
     backend_->leave();
     return formed.status();
   }
-  if (formed->backend != nullptr) {
-    earlier_waits_ns_ = std::move(waits_ns);
-    backend_ = std::move(formed->backend);
-  }
+  if (formed->backend != nullptr) backend_ = std::move(formed->backend);
   backend_->created();
   is_suspended_ = false;
   return {};

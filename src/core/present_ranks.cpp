@@ -54,7 +54,8 @@ Result<std::vector<std::vector<std::byte>>> PresentRanks::all_gather(std::span<c
     const Status& failed = gathered.status();
     const bool is_member = failed.peer() >= 0 && failed.peer() < members_.num_ranks();
     return Status(failed.code(),
-                  fmt::format("{} (ranks among those present: {})", failed.message(), fmt::join(present_, ", ")),
+                  fmt::format("{} (these numbers count the ranks that are present: {})", failed.message(),
+                              fmt::join(present_, ", ")),
                   is_member ? rank_of(failed.peer()) : failed.peer());
   }
   if (gathered->size() != present_.size()) return gathered;  // gather_or_fail reports it

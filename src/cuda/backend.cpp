@@ -133,11 +133,7 @@ Result<std::vector<int>> CudaBackend::suspend() {
 }
 
 std::optional<Status> CudaBackend::renew(const BackendContext& context) {
-  std::vector<std::int64_t> waited_ns = wait_times_ns();
-  const call::CallSync* const before = context_.parts().sync.get();
   Status status = context_.renew(context, start_latency);
-  // From there on waits are counted from 0.
-  if (context_.parts().sync.get() != before) earlier_ns_ = std::move(waited_ns);
   if (status.ok()) status = latency_.forget_calls();
   return status;
 }
@@ -181,7 +177,6 @@ std::vector<std::int64_t> CudaBackend::wait_times_ns() const {
   }
   const int num_group_ranks = parts.latency_ranks.of_group ? topology.num_ranks : 0;
   for (int rank = 0; rank < num_group_ranks; ++rank) times_ns[to_size(rank)] += read(waits.group_ns + rank);
-  for (std::size_t i = 0; i < earlier_ns_.size(); ++i) times_ns[i] += earlier_ns_[i];
   // Threads of kernels may report their sums in another order than they made them: a sum never falls.
   const std::lock_guard lock(shown_mutex_);
   shown_ns_.resize(times_ns.size());

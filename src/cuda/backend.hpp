@@ -82,7 +82,6 @@ class CudaBackend final : public Backend {
   const FarLink* const far_;  // null: the group has one node, or no memory for latency mode
   mutable std::mutex shown_mutex_;
   mutable std::vector<std::int64_t> shown_ns_;  // guarded by shown_mutex_; values that wait_times_ns has returned
-  std::vector<std::int64_t> earlier_ns_;        // waits that were counted before the group was renewed
 };
 
 /// Factory of this backend, for the registry.

@@ -24,6 +24,7 @@ set(ferry_cuda_sources
     cuda/local/quantize.cpp
     cuda/local/token_layout.cpp
     cuda/context/context.cpp
+    cuda/context/device_facts.cpp
     cuda/context/gpu_direct.cpp
     cuda/context/parts.cpp
     cuda/context/peer_watch.cpp

@@ -140,7 +140,12 @@ class Rank {
     context_.expect(view->ids == present, fmt::format("members are [{}]", fmt::join(view->ids, ", ")));
     const auto bootstrap = members_->bootstrap();
     if (!context_.expect_ok(bootstrap.status(), "bootstrap")) return bootstrap.status();
-    return group_->renew(*bootstrap, view->ids);
+    const std::vector<std::int64_t> waited_ns = group_->wait_times_ns();
+    Status status = group_->renew(*bootstrap, view->ids);
+    for (std::size_t rank = 0; rank < waited_ns.size(); ++rank) {
+      context_.expect(group_->wait_times_ns()[rank] >= waited_ns[rank], "waits before the renewal still count");
+    }
+    return status;
   }
 
   /// Takes the place of this rank after `end`.

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <cstring>
 #include <span>
@@ -12,6 +11,7 @@
 #include <vector>
 
 #include "core/create_together.hpp"
+#include "cuda/context/device_facts.hpp"
 #include "cuda/context/first_epoch.hpp"
 #include "cuda/context/gpu_direct.hpp"
 #include "cuda/driver/cuda_call.hpp"
@@ -22,9 +22,6 @@
 namespace ferry::cuda {
 namespace {
 
-/// Oldest architecture with system-scope release and acquire (PTX ISA, "Memory Consistency Model": sm_70), and with
-/// kernels in this build.
-constexpr int kMinComputeMajor = 8;
 /// Most thread blocks of an NCCL kernel unless NCCL_MIN_CTAS asks for more, each on a multiprocessor of its own.
 constexpr int kNcclSms = 32;
 /// One block that reports and one that moves rows.
@@ -38,56 +35,6 @@ constexpr std::size_t kNodesHostArenaBytes = std::size_t{256} << 20;
 std::atomic<std::uint64_t>& first_epoch() {
   static std::atomic<std::uint64_t> epoch{0};
   return epoch;
-}
-
-struct DeviceFacts {
-  int device = 0;
-  int num_sms = 0;
-  std::size_t shared_limit = 0;
-  std::string name;
-  std::string pci_address;  ///< empty if the driver does not report it
-  cudaUUID_t uuid{};
-};
-
-Result<DeviceFacts> examine_device(int wanted) {
-  DeviceFacts facts;
-  int num_devices = 0;
-  Status status = runtime_status(cudaGetDeviceCount(&num_devices), "Group::create: counting GPUs");
-  if (status.ok() && wanted == kCurrentDevice) {
-    status = runtime_status(cudaGetDevice(&facts.device), "Group::create: asking for the current GPU");
-  } else {
-    facts.device = wanted;
-  }
-  if (!status.ok()) return status;
-  if (facts.device < 0 || facts.device >= num_devices) {
-    return Status(
-        ErrorCode::kInvalidArgument,
-        fmt::format("Group::create: GroupOptions::device is {}, expected {} (the current one) or 0 to {}: this "
-                    "process sees {} GPUs",
-                    wanted, kCurrentDevice, num_devices - 1, num_devices));
-  }
-  cudaDeviceProp properties{};
-  status = runtime_status(cudaGetDeviceProperties(&properties, facts.device), "Group::create: examining the GPU");
-  if (!status.ok()) return status;
-  if (properties.major < kMinComputeMajor) {
-    return Status(ErrorCode::kUnsupported,
-                  fmt::format("Group::create: GPU {} ({}) has compute capability {}.{}, expected at least {}.0; use "
-                              "backend \"cpu\"",
-                              facts.device, properties.name, properties.major, properties.minor, kMinComputeMajor));
-  }
-  facts.num_sms = properties.multiProcessorCount;
-  facts.shared_limit = properties.sharedMemPerBlockOptin;
-  facts.name = properties.name;
-  facts.uuid = properties.uuid;
-  constexpr int kPciAddressBytes = 32;  // "0000:00:00.0" needs 13
-  std::array<char, kPciAddressBytes> address{};
-  // It only helps to choose a network card.
-  if (cudaDeviceGetPCIBusId(address.data(), kPciAddressBytes, facts.device) == cudaSuccess) {
-    facts.pci_address = address.data();
-  } else {
-    cudaGetLastError();
-  }
-  return facts;
 }
 
 /// A rank's message about its GPU and its call log. Plain bytes, exchanged through the bootstrap.
@@ -364,7 +311,6 @@ Status meet_ranks(const BackendContext& context, const DeviceFacts& facts, const
 /// Gives memory that other ranks write its first contents again.
 Status clear_memory(const BackendContext& context, StartLatency start_latency, Parts& parts) {
   const RelaxedCapture relaxed;
-  *parts.report = DeviceReport{};
   Status status = parts.arena->renew_head();
   if (status.ok()) status = clear_control(context.topology.ranks_per_node, parts);
   if (status.ok() && parts.latency != nullptr) status = fill_latency_memory(context, start_latency, parts);
@@ -401,6 +347,7 @@ Status renew_parts(const BackendContext& context, StartLatency start_latency, Pa
   Result<std::unique_ptr<call::CallSync>> sync = call::CallSync::create(host_context);
   if (!sync.ok()) return sync.status();
   parts.sync = std::move(*sync);
+  *parts.report = DeviceReport{};  // the waits in it are among those that `sync` begins with
   parts.absent_ranks = absent_ranks(context);
   Result<CallLog> call_log = CallLog::create(parts.sync->peers(), parts.call_log->last_number());
   Status status = facts.ok() ? call_log.status() : facts.status();
