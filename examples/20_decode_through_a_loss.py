@@ -55,23 +55,21 @@ class Decoder:
         shape = {"num_ranks": RANKS, "max_tokens": TOKENS, "num_topk": TOPK}
         rows = {"dispatch_row_bytes": row_bytes, "combine_row_bytes": row_bytes}
         latency_bytes = ferry.latency_bytes_required(**shape, **rows, backend=device.type)
-        self.group = members.group(num_ranks=RANKS, device=device, mask_lost_ranks=True, latency_bytes=latency_bytes)
+        self.group = members.group(num_ranks=RANKS, device=device, latency_bytes=latency_bytes)
         mine = [expert_weights(e) for e in range(EXPERTS) if e * RANKS // EXPERTS == self.id]
         self.weights = torch.stack(mine).to(device)
         self.inputs = [tensor.to(device) for tensor in inputs(0, self.id)]  # memory that a graph reads and writes
         self.out = torch.empty(TOKENS, HIDDEN, device=device)
-        self.masks = torch.empty(RANKS, dtype=torch.int32, device=device)
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def make_calls(self, between: Callable[[], None] = lambda: None) -> None:
         sent = self.group.latency_dispatch(*self.inputs, num_experts=EXPERTS, max_tokens=TOKENS)
         between()
         self.group.latency_combine(sent.x @ self.weights, sent, out=self.out)
-        self.group.latency_query_mask(self.masks)
         self.sent = sent  # a graph uses its routing
 
-    def run(self, step: int, between: Callable[[], None]) -> list[int]:
-        """Returns who was masked, in ``out`` the result. Calls ``between`` in the middle."""
+    def run(self, step: int, between: Callable[[], None]) -> torch.Tensor:
+        """Returns the result. Calls ``between`` in the middle."""
         for held, given in zip(self.inputs, inputs(step, self.id)):
             held.copy_(given)
         if self.graph is None:
@@ -80,12 +78,12 @@ class Decoder:
             self.graph.replay()
             between()
         self.group.wait()
-        masked = self.masks.tolist()
+        out = self.out.cpu()
         if self.graph is None and self.out.is_cuda:
             self.graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self.graph):
                 self.make_calls()
-        return masked
+        return out
 
 
 def run_steps(members: ferry.Membership, device: torch.device, killed_at: Any) -> None:
@@ -112,25 +110,24 @@ def run_steps(members: ferry.Membership, device: torch.device, killed_at: Any) -
             if not is_ready:
                 tell(f"members {list(view.ids)} have the group")
             is_ready = True
-        except LOSSES:  # of a member, meanwhile: the next view is without it
-            is_ready = False
-        if is_ready:
-            masked = decoder.run(step, end_the_lost)
-            if masked == [int(rank not in view.ids) for rank in range(RANKS)]:
-                if not torch.equal(decoder.out.cpu(), expected(*inputs(step, decoder.id), view.ids)):
-                    raise SystemExit(f"step {step}: member {decoder.id} has a wrong result")
-                step += 1
-                members.complete_steps(step)
-            else:  # a member is lost, or was suspended while this one was in the step: it does not count
-                is_ready, began = False, killed_at.value
+            out = decoder.run(step, end_the_lost)
+            if not torch.equal(out, expected(*inputs(step, decoder.id), view.ids)):
+                raise SystemExit(f"step {step}: member {decoder.id} has a wrong result")
+            step += 1
+            members.complete_steps(step)
+        except LOSSES as loss:  # of a member, or of the group, which another one has suspended: the step does not count
+            if is_ready:
+                began = killed_at.value
+                tell(f"{type(loss).__name__} of rank {loss.peer}")
                 silent = decoder.group.suspend()
-                tell(f"masks are {masked}")
+            is_ready = False
         if not is_ready or step % STEPS_BETWEEN_VIEWS == 0:
             began = time.monotonic() if is_ready else began
             view = members.next_view(silent_ids=silent)
             step = view.num_complete_steps  # all go on from there
             if view.lost_ids or view.joined_ids:
                 tell(f"lost {list(view.lost_ids)}, joined {list(view.joined_ids)}")
+            if view.lost_ids or view.joined_ids or not is_ready:
                 is_ready, last_step = False, step + STEPS
     decoder.group.destroy()
     tell("all results were right")

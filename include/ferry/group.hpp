@@ -451,6 +451,7 @@ class FERRY_API Group {
   Status check_usable(std::string_view operation) const;
   bool can_be_asked() const;
   Status enter(std::string_view operation, CallPass& pass);
+  Status enter_together(std::string_view operation, CallPass& pass);
   Status take_turn(std::string_view operation, CallPass& pass);
   Status check_mask(std::string_view operation, Stream stream) const;
   Status check_stream(std::string_view operation, Stream stream) const;

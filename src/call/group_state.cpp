@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <iterator>
 #include <utility>
 
 #include "core/cores.hpp"
@@ -159,8 +160,8 @@ Verdict GroupState::judge(int suspect, std::string_view what) const {
   if (const std::optional<ReportedError> reported = find_reported_error()) return adopted(*reported);
   for (int rank = peers_.first_rank(); rank < peers_.end_rank(); ++rank) {
     if (rank == peers_.rank()) continue;
+    if (!peers_.was_lost(rank)) continue;
     const std::string_view loss = peers_.loss_of(rank);
-    if (loss.empty()) continue;
     return own_verdict(ErrorCode::kPeerLost, rank, fmt::format("{}; rank {} {}; {}", what, rank, loss, kLostAdvice));
   }
   for (int node = 0; rails_ != nullptr && node < rails_->num_nodes(); ++node) {
@@ -212,9 +213,17 @@ bool GroupState::someone_gave_up() const {
   return peers_.anyone_gave_up() || (rails_ != nullptr && rails_->reported_error());
 }
 
+std::vector<int> GroupState::silent_ranks(const std::vector<int>& late) const {
+  std::vector<int> silent = peers_.ended_ranks();
+  if (broken_.code() != ErrorCode::kTimeout) return silent;
+  silent.push_back(broken_.peer());
+  std::ranges::copy(late, std::back_inserter(silent));
+  return silent;
+}
+
 bool GroupState::someone_is_lost() const {
   for (int rank = peers_.first_rank(); rank < peers_.end_rank(); ++rank) {
-    if (rank != peers_.rank() && !peers_.loss_of(rank).empty()) return true;
+    if (rank != peers_.rank() && peers_.was_lost(rank)) return true;
   }
   for (int node = 0; rails_ != nullptr && node < rails_->num_nodes(); ++node) {
     if (node != rails_->node() && !rails_->presence(rails_->rank_of(node)).ok()) return true;

@@ -8,6 +8,7 @@
 #include "core/checks.hpp"
 #include "core/expert_placement.hpp"
 #include "core/latency_calls.hpp"
+#include "core/present_ranks.hpp"
 
 namespace ferry {
 namespace {
@@ -29,6 +30,14 @@ Status destroyed(std::string_view operation) {
 Status suspended(std::string_view operation) {
   return Status(ErrorCode::kInvalidArgument,
                 fmt::format("{}: this group is suspended; call renew, with the members' next view", operation));
+}
+
+Status absent(std::string_view operation, int rank) {
+  return Status(ErrorCode::kInvalidArgument,
+                fmt::format("{}: takes all ranks of the group, and rank {} is absent; call renew when a process has "
+                            "its place, or make calls of latency mode",
+                            operation, rank),
+                rank);
 }
 
 /// Tables that a route writes along with its own.
@@ -84,6 +93,15 @@ Status Group::enter(std::string_view operation, CallPass& pass) {
   return status.ok() && is_suspended_ ? suspended(operation) : status;
 }
 
+/// As enter, for a call that takes all ranks. All that are present get the same error.
+Status Group::enter_together(std::string_view operation, CallPass& pass) {
+  Status status = enter(operation, pass);
+  for (int rank = 0; status.ok() && rank < num_ranks(); ++rank) {
+    if (!is_present(*options_, rank)) status = absent(operation, rank);
+  }
+  return status;
+}
+
 /// As enter, in a suspended group too.
 Status Group::take_turn(std::string_view operation, CallPass& pass) {
   if (gate_->is_copy()) return refuse_copy(operation);
@@ -109,7 +127,7 @@ Status Group::check_stream(std::string_view operation, Stream stream) const {
 Result<Routing> Group::route(const RouteInput& in, const RouteOptions& options, Stream stream,
                              const std::function<EarlyTables()>& while_waiting) {
   CallPass pass;
-  if (Status status = enter("route", pass); !status.ok()) return status;
+  if (Status status = enter_together("route", pass); !status.ok()) return status;
   numbers_->settle();
   numbers_->count();
   RouteCall call;
@@ -157,7 +175,7 @@ Status Group::check_routing(std::string_view operation, const Routing& routing) 
 Status Group::dispatch(const Routing& routing, const DispatchInput& in, const DispatchOutput& out, Stream stream,
                        const DispatchOptions& options) {
   CallPass pass;
-  if (Status status = enter("dispatch", pass); !status.ok()) return status;
+  if (Status status = enter_together("dispatch", pass); !status.ok()) return status;
   DispatchCall call;
   call.record.operation = Operation::kDispatch;
   call.stream = stream;
@@ -191,7 +209,7 @@ Status Group::dispatch(const Routing& routing, const DispatchInput& in, const Di
 Status Group::combine(const Routing& routing, const CombineInput& in, const CombineOutput& out, Stream stream,
                       const CombineOptions& options) {
   CallPass pass;
-  if (Status status = enter("combine", pass); !status.ok()) return status;
+  if (Status status = enter_together("combine", pass); !status.ok()) return status;
   CombineCall call;
   call.record.operation = Operation::kCombine;
   call.stream = stream;

@@ -137,7 +137,11 @@ Result<std::vector<int>> Group::suspend() {
   if (Status status = check_one_node("suspend", topology_); !status.ok()) return status;
   Result<std::vector<int>> silent = backend_->suspend();
   is_suspended_ = true;
-  if (silent.ok()) std::erase_if(*silent, [&](int rank) { return !is_present(*options_, rank); });
+  if (!silent.ok()) return silent;
+  std::erase_if(*silent, [&](int rank) { return !is_present(*options_, rank); });
+  std::ranges::sort(*silent);
+  const auto again = std::ranges::unique(*silent);
+  silent->erase(again.begin(), again.end());
   return silent;
 }
 

@@ -34,11 +34,7 @@ Status check_present_ranks(const GroupOptions& options, const Bootstrap& bootstr
                     "and below num_ranks, which is {}",
                     fmt::join(present, ", "), bootstrap.num_ranks(), options.num_ranks));
   }
-  if (options.mask_lost_ranks || std::ssize(present) == options.num_ranks) return {};
-  return refuse(
-      fmt::format("{} of {} ranks are present (GroupOptions::present_ranks), and a group without some ranks "
-                  "takes mask_lost_ranks",
-                  present.size(), options.num_ranks));
+  return {};
 }
 
 PresentRanks::PresentRanks(Bootstrap& members, const GroupOptions& options)

@@ -45,7 +45,7 @@ CpuBackend::CpuBackend(const BackendContext& context, std::unique_ptr<call::Call
                        std::unique_ptr<MaskBoard> board)
     : sync_(std::move(sync)), staging_(sync_->peers().shared_arena()), mask_board_(std::move(board)) {
   if (mask_board_ == nullptr) return;
-  survivors_.emplace(*sync_, *mask_board_, context.options.mask_timeout_ns);
+  survivors_.emplace(*sync_, *mask_board_, context.options.mask_lost_ranks ? context.options.mask_timeout_ns : 0);
   for (int rank = 0; rank < context.topology.num_ranks; ++rank) {
     if (context.is_absent(rank)) survivors_->update(rank, true);
   }
@@ -62,7 +62,7 @@ Result<std::unique_ptr<Backend>> CpuBackend::create(const BackendContext& contex
   Result<std::unique_ptr<call::CallSync>> sync = call::CallSync::create(context);
   if (!sync.ok()) return sync.status();
   std::unique_ptr<MaskBoard> board;
-  if (context.options.mask_lost_ranks) {
+  if (context.options.mask_lost_ranks || context.has_absent_ranks()) {
     Result<std::unique_ptr<MaskBoard>> made = MaskBoard::create((*sync)->peers());
     if (!made.ok()) return made.status();
     board = std::move(*made);
@@ -162,10 +162,12 @@ Status CpuBackend::trim() {
 Result<std::vector<int>> CpuBackend::suspend() {
   std::vector<int> silent;
   // The others see masks of this rank in the call that they make, and its leaving when they next look for lost ranks.
-  for (int rank = 0; survivors_ && rank < sync_->topology().num_ranks; ++rank) {
+  const bool masks = survivors_ && survivors_->masks_lost_ranks();
+  for (int rank = 0; masks && rank < sync_->topology().num_ranks; ++rank) {
     if (survivors_->is_silent(rank)) silent.push_back(rank);
     if (rank != sync_->rank()) survivors_->update(rank, true);
   }
+  if (!masks) silent = sync_->state().silent_ranks(sync_->peers().late_ranks());
   sync_->leave();
   return silent;
 }

@@ -126,7 +126,7 @@ Result<std::unique_ptr<Backend>> CudaBackend::create(const BackendContext& conte
 Result<std::vector<int>> CudaBackend::suspend() {
   // The running calls may still mask ranks.
   Status status = context_.wait_for_calls("suspend");
-  Result<std::vector<int>> silent = status.ok() ? latency_.mask_all() : Result<std::vector<int>>(status);
+  Result<std::vector<int>> silent = status.ok() ? latency_.suspend() : Result<std::vector<int>>(status);
   // The others must not wait for this rank, whatever has happened to its GPU.
   leave();
   return silent;

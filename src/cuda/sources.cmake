@@ -56,6 +56,7 @@ set(ferry_cuda_sources
     cuda/latency/calls.cpp
     cuda/latency/dispatch.cpp
     cuda/latency/memory.cpp
+    cuda/latency/suspend.cpp
     cuda/one_sided/backend.cpp
     cuda/one_sided/errors.cpp
     cuda/one_sided/memory.cpp

@@ -17,8 +17,25 @@ void Peers::leave() {
 }
 
 std::string_view Peers::loss_of(int rank) const {
+  if (peer(rank).is_absent) return "is absent";
   if (control(rank).left.load(std::memory_order_acquire) != 0) return "has destroyed its group";
   return peer(rank).link != nullptr && peer(rank).link->gone() ? "has died" : "";
+}
+
+std::vector<int> Peers::ended_ranks() const {
+  std::vector<int> ended;
+  for (int rank = first_rank_; rank < end_rank(); ++rank) {
+    if (peer(rank).link != nullptr && peer(rank).link->gone()) ended.push_back(rank);
+  }
+  return ended;
+}
+
+std::vector<int> Peers::late_ranks() const {
+  std::vector<int> late;
+  for (int rank = first_rank_; rank < end_rank(); ++rank) {
+    if (rank != rank_ && !reached(rank, Phase::kDescribed)) late.push_back(rank);
+  }
+  return late;
 }
 
 Location Peers::locate(const std::byte* data, std::int64_t num_rows, std::int64_t row_bytes,

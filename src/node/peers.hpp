@@ -78,8 +78,14 @@ class Peers {
   bool gave_up(int rank) const { return control(rank).error_set.load(std::memory_order_acquire) != 0; }
   /// Posts nothing more; peers that wait for this rank are notified.
   void leave();
-  /// "has destroyed its group", "has died"; empty while the rank is present.
+  /// "has destroyed its group", "has died", "is absent"; empty while the rank is there.
   std::string_view loss_of(int rank) const;
+  /// Whether the rank was there when the group formed, and is lost.
+  bool was_lost(int rank) const { return !peer(rank).is_absent && !loss_of(rank).empty(); }
+  /// Ranks of other processes that have ended, ascending.
+  std::vector<int> ended_ranks() const;
+  /// Ranks that have not entered the current call, ascending.
+  std::vector<int> late_ranks() const;
 
   /// Location of [data, …) for the peers: in the arena, or an address of this process.
   Location locate(const std::byte* data, std::int64_t num_rows, std::int64_t row_bytes,

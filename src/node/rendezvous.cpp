@@ -47,6 +47,7 @@ Result<Peer> absent_peer() {
   (*arena)->mapping()->control().left.store(1, std::memory_order_relaxed);
   Peer peer;
   peer.arena = (*arena)->mapping();
+  peer.is_absent = true;
   return peer;
 }
 

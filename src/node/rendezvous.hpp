@@ -17,7 +17,8 @@ namespace ferry::node {
 struct Peer {
   std::shared_ptr<ArenaMapping> arena;
   bool same_process = false;
-  std::unique_ptr<PeerLink> link;  ///< null for ranks of this process
+  std::unique_ptr<PeerLink> link;  ///< null for ranks of this process, and for absent ones
+  bool is_absent = false;          ///< it has no process (GroupOptions::present_ranks)
 };
 
 struct Rendezvous {

@@ -1,10 +1,11 @@
 /// One member of a set of processes that decode together while some of them are lost and others take their place
 /// (member_process.hpp). They keep one group, which they renew. On GPUs each captures a graph of a dispatch, a combine
-/// and a query of the mask, and replays it from then on, whoever is lost; on CPUs it makes these calls.
+/// and, if the group masks lost ranks, a query of the mask, and replays it from then on, whoever is lost; on CPUs it
+/// makes these calls.
 ///
 /// A step is one replay. Its tokens depend on the member's id and the step. Sums and numbers of rows are compared with
 /// what follows from the members that are present: experts belong to the ids of the first view, and picks of experts of
-/// an absent member add nothing. A step whose mask is another one does not count, and is made again.
+/// an absent member add nothing. A step that fails, or whose mask is another one, does not count, and is made again.
 
 #include <fmt/format.h>
 
@@ -78,7 +79,8 @@ auto make(std::int64_t count, Make make_one) {
 
 class Decoder {
  public:
-  Decoder(Group& group, int id) : group_(group), id_(id), on_gpu_(group.backend() == "cuda") {
+  Decoder(Group& group, int id, bool masks)
+      : group_(group), id_(id), masks_(masks), on_gpu_(group.backend() == "cuda") {
     weights_.write(make(kNumTokens * kNumTopk, [](std::int64_t entry) { return Tokens::weight(entry); }));
     if (on_gpu_) stream_.emplace();
   }
@@ -94,7 +96,7 @@ class Decoder {
     return status;
   }
 
-  /// Makes the step, and returns the mask.
+  /// Makes the step, and returns the mask; zeros if the group does not mask.
   Result<std::vector<std::int32_t>> run(std::uint64_t step) {
     const Tokens tokens = tokens_of(id_, step);
     ids_.write(make(kNumTokens * kNumTopk, [&](std::int64_t entry) { return tokens.expert(entry); }));
@@ -173,12 +175,14 @@ class Decoder {
     results.x = slab;
     LatencyCombineOutput sums;
     sums.x = TensorView(out_.data(), DType::kBfloat16, {kNumTokens, kHidden});
-    if (Status status = group_.latency_combine(routing_, results, sums, stream()); !status.ok()) return status;
+    Status status = group_.latency_combine(routing_, results, sums, stream());
+    if (!status.ok() || !masks_) return status;
     return group_.latency_query_mask(TensorView(mask_.data(), DType::kInt32, {group_.num_ranks()}), stream());
   }
 
   Group& group_;
   int id_;
+  bool masks_;
   bool on_gpu_;
   Elements<std::int64_t> ids_{on_gpu_, kNumTokens* kNumTopk};
   Elements<float> weights_{on_gpu_, kNumTokens* kNumTopk};
@@ -208,7 +212,7 @@ class Decoding final : public MemberWork {
   Status make_step(const MembershipView& view, std::uint64_t step) override {
     const Result<std::vector<std::int32_t>> mask = decoder_->run(step);
     if (!mask.ok()) return mask.status();
-    for (int rank = 0; rank < group_->num_ranks(); ++rank) {
+    for (int rank = 0; settings_.masks && rank < group_->num_ranks(); ++rank) {
       const bool is_absent = !std::ranges::binary_search(view.ids, rank);
       if (((*mask)[to_size(rank)] != 0) != is_absent) {
         return Status(ErrorCode::kPeerLost, fmt::format("the mask is [{}]", fmt::join(*mask, ", ")), rank);
@@ -229,8 +233,8 @@ class Decoding final : public MemberWork {
   Status create_group(const std::shared_ptr<Bootstrap>& bootstrap, const std::vector<int>& present) {
     GroupOptions options;
     options.backend = settings_.backend;
-    options.timeout_ns = kPatienceNs;
-    options.mask_lost_ranks = true;
+    options.timeout_ns = settings_.masks ? kPatienceNs : settings_.deadline_ns;
+    options.mask_lost_ranks = settings_.masks;
     options.mask_timeout_ns = settings_.deadline_ns;
     options.num_ranks = settings_.num_first_ranks;
     options.present_ranks = present;
@@ -244,7 +248,7 @@ class Decoding final : public MemberWork {
     Result<std::shared_ptr<Group>> group = Group::create(bootstrap, options);
     if (!group.ok()) return group.status();
     group_ = *group;
-    decoder_ = std::make_unique<Decoder>(*group_, settings_.id());
+    decoder_ = std::make_unique<Decoder>(*group_, settings_.id(), settings_.masks);
     return decoder_->capture();
   }
 

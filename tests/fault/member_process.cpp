@@ -61,6 +61,8 @@ MemberSettings settings_of(std::span<char*> arguments) {
       settings.num_first_ranks = std::atoi(next().c_str());
     } else if (name == "--backend") {
       settings.backend = next();
+    } else if (name == "--unmasked") {
+      settings.masks = false;
     } else {
       fmt::print(stderr, "unknown argument {}\n", name);
       std::exit(2);

@@ -6,6 +6,7 @@
 ///
 ///   PROGRAM --create RANK NUM_RANKS PORT | --join ID CONTACT[,CONTACT…]
 ///           --first-ranks N --deadline-ms N --patience-ms N --ranks-per-node N [--backend NAME]
+///           [--unmasked]
 ///
 /// FERRY_SECRET: the secret. They end when a line comes on standard input, in the same step as all others.
 
@@ -31,6 +32,7 @@ struct MemberSettings {
   int ranks_per_node = 0;
   int num_first_ranks = 0;  ///< members of the first view, whose experts there are
   std::string backend = "cpu";
+  bool masks = true;  ///< in programs that keep a group: it masks lost ranks
 
   /// The number that this process has.
   int id() const { return create_rank < 0 ? join_id : create_rank; }

@@ -65,6 +65,7 @@ class Member:
                 *("--patience-ms", str(patience_of(settings, ranks_per_node > 0))),
                 *("--ranks-per-node", str(ranks_per_node)),
                 *("--backend", settings.backend),
+                *(["--unmasked"] if settings.unmasked else []),
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -270,6 +271,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--program", type=Path, default=ROOT / "build/release/tests/fault/membership_rank")
     parser.add_argument("--backend", default="cpu", help="of a program that takes another one, such as decode_rank")
+    parser.add_argument("--unmasked", action="store_true", help="groups of decode_rank do not mask lost ranks")
     parser.add_argument("--shape", type=shape_of, action="append", help="NODESxRANKS; may be repeated (1x4)")
     parser.add_argument("--fault", choices=("kill", "stop"), action="append", help="may be repeated (both)")
     parser.add_argument("--rounds", type=int, default=10)

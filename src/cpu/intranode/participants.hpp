@@ -2,7 +2,7 @@
 #define FERRY_CPU_INTRANODE_PARTICIPANTS_HPP
 
 /// Ranks of one node that make a call together: all of them, in which case a missing rank breaks the group; or, in
-/// latency mode of groups that mask lost ranks, those that this rank does not mask.
+/// latency mode of groups that mask lost ranks or have absent ones, those that this rank does not mask.
 
 #include <fmt/format.h>
 
@@ -43,8 +43,8 @@ class Participants {
     }
     while (survivors_->drop_deserters()) status = take();
     if (status.code() == ErrorCode::kInternal) return sync_.fail(status.code(), status.peer(), status.message());
-    survivors_->finish();
-    return status;
+    const Status finished = survivors_->finish();
+    return status.ok() ? finished : status;
   }
 
   /// Error of a `rank` that published a location outside its memory. Breaks the group; with masks only complete() does,

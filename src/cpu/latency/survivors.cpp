@@ -22,10 +22,10 @@ constexpr std::int64_t kLongestStep = 4;
 
 }  // namespace
 
-Survivors::Survivors(call::CallSync& sync, MaskBoard& board, std::int64_t timeout_ns)
+Survivors::Survivors(call::CallSync& sync, MaskBoard& board, std::int64_t mask_timeout_ns)
     : sync_(sync),
       board_(board),
-      timeout_ns_(timeout_ns),
+      timeout_ns_(mask_timeout_ns),
       descriptors_(to_size(sync.topology().num_ranks)),
       signs_(descriptors_.size()) {}
 
@@ -34,7 +34,7 @@ Status Survivors::begin(const node::CallDescriptor& descriptor) {
   node::Peers& peers = sync_.peers();
   sync_.state().set_operation(to_string(descriptor.record.operation));
   peers.open(descriptor);
-  wait(Phase::kDescribed);
+  if (Status status = wait(Phase::kDescribed); !status.ok()) return status;
   // A rank that continues without this one may have overwritten its descriptor with that of a later call: descriptors
   // are copied first, then checked.
   drop_deserters();
@@ -59,9 +59,9 @@ bool Survivors::drop_deserters() {
   return found;
 }
 
-void Survivors::finish() {
+Status Survivors::finish() {
   sync_.post(Phase::kDone);
-  wait(Phase::kDone);
+  return wait(Phase::kDone);
 }
 
 void Survivors::update(int rank, bool masked) {
@@ -76,7 +76,17 @@ void Survivors::query(std::int32_t* out) const {
   for (int rank = 0; rank < sync_.peers().num_ranks(); ++rank) out[rank] = include(rank) ? 0 : 1;
 }
 
-void Survivors::wait(Phase phase) {
+Status Survivors::wait(Phase phase) {
+  if (masks_lost_ranks()) {
+    wait_or_mask(phase);
+    return {};
+  }
+  std::vector<bool> awaited(descriptors_.size());
+  for (std::size_t rank = 0; rank < awaited.size(); ++rank) awaited[rank] = include(static_cast<int>(rank));
+  return sync_.wait(phase, &awaited);
+}
+
+void Survivors::wait_or_mask(Phase phase) {
   node::Peers& peers = sync_.peers();
   std::int64_t last_ns = node::monotonic_ns();
   std::int64_t waited_ns = 0;

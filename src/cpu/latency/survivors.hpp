@@ -2,7 +2,9 @@
 #define FERRY_CPU_LATENCY_SURVIVORS_HPP
 
 /// Calls of one node without the ranks that this rank masks: the counterpart of CallSync. A wait masks ranks that do
-/// not arrive, and continues; a rank also masks every rank by which it finds itself masked.
+/// not arrive, and continues; a rank also masks every rank by which it finds itself masked. In groups that do not mask
+/// lost ranks only absent ones are masked, from the start, and a wait for any other that does not arrive breaks the
+/// group.
 ///
 /// A rank is masked when it is found lost and a further poll of its flags does not find its part; when it has shown no
 /// sign for mask_timeout_ns (ranks that wait beat, as in call/silence_watch.hpp); and in any case after twice that
@@ -20,8 +22,10 @@ namespace ferry::cpu {
 
 class Survivors {
  public:
-  /// `sync` and `board` must outlive it.
-  Survivors(call::CallSync& sync, MaskBoard& board, std::int64_t timeout_ns);
+  /// `sync` and `board` must outlive it. `mask_timeout_ns`: 0 in groups that do not mask lost ranks.
+  Survivors(call::CallSync& sync, MaskBoard& board, std::int64_t mask_timeout_ns);
+
+  bool masks_lost_ranks() const { return timeout_ns_ != 0; }
 
   /// Starts a call, as CallSync::begin, with the ranks that are not masked.
   Status begin(const node::CallDescriptor& descriptor);
@@ -33,7 +37,7 @@ class Survivors {
   /// this rank has read from the others are valid.
   bool drop_deserters();
   /// Ends a call: waits until no rank reads this rank's memory any more.
-  void finish();
+  Status finish();
 
   /// Masks `rank`, or ends its mask, from the next call on.
   void update(int rank, bool masked);
@@ -47,7 +51,8 @@ class Survivors {
     std::int64_t since_ns = 0;
     bool was_lost = false;
   };
-  void wait(node::Phase phase);
+  Status wait(node::Phase phase);
+  void wait_or_mask(node::Phase phase);
   /// Masks the missing ranks that are not worth waiting for. Returns whether to look at the flags again at once.
   bool give_up_on_lost(std::int64_t waited_ns, bool look_for_dead);
   std::uint64_t call() const { return sync_.peers().call(); }

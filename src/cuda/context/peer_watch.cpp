@@ -9,9 +9,9 @@
 namespace ferry::cuda {
 namespace {
 
-/// Between looks in groups that go on without lost ranks, whose kernels read the result every 5 ms: less than
-/// kLookInterval, since a program goes on as soon as a loss is found.
-constexpr std::chrono::milliseconds kMaskingLook{5};
+/// Between looks in groups of one node, whose kernels read the result every 5 ms: less than kLookInterval, since a
+/// program may go on as soon as a loss is found (Group::renew). A look is a system call for each other rank.
+constexpr std::chrono::milliseconds kLookInNode{5};
 
 }  // namespace
 
@@ -36,7 +36,7 @@ Status PeerWatch::start() {
 void PeerWatch::watch() noexcept {
   std::unique_lock lock(mutex_);
   // No deadline: it watches as long as the group lives, and the destructor ends it.
-  const std::chrono::milliseconds interval = was_lost_.empty() ? kLookInterval : kMaskingLook;
+  const std::chrono::milliseconds interval = rail_link_ == nullptr ? kLookInNode : kLookInterval;
   while (!ending_.wait_for(lock, interval, [this] { return ends_; })) {
     try {
       look();

@@ -256,42 +256,6 @@ Status LatencyMode::update_mask(int rank, bool masked, Stream stream) {
   return context_.launch_local(kName, stream, [&update](cudaStream_t to) { return launch_mask_update(update, to); });
 }
 
-/// Ranks that this one masks and that do not mask it.
-Result<std::vector<int>> LatencyMode::silent_ranks(cudaStream_t stream) const {
-  MaskState mine;
-  LatencyMaskWords theirs;
-  const std::byte* const window = ranks().peer_bases[ranks().rank] + layout_.offset;
-  const RelaxedCapture relaxed;
-  cudaError_t error = cudaMemcpyAsync(&mine, mask_.state, sizeof(mine), cudaMemcpyDeviceToHost, stream);
-  if (error == cudaSuccess) {
-    error =
-        cudaMemcpyAsync(&theirs, window + layout_.control.mask_words(), sizeof(theirs), cudaMemcpyDeviceToHost, stream);
-  }
-  if (error == cudaSuccess) error = cudaStreamSynchronize(stream);
-  if (error != cudaSuccess) return runtime_status(error, "suspend: reading the masks");
-  std::vector<int> silent;
-  for (int rank = 0; rank < ranks().num_ranks; ++rank) {
-    if (mine.masked[rank] != 0 && theirs.masked_by[rank] == 0) silent.push_back(rank);
-  }
-  return silent;
-}
-
-Result<std::vector<int>> LatencyMode::mask_all() {
-  const Parts& parts = context_.parts();
-  if (!masks() || !has_memory() || !parts.sync->broken().ok()) return std::vector<int>();
-  const DeviceGuard guard(parts.device);
-  if (!guard.status().ok()) return guard.status();
-  const cudaStream_t stream = parts.stream->get();
-  Result<std::vector<int>> silent = silent_ranks(stream);
-  if (!silent.ok()) return silent;
-  Status status = update_mask(kEveryRank, true, Stream{stream});
-  if (!parts.sync->broken().ok()) return silent;  // found now: the others have the error
-  if (!status.ok()) return status;
-  const RelaxedCapture relaxed;
-  status = runtime_status(cudaStreamSynchronize(stream), "suspend: masking the other ranks");
-  return status.ok() ? silent : status;
-}
-
 Status LatencyMode::query_mask(std::int32_t* out, Stream stream) {
   constexpr std::string_view kName = "latency_query_mask";
   const Parts& parts = context_.parts();

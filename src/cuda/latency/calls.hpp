@@ -39,9 +39,9 @@ class LatencyMode {
   Status receive(const LatencyReceiveCall& call, bool& made);
   Status update_mask(int rank, bool masked, Stream stream);
   Status query_mask(std::int32_t* out, Stream stream);
-  /// Masks all ranks, so that none waits for this one; nothing in groups that do not mask. Returns those that it masked
-  /// before and that do not mask it. Waits for the GPU.
-  Result<std::vector<int>> mask_all();
+  /// Masks all ranks, so that none waits for this one. Returns ranks that are silent: those that it masked before and
+  /// that do not mask it; in groups that do not mask, or are broken, GroupState::silent_ranks(). Waits for the GPU.
+  Result<std::vector<int>> suspend();
   /// The group was renewed: nothing that was sent before can be received, in graphs neither.
   Status forget_calls();
 
@@ -50,7 +50,8 @@ class LatencyMode {
   Status make_combine(const LatencyCombineCall& call);
   Status make_receive(const LatencyReceiveCall& call, bool& made);
 
-  Result<std::vector<int>> silent_ranks(cudaStream_t stream) const;
+  Result<std::vector<int>> masked_ranks(cudaStream_t stream) const;
+  Result<std::vector<int>> late_ranks(cudaStream_t stream) const;
   /// Parameters of a kernel that only reads or changes masks.
   Result<LatencyParams> mask_call(std::string_view operation) const;
 

@@ -8,6 +8,7 @@
 
 #include "cuda/copy/prefetch.cuh"
 #include "cuda/copy/warp_copy.cuh"
+#include "cuda/latency/absent_ranks.cuh"
 #include "cuda/latency/combine_parts.cuh"
 #include "cuda/latency/term_order.cuh"
 #include "cuda/sync/entry.cuh"
@@ -340,11 +341,11 @@ __device__ inline std::uint64_t* own_done_word(const LatencyParams& call, const 
   return done_words(call, rank, shared.sets[rank], call.ranks.rank) + blockIdx.x - 1;
 }
 
-/// Tells the peers that this block has sent everything. `good`: this thread's warp has. All threads; false
-/// in all of them when the group broke.
+/// Tells the peers that this block has sent everything. `good`: this thread's warp has. `num_absent`: in the first warp
+/// of the first block, number of absent ranks. All threads; false in all of them when the group broke.
 template <bool kWords>
 __device__ inline bool end_send(const CombineSendParams& params, const CombineSendShared& shared,
-                                const CombineStart& start, bool good) {
+                                const CombineStart& start, bool good, std::uint32_t num_absent) {
   const LatencyParams& call = params.call;
   // Addresses are computed while other warps still send. Rows that travel as words need no done words.
   std::uint64_t* done = nullptr;
@@ -355,6 +356,9 @@ __device__ inline bool end_send(const CombineSendParams& params, const CombineSe
     // Every rank refuses the call, but its number and set are used up, as when a host refuses it.
     if (!start.routed && lane_idx() == 0) report_refused_dispatch(call.ranks, *call.tables.summary);
     grant_owed_set(call, LatencyKind::kCombine, *shared.number);
+    if (num_absent != 0) {
+      post_for_absent(call, LatencyKind::kCombine, *shared.number, shared.sets[call.ranks.rank], 0);
+    }
     return true;
   }
   if constexpr (kWords) return true;
@@ -375,14 +379,16 @@ __device__ inline bool send_combine(const CombineSendParams& params, const Combi
                                     const CombineStart& start) {
   const LatencyParams& call = params.call;
   bool good = true;
+  std::uint32_t num_absent = 0;
   if (warp_idx() != 0 && !is_clerk()) {
     CombineSender<kFloat32, kWords> sender(params, shared);
     good = sender.send_all(start);
   } else {
+    if (is_clerk() && warp_idx() == 0) num_absent = load_num_absent(call);
     good = take_turn<kWords>(params, shared, start.routed);
     if (kWhole && good && !is_clerk() && threadIdx.x == 0) enter_whole_call(call, LatencyKind::kCombine);
   }
-  return end_send<kWords>(params, shared, start, good);
+  return end_send<kWords>(params, shared, start, good, num_absent);
 }
 
 }  // namespace ferry::cuda::device

@@ -24,6 +24,13 @@ FERRY_HOST_DEVICE constexpr std::size_t send_bytes(int num_experts) {
   return round_up_part(DispatchSendShared::size_bytes(num_experts));
 }
 
+/// Posts the words of absent ranks. All lanes of one warp, once the call's turn has come.
+template <bool kHomes>
+__device__ void stand_in_for_absent(const DispatchSendParams& params, std::uint64_t number, const int* sets) {
+  const std::uint64_t hash = kHomes ? hash_of_homes(params.placement) : 0;
+  post_for_absent(params.call, LatencyKind::kDispatch, number, sets[params.call.ranks.rank], hash);
+}
+
 /// Block that grants the owed set: one that does not receive, if there is one.
 __device__ unsigned granting_block(const DispatchReceiveRows& params) {
   return params.first_receiver > 1 ? 1 : gridDim.x - 1;
@@ -39,6 +46,11 @@ __global__ void __launch_bounds__(kDispatchThreads, 1)
   const ReceiveMemory memory =
       ReceiveMemory::at(dynamic_shared() + send_bytes(call.num_experts), call.num_experts, call.num_local_experts);
   const bool receives = takes_part(params.receive);
+  // The last warp is idle until the first one has posted this block's row flags.
+  const bool last_warp = threadIdx.x >= kDispatchThreads - kWarpLanes;
+  const bool grants = last_warp && blockIdx.x == granting_block(params.receive);
+  std::uint32_t num_absent = 0;
+  if (grants) num_absent = load_num_absent(call);
   HomesLook homes;
   if (receives) homes = HomesLook(call, params.receive);
   const auto meanwhile = [&call, &params, &memory, &homes, receives] {
@@ -51,10 +63,9 @@ __global__ void __launch_bounds__(kDispatchThreads, 1)
   send_dispatch<kCodec, kHomes>(params.send, send, meanwhile,
                                 on_turn);  // its barriers also end the preparation
   if (send.number == 0) return;
-  // The last warp is idle until the first one has posted this block's row flags.
-  const bool last_warp = threadIdx.x >= kDispatchThreads - kWarpLanes;
-  if (blockIdx.x == granting_block(params.receive) && last_warp) {
+  if (grants) {
     grant_owed_set(call, LatencyKind::kDispatch, send.number);
+    if (num_absent != 0) stand_in_for_absent<kHomes>(params.send, send.number, send.sets);
     if (lane_idx() == 0) enter_whole_call(call, LatencyKind::kDispatch);
   }
   if (!receives) return;
@@ -78,9 +89,15 @@ __global__ void __launch_bounds__(kDispatchThreads, 1)
                                                  call.num_experts, call.num_local_experts);
   const bool tells_host = reports() && threadIdx.x == 0 && params.receive.host.result != nullptr;
   if (tells_host) store_relaxed_system(&params.receive.host.result->started, 1);
-  if (grants()) grant_owed_set(call, LatencyKind::kDispatch, turn_number(call, LatencyKind::kDispatch));
+  std::uint32_t num_absent = 0;
+  if (grants()) {
+    const std::uint64_t number = turn_number(call, LatencyKind::kDispatch);
+    num_absent = load_num_absent(call);
+    grant_owed_set(call, LatencyKind::kDispatch, number);
+  }
   SmallSender<kCodec> sender(params.send, shared, memory);
   if (!sender.begin()) return;
+  if (num_absent != 0) stand_in_for_absent<false>(params.send, shared.number, shared.sets);
   if (!reports() && threadIdx.x + 1 == kDispatchThreads) enter_whole_call(call, LatencyKind::kDispatch);
   sender.send();
   if (!takes_part(params.receive)) return;
@@ -95,6 +112,8 @@ __device__ void make_send_half(const HalfParams<DispatchSendParams, kMasks>& par
   auto& own = own_send_params(params, dynamic_shared(), LatencyKind::kDispatch);
   auto& shared = *reinterpret_cast<DispatchSendShared*>(dynamic_shared() + kOwnBytes);
   const LatencyParams& call = own.call;
+  std::uint32_t num_absent = 0;
+  if (!kMasks && blockIdx.x == 0 && warp_idx() == 0) num_absent = load_num_absent(call);
   if constexpr (kMasks) {
     if (params.placement.homes.ranges != nullptr) {
       pick_homes_left(own, dynamic_shared() + kOwnBytes + send_bytes(call.num_experts));
@@ -103,7 +122,10 @@ __device__ void make_send_half(const HalfParams<DispatchSendParams, kMasks>& par
   send_dispatch<kCodec, kHomes>(
       own, shared, [] {}, [] {});
   if (shared.number == 0 || warp_idx() != 0) return;
-  if (blockIdx.x == 0) grant_owed_set(call, LatencyKind::kDispatch, shared.number);
+  if (blockIdx.x == 0) {
+    grant_owed_set(call, LatencyKind::kDispatch, shared.number);
+    if (num_absent != 0) stand_in_for_absent<kHomes>(params, shared.number, shared.sets);
+  }
   if (lane_idx() != 0) return;
   if (blockIdx.x == 0) {
     *call.tables.dispatch = {shared.number, static_cast<std::uint32_t>(shared.sets[call.ranks.rank]), 1, 0};

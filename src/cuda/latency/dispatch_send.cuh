@@ -45,11 +45,12 @@ __device__ inline void note_no_expert(const DispatchSendParams& params, Dispatch
   atomicMin(&shared.no_expert.bad_entry, static_cast<unsigned long long>(at));
 }
 
-/// Adds the tokens before `end` to `tokens_of_expert` [E], each once per expert; tokens from `num_counted` on have no
-/// expert. All warps but the first.
+/// Counts the tokens before `end`, each once per expert; tokens from `num_counted` on have no expert. All warps but the
+/// first.
 template <bool kHomes>
 __device__ inline void count_tokens(const DispatchSendParams& params, DispatchSendShared& shared, int end,
-                                    int num_counted, unsigned* tokens_of_expert) {
+                                    int num_counted, bool some_absent) {
+  unsigned* const tokens_of_expert = shared.tokens_of_expert();
   const int num_topk = params.call.num_topk;
   // A token has as many lanes as K rounded up to a power of two.
   const int width = num_topk <= 1 ? 1 : 1 << (kWarpLanes - __clz(num_topk - 1));
@@ -63,8 +64,8 @@ __device__ inline void count_tokens(const DispatchSendParams& params, DispatchSe
     if (topk < num_topk && token < end) {
       const std::int64_t at = std::int64_t{token} * num_topk + topk;
       const std::int64_t id = token < num_counted ? load_id(params, at) : -1;
-      expert = expert_of<kHomes>(params, token, id);
-      if (blockIdx.x == 0 && expert < 0 && id != -1) note_no_expert<kHomes>(params, shared, at, id);
+      expert = expert_of<kHomes>(params, token, id, some_absent);
+      if (blockIdx.x == 0 && expert == -1 && id != -1) note_no_expert<kHomes>(params, shared, at, id);
     }
     constexpr int kTokenShift = 16;
     const unsigned key = expert < 0 ? 0x80000000U | static_cast<unsigned>(lane_idx())
@@ -152,7 +153,9 @@ template <Codec kCodec, bool kHomes, typename Far = NoFarSender>
 class DispatchSender {
  public:
   __device__ DispatchSender(const DispatchSendParams& params, DispatchSendShared& shared, const Far& far = {})
-      : params_(params), call_(params.call), shared_(shared), places_(warp_idx() == 0), far_(far), step_(params) {}
+      : params_(params), call_(params.call), shared_(shared), places_(warp_idx() == 0), far_(far), step_(params) {
+    if constexpr (kHomes) num_absent_ = load_num_absent(call_);
+  }
 
   /// See send_dispatch().
   template <typename Meanwhile, typename OnTurn>
@@ -223,14 +226,15 @@ class DispatchSender {
     __syncthreads();
     if (places_) return;
     const int end = blockIdx.x == 0 ? static_cast<int>(call_.num_tokens) : tokens.first;
-    count_tokens<kHomes>(params_, shared_, end, num_tokens, tokens_of_expert);
+    count_tokens<kHomes>(params_, shared_, end, num_tokens, num_absent_ != 0);
   }
 
   /// False when the group broke. `token`: the block's first, if it has one.
   __device__ bool take_turn(int token) {
     if (places_) {
+      if constexpr (!kHomes) num_absent_ = load_num_absent(call_);
       const auto look = far_.look();
-      const auto meanwhile = [this, token] { entry_.template find_owner<kHomes>(params_, token); };
+      const auto meanwhile = [this, token] { entry_.template find_owner<kHomes>(params_, token, num_absent_ != 0); };
       std::uint64_t number = wait_for_turn<true>(call_, LatencyKind::kDispatch, shared_.sets, meanwhile, far_.layout());
       if (number != 0 && !far_.await_sets(number, look)) number = 0;
       if (lane_idx() == 0) shared_.number = number;
@@ -259,7 +263,7 @@ class DispatchSender {
     entry_.keep(call_.tables, call_.num_topk, token);
     if (more) {
       entry_.load(params_, token + 1);
-      entry_.template find_owner<kHomes>(params_, token + 1);
+      entry_.template find_owner<kHomes>(params_, token + 1, num_absent_ != 0);
     }
     __syncwarp();  // before the next token's targets
   }
@@ -267,7 +271,8 @@ class DispatchSender {
   const DispatchSendParams& params_;
   const LatencyParams& call_;
   DispatchSendShared& shared_;
-  const bool places_;  ///< this warp determines the targets of tokens, and moves no rows
+  const bool places_;             ///< this warp determines the targets of tokens, and moves no rows
+  std::uint32_t num_absent_ = 0;  ///< of absent ranks, where it is used
   const Far far_;
   RowStep<kCodec> step_;
   TokenEntry entry_;

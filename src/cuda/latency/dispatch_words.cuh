@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "cuda/latency/absent_ranks.cuh"
 #include "cuda/latency/turns.cuh"
 #include "cuda/placement/pick.cuh"
 
@@ -18,10 +19,13 @@ __device__ inline std::int64_t load_id(const DispatchSendParams& params, std::in
                          : static_cast<const std::int32_t*>(params.topk_idx)[at];
 }
 
-/// Expert of an id, -1: none, or not an expert.
+/// Expert of an id; -1: none, or not an expert. With homes lost_expert() if the ranks of all its homes are absent.
+/// `some_absent`: used with homes alone.
 template <bool kHomes>
-__device__ inline int expert_of(const DispatchSendParams& params, std::int64_t token, std::int64_t id) {
+__device__ inline int expert_of(const DispatchSendParams& params, std::int64_t token, std::int64_t id,
+                                bool some_absent) {
   if constexpr (kHomes) {
+    if (some_absent) return pick_present_expert(params, token, id);
     return pick_expert(params.placement, params.call.num_experts, id, token, params.call.ranks.rank);
   }
   return id >= 0 && id < params.call.num_experts ? static_cast<int>(id) : -1;
@@ -111,13 +115,24 @@ struct TokenEntry {
   }
   /// Expert of the loaded id, and its owner. An id of an expert without a home becomes -1.
   template <bool kHomes>
-  __device__ void find_owner(const DispatchSendParams& params, std::int64_t token) {
-    expert = expert_of<kHomes>(params, token, id);
+  __device__ void find_owner(const DispatchSendParams& params, std::int64_t token, bool some_absent) {
+    expert = expert_of<kHomes>(params, token, id, some_absent);
+    if constexpr (kHomes) {
+      if (expert == -1 && is_homeless(params.placement, params.call.num_experts, id)) id = -1;
+    }
     owner = expert >= 0 ? params.placement.owner[expert] : -1;
     if (expert >= 0) local_expert = params.placement.local_expert[expert];
-    if constexpr (kHomes) {
-      if (expert < 0 && is_homeless(params.placement, params.call.num_experts, id)) id = -1;
+    if (some_absent) [[unlikely]]
+      drop_absent(params.call);
+  }
+  /// Drops a pick of an absent rank's expert; its id stays.
+  __device__ void drop_absent(const LatencyParams& call) {
+    if (expert < -1) {
+      id = lost_expert(expert);
+    } else if (expert < 0 || !is_absent(call, owner)) {
+      return;
     }
+    expert = owner = -1;
   }
   /// Writes the entry to the Routing's tables. No thread of this call reads them.
   __device__ void keep(const LatencyTables& tables, int num_topk, std::int64_t token) const {

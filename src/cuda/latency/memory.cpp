@@ -58,6 +58,22 @@ Status start_masks(Parts& parts, int num_ranks, cudaStream_t stream) {
   return status;
 }
 
+/// Writes who is absent, and that absent ranks have no set for the first calls (absent_ranks.cuh).
+void leave_out_absent(const std::vector<int>& absent_ranks, int num_ranks, LatencyLocal& local,
+                      std::vector<std::uint64_t>& grants) {
+  constexpr int kBits = 32;
+  local.num_absent = static_cast<std::uint32_t>(absent_ranks.size());
+  for (const int rank : absent_ranks) {
+    local.absent[rank / kBits] |= 1U << (rank % kBits);
+    for (int kind = 0; kind < kLatencyKinds; ++kind) {
+      const std::size_t slot = (to_size(kind) * to_size(num_ranks) + to_size(rank)) * kGrantSlots;
+      for (std::uint64_t number = 1; number <= kSets; ++number) {
+        grants[slot + number % kGrantSlots] = number << 32 | kNoSet;
+      }
+    }
+  }
+}
+
 }  // namespace
 
 LatencyLayout latency_layout(const Topology& topology, std::size_t latency_bytes) {
@@ -97,6 +113,7 @@ Status start_latency(Parts& parts, int num_ranks, cudaStream_t stream) {
       }
     }
   }
+  if (parts.mask_timeout_ns == 0) leave_out_absent(parts.absent_ranks, num_ranks, local, grants);
   std::byte* const base = parts.latency.get();
   status = runtime_status(cudaMemcpyAsync(base + layout.control.grants, grants.data(),
                                           grants.size() * sizeof(grants[0]), cudaMemcpyHostToDevice, stream),

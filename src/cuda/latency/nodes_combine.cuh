@@ -152,7 +152,7 @@ __device__ inline bool send_nodes_combine(const FarCombineParams& params, const 
       if (sends_weights(params, start.routed)) good = import_weights(params, shared, shared.far_firsts);
     }
   }
-  return end_send<false>(params, shared, start, good);
+  return end_send<false>(params, shared, start, good, 0);
 }
 
 /// Rows that a combine returns to a far rank.

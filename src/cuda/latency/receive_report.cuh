@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "cuda/latency/absent_ranks.cuh"
 #include "cuda/latency/receive_counts.cuh"
 #include "cuda/placement/counters.cuh"
 #include "cuda/placement/pick.cuh"
@@ -88,11 +89,12 @@ __device__ inline void begin_report(const LatencyParams& call, ReceiveShared& sh
   __syncthreads();
 }
 
-/// Whether the rank is masked, so that its rows are sent nowhere. Only Params of groups that mask ranks have a mask.
+/// Whether the rank is masked or absent, so that its rows are sent nowhere. Only Params of groups that mask ranks have
+/// a mask.
 template <typename Params>
-__device__ inline bool is_left_out(const Params& params, int rank) {
+__device__ inline bool is_left_out(const LatencyParams& call, const Params& params, int rank) {
   if constexpr (requires { params.mask; }) return params.mask.state->masked[rank] != 0;
-  return false;
+  return is_absent(call, rank);
 }
 
 /// Writes the tables that follow from the counts. All threads of the block that reports. `kHomes`: see
@@ -119,7 +121,7 @@ __device__ __noinline__ inline void report_counts(const LatencyParams& call, con
     add_to_counters(
         params.counters, params.placement, call.num_experts, call.num_local_experts,
         [&](int expert) {
-          const bool left_out = is_left_out(params, home_rank(experts.homes[expert]));
+          const bool left_out = is_left_out(call, params, home_rank(experts.homes[expert]));
           return left_out ? 0 : static_cast<std::int32_t>(payload_of(load_relaxed_system(own + expert)));
         },
         [&](int local) { return experts.local_rows[local]; },
@@ -143,7 +145,7 @@ __device__ __noinline__ inline void report_counts(const LatencyParams& call, con
 #pragma unroll 1
   for (int rank = thread; rank < num_ranks; rank += num_threads) {
     host.from_rank[rank] = shared.from_rank[rank];
-    host.to_rank[rank] = is_left_out(params, rank) ? 0 : shared.to_rank[rank];
+    host.to_rank[rank] = is_left_out(call, params, rank) ? 0 : shared.to_rank[rank];
   }
   if (thread == 0) {
     host.result->num_used_rows = num_rows;

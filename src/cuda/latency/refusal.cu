@@ -2,6 +2,7 @@
 /// program has the error already. The call's number is used up on all ranks alike, and so is this rank's set, if the
 /// call has one.
 
+#include "cuda/latency/absent_ranks.cuh"
 #include "cuda/latency/kernel_row.hpp"
 #include "cuda/latency/kernels.hpp"
 #include "cuda/latency/mask.cuh"
@@ -72,6 +73,8 @@ __global__ void __launch_bounds__(kRefusalThreads) refusal_kernel(const __grid_c
     const std::uint64_t number = turn_number(call, params.kind);
     grant_owed_set(call, params.kind, number);
     send_refusal(params, number, own_set(call, params.kind, number), shared);
+    __syncwarp();
+    if (shared.number != 0 && load_num_absent(call) != 0) post_for_absent(call, params.kind, number, shared.set, 0);
   }
   __syncthreads();
   const bool free = receive_refusal(params, shared);

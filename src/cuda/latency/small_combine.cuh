@@ -149,6 +149,7 @@ __device__ inline void announce_small(const SmallCombineParams& params, SmallCom
 /// Grants the owed set, and ends the call for this rank. Second warp of the first block. No peer waits on this step.
 __device__ inline void keep_small_books(const LatencyParams& call) {
   const TurnLook turn(call, LatencyKind::kCombine);
+  const std::uint32_t num_absent = load_num_absent(call);
   if (turn.broken) return;
   const bool routed = call.tables.summary->valid != 0;
   grant_owed_set(call, LatencyKind::kCombine, turn.number);
@@ -157,6 +158,9 @@ __device__ inline void keep_small_books(const LatencyParams& call) {
   const Payload set = wait_payload(call, {Awaited::kDone, call.ranks.rank, turn.number}, grant);
   if (__all_sync(kAllLanes, static_cast<int>(set.came)) == 0) return;
   const SentCall sent{turn.number, set.value, 1, 0};
+  if (num_absent != 0) {
+    post_for_absent(call, LatencyKind::kCombine, turn.number, static_cast<int>(set.value), 0);
+  }
   const Outcome outcome = await_agreements(call, sent);
   if (outcome == Outcome::kStop) return;
   if (outcome != Outcome::kGo && !await_other_rows(call, sent)) return;

@@ -214,7 +214,7 @@ class SmallReceiver {
     if (host.result == nullptr || warp_idx() != 0) return;
     if (thread < call_.ranks.num_ranks) {
       host.from_rank[thread] = memory_.shared->from_rank[thread];
-      host.to_rank[thread] = memory_.shared->to_rank[thread];
+      host.to_rank[thread] = is_absent(call_, thread) ? 0 : memory_.shared->to_rank[thread];
     }
     if (thread == 0) {
       host.result->num_used_rows = num_rows;

@@ -71,6 +71,9 @@ class SmallSender {
     std::int32_t home = -1;
     int expert = -1;
     if (lane < call_.num_topk) expert = shared_.experts[token_ * call_.num_topk + lane];
+    if (num_absent_ != 0 && expert >= 0 && is_absent(call_, home_rank(memory_.experts.homes[expert]))) [[unlikely]] {
+      expert = -1;
+    }
     if (warp_idx() == 0) post_small_entries(expert);
     if (expert >= 0) home = memory_.experts.homes[expert];
     SmallTargets targets;
@@ -141,7 +144,7 @@ class SmallSender {
       const int token = thread / call_.num_topk;
       int expert = -1;
       if (token < num_counted_ && id != -1) {
-        expert = id >= 0 && id < call_.num_experts ? static_cast<int>(id) : -1;
+        expert = expert_of<false>(params_, token, id, false);
         if (expert >= 0) {
           atomicOr(&tokens_of_expert[expert], 1U << token);
         } else if (counts) {
@@ -155,6 +158,7 @@ class SmallSender {
 
   /// Waits for the call's number, and finds this rank's places on the others. The first warp.
   __device__ void take_turn() {
+    num_absent_ = load_num_absent(call_);
     const std::uint64_t number = wait_for_turn<false>(call_, LatencyKind::kDispatch, shared_.sets, [] {});
     const int lane = lane_idx();
     if (lane < call_.ranks.num_ranks) {
@@ -189,6 +193,7 @@ class SmallSender {
   SmallShared& shared_;
   const ReceiveMemory& memory_;
   const int token_;
+  std::uint32_t num_absent_ = 0;  ///< of absent ranks, in the first warp
   int num_counted_ = 0;
   std::int32_t owner_ = 0;
   std::int32_t local_expert_ = 0;

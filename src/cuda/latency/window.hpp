@@ -95,6 +95,10 @@ struct LatencyLocal {
   std::uint32_t arrivals[kLatencyKinds];        ///< blocks of the sending kernel that are done
   /// [b] by helper b of a combine: twice the call's number, and 1 more if it adds up its share (combine_receive.cuh)
   std::uint64_t helpers[kMaxCallBlocks];
+  /// Ranks without a process, one bit each, and their number; 0 in groups that mask them. See absent_ranks.cuh.
+  std::uint32_t absent[kMaxRanks / 32];
+  std::uint32_t num_absent;
+  std::uint32_t padding;
 };
 
 /// Words between peers in groups that mask lost ranks (GroupOptions::mask_lost_ranks), behind LatencyLocal. System
