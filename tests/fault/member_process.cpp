@@ -129,7 +129,10 @@ int run_views(Membership& members, MemberWork& work) {
     }
     if (!status.ok()) print_event("failed", text_of(status));
     NextViewOptions options{.reason = {}, .silent_ids = {}, .leave = leaves};
-    if (!status.ok()) options = work.take_loss(status);
+    if (!status.ok()) {
+      options = work.take_loss(status);
+      print_event("asked");
+    }
     const Result<MembershipView> view = members.next_view(options);
     leaves = is_told_to_end();
     if (!view.ok()) {

@@ -73,6 +73,7 @@ class Member:
         )
         self.view = None
         self.failed_s = 0.0  # of the latest call that failed
+        self.asked_s = 0.0  # of the latest call of next_view after that
         self._events = queue.Queue()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -96,7 +97,9 @@ class Member:
                 return event
             if event["event"] == "failed":
                 self.failed_s = event["at_ns"] / 1e9
-            if event["event"] not in ("failed", "step", "start", "view"):
+            if event["event"] == "asked":
+                self.asked_s = event["at_ns"] / 1e9
+            if event["event"] not in ("failed", "asked", "step", "start", "view"):
                 raise Problem(f"event {event} instead of {name}")
 
     def next_view(self, ids):
@@ -143,7 +146,7 @@ class World:
         self.members = {}
         self.gone = []
         self.num_steps = 0
-        self.times = {"noticed_s": [], "agreed_s": [], "stepped_s": [], "rejoined_s": []}
+        self.times = {"noticed_s": [], "asked_s": [], "agreed_s": [], "stepped_s": [], "rejoined_s": []}
         port = free_port()
         for rank in range(self.num_ranks):
             self.members[rank] = self.start(["--create", rank, self.num_ranks, port])
@@ -173,6 +176,7 @@ class World:
             self.members[member].process.send_signal(fault)
         self.times["agreed_s"].append(self.expect_view(left) - begin_s)
         self.times["noticed_s"].append(max(self.members[member].failed_s for member in left) - begin_s)
+        self.times["asked_s"].append(max(self.members[member].asked_s for member in left) - begin_s)
         self.times["stepped_s"].append(max(self.members[member].first_step_s() for member in left) - begin_s)
         gone = [self.members.pop(member) for member in lost]
         self.gone = gone
