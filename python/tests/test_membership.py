@@ -5,7 +5,11 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
+import socket
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -273,6 +277,37 @@ def test_a_process_joins_a_single_one() -> None:
     view = members.next_view()
     thread.join()
     assert views == [dataclasses.replace(view, rank=1)]
+
+
+SLOW_TO_END = """
+import ctypes, os, sys, ferry
+from test_membership import Alone
+members = ferry.Membership(comm=Alone())
+libc = ctypes.CDLL(None)
+for _ in range(20):  # each of these takes the kernel some milliseconds to close, like those of a GPU
+    libc.inotify_add_watch(libc.inotify_init(), b"/", 1)
+last = os.open("/dev/null", os.O_RDONLY)
+os.dup2(int(sys.argv[1]), last)  # closed before these
+os.close(int(sys.argv[1]))
+print(members.address, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_the_port_of_a_killed_process_refuses_before_others_of_its_descriptors_are_closed() -> None:
+    mine, theirs = socket.socketpair()
+    command = [sys.executable, "-c", SLOW_TO_END, str(theirs.fileno())]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment, **pipes) as process:
+        theirs.close()
+        host, port = process.stdout.readline().strip().rsplit(":", 1)
+        process.kill()
+        mine.settimeout(TIMEOUT_S)
+        assert mine.recv(1) == b""
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((host, int(port)), TIMEOUT_S)
+    mine.close()
 
 
 def test_wrong_arguments() -> None:

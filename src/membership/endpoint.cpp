@@ -1,5 +1,6 @@
 #include "membership/endpoint.hpp"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <netinet/in.h>
 
@@ -16,6 +17,18 @@ namespace {
 /// Time after which a dismissed connection is closed although the other end has not done so: a stopped process that
 /// goes on within it still learns what it was told.
 constexpr std::int64_t kLingerNs = 60 * kNsPerSecond;
+
+/// Least number of the descriptor on which a member listens. The port of a process that was killed is to refuse at once,
+/// but Linux closes the descriptors of an ending process one after another, the highest first, and those of a GPU take
+/// long: the ports of processes that use one refused 50 ms after SIGKILL, of those with PyTorch 190 to 330 (H200).
+/// CUDA opens fewer than this, and every process may open as many (the usual soft limit is 1024).
+constexpr int kLeastDescriptor = 512;
+
+/// Gives a descriptor a high number, if the process may have one.
+UniqueFd move_up(UniqueFd fd) {
+  UniqueFd moved(fcntl(fd.get(), F_DUPFD_CLOEXEC, kLeastDescriptor));
+  return moved.valid() ? std::move(moved) : std::move(fd);
+}
 
 std::uint16_t port_of(int fd) {
   bootstrap::Address address;
@@ -36,7 +49,7 @@ Result<Listener> listen_anywhere(const std::string& host) {
                                                   host, fd.status().message()));
   }
   const std::uint16_t port = port_of(fd->get());
-  return Listener{std::move(*fd), port};
+  return Listener{move_up(std::move(*fd)), port};
 }
 
 Endpoint::Endpoint(UniqueFd listener, std::uint16_t port, const std::string& secret, int num_members)

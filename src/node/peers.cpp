@@ -25,7 +25,9 @@ std::string_view Peers::loss_of(int rank) const {
 std::vector<int> Peers::ended_ranks() const {
   std::vector<int> ended;
   for (int rank = first_rank_; rank < end_rank(); ++rank) {
-    if (peer(rank).link != nullptr && peer(rank).link->gone()) ended.push_back(rank);
+    // A rank that has left the group may live.
+    const bool has_left = control(rank).left.load(std::memory_order_acquire) != 0;
+    if (!has_left && peer(rank).link != nullptr && peer(rank).link->gone()) ended.push_back(rank);
   }
   return ended;
 }

@@ -82,7 +82,7 @@ class Peers {
   std::string_view loss_of(int rank) const;
   /// Whether the rank was there when the group formed, and is lost.
   bool was_lost(int rank) const { return !peer(rank).is_absent && !loss_of(rank).empty(); }
-  /// Ranks of other processes that have ended, ascending.
+  /// Ranks of other processes that have ended without leaving, ascending.
   std::vector<int> ended_ranks() const;
   /// Ranks that have not entered the current call, ascending.
   std::vector<int> late_ranks() const;
