@@ -97,8 +97,9 @@ typedef struct ferry_group_options {
   /// level 0. No effect without a card, see ferry_network_usage_service_level.
   int32_t network_service_level;
   int32_t network_paths;  ///< connections of a card to a rank of another host, 1 to 16; 0: UCX's choice
-  /// [num_present_ranks] rank in the group of each rank of the bootstrap, ascending. The other ranks are masked by all
-  /// until ferry_group_renew brings them in, which takes mask_lost_ranks. NULL: all, in order.
+  /// [num_present_ranks] rank in the group of each rank of the bootstrap, ascending. The other ranks are absent until
+  /// ferry_group_renew brings them in: calls of latency mode are made without them, others are
+  /// FERRY_ERROR_INVALID_ARGUMENT. NULL: all are present, in order.
   const int32_t* present_ranks;
   int32_t num_present_ranks;
   int32_t num_ranks;  ///< ranks of the group, of which present_ranks have a process; 0: as many as the bootstrap has
@@ -115,11 +116,11 @@ FERRY_C_API ferry_status* ferry_group_destroy(ferry_group* group);
 FERRY_C_API void ferry_group_free(ferry_group* group);
 
 /// ferry::Group::suspend: ends this rank's part in the group until ferry_group_renew. For a rank that has lost another
-/// one and calls ferry_membership_next_view: ranks that still wait for it in latency mode mask it at once. Local, but
-/// waits until this rank's calls have run; replays of captured graphs must be done. Other calls on the group return
-/// FERRY_ERROR_INVALID_ARGUMENT until then; it may be destroyed and freed.
+/// one and calls ferry_membership_next_view: calls of ranks that still wait for it end soon, in latency mode with masks
+/// by masking it. Local, but waits until this rank's calls have run; replays of captured graphs must be done. Other
+/// calls on the group return FERRY_ERROR_INVALID_ARGUMENT until then; it may be destroyed and freed.
 /// silent_ranks: has room for `num` ranks, num = the number of ranks of the group. Receives, ascending, the
-/// `*num_silent` ranks that this one has masked and that did not mask it, for ferry_next_view_options::silent_ids.
+/// `*num_silent` silent ranks (see ferry::Group::suspend), for ferry_next_view_options::silent_ids.
 /// FERRY_ERROR_INVALID_ARGUMENT (an argument, a group that is suspended or destroyed) and FERRY_ERROR_UNSUPPORTED
 /// (several nodes): nothing has changed. Otherwise FERRY_ERROR_CUDA.
 FERRY_C_API ferry_status* ferry_group_suspend(ferry_group* group, int32_t* silent_ranks, int64_t num,

@@ -146,8 +146,9 @@ struct GroupOptions {
   std::int64_t mask_timeout_ns = kDefaultMaskTimeoutNs;
   /// Ranks of the group, of which only `present_ranks` have a process. 0: as many as the bootstrap has.
   int num_ranks = 0;
-  /// [members] rank in the group of each rank of the bootstrap, ascending. The other ranks are masked by all until
-  /// Group::renew brings them in, so the option takes mask_lost_ranks unless there are none. Empty: all, in order.
+  /// [members] rank in the group of each rank of the bootstrap, ascending. The other ranks are *absent* until
+  /// Group::renew brings them in: calls of latency mode are made without them, others are kInvalidArgument. Empty: all
+  /// ranks are present, in order.
   std::vector<int> present_ranks{};
   /// Called about ten times a second while the host waits for other ranks in route, dispatch, combine, destroy or a
   /// call of latency mode, by the thread that makes the call; true ends the wait. That breaks the group as if this rank
@@ -397,8 +398,9 @@ class FERRY_API Group {
   /// Ends this rank's part in the group until `renew`: ranks that wait for it in latency mode mask it at once if they
   /// mask lost ranks, and other calls of theirs fail as if it had left. For a rank that has lost another one and asks
   /// Membership::next_view, so that none waits for its calls meanwhile. Local. Calls before renew are kInvalidArgument.
-  /// @return the silent ranks, for NextViewOptions::silent_ids: those that this rank has masked in latency mode and
-  ///         that did not mask it, ascending, without absent ones
+  /// @return the silent ranks, for NextViewOptions::silent_ids, ascending, without absent ones. If the group masks lost
+  ///         ranks and is not broken: those that this rank has masked and that did not mask it. Else those whose
+  ///         processes have ended and, if a call was kTimeout, the one that it named and those that had not begun it
   /// @sync   waits until this rank's calls have run. Replays of captured graphs must be done
   /// @errors kInvalidArgument: the group is suspended, or was destroyed; kUnsupported: several nodes; kCuda
   [[nodiscard]] Result<std::vector<int>> suspend();
@@ -412,8 +414,9 @@ class FERRY_API Group {
   ///     their Routings, remain valid: replays are made with the ranks that are present then. A new process makes the
   ///     calls of such a graph, captured or not, with the same arguments.
   ///   - What ends: other Routings, split calls that were not received, an error that broke the group, and all masks.
-  ///     Then absent ranks are masked on every rank, and no others. On CPUs buffers from `allocate` stay the caller's
-  ///     memory, but peers reach them no longer without staging.
+  ///     Then calls of latency mode are made without the absent ranks; if the group masks lost ranks, those are masked
+  ///     on every rank, and no others. On CPUs buffers from `allocate` stay the caller's memory, but peers reach them no
+  ///     longer without staging.
   ///   - A process that was left out and still runs reaches no memory that calls of latency mode read from then on.
   /// @errors as create; kUnsupported: several nodes, GPU memory that cannot be shared as file descriptors, or a new
   ///         rank that is on another host or a thread of a process that stays; kInvalidArgument also if this rank is

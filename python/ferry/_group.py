@@ -94,10 +94,10 @@ class Group(LatencyCalls):
     network_paths: connections of a card to each rank of another host, 1 to 16. By default UCX's choice; as
         network_service_level otherwise.
     num_ranks: with ``members``, the number of ranks of a group of which some may be absent: the ids of the view are the
-        ranks that are present. The others are masked until :meth:`renew` brings them in, so this takes mask_lost_ranks
-        unless there are none. For a process that takes a lost one's place while the others renew their group; also for
-        all processes from the beginning. By default as many ranks as there are members, whatever their ids. The same on
-        every rank that creates the group.
+        ranks that are present. The others are absent until :meth:`renew` brings them in: calls of latency mode are made
+        without them, others raise InvalidArgument. For a process that takes a lost one's place while the others renew
+        their group; also for all processes from the beginning. By default as many ranks as there are members, whatever
+        their ids. The same on every rank that creates the group.
 
     Raises :class:`ferry.FerryError` subclasses; the process group is used only while the group is created.
     """
@@ -411,14 +411,16 @@ class Group(LatencyCalls):
     def suspend(self) -> tuple[int, ...]:
         """End this rank's part in the group until :meth:`renew`. Local, for groups of one node.
 
-        For a rank that has lost another one and calls :meth:`Membership.next_view`: ranks that still wait for it in
-        latency mode mask it at once, so a step that they are in does not count. Other calls raise InvalidArgument until
-        renew, but the group may be destroyed. Waits until this rank's calls have run; replays of captured graphs must
-        be done.
+        For a rank that has lost another one and calls :meth:`Membership.next_view`: calls of ranks that still wait for
+        it raise PeerLost soon, or mask it at once where the group masks lost ranks, so a step that they are in does not
+        count. Other calls raise InvalidArgument until renew, but the group may be destroyed. Waits until this rank's
+        calls have run; replays of captured graphs must be done.
 
-        Returns the silent ranks, for the ``silent_ids`` of next_view: those that this rank has masked and that did not
-        mask it, ascending, without absent ones. Raises InvalidArgument if the group is suspended or was destroyed, and
-        Unsupported over several nodes; then nothing has changed.
+        Returns the silent ranks, for the ``silent_ids`` of next_view, ascending, without absent ones. If the group
+        masks lost ranks and is not broken: those that this rank has masked and that did not mask it. Else those whose
+        processes have ended and, after a Timeout, the one that it named and those that had not begun the call. Raises
+        InvalidArgument if the group is suspended or was destroyed, and Unsupported over several nodes; then nothing has
+        changed.
         """
         return self._native.suspend()
 
@@ -432,7 +434,8 @@ class Group(LatencyCalls):
         What stays: rank and options, tensors of ``empty``, and on a GPU all memory at its addresses, so captured graphs
         of latency mode remain valid with their routings; a new process makes the calls of such a graph with the same
         arguments. What ends: other routings, split calls that were not received, an error that broke the group, and all
-        masks. Absent ranks are masked on every rank then, and no others. On CPUs tensors of ``empty`` are ordinary
+        masks. Then calls of latency mode are made without the absent ranks: those are masked on every rank, and no
+        others, if the group masks lost ranks. On CPUs tensors of ``empty`` are ordinary
         memory from then on.
 
         members: a :class:`ferry.Membership` that began with the ranks of this group.

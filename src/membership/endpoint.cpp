@@ -18,10 +18,10 @@ namespace {
 /// goes on within it still learns what it was told.
 constexpr std::int64_t kLingerNs = 60 * kNsPerSecond;
 
-/// Least number of the descriptor on which a member listens. The port of a process that was killed is to refuse at once,
-/// but Linux closes the descriptors of an ending process one after another, the highest first, and those of a GPU take
-/// long: the ports of processes that use one refused 50 ms after SIGKILL, of those with PyTorch 190 to 330 (H200).
-/// CUDA opens fewer than this, and every process may open as many (the usual soft limit is 1024).
+/// Least number of the descriptor on which a member listens. The port of a process that was killed is to refuse at
+/// once, but Linux closes the descriptors of an ending process one after another, the highest first, and those of a GPU
+/// take long: ports of processes that use one refused 50 ms after SIGKILL, those of processes with PyTorch 190 to 330
+/// (H200). CUDA opens fewer than this, and every process may open as many (the usual soft limit is 1024).
 constexpr int kLeastDescriptor = 512;
 
 /// Gives a descriptor a high number, if the process may have one.
