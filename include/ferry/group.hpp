@@ -400,7 +400,7 @@ class FERRY_API Group {
   /// Membership::next_view, so that none waits for its calls meanwhile. Local. Calls before renew are kInvalidArgument.
   /// @return the silent ranks, for NextViewOptions::silent_ids, ascending, without absent ones. If the group masks lost
   ///         ranks and is not broken: those that this rank has masked and that did not mask it. Else those whose
-  ///         processes have ended and, if a call was kTimeout, the one that it named and those that had not begun it
+  ///         processes have ended and, if a call was kTimeout, the one that it named
   /// @sync   waits until this rank's calls have run. Replays of captured graphs must be done
   /// @errors kInvalidArgument: the group is suspended, or was destroyed; kUnsupported: several nodes; kCuda
   [[nodiscard]] Result<std::vector<int>> suspend();
@@ -415,8 +415,8 @@ class FERRY_API Group {
   ///     calls of such a graph, captured or not, with the same arguments.
   ///   - What ends: other Routings, split calls that were not received, an error that broke the group, and all masks.
   ///     Then calls of latency mode are made without the absent ranks; if the group masks lost ranks, those are masked
-  ///     on every rank, and no others. On CPUs buffers from `allocate` stay the caller's memory, but peers reach them no
-  ///     longer without staging.
+  ///     on every rank, and no others. On CPUs buffers from `allocate` stay the caller's memory, but peers no longer
+  ///     reach them without staging.
   ///   - A process that was left out and still runs reaches no memory that calls of latency mode read from then on.
   /// @errors as create; kUnsupported: several nodes, GPU memory that cannot be shared as file descriptors, or a new
   ///         rank that is on another host or a thread of a process that stays; kInvalidArgument also if this rank is

@@ -418,9 +418,8 @@ class Group(LatencyCalls):
 
         Returns the silent ranks, for the ``silent_ids`` of next_view, ascending, without absent ones. If the group
         masks lost ranks and is not broken: those that this rank has masked and that did not mask it. Else those whose
-        processes have ended and, after a Timeout, the one that it named and those that had not begun the call. Raises
-        InvalidArgument if the group is suspended or was destroyed, and Unsupported over several nodes; then nothing has
-        changed.
+        processes have ended and, after a Timeout, the one that it named. Raises InvalidArgument if the group is
+        suspended or was destroyed, and Unsupported over several nodes; then nothing has changed.
         """
         return self._native.suspend()
 

@@ -242,8 +242,9 @@ def test_wrong_arguments() -> None:
     ):
         with pytest.raises(ferry.InvalidArgument, match=match):
             call()
-    with pytest.raises(ferry.Unsupported, match="nodes"):
-        alone(ranks_per_node=1)
+    for masks in (True, False):
+        with pytest.raises(ferry.Unsupported, match="nodes"):
+            members.group(num_ranks=2, ranks_per_node=1, mask_lost_ranks=masks, timeout=TIMEOUT_S)
     with pytest.raises(TypeError):
         members.next_view(silent_ids=["one"])  # type: ignore[list-item]
     assert members.group(num_ranks=1).num_ranks == 1

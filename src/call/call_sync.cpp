@@ -134,7 +134,9 @@ Status CallSync::begin(CallDescriptor descriptor) {
   peers().open(descriptor);
   if (Status status = wait(Phase::kDescribed); !status.ok()) return status;
   std::vector<const CallRecord*> records;
-  for (int rank = 0; rank < peers().num_ranks(); ++rank) records.push_back(&peers().descriptor_of(rank).record);
+  for (int rank = 0; rank < peers().num_ranks(); ++rank) {
+    records.push_back(peers().peer(rank).is_absent ? nullptr : &peers().descriptor_of(rank).record);
+  }
   return agree(records);
 }
 

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <iterator>
 #include <utility>
 
 #include "core/cores.hpp"
@@ -213,11 +212,9 @@ bool GroupState::someone_gave_up() const {
   return peers_.anyone_gave_up() || (rails_ != nullptr && rails_->reported_error());
 }
 
-std::vector<int> GroupState::silent_ranks(const std::vector<int>& late) const {
+std::vector<int> GroupState::silent_ranks() const {
   std::vector<int> silent = peers_.ended_ranks();
-  if (broken_.code() != ErrorCode::kTimeout) return silent;
-  silent.push_back(broken_.peer());
-  std::ranges::copy(late, std::back_inserter(silent));
+  if (broken_.code() == ErrorCode::kTimeout) silent.push_back(broken_.peer());
   return silent;
 }
 

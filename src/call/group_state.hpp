@@ -90,9 +90,9 @@ class GroupState {
   /// Whether another rank of this node or this rail has reported an error, or is lost. Any thread.
   bool someone_gave_up() const;
   bool someone_is_lost() const;
-  /// Ranks of this node for which none need wait when all ask for the next view: those that have ended, and if the
-  /// group broke for a timeout, the one that it names and `late` ones. Some may be named twice.
-  std::vector<int> silent_ranks(const std::vector<int>& late) const;
+  /// Ranks of this node for which none need wait when all ask for the next view: those that have ended and, if the
+  /// group broke for a timeout, the one that it names. It may be named twice.
+  std::vector<int> silent_ranks() const;
   /// `find_lost` finds a lost rank of another node that is perhaps on no rail of this rank: the status says why, and
   /// names it; ok if there is none. Any thread calls it. Null ends that.
   void watch_others(std::function<Status()> find_lost);

@@ -138,7 +138,7 @@ Result<std::vector<int>> Group::suspend() {
   Result<std::vector<int>> silent = backend_->suspend();
   is_suspended_ = true;
   if (!silent.ok()) return silent;
-  std::erase_if(*silent, [&](int rank) { return !is_present(*options_, rank); });
+  std::erase_if(*silent, [&](int one) { return one == rank() || !is_present(*options_, one); });
   std::ranges::sort(*silent);
   const auto again = std::ranges::unique(*silent);
   silent->erase(again.begin(), again.end());

@@ -121,12 +121,21 @@ Status check_options(const GroupOptions& options, int rank, int num_ranks) {
 }
 
 /// Returns the same on every rank.
-Status check_masking(const GroupOptions& options, const Topology& topology) {
-  if (!options.mask_lost_ranks || topology.num_nodes() == 1) return {};
-  return Status(ErrorCode::kUnsupported,
-                fmt::format("Group::create: mask_lost_ranks is set and the {} ranks are on {} nodes; ranks are masked "
-                            "on one node only, clear the option and create a new group when a rank is lost",
-                            topology.num_ranks, topology.num_nodes()));
+Status check_one_node(const GroupOptions& options, const Topology& topology) {
+  if (topology.num_nodes() == 1) return {};
+  if (options.mask_lost_ranks) {
+    return Status(
+        ErrorCode::kUnsupported,
+        fmt::format("Group::create: mask_lost_ranks is set and the {} ranks are on {} nodes; ranks are masked "
+                    "on one node only, clear the option and create a new group when a rank is lost",
+                    topology.num_ranks, topology.num_nodes()));
+  }
+  if (options.present_ranks.empty() || std::ssize(options.present_ranks) == topology.num_ranks) return {};
+  return Status(
+      ErrorCode::kUnsupported,
+      fmt::format("Group::create: {} of {} ranks are present and the ranks are on {} nodes; only groups of one "
+                  "node have absent ranks, create a group of those that are present",
+                  options.present_ranks.size(), topology.num_ranks, topology.num_nodes()));
 }
 
 /// Options that must be equal on all ranks, as lines "name=value", so that a message can name the first difference.
@@ -254,7 +263,7 @@ Result<AgreedOptions> agree_on_options(Bootstrap& bootstrap, const GroupOptions&
     agreed.topology.ranks_per_node = *found;
   }
   if (Status users = check_users(*hosts, agreed.topology.ranks_per_node); !users.ok()) return users;
-  if (Status masking = check_masking(options, agreed.topology); !masking.ok()) return masking;
+  if (Status one_node = check_one_node(options, agreed.topology); !one_node.ok()) return one_node;
   return agreed;
 }
 

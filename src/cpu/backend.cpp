@@ -167,7 +167,7 @@ Result<std::vector<int>> CpuBackend::suspend() {
     if (survivors_->is_silent(rank)) silent.push_back(rank);
     if (rank != sync_->rank()) survivors_->update(rank, true);
   }
-  if (!masks) silent = sync_->state().silent_ranks(sync_->peers().late_ranks());
+  if (!masks) silent = sync_->state().silent_ranks();
   sync_->leave();
   return silent;
 }

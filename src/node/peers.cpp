@@ -32,14 +32,6 @@ std::vector<int> Peers::ended_ranks() const {
   return ended;
 }
 
-std::vector<int> Peers::late_ranks() const {
-  std::vector<int> late;
-  for (int rank = first_rank_; rank < end_rank(); ++rank) {
-    if (rank != rank_ && !reached(rank, Phase::kDescribed)) late.push_back(rank);
-  }
-  return late;
-}
-
 Location Peers::locate(const std::byte* data, std::int64_t num_rows, std::int64_t row_bytes,
                        std::int64_t stride_bytes) const {
   Location location{Location::Kind::kProcess, reinterpret_cast<std::int64_t>(data), num_rows, row_bytes, stride_bytes};

@@ -46,8 +46,9 @@ class Peers {
   void set_staged(const Location& staged) { control(rank_).descriptors[call_ % 2].staged = staged; }
   /// Announces that this rank reached `phase` of the current call.
   void post(Phase phase);
+  /// Whether the rank has reached it; absent ones count as if they had.
   bool reached(int rank, Phase phase) const {
-    return control(rank).flag(phase).load(std::memory_order_acquire) >= call_;
+    return peer(rank).is_absent || control(rank).flag(phase).load(std::memory_order_acquire) >= call_;
   }
 
   /// Value of this rank's doorbell. Read it before the flags whose change is to end the next sleep.
@@ -84,8 +85,6 @@ class Peers {
   bool was_lost(int rank) const { return !peer(rank).is_absent && !loss_of(rank).empty(); }
   /// Ranks of other processes that have ended without leaving, ascending.
   std::vector<int> ended_ranks() const;
-  /// Ranks that have not entered the current call, ascending.
-  std::vector<int> late_ranks() const;
 
   /// Location of [data, …) for the peers: in the arena, or an address of this process.
   Location locate(const std::byte* data, std::int64_t num_rows, std::int64_t row_bytes,

@@ -97,12 +97,15 @@ TEST_P(LatencyAbsent, RefusedCalls) {
       LatencyDispatchTensors tensors(context, rank.group(), prepared[1], 0);
       if (context.rank() == 0) {
         if (by_host) {
-          tensors.options.slab_capacity = -1;
+          tensors.options.max_tokens = 0;
         } else {
           tensors.options.num_experts += 1;
         }
       }
-      context.expect_code(call_dispatch(rank.group(), tensors), ErrorCode::kInvalidArgument, "a refused call");
+      const Status status = call_dispatch(rank.group(), tensors);
+      context.expect_code(status, ErrorCode::kInvalidArgument, "a refused call");
+      const std::string_view words = by_host ? "rank 0: latency_dispatch: max_tokens is 0" : "num_experts";
+      context.expect(status.message().find(words) != std::string_view::npos, status.to_string());
       rank.check_exchanges(prepared[1]);
     }
   });
@@ -127,7 +130,33 @@ TEST_P(LatencyAbsent, AnotherLossBreaksTheGroupAgain) {
       const std::vector<int> left = lost == 3 ? std::vector<int>{0, 1, 2} : std::vector<int>{1, 2};
       if (!context.expect_ok(rank.renew(left), "renew without it")) return;
     }
-    if (rank.is_whole()) rank.check_exchanges(prepared[1]);
+    if (rank.is_whole()) {
+      rank.check_exchanges(prepared[1]);
+      context.expect_ok(rank.group().destroy(), "destroy");
+    }
+    meet_all(context);
+  });
+}
+
+/// A rank that lives and makes no more calls is named after the deadline.
+TEST_P(LatencyAbsent, ARankThatStopsCallingIsSilent) {
+  constexpr std::int64_t kDeadlineNs = 4 * kNsPerSecond;
+  const std::vector<PreparedCase> prepared = cases({{}, {kVictim}});
+  run_on_ranks(kRenewRanks, [&](RankContext& context) {
+    if (!is_one_node()) return;
+    GroupOptions options = group_options(context);
+    options.timeout_ns = kDeadlineNs;
+    RenewableRank rank(context, options);
+    if (!rank.is_whole()) return;
+    rank.check_exchanges(prepared[0]);
+    meet_all(context);
+    if (context.rank() != kVictim) {
+      LatencyDispatchTensors tensors(context, rank.group(), prepared[0], 0);
+      const Status status = call_dispatch(rank.group(), tensors);
+      context.expect_code(status, ErrorCode::kTimeout, "a call that misses a rank");
+      const auto silent = rank.group().suspend();
+      context.expect(silent.ok() && *silent == std::vector<int>{kVictim}, "the rank that is waited for is silent");
+    }
     meet_all(context);
   });
 }

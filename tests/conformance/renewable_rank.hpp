@@ -46,6 +46,7 @@ class RenewConformance : public LatencyConformance {
     ExchangeCase spec = small_latency_case(kRenewRanks, 83);
     spec.world.num_topk = 4;
     spec.world.counts = TokenCounts::kEven;
+    spec.combines.push_back({.weighted = true, .order = CombineOrder::kRankSums, .own_weights = true});
     return cases_of(spec, absent);
   }
 

@@ -30,11 +30,18 @@ Survivors::Survivors(call::CallSync& sync, MaskBoard& board, std::int64_t mask_t
       signs_(descriptors_.size()) {}
 
 Status Survivors::begin(const node::CallDescriptor& descriptor) {
-  if (!sync_.broken().ok()) return sync_.broken();
   node::Peers& peers = sync_.peers();
+  if (!masks_lost_ranks()) {
+    Status begun = sync_.begin(descriptor);
+    for (int rank = 0; begun.ok() && rank < peers.num_ranks(); ++rank) {
+      if (include(rank)) descriptors_[to_size(rank)] = peers.descriptor_of(rank);
+    }
+    return begun;
+  }
+  if (!sync_.broken().ok()) return sync_.broken();
   sync_.state().set_operation(to_string(descriptor.record.operation));
   peers.open(descriptor);
-  if (Status status = wait(Phase::kDescribed); !status.ok()) return status;
+  wait(Phase::kDescribed);
   // A rank that continues without this one may have overwritten its descriptor with that of a later call: descriptors
   // are copied first, then checked.
   drop_deserters();
@@ -61,7 +68,13 @@ bool Survivors::drop_deserters() {
 
 Status Survivors::finish() {
   sync_.post(Phase::kDone);
-  return wait(Phase::kDone);
+  if (masks_lost_ranks()) {
+    wait(Phase::kDone);
+    return {};
+  }
+  Status finished = sync_.wait(Phase::kDone);
+  // Ranks that gave up do not wait until this one has read their memory.
+  return finished.ok() ? sync_.confirm_reads() : finished;
 }
 
 void Survivors::update(int rank, bool masked) {
@@ -76,17 +89,7 @@ void Survivors::query(std::int32_t* out) const {
   for (int rank = 0; rank < sync_.peers().num_ranks(); ++rank) out[rank] = include(rank) ? 0 : 1;
 }
 
-Status Survivors::wait(Phase phase) {
-  if (masks_lost_ranks()) {
-    wait_or_mask(phase);
-    return {};
-  }
-  std::vector<bool> awaited(descriptors_.size());
-  for (std::size_t rank = 0; rank < awaited.size(); ++rank) awaited[rank] = include(static_cast<int>(rank));
-  return sync_.wait(phase, &awaited);
-}
-
-void Survivors::wait_or_mask(Phase phase) {
+void Survivors::wait(Phase phase) {
   node::Peers& peers = sync_.peers();
   std::int64_t last_ns = node::monotonic_ns();
   std::int64_t waited_ns = 0;

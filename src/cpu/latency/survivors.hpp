@@ -36,7 +36,8 @@ class Survivors {
   /// Masks ranks that make the current call without this one. Returns whether there was one; if not, all values that
   /// this rank has read from the others are valid.
   bool drop_deserters();
-  /// Ends a call: waits until no rank reads this rank's memory any more.
+  /// Ends a call: waits until no rank reads this rank's memory any more. Without masks an error also says that this
+  /// rank's own reads may be wrong.
   Status finish();
 
   /// Masks `rank`, or ends its mask, from the next call on.
@@ -51,8 +52,7 @@ class Survivors {
     std::int64_t since_ns = 0;
     bool was_lost = false;
   };
-  Status wait(node::Phase phase);
-  void wait_or_mask(node::Phase phase);
+  void wait(node::Phase phase);
   /// Masks the missing ranks that are not worth waiting for. Returns whether to look at the flags again at once.
   bool give_up_on_lost(std::int64_t waited_ns, bool look_for_dead);
   std::uint64_t call() const { return sync_.peers().call(); }

@@ -5,9 +5,9 @@
 /// before the first call, so that a call costs nothing more while all are present.
 ///
 /// Where a token's entries are sent, its picks of experts of absent ranks are dropped; counts include them, so they
-/// take room in slabs as the picks of masked ranks do. Where experts have several homes, tokens pick among those that
-/// are present. An absent rank grants no set, so it gets headers alone, in memory that stands for its own. Each rank
-/// posts to itself the words that the absent one would send.
+/// take room in slabs as the picks of masked ranks do. Where experts may have several homes, tokens pick among those
+/// that are present, and lost picks are not counted. An absent rank grants no set, so it gets headers alone, in memory
+/// that stands for its own. Each rank posts to itself the words that the absent one would send.
 
 #include <cstdint>
 

@@ -51,7 +51,6 @@ class LatencyMode {
   Status make_receive(const LatencyReceiveCall& call, bool& made);
 
   Result<std::vector<int>> masked_ranks(cudaStream_t stream) const;
-  Result<std::vector<int>> late_ranks(cudaStream_t stream) const;
   /// Parameters of a kernel that only reads or changes masks.
   Result<LatencyParams> mask_call(std::string_view operation) const;
 

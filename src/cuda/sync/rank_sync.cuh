@@ -20,7 +20,8 @@ inline constexpr unsigned kSpinsPerCheck = 64;
 /// load from its L2 cache). A poll of the stop word goes over PCIe, and those of all warps that wait, up to 1,600 in a
 /// combine of latency mode, follow each other, 0.8 us each. Every 256 polls, 150 us, they kept the bus from what longer
 /// calls waited for: a graph of calls of 128 tokens over nodes took 315 us a pair in place of 185. After 8192, 5 ms, or
-/// 10 where the flag is in host memory, is soon enough: the host needs 20 to detect a lost rank (PeerWatch).
+/// 10 where the flag is in host memory, is soon enough: the host takes 5 to 10 to find a lost rank (PeerWatch), over
+/// nodes 20 to 40.
 inline constexpr unsigned kSpinsPerStopCheck = 128 * kSpinsPerCheck;
 /// Polls that take longer on average, as emulated GPUs' may, look at the stop word with each check of the clock.
 inline constexpr std::uint64_t kSlowPollNs = 20'000;
