@@ -140,8 +140,7 @@ Result<std::vector<int>> Group::suspend() {
   if (!silent.ok()) return silent;
   std::erase_if(*silent, [&](int one) { return one == rank() || !is_present(*options_, one); });
   std::ranges::sort(*silent);
-  const auto again = std::ranges::unique(*silent);
-  silent->erase(again.begin(), again.end());
+  silent->erase(std::unique(silent->begin(), silent->end()), silent->end());
   return silent;
 }
 
