@@ -225,7 +225,7 @@ Status CallSync::wait(Phase phase, const std::vector<bool>* awaited) {
   if (!broken().ok()) return broken();
   const auto is_missing = [&](int rank) {
     if (awaited != nullptr && !(*awaited)[to_size(rank - peers().first_rank())]) return false;
-    return rank != peers().rank() && !peers().reached(rank, phase);
+    return rank != peers().rank() && !peers().peer(rank).is_absent && !peers().reached(rank, phase);
   };
   Wait wait(state_, waiting_for(phase));
   // Flags only grow: a rank seen to have arrived need not be polled again.

@@ -63,6 +63,7 @@ class CallSync {
 
   void post(node::Phase phase) { state_.peers().post(phase); }
   /// Waits until every rank of this node that `awaited` selects (by index in the node; null: all) has reached `phase`.
+  /// Absent ranks are not waited for.
   Status wait(node::Phase phase, const std::vector<bool>* awaited = nullptr);
 
   // See GroupState.

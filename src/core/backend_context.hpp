@@ -2,7 +2,6 @@
 #define FERRY_CORE_BACKEND_CONTEXT_HPP
 
 #include <cstdint>
-#include <iterator>
 #include <vector>
 
 #include "core/present_ranks.hpp"
@@ -22,9 +21,6 @@ struct BackendContext {
   std::vector<std::int64_t> earlier_waits_ns{};
 
   bool is_absent(int rank) const { return !is_present(options, rank); }
-  bool has_absent_ranks() const {
-    return !options.present_ranks.empty() && std::ssize(options.present_ranks) < topology.num_ranks;
-  }
 };
 
 }  // namespace ferry

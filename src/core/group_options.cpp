@@ -12,6 +12,7 @@
 
 #include "core/choose.hpp"
 #include "core/create_together.hpp"
+#include "core/present_ranks.hpp"
 #include "core/rank_host.hpp"
 #include "ferry/version.hpp"
 
@@ -130,7 +131,7 @@ Status check_one_node(const GroupOptions& options, const Topology& topology) {
                     "on one node only, clear the option and create a new group when a rank is lost",
                     topology.num_ranks, topology.num_nodes()));
   }
-  if (options.present_ranks.empty() || std::ssize(options.present_ranks) == topology.num_ranks) return {};
+  if (!has_absent_ranks(options)) return {};
   return Status(
       ErrorCode::kUnsupported,
       fmt::format("Group::create: {} of {} ranks are present and the ranks are on {} nodes; only groups of one "

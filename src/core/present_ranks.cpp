@@ -14,6 +14,10 @@ bool is_present(const GroupOptions& options, int rank) {
   return options.present_ranks.empty() || std::ranges::binary_search(options.present_ranks, rank);
 }
 
+bool has_absent_ranks(const GroupOptions& options) {
+  return !options.present_ranks.empty() && std::ssize(options.present_ranks) < options.num_ranks;
+}
+
 Status check_present_ranks(const GroupOptions& options, const Bootstrap& bootstrap) {
   const std::vector<int>& present = options.present_ranks;
   const auto refuse = [](std::string message) {

@@ -16,6 +16,8 @@ namespace ferry {
 
 /// Whether `rank` has a process.
 bool is_present(const GroupOptions& options, int rank);
+/// Whether some rank has none.
+bool has_absent_ranks(const GroupOptions& options);
 
 /// Checks num_ranks and present_ranks against the bootstrap of the ranks that are present.
 /// @errors kInvalidArgument

@@ -62,7 +62,7 @@ Result<std::unique_ptr<Backend>> CpuBackend::create(const BackendContext& contex
   Result<std::unique_ptr<call::CallSync>> sync = call::CallSync::create(context);
   if (!sync.ok()) return sync.status();
   std::unique_ptr<MaskBoard> board;
-  if (context.options.mask_lost_ranks || context.has_absent_ranks()) {
+  if (context.options.mask_lost_ranks || has_absent_ranks(context.options)) {
     Result<std::unique_ptr<MaskBoard>> made = MaskBoard::create((*sync)->peers());
     if (!made.ok()) return made.status();
     board = std::move(*made);

@@ -46,9 +46,8 @@ class Peers {
   void set_staged(const Location& staged) { control(rank_).descriptors[call_ % 2].staged = staged; }
   /// Announces that this rank reached `phase` of the current call.
   void post(Phase phase);
-  /// Whether the rank has reached it; absent ones count as if they had.
   bool reached(int rank, Phase phase) const {
-    return peer(rank).is_absent || control(rank).flag(phase).load(std::memory_order_acquire) >= call_;
+    return control(rank).flag(phase).load(std::memory_order_acquire) >= call_;
   }
 
   /// Value of this rank's doorbell. Read it before the flags whose change is to end the next sleep.

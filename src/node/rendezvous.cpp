@@ -40,11 +40,9 @@ Announcement absent_beside(const Announcement& mine) {
 /// other (masks, a call log).
 constexpr std::size_t kAbsentArenaBytes = std::size_t{1} << 20;
 
-/// An absent rank, as if it had left.
 Result<Peer> absent_peer() {
   Result<std::shared_ptr<Arena>> arena = Arena::create(kAbsentArenaBytes);
   if (!arena.ok()) return arena.status();
-  (*arena)->mapping()->control().left.store(1, std::memory_order_relaxed);
   Peer peer;
   peer.arena = (*arena)->mapping();
   peer.is_absent = true;

@@ -72,18 +72,7 @@ TEST_P(LatencyAbsent, CallsAreMadeWithoutALostRank) {
 /// Picks of an expert with a home on an absent rank move to another home if there is one; otherwise they add nothing.
 TEST_P(LatencyAbsent, TokensPickTheHomesThatAreLeft) {
   for (const ReplicaChoice choice : {ReplicaChoice::kNearest, ReplicaChoice::kRoundRobin}) {
-    ExchangeCase spec = small_latency_case(kRenewRanks, 73 + static_cast<std::uint64_t>(choice));
-    spec.world.num_topk = 4;
-    spec.world.max_tokens = 9;
-    spec.world.counts = TokenCounts::kEven;
-    spec.world.num_experts = 9;
-    spec.world.num_replicas = 12;
-    spec.world.num_homeless = 2;
-    spec.world.replica_choice = choice;
-    spec.world.custom_placement = choice == ReplicaChoice::kNearest;
-    spec.world.spare_slab_rows = kRenewRanks * spec.world.max_tokens;  // more tokens go to the remaining homes
-    spec.table_on_device = choice == ReplicaChoice::kRoundRobin;
-    const std::vector<PreparedCase> prepared = cases_of(spec, {{}, {kVictim}});
+    const std::vector<PreparedCase> prepared = cases_of(replicated_latency_case(kRenewRanks, choice), {{}, {kVictim}});
     run_through_loss(prepared,
                      [&](RankContext& /*context*/, RenewableRank& rank) { rank.check_exchanges(prepared[1]); });
   }
@@ -111,7 +100,7 @@ TEST_P(LatencyAbsent, RefusedCalls) {
   });
 }
 
-/// A rank that waits is not held up by one that is suspended, and a rank that is lost besides breaks the group again.
+/// A rank that is lost while another one is absent breaks the group again; those that are left go on.
 TEST_P(LatencyAbsent, AnotherLossBreaksTheGroupAgain) {
   const std::vector<PreparedCase> prepared = cases({{}, {0, 3}, {3}});
   run_on_ranks(kRenewRanks, [&](RankContext& context) {

@@ -89,4 +89,19 @@ ExchangeCase small_latency_case(int num_ranks, std::uint64_t seed) {
   return one;
 }
 
+ExchangeCase replicated_latency_case(int num_ranks, ReplicaChoice choice) {
+  ExchangeCase one = small_latency_case(num_ranks, 73 + static_cast<std::uint64_t>(choice));
+  one.world.num_topk = 4;
+  one.world.max_tokens = 9;
+  one.world.counts = TokenCounts::kEven;
+  one.world.num_experts = 9;
+  one.world.num_replicas = 12;
+  one.world.num_homeless = 2;
+  one.world.replica_choice = choice;
+  one.world.custom_placement = choice == ReplicaChoice::kNearest;
+  one.world.spare_slab_rows = num_ranks * one.world.max_tokens;  // more tokens go to the remaining homes
+  one.table_on_device = choice == ReplicaChoice::kRoundRobin;
+  return one;
+}
+
 }  // namespace ferry::test

@@ -41,6 +41,8 @@ void expect_own_refusals(RankContext& context, const Group& group, const Status&
 /// Small case whose experts do not divide evenly among the ranks, with rows that hold no token: one dispatch, one
 /// combine in each order.
 ExchangeCase small_latency_case(int num_ranks, std::uint64_t seed = 1);
+/// The same with experts that have several homes, and some that have none.
+ExchangeCase replicated_latency_case(int num_ranks, ReplicaChoice choice);
 
 }  // namespace ferry::test
 

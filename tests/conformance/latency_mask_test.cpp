@@ -174,18 +174,8 @@ TEST_P(LatencyMask, TokensPickTheHomesThatAreLeft) {
   for (const ReplicaChoice choice : {ReplicaChoice::kNearest, ReplicaChoice::kRoundRobin}) {
     std::vector<ExchangeCase> specs;
     for (const std::vector<int>& masked : {std::vector<int>{}, {kVictim}}) {
-      ExchangeCase spec = small_latency_case(kNumRanks, 73 + static_cast<std::uint64_t>(choice));
+      ExchangeCase spec = replicated_latency_case(kNumRanks, choice);
       spec.name = fmt::format("choice {} without ranks [{}]", static_cast<int>(choice), fmt::join(masked, ", "));
-      spec.world.num_topk = 4;
-      spec.world.max_tokens = 9;
-      spec.world.counts = TokenCounts::kEven;
-      spec.world.num_experts = 9;
-      spec.world.num_replicas = 12;
-      spec.world.num_homeless = 2;
-      spec.world.replica_choice = choice;
-      spec.world.custom_placement = choice == ReplicaChoice::kNearest;
-      spec.world.spare_slab_rows = kNumRanks * spec.world.max_tokens;  // more tokens go to the remaining homes
-      spec.table_on_device = choice == ReplicaChoice::kRoundRobin;
       spec.masked = masked;
       specs.push_back(spec);
     }

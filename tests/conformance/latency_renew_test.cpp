@@ -74,6 +74,27 @@ TEST_P(LatencyRenew, GoesOnWithoutARankAndWithTheOneThatTakesItsPlace) {
   });
 }
 
+/// An absent rank whose mask is ended by hand is masked again in the next call.
+TEST_P(LatencyRenew, AnAbsentRankThatIsUnmaskedIsMaskedAgain) {
+  constexpr int kVictim = 1;
+  const std::vector<PreparedCase> prepared = cases({{}, {kVictim}});
+  run_on_ranks(kRenewRanks, [&](RankContext& context) {
+    if (!is_one_node()) return;
+    RenewableRank rank(context, options_of(context));
+    if (!rank.is_whole()) return;
+    rank.check(prepared[0], {});
+    meet_all(context);
+    if (context.rank() == kVictim) rank.end();
+    if (rank.is_whole() && context.expect_ok(rank.renew({0, 2, 3}), "renew without it")) {
+      context.expect_ok(rank.group().latency_clear_mask(stream_of(rank.group())), "latency_clear_mask");
+      LatencyExchange exchange(context, rank.group(), prepared[1]);
+      exchange.dispatch();  // masks it, so that the next call is without it from its start
+      rank.check(prepared[1], {kVictim});
+    }
+    meet_all(context);
+  });
+}
+
 /// Two ranks are lost, and come back one after the other: the first while the other is absent.
 TEST_P(LatencyRenew, TakesLostRanksBackOneByOne) {
   const std::vector<PreparedCase> prepared = cases({{}, {0, 3}, {0}});

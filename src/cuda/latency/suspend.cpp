@@ -6,6 +6,7 @@
 #include "plan/to_size.hpp"
 
 namespace ferry::cuda {
+
 /// Ranks that this one masks and that do not mask it.
 Result<std::vector<int>> LatencyMode::masked_ranks(cudaStream_t stream) const {
   MaskState mine;
