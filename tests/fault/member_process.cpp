@@ -61,6 +61,8 @@ MemberSettings settings_of(std::span<char*> arguments) {
       settings.num_first_ranks = std::atoi(next().c_str());
     } else if (name == "--backend") {
       settings.backend = next();
+    } else if (name == "--look-every") {
+      settings.num_steps_between_views = static_cast<std::uint64_t>(std::atoi(next().c_str()));
     } else if (name == "--unmasked") {
       settings.masks = false;
     } else {
@@ -94,16 +96,14 @@ bool is_told_to_end() {
   return poll(&entry, 1, 0) > 0;
 }
 
-/// Steps between two calls of next_view in which all members only look for others that wait.
-constexpr std::uint64_t kStepsBetweenViews = 20;
-
 bool is_loss(const Status& status) {
   return status.code() == ErrorCode::kPeerLost || status.code() == ErrorCode::kTimeout ||
          status.code() == ErrorCode::kTransport;
 }
 
 /// Forms a group, and makes steps until the members look for each other, or one is lost. `step` is the next step.
-Status run_steps(Membership& members, MemberWork& work, bool forms_group, std::uint64_t& step) {
+Status run_steps(Membership& members, MemberWork& work, std::uint64_t num_steps_between_views, bool forms_group,
+                 std::uint64_t& step) {
   if (forms_group) {
     if (Status status = work.form_group(members); !status.ok()) return status;
   }
@@ -111,18 +111,18 @@ Status run_steps(Membership& members, MemberWork& work, bool forms_group, std::u
     if (Status status = work.make_step(members.view(), step); !status.ok()) return status;
     members.complete_steps(++step);
     if (std::exchange(forms_group, false)) print_event("step");
-  } while (step % kStepsBetweenViews != 0);
+  } while (step % num_steps_between_views != 0);
   return {};
 }
 
 /// Returns the exit code.
-int run_views(Membership& members, MemberWork& work) {
+int run_views(Membership& members, MemberWork& work, std::uint64_t num_steps_between_views) {
   std::uint64_t step = members.view().num_complete_steps;
   bool forms_group = true;
   bool leaves = false;
   for (;;) {
     if (forms_group) print_view(members);
-    const Status status = run_steps(members, work, forms_group, step);
+    const Status status = run_steps(members, work, num_steps_between_views, forms_group, step);
     if (!status.ok() && !is_loss(status)) {
       print_event("wrong", text_of(status));
       return 1;
@@ -160,7 +160,7 @@ int run_member(std::span<char*> arguments,
     return 1;
   }
   const std::unique_ptr<MemberWork> work = make_work(settings);
-  return run_views(**membership, *work);
+  return run_views(**membership, *work, settings.num_steps_between_views);
 }
 
 }  // namespace ferry::test

@@ -6,7 +6,7 @@
 ///
 ///   PROGRAM --create RANK NUM_RANKS PORT | --join ID CONTACT[,CONTACT…]
 ///           --first-ranks N --deadline-ms N --patience-ms N --ranks-per-node N [--backend NAME]
-///           [--unmasked]
+///           [--look-every STEPS] [--unmasked]
 ///
 /// FERRY_SECRET: the secret. They end when a line comes on standard input, in the same step as all others.
 
@@ -32,7 +32,8 @@ struct MemberSettings {
   int ranks_per_node = 0;
   int num_first_ranks = 0;  ///< members of the first view, whose experts there are
   std::string backend = "cpu";
-  bool masks = true;  ///< in programs that keep a group: it masks lost ranks
+  std::uint64_t num_steps_between_views = 20;  ///< calls of next_view in which all only look for others that wait
+  bool masks = true;                           ///< in programs that keep a group: it masks lost ranks
 
   /// The number that this process has.
   int id() const { return create_rank < 0 ? join_id : create_rank; }

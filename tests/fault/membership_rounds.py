@@ -65,6 +65,7 @@ class Member:
                 *("--patience-ms", str(patience_of(settings, ranks_per_node > 0))),
                 *("--ranks-per-node", str(ranks_per_node)),
                 *("--backend", settings.backend),
+                *("--look-every", str(settings.look_every)),
                 *(["--unmasked"] if settings.unmasked else []),
             ],
             stdin=subprocess.PIPE,
@@ -244,6 +245,7 @@ def run_shape(settings, shape, fault):
         "fault": name,
         "deadline_ms": deadline_of(settings, shape[0] > 1),
         "patience_ms": patience_of(settings, shape[0] > 1),
+        "look_every": settings.look_every,
         "rounds": 0,
         "problem": "",
     }
@@ -282,6 +284,7 @@ def main():
     parser.add_argument("--deadline-ms", type=int, help="of a group's waits (1000, over nodes 2500)")
     parser.add_argument("--patience-ms", type=int, help="of members for one another (twice the deadline and 2000)")
     parser.add_argument("--longest-run-ms", type=int, default=50, help="longest time between two losses")
+    parser.add_argument("--look-every", type=int, default=20, help="steps after which members look for others (20)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", metavar="PATH")
     settings = parser.parse_args()
