@@ -6,11 +6,15 @@
 # where there is one; tests/gpu/run.sh runs only them, and more of them. Runs every part even if an earlier one fails,
 # then repeats each runner's own summary and the time of each part. Up to three failed tests of a part run once more,
 # alone: the part passes if they pass, and the summary names both results.
+#
+# Ranks wait most of the time, so the parts after the first are built, and lint runs, at the lowest priority beside the
+# tests of those before them.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 readonly max_repeated=3 max_reasons=24
 readonly repeat_heading='== once more, alone: what failed =='
+readonly lint_output=build/lint-output.txt
 jobs=$(nproc)
 have_gpu=no
 if command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; then have_gpu=yes; fi
@@ -56,7 +60,7 @@ gpu_summary() {
 
 build() { # part
   case $1 in
-    lint) true ;;
+    lint) scripts/lint.sh check >"$lint_output" 2>&1 || true ;;
     python) scripts/test_python.sh --install ;;
     plain) cmake -S . -B build/plain --log-level=WARNING >/dev/null && cmake --build build/plain --parallel "$jobs" ;;
     *) cmake --preset "$1" --log-level=WARNING >/dev/null && cmake --build --preset "$1" --parallel "$jobs" ;;
@@ -66,7 +70,7 @@ build() { # part
 run_tests() { # part
   local launcher selected failed
   case $1 in
-    lint) scripts/lint.sh check ;;
+    lint) cat "$lint_output" && ! grep -qE '^[a-z_]+ +FAILED$' "$lint_output" && grep -qE '^[a-z_]+ +ok$' "$lint_output" ;;
     python) scripts/test_python.sh --test ;;
     *)
       read -ra launcher <<<"$(launcher_for "$1")"
@@ -109,26 +113,68 @@ failed_tests() { # part log
   esac | cut -c1-200
 }
 
+# A part that is built has "seconds exit_code" in this file.
+built_mark() { echo "build/$1-built.txt"; }
+
+build_timed() { # part
+  local start=$SECONDS code=0
+  build "$1" || code=$?
+  echo "$((SECONDS - start)) $code" >"$(built_mark "$1").new"
+  mv "$(built_mark "$1").new" "$(built_mark "$1")"
+}
+
+# Builds the parts one after the other, in a process group of its own that ends with this script.
+build_behind() { # part...
+  set -m
+  {
+    renice -n 19 "$BASHPID" >/dev/null
+    for part in "$@"; do build_timed "$part" >"build/$part-build-output.txt" 2>&1; done
+  } </dev/null &
+  builder=$!
+  set +m
+  trap 'kill -- -"$builder" 2>/dev/null || true' EXIT
+}
+
+wait_until_built() { # part
+  until [[ -e $(built_mark "$1") ]]; do
+    if ! kill -0 "$builder" 2>/dev/null; then break; fi
+    sleep 0.5
+  done
+  cat "build/$1-build-output.txt"
+}
+
 run_part() { # part
-  local log=build/$1-test-output.txt start built
+  local log=build/$1-test-output.txt start build_s=0 code=1
   printf '\n== %s ==\n' "$1"
-  start=$SECONDS
-  if ! build "$1"; then
+  if [[ $1 == "${parts[0]}" ]]; then
+    build_timed "$1"
+    if ((${#parts[@]} > 1)); then build_behind "${parts[@]:1}"; fi
+  else
+    wait_until_built "$1"
+  fi
+  if [[ -e $(built_mark "$1") ]]; then read -r build_s code <"$(built_mark "$1")"; fi
+  if ((code != 0)); then
     summary+=("$1: FAILED to build")
-    times+=("$1 $((SECONDS - start)) 0")
+    times+=("$1 $build_s 0")
     num_failed=$((num_failed + 1))
     return
   fi
-  built=$SECONDS
+  start=$SECONDS
   if ! run_tests "$1" 2>&1 | tee "$log"; then num_failed=$((num_failed + 1)); fi
   summary+=("$1: $(summary_of "$1" "$log" || echo 'FAILED to run')")
   mapfile -t -O "${#summary[@]}" summary < <(failed_tests "$1" "$log")
-  times+=("$1 $((built - start)) $((SECONDS - built))")
+  times+=("$1 $build_s $((SECONDS - start))")
 }
 
 parts=("$@")
 if (($# == 0)); then parts=(release python); fi
+# Lint is no condition of the tests, so all else is built before it runs.
+if [[ " ${parts[*]} " == *' lint '* ]]; then
+  mapfile -t parts < <(printf '%s\n' "${parts[@]}" | grep -vx lint || true)
+  parts+=(lint)
+fi
 mkdir -p build
+for part in "${parts[@]}"; do rm -f "$(built_mark "$part")"; done
 for part in "${parts[@]}"; do run_part "$part"; done
 
 printf '\n== Summary ==\n'
@@ -137,8 +183,8 @@ if [[ " ${parts[*]} " != ' lint ' ]]; then
   echo "Tests that need a GPU (conformance_gpu_test, gpu_test): $(gpu_summary)"
 fi
 echo
-printf '%s\n' "${times[@]}" | awk -v jobs="$jobs" '
+printf '%s\n' "${times[@]}" | awk -v jobs="$jobs" -v all_s="$SECONDS" '
   BEGIN { printf "%-12s %8s %8s   minutes, %d jobs\n", "part", "build", "test", jobs }
   { printf "%-12s %8.1f %8.1f\n", $1, $2 / 60, $3 / 60; build += $2; test += $3 }
-  END { printf "%-12s %8.1f %8.1f   together %.1f\n", "all", build / 60, test / 60, (build + test) / 60 }'
+  END { printf "%-12s %8.1f %8.1f   %.1f from the first build to the last test\n", "all", build / 60, test / 60, all_s / 60 }'
 exit $((num_failed > 0))
