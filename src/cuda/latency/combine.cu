@@ -102,12 +102,18 @@ __device__ void make_receive_half(const HalfParams<CombineReceiveParams, kMasks>
   const CombineReceiveShared shared =
       CombineReceiveShared::at(dynamic_shared() + own_params_bytes<CombineReceiveParams>(kMasks), call.ranks.num_ranks);
   constexpr Receiving kReceiving = kMasks ? Receiving::kMasks : kWords ? Receiving::kWords : Receiving::kRows;
-  bool good = receive_combine<kFloat32, kReceiving>(call, own, sent, shared, start.routed);
-  if constexpr (kWords) good = __syncthreads_and(static_cast<int>(good)) != 0;
-  if (!good) return;
-  if (!is_last_block(call.tables.combine->arrivals)) return;
+  SentCall& words = *call.tables.combine;
+  if constexpr (!kMasks) {
+    if (!is_clerk() && threadIdx.x == 0) enter_receive_half(words);
+  }
+  const bool good = receive_combine<kFloat32, kReceiving>(call, own, sent, shared, start.routed);
+  if constexpr (!kMasks) {
+    if (is_clerk() && good && warp_idx() == 0) leave_receive_half(call, LatencyKind::kCombine, words, sent);
+    return;
+  }
+  if (!good || !is_last_block(words.arrivals)) return;
   if constexpr (kMasks) look_at_window(params, own);
-  if (threadIdx.x == 0) *call.tables.combine = {};
+  if (threadIdx.x == 0) words = {};
   if (warp_idx() == 0) grant_set(call, LatencyKind::kCombine, sent.number, static_cast<int>(sent.set));
 }
 
@@ -119,6 +125,7 @@ using CombineHalf = EitherHalf<HalfParams<CombineSendParams, kMasks>, HalfParams
 template <bool kFloat32, bool kWords, bool kMasks>
 __global__ void __launch_bounds__(kCombineThreads)
     combine_half_kernel(const __grid_constant__ CombineHalf<kMasks> params) {
+  await_kernel_before();
   if (params.receives) {
     make_receive_half<kFloat32, kWords, kMasks>(params.receive);
   } else {
@@ -233,7 +240,7 @@ cudaError_t launch_latency_combine(const LatencyCombineParams& params, const Mas
 cudaError_t launch_combine_send(const CombineSendParams& params, const MaskParams& mask, cudaStream_t stream) {
   const int num_blocks = params.call.num_blocks;
   if (!mask.present()) {
-    return kHalf.launch(kernel_idx(params.rows), num_blocks, false, CombineHalf<false>(params), stream);
+    return kHalf.launch(kernel_idx(params.rows), num_blocks, params.call.overlaps, CombineHalf<false>(params), stream);
   }
   const MaskGateParams gate = gate_of(params.call, mask);
   const Masked<CombineSendParams> masked{params, mask};
@@ -249,7 +256,7 @@ cudaError_t launch_combine_send(const CombineSendParams& params, const MaskParam
 cudaError_t launch_combine_receive(const CombineReceiveParams& params, const MaskParams& mask, cudaStream_t stream) {
   const int num_blocks = params.call.num_blocks;
   if (!mask.present()) {
-    return kHalf.launch(kernel_idx(params.rows), num_blocks, false, CombineHalf<false>(params), stream);
+    return kHalf.launch(kernel_idx(params.rows), num_blocks, params.call.overlaps, CombineHalf<false>(params), stream);
   }
   const cudaError_t error = launch_arrivals_gate(gate_of(params.call, mask), stream);
   if (error != cudaSuccess) return error;

@@ -141,16 +141,23 @@ __device__ void make_receive_half(const HalfParams<DispatchReceiveParams, kMasks
   const ReceiveMemory memory = ReceiveMemory::at(dynamic_shared() + own_params_bytes<DispatchReceiveParams>(kMasks),
                                                  call.num_experts, call.num_local_experts);
   prepare_receive(call, own, HomesLook(call, own), memory.experts, *memory.shared);
-  // A send half that found the group broken has not written the words that follow.
-  if (__syncthreads_or(static_cast<int>(is_broken(call.ranks))) != 0) return;
   SentCall& words = *call.tables.dispatch;
   const volatile SentCall& seen = words;
-  const SentCall sent{seen.number, seen.set, seen.pending, 0};  // unchanged until all blocks are done
+  const SentCall sent{seen.number, seen.set, seen.pending, 0};  // unchanged until all blocks have read it
+  // A send half that found the group broken has not written these words.
+  if (__syncthreads_or(static_cast<int>(is_broken(call.ranks))) != 0) return;
   if (sent.pending == 0) {
     if (reports() && threadIdx.x == 0) report_not_sent(call);
     return;
   }
+  if constexpr (!kMasks) {
+    if (!reports() && threadIdx.x == 0) enter_receive_half(words);
+  }
   if (!receive_dispatch<kHomes>(call, own, sent, memory.experts, *memory.shared)) return;
+  if constexpr (!kMasks) {
+    if (reports() && warp_idx() == 0) leave_receive_half(call, LatencyKind::kDispatch, words, sent);
+    return;
+  }
   if (!is_last_block(words.arrivals)) return;
   if constexpr (kMasks) {
     clear_lost_slots(call);
@@ -171,6 +178,7 @@ using DispatchHalf = EitherHalf<HalfParams<DispatchSendParams, kMasks>, HalfPara
 template <Codec kCodec, bool kHomes, bool kMasks>
 __global__ void __launch_bounds__(kDispatchThreads, 1)
     dispatch_half_kernel(const __grid_constant__ DispatchHalf<kMasks> params) {
+  await_kernel_before();
   if (params.receives) {
     make_receive_half<kHomes, kMasks>(params.receive);
   } else {
@@ -298,7 +306,7 @@ cudaError_t launch_dispatch_send(const LatencyDispatchParams& params, const Mask
   const LatencyParams& call = send.call;
   if (!mask.present()) {
     const int idx = kernel_idx(send.quantize, has_homes_or_counters(params.receive));
-    return kHalf.launch(idx, call.num_blocks, false, DispatchHalf<false>(send), stream);
+    return kHalf.launch(idx, call.num_blocks, call.overlaps, DispatchHalf<false>(send), stream);
   }
   const cudaError_t error = launch_grants_gate(gate_of(call, mask, send.placement), stream);
   if (error != cudaSuccess) return error;
@@ -310,7 +318,7 @@ cudaError_t launch_dispatch_receive(const DispatchReceiveParams& params, const M
   const LatencyParams& call = params.call;
   if (!mask.present()) {
     const int idx = kernel_idx(params.quantize, has_homes_or_counters(params));
-    return kHalf.launch(idx, call.num_blocks, false, DispatchHalf<false>(params), stream);
+    return kHalf.launch(idx, call.num_blocks, call.overlaps, DispatchHalf<false>(params), stream);
   }
   const cudaError_t error = launch_arrivals_gate(gate_of(call, mask, params.placement), stream);
   if (error != cudaSuccess) return error;

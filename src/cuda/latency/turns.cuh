@@ -86,8 +86,8 @@ __device__ inline std::uint64_t grant_set(const LatencyParams& call, LatencyKind
   return granted;
 }
 
-/// Grants the *owed set*: that of the call before `number`, if one kernel made all of that call and no kernel has
-/// granted the set since. All lanes of one warp.
+/// Grants the *owed set*: that of the last call that was received, if no kernel has granted the set since. All lanes of
+/// one warp.
 __device__ __noinline__ inline void grant_owed_set(const LatencyParams& call, LatencyKind kind, std::uint64_t number) {
   std::uint32_t set = 0;
   if (lane_idx() == 0) set = atomicExch(&local_of(call).owed[static_cast<int>(kind)], 0U);
@@ -211,6 +211,28 @@ __device__ inline void leave_whole_call(const LatencyParams& call, LatencyKind k
   if (!wait_until(call.ranks, {Awaited::kOwn, call.ranks.rank, sent.number}, read, gridDim.x - 1)) return;
   count_turn(call, kind, sent.number);
   local_of(call).owed[static_cast<int>(kind)] = sent.set + 1;
+}
+
+/// Signals that this block of a receive half has read `words`. One thread of each block but the first, behind a barrier
+/// that follows the reads of all its threads.
+__device__ inline void enter_receive_half(SentCall& words) { add_release_device(&words.arrivals, 1U); }
+
+/// Ends a receive half, and leaves its set to the next kernel of its kind, as leave_whole_call() does. Grants the set
+/// that another receive half has left since, if there is one. All lanes of one warp of the first block.
+__device__ inline void leave_receive_half(const LatencyParams& call, LatencyKind kind, SentCall& words,
+                                          const SentCall& sent) {
+  std::uint32_t left = 0;
+  if (lane_idx() == 0) {
+    const std::uint32_t* const arrivals = &words.arrivals;
+    const auto read = [arrivals] { return static_cast<std::uint64_t>(load_acquire_device(arrivals)); };
+    if (wait_until(call.ranks, {Awaited::kOwn, call.ranks.rank, sent.number}, read, gridDim.x - 1)) {
+      words.pending = 0;
+      words.arrivals = 0;
+      left = atomicExch(&local_of(call).owed[static_cast<int>(kind)], sent.set + 1);
+    }
+  }
+  left = __shfl_sync(kAllLanes, left, 0);
+  if (left != 0) grant_set(call, kind, sent.number, static_cast<int>(left) - 1);
 }
 
 }  // namespace ferry::cuda::device
