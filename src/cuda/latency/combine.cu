@@ -10,6 +10,7 @@
 #include "cuda/latency/mask.cuh"
 #include "cuda/latency/small_combine.cuh"
 #include "cuda/sync/kernel_order.cuh"
+#include "cuda/sync/part_barrier.cuh"
 #include "cuda/sync/shared_memory.cuh"
 
 namespace ferry::cuda {
@@ -54,6 +55,74 @@ __global__ void __launch_bounds__(kCombineThreads)
   SmallAdder<kFloat32> adder(params, shared);
   const std::int32_t home = adder.load_home(first_combine_unit());  // needed only by receive()
   if (adder.send()) adder.receive(home);
+}
+
+/// Makes the send half of such a call.
+template <bool kFloat32>
+__device__ void make_small_send_half(const SmallCombineParams& params, SmallCombineShared& shared) {
+  const LatencyParams& call = params.send.call;
+  if (!is_clerk()) {
+    if (warp_idx() != 0) {
+      SmallAdder<kFloat32>(params, shared).send();
+      return;
+    }
+    take_small_turn(call, shared);
+    __syncthreads();
+    if (lane_idx() == 0 && shared.number != 0) end_turn(call, LatencyKind::kCombine, shared.number);
+    return;
+  }
+  if (warp_idx() > 1) return;
+  SentCall sent{};
+  bool good = false;
+  if (warp_idx() == 0) {
+    announce_small(params, shared);
+  } else {
+    good = begin_small_books(call, sent);
+  }
+  meet_warps<2>();  // both have read the call's number
+  if (!good || lane_idx() != 0) return;
+  *call.tables.combine = sent;
+  end_turn(call, LatencyKind::kCombine, sent.number);
+}
+
+/// Makes the receive half of such a call.
+template <bool kFloat32>
+__device__ void make_small_receive_half(const SmallCombineParams& params, SmallCombineShared& shared) {
+  const LatencyParams& call = params.send.call;
+  SentCall& words = *call.tables.combine;
+  const volatile SentCall& pending = words;
+  const SentCall sent{pending.number, pending.set, pending.pending, 0};
+  SmallAdder<kFloat32> adder(params, shared);
+  std::int32_t home = -1;
+  if (!is_clerk() && warp_idx() != 0) home = adder.load_home(first_combine_unit());
+  if (threadIdx.x == 0) {
+    shared.number = sent.number;
+    shared.sets[call.ranks.rank] = static_cast<int>(sent.set);
+  }
+  if (__syncthreads_or(static_cast<int>(is_broken(call.ranks) || sent.pending == 0)) != 0) return;
+  if (warp_idx() != 0) {
+    if (!is_clerk()) adder.receive(home);
+    return;
+  }
+  if (!is_clerk()) {
+    if (lane_idx() == 0) enter_receive_half(words);
+    return;
+  }
+  const bool routed = call.tables.summary->valid != 0;
+  if (close_small_books(call, sent, routed)) leave_receive_half(call, LatencyKind::kCombine, words, sent);
+}
+
+/// Makes either half of such a call.
+template <bool kFloat32>
+__global__ void __launch_bounds__(kCombineThreads)
+    combine_small_half_kernel(const __grid_constant__ SmallCombineHalf params) {
+  await_kernel_before();
+  auto& shared = *reinterpret_cast<SmallCombineShared*>(dynamic_shared());
+  if (params.receives) {
+    make_small_receive_half<kFloat32>(params, shared);
+  } else {
+    make_small_send_half<kFloat32>(params, shared);
+  }
 }
 
 /// Makes a send half. `kMasks`: in groups that mask lost ranks (mask.hpp), whose sums never travel as words.
@@ -145,6 +214,7 @@ std::size_t whole_bytes(const LatencyCombineParams& params) {
   return send_bytes(params.send.call) + receive_bytes(params.send.call);
 }
 std::size_t small_bytes(const SmallCombineParams& /*params*/) { return sizeof(SmallCombineShared); }
+std::size_t small_half_bytes(const SmallCombineHalf& /*params*/) { return sizeof(SmallCombineShared); }
 std::size_t half_bytes(const CombineHalf<false>& params) {
   return params.receives ? receive_bytes(params.receive.call) : send_bytes(params.send.call);
 }
@@ -174,6 +244,8 @@ constexpr KernelRow<LatencyCombineParams, 6> kWhole = {
     whole_bytes};
 constexpr KernelRow<SmallCombineParams, 2> kSmall = {
     {combine_small_kernel<false>, combine_small_kernel<true>}, kCombineThreads, small_bytes};
+constexpr KernelRow<SmallCombineHalf, 2> kSmallHalf = {
+    {combine_small_half_kernel<false>, combine_small_half_kernel<true>}, kCombineThreads, small_half_bytes};
 constexpr KernelRow<CombineHalf<false>, 4> kHalf = {
     {combine_half_kernel<false, false, false>, combine_half_kernel<true, false, false>,
      combine_half_kernel<false, true, false>, combine_half_kernel<true, true, false>},
@@ -224,6 +296,19 @@ bool is_small(const LatencyCombineParams& params) {
   return params.send.rows.words && params.send.call.ranks.num_ranks <= kSmallRanks;
 }
 
+namespace {
+
+/// Launches a half of a call that is_small().
+cudaError_t launch_small_half(const LatencyCombineParams& params, bool receives, cudaStream_t stream) {
+  const LatencyParams& call = params.send.call;
+  SmallCombineHalf half;
+  static_cast<SmallCombineParams&>(half) = small_params(params);
+  half.receives = receives;
+  return kSmallHalf.launch(params.send.rows.float32 ? 1 : 0, call.num_blocks, call.overlaps, half, stream);
+}
+
+}  // namespace
+
 cudaError_t launch_latency_combine(const LatencyCombineParams& params, const MaskParams& mask, cudaStream_t stream) {
   const LatencyParams& call = params.send.call;
   const CombineRows& rows = params.send.rows;
@@ -239,6 +324,7 @@ cudaError_t launch_latency_combine(const LatencyCombineParams& params, const Mas
 
 cudaError_t launch_combine_send(const CombineSendParams& params, const MaskParams& mask, cudaStream_t stream) {
   const int num_blocks = params.call.num_blocks;
+  if (const LatencyCombineParams whole{params, {}}; is_small(whole)) return launch_small_half(whole, false, stream);
   if (!mask.present()) {
     return kHalf.launch(kernel_idx(params.rows), num_blocks, params.call.overlaps, CombineHalf<false>(params), stream);
   }
@@ -255,6 +341,8 @@ cudaError_t launch_combine_send(const CombineSendParams& params, const MaskParam
 
 cudaError_t launch_combine_receive(const CombineReceiveParams& params, const MaskParams& mask, cudaStream_t stream) {
   const int num_blocks = params.call.num_blocks;
+  LatencyCombineParams whole{{params.call, params.rows}, params};
+  if (is_small(whole)) return launch_small_half(whole, true, stream);
   if (!mask.present()) {
     return kHalf.launch(kernel_idx(params.rows), num_blocks, params.call.overlaps, CombineHalf<false>(params), stream);
   }
@@ -265,7 +353,7 @@ cudaError_t launch_combine_receive(const CombineReceiveParams& params, const Mas
 }
 
 cudaError_t load_latency_combine(bool masks) {
-  const cudaError_t error = load_rows(kWhole, kSmall, kHalf);
+  const cudaError_t error = load_rows(kWhole, kSmall, kHalf, kSmallHalf);
   return error == cudaSuccess && masks ? load_rows(kMaskedHalf, kMaskedWeights) : error;
 }
 

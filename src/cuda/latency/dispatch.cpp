@@ -302,6 +302,7 @@ Result<std::shared_ptr<RoutingState>> LatencyMode::make_dispatch(const LatencyDi
     if (over_nodes()) receive.first_receiver = first_receiver_of(far_->params().layout.num_far(), limits.most_waiting);
     if (call.split || in_halves()) {
       num_receive_blocks = share_half_blocks(*params, limits);
+      send.call.small = call.split && !in_halves() && is_small_in_halves(*params, num_receive_blocks);
     } else {
       share_blocks(*params, limits);
     }

@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(kDispatchThreads, 1)
   if (!reports() && threadIdx.x + 1 == kDispatchThreads) enter_whole_call(call, LatencyKind::kDispatch);
   sender.send();
   if (!takes_part(params.receive)) return;
-  SmallReceiver receiver(call, params.receive, shared, memory);
+  SmallReceiver<> receiver(call, params.receive, shared, memory);
   receiver.receive();
 }
 
@@ -170,6 +170,74 @@ __device__ void make_receive_half(const HalfParams<DispatchReceiveParams, kMasks
   if (warp_idx() == 0) grant_set(call, LatencyKind::kDispatch, sent.number, static_cast<int>(sent.set));
 }
 
+/// Makes the send half of a call of a few tokens.
+template <Codec kCodec>
+__device__ void make_small_send_half(const DispatchSendParams& params) {
+  const LatencyParams& call = params.call;
+  auto& shared = *reinterpret_cast<SmallShared*>(dynamic_shared());
+  const ReceiveMemory memory = ReceiveMemory::at(dynamic_shared() + SmallShared::size_bytes(call.num_experts),
+                                                 call.num_experts, call.num_local_experts);
+  // The last warp has the fewest counts to post.
+  const bool grants = blockIdx.x == 0 && warp_idx() + 1 == kReceiveWarps;
+  std::uint32_t num_absent = 0;
+  if (grants) num_absent = load_num_absent(call);
+  SmallSender<kCodec, true> sender(params, shared, memory);
+  if (!sender.begin()) return;
+  sender.send();
+  if (grants) {
+    grant_owed_set(call, LatencyKind::kDispatch, shared.number);
+    if (num_absent != 0) stand_in_for_absent<false>(params, shared.number, shared.sets);
+  }
+  if (threadIdx.x != 0) return;
+  if (blockIdx.x == 0) {
+    *call.tables.dispatch = {shared.number, static_cast<std::uint32_t>(shared.sets[call.ranks.rank]), 1, 0};
+  }
+  end_turn(call, LatencyKind::kDispatch, shared.number);
+}
+
+/// Makes the receive half of a call of a few tokens.
+__device__ inline void make_small_receive_half(const DispatchReceiveParams& params) {
+  const LatencyParams& call = params.call;
+  auto& shared = *reinterpret_cast<SmallShared*>(dynamic_shared());
+  const ReceiveMemory memory = ReceiveMemory::at(dynamic_shared() + SmallShared::size_bytes(call.num_experts),
+                                                 call.num_experts, call.num_local_experts);
+  SentCall& words = *call.tables.dispatch;
+  const volatile SentCall& seen = words;
+  const SentCall sent{seen.number, seen.set, seen.pending, 0};  // unchanged until all blocks have read it
+  prepare_receive(call, params, HomesLook(call, params), memory.experts, *memory.shared);
+  const auto thread = static_cast<int>(threadIdx.x);
+  if (thread < call.ranks.num_ranks) memory.shared->from_rank[thread] = memory.shared->to_rank[thread] = 0;
+  if (thread == 0) {
+    shared.number = sent.number;
+    shared.sets[call.ranks.rank] = static_cast<int>(sent.set);
+    shared.other_call = 0;
+  }
+  // A send half that found the group broken has not written the words of `sent`.
+  if (__syncthreads_or(static_cast<int>(is_broken(call.ranks))) != 0) return;
+  if (sent.pending == 0) {
+    if (reports() && thread == 0) report_not_sent(call);
+    return;
+  }
+  if (!reports() && thread == 0) enter_receive_half(words);
+  SmallReceiver<true> receiver(call, params, shared, memory);
+  const bool good = receiver.receive();
+  if (reports() && good && warp_idx() + 1 == kReceiveWarps) {
+    leave_receive_half(call, LatencyKind::kDispatch, words, sent);
+  }
+}
+
+/// Makes either half of a call of a few tokens (is_small_in_halves).
+template <Codec kCodec>
+__global__ void __launch_bounds__(kDispatchThreads, 1)
+    dispatch_small_half_kernel(const __grid_constant__ EitherHalf<DispatchSendParams, DispatchReceiveParams> params) {
+  await_kernel_before();
+  if (params.receives) {
+    make_small_receive_half(params.receive);
+  } else {
+    make_small_send_half<kCodec>(params.send);
+  }
+}
+
 /// Parameters of either half.
 template <bool kMasks>
 using DispatchHalf = EitherHalf<HalfParams<DispatchSendParams, kMasks>, HalfParams<DispatchReceiveParams, kMasks>>;
@@ -198,6 +266,10 @@ std::size_t whole_bytes(const LatencyDispatchParams& params) {
 }
 std::size_t small_bytes(const LatencyDispatchParams& params) {
   const LatencyParams& call = params.send.call;
+  return SmallShared::size_bytes(call.num_experts) + receive_bytes(call.num_experts, call.num_local_experts);
+}
+std::size_t small_half_bytes(const DispatchHalf<false>& params) {
+  const LatencyParams& call = params.receives ? params.receive.call : params.send.call;
   return SmallShared::size_bytes(call.num_experts) + receive_bytes(call.num_experts, call.num_local_experts);
 }
 std::size_t masked_send_bytes(int num_ranks, int num_experts, int num_logical) {
@@ -253,6 +325,12 @@ constexpr KernelRow<DispatchHalf<false>, 2 * kNumCodecs> kHalf = {
     kDispatchThreads,
     half_bytes,
     most_half_bytes};
+constexpr KernelRow<DispatchHalf<false>, kNumCodecs> kSmallHalf = {
+    {dispatch_small_half_kernel<Codec::kPlain>, dispatch_small_half_kernel<Codec::kFp8>,
+     dispatch_small_half_kernel<Codec::kInt8>},
+    kDispatchThreads,
+    small_half_bytes,
+    most_small_bytes};
 constexpr KernelRow<DispatchHalf<true>, kNumCodecs> kMaskedHalf = {
     {dispatch_half_kernel<Codec::kPlain, true, true>, dispatch_half_kernel<Codec::kFp8, true, true>,
      dispatch_half_kernel<Codec::kInt8, true, true>},
@@ -271,7 +349,9 @@ std::int64_t num_units(const DispatchSendParams& send) {
 
 }  // namespace
 
-bool is_small(const LatencyDispatchParams& params) {
+bool is_small(const LatencyDispatchParams& params) { return is_small_in_halves(params, params.send.call.num_blocks); }
+
+bool is_small_in_halves(const LatencyDispatchParams& params, int num_receive_blocks) {
   const LatencyParams& call = params.send.call;
   const DispatchReceiveRows& receive = params.receive;
   const std::int64_t num_ranks = call.ranks.num_ranks;
@@ -280,7 +360,7 @@ bool is_small(const LatencyDispatchParams& params) {
       call.slab_capacity < num_ranks * call.max_tokens || receive.zero_padding || has_homes_or_counters(receive)) {
     return false;
   }
-  const std::int64_t num_receivers = call.num_blocks - receive.first_receiver - receive.num_gap_blocks;
+  const std::int64_t num_receivers = num_receive_blocks - receive.first_receiver - receive.num_gap_blocks;
   const std::int64_t tokens_per_block = kReceiveWarps / receive.warps_per_row;
   return params.send.num_senders >= call.num_tokens && num_receivers / num_ranks * tokens_per_block >= call.max_tokens;
 }
@@ -304,6 +384,10 @@ cudaError_t launch_latency_dispatch(const LatencyDispatchParams& params, int num
 cudaError_t launch_dispatch_send(const LatencyDispatchParams& params, const MaskParams& mask, cudaStream_t stream) {
   const DispatchSendParams& send = params.send;
   const LatencyParams& call = send.call;
+  if (call.small) {
+    return kSmallHalf.launch(codec_idx(send.quantize), call.num_blocks, call.overlaps, DispatchHalf<false>(send),
+                             stream);
+  }
   if (!mask.present()) {
     const int idx = kernel_idx(send.quantize, has_homes_or_counters(params.receive));
     return kHalf.launch(idx, call.num_blocks, call.overlaps, DispatchHalf<false>(send), stream);
@@ -316,6 +400,10 @@ cudaError_t launch_dispatch_send(const LatencyDispatchParams& params, const Mask
 
 cudaError_t launch_dispatch_receive(const DispatchReceiveParams& params, const MaskParams& mask, cudaStream_t stream) {
   const LatencyParams& call = params.call;
+  if (call.small) {
+    return kSmallHalf.launch(codec_idx(params.quantize), call.num_blocks, call.overlaps, DispatchHalf<false>(params),
+                             stream);
+  }
   if (!mask.present()) {
     const int idx = kernel_idx(params.quantize, has_homes_or_counters(params));
     return kHalf.launch(idx, call.num_blocks, call.overlaps, DispatchHalf<false>(params), stream);
@@ -327,7 +415,7 @@ cudaError_t launch_dispatch_receive(const DispatchReceiveParams& params, const M
 }
 
 cudaError_t load_latency_dispatch(bool masks) {
-  const cudaError_t error = load_rows(kWhole, kSmall, kHalf);
+  const cudaError_t error = load_rows(kWhole, kSmall, kHalf, kSmallHalf);
   return error == cudaSuccess && masks ? load_rows(kMaskedHalf) : error;
 }
 

@@ -7,9 +7,11 @@
 ///   dispatch.cu  whole                  dispatch_kernel          codec, homes                as the call says
 ///                whole, if is_small()   dispatch_small_kernel    codec                       as the call says
 ///                either half            dispatch_half_kernel     codec, homes; codec, masks  as the call says
+///                the same, if small     dispatch_small_half_kernel  codec                    as the call says
 ///   combine.cu   whole                  combine_kernel           float32, words              as the call says
 ///                whole, if is_small()   combine_small_kernel     float32                     as the call says
 ///                either half            combine_half_kernel      float32, words; masks       as the call says
+///                the same, if small     combine_small_half_kernel  float32                   as the call says
 ///                weights of its own     weights_send_kernel      masks                       as the call says
 ///   refusal.cu   whole                  refusal_kernel                                       1
 ///                send half              refusal_send_kernel      masks                       1

@@ -44,7 +44,8 @@ struct LatencyParams {
   std::int64_t slab_capacity = 0;
   LatencyTables tables;
   int num_blocks = 1;     ///< blocks of this launch
-  bool overlaps = false;  ///< LaunchShape::overlaps, for a call that is not split, or its halves over nodes
+  bool overlaps = false;  ///< LaunchShape::overlaps, in groups that do not mask lost ranks
+  bool small = false;     ///< is_small_in_halves(), of the halves of a dispatch
   /// Waits are counted to their end, since the program has asked what this call waits for (wait_times.hpp)
   bool counts_waits = false;
 };
@@ -141,6 +142,8 @@ struct LatencyDispatchParams {
 /// Whether the call has a kernel of its own, which takes less time and holds no other code: few tokens on few ranks,
 /// with a block for each token that is sent and a warp for each that may come, and slabs that cannot be full.
 bool is_small(const LatencyDispatchParams& params);
+/// The same of a call that is split.
+bool is_small_in_halves(const LatencyDispatchParams& params, int num_receive_blocks);
 
 /// Rows of a combine.
 struct CombineRows {

@@ -57,6 +57,11 @@ struct SmallCombineShared {
   float weights[kCombineWarps][kMaxTopk];
 };
 
+/// Parameters of either half.
+struct SmallCombineHalf : SmallCombineParams {
+  bool receives = false;
+};
+
 /// Waits for the call's turn. First warp of a block; in the first block another warp grants the set that this may wait
 /// for.
 __device__ inline void take_small_turn(const LatencyParams& call, SmallCombineShared& shared) {
@@ -146,29 +151,42 @@ __device__ inline void announce_small(const SmallCombineParams& params, SmallCom
   }
 }
 
-/// Grants the owed set, and ends the call for this rank. Second warp of the first block. No peer waits on this step.
-__device__ inline void keep_small_books(const LatencyParams& call) {
+/// Grants the owed set; false when the group broke, else `sent` is this call. Second warp of the first block. No peer
+/// waits on this step.
+__device__ inline bool begin_small_books(const LatencyParams& call, SentCall& sent) {
   const TurnLook turn(call, LatencyKind::kCombine);
   const std::uint32_t num_absent = load_num_absent(call);
-  if (turn.broken) return;
-  const bool routed = call.tables.summary->valid != 0;
+  if (turn.broken) return false;
   grant_owed_set(call, LatencyKind::kCombine, turn.number);
   const std::uint64_t* const grant =
       grant_word(call, call.ranks.rank, LatencyKind::kCombine, call.ranks.rank, turn.number);
   const Payload set = wait_payload(call, {Awaited::kDone, call.ranks.rank, turn.number}, grant);
-  if (__all_sync(kAllLanes, static_cast<int>(set.came)) == 0) return;
-  const SentCall sent{turn.number, set.value, 1, 0};
+  if (__all_sync(kAllLanes, static_cast<int>(set.came)) == 0) return false;
+  sent = {turn.number, set.value, 1, 0};
   if (num_absent != 0) {
     post_for_absent(call, LatencyKind::kCombine, turn.number, static_cast<int>(set.value), 0);
   }
+  return true;
+}
+
+/// Waits until no rank stores to the call's set any more, and reports a rank that makes another call; false when the
+/// group broke. All lanes of one warp.
+__device__ inline bool close_small_books(const LatencyParams& call, const SentCall& sent, bool routed) {
   const Outcome outcome = await_agreements(call, sent);
-  if (outcome == Outcome::kStop) return;
-  if (outcome != Outcome::kGo && !await_other_rows(call, sent)) return;
-  if (lane_idx() != 0) return;
-  if (outcome != Outcome::kGo && routed) {
+  if (outcome == Outcome::kStop) return false;
+  if (outcome != Outcome::kGo && !await_other_rows(call, sent)) return false;
+  if (lane_idx() == 0 && outcome != Outcome::kGo && routed) {
     report_latency_disagreement(call, LatencyKind::kCombine, static_cast<int>(sent.set));
   }
-  leave_whole_call(call, LatencyKind::kCombine, sent);
+  return true;
+}
+
+/// Grants the owed set, and ends the call for this rank. As begin_small_books().
+__device__ inline void keep_small_books(const LatencyParams& call) {
+  const bool routed = call.tables.summary->valid != 0;
+  SentCall sent{};
+  if (!begin_small_books(call, sent) || !close_small_books(call, sent, routed)) return;
+  if (lane_idx() == 0) leave_whole_call(call, LatencyKind::kCombine, sent);
 }
 
 /// One warp of the other blocks, except the first.

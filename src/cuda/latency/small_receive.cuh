@@ -12,6 +12,8 @@ struct SmallCounts {
   std::uint64_t words[kSmallRanks] = {};
 };
 
+/// `kHalf`: the kernel makes a receive half alone, and leaves it.
+template <bool kHalf = false>
 class SmallReceiver {
  public:
   __device__ SmallReceiver(const LatencyParams& call, const DispatchReceiveRows& params, SmallShared& shared,
@@ -193,7 +195,7 @@ class SmallReceiver {
   __device__ void report(bool refused) {
     constexpr int kLeavingThread = 2 * kWarpLanes;
     const auto thread = static_cast<int>(threadIdx.x);
-    if (thread == kLeavingThread) leave_whole_call(call_, LatencyKind::kDispatch, sent_call());
+    if (!kHalf && thread == kLeavingThread) leave_whole_call(call_, LatencyKind::kDispatch, sent_call());
     if (refused) {
       const Outcome outcome = shared_.other_call != 0 ? Outcome::kSkip : Outcome::kGo;
       if (thread == 0) report_refused<false>(call_, params_, sent_call(), *memory_.shared, outcome);

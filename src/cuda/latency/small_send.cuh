@@ -25,7 +25,8 @@ __device__ inline void store_to_all(const SmallTargets& targets, std::int64_t of
   }
 }
 
-template <Codec kCodec>
+/// `kHalf`: the kernel makes a send half alone.
+template <Codec kCodec, bool kHalf = false>
 class SmallSender {
  public:
   /// `memory`: the receive half's.
@@ -159,7 +160,7 @@ class SmallSender {
   /// Waits for the call's number, and finds this rank's places on the others. The first warp.
   __device__ void take_turn() {
     num_absent_ = load_num_absent(call_);
-    const std::uint64_t number = wait_for_turn<false>(call_, LatencyKind::kDispatch, shared_.sets, [] {});
+    const std::uint64_t number = wait_for_turn<kHalf>(call_, LatencyKind::kDispatch, shared_.sets, [] {});
     const int lane = lane_idx();
     if (lane < call_.ranks.num_ranks) {
       std::byte* const words = reinterpret_cast<std::byte*>(
