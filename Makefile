@@ -40,7 +40,7 @@ check: ## everything that a commit must pass: lint, the tests, the sanitizers by
 	@'$(ROOT)/scripts/setup.sh' lint
 	@'$(ROOT)/scripts/test.sh' lint release python asan fuzz tsan
 
-lint: ## check format, comments, shell scripts, links of the documentation, Python and the names of changed code
+lint: ## check format, comments, shell scripts, links and tables of the documentation, Python, names of changed code
 	@'$(ROOT)/scripts/setup.sh' lint
 	@'$(ROOT)/scripts/lint.sh' check $(ARGS)
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# scripts/lint.sh check [part...]   format, prose, shell, links, python and names, or the parts given: all_names too,
-#                                   which takes by far the longest; reports everything, changes nothing
+# scripts/lint.sh check [part...]   format, prose, shell, links, tables, python and names, or the parts given: all_names
+#                                   too, which takes by far the longest; reports everything, changes nothing
 # scripts/lint.sh format            formats the C++ and Python files in place
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -99,6 +99,11 @@ check_links() {
   return $broken
 }
 
+# Tables of the documents are those of the recorded results.
+check_tables() {
+  benchmarks/tables.py --check
+}
+
 # Another version of ruff would find other things, so its number is fixed; Debian has no package of it.
 find_ruff() {
   ruff=build/ruff/bin/ruff
@@ -119,10 +124,10 @@ check_python() {
 case ${1-} in
   check)
     parts=("${@:2}")
-    if ((${#parts[@]} == 0)); then parts=(format prose shell links python names); fi
+    if ((${#parts[@]} == 0)); then parts=(format prose shell links tables python names); fi
     for part in "${parts[@]}"; do
       if [[ $(type -t "check_$part") != function ]]; then
-        printf 'lint: no part "%s": format, prose, shell, links, python, names, all_names\n' "$part" >&2
+        printf 'lint: no part "%s": format, prose, shell, links, tables, python, names, all_names\n' "$part" >&2
         exit 2
       fi
       check "$part" "check_$part"

@@ -164,7 +164,7 @@ TEST(PlanBytes, AreThoseThatABenchSends) {
 
 TEST(PlanBytes, AreThoseOfTheArithmeticForEightNodes) {
   const CallPlan dispatch = tools::plan_dispatch(on_nodes(8), h100());
-  EXPECT_THAT(dispatch.network_bytes, about(271e6, 0.01));  // docs/performance-gpus.md
+  EXPECT_THAT(dispatch.network_bytes, about(271e6, 0.01));  // docs/performance-nodes.md
   EXPECT_THAT(dispatch.link_bytes, about(446e6 * 7 / 8, 0.02));
   EXPECT_EQ(dispatch.limit().name, "host memory");
   EXPECT_THAT(dispatch.limit().us, about(14500, 0.01));

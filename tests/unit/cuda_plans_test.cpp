@@ -179,7 +179,7 @@ TEST(Plans, TakeFewMultiprocessorsForLongRowsOfEightRanks) {
   }
 }
 
-/// Table of docs/performance-gpus.md.
+/// Numbers in docs/performance-gpus.md.
 TEST(Plans, TakeAsManyMultiprocessorsAsIsDocumented) {
   struct Documented {
     int num_ranks;

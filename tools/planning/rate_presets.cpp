@@ -18,7 +18,7 @@ constexpr RateOrigin kMeasured = RateOrigin::kMeasured;
 constexpr RateOrigin kAssumed = RateOrigin::kAssumed;
 
 constexpr std::string_view kRings = "cuda-nodes-h200-x2/gpu_rings.json: one H200, 4 blocks a ring, 128 and 512 KiB";
-constexpr std::string_view kStage = "docs/performance-gpus.md: 150,000 chunks a second each way over loopback, no card";
+constexpr std::string_view kStage = "docs/experiments-nodes.md: 150,000 chunks a second each way, loopback, no card";
 constexpr std::string_view kShared =
     "cuda-h200-x1/nodes_latency.json, T = 1: route and a former dispatch share evenly what is left of all three calls";
 constexpr std::string_view kCardPair =
@@ -55,7 +55,7 @@ constexpr std::string_view kPair4 = "cuda-h200-x4: tokens_bf16.json, T = 512, an
 constexpr std::string_view kLatency4 = "cuda-h200-x4/latency_pair_fp8.json, T = 1, 32 and 128";
 constexpr std::string_view kRoute4 = "cuda-h200-x4/route.json, T = 512 and 4096";
 constexpr std::string_view kPlain4 = "cuda-h200-x4: tokens_bf16_plain.json, T = 512, and pair_bf16_plain.json";
-constexpr std::string_view kSums = "docs/performance-gpus.md: a combine of 2 H200 on 12 multiprocessors";
+constexpr std::string_view kSums = "docs/experiments-kernels.md: a combine of 2 H200 on 12 multiprocessors";
 
 constexpr std::array<PresetRate, 18> kH200 = {{
     {&Rates::nvlink_push_gbps, 343.7, kMeasured, kPair4},

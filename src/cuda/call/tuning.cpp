@@ -7,7 +7,7 @@
 namespace ferry::cuda {
 namespace {
 
-/// Defaults for one rank per GPU, measured on 2 and 4 H200 (docs/performance-gpus.md): multiprocessors that keep up
+/// Defaults for one rank per GPU, measured on 2 and 4 H200 (docs/experiments-kernels.md): multiprocessors that keep up
 /// with the links. One copies rows inside the GPU at the pace at which one of these sends them (47 and 43 GB/s).
 constexpr int kSendSms = 8;
 constexpr int kUnpackSms = 4;

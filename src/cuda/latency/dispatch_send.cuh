@@ -7,7 +7,7 @@
 /// the row. No block waits for another block, nor for a peer once its set is granted.
 ///
 /// `kHomes`: the call may have a placement in which experts have several homes. Other kernels hold none of that code,
-/// which costs time even if it does not run (docs/performance-gpus.md).
+/// which costs time even if it does not run (docs/experiments-latency.md).
 
 #include "cuda/latency/dispatch_words.cuh"
 #include "cuda/latency/send_rows.cuh"
