@@ -179,18 +179,17 @@ def gpu_route() -> str:
     return table(("µs", *(f"T = {count}" for count in tokens)), rows)
 
 
+CARD_CALLS = (("pair_bf16", "dispatch"), ("pair_bf16", "combine"), ("dispatch_fp8", "dispatch"))
 CARD_SHAPES = (("2 of 1", "x4/card_2x1"), ("2 of 2", "x4/card_2x2"))
 
 
 def card_calls() -> str:
-    calls = (("pair_bf16", "dispatch"), ("pair_bf16", "combine"), ("dispatch_fp8", "dispatch"))
-
     def cell(stem: str, name: str, op: str, tokens: int) -> str:
         result = one(f"cuda-nodes-h200-{stem}_{name}_{tokens}.json", op=op)
         return f"{us(result)}, {result['network']['ratio_to_wire']:.2f}"
 
     def row(tokens: int) -> Row:
-        return [str(tokens), *(cell(stem, *call, tokens) for _, stem in CARD_SHAPES for call in calls)]
+        return [str(tokens), *(cell(stem, *call, tokens) for _, stem in CARD_SHAPES for call in CARD_CALLS)]
 
     header = [f"{nodes}: {call}" for nodes, _ in CARD_SHAPES for call in ("dispatch bf16", "combine", "dispatch fp8")]
     return table(("T", *header), [row(tokens) for tokens in (64, 512, 1024, 4096)])
@@ -207,6 +206,48 @@ def card_latency() -> str:
     header = [f"{nodes}: {call}" for nodes, _ in CARD_SHAPES for call in ("dispatch", "combine", "pair", "in a graph")]
     rows = [[str(tokens), *(cell for stem in stems for cell in cells(stem, tokens))] for tokens in (1, 8, 32, 128)]
     return table(("T", *header), rows)
+
+
+# Predictions of `ferry plan` with rates of an earlier state of the calls, which no report has. By ranks and T: µs of a
+# bf16 dispatch, a combine and an fp8 dispatch, or of a pair of latency mode in a graph.
+PREDICTED_CALLS = {
+    "2x1": {64: (104, 103, 77), 512: (193, 197, 165), 1024: (343, 347, 198), 4096: (1226, 1226, 659)},
+    "2x2": {64: (104, 112, 77), 512: (193, 206, 165), 1024: (343, 356, 198), 4096: (1226, 1235, 659)},
+}
+PREDICTED_PAIRS = {"2x1": {1: 77, 8: 93, 32: 108, 128: 169}, "2x2": {1: 80, 8: 98, 32: 128, 128: 245}}
+
+
+def predicted_and_measured(predicted: int, measured: float) -> str:
+    cell = f"{predicted:,} → {measured:,.0f}"
+    return f"**{cell}**" if abs(predicted / measured - 1) >= 0.15 else cell
+
+
+def plan_calls() -> str:
+    def cell(ranks: str, tokens: int, name: str, op: str, predicted: int) -> str:
+        result = one(f"cuda-nodes-h200-x4/card_{ranks}_{name}_{tokens}.json", op=op)
+        return predicted_and_measured(predicted, result["time_us_p50"])
+
+    rows = [
+        [
+            ranks,
+            str(tokens),
+            *(cell(ranks, tokens, *call, figure) for call, figure in zip(CARD_CALLS, figures, strict=True)),
+        ]
+        for ranks, by_tokens in PREDICTED_CALLS.items()
+        for tokens, figures in by_tokens.items()
+    ]
+    return table(("ranks", "T", "dispatch bf16", "combine", "dispatch fp8"), rows)
+
+
+def plan_pairs() -> str:
+    def cell(ranks: str, tokens: int, predicted: int) -> str:
+        result = one(f"cuda-nodes-h200-x4/card_{ranks}_latency_{tokens}.json", op="latency-pair")
+        return predicted_and_measured(predicted, result["graph_time_us_p50"])
+
+    rows = [
+        [ranks, *(cell(ranks, *figure) for figure in figures.items())] for ranks, figures in PREDICTED_PAIRS.items()
+    ]
+    return table(("ranks", *(f"T = {tokens}" for tokens in PREDICTED_PAIRS["2x1"])), rows)
 
 
 def gpu_networks() -> str:
@@ -350,4 +391,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "gpu-networks": gpu_networks,
     "gpu-route": gpu_route,
     "one-sided": one_sided,
+    "plan-calls": plan_calls,
+    "plan-pairs": plan_pairs,
 }
