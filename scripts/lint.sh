@@ -84,19 +84,9 @@ check_shell() {
   { project_files '*.sh'; echo .ci/run; } | xargs shellcheck
 }
 
-# Relative links in the documents lead to files that exist.
+# Relative links in the documents lead to files and headings that exist.
 check_links() {
-  local document target broken=0
-  while IFS= read -r document; do
-    while IFS= read -r target; do
-      target=${target%%#*}
-      if [[ -n $target && $target != *://* && $target != mailto:* && ! -e "$(dirname "$document")/$target" ]]; then
-        printf '%s: link to %s, which does not exist\n' "$document" "$target"
-        broken=1
-      fi
-    done < <(grep -oE '\]\([^) ]+\)' "$document" | sed -E 's/^\]\((.*)\)$/\1/')
-  done < <(project_files '*.md')
-  return $broken
+  project_files '*.md' | xargs scripts/check_links.py
 }
 
 # Tables of the documents are those of the recorded results.
