@@ -12,6 +12,9 @@ nb::object made(PyObject* object) {
   return nb::steal(object);
 }
 
+/// The type's tp_new. The stable ABI hides the fields of types.
+newfunc constructor_of(PyTypeObject* type) { return reinterpret_cast<newfunc>(PyType_GetSlot(type, Py_tp_new)); }
+
 }  // namespace
 
 Name::Name(const char* text) : text_(PyUnicode_InternFromString(text)) {
@@ -40,12 +43,13 @@ void set_attribute(nb::handle owner, const Name& name, nb::handle value) {
 nb::object bare_object(nb::handle type) {
   auto* const of = reinterpret_cast<PyTypeObject*>(type.ptr());
   static PyObject* const nothing = PyTuple_New(0);
-  return made(of->tp_new(of, nothing, nullptr));
+  return made(constructor_of(of)(of, nothing, nullptr));
 }
 
 nb::object named_tuple(nb::handle type, const nb::tuple& values) {
+  static const newfunc construct = constructor_of(&PyTuple_Type);
   const nb::tuple arguments = nb::make_tuple(values);
-  return made(PyTuple_Type.tp_new(reinterpret_cast<PyTypeObject*>(type.ptr()), arguments.ptr(), nullptr));
+  return made(construct(reinterpret_cast<PyTypeObject*>(type.ptr()), arguments.ptr(), nullptr));
 }
 
 }  // namespace ferry::python

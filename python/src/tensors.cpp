@@ -62,10 +62,13 @@ const DLPackExchangeAPI* own_table(PyTypeObject* type) {
   return table != nullptr && table->dltensor_from_py_object_no_sync != nullptr ? table : nullptr;
 }
 
+/// Null at the end. The stable ABI hides the fields of types.
+PyTypeObject* base_of(PyTypeObject* type) { return static_cast<PyTypeObject*>(PyType_GetSlot(type, Py_tp_base)); }
+
 /// The same, or that of the nearest base: a base's functions take objects of its subclasses.
 const DLPackExchangeAPI* find_table(PyTypeObject* type) {
   const DLPackExchangeAPI* table = nullptr;
-  for (; table == nullptr && type != nullptr; type = type->tp_base) table = own_table(type);
+  for (; table == nullptr && type != nullptr; type = base_of(type)) table = own_table(type);
   return table;
 }
 
@@ -83,7 +86,7 @@ const DLPackExchangeAPI* table_of(PyTypeObject* type) {
   if (table == nullptr) return nullptr;
   for (Known& one : known) {
     if (one.type != nullptr) continue;
-    Py_INCREF(type);
+    Py_INCREF(reinterpret_cast<PyObject*>(type));
     one = {type, table};
     break;
   }

@@ -46,7 +46,7 @@ nb::list aligned_counts(std::span<const std::int32_t> rows, std::int64_t alignme
     const std::int64_t count = (rows[i] / alignment + (rows[i] % alignment != 0 ? 1 : 0)) * alignment;
     PyObject* const made = PyLong_FromLongLong(count);
     if (made == nullptr) nb::raise_python_error();
-    PyList_SET_ITEM(counts.ptr(), static_cast<Py_ssize_t>(i), made);  // takes it over
+    PyList_SetItem(counts.ptr(), static_cast<Py_ssize_t>(i), made);  // takes it over
   }
   return counts;
 }

@@ -50,6 +50,13 @@ bool has_shape(const TensorView& view, std::initializer_list<Extent> shape) {
   return true;
 }
 
+/// A new reference; null, with a Python error set, if the tensor has no storage. The stable ABI has no shorter call.
+PyObject* storage_of(nb::handle tensor) {
+  static const Name untyped_storage("untyped_storage");
+  PyObject* const self = tensor.ptr();
+  return PyObject_VectorcallMethod(untyped_storage.ptr(), &self, 1, nullptr);
+}
+
 }  // namespace
 
 nb::object payload_of(Received& received, const Payload& sent) {
@@ -71,8 +78,7 @@ std::int64_t index_of(nb::handle value) {
 }
 
 nb::object find_link(nb::handle tensor, const Name& name) {
-  static const Name untyped_storage("untyped_storage");
-  PyObject* storage = PyObject_CallMethodNoArgs(tensor.ptr(), untyped_storage.ptr());
+  PyObject* const storage = storage_of(tensor);
   if (storage == nullptr) {
     PyErr_Clear();
     return {};
@@ -82,8 +88,7 @@ nb::object find_link(nb::handle tensor, const Name& name) {
 }
 
 void attach_link(nb::handle tensor, const Name& name, nb::handle link) {
-  static const Name untyped_storage("untyped_storage");
-  PyObject* const storage = PyObject_CallMethodNoArgs(tensor.ptr(), untyped_storage.ptr());
+  PyObject* const storage = storage_of(tensor);
   if (storage == nullptr) nb::raise_python_error();
   set_attribute(nb::steal(storage), name, link);
 }
