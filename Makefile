@@ -14,7 +14,7 @@ ifneq ($(origin CUDA),command line)
   CUDA = $(shell if nvidia-smi -L >/dev/null 2>&1 || [[ -e /dev/nvidiactl ]]; then echo AUTO; else echo OFF; fi)
 endif
 
-.PHONY: help demo bench doctor test check lint format clean tool
+.PHONY: help demo bench doctor test check lint format wheels clean tool
 
 help: ## show this list
 	@echo 'Ferry: expert-parallel dispatch and combine. Targets:'
@@ -47,6 +47,9 @@ lint: ## check format, comments, shell scripts, links and tables of the document
 format: ## format all C++ and Python files in place
 	@'$(ROOT)/scripts/setup.sh' lint
 	@'$(ROOT)/scripts/lint.sh' format
+
+wheels: ## build the wheels of ferry-ep and deep_ep into build/wheels
+	@'$(ROOT)/scripts/wheels.sh' $(ARGS)
 
 clean: ## remove everything that was built
 	rm -rf '$(ROOT)/build'
