@@ -36,9 +36,9 @@ test: ## build optimised and run all tests, and those of the Python packages (AR
 	@'$(ROOT)/scripts/setup.sh' test
 	@'$(ROOT)/scripts/test.sh' $(ARGS)
 
-check: ## everything that a commit must pass: lint, the tests, the sanitizers by another compiler, and the fuzz targets
+check: ## everything that a commit must pass: lint, the tests, wheels, the sanitizers by another compiler, fuzz targets
 	@'$(ROOT)/scripts/setup.sh' lint
-	@'$(ROOT)/scripts/test.sh' lint release python asan fuzz tsan
+	@'$(ROOT)/scripts/test.sh' lint release python wheels asan fuzz tsan
 
 lint: ## check format, comments, shell scripts, links and tables of the documentation, Python, names of changed code
 	@'$(ROOT)/scripts/setup.sh' lint
@@ -48,7 +48,7 @@ format: ## format all C++ and Python files in place
 	@'$(ROOT)/scripts/setup.sh' lint
 	@'$(ROOT)/scripts/lint.sh' format
 
-wheels: ## build the wheels of ferry-ep and deep_ep into build/wheels
+wheels: ## build the wheels of ferry-ep and deep_ep into build/wheels (ARGS=--test: use them, too)
 	@'$(ROOT)/scripts/wheels.sh' $(ARGS)
 
 clean: ## remove everything that was built

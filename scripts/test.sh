@@ -2,10 +2,11 @@
 # Builds and runs the tests: scripts/test.sh [part...], by default release and python. Parts: the presets release,
 # debug, asan, tsan and fuzz (the parsers, see tests/fuzz/README.md), compiled by clang, which shows what depends on the
 # compiler; plain (the build of users: no preset, the compiler in $CXX or the system's); python (the packages, see
-# scripts/test_python.sh); lint (scripts/lint.sh). Tests that need a GPU (label "gpu", in a release build with CUDA) run
-# where there is one; tests/gpu/run.sh runs only them, and more of them. Runs every part even if an earlier one fails,
-# then repeats each runner's own summary and the time of each part. Up to three failed tests of a part run once more,
-# alone: the part passes if they pass, and the summary names both results.
+# scripts/test_python.sh); wheels (docs/wheels.md), where nvcc and Python 3.12 are; lint (scripts/lint.sh). Tests that
+# need a GPU (label "gpu", in a release build with CUDA) run where there is one; tests/gpu/run.sh runs only them, and
+# more of them. Runs every part even if an earlier one fails, then repeats each runner's own summary and the time of
+# each part. Up to three failed tests of a part run once more, alone: the part passes if they pass, and the summary
+# names both results.
 #
 # Ranks wait most of the time, so the parts after the first are built, and lint runs, at the lowest priority beside the
 # tests of those before them.
@@ -62,6 +63,7 @@ build() { # part
   case $1 in
     lint) scripts/lint.sh check >"$lint_output" 2>&1 || true ;;
     python) scripts/test_python.sh --install ;;
+    wheels) scripts/wheels.sh ;;
     plain) cmake -S . -B build/plain --log-level=WARNING >/dev/null && cmake --build build/plain --parallel "$jobs" ;;
     *) cmake --preset "$1" --log-level=WARNING >/dev/null && cmake --build --preset "$1" --parallel "$jobs" ;;
   esac
@@ -72,6 +74,7 @@ run_tests() { # part
   case $1 in
     lint) cat "$lint_output" && ! grep -qE '^[a-z_]+ +FAILED$' "$lint_output" && grep -qE '^[a-z_]+ +ok$' "$lint_output" ;;
     python) scripts/test_python.sh --test ;;
+    wheels) scripts/wheels/test.sh ;;
     *)
       read -ra launcher <<<"$(launcher_for "$1")"
       mapfile -t selected < <(selection "$1")
@@ -93,6 +96,7 @@ summary_of() { # part log
   case $1 in
     lint) sed -nE 's/^([a-z]+) +(ok|FAILED)$/\1 \2/p' "$2" | paste -sd, | sed 's/,/, /g' ;;
     python) grep -E '^=* ?[0-9]+ (passed|failed|error)' "$2" | tail -n 1 ;;
+    wheels) sed -n 's/^wheels: //p' "$2" | tail -n 1 ;;
     *) grep -E 'tests passed|No tests were found' "$2" | paste -sd';' | sed 's/;/; these once more, alone: /' ;;
   esac
 }
@@ -168,6 +172,10 @@ run_part() { # part
 
 parts=("$@")
 if (($# == 0)); then parts=(release python); fi
+if [[ " ${parts[*]} " == *' wheels '* ]] && ! missing=$(scripts/wheels.sh --missing 2>&1); then
+  summary+=("wheels: not built: ${missing#wheels: }")
+  mapfile -t parts < <(printf '%s\n' "${parts[@]}" | grep -vx wheels || true)
+fi
 # Lint is no condition of the tests, so all else is built before it runs.
 if [[ " ${parts[*]} " == *' lint '* ]]; then
   mapfile -t parts < <(printf '%s\n' "${parts[@]}" | grep -vx lint || true)
