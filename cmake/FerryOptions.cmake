@@ -47,3 +47,12 @@ endif()
 find_package(fmt REQUIRED)
 add_library(ferry_fmt INTERFACE)
 target_link_libraries(ferry_fmt INTERFACE $<IF:$<BOOL:${FERRY_FMT_HEADER_ONLY}>,fmt::fmt-header-only,fmt::fmt>)
+
+# The log, header-only and with the {fmt} above: nothing to ship, and one file includes it.
+find_package(spdlog QUIET)
+if(NOT TARGET spdlog::spdlog_header_only)
+  message(FATAL_ERROR "spdlog was not found: install libspdlog-dev (scripts/setup.sh build does), or set spdlog_DIR")
+endif()
+get_target_property(ferry_spdlog_include_dirs spdlog::spdlog_header_only INTERFACE_INCLUDE_DIRECTORIES)
+add_library(ferry_spdlog INTERFACE)
+target_include_directories(ferry_spdlog SYSTEM INTERFACE "${ferry_spdlog_include_dirs}")

@@ -9,7 +9,7 @@ readonly supported="Debian 12 and Ubuntu 24.04"
 # Entries are package:part. The part that must exist is a command, wherever it was installed from; a header that the
 # compiler finds; import:module or python:header.h of python3; or libfuzzer, which clang++ links into fuzz targets.
 readonly build_packages=(g++:g++ cmake:cmake ninja-build:ninja git:git libfmt-dev:fmt/format.h libssl-dev:openssl/hmac.h
-  libcli11-dev:CLI/CLI.hpp nlohmann-json3-dev:nlohmann/json.hpp libucx-dev:ucp/api/ucp.h)
+  libspdlog-dev:spdlog/logger.h libcli11-dev:CLI/CLI.hpp nlohmann-json3-dev:nlohmann/json.hpp libucx-dev:ucp/api/ucp.h)
 # ccache is optional. It compiles the library once for the tests and the Python package, and makes a second build short.
 readonly test_packages=(ccache:ccache libgtest-dev:gtest/gtest.h libgmock-dev:gmock/gmock.h binutils:nm python3:python3
   pkgconf:pkg-config

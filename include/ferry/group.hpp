@@ -28,6 +28,7 @@ class Backend;           // private
 class CallGate;          // private
 class CallNumbers;       // private
 class CallPass;          // private
+class ErrorLog;          // private
 class ExpertPlacements;  // private
 class LatencyCalls;      // private
 
@@ -459,6 +460,7 @@ class FERRY_API Group {
   Status check_mask(std::string_view operation, Stream stream) const;
   Status check_stream(std::string_view operation, Stream stream) const;
   Status check_routing(std::string_view operation, const Routing& routing) const;
+  Status noted(Status status) const;
 
   Topology topology_;
   std::unique_ptr<GroupOptions> options_;
@@ -468,6 +470,7 @@ class FERRY_API Group {
   std::unique_ptr<LatencyCalls> latency_calls_;
   std::unique_ptr<CallNumbers> numbers_;
   std::unique_ptr<CallGate> gate_;
+  std::unique_ptr<ErrorLog> errors_;
   std::shared_ptr<const void> identity_;  // shared with every Routing of this group, to recognise it
 };
 

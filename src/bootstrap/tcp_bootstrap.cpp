@@ -4,6 +4,7 @@
 
 #include "bootstrap/errors.hpp"
 #include "bootstrap/socket.hpp"
+#include "core/log.hpp"
 #include "ferry/version.hpp"
 
 namespace ferry {
@@ -100,7 +101,16 @@ Result<std::shared_ptr<Bootstrap>> create_tcp_bootstrap_as(const TcpBootstrapOpt
 }  // namespace bootstrap
 
 Result<std::shared_ptr<Bootstrap>> create_tcp_bootstrap(const TcpBootstrapOptions& options) {
-  return bootstrap::create_tcp_bootstrap_as(options, version());
+  static_cast<void>(open_log());  // Group::create returns its error
+  const LogRank rank{options.rank, options.num_ranks};
+  const LogPhase phase(rank, "bootstrap: meeting of all ranks");
+  Result<std::shared_ptr<Bootstrap>> created = bootstrap::create_tcp_bootstrap_as(options, version());
+  if (created.ok()) {
+    log_line(LogLevel::kInfo, rank, "bootstrap: root=\"{}\" port={} address=\"{}\"", options.host, options.port,
+             (*created)->local_address());
+  }
+  log_error(rank, created.status());
+  return created;
 }
 
 }  // namespace ferry

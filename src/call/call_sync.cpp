@@ -9,6 +9,7 @@
 #include "call/wait.hpp"
 #include "core/cores.hpp"
 #include "core/create_together.hpp"
+#include "core/log.hpp"
 #include "net/threads.hpp"
 #include "plan/to_size.hpp"
 #include "rail/net_devices.hpp"
@@ -49,14 +50,22 @@ Result<std::unique_ptr<CallSync>> CallSync::create(const BackendContext& context
   const Status reserved = rail::reserve_threads(context.topology, &threads);
   const RankPlace place =
       has_rails ? rail::place_to_publish(context, source != nullptr ? &source->gpu : nullptr) : RankPlace{};
-  Result<node::Rendezvous> met = node::rendezvous(context, place, reserved);
+  const LogRank rank{context.topology.rank, context.topology.num_ranks};
+  Result<node::Rendezvous> met = [&] {
+    const LogPhase phase(rank, "create: meeting of the node's ranks");
+    return node::rendezvous(context, place, reserved);
+  }();
   if (!met.ok()) return met.status();
   threads.give_back();
   std::vector<RankPlace> places = std::move(met->places);
   std::unique_ptr<CallSync> sync(new CallSync(context, std::move(*met)));
   sync->places_ = std::move(places);
   if (has_rails) {
+    const LogPhase phase(rank, "create: connections between nodes");
     if (Status status = sync->connect_rails(context, source); !status.ok()) return status;
+    const rail::RingShape shape = sync->rails().chunks().shape;
+    log_line(LogLevel::kInfo, rank, "create: rings memory={} num_chunks={} chunk_bytes={} proxy_spins={}",
+             sync->rails().has_gpu_rings() ? "gpu" : "host", shape.num_chunks, shape.chunk_bytes, sync->state_.spins());
   }
   return sync;
 }

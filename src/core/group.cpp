@@ -7,6 +7,7 @@
 #include "core/call_numbers.hpp"
 #include "core/checks.hpp"
 #include "core/expert_placement.hpp"
+#include "core/group_log.hpp"
 #include "core/latency_calls.hpp"
 #include "core/present_ranks.hpp"
 
@@ -59,16 +60,18 @@ struct EarlyCall {
 std::string_view Group::backend() const { return backend_ ? backend_->name() : std::string_view("none (destroyed)"); }
 
 Result<Buffer> Group::allocate(std::size_t bytes) {
-  if (Status status = check_usable("allocate"); !status.ok()) return status;
-  return backend_->allocate(bytes);
+  if (Status status = check_usable("allocate"); !status.ok()) return noted(status);
+  Result<Buffer> buffer = backend_->allocate(bytes);
+  if (!buffer.ok()) return noted(buffer.status());
+  return buffer;
 }
 
 MemoryUsage Group::memory_usage() const { return can_be_asked() ? backend_->memory_usage() : MemoryUsage(); }
 
 Status Group::trim() {
   CallPass pass;
-  if (Status status = enter("trim", pass); !status.ok()) return status;
-  return backend_->trim();
+  if (Status status = enter("trim", pass); !status.ok()) return noted(status);
+  return noted(backend_->trim());
 }
 
 std::vector<std::int64_t> Group::wait_times_ns() const {
@@ -85,6 +88,12 @@ Status Group::check_usable(std::string_view operation) const {
   if (gate_->is_copy()) return refuse_copy(operation);
   if (is_suspended_) return suspended(operation);
   return backend_ ? Status() : destroyed(operation);
+}
+
+/// Logs an error that a public call returns.
+Status Group::noted(Status status) const {
+  errors_->note(status);
+  return status;
 }
 
 /// Admits a call of this group; the call holds `pass` while it runs.
@@ -127,7 +136,7 @@ Status Group::check_stream(std::string_view operation, Stream stream) const {
 Result<Routing> Group::route(const RouteInput& in, const RouteOptions& options, Stream stream,
                              const std::function<EarlyTables()>& while_waiting) {
   CallPass pass;
-  if (Status status = enter_together("route", pass); !status.ok()) return status;
+  if (Status status = enter_together("route", pass); !status.ok()) return noted(status);
   numbers_->settle();
   numbers_->count();
   RouteCall call;
@@ -158,11 +167,11 @@ Result<Routing> Group::route(const RouteInput& in, const RouteOptions& options, 
                         in.topk_weights.present() ? 1 : 0,
                         placed != nullptr ? placed->hash : 0};
   Result<std::shared_ptr<RoutingState>> state = backend_->route(call);
-  if (!state.ok()) return state.status();
+  if (!state.ok()) return noted(state.status());
   (*state)->group_identity = identity_;
   (*state)->call_number = numbers_->number_of_route(**state);
   (*state)->num_logical_experts = options.num_experts;
-  if (!early.status.ok()) return early.status;
+  if (!early.status.ok()) return noted(early.status);
   return Routing(std::move(*state));
 }
 
@@ -175,7 +184,7 @@ Status Group::check_routing(std::string_view operation, const Routing& routing) 
 Status Group::dispatch(const Routing& routing, const DispatchInput& in, const DispatchOutput& out, Stream stream,
                        const DispatchOptions& options) {
   CallPass pass;
-  if (Status status = enter_together("dispatch", pass); !status.ok()) return status;
+  if (Status status = enter_together("dispatch", pass); !status.ok()) return noted(status);
   DispatchCall call;
   call.record.operation = Operation::kDispatch;
   call.stream = stream;
@@ -203,13 +212,13 @@ Status Group::dispatch(const Routing& routing, const DispatchInput& in, const Di
                           out.topk_weights.present() ? 1 : 0,
                           out.source.present() ? 1 : 0};
   }
-  return backend_->dispatch(call);
+  return noted(backend_->dispatch(call));
 }
 
 Status Group::combine(const Routing& routing, const CombineInput& in, const CombineOutput& out, Stream stream,
                       const CombineOptions& options) {
   CallPass pass;
-  if (Status status = enter_together("combine", pass); !status.ok()) return status;
+  if (Status status = enter_together("combine", pass); !status.ok()) return noted(status);
   CombineCall call;
   call.record.operation = Operation::kCombine;
   call.stream = stream;
@@ -226,14 +235,14 @@ Status Group::combine(const Routing& routing, const CombineInput& in, const Comb
     call.record.fields = {call.routing->call_number, call.x.row_bytes, static_cast<std::int64_t>(call.x.dtype),
                           options.weighted ? 1 : 0, in.weights.present() ? 1 : 0};
   }
-  return backend_->combine(call);
+  return noted(backend_->combine(call));
 }
 
 Result<Routing> Group::latency_dispatch(const LatencyDispatchInput& in, const LatencyDispatchOutput& out,
                                         const LatencyDispatchOptions& options, Stream stream) {
   constexpr std::string_view kName = "latency_dispatch";
   CallPass pass;
-  if (Status status = enter(kName, pass); !status.ok()) return status;
+  if (Status status = enter(kName, pass); !status.ok()) return noted(status);
   numbers_->count_latency();
   LatencyDispatchCall call;
   call.record.operation = Operation::kLatencyDispatch;
@@ -266,7 +275,7 @@ Result<Routing> Group::latency_dispatch(const LatencyDispatchInput& in, const La
     call.record.set_status(status);
   }
   Result<std::shared_ptr<RoutingState>> state = backend_->latency_dispatch(call);
-  if (!state.ok()) return state.status();
+  if (!state.ok()) return noted(state.status());
   (*state)->group_identity = identity_;
   numbers_->number_dispatch(**state);
   (*state)->num_logical_experts = options.num_experts;
@@ -278,7 +287,7 @@ Status Group::latency_combine(const Routing& routing, const LatencyCombineInput&
                               Stream stream, const LatencyCombineOptions& options) {
   constexpr std::string_view kName = "latency_combine";
   CallPass pass;
-  if (Status status = enter(kName, pass); !status.ok()) return status;
+  if (Status status = enter(kName, pass); !status.ok()) return noted(status);
   numbers_->count_latency();
   LatencyCombineCall call;
   CombineCall& combine = call.combine;
@@ -300,21 +309,21 @@ Status Group::latency_combine(const Routing& routing, const LatencyCombineInput&
   }
   Status sent = backend_->latency_combine(call);
   if (sent.ok()) latency_calls_->sent(call);
-  return sent;
+  return noted(sent);
 }
 
 Status Group::latency_receive(const Routing& routing, Stream stream) {
   constexpr std::string_view kName = "latency_receive";
   CallPass pass;
-  if (Status status = enter(kName, pass); !status.ok()) return status;
-  if (Status status = check_stream(kName, stream); !status.ok()) return status;
-  if (routing.state_ == nullptr) return no_routing(kName);
-  if (routing.state_->group_identity != identity_) return other_group(kName);
-  if (Status status = LatencyCalls::check_receive(*routing.state_); !status.ok()) return status;
+  if (Status status = enter(kName, pass); !status.ok()) return noted(status);
+  if (Status status = check_stream(kName, stream); !status.ok()) return noted(status);
+  if (routing.state_ == nullptr) return noted(no_routing(kName));
+  if (routing.state_->group_identity != identity_) return noted(other_group(kName));
+  if (Status status = LatencyCalls::check_receive(*routing.state_); !status.ok()) return noted(status);
   bool made = false;
   Status status = backend_->latency_receive({routing.state_, stream}, made);
   if (made) latency_calls_->received(routing.state_, status);
-  return status;
+  return noted(status);
 }
 
 Status Group::check_mask(std::string_view operation, Stream stream) const {
@@ -329,67 +338,68 @@ Status Group::check_mask(std::string_view operation, Stream stream) const {
 Status Group::latency_update_mask(int rank, bool masked, Stream stream) {
   constexpr std::string_view kName = "latency_update_mask";
   CallPass pass;
-  if (Status status = enter(kName, pass); !status.ok()) return status;
-  if (Status status = check_mask(kName, stream); !status.ok()) return status;
-  if (Status status = check_masked_rank(rank, topology_); !status.ok()) return status;
-  return backend_->update_mask(rank, masked, stream);
+  if (Status status = enter(kName, pass); !status.ok()) return noted(status);
+  if (Status status = check_mask(kName, stream); !status.ok()) return noted(status);
+  if (Status status = check_masked_rank(rank, topology_); !status.ok()) return noted(status);
+  return noted(backend_->update_mask(rank, masked, stream));
 }
 
 Status Group::latency_query_mask(const TensorView& out, Stream stream) {
   constexpr std::string_view kName = "latency_query_mask";
   CallPass pass;
-  if (Status status = enter(kName, pass); !status.ok()) return status;
-  if (Status status = check_mask(kName, stream); !status.ok()) return status;
-  if (Status status = check_mask_view(out, num_ranks()); !status.ok()) return status;
-  return backend_->query_mask(static_cast<std::int32_t*>(out.data), stream);
+  if (Status status = enter(kName, pass); !status.ok()) return noted(status);
+  if (Status status = check_mask(kName, stream); !status.ok()) return noted(status);
+  if (Status status = check_mask_view(out, num_ranks()); !status.ok()) return noted(status);
+  return noted(backend_->query_mask(static_cast<std::int32_t*>(out.data), stream));
 }
 
 Status Group::latency_clear_mask(Stream stream) {
   constexpr std::string_view kName = "latency_clear_mask";
   CallPass pass;
-  if (Status status = enter(kName, pass); !status.ok()) return status;
-  if (Status status = check_mask(kName, stream); !status.ok()) return status;
-  return backend_->update_mask(kEveryRank, false, stream);
+  if (Status status = enter(kName, pass); !status.ok()) return noted(status);
+  if (Status status = check_mask(kName, stream); !status.ok()) return noted(status);
+  return noted(backend_->update_mask(kEveryRank, false, stream));
 }
 
 Status Group::channel_tables(const Routing& routing, int num_channels, const ChannelTables& out, Stream stream) {
   CallPass pass;
-  if (Status status = enter("channel_tables", pass); !status.ok()) return status;
+  if (Status status = enter("channel_tables", pass); !status.ok()) return noted(status);
   Status status = check_stream("channel_tables", stream);
   if (status.ok()) status = check_routing("channel_tables", routing);
-  if (!status.ok()) return status;
+  if (!status.ok()) return noted(status);
   ChannelTablesCall call;
   call.routing = routing.state_.get();
   call.stream = stream;
   const RoutingState& state = *routing.state_;
   status =
       check_channel_tables({state.layout, num_ranks(), state.num_recv_rows, state.num_tokens}, num_channels, out, call);
-  return status.ok() ? backend_->channel_tables(call) : status;
+  return noted(status.ok() ? backend_->channel_tables(call) : status);
 }
 
 Status Group::wait(Stream stream) {
   CallPass pass;
-  if (Status status = enter("wait", pass); !status.ok()) return status;
-  if (Status status = check_stream("wait", stream); !status.ok()) return status;
-  return backend_->wait(stream);
+  if (Status status = enter("wait", pass); !status.ok()) return noted(status);
+  if (Status status = check_stream("wait", stream); !status.ok()) return noted(status);
+  return noted(backend_->wait(stream));
 }
 
 Status Group::poll() {
-  if (gate_->is_copy()) return refuse_copy("poll");
+  if (gate_->is_copy()) return noted(refuse_copy("poll"));
   CallPass pass;
   if (!pass.try_take(*gate_)) return {};  // the running call reports its own errors
-  if (Status status = check_usable("poll"); !status.ok()) return status;
-  return backend_->poll();
+  if (Status status = check_usable("poll"); !status.ok()) return noted(status);
+  return noted(backend_->poll());
 }
 
 Status Group::destroy() {
   CallPass pass;
-  if (Status status = take_turn("destroy", pass); !status.ok()) return status;
+  if (Status status = take_turn("destroy", pass); !status.ok()) return noted(status);
   // A suspended rank has left.
   Status status = is_suspended_ ? Status() : backend_->destroy();
   is_suspended_ = false;
   backend_.reset();
-  return status;
+  if (status.ok()) log_line(LogLevel::kInfo, log_rank(topology_), "destroy: all ranks are done");
+  return noted(status);
 }
 
 }  // namespace ferry

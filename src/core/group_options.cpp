@@ -12,6 +12,7 @@
 
 #include "core/choose.hpp"
 #include "core/create_together.hpp"
+#include "core/log.hpp"
 #include "core/present_ranks.hpp"
 #include "core/rank_host.hpp"
 #include "ferry/version.hpp"
@@ -102,6 +103,7 @@ Status check_options(const GroupOptions& options, int rank, int num_ranks) {
     return invalid_options(fmt::format("timeout_ns is {}, expected {} to {} nanoseconds", options.timeout_ns,
                                        kMinTimeoutNs, kMaxTimeoutNs));
   }
+  if (Status log = open_log(); !log.ok()) return log;
   if (Result<std::string> ring_memory = ring_memory_of(options); !ring_memory.ok()) return ring_memory.status();
   if (Result<int> reserved = reserved_sms_of(options); !reserved.ok()) return reserved.status();
   if (Result<std::int64_t> poll = network_poll_of(options); !poll.ok()) return poll.status();

@@ -304,13 +304,18 @@ Result<std::vector<TuningTable>> parse_tuning(std::string_view text, std::string
   return tables;
 }
 
-Result<std::vector<TuningTable>> load_tuning(const std::string& option) {
+std::string tuning_path(const std::string& option) {
   std::string path = option;
   if (path.empty()) {
     const char* const value = std::getenv(kTuningVariable);
     if (value != nullptr) path = value;
   }
-  if (path.empty() || path == kBuiltinTuning) return std::vector<TuningTable>{};
+  return path == kBuiltinTuning ? std::string() : path;
+}
+
+Result<std::vector<TuningTable>> load_tuning(const std::string& option) {
+  const std::string path = tuning_path(option);
+  if (path.empty()) return std::vector<TuningTable>{};
   const Result<std::string> text = read_file(path);
   if (!text.ok()) return text.status();
   return parse_tuning(*text, path);

@@ -62,7 +62,10 @@ struct TuningTable {
 /// @errors kInvalidArgument: the error, with its line or field
 Result<std::vector<TuningTable>> parse_tuning(std::string_view text, std::string_view path);
 
-/// Tables of the file that `option` (GroupOptions::tuning_file) or the variable names; empty if neither does.
+/// Path of the file that `option` (GroupOptions::tuning_file) or the variable names; empty if neither does.
+std::string tuning_path(const std::string& option);
+
+/// Tables of the file at tuning_path(option); empty if there is no path.
 /// @errors kInvalidArgument: the file cannot be read; errors of parse_tuning
 Result<std::vector<TuningTable>> load_tuning(const std::string& option);
 

@@ -8,6 +8,8 @@
 #include "core/choose.hpp"
 #include "core/cores.hpp"
 #include "core/create_together.hpp"
+#include "core/log.hpp"
+#include "net/devices.hpp"
 #include "plan/to_size.hpp"
 
 namespace ferry::rail {
@@ -96,6 +98,26 @@ Result<std::vector<std::vector<std::byte>>> gather_addresses(const BackendContex
   return std::move(attempt->messages);
 }
 
+/// "mlx5_0:1 InfiniBand 400 Gb/s, eth0": the devices with their layers and rates as far as the system lists them.
+std::string describe_rates(const std::string& list) {
+  std::string text;
+  for (const NetDeviceInfo& device : net::devices_named(list, ferry::net_devices())) {
+    text += fmt::format("{}{}", text.empty() ? "" : ", ", device.name);
+    if (!device.link_layer.empty()) text += fmt::format(" {}", device.link_layer);
+    if (device.rate_gbps > 0) text += fmt::format(" {} Gb/s", device.rate_gbps);
+  }
+  return text;
+}
+
+void log_network(const Topology& topology, const net::EngineFactory& factory, const Network& network) {
+  if (!logs(LogLevel::kInfo)) return;
+  log_line(LogLevel::kInfo, {topology.rank, topology.num_ranks},
+           "create: engine={} library=\"{}\" devices=\"{}\" reason=\"{}\" rates=\"{}\" receiver={}",
+           network.engine_name, factory.library != nullptr ? factory.library() : std::string("none"),
+           network.devices.devices, network.devices.reason, describe_rates(network.devices.devices),
+           network.options.may_start_receiver);
+}
+
 }  // namespace
 
 Status check_engine_versions(std::span<const std::string_view> versions) {
@@ -141,6 +163,7 @@ Result<Network> open_network(const BackendContext& context, const NetworkParams&
       if (created.ok()) {
         network.engine = std::move(*created);
         network.cards = network.engine->card_settings();
+        log_network(context.topology, **factory, network);
       }
     }
   }

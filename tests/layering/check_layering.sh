@@ -54,8 +54,8 @@ allow_only src/core "core includes no backend: public headers, plan, numeric and
   "$(in_source core)" "$(in_source plan)" "$(in_source numeric)"
 allow_only src/local "calls that need no group: core's checks, plan, numeric, public headers and itself" "$outside" "$public" \
   "$(in_source local)" "$(in_source core)" "$(in_source plan)" "$(in_source numeric)"
-allow_only src/bootstrap "bootstraps use ranks and bytes: public headers, core's file descriptors and itself" \
-  "$outside" "$public" "$(in_source bootstrap)" '^"core/(unique_fd|descriptors)\.hpp"$'
+allow_only src/bootstrap "bootstraps use ranks and bytes: public headers, core's file descriptors and log, and itself" \
+  "$outside" "$public" "$(in_source bootstrap)" '^"core/(unique_fd|descriptors|log)\.hpp"$'
 allow_only tests/oracle "the oracle is independent of the library: standard library, public headers and itself" \
   "$standard" "$public" "$(in_source oracle)"
 allow_only src/node "state of one node's ranks, without other nodes: core, plan, public headers and itself" \

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/log.hpp"
 #include "node/futex.hpp"
 #include "plan/to_size.hpp"
 
@@ -126,6 +127,8 @@ bool Survivors::give_up_on_lost(std::int64_t waited_ns, bool look_for_dead) {
     // A lost rank may have finished its part just before it was found, so its flags are read once more.
     if (late || sign.was_lost) {
       board_.mask(rank, call());
+      log_line(LogLevel::kWarn, {sync_.rank(), peers.num_ranks()}, "latency mode masks rank {} in call {}: {}", rank,
+               call(), sign.was_lost ? "it has ended, left or given up" : "it was late");
       found = true;
       continue;
     }

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/create_together.hpp"
+#include "core/log.hpp"
 #include "cuda/context/device_facts.hpp"
 #include "cuda/context/first_epoch.hpp"
 #include "cuda/context/gpu_direct.hpp"
@@ -149,6 +150,16 @@ std::vector<int> absent_ranks(const BackendContext& context) {
   return absent;
 }
 
+LogRank log_rank(const BackendContext& context) { return {context.topology.rank, context.topology.num_ranks}; }
+
+void log_gpu(const BackendContext& context, const DeviceFacts& facts, const Parts& parts) {
+  log_line(LogLevel::kInfo, log_rank(context),
+           "create: gpu={} name=\"{}\" pci={} sms={} rank_sms={} waiting_sms={} bulk_copies={} memory_path={} "
+           "latency_bytes={} tuning_entries={}",
+           facts.device, facts.name, facts.pci_address, facts.num_sms, parts.num_sms, parts.num_waiting_sms,
+           parts.has_bulk, to_string(parts.arena->path()), parts.latency_bytes, parts.tuning.size());
+}
+
 /// Makes everything that needs no peer. The control block is the first allocation in the arena.
 Status make_local_parts(const BackendContext& context, const DeviceFacts& facts, LoadKernels load_kernels,
                         Parts& parts) {
@@ -160,7 +171,10 @@ Status make_local_parts(const BackendContext& context, const DeviceFacts& facts,
   stream = OwnStream::create();
   if (!stream.ok()) return stream.status();
   parts.refusals_stream = *stream;
-  if (Status status = load_kernels(facts.device, facts.shared_limit, parts.has_bulk); !status.ok()) return status;
+  {
+    const LogPhase phase(log_rank(context), "create: loading kernels");
+    if (Status status = load_kernels(facts.device, facts.shared_limit, parts.has_bulk); !status.ok()) return status;
+  }
   const Result<MemoryPath> path = choose_memory_path(facts.device);
   if (!path.ok()) return path.status();
   Result<std::shared_ptr<DeviceArena>> arena =
@@ -298,6 +312,7 @@ Status meet_ranks(const BackendContext& context, const DeviceFacts& facts, const
   parts.num_sms = std::max(1, facts.num_sms / shared->num_sharers);
   parts.num_waiting_sms = waiting_sms(context.options.num_reserved_sms, parts.num_sms, shared->num_sharers);
   parts.tuning = tuning_for(context.tuning, facts.name, context.topology.num_nodes(), context.topology.ranks_per_node);
+  const LogPhase phase(log_rank(context), "create: mapping of the ranks' memory");
   Result<std::unique_ptr<ArenaExchange>> exchange =
       ArenaExchange::create(context, parts.sync->peers(), parts.arena, parts.places, head_bytes(context));
   if (!exchange.ok()) return exchange.status();
@@ -362,6 +377,7 @@ Status renew_parts(const BackendContext& context, StartLatency start_latency, Pa
 
 Result<Parts> create_parts(const BackendContext& context, LoadKernels load_kernels, StartLatency start_latency) {
   if (Status status = check_topology(context); !status.ok()) return status;
+  const LogPhase phase(log_rank(context), "create: parts of the GPU");
   const bool over_nodes = context.topology.num_nodes() > 1;
   Result<DeviceFacts> facts = examine_device(context.options.device);
   const DeviceGuard guard(facts.ok() ? facts->device : 0);
@@ -392,6 +408,7 @@ Result<Parts> create_parts(const BackendContext& context, LoadKernels load_kerne
   if (status.ok()) status = check_room_for_rails(context.topology, parts.num_waiting_sms);
   // No rank calls before the control blocks of all are cleared and known: the creation ends with an exchange.
   if (!status.ok()) return status;
+  log_gpu(context, *facts, parts);
   return parts;
 }
 
