@@ -37,6 +37,37 @@ TEST(Doctor, ProvesTheCpuBackend) {
   }
 }
 
+/// Names of the members of an object.
+std::set<std::string> members_of(const json& object) {
+  std::set<std::string> names;
+  for (const auto& [name, unused] : object.items()) names.insert(name);
+  return names;
+}
+
+TEST(Doctor, WritesAReportOfOneForm) {
+  const CommandEnd end = run_ferry({"doctor", "--json", "-"}, {{"RANK", "3"}, {"WORLD_SIZE", "16"}});
+  ASSERT_EQ(end.exit_code, 0) << end.standard_error;
+  const json report = json::parse(end.standard_output);
+  EXPECT_EQ(report["schema"], 1);
+  EXPECT_EQ(report["version"], FERRY_VERSION);
+  EXPECT_EQ(members_of(report),
+            (std::set<std::string>{"command", "commit", "facts", "findings", "host", "schema", "version", "works"}));
+  for (const json& finding : report["findings"]) {
+    EXPECT_EQ(members_of(finding), (std::set<std::string>{"advice", "name", "observed", "status"}));
+  }
+  const json& facts = report["facts"];
+  EXPECT_EQ(members_of(facts), (std::set<std::string>{"backends", "gpus", "launchers", "limits", "net_devices",
+                                                      "nvidia_driver", "shared_memory", "transports"}));
+  EXPECT_EQ(members_of(facts["limits"]),
+            (std::set<std::string>{"address_space_bytes", "locked_memory_bytes", "open_files"}));
+  EXPECT_EQ(facts["launchers"], json::parse(R"([{"launcher": "torchrun", "rank": "3", "num_ranks": "16"}])"));
+  std::set<std::string> names;
+  for (const json& backend : facts["backends"]) names.insert(backend["name"].get<std::string>());
+  EXPECT_TRUE(names.count("cpu"));
+  EXPECT_EQ(facts["transports"].size(), transports().size());
+  EXPECT_EQ(facts["net_devices"].size(), net_devices().size());
+}
+
 TEST(Doctor, JoinsTwoNodesWhereThereIsANetwork) {
   const CommandEnd end = run_ferry({"doctor", "--json", "-"});
   ASSERT_EQ(end.exit_code, 0) << end.standard_error;

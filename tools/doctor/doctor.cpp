@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "doctor/facts.hpp"
 #include "doctor/finding.hpp"
 #include "ferry/backends.hpp"
 #include "ferry/version.hpp"
@@ -50,12 +51,17 @@ std::string to_text(const Finding& finding) {
   return text;
 }
 
+/// Version of the report's form (docs/doctor.md): greater where a member has gone or means something else.
+constexpr int kSchema = 1;
+
 Json to_json(const std::vector<Finding>& findings, bool works) {
   Json json;
+  json["schema"] = kSchema;
   json["command"] = "doctor";
   json["version"] = version();
   json["commit"] = commit();
   json["host"] = ferry::tools::to_json(read_host_facts());
+  json["facts"] = read_facts();
   json["works"] = works;
   json["findings"] = Json::array();
   for (const Finding& finding : findings) {
