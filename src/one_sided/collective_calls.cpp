@@ -88,67 +88,71 @@ Status check_same(const TeamState& team, const std::vector<Record>& records, std
 
 Result<void*> OneSided::allocate(std::size_t bytes) {
   Core& core = *core_;
-  if (Status status = core.check_usable("allocate", {}); !status.ok()) return status;
+  if (Status status = core.check_usable("allocate", {}); !status.ok()) return core.noted(status);
   const Result<std::vector<Record>> records = exchange(core, *core.world, {.call = Call::kAllocate, .value = bytes});
-  if (!records.ok()) return records.status();
-  if (Status same = check_same(*core.world, *records, "allocate", "the number of bytes"); !same.ok()) return same;
+  if (!records.ok()) return core.noted(records.status());
+  if (Status same = check_same(*core.world, *records, "allocate", "the number of bytes"); !same.ok())
+    return core.noted(same);
   // The block is zeroed already: the heap at its creation, a block when it is freed.
   const std::optional<std::size_t> offset = core.blocks.take(bytes);
   if (offset) return static_cast<void*>(core.heap + *offset);
-  return Status(ErrorCode::kCapacity,
-                fmt::format("allocate: {} bytes do not fit: the largest free range of the heap's {} bytes is {}; raise "
-                            "OneSidedOptions::heap_bytes",
-                            bytes, core.backend->heap_bytes(), core.blocks.largest_free_bytes()));
+  return core.noted(
+      Status(ErrorCode::kCapacity,
+             fmt::format("allocate: {} bytes do not fit: the largest free range of the heap's {} bytes is {}; raise "
+                         "OneSidedOptions::heap_bytes",
+                         bytes, core.backend->heap_bytes(), core.blocks.largest_free_bytes())));
 }
 
 Status OneSided::free(void* data) {
   Core& core = *core_;
-  if (Status status = core.check_usable("free", {}); !status.ok()) return status;
+  if (Status status = core.check_usable("free", {}); !status.ok()) return core.noted(status);
   const std::size_t offset = reinterpret_cast<std::uintptr_t>(data) - reinterpret_cast<std::uintptr_t>(core.heap);
   const std::size_t num_bytes = core.blocks.size_of(offset);
   const std::uint64_t shown = data == nullptr ? kNothing : num_bytes == 0 ? kNoBlock : offset;
   const Result<std::vector<Record>> records = exchange(core, *core.world, {.call = Call::kFree, .value = shown});
-  if (!records.ok()) return records.status();
-  if (Status same = check_same(*core.world, *records, "free", "the offset of the block"); !same.ok()) return same;
+  if (!records.ok()) return core.noted(records.status());
+  if (Status same = check_same(*core.world, *records, "free", "the offset of the block"); !same.ok())
+    return core.noted(same);
   if (shown == kNothing) return {};
   if (shown == kNoBlock) {
-    return Status(ErrorCode::kInvalidArgument,
-                  fmt::format("free: {} is {}; pass what allocate returned, once", data,
-                              core.blocks.was_freed(offset) ? "in a block that was freed already"
-                                                            : "not the address of a block"));
+    return core.noted(Status(ErrorCode::kInvalidArgument,
+                             fmt::format("free: {} is {}; pass what allocate returned, once", data,
+                                         core.blocks.was_freed(offset) ? "in a block that was freed already"
+                                                                       : "not the address of a block")));
   }
   // No rank touches the block before the exchange of the call that allocates it again, which this rank joins after
   // this.
-  if (Status status = core.backend->zero(offset, num_bytes); !status.ok()) return status;
+  if (Status status = core.backend->zero(offset, num_bytes); !status.ok()) return core.noted(status);
   core.blocks.give(offset);
   return {};
 }
 
 Result<Team> OneSided::split(const Team& parent, int colour, int key) {
   Core& core = *core_;
-  if (Status status = core.check_usable("split", {}); !status.ok()) return status;
-  if (Status status = core.check_team("split", parent.state_.get()); !status.ok()) return status;
+  if (Status status = core.check_usable("split", {}); !status.ok()) return core.noted(status);
+  if (Status status = core.check_team("split", parent.state_.get()); !status.ok()) return core.noted(status);
   const TeamState& all = *parent.state_;
   const int my_slot = colour < 0 ? 0 : core.reserve_slot(all);
   const Record mine{Call::kSplit, static_cast<std::uint64_t>(my_slot), colour, key};
   const Result<std::vector<Record>> records = exchange(core, all, mine);
-  if (!records.ok()) return records.status();
+  if (!records.ok()) return core.noted(records.status());
   for (std::size_t place = 0; place < records->size(); ++place) {
     const std::uint64_t slot = (*records)[place].value;
     if (slot <= kMaxTeams) continue;
-    return Status(ErrorCode::kTransport,
-                  fmt::format("split: rank {} published slot {} for its next team, expected at most {}; run the same "
-                              "build on every rank",
-                              all.ranks[place], slot, kMaxTeams),
-                  all.ranks[place]);
+    return core.noted(
+        Status(ErrorCode::kTransport,
+               fmt::format("split: rank {} published slot {} for its next team, expected at most {}; run the same "
+                           "build on every rank",
+                           all.ranks[place], slot, kMaxTeams),
+               all.ranks[place]));
   }
   const auto full = std::ranges::find(*records, std::uint64_t{kMaxTeams}, &Record::value);
   if (full != records->end()) {
     const int rank = all.ranks[static_cast<std::size_t>(full - records->begin())];
-    return Status(
+    return core.noted(Status(
         ErrorCode::kCapacity,
         fmt::format("split: rank {} has used all slots for its {} teams; keep teams and reuse them", rank, kMaxTeams),
-        rank);
+        rank));
   }
   if (colour < 0) return Team();
   core.use_slot(all);
@@ -171,10 +175,10 @@ Result<Team> OneSided::split(const Team& parent, int colour, int key) {
 
 Status OneSided::destroy() {
   Core& core = *core_;
-  if (Status status = core.check_usable("destroy", {}); !status.ok()) return status;
+  if (Status status = core.check_usable("destroy", {}); !status.ok()) return core.noted(status);
   const Status status = core.backend->leave(*core.world);
   core.destroyed.store(true, std::memory_order_relaxed);
-  return status;
+  return core.noted(status);
 }
 
 }  // namespace ferry

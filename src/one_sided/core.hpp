@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "core/forks.hpp"
+#include "core/log.hpp"
 #include "node/page_heap.hpp"
 #include "one_sided/backend.hpp"
 
@@ -77,6 +78,16 @@ struct Core {
   /// Both.
   Status check_call(std::string_view operation, int rank, Stream stream) const;
   Status check_team(std::string_view operation, const TeamState* team) const;
+  /// Logs an error that a public call returns.
+  Status noted(Status status) const {
+    if (!status.ok()) errors.note(status);
+    return status;
+  }
+  template <typename T>
+  Result<T> noted(Result<T> result) const {
+    if (!result.ok()) errors.note(result.status());
+    return result;
+  }
   std::shared_ptr<const TeamState> make_team(std::vector<int> ranks, std::vector<int> slots) const;
   /// Slot that this rank shows in a split of the team: the same until the split is over; kMaxTeams if none is left.
   int reserve_slot(const TeamState& parent);
@@ -95,6 +106,7 @@ struct Core {
   int next_slot = 0;
   std::array<int, kMaxTeams> reserved_slots;  // by slot of the team that is being split
   std::atomic<bool> destroyed{false};
+  mutable ErrorLog errors{{topology.rank, topology.num_ranks}};
   const int num_forks = ferry::num_forks();
 };
 

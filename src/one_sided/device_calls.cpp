@@ -24,14 +24,14 @@ Result<device::TeamView> Backend::device_team(const TeamState& /*team*/) { retur
 }  // namespace one_sided
 
 Result<device::World> OneSided::device_world() const {
-  if (Status status = core_->check_usable("device_world", {}); !status.ok()) return status;
-  return core_->backend->device_world();
+  if (Status status = core_->check_usable("device_world", {}); !status.ok()) return core_->noted(status);
+  return core_->noted(core_->backend->device_world());
 }
 
 Result<device::TeamView> OneSided::device_team(const Team& team) const {
-  if (Status status = core_->check_usable("device_team", {}); !status.ok()) return status;
-  if (Status status = core_->check_team("device_team", team.state_.get()); !status.ok()) return status;
-  return core_->backend->device_team(*team.state_);
+  if (Status status = core_->check_usable("device_team", {}); !status.ok()) return core_->noted(status);
+  if (Status status = core_->check_team("device_team", team.state_.get()); !status.ok()) return core_->noted(status);
+  return core_->noted(core_->backend->device_team(*team.state_));
 }
 
 }  // namespace ferry

@@ -5,6 +5,8 @@
 #include "core/choose.hpp"
 #include "core/create_together.hpp"
 #include "core/group_options.hpp"
+#include "core/log.hpp"
+#include "ferry/version.hpp"
 #include "one_sided/core.hpp"
 
 namespace ferry {
@@ -68,11 +70,15 @@ OneSided::~OneSided() {
 
 Result<std::shared_ptr<OneSided>> OneSided::create(std::shared_ptr<Bootstrap> bootstrap,
                                                    const OneSidedOptions& options) {
+  static_cast<void>(open_log());  // its error is one of the options
   if (bootstrap == nullptr) {
-    return Status(ErrorCode::kInvalidArgument,
-                  "OneSided::create: the bootstrap is null; create one with create_tcp_bootstrap or "
-                  "create_in_process_bootstraps");
+    const Status status(ErrorCode::kInvalidArgument,
+                        "OneSided::create: the bootstrap is null; create one with create_tcp_bootstrap or "
+                        "create_in_process_bootstraps");
+    log_error({}, status);
+    return status;
   }
+  const LogRank log_rank{bootstrap->rank(), bootstrap->num_ranks()};
   const Result<const one_sided::BackendFactory*> factory =
       choose_factory("OneSided::create: backend", options.backend, one_sided::backend_factories());
   GroupOptions base;
@@ -97,7 +103,17 @@ Result<std::shared_ptr<OneSided>> OneSided::create(std::shared_ptr<Bootstrap> bo
   };
   Result<std::shared_ptr<OneSided>> created =
       create_together(*bootstrap, "OneSided::create", time_to_agree_ns(options.timeout_ns), create_mine);
-  if (!created.ok()) return as_create(created.status());
+  if (!created.ok()) {
+    const Status status = as_create(created.status());
+    log_error(log_rank, status);
+    return status;
+  }
+  const Topology& topology = (*created)->topology();
+  log_line(LogLevel::kInfo, log_rank,
+           "create: one-sided version={} commit={} backend={} nodes={} ranks_per_node={} heap_bytes={} timeout_s={}",
+           version(), commit(), (*created)->backend(), topology.num_nodes(), topology.ranks_per_node,
+           (*created)->core_->backend->heap_bytes(),
+           static_cast<double>(options.timeout_ns) / static_cast<double>(kNsPerSecond));
   return created;
 }
 
@@ -192,77 +208,80 @@ Result<one_sided::WaitCall> check_wait(const Core& core, std::string_view operat
 }  // namespace
 
 Status OneSided::put(int rank, void* dest, const void* source, std::size_t num_bytes, Stream stream) {
-  return put_checked(*core_, {"put", rank, num_bytes, true, stream}, dest, source);
+  return core_->noted(put_checked(*core_, {"put", rank, num_bytes, true, stream}, dest, source));
 }
 
 Status OneSided::put_nbi(int rank, void* dest, const void* source, std::size_t num_bytes, Stream stream) {
-  return put_checked(*core_, {"put_nbi", rank, num_bytes, false, stream}, dest, source);
+  return core_->noted(put_checked(*core_, {"put_nbi", rank, num_bytes, false, stream}, dest, source));
 }
 
 Status OneSided::get(int rank, void* dest, const void* source, std::size_t num_bytes, Stream stream) {
-  return get_checked(*core_, {"get", rank, num_bytes, true, stream}, dest, source);
+  return core_->noted(get_checked(*core_, {"get", rank, num_bytes, true, stream}, dest, source));
 }
 
 Status OneSided::get_nbi(int rank, void* dest, const void* source, std::size_t num_bytes, Stream stream) {
-  return get_checked(*core_, {"get_nbi", rank, num_bytes, false, stream}, dest, source);
+  return core_->noted(get_checked(*core_, {"get_nbi", rank, num_bytes, false, stream}, dest, source));
 }
 
 Status OneSided::put_signal(int rank, void* dest, const void* source, std::size_t num_bytes, std::uint64_t* word,
                             std::uint64_t value, SignalOp op, Stream stream) {
-  return put_signal_checked(*core_, {"put_signal", rank, num_bytes, true, stream}, dest, source, word, value, op);
+  return core_->noted(
+      put_signal_checked(*core_, {"put_signal", rank, num_bytes, true, stream}, dest, source, word, value, op));
 }
 
 Status OneSided::put_signal_nbi(int rank, void* dest, const void* source, std::size_t num_bytes, std::uint64_t* word,
                                 std::uint64_t value, SignalOp op, Stream stream) {
-  return put_signal_checked(*core_, {"put_signal_nbi", rank, num_bytes, false, stream}, dest, source, word, value, op);
+  return core_->noted(
+      put_signal_checked(*core_, {"put_signal_nbi", rank, num_bytes, false, stream}, dest, source, word, value, op));
 }
 
 Status OneSided::wait_until(const std::uint64_t* word, Comparison comparison, std::uint64_t value, Stream stream,
                             std::int64_t timeout_ns) {
   Result<one_sided::WaitCall> call = check_wait(*core_, "wait_until", word, comparison, value, stream);
-  if (!call.ok()) return call.status();
+  if (!call.ok()) return core_->noted(call.status());
   if (timeout_ns < 0) {
-    return Status(ErrorCode::kInvalidArgument,
-                  fmt::format("wait_until: timeout_ns is {}, expected 0 or more nanoseconds", timeout_ns));
+    return core_->noted(
+        Status(ErrorCode::kInvalidArgument,
+               fmt::format("wait_until: timeout_ns is {}, expected 0 or more nanoseconds", timeout_ns)));
   }
   if (timeout_ns > 0) call->timeout_ns = timeout_ns;
-  return core_->backend->wait_until(*call);
+  return core_->noted(core_->backend->wait_until(*call));
 }
 
 Result<bool> OneSided::test(const std::uint64_t* word, Comparison comparison, std::uint64_t value) {
   const Result<one_sided::WaitCall> call = check_wait(*core_, "test", word, comparison, value, {});
-  return call.ok() ? core_->backend->test(*call) : Result<bool>(call.status());
+  return core_->noted(call.ok() ? core_->backend->test(*call) : Result<bool>(call.status()));
 }
 
 Status OneSided::fence(int rank, Stream stream) {
-  if (Status status = core_->check_call("fence", rank, stream); !status.ok()) return status;
-  return core_->backend->fence(rank, stream);
+  if (Status status = core_->check_call("fence", rank, stream); !status.ok()) return core_->noted(status);
+  return core_->noted(core_->backend->fence(rank, stream));
 }
 
 Status OneSided::fence(Stream stream) {
-  if (Status status = core_->check_usable("fence", stream); !status.ok()) return status;
-  return core_->backend->fence(kEveryRank, stream);
+  if (Status status = core_->check_usable("fence", stream); !status.ok()) return core_->noted(status);
+  return core_->noted(core_->backend->fence(kEveryRank, stream));
 }
 
 Status OneSided::quiet(Stream stream) {
-  if (Status status = core_->check_usable("quiet", stream); !status.ok()) return status;
-  return core_->backend->quiet(kEveryRank, stream);
+  if (Status status = core_->check_usable("quiet", stream); !status.ok()) return core_->noted(status);
+  return core_->noted(core_->backend->quiet(kEveryRank, stream));
 }
 
 Status OneSided::quiet(int rank, Stream stream) {
-  if (Status status = core_->check_call("quiet", rank, stream); !status.ok()) return status;
-  return core_->backend->quiet(rank, stream);
+  if (Status status = core_->check_call("quiet", rank, stream); !status.ok()) return core_->noted(status);
+  return core_->noted(core_->backend->quiet(rank, stream));
 }
 
 Status OneSided::barrier(const Team& team, Stream stream) {
-  if (Status status = core_->check_usable("barrier", stream); !status.ok()) return status;
-  if (Status status = core_->check_team("barrier", team.state_.get()); !status.ok()) return status;
-  return core_->backend->barrier(*team.state_, stream);
+  if (Status status = core_->check_usable("barrier", stream); !status.ok()) return core_->noted(status);
+  if (Status status = core_->check_team("barrier", team.state_.get()); !status.ok()) return core_->noted(status);
+  return core_->noted(core_->backend->barrier(*team.state_, stream));
 }
 
 Status OneSided::poll_errors() {
-  if (Status status = core_->check_usable("poll_errors", {}); !status.ok()) return status;
-  return core_->backend->poll_errors();
+  if (Status status = core_->check_usable("poll_errors", {}); !status.ok()) return core_->noted(status);
+  return core_->noted(core_->backend->poll_errors());
 }
 
 }  // namespace ferry

@@ -53,32 +53,32 @@ Result<FetchCall> check_fetch(const Core& core, const FetchArguments<Word>& in, 
 template <typename Word>
 Status fetch(const Core& core, const FetchArguments<Word>& in, std::type_identity_t<Word>* fetched, Stream stream) {
   const Result<FetchCall> call = check_fetch(core, in, stream);
-  if (!call.ok()) return call.status();
+  if (!call.ok()) return core.noted(call.status());
   if (fetched == nullptr || reinterpret_cast<std::uintptr_t>(fetched) % sizeof(Word) != 0) {
-    return Status(ErrorCode::kInvalidArgument,
-                  fmt::format("{}: fetched is {}, expected an address for {} bytes, aligned to as many",
-                              one_sided::name_of(in.op), static_cast<const void*>(fetched), sizeof(Word)));
+    return core.noted(Status(ErrorCode::kInvalidArgument,
+                             fmt::format("{}: fetched is {}, expected an address for {} bytes, aligned to as many",
+                                         one_sided::name_of(in.op), static_cast<const void*>(fetched), sizeof(Word))));
   }
-  return core.backend->fetch(*call, fetched);
+  return core.noted(core.backend->fetch(*call, fetched));
 }
 
 template <typename Word>
 Result<Word> fetch_now(const Core& core, const FetchArguments<Word>& in) {
   const Result<FetchCall> call = check_fetch(core, in, {});
-  if (!call.ok()) return call.status();
+  if (!call.ok()) return core.noted(call.status());
   const Result<std::uint64_t> before = core.backend->fetch_now(*call);
-  if (!before.ok()) return before.status();
+  if (!before.ok()) return core.noted(before.status());
   return static_cast<Word>(*before);
 }
 
 }  // namespace
 
 Status OneSided::signal(int rank, std::uint64_t* word, std::uint64_t value, SignalOp op, Stream stream) {
-  return signal_checked(*core_, rank, word, value, op, stream);
+  return core_->noted(signal_checked(*core_, rank, word, value, op, stream));
 }
 
 Status OneSided::signal(int rank, std::uint32_t* word, std::uint32_t value, SignalOp op, Stream stream) {
-  return signal_checked(*core_, rank, word, value, op, stream);
+  return core_->noted(signal_checked(*core_, rank, word, value, op, stream));
 }
 
 Status OneSided::fetch_add(int rank, std::uint64_t* word, std::uint64_t value, std::uint64_t* fetched, Stream stream) {

@@ -165,6 +165,26 @@ TEST_F(Log, HasACreationThatFails) {
   EXPECT_THAT(lines_with(file, "ranks disagree: rank 0 has ranks_per_node=1"), SizeIs(2));
 }
 
+TEST_F(Log, HasErrorsOfOneSidedCalls) {
+  const std::filesystem::path file = turn_on("info");
+  run_ranks({.num_ranks = 2}, [](RankContext& context) {
+    OneSidedOptions options;
+    options.backend = "cpu";
+    options.heap_bytes = std::size_t{1} << 20;
+    auto memory = OneSided::create(context.bootstrap(), options);
+    if (!context.expect_ok(memory.status(), "create")) return;
+    std::uint64_t word = 0;
+    context.expect_code((*memory)->put(7, &word, &word, sizeof(word)), ErrorCode::kInvalidArgument, "rank 7");
+    context.expect_code((*memory)->fetch_add(7, &word, 1).status(), ErrorCode::kInvalidArgument, "rank 7");
+    context.expect_code((*memory)->free(&word), ErrorCode::kInvalidArgument, "no block");
+    context.expect_ok((*memory)->destroy(), "destroy");
+  });
+  EXPECT_THAT(lines_with(file, "create: one-sided version="), SizeIs(2));
+  for (const char* call : {"put: ", "fetch_add: ", "free: "}) {
+    EXPECT_THAT(lines_with(file, std::string("failed: code=kInvalidArgument peer=-1: ") + call), SizeIs(2)) << call;
+  }
+}
+
 TEST_F(Log, RefusesWrongValues) {
   setenv(kLogVariable, "loud", 1);
   Status status = create_alone();
