@@ -214,7 +214,7 @@ TEST_F(Log, FollowsTheVariables) {
 
 constexpr int kProcesses = 4;
 constexpr int kThreads = 3;
-constexpr int kLines = 200;
+constexpr int kLines = 600;
 
 /// Forked processes, each with several threads, write lines of many lengths. Returns false if one failed.
 bool write_from_processes() {
