@@ -90,7 +90,7 @@ typedef struct ferry_component_list ferry_component_list;
 
 typedef struct ferry_component {
   uint64_t struct_size;     ///< set by the library
-  const char* name;         ///< value for ferry_group_options::backend or ::transport
+  const char* name;         ///< value for ferry_group_options::backend or ferry_group_options::transport
   const char* description;  ///< one line
   const char* reason;       ///< why it is not available, and the remedy; "" if it is
   const char* library;      ///< network: version and path of the library that it loaded; "": none

@@ -1,8 +1,8 @@
 #ifndef FERRY_DEVICE_WORLD_HPP
 #define FERRY_DEVICE_WORLD_HPP
 
-/// Values of a OneSided for kernels: OneSided::device_world and ::device_team return them, and the program passes them
-/// to kernels. Valid as long as the OneSided. ferry/device/one_sided.cuh has the calls.
+/// Values of a OneSided for kernels: OneSided::device_world and OneSided::device_team return them, and the program
+/// passes them to kernels. Valid as long as the OneSided. ferry/device/one_sided.cuh has the calls.
 
 #include <cstddef>
 #include <cstdint>
