@@ -1,0 +1,36 @@
+"""The first exchange of the tutorial, on CPUs:  torchrun --nproc-per-node 2 examples/22_first_exchange.py"""
+
+import torch
+import torch.distributed as dist
+
+import ferry
+
+dist.init_process_group("gloo")
+group = ferry.Group(dist.group.WORLD, device="cpu")
+
+# Four experts, two on each rank. Token t of rank r is a row of eight times the number 10 (r + 1) + t.
+picks = [[[0, 2], [1, 0], [3, -1]], [[1, 3], [2, 3]]][group.rank]  # experts of each token; -1: none
+topk_idx = torch.tensor(picks)
+x = torch.stack([torch.full((8,), 10.0 * (group.rank + 1) + token) for token in range(len(picks))])
+
+# Counts go between the ranks; then every token has its row on the rank of each expert that it picked.
+routing = group.route(topk_idx, num_experts=4, layout="experts")
+received = group.dispatch(routing, x)
+
+# Expert e multiplies its rows by e + 1. The rows of an expert are consecutive.
+rows = received.x
+offsets = routing.expert_row_offsets
+for local, expert in enumerate(routing.local_expert_ids):
+    mine = rows[offsets[local] : offsets[local + 1]]
+    print(f"rank {group.rank}, expert {expert}: tokens {mine[:, 0].int().tolist()}")
+    mine *= expert + 1
+
+# Each token becomes the sum of what its experts made of it.
+combined = group.combine(routing, rows)
+print(f"rank {group.rank}: sums {combined.x[:, 0].int().tolist()}")
+
+factors = (topk_idx + 1).sum(dim=1, keepdim=True)  # a pick of -1 adds 0
+assert torch.equal(combined.x, x * factors)
+
+group.destroy()
+dist.destroy_process_group()
