@@ -14,7 +14,7 @@ ifneq ($(origin CUDA),command line)
   CUDA = $(shell if nvidia-smi -L >/dev/null 2>&1 || [[ -e /dev/nvidiactl ]]; then echo AUTO; else echo OFF; fi)
 endif
 
-.PHONY: help demo bench doctor test check lint format wheels clean tool
+.PHONY: help demo bench doctor test check lint docs format wheels clean tool
 
 help: ## show this list
 	@echo 'Ferry: expert-parallel dispatch and combine. Targets:'
@@ -36,13 +36,18 @@ test: ## build optimised and run all tests, and those of the Python packages (AR
 	@'$(ROOT)/scripts/setup.sh' test
 	@'$(ROOT)/scripts/test.sh' $(ARGS)
 
-check: ## everything that a commit must pass: lint, the tests, wheels, the sanitizers by another compiler, fuzz targets
+check: ## everything that a commit must pass: lint, documentation, tests, wheels, sanitizers by clang, fuzz targets
 	@'$(ROOT)/scripts/setup.sh' lint
-	@'$(ROOT)/scripts/test.sh' lint release python wheels asan fuzz tsan
+	@'$(ROOT)/scripts/setup.sh' docs
+	@'$(ROOT)/scripts/test.sh' release docs python wheels asan fuzz tsan lint
 
 lint: ## check format, comments, shell scripts, links and tables of the documentation, Python, names of changed code
 	@'$(ROOT)/scripts/setup.sh' lint
 	@'$(ROOT)/scripts/lint.sh' check $(ARGS)
+
+docs: ## build the documentation site and print its address; any warning is an error
+	@'$(ROOT)/scripts/setup.sh' docs
+	@'$(ROOT)/scripts/docs.sh'
 
 format: ## format all C++ and Python files in place
 	@'$(ROOT)/scripts/setup.sh' lint

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs the Debian or Ubuntu packages that a job needs: scripts/setup.sh build|test|lint
+# Installs the Debian or Ubuntu packages that a job needs: scripts/setup.sh build|test|lint|docs
 # Uses neither the network nor root's rights where they are installed already. Reads no input.
 set -euo pipefail
 
@@ -17,6 +17,7 @@ readonly test_packages=(ccache:ccache libgtest-dev:gtest/gtest.h libgmock-dev:gm
   libopenmpi-dev:mpicc openmpi-bin:mpirun libsodium-dev:sodium.h)
 # The number of clang-format is fixed because another version would format some lines differently.
 readonly lint_packages=(clang-format-14:clang-format-14 clang-tidy:clang-tidy shellcheck:shellcheck)
+readonly docs_packages=(doxygen:doxygen python3:python3 python3-venv:import:ensurepip)
 
 fail() {
   printf 'setup: %s\n' "$*" >&2
@@ -79,7 +80,8 @@ case ${1-} in
   build) wanted=("${build_packages[@]}") ;;
   test) wanted=("${build_packages[@]}" "${test_packages[@]}") ;;
   lint) wanted=("${build_packages[@]}" "${test_packages[@]}" "${lint_packages[@]}") ;;
-  *) fail "usage: scripts/setup.sh build|test|lint" ;;
+  docs) wanted=("${docs_packages[@]}") ;;
+  *) fail "usage: scripts/setup.sh build|test|lint|docs" ;;
 esac
 
 have_dpkg=no
@@ -104,4 +106,4 @@ if ((${#missing_packages[@]} > 0)); then
   find_missing "${wanted[@]}"
   if ((${#missing_packages[@]} > 0)); then fail "installed, yet still not found: ${missing_parts[*]}"; fi
 fi
-require_cmake_version
+if [[ $1 != docs ]]; then require_cmake_version; fi

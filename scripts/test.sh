@@ -2,11 +2,11 @@
 # Builds and runs the tests: scripts/test.sh [part...], by default release and python. Parts: the presets release,
 # debug, asan, tsan and fuzz (the parsers, see tests/fuzz/README.md), compiled by clang, which shows what depends on the
 # compiler; plain (the build of users: no preset, the compiler in $CXX or the system's); python (the packages, see
-# scripts/test_python.sh); wheels (docs/wheels.md), where nvcc and Python 3.12 are; lint (scripts/lint.sh). Tests that
-# need a GPU (label "gpu", in a release build with CUDA) run where there is one; tests/gpu/run.sh runs only them, and
-# more of them. Runs every part even if an earlier one fails, then repeats each runner's own summary and the time of
-# each part. Up to three failed tests of a part run once more, alone: the part passes if they pass, and the summary
-# names both results.
+# scripts/test_python.sh); wheels (docs/wheels.md), where nvcc and Python 3.12 are; docs (the site, scripts/docs.sh);
+# lint (scripts/lint.sh). Tests that need a GPU (label "gpu", in a release build with CUDA) run where there is one;
+# tests/gpu/run.sh runs only them, and more of them. Runs every part even if an earlier one fails, then repeats each
+# runner's own summary and the time of each part. Up to three failed tests of a part run once more, alone: the part
+# passes if they pass, and the summary names both results.
 #
 # Ranks wait most of the time, so the parts after the first are built, and lint runs, at the lowest priority beside the
 # tests of those before them.
@@ -62,6 +62,7 @@ gpu_summary() {
 build() { # part
   case $1 in
     lint) scripts/lint.sh check >"$lint_output" 2>&1 || true ;;
+    docs) scripts/docs.sh --install ;;
     python) scripts/test_python.sh --install ;;
     wheels) scripts/wheels.sh ;;
     plain) cmake -S . -B build/plain --log-level=WARNING >/dev/null && cmake --build build/plain --parallel "$jobs" ;;
@@ -73,6 +74,7 @@ run_tests() { # part
   local launcher selected failed
   case $1 in
     lint) cat "$lint_output" && ! grep -qE '^[a-z_]+ +FAILED$' "$lint_output" && grep -qE '^[a-z_]+ +ok$' "$lint_output" ;;
+    docs) scripts/docs.sh --build ;;
     python) scripts/test_python.sh --test ;;
     wheels) scripts/wheels/test.sh ;;
     *)
@@ -95,6 +97,7 @@ run_tests() { # part
 summary_of() { # part log
   case $1 in
     lint) sed -nE 's/^([a-z]+) +(ok|FAILED)$/\1 \2/p' "$2" | paste -sd, | sed 's/,/, /g' ;;
+    docs) grep -E '^docs: ' "$2" | tail -n 1 | sed 's/^docs: //' ;;
     python) grep -E '^=* ?[0-9]+ (passed|failed|error)' "$2" | tail -n 1 ;;
     wheels) sed -n 's/^wheels: //p' "$2" | tail -n 1 ;;
     *) grep -E 'tests passed|No tests were found' "$2" | paste -sd';' | sed 's/;/; these once more, alone: /' ;;
@@ -106,6 +109,7 @@ failed_tests() { # part log
   case $1 in
     lint) if grep -qE '^[a-z]+ +FAILED$' "$2"; then grep -vE '^[a-z]+ +(ok|FAILED)$' "$2" | head -n "$max_reasons" | sed 's/^/  /'; fi ;;
     python) sed -nE 's/^(FAILED|ERROR) /  &/p' "$2" ;;
+    docs) sed -nE '/(WARNING|ERROR|error|warning|differs)[: ]/s/^/  /p' "$2" | head -n "$max_reasons" ;;
     *)
       sed -nE "/^$repeat_heading/q; /^The following tests FAILED:/,\$ s/^[[:space:]]+[0-9]+ - /  /p" "$2"
       awk '/Test +#[0-9]+:.*\*\*\*/ { inside = 1; next }
@@ -187,7 +191,7 @@ for part in "${parts[@]}"; do run_part "$part"; done
 
 printf '\n== Summary ==\n'
 printf '%s\n' "${summary[@]}"
-if [[ " ${parts[*]} " != ' lint ' ]]; then
+if [[ " ${parts[*]} " != ' lint ' && " ${parts[*]} " != ' docs ' ]]; then
   echo "Tests that need a GPU (conformance_gpu_test, gpu_test): $(gpu_summary)"
 fi
 echo
