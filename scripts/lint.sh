@@ -63,20 +63,63 @@ check_all_names() {
   tidy
 }
 
-# Comments are plain English: CONTRIBUTING.md, Style.
+# Comments and documents are plain English: CONTRIBUTING.md, Style.
 check_prose() {
+  local refused=0
+  check_comments || refused=1
+  check_documents || refused=1
+  return $refused
+}
+
+# Functions of awk that both checks use.
+# shellcheck disable=SC2016 # awk expands $0
+readonly prose_rules='
+  function refuse(rule) {
+    printf "%s:%d: %s\n  %s\n", FILENAME, FNR, rule, $0
+    refused = 1
+  }
+  function refuse_persons() {
+    if (tolower($0) ~ /(^|[^a-z])(no|any)body([^a-z]|$)/) {
+      refuse("a person where there is none: name the rank, thread or block")
+    }
+  }'
+
+check_comments() {
   # shellcheck disable=SC2016 # awk expands $0
   project_files '*.cpp' '*.hpp' '*.c' '*.h' '*.cu' '*.cuh' '*.py' '*.pyi' '*.sh' '*.cmake' '*CMakeLists.txt' |
-    LC_ALL=C.UTF-8 xargs awk '
-      function refuse(rule) {
-        printf "%s:%d: %s\n  %s\n", FILENAME, FNR, rule, $0
-        refused = 1
-      }
+    LC_ALL=C.UTF-8 xargs awk "$prose_rules"'
       FNR == 1 { commented = 0 }
       /(\/\/[\/!]?<?|#) *Of[ ,]/ { refuse("a comment that begins with \"Of\": begin with a noun or a verb") }
-      tolower($0) ~ /(^|[^a-z])(no|any)body([^a-z]|$)/ { refuse("a person where there is none: name the rank, thread or block") }
+      { refuse_persons() }
       /\/\/[\/!]<? *What / && commented { refuse("a description that begins with \"What\": begin with a noun or a verb") }
       /\/\// { commented = 1 } # the first comment describes the file
+      END { exit refused }'
+}
+
+# Documents with sentences that have yet to be mended.
+readonly documents_with_breaches=(CHANGELOG.md docs/cluster.md docs/performance.md docs/performance-gpus.md)
+
+# Text of documents, without code. Headings and questions may begin with "What".
+check_documents() {
+  # shellcheck disable=SC2016 # awk expands $0
+  project_files '*.md' | grep -vxFf <(printf '%s\n' "${documents_with_breaches[@]}") |
+    LC_ALL=C.UTF-8 xargs awk "$prose_rules"'
+      FNR == 1 { in_code = 0; begins = 1 }
+      /^ *```/ { in_code = !in_code; begins = 1; next }
+      in_code { next }
+      /^ *$/ { begins = 1; next }
+      {
+        is_item = $0 ~ /^ *([-*]|[0-9]+\.) /
+        text = $0
+        gsub(/^ *([-*]|[0-9]+\.)? *\**/, "", text)
+        if (begins || is_item) {
+          if (text ~ /^Of[ ,]/) refuse("a paragraph that begins with \"Of\": begin with a noun or a verb")
+          if (text ~ /^What / && text !~ /\?/) refuse("a paragraph that begins with \"What\": begin with a noun or a verb")
+        }
+        gsub(/`[^`]*`/, "")
+        refuse_persons()
+        begins = 0
+      }
       END { exit refused }'
 }
 
