@@ -97,7 +97,8 @@ check_comments() {
 }
 
 # Documents with sentences that have yet to be mended.
-readonly documents_with_breaches=(CHANGELOG.md docs/cluster.md docs/performance.md docs/performance-gpus.md)
+readonly documents_with_breaches=(CHANGELOG.md docs/cluster.md docs/deep_ep.md docs/nodes.md docs/performance.md
+  docs/performance-gpus.md docs/plan.md)
 
 # Text of documents, without code. Headings and questions may begin with "What".
 check_documents() {
