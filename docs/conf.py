@@ -21,12 +21,14 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
+    "declarations",
     "docstrings",
     "inline_pictures",
     "public_names",
     "repository_files",
 ]
 exclude_patterns = ["extensions"]
+smartquotes = False  # values such as "auto" and options such as --ranks are to be copied
 
 # Markdown
 myst_heading_anchors = 4
@@ -40,6 +42,8 @@ breathe_default_members = ("members", "undoc-members")
 breathe_show_include = False
 breathe_show_define_initializer = True
 breathe_show_enumvalue_initializer = True
+# The page of each header declares its namespaces anew, and the extension declarations takes them off the pages again.
+suppress_warnings = ["duplicate_declaration.cpp"]
 cpp_id_attributes = ["FERRY_API", "FERRY_HOST_DEVICE", "FERRY_DEVICE", "__device__"]
 c_id_attributes = ["FERRY_C_API"]
 

@@ -8,12 +8,14 @@ import ferry
 dist.init_process_group("gloo")
 group = ferry.Group(dist.group.WORLD, device="cpu")
 
-# Four experts, two on each rank. Token t of rank r is a row of eight times the number 10 (r + 1) + t.
-picks = [[[0, 2], [1, 0], [3, -1]], [[1, 3], [2, 3]]][group.rank]  # experts of each token; -1: none
+# Four experts, two on each rank; -1: no expert. Token t of rank r has the value 10 (r + 1) + t
+# in all its eight channels.
+picks = [[[0, 2], [1, 0], [3, -1]], [[1, 3], [2, 3]]][group.rank]
 topk_idx = torch.tensor(picks)
-x = torch.stack([torch.full((8,), 10.0 * (group.rank + 1) + token) for token in range(len(picks))])
+numbers = [10.0 * (group.rank + 1) + token for token in range(len(picks))]
+x = torch.tensor(numbers)[:, None].repeat(1, 8)
 
-# Counts go between the ranks; then every token has its row on the rank of each expert that it picked.
+# Counts go between the ranks; then each token has its rows on the ranks of its experts.
 routing = group.route(topk_idx, num_experts=4, layout="experts")
 received = group.dispatch(routing, x)
 

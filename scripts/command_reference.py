@@ -40,7 +40,11 @@ def entries(text: str, heading: str) -> list[tuple[str, str]]:
 
 
 def escaped(text: str) -> str:
-    return text.replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")
+    """Markdown of a description: options that it names are code."""
+    text = text.replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")
+    parts = text.split("`")
+    parts[::2] = [re.sub(r"(?<!\S)(\(?)(--[a-z-]+)", r"\1`\2`", part) for part in parts[::2]]
+    return "`".join(parts)
 
 
 def value_of(text: str) -> str:

@@ -44,8 +44,8 @@ sed -e "s/@PROJECT_VERSION_MAJOR@/$major/; s/@PROJECT_VERSION_MINOR@/$minor/; s/
   -e "s/@PROJECT_VERSION@/$version/" include/ferry/version.hpp.in >"$headers/ferry/version.hpp"
 
 doxygen docs/Doxyfile || fail "Doxygen has warned: see above"
-# Otherwise the page of each header would declare its namespaces anew, and show private members.
-sed -i -e '/<innernamespace /d' -e '/<sectiondef kind="private-/,/<\/sectiondef>/d' build/docs/doxygen/xml/*.xml
+# Doxygen writes private members whatever its settings are.
+sed -i '/<sectiondef kind="private-/,/<\/sectiondef>/d' build/docs/doxygen/xml/*.xml
 "$environment/bin/sphinx-build" --fail-on-warning --keep-going --fresh-env --quiet --doctree-dir build/docs/doctrees \
   docs "$html" || fail "Sphinx has warned: see above"
 printf 'docs: open %s\n' "$PWD/$html/index.html"
