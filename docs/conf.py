@@ -3,6 +3,7 @@
 import fnmatch
 import pathlib
 import sys
+import typing
 
 from sphinx.application import Sphinx
 from sphinx.ext.autodoc.mock import _MockObject
@@ -19,7 +20,6 @@ extensions = [
     "myst_parser",
     "breathe",
     "sphinx.ext.autodoc",
-    "sphinx.ext.napoleon",
     "sphinx_copybutton",
     "declarations",
     "docstrings",
@@ -49,13 +49,13 @@ c_id_attributes = ["FERRY_C_API"]
 
 # Python: the packages are read without their extension modules and without torch, so nothing is compiled.
 autodoc_mock_imports = ["torch", "numpy", "ferry._native", "ferry._deep_ep"]
-# Aliases such as `torch.Tensor | tuple[…]` are evaluated; pages show their names.
-_MockObject.__or__ = _MockObject.__ror__ = lambda self, _other: self
+# Annotations are evaluated, where `torch.Tensor | None` has to work for stand-ins too.
+_MockObject.__or__ = lambda self, other: typing.Union[self, other]  # noqa: UP007
+_MockObject.__ror__ = lambda self, other: typing.Union[other, self]  # noqa: UP007
 autodoc_typehints = "signature"
 autodoc_member_order = "bysource"
 autodoc_default_options = {"members": True, "undoc-members": True}
 python_use_unqualified_type_names = True
-napoleon_numpy_docstring = False
 public_modules = {
     "ferry": "python/ferry/__init__.py",
     "ferry.gating": "python/ferry/gating.py",
