@@ -1,5 +1,7 @@
 """The first exchange of the tutorial, on CPUs:  torchrun --nproc-per-node 2 examples/22_first_exchange.py"""
 
+import sys
+
 import torch
 import torch.distributed as dist
 
@@ -20,19 +22,21 @@ routing = group.route(topk_idx, num_experts=4, layout="experts")
 received = group.dispatch(routing, x)
 
 # Expert e multiplies its rows by e + 1. The rows of an expert are consecutive.
+report = ""
 rows = received.x
 offsets = routing.expert_row_offsets
 for local, expert in enumerate(routing.local_expert_ids):
     mine = rows[offsets[local] : offsets[local + 1]]
-    print(f"rank {group.rank}, expert {expert}: tokens {mine[:, 0].int().tolist()}")
+    report += f"rank {group.rank}, expert {expert}: tokens {mine[:, 0].int().tolist()}\n"
     mine *= expert + 1
 
 # Each token becomes the sum of what its experts made of it.
 combined = group.combine(routing, rows)
-print(f"rank {group.rank}: sums {combined.x[:, 0].int().tolist()}")
+report += f"rank {group.rank}: sums {combined.x[:, 0].int().tolist()}\n"
 
 factors = (topk_idx + 1).sum(dim=1, keepdim=True)  # a pick of -1 adds 0
 assert torch.equal(combined.x, x * factors)
 
+sys.stdout.write(report)  # at once, so that lines of ranks do not mix
 group.destroy()
 dist.destroy_process_group()
