@@ -91,8 +91,8 @@ struct LatencyLocal {
   std::uint64_t sent[kLatencyKinds];            ///< number of calls that have been sent
   std::uint64_t granted[kLatencyKinds];         ///< last number that this rank has granted a set to
   std::uint64_t cleared[kLatencyKinds][kSets];  ///< era (see era_of) in which the set's words were cleared
-  std::uint32_t owed[kLatencyKinds];            ///< 1 + set of the whole call, or receive half, before, which is not granted yet
-  std::uint32_t arrivals[kLatencyKinds];        ///< blocks of the sending kernel that are done
+  std::uint32_t owed[kLatencyKinds];  ///< 1 + set of the whole call, or receive half, before, which is not granted yet
+  std::uint32_t arrivals[kLatencyKinds];  ///< blocks of the sending kernel that are done
   /// [b] by helper b of a combine: twice the call's number, and 1 more if it adds up its share (combine_receive.cuh)
   std::uint64_t helpers[kMaxCallBlocks];
   /// Ranks without a process, one bit each, and their number; 0 in groups that mask them. See absent_ranks.cuh.
