@@ -105,18 +105,17 @@ def gpu_latency() -> str:
 
 
 def gpu_hooks() -> str:
-    path = "cuda-h100-x2/reserved_sms_before_after.json"
+    path = "cuda-h200-x2/halves_before_after.json"
 
     def row(tokens: int) -> Row:
-        def median(what: str, way: str) -> str:
-            times = one(path, what=what, call=f"latency-pair {tokens} {way}")["after_us"]
-            return number(statistics.median(times))
-
-        ways = [(what, way) for way in ("eager", "graph") for what in ("fp8, rank_sums", "fp8, rank_sums, split")]
-        return [str(tokens), *(median(*way) for way in ways)]
+        calls = [one(path, halves=halves, tokens=tokens)["new"] for halves in (False, True)]
+        return [
+            str(tokens),
+            *(number(statistics.median(call[time])) for time in ("pair_us", "graph_us") for call in calls),
+        ]
 
     header = ["T", "pair", "pair in halves", "pair in a graph", "in halves in a graph"]
-    return table(header, [row(tokens) for tokens in (1, 32, 128)])
+    return table(header, [row(tokens) for tokens in (1, 8, 32, 64, 128)])
 
 
 CALLS = [
