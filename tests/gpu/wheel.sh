@@ -37,6 +37,8 @@ trap 'rm -rf "$scratch"' EXIT
 venv=$scratch/venv
 # Python of Ubuntu cannot give the environment a pip without another package; its own pip serves.
 "${PYTHON:-python3}" -m venv --system-site-packages --without-pip "$venv"
+# The machine's Python may be one of a virtual environment itself, whose packages the new one would not see.
+"${PYTHON:-python3}" -c 'import site; print(*site.getsitepackages(), sep="\n")' >"$(echo "$venv"/lib/python3.*/site-packages)/machine.pth"
 "$venv/bin/python" -m pip install -q --no-index --no-deps --disable-pip-version-check "${wheels[@]}"
 # Only what the virtual environment has is on PATH: no compiler.
 in_venv() {
