@@ -61,7 +61,7 @@ gpu_summary() {
 
 build() { # part
   case $1 in
-    lint) scripts/lint.sh check >"$lint_output" 2>&1 || true ;;
+    lint) scripts/lint.sh check >"$lint_output" 2>&1 || echo 'lint FAILED' >>"$lint_output" ;;
     docs) scripts/docs.sh --install ;;
     python) scripts/test_python.sh --install ;;
     wheels) scripts/wheels.sh ;;
