@@ -105,17 +105,20 @@ def gpu_latency() -> str:
 
 
 def gpu_hooks() -> str:
-    path = "cuda-h200-x2/halves_before_after.json"
-
-    def row(tokens: int) -> Row:
+    def of_two(tokens: int) -> Row:
+        path = "cuda-h200-x2/halves_before_after.json"
         calls = [one(path, halves=halves, tokens=tokens)["new"] for halves in (False, True)]
-        return [
-            str(tokens),
-            *(number(statistics.median(call[time])) for time in ("pair_us", "graph_us") for call in calls),
-        ]
+        return [number(statistics.median(call[time])) for time in ("pair_us", "graph_us") for call in calls]
 
-    header = ["T", "pair", "pair in halves", "pair in a graph", "in halves in a graph"]
-    return table(header, [row(tokens) for tokens in (1, 8, 32, 64, 128)])
+    def of_four(tokens: int) -> Row:
+        paths = ("cuda-h200-x4/latency_pair_whole.json", "cuda-h200-x4/latency_pair_halves.json")
+        pairs = [one(path, op="latency-pair", tokens=tokens) for path in paths]
+        return [us(pair, time) for time in ("time_us_p50", "graph_time_us_p50") for pair in pairs]
+
+    columns = ("pair", "in halves", "in a graph", "in halves in a graph")
+    header = ["T", *(f"{gpus}: {column}" for gpus in ("2 H200", "4 H200") for column in columns)]
+    rows = [[str(tokens), *of_two(tokens), *of_four(tokens)] for tokens in (1, 8, 32, 64, 128)]
+    return table(header, rows)
 
 
 CALLS = [
@@ -195,16 +198,17 @@ def card_calls() -> str:
 
 
 def card_latency() -> str:
-    stems = ("x2/card_2x1", "x4/card_2x2")
-
-    def cells(stem: str, tokens: int) -> Row:
-        path = f"cuda-nodes-h200-{stem}_latency_{tokens}.json"
+    def cells(ranks: str, tokens: int) -> Row:
+        path = f"cuda-nodes-h200-x4/card_{ranks}_latency_{tokens}.json"
         calls = [us(one(path, op=f"latency-{op}")) for op in ("dispatch", "combine", "pair")]
         return [*calls, us(one(path, op="latency-pair"), "graph_time_us_p50")]
 
     header = [f"{nodes}: {call}" for nodes, _ in CARD_SHAPES for call in ("dispatch", "combine", "pair", "in a graph")]
-    rows = [[str(tokens), *(cell for stem in stems for cell in cells(stem, tokens))] for tokens in (1, 8, 32, 128)]
-    return table(("T", *header), rows)
+
+    def row(tokens: int) -> Row:
+        return [str(tokens), *(cell for ranks in ("2x1", "2x2") for cell in cells(ranks, tokens))]
+
+    return table(("T", *header), [row(tokens) for tokens in (1, 8, 32, 128)])
 
 
 # Predictions of `ferry plan` with rates of an earlier state of the calls, which no report has. By ranks and T: µs of a

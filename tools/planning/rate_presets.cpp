@@ -18,7 +18,9 @@ constexpr RateOrigin kMeasured = RateOrigin::kMeasured;
 constexpr RateOrigin kAssumed = RateOrigin::kAssumed;
 
 constexpr std::string_view kRings = "cuda-nodes-h200-x2/gpu_rings.json: one H200, 4 blocks a ring, 128 and 512 KiB";
-constexpr std::string_view kStage = "docs/experiments-nodes.md: 150,000 chunks a second each way, loopback, no card";
+constexpr std::string_view kChunks =
+    "card_2x1_dispatch_fp8_512.json of cuda-nodes-h200-x4 and -x2, whose limit is the proxy, over a stand-in for a "
+    "card";
 constexpr std::string_view kShared =
     "cuda-h200-x1/nodes_latency.json, T = 1: route and a former dispatch share evenly what is left of all three calls";
 constexpr std::string_view kCardPair =
@@ -38,17 +40,17 @@ constexpr std::array<PresetRate, 17> kNodes = {{
     {&Rates::ring_gbps, 33.2, kMeasured, kRings},
     {&Rates::ring_chunk_us, 3.98, kMeasured, kRings},
     {&Rates::host_memory_gbps, 600, kAssumed, "data sheet: two sockets of eight channels of DDR5-4800"},
-    {&Rates::proxy_chunk_us, 6.7, kMeasured, kStage},
+    {&Rates::proxy_chunk_us, 5.9, kMeasured, kChunks},
     {&Rates::node_dispatch_us, 1, kMeasured, kCardPair},
     {&Rates::node_combine_us, 5, kMeasured, kCardPair},
     {&Rates::near_dispatch_us, 20, kMeasured, kCardNear},
     {&Rates::near_combine_us, 34, kMeasured, kCardNear},
     {&Rates::node_route_us, 52, kMeasured, kShared},
-    {&Rates::far_dispatch_us, 18.4, kMeasured, kCard},
-    {&Rates::far_combine_us, 14.7, kMeasured, kCard},
+    {&Rates::far_dispatch_us, 16.2, kMeasured, kCard},
+    {&Rates::far_combine_us, 14.0, kMeasured, kCard},
     {&Rates::far_word_us, 1.2, kMeasured, kWords},
-    {&Rates::far_message_us, 4.7, kMeasured, kMessage},
-    {&Rates::far_write_us, 2.5, kMeasured, kWrite},
+    {&Rates::far_message_us, 2.4, kMeasured, kMessage},
+    {&Rates::far_write_us, 0.1, kMeasured, kWrite},
 }};
 
 constexpr std::string_view kPair4 = "cuda-h200-x4: tokens_bf16.json, T = 512, and pair_bf16.json";
