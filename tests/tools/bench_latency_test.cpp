@@ -100,6 +100,14 @@ TEST(LatencyBench, SplitCallsSayHowLongTheSendHalfTakes) {
   }
 }
 
+TEST(LatencyBench, WeightsMayBeGivenToTheCombine) {
+  for (const char* calls : {"--late-weights", "--split"}) {
+    const json results = results_of({"--op", "latency-pair", "--order", "rank_sums", "--late-weights", calls});
+    ASSERT_EQ(results.size(), 4U);
+    for (const json& result : results) EXPECT_EQ(result["late_weights"], true);
+  }
+}
+
 TEST(LatencyBench, GroupsThatMaskLostRanksHaveTheSameResults) {
   const json results = results_of({"--op", "latency-pair", "--mask-lost-ranks"});
   ASSERT_EQ(results.size(), 4U);
@@ -143,6 +151,7 @@ TEST(LatencyBench, RefusesWhatDoesNotGoTogether) {
   const std::vector<Refusal> all = {
       {{"--op", "pair", "--quantize", "fp8"}, "--quantize with --op pair: only calls of latency mode"},
       {{"--op", "dispatch", "--split"}, "--split with --op dispatch"},
+      {{"--op", "latency-dispatch", "--late-weights"}, "--late-weights with --op latency-dispatch"},
       {{"--op", "dispatch", "--mask-lost-ranks"}, "--mask-lost-ranks with --op dispatch"},
       {{"--op", "combine", "--order", "rank_sums"}, "--order with --op combine"},
       {{"--op", "latency-pair", "--layout", "tokens"}, "latency mode receives in a slab"},

@@ -147,7 +147,8 @@ std::string introduction(const BenchPlan& plan, const std::string& launch) {
       plan.num_iterations, plan.num_warmup,
       plan.latency() ? fmt::format("latency mode: quantize {}, combine order {}, {}\n", name_of(plan.quantize),
                                    name_of(plan.order),
-                                   fmt::format("{}{}", plan.split ? "split calls" : "whole calls",
+                                   fmt::format("{}{}{}", plan.split ? "split calls" : "whole calls",
+                                               plan.late_weights ? ", weights given to combine" : "",
                                                plan.masks_lost_ranks ? ", lost ranks are masked" : ""))
                      : "",
       plan.on_gpu() ? fmt::format("kernels: {}, tuning file {}\n", describe(plan.kernels.front()),

@@ -77,6 +77,7 @@ struct BenchPlan {
   // Latency mode:
   Quantization quantize = Quantization::kNone;
   CombineOrder order = CombineOrder::kExact;
+  bool late_weights = false;      ///< weights are given to the combine of latency mode, not to the dispatch
   bool split = false;             ///< each call is made as send half and receive half, one right after the other
   bool masks_lost_ranks = false;  ///< GroupOptions::mask_lost_ranks
   std::int64_t late_ns = 0;       ///< delay of the last rank at the start of timed calls

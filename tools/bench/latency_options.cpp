@@ -16,6 +16,7 @@ constexpr const char* kQuantize = "--quantize";
 constexpr const char* kOrder = "--order";
 constexpr const char* kSplit = "--split";
 constexpr const char* kMask = "--mask-lost-ranks";
+constexpr const char* kLateWeights = "--late-weights";
 
 Status refused(const char* option, BenchOp op, std::string_view why) {
   return {ErrorCode::kInvalidArgument, fmt::format("{} with --op {}: {}", option, name_of(op), why)};
@@ -35,13 +36,15 @@ void add_latency_options(CLI::App& command, BenchPlan* plan) {
                            {{"exact", CombineOrder::kExact}, {"rank_sums", CombineOrder::kRankSums}},
                            "Latency mode: order of combine's sums (default exact)");
   command.add_flag(kSplit, plan->split, "Latency mode: make each call as its send half and its receive half");
+  command.add_flag(kLateWeights, plan->late_weights,
+                   "Latency mode: give the weights to combine, as programs of deep_ep do, not to dispatch");
   command.add_flag(kMask, plan->masks_lost_ranks, "Latency mode: in a group that goes on without lost ranks");
 }
 
 Status settle_latency_options(const CLI::App& command, BenchPlan* plan) {
   const auto given = [&](const char* option) { return command.count(option) > 0; };
   if (!plan->latency()) {
-    for (const char* option : {kQuantize, kOrder, kSplit, kMask}) {
+    for (const char* option : {kQuantize, kOrder, kSplit, kLateWeights, kMask}) {
       if (given(option)) return refused(option, plan->op, "only calls of latency mode take it (--op latency-…)");
     }
     return {};
@@ -51,6 +54,9 @@ Status settle_latency_options(const CLI::App& command, BenchPlan* plan) {
   }
   if (given("--cached")) return refused("--cached", plan->op, "each call routes; leave the option out");
   if (given(kQuantize) && !plan->measures_dispatch()) return refused(kQuantize, plan->op, "nothing is dispatched");
+  if (given(kLateWeights) && !plan->measures_combine()) {
+    return refused(kLateWeights, plan->op, "nothing is combined");
+  }
   if (given(kOrder) && !plan->measures_combine()) return refused(kOrder, plan->op, "nothing is combined");
   if (plan->quantize != Quantization::kNone && plan->dtype == BenchDType::kFp8) {
     return refused(kQuantize, plan->op, "rows of --dtype fp8 are quantised already; leave one of the two out");

@@ -24,7 +24,7 @@ Status Operations::latency_dispatch() {
   LatencyDispatchOutput out;
   in.x = {buffers_.x.data(), input_dtype(), {plan_.num_tokens, plan_.hidden}};
   in.topk_idx = route_input().topk_idx;
-  in.topk_weights = route_input().topk_weights;
+  if (!plan_.late_weights) in.topk_weights = route_input().topk_weights;
   out.x = {buffers_.received, plan_.received_dtype(), {num_rows, plan_.hidden}};
   if (plan_.input_scale_bytes() > 0) {
     in.scales = {buffers_.scales.data(), plan_.scale_dtype(), {plan_.num_tokens, plan_.num_scales()}};
@@ -50,6 +50,7 @@ Status Operations::latency_combine() {
   LatencyCombineInput in;
   LatencyCombineOutput out;
   in.x = {buffers_.y.data(), DType::kBfloat16, {latency_routing_.num_recv_rows(), plan_.hidden}};
+  if (plan_.late_weights) in.topk_weights = route_input().topk_weights;
   out.x = {buffers_.out.data(), DType::kBfloat16, {plan_.num_tokens, plan_.hidden}};
   LatencyCombineOptions options;
   options.order = plan_.order;

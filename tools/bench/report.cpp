@@ -102,6 +102,7 @@ void add_latency_result(const BenchPlan& plan, const OpResult& result, Json* jso
   (*json)["quantize"] = name_of(plan.quantize);
   (*json)["order"] = name_of(plan.order);
   (*json)["split"] = plan.split;
+  (*json)["late_weights"] = plan.late_weights;
   (*json)["mask_lost_ranks"] = plan.masks_lost_ranks;
   (*json)["send_time_us_p50"] = microseconds(result.send_p50_ns);
   if (plan.on_gpu()) {
