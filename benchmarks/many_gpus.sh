@@ -69,7 +69,7 @@ part_left_s() {
   "$ferry" --version
 } >"$out/machine.txt" 2>&1
 
-# One line for each result of a file of `ferry bench` or `benchmarks/python/bench.py`.
+# One line for each result of a file of `ferry bench`, `benchmarks/python/bench.py` or `benchmarks/beside.py`.
 lines_of() { # label
   python3 - "$1" "$out/$1.json" <<'PYTHON'
 import json, sys
@@ -83,6 +83,12 @@ if isinstance(measured, list):  # of `ferry tune`: the sweeps of operations, the
         print(f"{label:28} {sweep['op']}: default {times[0]:.1f} us, best {times[1]:.1f} us {best['kernel_options']}")
     sys.exit()
 for result in measured["results"]:
+    if "ways" in result:
+        halves, where = ("hooks" if result["split"] else "whole"), ("graph" if result["graph"] else "eager")
+        what = f"{halves}, {where}" if result["measure"] == "latency" else result["dtype"]
+        times = ", ".join(f"{way} {of_way['us']:.1f}" for way, of_way in result["ways"].items() if "us" in of_way)
+        print(f"{label:28} {result['measure']} {what} T={result['tokens']:<5} us: {times or 'not measured'}")
+        continue
     if "layer_us" in result:
         print(f"{label:28} T={result['tokens']:<5} {result['layer_us']:8.1f} us a layer")
         continue
@@ -145,6 +151,11 @@ layer() { # api dtype
     --device cuda --tokens 64,128,512,1024,2048,4096
 }
 
+beside() {
+  if [[ $python == no ]] || ((ranks > num_gpus)); then return; fi
+  run beside 90 python3 benchmarks/beside.py --ranks "$ranks" --device cuda --quick
+}
+
 # What is not used of a part's time goes to those after it.
 part 90
 bench pair_bf16 --op pair --tokens 4096
@@ -169,6 +180,9 @@ layer deep_ep bf16
 layer deep_ep fp8
 layer ferry bf16
 layer ferry fp8
+
+part 90 # the same tokens through both packages, collectives, and DeepEP if PYTHONPATH leads to it
+beside
 
 part 80 # as the first, by tokens, row size and routing
 bench tokens_bf16 --op pair --sweep-tokens 512,1024,2048,8192

@@ -25,8 +25,11 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from bench_host import measure_host_time
-from bench_latency import ORDERS, measure_latency
+from bench_latency import measure_latency
 from bench_layer import APIS, DTYPES, measure_layers
+from collectives import AllToAll
+from exchanges import Rows
+from latency_exchanges import ORDERS
 
 import ferry
 
@@ -34,32 +37,6 @@ _WARM_UP = 3
 _HOST_ITERATIONS = 200
 _MS_PER_S = 1e3
 _US_PER_MS = 1e3
-
-
-class AllToAll:
-    """Dispatch and combine by permutation and all_to_all_single."""
-
-    def __init__(self, topk_idx: torch.Tensor, num_experts: int, num_ranks: int) -> None:
-        experts_per_rank = num_experts // num_ranks
-        goes = torch.zeros(len(topk_idx), num_ranks, dtype=torch.bool, device=topk_idx.device)
-        goes.scatter_(1, topk_idx // experts_per_rank, True)
-        ranks, self.tokens = goes.t().nonzero(as_tuple=True)  # by rank, inside a rank by token
-        sent = torch.bincount(ranks, minlength=num_ranks)
-        received = torch.empty_like(sent)
-        dist.all_to_all_single(received, sent)
-        self.num_sent, self.num_received = sent.tolist(), received.tolist()
-
-    def dispatch(self, x: torch.Tensor) -> torch.Tensor:
-        rows = x[self.tokens]
-        out = x.new_empty(sum(self.num_received), x.shape[1])
-        dist.all_to_all_single(out, rows, self.num_received, self.num_sent)
-        return out
-
-    def combine(self, y: torch.Tensor, num_tokens: int) -> torch.Tensor:
-        rows = y.new_empty(len(self.tokens), y.shape[1])
-        dist.all_to_all_single(rows, y, self.num_sent, self.num_received)
-        sums = torch.zeros(num_tokens, y.shape[1], device=y.device)
-        return sums.index_add_(0, self.tokens, rows.float()).to(y.dtype)
 
 
 def host_ms(call: Callable[[], Any]) -> float:
@@ -152,8 +129,7 @@ def cpu_name() -> str | None:
 
 
 def measure(options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
-    rank, num_ranks = dist.get_rank(), dist.get_world_size()
-    generator = torch.Generator().manual_seed(rank)
+    generator = torch.Generator().manual_seed(dist.get_rank())
     num_tokens = options.tokens[0]
     scores = torch.rand(num_tokens, options.experts, generator=generator)
     topk_idx = scores.topk(options.topk, dim=1).indices.to(device)
@@ -161,22 +137,23 @@ def measure(options: argparse.Namespace, device: torch.device) -> dict[str, Any]
 
     group = ferry.Group(dist.group.WORLD, device=device, ranks_per_node=options.ranks_per_node)
     routing = group.route(topk_idx, num_experts=options.experts)
-    other = AllToAll(topk_idx, options.experts, num_ranks)
+    other = AllToAll(options, device)
+    other.route(topk_idx)
     received = group.dispatch(routing, x, tables=False).x
-    if not torch.equal(received, other.dispatch(x)):
+    if not torch.equal(received, other.again(Rows(x)).rows.x):
         raise RuntimeError("dispatch: Ferry and all_to_all_single give different results; please report this bug")
     y = group.empty(len(received), options.hidden).copy_(received)
-    torch.testing.assert_close(group.combine(routing, y).x, other.combine(y, len(x)))
+    torch.testing.assert_close(group.combine(routing, y).x, other.combine(y))
 
     out = torch.empty_like(x)
     times = {
         "dispatch": (
             slowest_ms(lambda: group.dispatch(routing, x, out=received, tables=False), options.iterations, device),
-            slowest_ms(lambda: other.dispatch(x), options.iterations, device),
+            slowest_ms(lambda: other.again(Rows(x)).rows.x, options.iterations, device),
         ),
         "combine": (
             slowest_ms(lambda: group.combine(routing, y, out=out), options.iterations, device),
-            slowest_ms(lambda: other.combine(y, len(x)), options.iterations, device),
+            slowest_ms(lambda: other.combine(y), options.iterations, device),
         ),
     }
     costs = host_costs(group, routing, x, y) if device.type == "cuda" else None

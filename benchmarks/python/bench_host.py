@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from bench_latency import Batch, Calls, deep_ep_calls, draw, ferry_calls, finish, slowest
-from bench_layer import own_arguments
+from bench_latency import Batch, Calls, draw, finish, slowest
+from exchanges import own_arguments
 
 import ferry
 
@@ -109,7 +109,7 @@ def measure_host_time(options: argparse.Namespace, device: torch.device) -> list
     for num_tokens in options.tokens:
         batch = draw(one_batch, num_tokens, device)
         named, destroy = (_ferry if is_ferry else _deep_ep)(options, batch, device)
-        calls = (ferry_calls if is_ferry else deep_ep_calls)(options, batch, device)
+        calls = Calls(options, batch, device)
         named |= _latency(calls)
         host_us = slowest([_host_us(call, options.iterations, device) for call in named.values()], device)
         results.append({"tokens": num_tokens, "host_us": dict(zip(named, host_us, strict=True))})

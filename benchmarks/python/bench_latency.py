@@ -1,10 +1,9 @@
 """The wall time of latency mode as programs call it: a dispatch, a combine, and a pair of them.
 
 Through ``ferry`` those are ``latency_dispatch`` and ``latency_combine``, through ``deep_ep`` ``low_latency_dispatch``
-and ``low_latency_combine``. Each iteration has other ids. Slabs are of the worst case, as in programs: R * tokens rows
-for each expert. Wall times are means of calls in a row on the slowest rank, until the GPU is done with the last one;
-the time of a call on the host is with an idle GPU before it. Times of kernels are those of `bench_kernels`, of a call
-on the slowest rank.
+and ``low_latency_combine``. Each iteration has other ids. Wall times are means of calls in a row on the slowest rank,
+until the GPU is done with the last one; the time of a call on the host is with an idle GPU before it. Times of kernels
+are those of `bench_kernels`, of a call on the slowest rank.
 """
 
 from __future__ import annotations
@@ -18,17 +17,11 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from bench_kernels import measure_kernels
-from bench_layer import own_arguments
+from latency_exchanges import DeepEpLatency, FerryLatency, LatencyExchange, Slab
 
-import ferry
-
-ORDERS = ("exact", "rank_sums")
 _WARM_UP = 20
 _US_PER_S = 1e6
 _GRAPH_PAIRS = 100
-_BLOCK = 128
-_F32_BYTES = 4
-_BF16_BYTES = 2
 
 
 class Batch(NamedTuple):
@@ -37,14 +30,6 @@ class Batch(NamedTuple):
     rows: torch.Tensor
     ids: list[torch.Tensor]
     weights: torch.Tensor
-
-
-class Calls(NamedTuple):
-    """The calls of one number of tokens. A dispatch returns what its combine needs."""
-
-    dispatch: Callable[[int], Any]
-    combine: Callable[[int, Any], torch.Tensor]
-    destroy: Callable[[], None]
 
 
 def draw(options: argparse.Namespace, num_tokens: int, device: torch.device) -> Batch:
@@ -58,91 +43,24 @@ def draw(options: argparse.Namespace, num_tokens: int, device: torch.device) -> 
     return Batch(rows, ids, weights)
 
 
-def _slab_shape(options: argparse.Namespace, num_tokens: int) -> tuple[int, int, int]:
-    num_ranks = dist.get_world_size()
-    return options.experts // num_ranks, num_ranks * num_tokens, options.hidden
+class Calls:
+    """The calls of one number of tokens. A dispatch returns the slab that its combine needs."""
 
+    def __init__(self, options: argparse.Namespace, batch: Batch, device: torch.device) -> None:
+        exchange = FerryLatency if options.api == "ferry" else DeepEpLatency
+        self._exchange: LatencyExchange = exchange(options, device, len(batch.rows))
+        self._exchange.use(len(batch.rows), options.split)
+        self._batch = batch
 
-def ferry_calls(options: argparse.Namespace, batch: Batch, device: torch.device) -> Calls:
-    num_tokens, quantise = len(batch.rows), options.dtype == "fp8"
-    scale_bytes = options.hidden // _BLOCK * _F32_BYTES
-    latency_bytes = 0
-    if device.type == "cuda":
-        latency_bytes = ferry.latency_bytes_required(
-            num_ranks=dist.get_world_size(),
-            max_tokens=num_tokens,
-            num_topk=options.topk,
-            dispatch_row_bytes=options.hidden + scale_bytes if quantise else options.hidden * _BF16_BYTES,
-            combine_row_bytes=options.hidden * _BF16_BYTES,
-        )
-    group = ferry.Group(
-        dist.group.WORLD, device=device, ranks_per_node=options.ranks_per_node, latency_bytes=latency_bytes
-    )
-    shape = _slab_shape(options, num_tokens)
-    slab = group.empty(shape, dtype=torch.float8_e4m3fn if quantise else torch.bfloat16)
-    outputs = group.empty(shape)
+    def dispatch(self, iteration: int) -> Slab:
+        return self._exchange.dispatch(self._batch.rows, self._batch.ids[iteration], self._batch.weights)
 
-    def dispatch(iteration: int) -> ferry.LatencyDispatched:
-        sent = group.latency_dispatch(
-            batch.rows,
-            batch.ids[iteration],
-            batch.weights,
-            num_experts=options.experts,
-            max_tokens=num_tokens,
-            quantize="fp8" if quantise else None,
-            split=options.split,
-            out=slab,
-        )
-        if options.split:
-            sent.receive()
-        return sent
+    def combine(self, iteration: int, slab: Slab) -> torch.Tensor:
+        ids, weights = self._batch.ids[iteration], self._batch.weights
+        return self._exchange.combine(self._exchange.outputs, ids, weights, slab)
 
-    def combine(iteration: int, dispatched: ferry.LatencyDispatched) -> torch.Tensor:
-        combined = group.latency_combine(outputs, dispatched, order=options.order, split=options.split)
-        if options.split:
-            combined.receive()
-        return combined.x
-
-    return Calls(dispatch, combine, group.destroy)
-
-
-def deep_ep_calls(options: argparse.Namespace, batch: Batch, device: torch.device) -> Calls:
-    import deep_ep  # not needed for anything else here
-
-    num_tokens, num_ranks = len(batch.rows), dist.get_world_size()
-    num_bytes = deep_ep.Buffer.get_low_latency_rdma_size_hint(num_tokens, options.hidden, num_ranks, options.experts)
-    buffer = deep_ep.Buffer(
-        dist.group.WORLD,
-        0,
-        num_bytes,
-        low_latency_mode=True,
-        num_qps_per_rank=options.experts // num_ranks,
-        **own_arguments(options, device),
-    )
-    outputs = torch.zeros(_slab_shape(options, num_tokens), dtype=torch.bfloat16, device=device)
-
-    def dispatch(iteration: int) -> tuple:
-        _, _, handle, _, hook = buffer.low_latency_dispatch(
-            batch.rows,
-            batch.ids[iteration],
-            num_tokens,
-            options.experts,
-            use_fp8=options.dtype == "fp8",
-            return_recv_hook=options.split,
-        )
-        if hook is not None:
-            hook()
-        return handle
-
-    def combine(iteration: int, handle: tuple) -> torch.Tensor:
-        combined, _, hook = buffer.low_latency_combine(
-            outputs, batch.ids[iteration], batch.weights, handle, return_recv_hook=options.split
-        )
-        if hook is not None:
-            hook()
-        return combined
-
-    return Calls(dispatch, combine, getattr(buffer, "destroy", lambda: None))
+    def destroy(self) -> None:
+        self._exchange.destroy()
 
 
 def finish(device: torch.device) -> None:
@@ -205,7 +123,7 @@ def measure_latency(options: argparse.Namespace, device: torch.device) -> list[d
     results = []
     for num_tokens in options.tokens:
         batch = draw(options, num_tokens, device)
-        calls = (ferry_calls if options.api == "ferry" else deep_ep_calls)(options, batch, device)
+        calls = Calls(options, batch, device)
 
         def pair(iteration: int, calls: Calls = calls) -> torch.Tensor:
             return calls.combine(iteration, calls.dispatch(iteration))

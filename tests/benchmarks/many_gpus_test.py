@@ -37,11 +37,16 @@ echo '{"op": "last", "tokens": 0, "time_us_p50": 1.0, "graph_time_us_p50": 2.0, 
 SUITE = """#!/bin/bash
 echo "suite $*" >>"$STUB_LOG"
 """
-# Replaces only the benchmark of the Python packages.
+# Replaces only the benchmarks of the Python packages.
 PYTHON = """#!/bin/bash
-if [[ $1 != */bench.py ]]; then exec {python} "$@"; fi
+if [[ $1 != */bench.py && $1 != */beside.py ]]; then exec {python} "$@"; fi
 echo "python $*" >>"$STUB_LOG"
 file=${{*: -1}}
+if [[ $1 == */beside.py ]]; then
+  echo '{{"results": [{{"measure": "layer", "dtype": "fp8", "split": false, "graph": false, "tokens": 64,' >"$file"
+  echo '"ways": {{"ferry": {{"us": 80.0}}, "original": {{"absent": "not installed"}}}}}}]}}' >>"$file"
+  exit
+fi
 if [[ $* == *--kernel-times* ]]; then
   echo '{{"results": [{{"tokens": 1, "kernel_times": {{"dispatch": {{"call_us": 9.5}}}}}}]}}' >"$file"
 else
@@ -103,6 +108,8 @@ class ManyGpus(unittest.TestCase):
             json.loads(path.read_text())
             self.assertRegex(end.stdout, rf"(?m)^{path.stem} ")
         self.assertRegex(end.stdout, r"latency_kernels_ferry +T=1 +kernels: dispatch 9.5 us")
+        self.assertTrue(any("beside.py" in line for line in of_python))
+        self.assertRegex(end.stdout, r"beside +layer fp8 T=64 +us: ferry 80.0\n")
         self.assertRegex(end.stdout, r"pair_bf16 +dispatch +T=4096 +1.5 us +22 SMs")
 
     def test_goes_on_after_a_failure_and_tells(self) -> None:
