@@ -18,7 +18,7 @@ import ferry
 Done = Callable[[str], None]
 """Called with the name of a call that has returned."""
 
-_BUFFER_BYTES = 1 << 28  # of DeepEP's own buffers, if it is that package which is installed; Ferry's grow as needed
+_BUFFER_BYTES = 1 << 30  # of DeepEP's own buffers, which 8 ranks need more than a quarter of; Ferry's grow as needed
 
 
 class Rows(NamedTuple):
