@@ -47,8 +47,8 @@ suppress_warnings = ["duplicate_declaration.cpp"]
 cpp_id_attributes = ["FERRY_API", "FERRY_HOST_DEVICE", "FERRY_DEVICE", "__device__"]
 c_id_attributes = ["FERRY_C_API"]
 
-# Python: the packages are read without their extension modules and without torch, so nothing is compiled.
-autodoc_mock_imports = ["torch", "numpy", "ferry._native", "ferry._deep_ep"]
+# Python: the packages are read without their extension modules and without torch and JAX, so nothing is compiled.
+autodoc_mock_imports = ["torch", "numpy", "jax", "ferry._native", "ferry._deep_ep"]
 # Annotations are evaluated, where `torch.Tensor | None` has to work for stand-ins too.
 _MockObject.__or__ = lambda self, other: typing.Union[self, other]  # noqa: UP007
 _MockObject.__ror__ = lambda self, other: typing.Union[other, self]  # noqa: UP007
@@ -61,6 +61,7 @@ public_modules = {
     "ferry.gating": "python/ferry/gating.py",
     "ferry.nn": "python/ferry/nn.py",
     "ferry.ops": "python/ferry/ops.py",
+    "ferry.jax": "python/ferry/jax.py",
     "deep_ep": "python/deep_ep/deep_ep/__init__.py",
 }
 

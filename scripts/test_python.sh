@@ -3,7 +3,7 @@
 # scripts/test_python.sh [--install | --test] [pytest arguments...]
 # --install  only installs; --test  only runs the tests of the installed packages
 # Where this machine's Python has torch, nanobind, scikit-build-core, setuptools, numpy and pytest, only JAX is
-# downloaded, for its example.
+# downloaded, for the tests that need it.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -40,7 +40,7 @@ if ! cmp -s python/requirements-test.txt "$installed"; then
     "$environment/bin/python" -m pip install -qq --requirement python/requirements-test.txt ||
       fail "pip could not install python/requirements-test.txt"
   fi
-  # JAX is about 90 MB. Without it the test of its example is skipped and says so.
+  # JAX is about 90 MB. Without it the tests that need it are skipped and say so.
   "$environment/bin/python" -c 'import jax' 2>/dev/null ||
     "$environment/bin/python" -m pip install -qq --requirement python/requirements-jax.txt ||
     printf 'test_python: pip could not install python/requirements-jax.txt\n' >&2
