@@ -79,7 +79,7 @@ def parse_options(arguments=None):
         "imports it with lazy binding of symbols",
     )
     parser.add_argument("--original-sms", type=int, default=24, help="multiprocessors of DeepEP's layers; default 24")
-    parser.add_argument("--limit-s", type=float, default=60, help="most seconds of one measurement of one way")
+    parser.add_argument("--limit-s", type=float, default=90, help="most seconds of one measurement of one way")
     parser.add_argument("--json", type=Path, help="write the result to this file, anew after each round")
     parser.add_argument("--picture", type=Path, help="draw it into this file, as SVG")
     options = parser.parse_args(arguments)

@@ -1,12 +1,14 @@
 """The calls of latency mode through ``ferry`` and ``deep_ep``, behind one interface, as ``exchanges`` has for layers.
 
-Slabs are of the worst case, as in programs: R * T rows for each expert. Through ``ferry`` the slab and the experts'
-outputs are in symmetric memory; through ``deep_ep`` outputs are ordinary tensors, as engines have them.
+Slabs are of the worst case, as in programs: R * M rows for each expert, M being the number of tokens, rounded up.
+Through ``ferry`` the slab and the experts' outputs are in symmetric memory; through ``deep_ep`` outputs are ordinary
+tensors, as engines have them.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -19,6 +21,7 @@ ORDERS = ("exact", "rank_sums")
 _BLOCK = 128
 _F32_BYTES = 4
 _BF16_BYTES = 2
+_ROW_GRANULE = 4  # DeepEP's slabs of fp8 rows have a multiple of this
 
 
 class Slab(NamedTuple):
@@ -53,15 +56,21 @@ class LatencyExchange(Protocol):
     def destroy(self) -> None: ...
 
 
-def _slab_shape(options: argparse.Namespace, num_tokens: int) -> tuple[int, int, int]:
+def _max_tokens(num_tokens: int) -> int:
+    """M, the most tokens of a rank: the same through every package, and such that DeepEP takes it."""
+    step = _ROW_GRANULE // math.gcd(_ROW_GRANULE, dist.get_world_size())
+    return -(-num_tokens // step) * step
+
+
+def _slab_shape(options: argparse.Namespace, max_tokens: int) -> tuple[int, int, int]:
     num_ranks = dist.get_world_size()
-    return options.experts // num_ranks, num_ranks * num_tokens, options.hidden
+    return options.experts // num_ranks, num_ranks * max_tokens, options.hidden
 
 
 class FerryLatency:
     """``latency_dispatch`` and ``latency_combine``."""
 
-    def __init__(self, options: argparse.Namespace, device: torch.device, max_tokens: int) -> None:
+    def __init__(self, options: argparse.Namespace, device: torch.device, most_tokens: int) -> None:
         self._options = options
         self._is_fp8 = options.dtype == "fp8"
         latency_bytes = 0
@@ -69,7 +78,7 @@ class FerryLatency:
             scale_bytes = options.hidden // _BLOCK * _F32_BYTES
             latency_bytes = ferry.latency_bytes_required(
                 num_ranks=dist.get_world_size(),
-                max_tokens=max_tokens,
+                max_tokens=_max_tokens(most_tokens),
                 num_topk=options.topk,
                 dispatch_row_bytes=options.hidden + scale_bytes if self._is_fp8 else options.hidden * _BF16_BYTES,
                 combine_row_bytes=options.hidden * _BF16_BYTES,
@@ -80,12 +89,13 @@ class FerryLatency:
         self._slabs: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def use(self, num_tokens: int, split: bool) -> None:
-        self._num_tokens, self._split = num_tokens, split
-        if num_tokens not in self._slabs:
-            shape = _slab_shape(self._options, num_tokens)
+        max_tokens = self._max_tokens = _max_tokens(num_tokens)
+        self._split = split
+        if max_tokens not in self._slabs:
+            shape = _slab_shape(self._options, max_tokens)
             slab = self._group.empty(shape, dtype=torch.float8_e4m3fn if self._is_fp8 else torch.bfloat16)
-            self._slabs[num_tokens] = slab, self._group.empty(shape)
-        self._slab, self.outputs = self._slabs[num_tokens]
+            self._slabs[max_tokens] = slab, self._group.empty(shape)
+        self._slab, self.outputs = self._slabs[max_tokens]
 
     def dispatch(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> Slab:
         sent = self._group.latency_dispatch(
@@ -93,7 +103,7 @@ class FerryLatency:
             ids,
             weights,
             num_experts=self._options.experts,
-            max_tokens=self._num_tokens,
+            max_tokens=self._max_tokens,
             quantize="fp8" if self._is_fp8 else None,
             split=self._split,
             out=self._slab,
@@ -118,7 +128,7 @@ class FerryLatency:
 class DeepEpLatency:
     """``low_latency_dispatch`` and ``low_latency_combine`` of ``deep_ep.Buffer``."""
 
-    def __init__(self, options: argparse.Namespace, device: torch.device, max_tokens: int) -> None:
+    def __init__(self, options: argparse.Namespace, device: torch.device, most_tokens: int) -> None:
         import deep_ep  # not needed for anything else here
 
         self._options = options
@@ -126,7 +136,9 @@ class DeepEpLatency:
         self._device = device
         self._sums_ranks = is_of_ferry(deep_ep)  # before they send
         num_ranks = dist.get_world_size()
-        hint = deep_ep.Buffer.get_low_latency_rdma_size_hint(max_tokens, options.hidden, num_ranks, options.experts)
+        hint = deep_ep.Buffer.get_low_latency_rdma_size_hint(
+            _max_tokens(most_tokens), options.hidden, num_ranks, options.experts
+        )
         self._buffer = deep_ep.Buffer(
             dist.group.WORLD,
             0,
@@ -139,16 +151,17 @@ class DeepEpLatency:
         self._outputs: dict[int, torch.Tensor] = {}
 
     def use(self, num_tokens: int, split: bool) -> None:
-        self._num_tokens, self._split = num_tokens, split
-        if num_tokens not in self._outputs:
-            shape = _slab_shape(self._options, num_tokens)
-            self._outputs[num_tokens] = torch.zeros(shape, dtype=torch.bfloat16, device=self._device)
-        self.outputs = self._outputs[num_tokens]
-        self._buffer.clean_low_latency_buffer(num_tokens, self._options.hidden, self._options.experts)
+        max_tokens = self._max_tokens = _max_tokens(num_tokens)
+        self._split = split
+        if max_tokens not in self._outputs:
+            shape = _slab_shape(self._options, max_tokens)
+            self._outputs[max_tokens] = torch.zeros(shape, dtype=torch.bfloat16, device=self._device)
+        self.outputs = self._outputs[max_tokens]
+        self._buffer.clean_low_latency_buffer(max_tokens, self._options.hidden, self._options.experts)
 
     def dispatch(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> Slab:
         received, _, handle, _, hook = self._buffer.low_latency_dispatch(
-            x, ids, self._num_tokens, self._options.experts, use_fp8=self._is_fp8, return_recv_hook=self._split
+            x, ids, self._max_tokens, self._options.experts, use_fp8=self._is_fp8, return_recv_hook=self._split
         )
         if hook is not None:
             hook()
