@@ -26,6 +26,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import socket
 import statistics
 import subprocess
@@ -229,4 +230,7 @@ def main(arguments=None):
 
 
 if __name__ == "__main__":
+    # As an exception, so that ranks end too, also those that hang.
+    for signal_number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signal_number, lambda number, _frame: sys.exit(128 + number))
     sys.exit(main())

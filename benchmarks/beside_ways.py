@@ -18,6 +18,7 @@ TITLES = {
     "all_gather": "all-gather, reduce-scatter",
 }
 _START_S = 180  # torch and CUDA load from cold disks, and DeepEP sets up NVSHMEM
+_END_S = 3  # for ranks to end by themselves
 _TAIL_LINES = 3
 _MOST_FAILURES = 2  # of a way in one measure: a start takes seconds, and a hang the limit of a measurement
 
@@ -142,12 +143,13 @@ class Way:
         self._ranks = []
 
     def close(self):
-        """Ends ranks that are idle, and removes what they have written."""
+        """Ends the ranks, which are idle or else killed, and removes what they have written."""
         for _, pipe in self._ranks:
             pipe.close()
+        end_s = time.monotonic() + _END_S
         for process, _ in self._ranks:
             try:
-                process.wait(timeout=10)
+                process.wait(timeout=max(0, end_s - time.monotonic()))
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
