@@ -61,7 +61,6 @@ class _Shape:
     num_rows: int
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["handle"], meta_fields=["shape"])
 @dataclasses.dataclass(frozen=True)
 class Routing:
     """Destination of every token: the result of :func:`route`. A pytree, which jitted functions may take and return."""
@@ -74,6 +73,9 @@ class Routing:
     def num_rows(self) -> int:
         """N: rows that :func:`dispatch` returns."""
         return self.shape.num_rows
+
+
+jax.tree_util.register_dataclass(Routing, data_fields=["handle"], meta_fields=["shape"])
 
 
 class _Kept:
