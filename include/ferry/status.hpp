@@ -29,6 +29,7 @@ enum class ErrorCode : std::int32_t {
   kCuda = 7,             ///< a CUDA call failed
   kSystem = 8,           ///< a system call failed (out of memory, too many open files, …)
   kInternal = 9,         ///< a bug in Ferry; please report it
+  kDataCorrupt = 10,     ///< rows arrived with other bytes than were sent (GroupOptions::verify)
 };
 
 /// The enumerator's name, e.g. "kTimeout".

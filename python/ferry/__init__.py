@@ -22,6 +22,7 @@ from ferry._balance import Balance, ExpertCopy, MovePlan, balance, plan_moves
 from ferry._errors import (
     CapacityExceeded,
     CudaError,
+    DataCorrupt,
     FerryError,
     InternalError,
     InvalidArgument,
@@ -74,6 +75,7 @@ __all__ = [
     "ChannelTables",
     "Combined",
     "CudaError",
+    "DataCorrupt",
     "DispatchLayout",
     "ExpertCopy",
     "FerryError",

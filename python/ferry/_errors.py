@@ -68,6 +68,12 @@ class InternalError(FerryError, RuntimeError):
     """A bug in Ferry; please report it."""
 
 
+class DataCorrupt(FerryError, RuntimeError):
+    """Rows arrived with other bytes than were sent (``Group(verify=True)``); ``peer`` sent them. The group is broken."""
+
+    code = "kDataCorrupt"
+
+
 _BY_NUMBER = (
     None,
     InvalidArgument,
@@ -79,6 +85,7 @@ _BY_NUMBER = (
     CudaError,
     SystemFailure,
     InternalError,
+    DataCorrupt,
 )
 
 

@@ -21,7 +21,7 @@ CallbackBootstrap::CallbackBootstrap(const ferry_callback_options& options)
 Status CallbackBootstrap::gather(std::span<const std::byte> mine, std::span<std::byte> all, std::int64_t timeout_ns) {
   const std::int32_t code = options_.all_gather(options_.user, mine.data(), mine.size(), all.data(), timeout_ns);
   if (code == FERRY_OK) return {};
-  const bool known = code > FERRY_OK && code <= FERRY_ERROR_INTERNAL;
+  const bool known = code > FERRY_OK && code <= FERRY_ERROR_DATA_CORRUPT;
   return Status(known ? static_cast<ErrorCode>(code) : ErrorCode::kTransport,
                 fmt::format("rank {}: all_gather: the program's callback returned {}{}, expected 0", options_.rank,
                             code, known ? fmt::format(" ({})", ferry_code_name(code)) : ""));

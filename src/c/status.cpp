@@ -18,6 +18,7 @@ static_assert(FERRY_ERROR_TRANSPORT == static_cast<int>(ErrorCode::kTransport));
 static_assert(FERRY_ERROR_CUDA == static_cast<int>(ErrorCode::kCuda));
 static_assert(FERRY_ERROR_SYSTEM == static_cast<int>(ErrorCode::kSystem));
 static_assert(FERRY_ERROR_INTERNAL == static_cast<int>(ErrorCode::kInternal));
+static_assert(FERRY_ERROR_DATA_CORRUPT == static_cast<int>(ErrorCode::kDataCorrupt));
 
 /// Stands for every failure that cannot be described for lack of memory. Never written and never freed.
 ferry_status* no_memory() noexcept {

@@ -24,7 +24,7 @@ Status reported_status(const std::vector<std::byte>& message, int rank, int num_
   std::memcpy(&theirs, message.data(), sizeof(theirs));
   if (theirs.code == ErrorCode::kOk) return {};
   const auto text = std::span(message).subspan(sizeof(theirs));
-  const bool has_code = theirs.code > ErrorCode::kOk && theirs.code <= ErrorCode::kInternal;
+  const bool has_code = theirs.code > ErrorCode::kOk && theirs.code <= ErrorCode::kDataCorrupt;
   const bool has_peer = theirs.peer >= 0 && theirs.peer < num_ranks;
   return Status(
       has_code ? theirs.code : ErrorCode::kTransport,

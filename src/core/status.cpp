@@ -24,6 +24,8 @@ std::string_view to_string(ErrorCode code) {
       return "kSystem";
     case ErrorCode::kInternal:
       return "kInternal";
+    case ErrorCode::kDataCorrupt:
+      return "kDataCorrupt";
   }
   return "unknown";
 }

@@ -15,7 +15,7 @@ constexpr std::size_t kMessageEnd = kMessageBegin + kCallMessageBytes;
 
 Status wrong(std::string what) { return Status(ErrorCode::kTransport, std::move(what)); }
 
-bool is_known(ErrorCode code) { return code >= ErrorCode::kOk && code <= ErrorCode::kInternal; }
+bool is_known(ErrorCode code) { return code >= ErrorCode::kOk && code <= ErrorCode::kDataCorrupt; }
 
 bool is_known(Operation operation) { return operation >= Operation::kRoute && operation <= Operation::kDestroy; }
 
@@ -41,7 +41,7 @@ Status parse_call_header(std::span<const std::byte, sizeof(CallHeader)> bytes, s
     return wrong(fmt::format("announced operation {} with error code {}, expected 0 to {} with 0 to {}",
                              static_cast<std::int32_t>(record.operation), static_cast<std::int32_t>(record.code),
                              static_cast<std::int32_t>(Operation::kDestroy),
-                             static_cast<std::int32_t>(ErrorCode::kInternal)));
+                             static_cast<std::int32_t>(ErrorCode::kDataCorrupt)));
   }
   if (record.message_bytes < 0 || record.message_bytes > static_cast<std::int32_t>(kCallMessageBytes)) {
     return wrong(
