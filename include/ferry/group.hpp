@@ -151,6 +151,12 @@ struct GroupOptions {
   /// Group::renew brings them in: calls of latency mode are made without them, others are kInvalidArgument. Empty: all
   /// ranks are present, in order.
   std::vector<int> present_ranks{};
+  /// Checksums on request: each row that a call moves, with its scales, ids and weights, carries a checksum from its
+  /// source to its final row, and so does each row that combine sums. A difference breaks the group with kDataCorrupt,
+  /// which names the hop, the call, the first wrong row and how many there are. Costs time and memory
+  /// (MemoryShape::verify); docs/verify.md says how much, what is covered and how surely errors are found. Where it is
+  /// not covered create is kUnsupported.
+  bool verify = false;
   /// Called about ten times a second while the host waits for other ranks in route, dispatch, combine, destroy or a
   /// call of latency mode, by the thread that makes the call; true ends the wait. That breaks the group as if this rank
   /// were lost: its call returns kPeerLost with this rank as `peer`, and so do the calls of other ranks that still need

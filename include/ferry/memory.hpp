@@ -53,6 +53,8 @@ struct MemoryShape {
   /// latency_dispatch is given weights, although none are sent or summed back. 0: route, dispatch and combine.
   std::int64_t max_tokens = 0;
 
+  bool verify = false;  ///< GroupOptions::verify
+
   // Several nodes:
   std::int64_t num_node_tokens = 0;       ///< this rank's tokens that go to its own node; at most T
   std::int64_t num_forwarded_tokens = 0;  ///< tokens of the ranks with its index in other nodes that go to its node

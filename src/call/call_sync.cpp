@@ -29,6 +29,8 @@ std::string_view waiting_for(Phase phase) {
       return "to collect the other nodes' calls";
     case Phase::kStaged:
       return "to stage its rows";
+    case Phase::kWritten:
+      return "to write its rows";
     case Phase::kDone:
       return "to finish its part";
   }

@@ -32,6 +32,7 @@ class CallSync {
   int rank() const { return state_.rank(); }
   const Topology& topology() const { return state_.topology(); }
   GroupState& state() { return state_; }
+  std::string_view operation() const { return state_.operation(); }
   const std::vector<std::int64_t>& wait_times_ns() const { return state_.wait_times_ns(); }
   node::Peers& peers() { return state_.peers(); }
   const node::Peers& peers() const { return state_.peers(); }

@@ -26,10 +26,10 @@ void log_options(std::string_view operation, const BackendContext& context, std:
   const LogRank rank = log_rank(topology);
   log_line(LogLevel::kInfo, rank,
            "{}: version={} commit={} backend={} nodes={} ranks_per_node={} node={} present_ranks={} timeout_s={} "
-           "mask_lost_ranks={} mask_timeout_s={}",
+           "mask_lost_ranks={} mask_timeout_s={} verify={}",
            operation, version(), commit(), backend, topology.num_nodes(), topology.ranks_per_node,
            topology.node_of(topology.rank), num_present(context), to_seconds(options.timeout_ns),
-           options.mask_lost_ranks, to_seconds(options.mask_timeout_ns));
+           options.mask_lost_ranks, to_seconds(options.mask_timeout_ns), options.verify);
   const std::string tuning = tuning_path(options.tuning_file);
   log_line(LogLevel::kInfo, rank,
            "{}: options arena_bytes={} latency_bytes={} transport={} ring_memory={} net_devices=\"{}\" "

@@ -146,9 +146,9 @@ std::string describe_options(const GroupOptions& options, int num_ranks, std::st
                              std::string_view ring_memory) {
   return fmt::format(
       "library version={}\nnum_ranks={}\nbackend={}\nranks_per_node={}\ntimeout_ns={}\ntransport={}\nlatency_bytes={}\n"
-      "mask_lost_ranks={}\nmask_timeout_ns={}\nring_memory={}\npresent_ranks=[{}]\n",
+      "mask_lost_ranks={}\nmask_timeout_ns={}\nring_memory={}\nverify={}\npresent_ranks=[{}]\n",
       version(), num_ranks, backend, options.ranks_per_node, options.timeout_ns, options.transport,
-      options.latency_bytes, options.mask_lost_ranks, options.mask_timeout_ns, ring_memory,
+      options.latency_bytes, options.mask_lost_ranks, options.mask_timeout_ns, ring_memory, options.verify,
       fmt::join(options.present_ranks, ", "));
 }
 

@@ -43,7 +43,10 @@ std::size_t latency_bytes_required(const LatencyShape& /*shape*/) { return 0; }
 
 CpuBackend::CpuBackend(const BackendContext& context, std::unique_ptr<call::CallSync> sync,
                        std::unique_ptr<MaskBoard> board)
-    : sync_(std::move(sync)), staging_(sync_->peers().shared_arena()), mask_board_(std::move(board)) {
+    : sync_(std::move(sync)),
+      verify_(context.options.verify),
+      staging_(sync_->peers().shared_arena()),
+      mask_board_(std::move(board)) {
   if (mask_board_ == nullptr) return;
   survivors_.emplace(*sync_, *mask_board_, context.options.mask_lost_ranks ? context.options.mask_timeout_ns : 0);
   for (int rank = 0; rank < context.topology.num_ranks; ++rank) {
@@ -71,7 +74,7 @@ Result<std::unique_ptr<Backend>> CpuBackend::create(const BackendContext& contex
 }
 
 Status CpuBackend::fill_routing(const RouteCall& call, const std::shared_ptr<CpuRouting>& routing) {
-  const Context context{*sync_, staging_, spare_tables_};
+  const Context context = call_context();
   return sync_->has_rails() ? internode::route(call, context, *routing) : intranode::route(call, context, *routing);
 }
 
@@ -118,7 +121,7 @@ Status CpuBackend::make_dispatch(const DispatchCall& call) {
 }
 
 Status CpuBackend::send(const DispatchCall& call) {
-  const Context context{*sync_, staging_, spare_tables_};
+  const Context context = call_context();
   Status status = sync_->has_rails() ? internode::dispatch(call, context) : intranode::dispatch(call, context);
   if (status.ok()) status = sync_->confirm_reads();
   if (status.ok()) staging_.route_is_over();
@@ -133,7 +136,7 @@ Status CpuBackend::combine(const CombineCall& call) try {
 }
 
 Status CpuBackend::make_combine(const CombineCall& call) {
-  const Context context{*sync_, staging_, spare_tables_};
+  const Context context = call_context();
   Status status = sync_->has_rails() ? internode::combine(call, context) : intranode::combine(call, context);
   if (status.ok()) status = sync_->confirm_reads();
   if (status.ok()) staging_.route_is_over();

@@ -49,6 +49,7 @@ class CpuBackend final : public Backend {
   Status destroy() override;
 
  private:
+  Context call_context() { return {*sync_, staging_, spare_tables_, verify_}; }
   DispatchCall quantize_rows(const DispatchCall& call);
   Status send(const DispatchCall& call);
   // Implementation of the calls; the public functions first complete pending calls of latency mode.
@@ -61,6 +62,7 @@ class CpuBackend final : public Backend {
   void make_pending_calls();
 
   std::unique_ptr<call::CallSync> sync_;
+  bool verify_;
   Staging staging_;
   std::shared_ptr<SpareTables> spare_tables_ = std::make_shared<SpareTables>();
   PendingCalls pending_;

@@ -61,7 +61,7 @@ class AddedWaitTimes {
 Status CpuBackend::make_latency_dispatch(const LatencyDispatchCall& call, const std::shared_ptr<CpuRouting>& routing) {
   const AddedWaitTimes added(*sync_, call.record, call.wait_times_ns);
   if (survivors_) {
-    const Context context{*sync_, staging_, spare_tables_};
+    const Context context = call_context();
     const bool quantizes = call.record.code == ErrorCode::kOk && call.dispatch.quantize != Quantization::kNone;
     Status status = intranode::dispatch_among(call, quantizes ? quantize_rows(call.dispatch) : call.dispatch, routing,
                                               context, *survivors_);
@@ -89,7 +89,7 @@ Status CpuBackend::make_latency_combine(const LatencyCombineCall& latency_call) 
   const AddedWaitTimes added(*sync_, latency_call.combine.record, latency_call.wait_times_ns);
   const CombineCall& call = latency_call.combine;
   if (!survivors_) return as_error_of(to_string(Operation::kLatencyCombine), make_combine(call));
-  const Context context{*sync_, staging_, spare_tables_};
+  const Context context = call_context();
   Status status = intranode::combine(call, context, &*survivors_);
   if (status.ok()) staging_.route_is_over();
   return as_error_of(to_string(Operation::kLatencyCombine), status);

@@ -4,6 +4,7 @@
 
 #include "call/call_sync.hpp"
 #include "node/arena.hpp"
+#include "plan/checksum_table.hpp"
 #include "plan/forward_table.hpp"
 #include "plan/peer_counts.hpp"
 #include "plan/route_tables.hpp"
@@ -46,8 +47,9 @@ Result<std::size_t> bytes_required(const MemoryShape& shape, const Topology& top
   const bool weights_travel = shape.weights && shape.max_tokens == 0;
   const plan::TokenRecord record =
       plan::TokenRecord::of({shape.scale_row_bytes, shape.num_topk, weights_travel, weights_travel, false});
+  const std::size_t checksum_bytes = shape.verify ? to_size(plan::kChecksumWords) * sizeof(std::int32_t) : 0;
   const std::size_t num_records = num_tokens + (several_nodes ? to_size(shape.num_forwarded_tokens) : 0);
-  const std::size_t records_bytes = to_size(record.size_bytes()) * num_records;
+  const std::size_t records_bytes = (to_size(record.size_bytes()) + checksum_bytes) * num_records;
   const std::size_t weights_per_row = shape.layout == Layout::kTokens ? to_size(shape.num_topk) : 1;
   const std::size_t weights_bytes = weights_travel ? num_rows * weights_per_row * sizeof(float) : 0;
   // Staged rows: on one node the inputs of dispatch and combine; on several nodes the output of dispatch and the input
@@ -62,11 +64,14 @@ Result<std::size_t> bytes_required(const MemoryShape& shape, const Topology& top
   const std::size_t staging_bytes = (several_nodes ? tables_bytes(shape, topology) : tables_bytes(shape)) +
                                     round_up_to_page(std::max(records_bytes, weights_bytes)) +
                                     round_up_to_page(staged_bytes) + round_up_to_page(quantized_bytes);
+  const std::size_t checksums_bytes =
+      shape.verify ? round_up_to_page(plan::ChecksumTable::at(nullptr, num_used_rows).size_bytes) : 0;
   const std::size_t buffers_bytes = shape.symmetric ? round_up_to_page(num_tokens * row_bytes) +
                                                           round_up_to_page(num_rows * dispatched_row_bytes) +
                                                           round_up_to_page(num_rows * row_bytes)
                                                     : 0;
-  return node::kControlBytes + call::CallSync::network_bytes(topology) + staging_bytes + buffers_bytes;
+  return node::kControlBytes + call::CallSync::network_bytes(topology) + staging_bytes + checksums_bytes +
+         buffers_bytes;
 }
 
 }  // namespace ferry::cpu

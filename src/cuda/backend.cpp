@@ -95,6 +95,12 @@ CudaBackend::CudaBackend(const BackendContext& context, Parts parts,
       far_(far) {}
 
 Result<std::unique_ptr<Backend>> CudaBackend::create(const BackendContext& context) {
+  // All ranks have agreed on this option.
+  if (context.options.verify) {
+    return Status(ErrorCode::kUnsupported,
+                  "Group::create: GroupOptions::verify is set, and GPU ranks do not verify rows yet; clear it or use "
+                  "backend \"cpu\"");
+  }
   Result<Parts> parts = create_parts(context, load_kernels, start_latency);
   if (!parts.ok()) return parts.status();
   std::unique_ptr<internode::CallScratch> nodes_scratch;

@@ -15,6 +15,8 @@
 ///   posted[kDone]       owner   all      release / acquire        rows the owner wrote into peers' memory (after a
 ///                                                                 store fence if stores bypass the caches), and the
 ///                                                                 end of its reads of their memory
+///   posted[kWritten]    owner   all      release / acquire        rows the owner wrote into peers' memory, as kDone
+///                                                                 does, where their owners verify them before kDone
 ///   error_set           owner   all      release / acquire        error
 ///   beats               owner   all      relaxed                  nothing; the owner waits (call/silence_watch.hpp)
 ///   progress            owner   all      relaxed                  nothing; the owner is slow, not stuck
@@ -41,8 +43,8 @@
 namespace ferry::node {
 
 /// Steps of a call for which ranks wait.
-enum class Phase : std::size_t { kDescribed = 0, kCollected = 1, kStaged = 2, kDone = 3 };
-inline constexpr std::size_t kNumPhases = 4;
+enum class Phase : std::size_t { kDescribed = 0, kCollected = 1, kStaged = 2, kDone = 3, kWritten = 4 };
+inline constexpr std::size_t kNumPhases = 5;
 
 /// Location of memory of a rank, for its peers.
 struct Location {
@@ -65,7 +67,7 @@ struct CallDescriptor {
   Location output;                 ///< dispatch: payload rows to write
   Location staged;                 ///< published by kStaged: a copy of `input`, or forward tables (route)
   Location tables;                 ///< route: counts and tokens
-  Location records;                ///< dispatch: token records
+  Location records;                ///< dispatch: token records; combine that is verified: checksums of rows
   Location weights;                ///< combine: weights that are summed back
   Location collected;              ///< published by kCollected
   std::int64_t max_recv_rows = 0;  ///< route

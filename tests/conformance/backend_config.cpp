@@ -40,7 +40,8 @@ GroupOptions Conformance::group_options(const RankContext& context) const {
           .timeout_ns = kTimeoutNs,
           .device = on_gpus() ? device_of_rank(context.rank()) : kCurrentDevice,
           .transport = GetParam().transport,
-          .latency_bytes = latency_bytes_};
+          .latency_bytes = latency_bytes_,
+          .verify = GetParam().verify};
 }
 
 void Conformance::run_on_ranks(int num_ranks, const RankBody& body) const {

@@ -25,6 +25,7 @@ struct BackendConfig {
   bool several_nodes = false;      ///< where the number of ranks allows it
   /// Called by each rank first, with the number of its node. Null: all nodes are on this host.
   void (*enter_host)(int host) = nullptr;
+  bool verify = false;  ///< GroupOptions::verify
 };
 
 /// Prints the parameter of a failed test for GoogleTest.

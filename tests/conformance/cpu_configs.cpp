@@ -8,6 +8,13 @@ std::vector<BackendConfig> backend_configs() {
       {"cpu_processes", "cpu", RankKind::kProcesses},
       {"cpu_nodes_loopback_threads", "cpu", RankKind::kThreads, "loopback", true},
       {"cpu_nodes_ucx_processes", "cpu", RankKind::kProcesses, "ucx", true},
+      {.name = "cpu_processes_verify", .backend = "cpu", .kind = RankKind::kProcesses, .verify = true},
+      {.name = "cpu_nodes_verify",
+       .backend = "cpu",
+       .kind = RankKind::kThreads,
+       .transport = "loopback",
+       .several_nodes = true,
+       .verify = true},
   };
 }
 

@@ -66,6 +66,7 @@ class MemoryConformance : public Conformance {
       shape.num_logical_experts = routing.num_experts();
       shape.placement_on_device = on_gpus() && spec.table_on_device;
     }
+    shape.verify = GetParam().verify;
     shape.symmetric_tables = spec.memory == MemoryKind::kSymmetric;
     count_forwarded(context, prepared, shape);
     return shape;

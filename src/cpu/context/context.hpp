@@ -14,6 +14,7 @@ struct Context {
   call::CallSync& sync;
   Staging& staging;
   const std::shared_ptr<SpareTables>& spare_tables;
+  bool verify = false;  ///< GroupOptions::verify
 
   node::Peers& peers() const { return sync.peers(); }
   const Topology& topology() const { return sync.topology(); }

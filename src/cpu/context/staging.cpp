@@ -22,6 +22,7 @@ void Staging::trim() {
   free(records_);
   free(rows_);
   free(quantized_);
+  free(checksums_);
   for (std::size_t i = 0; i < tables_.size(); ++i) {
     const bool latest = i != next_tables_;
     if (latest && tables_are_read_) continue;
@@ -49,6 +50,8 @@ Result<std::byte*> Staging::rows(std::size_t bytes) { return ensure(rows_, bytes
 
 Result<std::byte*> Staging::quantized(std::size_t bytes) { return ensure(quantized_, bytes); }
 
+Result<std::byte*> Staging::checksums(std::size_t bytes) { return ensure(checksums_, bytes); }
+
 Status Staging::check_room_for_rows(std::size_t bytes) {
   if (bytes <= rows_.size_bytes || bytes <= arena_->largest_free_bytes()) return {};
   // Between calls no peer reads the block, and freeing it may make a range large enough.
@@ -65,7 +68,8 @@ Status Staging::check_room_for_rows(std::size_t bytes) {
 std::size_t Staging::held_bytes() const {
   std::size_t bytes = 0;
   for (const Block& block :
-       {tables_[0], tables_[1], forward_tables_[0], forward_tables_[1], records_, rows_, quantized_})
+       {tables_[0], tables_[1], forward_tables_[0], forward_tables_[1], records_, rows_, quantized_,
+        checksums_})
     bytes += round_up_to_page(block.size_bytes);
   return bytes;
 }

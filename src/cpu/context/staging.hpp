@@ -5,8 +5,8 @@
 ///
 /// Route tables alternate between two blocks by route, because a peer may still read the tables of a route that this
 /// rank has finished; it cannot be two routes behind. For the same reason nothing is freed when a rank leaves: the
-/// memory is freed with the arena's last mapping, and peers keep theirs. Records, rows and quantised rows have a block
-/// each, because every dispatch and combine ends only when all ranks are done.
+/// memory is freed with the arena's last mapping, and peers keep theirs. Records, rows, quantised rows and checksums have a
+/// block each, because every dispatch and combine ends only when all ranks are done.
 
 #include <array>
 #include <cstddef>
@@ -31,6 +31,8 @@ class Staging {
   Result<std::byte*> records(std::size_t bytes);
   /// Memory for the payload rows of one call.
   Result<std::byte*> rows(std::size_t bytes);
+  /// Memory for the checksums of the rows that a combine returns (GroupOptions::verify).
+  Result<std::byte*> checksums(std::size_t bytes);
   /// Memory for the rows that a dispatch quantises, and their scales.
   Result<std::byte*> quantized(std::size_t bytes);
   /// Ensures that rows(bytes) will find room if nothing is allocated in between. (The machine may still run out of
@@ -60,6 +62,7 @@ class Staging {
   Block records_;
   Block rows_;
   Block quantized_;
+  Block checksums_;
 };
 
 }  // namespace ferry::cpu

@@ -9,6 +9,7 @@
 #include "cpu/context/run_call.hpp"
 #include "cpu/internode/calls.hpp"
 #include "cpu/internode/item_slices.hpp"
+#include "cpu/rows/row_check.hpp"
 #include "cpu/rows/row_copy.hpp"
 #include "cpu/rows/token_records.hpp"
 
@@ -19,6 +20,8 @@
 /// Rows are written directly into the receiver's output if all ranks of its node can reach it; otherwise into the
 /// receiver's arena, from which the receiver copies them at the end. Records (scales, ids, weights) are in the arena of
 /// the source or of the forwarder, and every receiver unpacks the records of its rows.
+///
+/// Groups that verify their rows check them twice: the forwarder as they arrive in its ring, the receiver in its output.
 
 namespace ferry::cpu::internode {
 namespace {
@@ -42,7 +45,9 @@ class Dispatcher {
         staging_(context.staging),
         topology_(context.topology()),
         routing_(static_cast<const CpuRouting&>(*call.routing)),
-        record_bytes_(to_size(record_format(call).size_bytes())) {}
+        verify_(context.verify),
+        format_(record_format(call, context.verify)),
+        record_bytes_(to_size(format_.size_bytes())) {}
 
   Status prepare(CallDescriptor& descriptor);
   Status run();
@@ -63,6 +68,10 @@ class Dispatcher {
   bool pack(const ItemSlice& slice, int node);
   bool forward(const ItemSlice& slice, int node);
   bool copy_own();
+  /// Adds the part of an item that has arrived at `from` to the item's checksum, and checks the item at its end.
+  void verify_item(const ItemSlice& slice, int node, std::int64_t item, const std::byte* from);
+  Status verify_rows();
+  Status fail_if_wrong();
   Status receive();
   Status receive_records();
 
@@ -73,6 +82,8 @@ class Dispatcher {
   Staging& staging_;
   const Topology& topology_;
   const CpuRouting& routing_;
+  bool verify_;
+  plan::TokenRecord format_;
   std::size_t record_bytes_;
   std::byte* records_ = nullptr;          // records of this rank's tokens
   std::vector<std::byte*> records_from_;  // by node: records of the items that arrived from there
@@ -81,6 +92,9 @@ class Dispatcher {
   CopyMode mode_ = CopyMode::kCached;
   std::vector<std::int64_t> next_in_;  // by node: next item to arrive
   std::int64_t next_own_ = 0;          // item of this rank's table for its own node
+  std::vector<std::vector<std::uint64_t>> sums_;  // by node: checksum of each item's slices so far
+  std::vector<RecordSource> record_sources_;      // by rank
+  RowCheck check_;
 };
 
 std::int64_t Dispatcher::num_records_of(int rank) const {
@@ -99,7 +113,8 @@ Status Dispatcher::prepare(CallDescriptor& descriptor) {
     Result<std::byte*> records = staging_.records(record_bytes_ * to_size(num_records));
     if (!records.ok()) return records.status();
     records_ = *records;
-    pack_records(call_, routing_, records_);
+    pack_records(call_, routing_, format_, records_);
+    if (verify_) seal_records(call_, {next_call(peers_), topology_.rank, 0}, record_bytes_, records_);
     std::byte* next = records_ + record_bytes_ * to_size(routing_.num_tokens);
     for (int node = 0; node < topology_.num_nodes(); ++node) {
       records_from_[to_size(node)] = next;
@@ -173,6 +188,7 @@ bool Dispatcher::forward(const ItemSlice& slice, int node) {
   std::int64_t& next = next_in_[to_size(node)];
   const std::int64_t first = next;
   for (const std::byte* from = items.data(); from != items.data() + items.size(); from += slice.bytes(), ++next) {
+    if (verify_) let_tests_damage({CheckedPlace::kRing, topology_.rank, next, {from, slice.bytes()}});
     for (const Destination& destination : incoming(node).destinations_of(next)) {
       if (destination.first == 0 || slice.row_bytes() == 0) continue;
       const Target& target = targets_[static_cast<std::size_t>(destination.rank)];
@@ -182,9 +198,33 @@ bool Dispatcher::forward(const ItemSlice& slice, int node) {
       std::memcpy(records_from_[to_size(node)] + to_size(next) * record_bytes_ + slice.record_begin,
                   from + slice.row_bytes(), slice.record_bytes());
     }
+    if (verify_) verify_item(slice, node, next, from);
   }
   ring.release(next - first);
   return true;
+}
+
+void Dispatcher::verify_item(const ItemSlice& slice, int node, std::int64_t item, const std::byte* from) {
+  const auto row_bytes = to_size(call_.x.row_bytes);
+  const std::size_t record_end = std::min(slice.record_end, covered_bytes(record_bytes_));
+  const std::size_t record_part_bytes = record_end - std::min(slice.record_begin, record_end);
+  std::uint64_t& sum = sums_[to_size(node)][to_size(item)];
+  sum += numeric::sum_words(from, slice.row_bytes(), slice.row_begin) +
+         numeric::sum_words(from + slice.row_bytes(), record_part_bytes, row_bytes + slice.record_begin);
+  if (slice.record_end < record_bytes_) return;
+  const int source = node * topology_.ranks_per_node + topology_.rail_of(topology_.rank);
+  const std::int32_t token = incoming(node).tokens[to_size(item)];
+  const std::byte* const record = records_from_[to_size(node)] + to_size(item) * record_bytes_;
+  check_.compare(numeric::checksum_start({peers_.call(), source, token}) + sum, checksum_in(record, record_bytes_),
+                 [&]() -> RowCheck::WrongRow {
+                   return {fmt::format("item {} (token {} of rank {})", item, token, source),
+                           fmt::format("rank {} -> forwarder rank {}", source, topology_.rank), source};
+                 });
+}
+
+Status Dispatcher::fail_if_wrong() {
+  const Status checked = check_.result(sync_);
+  return checked.ok() ? checked : sync_.fail(checked.code(), checked.peer(), checked.message());
 }
 
 /// Copies a few tokens that stay in the node. False: there are no more.
@@ -242,7 +282,7 @@ Status Dispatcher::receive() {
 }
 
 Status Dispatcher::receive_records() {
-  std::vector<RecordSource> sources(to_size(topology_.num_ranks));
+  record_sources_.assign(to_size(topology_.num_ranks), {});
   for (int rank = 0; rank < topology_.num_ranks; ++rank) {
     if (routing_.num_rows_from_rank[to_size(rank)] == 0) continue;
     // Records of this node's ranks are stored by token; those that crossed the network are stored by item, in the
@@ -254,7 +294,7 @@ Status Dispatcher::receive_records() {
     if (records == nullptr || location.stride_bytes != record_bytes) {
       return sync_.bad_location(Operation::kDispatch, forwarder);
     }
-    RecordSource& source = sources[to_size(rank)];
+    RecordSource& source = record_sources_[to_size(rank)];
     source.records = records;
     if (rank == forwarder) continue;
     std::int64_t num_before = routing_.num_tokens_of_rank[to_size(forwarder)];
@@ -265,18 +305,39 @@ Status Dispatcher::receive_records() {
     source.records += num_before * record_bytes;
     source.record_of_row = routing_.item_of_row.data();
   }
-  unpack_records(call_, routing_, sources);
-  return {};
+  unpack_records(call_, routing_, format_, record_sources_);
+  return verify_ ? verify_rows() : Status();
+}
+
+Status Dispatcher::verify_rows() {
+  const auto forwarder_of = [this](int source) {
+    const bool is_near = topology_.node_of(source) == my_node();
+    return is_near ? source : peers_.first_rank() + topology_.rail_of(source);
+  };
+  check_received_rows({.call = call_,
+                       .routing = routing_,
+                       .record_bytes = record_bytes_,
+                       .sources = record_sources_,
+                       .call_number = peers_.call(),
+                       .rank = topology_.rank,
+                       .forwarder_of = forwarder_of},
+                      check_);
+  return fail_if_wrong();
 }
 
 Status Dispatcher::run() {
   if (Status status = find_targets(); !status.ok()) return status;
+  for (int node = 0; verify_ && node < topology_.num_nodes(); ++node) {
+    sums_.emplace_back(to_size(incoming(node).num_items()), 0);
+  }
   const auto row_bytes = to_size(call_.x.row_bytes);
   const std::size_t item_bytes = row_bytes + record_bytes_;
   for (std::size_t begin = 0; begin < item_bytes; begin += rails_.chunk_capacity()) {
     const auto slice = ItemSlice::of(row_bytes, record_bytes_, begin, rails_.chunk_capacity());
     if (Status status = exchange(slice); !status.ok()) return status;
   }
+  // Before the rows are passed on: then the receivers would find the same rows wrong, after another hop.
+  if (Status status = fail_if_wrong(); !status.ok()) return status;
   finish_copies(mode_);
   sync_.post(Phase::kStaged);
   if (Status status = sync_.wait(Phase::kStaged); !status.ok()) return status;

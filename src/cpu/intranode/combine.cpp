@@ -10,6 +10,7 @@
 #include "cpu/latency/slab_routing.hpp"
 #include "cpu/rows/combine_inputs.hpp"
 #include "cpu/rows/rank_sums.hpp"
+#include "cpu/rows/row_check.hpp"
 #include "cpu/rows/row_sum.hpp"
 #include "plan/to_size.hpp"
 
@@ -41,6 +42,7 @@ class Combiner {
   /// A rank that holds rows of this rank's tokens.
   struct Sender {
     CombineRows rows;
+    const std::uint64_t* checksums = nullptr;  ///< [rows] if the group verifies them
     // With masks, the place of a row depends on the ranks that its receiver masks, so the receiver publishes its
     // source_ranges.
     std::int64_t num_rows = 0;
@@ -53,7 +55,9 @@ class Combiner {
   Status find_senders();
   Status find_ranges(int rank, Sender& sender) const;
   const std::byte* row_of(const plan::Destination& destination);
-  const std::byte* row_in_ranges(const plan::Destination& destination, Sender& sender) const;
+  /// The row's index at its holder; -1 if its rank has no such row.
+  std::int64_t row_in_ranges(const plan::Destination& destination, Sender& sender) const;
+  Status find_checksums_of(int rank, Sender& sender) const;
   void sum_tokens();
   void sum_rank_sums();
   void sum_weights() const;
@@ -64,9 +68,13 @@ class Combiner {
   node::Peers& peers_;
   Participants& ranks_;
   std::vector<Sender> senders_;  // by rank
+  RowCheck check_;
 };
 
 Status Combiner::prepare(CallDescriptor& descriptor) {
+  if (context_.verify) {
+    if (Status status = publish_checksums(call_, routing_, context_, descriptor); !status.ok()) return status;
+  }
   const node::Location rows = peers_.locate(call_.x.data, call_.x.num_rows, call_.x.row_bytes, call_.x.stride_bytes);
   if (ranks_.masks()) {
     const bool in_arena = rows.kind == node::Location::Kind::kArena;
@@ -97,13 +105,22 @@ Status Combiner::find_senders() {
     Sender& sender = senders_[to_size(rank)];
     if (ranks_.masks()) {
       if (Status status = find_ranges(rank, sender); !status.ok()) return status;
-      continue;
+    } else {
+      Result<CombineRows> rows = resolve_combine_inputs(call_, routing_, context_, rank);
+      if (!rows.ok()) return rows.status();
+      sender.rows = *rows;
+      sender.num_rows = routing_.num_rows_on_rank[to_size(rank)];
     }
-    Result<CombineRows> rows = resolve_combine_inputs(call_, routing_, context_, rank);
-    if (!rows.ok()) return rows.status();
-    sender.rows = *rows;
+    if (!context_.verify) continue;
+    if (Status status = find_checksums_of(rank, sender); !status.ok()) return status;
   }
   return {};
+}
+
+Status Combiner::find_checksums_of(int rank, Sender& sender) const {
+  sender.checksums = find_checksums(peers_, ranks_.descriptor_of(rank), rank, sender.num_rows);
+  if (sender.checksums != nullptr || sender.num_rows == 0) return {};
+  return ranks_.bad_location(ranks_.masks() ? Operation::kLatencyCombine : Operation::kCombine, rank);
 }
 
 Status Combiner::find_ranges(int rank, Sender& sender) const {
@@ -124,22 +141,27 @@ Status Combiner::find_ranges(int rank, Sender& sender) const {
 }
 
 /// Row of a destination; null if its rank has no such row, because it masks other ranks than this one does. Tokens must
-/// ascend.
+/// ascend. Checks the row, if the group verifies rows, when it is asked for first.
 const std::byte* Combiner::row_of(const plan::Destination& destination) {
   Sender& sender = senders_[static_cast<std::size_t>(destination.rank)];
-  if (ranks_.masks()) return row_in_ranges(destination, sender);
-  return sender.rows.rows + destination.row * sender.rows.stride_bytes;
+  const std::int64_t row = ranks_.masks() ? row_in_ranges(destination, sender) : destination.row;
+  if (row < 0) return nullptr;
+  if (sender.checksums != nullptr && destination.first != 0) {
+    check_held_row(call_, routing_, peers_.call(),
+                   {sender.rows, sender.checksums, destination.rank, context_.sync.rank()}, row, check_);
+  }
+  return sender.rows.rows + row * sender.rows.stride_bytes;
 }
 
-const std::byte* Combiner::row_in_ranges(const plan::Destination& destination, Sender& sender) const {
+std::int64_t Combiner::row_in_ranges(const plan::Destination& destination, Sender& sender) const {
   const auto local = to_size(destination.row / routing_.slab_capacity);
-  if (local >= sender.ranges.size()) return nullptr;
+  if (local >= sender.ranges.size()) return -1;
   sender.num_seen[local] += destination.first;
   const std::int32_t ordinal = sender.num_seen[local] - 1;
   const SourceRange& range = sender.ranges[local];
-  if (ordinal >= range.num_rows || range.first < 0) return nullptr;
+  if (ordinal >= range.num_rows || range.first < 0) return -1;
   const std::int64_t row = static_cast<std::int64_t>(local) * routing_.slab_capacity + range.first + ordinal;
-  return row < sender.num_rows ? sender.rows.rows + row * sender.rows.stride_bytes : nullptr;
+  return row < sender.num_rows ? row : -1;
 }
 
 void Combiner::sum_tokens() {
@@ -200,6 +222,7 @@ void Combiner::sum_weights() const {
 }
 
 Status Combiner::sum() {
+  check_.clear();
   if (Status status = find_senders(); !status.ok()) return status;
   if (call_.rank_sums) {
     sum_rank_sums();
@@ -207,7 +230,7 @@ Status Combiner::sum() {
     sum_tokens();
   }
   sum_weights();
-  return {};
+  return ranks_.refuse_rows(check_.result(context_.sync));
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include "cpu/intranode/participants.hpp"
 #include "cpu/intranode/route_steps.hpp"
 #include "cpu/latency/slab_routing.hpp"
+#include "cpu/rows/row_check.hpp"
 #include "cpu/rows/row_copy.hpp"
 #include "cpu/rows/token_records.hpp"
 #include "plan/to_size.hpp"
@@ -23,6 +24,9 @@
 ///
 /// In latency mode of groups that mask lost ranks (Participants) every row is pulled, and sources put all of x into
 /// their arenas before the call begins.
+///
+/// Groups that verify their rows wait, where rows are pushed, until all have been written, and check them before any
+/// rank reuses its memory.
 ///
 /// Scales, ids and weights are packed together in the source's arena before the call begins, and every receiver reads
 /// the records of its rows: they are small, and only the receiver knows the types and strides of its outputs.
@@ -42,7 +46,9 @@ class Dispatcher {
         sync_(context.sync),
         peers_(context.sync.peers()),
         staging_(context.staging),
-        ranks_(ranks) {}
+        ranks_(ranks),
+        verify_(context.verify),
+        format_(record_format(call, context.verify)) {}
 
   /// Packs the records, and fills the descriptor's locations.
   Status prepare(CallDescriptor& descriptor);
@@ -50,7 +56,7 @@ class Dispatcher {
   Status run() {
     return ranks_.complete([this] { return move(); });
   }
-  /// The moves alone.
+  /// The moves, and the checks of the rows, without the end of the call.
   Status move();
 
  private:
@@ -69,6 +75,8 @@ class Dispatcher {
   Status push();
   Status pull();
   Status receive_records();
+  /// Checks the rows that this rank has received, when all are written.
+  Status verify_rows();
 
   const DispatchCall& call_;
   const CpuRouting& routing_;
@@ -76,6 +84,9 @@ class Dispatcher {
   node::Peers& peers_;
   Staging& staging_;
   Participants& ranks_;
+  bool verify_;
+  plan::TokenRecord format_;
+  std::vector<RecordSource> records_;  // by rank
 };
 
 Status Dispatcher::prepare(CallDescriptor& descriptor) {
@@ -88,13 +99,13 @@ Status Dispatcher::prepare(CallDescriptor& descriptor) {
     if (!rows.ok()) return rows.status();
     descriptor.input = *rows;
   }
-  const plan::TokenRecord format = record_format(call_);
-  const std::size_t records_bytes = to_size(format.size_bytes() * routing_.num_tokens);
+  const std::size_t records_bytes = to_size(format_.size_bytes() * routing_.num_tokens);
   if (records_bytes > 0) {
     Result<std::byte*> records = staging_.records(records_bytes);
     if (!records.ok()) return records.status();
-    pack_records(call_, routing_, *records);
-    const std::int64_t record_bytes = format.size_bytes();
+    pack_records(call_, routing_, format_, *records);
+    const std::int64_t record_bytes = format_.size_bytes();
+    if (verify_) seal_records(call_, {next_call(peers_), me(), 0}, to_size(record_bytes), *records);
     descriptor.records = peers_.locate(*records, routing_.num_tokens, record_bytes, record_bytes);
   }
   if (ranks_.masks()) return {};
@@ -210,19 +221,19 @@ Status Dispatcher::pull() {
 }
 
 Status Dispatcher::receive_records() {
-  const std::int64_t record_bytes = record_format(call_).size_bytes();
+  const std::int64_t record_bytes = format_.size_bytes();
   if (record_bytes > 0) {
-    std::vector<RecordSource> sources(to_size(peers_.num_ranks()));
+    records_.assign(to_size(peers_.num_ranks()), {});
     for (int rank = 0; rank < peers_.num_ranks(); ++rank) {
       if (routing_.num_rows_from_rank[to_size(rank)] == 0) continue;
       const Location& location = ranks_.descriptor_of(rank).records;
-      const std::byte*& records = sources[to_size(rank)].records;
+      const std::byte*& records = records_[to_size(rank)].records;
       records = peers_.resolve(location, rank, {routing_.num_tokens_of_rank[to_size(rank)], record_bytes});
       if (records == nullptr || location.row_bytes != record_bytes) {
         return bad_location(rank);
       }
     }
-    unpack_records(call_, routing_, sources);
+    unpack_records(call_, routing_, format_, records_);
   }
   fill_local_outputs(call_, routing_);
   return {};
@@ -234,7 +245,24 @@ Status Dispatcher::move() {
     if (Status status = push(); !status.ok()) return status;
   }
   if (Status status = pull(); !status.ok()) return status;
-  return receive_records();
+  if (Status status = receive_records(); !status.ok() || !verify_) return status;
+  return verify_rows();
+}
+
+Status Dispatcher::verify_rows() {
+  if (!ranks_.masks()) {
+    sync_.post(Phase::kWritten);
+    if (Status status = sync_.wait(Phase::kWritten); !status.ok()) return status;
+  }
+  RowCheck check;
+  check_received_rows({.call = call_,
+                       .routing = routing_,
+                       .record_bytes = to_size(format_.size_bytes()),
+                       .sources = records_,
+                       .call_number = peers_.call(),
+                       .rank = me()},
+                      check);
+  return ranks_.refuse_rows(check.result(sync_));
 }
 
 }  // namespace

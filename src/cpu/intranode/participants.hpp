@@ -42,7 +42,8 @@ class Participants {
       return sync_.wait(node::Phase::kDone);
     }
     while (survivors_->drop_deserters()) status = take();
-    if (status.code() == ErrorCode::kInternal) return sync_.fail(status.code(), status.peer(), status.message());
+    const bool breaks = status.code() == ErrorCode::kInternal || status.code() == ErrorCode::kDataCorrupt;
+    if (breaks) return sync_.fail(status.code(), status.peer(), status.message());
     const Status finished = survivors_->finish();
     return status.ok() ? finished : status;
   }
@@ -55,6 +56,13 @@ class Participants {
                   fmt::format("{}: rank {} published what is not in its arena; please report this bug",
                               to_string(operation), rank),
                   rank);
+  }
+
+  /// The result of a RowCheck. As bad_location, a wrong row breaks the group; with masks only in complete(), since the
+  /// rank that sent it may have continued without this one.
+  Status refuse_rows(const Status& checked) {
+    if (survivors_ != nullptr || checked.ok()) return checked;
+    return sync_.fail(checked.code(), checked.peer(), checked.message());
   }
 
  private:

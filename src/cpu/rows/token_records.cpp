@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "plan/checksum_table.hpp"
 #include "plan/to_size.hpp"
 
 namespace ferry::cpu {
@@ -56,10 +57,8 @@ StridedElements scale_row(const TensorView& scales, std::int64_t row) {
 /// Unpacks rows one after another.
 class Unpacker {
  public:
-  Unpacker(const DispatchCall& call, const CpuRouting& routing)
-      : call_(call), routing_(routing), format_(record_format(call)), num_topk_(to_size(routing.num_topk)) {}
-
-  std::size_t record_bytes() const { return to_size(format_.size_bytes()); }
+  Unpacker(const DispatchCall& call, const CpuRouting& routing, const plan::TokenRecord& format)
+      : call_(call), routing_(routing), format_(format), num_topk_(to_size(routing.num_topk)) {}
 
   void scales(const std::byte* record, std::int64_t row) const {
     const TensorView& out = call_.out_scales;
@@ -170,16 +169,17 @@ void fill_unused_ids(const TensorView& ids, std::int64_t num_used_rows) {
 
 }  // namespace
 
-plan::TokenRecord record_format(const DispatchCall& call) {
+plan::TokenRecord record_format(const DispatchCall& call, bool verify) {
   const bool weights = call.out_topk_weights.present();
   const bool ids = weights || call.out_topk_idx.present();
   const std::int64_t scale_bytes =
       call.scales.present() ? call.scales.extent(1) * static_cast<std::int64_t>(size_bytes(call.scales.dtype)) : 0;
-  return plan::TokenRecord::of({scale_bytes, call.routing->num_topk, ids, weights, false});
+  plan::TokenRecord format = plan::TokenRecord::of({scale_bytes, call.routing->num_topk, ids, weights, false});
+  if (verify) format.num_words += plan::kChecksumWords;
+  return format;
 }
 
-void pack_records(const DispatchCall& call, const CpuRouting& routing, std::byte* to) {
-  const plan::TokenRecord format = record_format(call);
+void pack_records(const DispatchCall& call, const CpuRouting& routing, const plan::TokenRecord& format, std::byte* to) {
   const std::size_t record_bytes = to_size(format.size_bytes());
   const auto num_topk = to_size(routing.num_topk);
   const bool weights = call.out_topk_weights.present();
@@ -200,15 +200,21 @@ void pack_records(const DispatchCall& call, const CpuRouting& routing, std::byte
   }
 }
 
-void unpack_records(const DispatchCall& call, const CpuRouting& routing, std::span<const RecordSource> sources) {
-  const Unpacker unpacker(call, routing);
-  const auto record_of = [&](std::int64_t row) -> const std::byte* {
-    const std::int32_t source = routing.source_table[to_size(row) * 2];
-    if (source < 0) return nullptr;
-    const RecordSource& from = sources[to_size(source)];
-    const std::int32_t record =
-        from.record_of_row != nullptr ? from.record_of_row[row] : routing.source_table[to_size(row) * 2 + 1];
-    return from.records + to_size(record) * unpacker.record_bytes();
+const std::byte* record_of_row(std::int64_t row, const CpuRouting& routing, std::size_t record_bytes,
+                               std::span<const RecordSource> sources) {
+  const std::int32_t source = routing.source_table[to_size(row) * 2];
+  if (source < 0) return nullptr;
+  const RecordSource& from = sources[to_size(source)];
+  const std::int32_t record =
+      from.record_of_row != nullptr ? from.record_of_row[row] : routing.source_table[to_size(row) * 2 + 1];
+  return from.records + to_size(record) * record_bytes;
+}
+
+void unpack_records(const DispatchCall& call, const CpuRouting& routing, const plan::TokenRecord& format,
+                    std::span<const RecordSource> sources) {
+  const Unpacker unpacker(call, routing, format);
+  const auto record_of = [&, record_bytes = to_size(format.size_bytes())](std::int64_t row) {
+    return record_of_row(row, routing, record_bytes, sources);
   };
   if (routing.layout == Layout::kTokens) {
     for (std::int64_t row = 0; row < routing.num_used_rows; ++row) {

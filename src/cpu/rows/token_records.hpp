@@ -13,10 +13,11 @@
 namespace ferry::cpu {
 
 /// Record format that a call needs; the same on every rank, because all ranks agree on the options that determine it.
-plan::TokenRecord record_format(const DispatchCall& call);
+/// `verify`: records end with the checksum of their token (rows/row_check.hpp).
+plan::TokenRecord record_format(const DispatchCall& call, bool verify);
 
-/// Packs this rank's T records at `to`.
-void pack_records(const DispatchCall& call, const CpuRouting& routing, std::byte* to);
+/// Packs this rank's T records of `format` at `to`, without checksums.
+void pack_records(const DispatchCall& call, const CpuRouting& routing, const plan::TokenRecord& format, std::byte* to);
 
 /// Location of the records of a source rank.
 struct RecordSource {
@@ -25,8 +26,13 @@ struct RecordSource {
   const std::int32_t* record_of_row = nullptr;
 };
 
-/// Unpacks the records of all used rows of this rank. `sources` by rank.
-void unpack_records(const DispatchCall& call, const CpuRouting& routing, std::span<const RecordSource> sources);
+/// Record of the token in a used row of this rank; null if the row holds no token. `sources` by rank.
+const std::byte* record_of_row(std::int64_t row, const CpuRouting& routing, std::size_t record_bytes,
+                               std::span<const RecordSource> sources);
+
+/// Unpacks the records of `format` of all used rows of this rank. `sources` by rank.
+void unpack_records(const DispatchCall& call, const CpuRouting& routing, const plan::TokenRecord& format,
+                    std::span<const RecordSource> sources);
 
 /// Fills outputs that do not depend on peers: `source`, ids of unused rows, and, if requested, zeros in rows without a
 /// token.
