@@ -7,7 +7,8 @@ namespace ferry {
 
 /// End of the message of every kDataCorrupt.
 inline constexpr std::string_view kCorruptAdvice =
-    "memory, a link or a network card has damaged data, or a program wrote over it: look at the error counters of these "
+    "memory, a link or a network card has damaged data, or a program wrote over it: look at the error counters of "
+    "these "
     "machines, destroy the group on every rank and create a new one";
 
 }  // namespace ferry

@@ -17,6 +17,7 @@
 #include "cuda/intranode/combine_params.hpp"
 #include "cuda/intranode/dispatch_params.hpp"
 #include "cuda/intranode/route_params.hpp"
+#include "cuda/intranode/verify_params.hpp"
 #include "cuda/latency/memory.hpp"
 #include "cuda/local/arrival_tables.hpp"
 #include "cuda/local/expansion.hpp"
@@ -36,6 +37,7 @@ Status load_kernels(int device, std::size_t shared_limit, bool& has_bulk) {
   if (status.ok()) status = runtime_status(load_homes_kernel(shared_limit), operation, kHint);
   if (status.ok()) status = runtime_status(load_dispatch_kernels(shared_limit, has_bulk), operation, kHint);
   if (status.ok()) status = runtime_status(load_combine_kernels(shared_limit, has_bulk), operation, kHint);
+  if (status.ok()) status = runtime_status(load_verify_kernels(), operation, kHint);
   if (status.ok()) status = runtime_status(load_arrivals_kernel(), operation, kHint);
   if (status.ok()) status = runtime_status(load_channel_tables_kernel(), operation, kHint);
   if (status.ok()) status = runtime_status(load_layout_kernels(), operation, kHint);
@@ -70,6 +72,23 @@ Result<std::size_t> bytes_of_group(const MemoryShape& shape, const Topology& top
   return bytes_required(shape, topology, shape.max_tokens > 0 ? latency_call_bytes(shape, false) : call_bytes(shape));
 }
 
+/// All ranks have agreed on these options.
+Status check_verify(const BackendContext& context) {
+  if (!context.options.verify) return {};
+  if (context.topology.num_nodes() > 1) {
+    return Status(
+        ErrorCode::kUnsupported,
+        fmt::format("Group::create: GroupOptions::verify is set and the {} GPU ranks are on {} nodes; rows of "
+                    "GPUs are verified on one node only, clear the option or use backend \"cpu\"",
+                    context.topology.num_ranks, context.topology.num_nodes()));
+  }
+  if (context.options.latency_bytes == 0) return {};
+  return Status(ErrorCode::kUnsupported,
+                fmt::format("Group::create: GroupOptions::verify is set and latency_bytes is {}, expected 0; latency "
+                            "mode on GPUs is not verified, clear one of the two or use backend \"cpu\"",
+                            context.options.latency_bytes));
+}
+
 /// Loads the kernels that only groups of several nodes use.
 Status load_nodes_kernels(int device) {
   const DeviceGuard guard(device);
@@ -95,12 +114,7 @@ CudaBackend::CudaBackend(const BackendContext& context, Parts parts,
       far_(far) {}
 
 Result<std::unique_ptr<Backend>> CudaBackend::create(const BackendContext& context) {
-  // All ranks have agreed on this option.
-  if (context.options.verify) {
-    return Status(ErrorCode::kUnsupported,
-                  "Group::create: GroupOptions::verify is set, and GPU ranks do not verify rows yet; clear it or use "
-                  "backend \"cpu\"");
-  }
+  if (Status status = check_verify(context); !status.ok()) return status;
   Result<Parts> parts = create_parts(context, load_kernels, start_latency);
   if (!parts.ok()) return parts.status();
   std::unique_ptr<internode::CallScratch> nodes_scratch;

@@ -15,6 +15,7 @@ set(ferry_cuda_sources
     cuda/memory/pinned_memory.cpp
     cuda/memory/table_memory.cpp
     cuda/sync/call_log.cpp
+    cuda/sync/corrupt_text.cpp
     cuda/sync/fault_text.cpp
     cuda/local/arrival_tables.cpp
     cuda/local/expansion.cpp
@@ -43,6 +44,7 @@ set(ferry_cuda_sources
     cuda/intranode/combine.cpp
     cuda/intranode/dispatch.cpp
     cuda/intranode/route.cpp
+    cuda/intranode/verify.cpp
     cuda/internode/bounded_route.cpp
     cuda/internode/channel_tables.cpp
     cuda/internode/combine.cpp
@@ -80,6 +82,7 @@ set(ferry_cuda_sources
     cuda/intranode/dispatch.cu
     cuda/intranode/exchange.cu
     cuda/intranode/place.cu
+    cuda/intranode/verify.cu
     cuda/internode/dispatch.cu
     cuda/internode/exchange.cu
     cuda/internode/gather.cu

@@ -33,6 +33,8 @@ void PrintTo(const BackendConfig& config, std::ostream* out);
 
 /// Configurations of this test program.
 std::vector<BackendConfig> backend_configs();
+/// backend_configs(), and those that have no latency mode.
+std::vector<BackendConfig> exchange_configs();
 /// Configurations that have masks of lost ranks and bytes_required.
 std::vector<BackendConfig> whole_configs();
 

@@ -460,7 +460,7 @@ TEST_P(BadInputConformance, OthersUseARoutingThatOneRankCouldNotMake) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, BadInputConformance, ::testing::ValuesIn(backend_configs()), config_name);
+INSTANTIATE_TEST_SUITE_P(Backends, BadInputConformance, ::testing::ValuesIn(exchange_configs()), config_name);
 
 }  // namespace
 }  // namespace ferry::test

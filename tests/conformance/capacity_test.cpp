@@ -200,7 +200,7 @@ TEST_P(CapacityConformance, AFullArenaIsReportedAndStaysUsable) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, CapacityConformance, ::testing::ValuesIn(backend_configs()), config_name);
+INSTANTIATE_TEST_SUITE_P(Backends, CapacityConformance, ::testing::ValuesIn(exchange_configs()), config_name);
 
 }  // namespace
 }  // namespace ferry::test

@@ -206,7 +206,7 @@ TEST_P(CombineConformance, TheSumMayReplaceABias) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, CombineConformance, ::testing::ValuesIn(backend_configs()), config_name);
+INSTANTIATE_TEST_SUITE_P(Backends, CombineConformance, ::testing::ValuesIn(exchange_configs()), config_name);
 
 }  // namespace
 }  // namespace ferry::test

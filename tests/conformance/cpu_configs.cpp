@@ -18,6 +18,8 @@ std::vector<BackendConfig> backend_configs() {
   };
 }
 
+std::vector<BackendConfig> exchange_configs() { return backend_configs(); }
+
 std::vector<BackendConfig> whole_configs() { return backend_configs(); }
 
 }  // namespace ferry::test

@@ -154,7 +154,7 @@ TEST_P(DispatchConformance, SixteenRanks) {
             }));
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, DispatchConformance, ::testing::ValuesIn(backend_configs()), config_name);
+INSTANTIATE_TEST_SUITE_P(Backends, DispatchConformance, ::testing::ValuesIn(exchange_configs()), config_name);
 
 }  // namespace
 }  // namespace ferry::test

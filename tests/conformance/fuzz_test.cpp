@@ -26,7 +26,7 @@ TEST_P(FuzzConformance, FiveRanks) { run_random_cases(5, 80); }
 TEST_P(FuzzConformance, EightRanks) { run_random_cases(8, 60); }
 TEST_P(FuzzConformance, SixteenRanks) { run_random_cases(16, 10); }
 
-INSTANTIATE_TEST_SUITE_P(Backends, FuzzConformance, ::testing::ValuesIn(backend_configs()), config_name);
+INSTANTIATE_TEST_SUITE_P(Backends, FuzzConformance, ::testing::ValuesIn(exchange_configs()), config_name);
 
 }  // namespace
 }  // namespace ferry::test

@@ -8,6 +8,12 @@ std::vector<BackendConfig> backend_configs() {
   return configs;
 }
 
+std::vector<BackendConfig> exchange_configs() {
+  std::vector<BackendConfig> configs = backend_configs();
+  configs.push_back({.name = "cuda_threads_verify", .backend = "cuda", .kind = RankKind::kThreads, .verify = true});
+  return configs;
+}
+
 std::vector<BackendConfig> whole_configs() {
   return {
       {"cuda_threads", "cuda", RankKind::kThreads},

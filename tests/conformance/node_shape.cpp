@@ -21,7 +21,8 @@ GroupOptions NodeShape::options() const {
           .ranks_per_node = ranks_per_node,
           .arena_bytes = std::size_t{1} << 30,
           .timeout_ns = 40 * kNsPerSecond,
-          .transport = transport};
+          .transport = transport,
+          .verify = verify};
 }
 
 std::vector<NodeShape> node_shapes() {
@@ -37,13 +38,14 @@ std::vector<NodeShape> node_shapes() {
 
 void PrintTo(const NodeShape& shape, std::ostream* out) {
   *out << shape.num_nodes << "x" << shape.ranks_per_node << " over " << shape.transport
-       << (shape.over_shared_memory ? " with shared memory" : "");
+       << (shape.over_shared_memory ? " with shared memory" : "") << (shape.verify ? ", verified" : "");
 }
 
 std::string shape_name(const testing::TestParamInfo<NodeShape>& info) {
-  return fmt::format("{}x{}_{}{}_{}", info.param.num_nodes, info.param.ranks_per_node, info.param.transport,
+  return fmt::format("{}x{}_{}{}_{}{}", info.param.num_nodes, info.param.ranks_per_node, info.param.transport,
                      info.param.over_shared_memory ? "_shared_memory" : "",
-                     info.param.kind() == RankKind::kThreads ? "threads" : "processes");
+                     info.param.kind() == RankKind::kThreads ? "threads" : "processes",
+                     info.param.verify ? "_verify" : "");
 }
 
 PreparedCase prepare_on(const NodeShape& shape, ExchangeCase spec) {

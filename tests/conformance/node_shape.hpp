@@ -21,6 +21,7 @@ struct NodeShape {
   int ranks_per_node;
   const char* transport;
   bool over_shared_memory = false;  ///< for UCX, which uses it only if configured to
+  bool verify = false;              ///< GroupOptions::verify
 
   int num_ranks() const { return num_nodes * ranks_per_node; }
   /// Processes share only the network; the loopback engine works only between threads.

@@ -82,7 +82,8 @@ TEST_P(NodesWithFaults, NoOrderButTheOneRule) {
 
 INSTANTIATE_TEST_SUITE_P(Shapes, NodesWithFaults,
                          testing::Values(NodeShape{2, 2, "loopback"}, NodeShape{3, 3, "loopback"},
-                                         NodeShape{4, 2, "loopback"}, NodeShape{8, 1, "loopback"}),
+                                         NodeShape{4, 2, "loopback"}, NodeShape{8, 1, "loopback"},
+                                         NodeShape{3, 2, "loopback", false, true}),
                          shape_name);
 INSTANTIATE_TEST_SUITE_P(Shapes, LateNodes, testing::Values(NodeShape{3, 3, "loopback"}), shape_name);
 

@@ -135,7 +135,8 @@ INSTANTIATE_TEST_SUITE_P(SharedMemory, Nodes,
                          testing::Values(NodeShape{2, 2, "ucx", true}, NodeShape{3, 1, "ucx", true}), shape_name);
 INSTANTIATE_TEST_SUITE_P(Shapes, LargeExchange,
                          testing::Values(NodeShape{2, 2, "loopback"}, NodeShape{3, 1, "loopback"},
-                                         NodeShape{2, 2, "ucx"}, NodeShape{3, 1, "ucx"}, NodeShape{2, 2, "ucx", true}),
+                                         NodeShape{2, 2, "ucx"}, NodeShape{3, 1, "ucx"}, NodeShape{2, 2, "ucx", true},
+                                         NodeShape{2, 2, "loopback", false, true}),
                          shape_name);
 
 }  // namespace

@@ -197,7 +197,7 @@ TEST_P(QuantizeConformance, WithoutRoomForTheQuantisedRowsEveryRankIsTold) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, QuantizeConformance, ::testing::ValuesIn(backend_configs()), config_name);
+INSTANTIATE_TEST_SUITE_P(Backends, QuantizeConformance, ::testing::ValuesIn(exchange_configs()), config_name);
 
 }  // namespace
 }  // namespace ferry::test

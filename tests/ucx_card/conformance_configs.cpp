@@ -8,6 +8,8 @@ std::vector<BackendConfig> backend_configs() {
           {"cpu_nodes_card_processes", "cpu", RankKind::kProcesses, "ucx", true, enter_host}};
 }
 
+std::vector<BackendConfig> exchange_configs() { return backend_configs(); }
+
 std::vector<BackendConfig> whole_configs() { return backend_configs(); }
 
 }  // namespace ferry::test

@@ -68,8 +68,7 @@ Status Staging::check_room_for_rows(std::size_t bytes) {
 std::size_t Staging::held_bytes() const {
   std::size_t bytes = 0;
   for (const Block& block :
-       {tables_[0], tables_[1], forward_tables_[0], forward_tables_[1], records_, rows_, quantized_,
-        checksums_})
+       {tables_[0], tables_[1], forward_tables_[0], forward_tables_[1], records_, rows_, quantized_, checksums_})
     bytes += round_up_to_page(block.size_bytes);
   return bytes;
 }

@@ -5,8 +5,8 @@
 ///
 /// Route tables alternate between two blocks by route, because a peer may still read the tables of a route that this
 /// rank has finished; it cannot be two routes behind. For the same reason nothing is freed when a rank leaves: the
-/// memory is freed with the arena's last mapping, and peers keep theirs. Records, rows, quantised rows and checksums have a
-/// block each, because every dispatch and combine ends only when all ranks are done.
+/// memory is freed with the arena's last mapping, and peers keep theirs. Records, rows, quantised rows and
+/// checksums have a block each, because every dispatch and combine ends only when all ranks are done.
 
 #include <array>
 #include <cstddef>

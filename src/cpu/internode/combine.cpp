@@ -89,7 +89,7 @@ class Combiner {
   std::size_t entries_bytes_;         // bytes of K floats in a message
   std::size_t checksum_bytes_;        // at the end of what crosses the network; 0 unless the group verifies it
   std::vector<CombineRows> senders_;  // by index in the node
-  std::vector<const std::uint64_t*> checksums_;              // by index in the node, as senders_
+  std::vector<const std::uint64_t*> checksums_;            // by index in the node, as senders_
   std::vector<std::vector<std::uint64_t>> sent_sums_;      // by node: checksum of each item's slices so far
   std::vector<std::vector<std::uint64_t>> received_sums_;  // by node
   RowCheck check_;
@@ -153,9 +153,8 @@ std::optional<std::uint64_t> Combiner::add_slice(std::uint64_t& sum, const ItemS
 void Combiner::verify_sum(const ItemSlice& slice, int node, std::int64_t item, const std::byte* data) {
   const int forwarder = rails_.rank_of(node);
   let_tests_damage({CheckedPlace::kNodeSum, topology_.rank, item, {data, slice.bytes()}});
-  const std::optional<std::uint64_t> observed =
-      add_slice(received_sums_[to_size(node)][to_size(item)], slice, data,
-                {peers_.call(), forwarder, static_cast<std::int32_t>(item)});
+  const std::optional<std::uint64_t> observed = add_slice(received_sums_[to_size(node)][to_size(item)], slice, data,
+                                                          {peers_.call(), forwarder, static_cast<std::int32_t>(item)});
   if (!observed) return;
   check_.compare(*observed, checksum_in(data, slice.bytes()), [&]() -> RowCheck::WrongRow {
     return {fmt::format("sum {} of node {} (token {})", item, node, next_token_),
@@ -302,9 +301,8 @@ bool Combiner::finish_token(const ItemSlice& slice) {
   for (int node = 0; node < topology_.num_nodes(); ++node) {
     if (node != my_node() && has_next(node) && rails_.ring(node).front().empty()) return false;
   }
-  float* const out_weights = holds_weights(slice)
-                                 ? static_cast<float*>(call_.out_weights.data) + next_token_ * routing_.num_topk
-                                 : nullptr;
+  float* const out_weights =
+      holds_weights(slice) ? static_cast<float*>(call_.out_weights.data) + next_token_ * routing_.num_topk : nullptr;
   if (out_weights != nullptr) std::fill_n(out_weights, routing_.num_topk, 0.0F);
 
   const ForwardTable& own = routing_.outgoing[to_size(my_node())];

@@ -21,7 +21,7 @@
 /// receiver's arena, from which the receiver copies them at the end. Records (scales, ids, weights) are in the arena of
 /// the source or of the forwarder, and every receiver unpacks the records of its rows.
 ///
-/// Groups that verify their rows check them twice: the forwarder as they arrive in its ring, the receiver in its output.
+/// Groups that verify their rows check them twice: the forwarder in its ring, the receiver in its output.
 
 namespace ferry::cpu::internode {
 namespace {
@@ -90,8 +90,8 @@ class Dispatcher {
   std::vector<Target> targets_;           // by index in the node
   std::byte* staged_ = nullptr;           // receives rows for this rank if peers cannot reach its output
   CopyMode mode_ = CopyMode::kCached;
-  std::vector<std::int64_t> next_in_;  // by node: next item to arrive
-  std::int64_t next_own_ = 0;          // item of this rank's table for its own node
+  std::vector<std::int64_t> next_in_;             // by node: next item to arrive
+  std::int64_t next_own_ = 0;                     // item of this rank's table for its own node
   std::vector<std::vector<std::uint64_t>> sums_;  // by node: checksum of each item's slices so far
   std::vector<RecordSource> record_sources_;      // by rank
   RowCheck check_;

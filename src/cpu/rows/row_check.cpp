@@ -44,12 +44,13 @@ void put_checksum(std::byte* record, std::size_t record_bytes, std::uint64_t che
 Status RowCheck::result(const call::CallSync& sync) const {
   if (num_wrong_ == 0) return {};
   const WrongRow& row = first_.row;
-  return Status(ErrorCode::kDataCorrupt,
-                fmt::format("{} (call {}): {} is not as it was sent: its checksum is {:016x}, expected {:016x}; hop {}; "
-                            "{} of {} rows that rank {} checked are wrong, and this is the first; {}",
-                            sync.operation(), sync.peers().call(), row.row, first_.observed, first_.expected, row.hop,
-                            num_wrong_, num_checked_, sync.rank(), kCorruptAdvice),
-                row.sender);
+  return Status(
+      ErrorCode::kDataCorrupt,
+      fmt::format("{} (call {}): {} is not as it was sent: its checksum is {:016x}, expected {:016x}; hop {}; "
+                  "{} of {} rows that rank {} checked are wrong, and this is the first; {}",
+                  sync.operation(), sync.peers().call(), row.row, first_.observed, first_.expected, row.hop, num_wrong_,
+                  num_checked_, sync.rank(), kCorruptAdvice),
+      row.sender);
 }
 
 void seal_records(const DispatchCall& call, const numeric::RowIdentity& first, std::size_t record_bytes,
@@ -72,8 +73,8 @@ void check_received_rows(const ReceivedRows& received, RowCheck& check) {
     let_tests_damage({CheckedPlace::kFinalRow, received.rank, row, payload});
     const std::int32_t source = routing.source_table[to_size(row) * 2];
     const std::int32_t token = routing.source_table[to_size(row) * 2 + 1];
-    const std::uint64_t observed = row_checksum({received.call_number, source, token},
-                                                {payload, {record, covered_bytes(received.record_bytes)}});
+    const std::uint64_t observed =
+        row_checksum({received.call_number, source, token}, {payload, {record, covered_bytes(received.record_bytes)}});
     check.compare(observed, checksum_in(record, received.record_bytes), [&]() -> RowCheck::WrongRow {
       const int sender = received.forwarder_of ? received.forwarder_of(source) : source;
       return {fmt::format("row {} (token {} of rank {})", row, token, source),

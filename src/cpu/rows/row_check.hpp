@@ -84,8 +84,9 @@ struct ReceivedRows {
   std::size_t record_bytes = 0;
   std::span<const RecordSource> sources;  ///< by rank
   std::uint64_t call_number = 0;
-  int rank = 0;                            ///< this rank
-  std::function<int(int)> forwarder_of{};  ///< the rank that has forwarded a source's rows, the source itself if none has
+  int rank = 0;  ///< this rank
+  std::function<int(int)>
+      forwarder_of{};  ///< the rank that has forwarded a source's rows, the source itself if none has
 };
 void check_received_rows(const ReceivedRows& rows, RowCheck& check);
 

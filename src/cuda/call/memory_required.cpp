@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "cuda/call/routing_tables.hpp"
+#include "cuda/call/verify_tables.hpp"
 #include "cuda/placement/homes.hpp"
 #include "cuda/sync/control.hpp"
 #include "node/page_heap.hpp"
@@ -42,6 +43,14 @@ std::size_t records_bytes(const MemoryShape& shape) {
   return std::max(takes_records ? num_rows * to_size(record.size_bytes()) : 0, weights_bytes);
 }
 
+/// Checksums of dispatch's destinations or of combine's rows, whichever are more (GroupOptions::verify).
+std::size_t verify_bytes(const MemoryShape& shape) {
+  if (!shape.verify) return 0;
+  const std::size_t num_entries = to_size(shape.num_tokens) * to_size(shape.num_topk);
+  return std::max(VerifyTables::of_dispatch(nullptr, num_entries).size_bytes,
+                  VerifyTables::of_combine(nullptr, to_size(shape.num_recv_rows)).size_bytes);
+}
+
 }  // namespace
 
 std::size_t num_local_experts(const MemoryShape& shape) {
@@ -64,7 +73,7 @@ CallBytes call_bytes(const MemoryShape& shape) {
   const std::int64_t received_row_bytes = quantizes ? shape.quantized_row_bytes : shape.row_bytes;
   const std::int64_t staged_row_bytes = shape.symmetric ? 0 : std::max(received_row_bytes, shape.row_bytes);
   const std::int64_t quantized_row_bytes = quantizes ? shape.quantized_row_bytes + shape.scale_row_bytes : 0;
-  return {routing_bytes(shape), round_up_to_page(records_bytes(shape)) +
+  return {routing_bytes(shape), round_up_to_page(verify_bytes(shape)) + round_up_to_page(records_bytes(shape)) +
                                     round_up_to_page(to_size(shape.num_recv_rows) * to_size(staged_row_bytes)) +
                                     round_up_to_page(to_size(shape.num_tokens) * to_size(quantized_row_bytes))};
 }

@@ -9,6 +9,7 @@
 #include "cuda/driver/device_guard.hpp"
 #include "cuda/driver/driver.hpp"
 #include "cuda/memory/memory_checks.hpp"
+#include "cuda/sync/corrupt_text.hpp"
 #include "cuda/sync/fault_text.hpp"
 #include "node/futex.hpp"
 #include "plan/to_size.hpp"
@@ -164,6 +165,10 @@ Status Context::check_interrupt(std::string_view operation) {
 Status Context::out_of_memory(Operation operation) { return parts_.sync->out_of_memory(operation); }
 
 Status Context::check_lost() {
+  if (__atomic_load_n(&parts_.corrupt->state, __ATOMIC_ACQUIRE) != 0) {
+    const Status corrupt = describe_corrupt(*parts_.corrupt, parts_.sync->rank());
+    return parts_.sync->fail(corrupt.code(), corrupt.peer(), corrupt.message());
+  }
   const LostReport& lost = parts_.report->lost;
   if (__atomic_load_n(&lost.state, __ATOMIC_ACQUIRE) == 0) return {};
   const Topology& topology = parts_.sync->topology();

@@ -73,7 +73,8 @@ class Context {
   /// Breaks the group because this rank ran out of host memory inside a call: the other ranks must not wait for it.
   Status out_of_memory(Operation operation);
 
-  /// Returns a kernel's wait that timed out or was stopped as a Status, which breaks the group; ok if there was none.
+  /// Returns a kernel's wait that timed out or was stopped, or wrong rows that a kernel has found, as a Status, which
+  /// breaks the group; ok if there was neither.
   Status check_lost();
   Status describe(const FaultReport& fault, std::string_view operation,
                   RailLink::FaultOf records = RailLink::FaultOf::kAnyCall) const;

@@ -187,9 +187,11 @@ Status make_local_parts(const BackendContext& context, const DeviceFacts& facts,
   Result<std::shared_ptr<PinnedMemory>> pinned = PinnedMemory::create();
   if (!pinned.ok()) return pinned.status();
   parts.pinned = *pinned;
-  Result<std::byte*> report = parts.pinned->take(sizeof(DeviceReport));
+  Result<std::byte*> report = parts.pinned->take(sizeof(DeviceReport) + sizeof(CorruptReport));
   if (!report.ok()) return report.status();
   parts.report = reinterpret_cast<DeviceReport*>(*report);
+  parts.corrupt = reinterpret_cast<CorruptReport*>(*report + sizeof(DeviceReport));
+  parts.verify = context.options.verify;
 
   const auto num_ranks = static_cast<std::size_t>(context.topology.ranks_per_node);
   const std::size_t control_bytes = Control::at(nullptr, num_ranks).size_bytes;
@@ -362,6 +364,7 @@ Status renew_parts(const BackendContext& context, StartLatency start_latency, Pa
   Result<std::unique_ptr<call::CallSync>> sync = call::CallSync::create(host_context);
   if (!sync.ok()) return sync.status();
   parts.sync = std::move(*sync);
+  *parts.corrupt = CorruptReport{};
   *parts.report = DeviceReport{};  // the waits in it are among those that `sync` begins with
   parts.absent_ranks = absent_ranks(context);
   Result<CallLog> call_log = CallLog::create(parts.sync->peers(), parts.call_log->last_number());

@@ -20,6 +20,7 @@
 #include "cuda/memory/pinned_memory.hpp"
 #include "cuda/memory/table_memory.hpp"
 #include "cuda/sync/call_log.hpp"
+#include "cuda/sync/corrupt_report.hpp"
 #include "cuda/sync/rank_params.hpp"
 
 namespace ferry::cuda {
@@ -41,7 +42,9 @@ struct Parts {
   std::unique_ptr<ArenaExchange> exchange;  // declared after `sync`, whose links it uses
   std::shared_ptr<TableMemory> memory;
   std::shared_ptr<PinnedMemory> pinned;
-  DeviceReport* report = nullptr;  ///< in `pinned`
+  DeviceReport* report = nullptr;    ///< in `pinned`
+  CorruptReport* corrupt = nullptr;  ///< behind `report`
+  bool verify = false;               ///< GroupOptions::verify
   std::shared_ptr<std::byte> control;
   std::shared_ptr<std::byte> latency;  ///< GroupOptions::latency_bytes in pages, directly after `control`; or null
   std::size_t latency_bytes = 0;

@@ -6,6 +6,7 @@
 #include "cuda/copy/row_copy.hpp"
 #include "cuda/intranode/calls.hpp"
 #include "cuda/intranode/combine_params.hpp"
+#include "cuda/intranode/verify.hpp"
 #include "cuda/memory/memory_checks.hpp"
 #include "plan/to_size.hpp"
 
@@ -50,6 +51,8 @@ class Combine {
 
  private:
   Status take_room(bool symmetric, bool captured);
+  void stage_before();
+  cudaError_t launch_checks(cudaStream_t stream);
 
   Context& context_;
   const Parts& parts_;
@@ -57,6 +60,8 @@ class Combine {
   CombineParams params_;                 // the ranks are most of it: written once
   std::size_t weights_bytes_ = 0;        // of weights that return
   std::byte* staged_weights_ = nullptr;  // null: peers reach the caller's
+  std::byte* checksums_ = nullptr;       // memory of the checks, if the group verifies rows
+  std::byte* copied_x_ = nullptr;        // null: peers reach the caller's rows, or the combine stages them
 };
 
 Status Combine::prepare(const CallStream& stream) {
@@ -65,8 +70,13 @@ Status Combine::prepare(const CallStream& stream) {
   set_call(params_, call_, routing);
   const ConstRows& x = call_.x;
   const auto extent = to_size((x.num_rows - 1) * x.stride_bytes + x.row_bytes);
-  const bool symmetric = x.num_rows == 0 || parts_.arena->contains(x.data, extent);
+  bool symmetric = x.num_rows == 0 || parts_.arena->contains(x.data, extent);
   if (Status status = take_room(symmetric, stream.captured); !status.ok()) return status;
+  if (parts_.verify) {
+    if (Status status = take_checksums(context_, x.num_rows, stream.captured, checksums_); !status.ok()) return status;
+    if (!symmetric) stage_before();
+    symmetric = true;
+  }
   const TunedCall tuned_call{Operation::kCombine, routing.layout, routing.num_tokens, params_.row_bytes, !symmetric};
   const KernelOptions kernel = tuned(call_.kernel, parts_.tuning, tuned_call);
   const CombinePlan plan =
@@ -111,6 +121,33 @@ Status Combine::take_room(bool symmetric, bool captured) {
   return {};
 }
 
+/// Has the rows copied ahead of the call: peers check them before they sum them.
+void Combine::stage_before() {
+  copied_x_ = params_.staging;
+  params_.staging = nullptr;
+  params_.x = copied_x_;
+  params_.x_stride = params_.row_bytes;
+}
+
+/// Launches what comes before the combine in a group that verifies rows, and has the combine wait for its outcome.
+cudaError_t Combine::launch_checks(cudaStream_t stream) {
+  cudaError_t error = cudaSuccess;
+  const CombineVerifyParams verify = verify_params(parts_, params_, call_, checksums_);
+  if (copied_x_ != nullptr) {
+    RowCopyParams copy;
+    copy.to = copied_x_;
+    copy.to_stride = params_.row_bytes;
+    copy.from = call_.x.data;
+    copy.from_stride = call_.x.stride_bytes;
+    copy.row_bytes = params_.row_bytes;
+    copy.num_rows = call_.x.num_rows;
+    copy.max_blocks = static_cast<int>(verify.entry.num_blocks);
+    error = launch_row_copy(copy, stream);
+  }
+  if (error == cudaSuccess) error = launch_seal_combine(verify, stream);
+  return error == cudaSuccess ? launch_verify_combine(verify, stream) : error;
+}
+
 cudaError_t Combine::launch(const Launch& launch) {
   params_.entry.agreement = launch.agreement;
   params_.entry.record_number = launch.record_number;
@@ -118,10 +155,19 @@ cudaError_t Combine::launch(const Launch& launch) {
   if (staged_weights_ != nullptr) {
     error = launch_copy(staged_weights_, call_.weights.data, weights_bytes_, params_.num_sum_blocks, launch.stream);
   }
+  if (error == cudaSuccess && checksums_ != nullptr) error = launch_checks(launch.stream);
   return error == cudaSuccess ? launch_combine(params_, launch.stream) : error;
 }
 
 cudaError_t Combine::launch_refusal(const Launch& launch, const CallRecord& /*refused*/) const {
+  if (parts_.verify) {
+    // The others refuse the call in the exchange before their combine.
+    CombineVerifyParams verify{.call = {.ranks = parts_.ranks, .entry = {}, .bias = {}}, .entry = {}, .tables = {}};
+    verify.call.summary = summary_of(call_.routing);
+    verify.entry.record_number = launch.record_number;
+    verify.entry.num_blocks = 1;
+    return launch_verify_combine(verify, launch.stream);
+  }
   CombineParams params;
   params.ranks = parts_.ranks;
   params.summary = summary_of(call_.routing);

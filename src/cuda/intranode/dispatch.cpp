@@ -7,6 +7,7 @@
 #include "cuda/call/tuning.hpp"
 #include "cuda/intranode/calls.hpp"
 #include "cuda/intranode/dispatch_params.hpp"
+#include "cuda/intranode/verify.hpp"
 #include "cuda/memory/memory_checks.hpp"
 #include "cuda/numeric/quantize.hpp"
 #include "plan/to_size.hpp"
@@ -137,7 +138,8 @@ class Dispatch {
   const Parts& parts_;
   const DispatchCall& asked_;
   std::optional<QuantizedDispatch> steps_;
-  DispatchParams params_;  // the ranks are most of it: written once
+  DispatchParams params_;           // the ranks are most of it: written once
+  std::byte* checksums_ = nullptr;  // memory of the checks, if the group verifies rows
 };
 
 Status Dispatch::prepare(const CallStream& stream) {
@@ -160,7 +162,7 @@ Status Dispatch::prepare(const CallStream& stream) {
                                    .takes_several = takes_several(params_)}));
   // Not in a graph: programs and drivers without support for such an edge may copy or update its nodes.
   params_.overlaps = params_.bulk && !stream.captured;
-  return {};
+  return parts_.verify ? take_checksums(context_, params_, stream.captured, checksums_) : Status();
 }
 
 Status Dispatch::take_room(bool staged, bool captured) {
@@ -195,7 +197,11 @@ cudaError_t Dispatch::launch(const Launch& launch) {
   const int most = most_blocks(asked_.kernel.num_sms, limits());
   cudaError_t error = cudaSuccess;
   if (steps_) error = launch_quantize(steps_->quantize, most, launch.stream);
+  std::optional<DispatchVerifyParams> verify;
+  if (checksums_ != nullptr) verify = verify_params(parts_, params_, routing(), checksums_, asked_.kernel.num_sms);
+  if (error == cudaSuccess && verify) error = launch_seal_dispatch(*verify, launch.stream);
   if (error == cudaSuccess) error = launch_dispatch(params_, launch.stream);
+  if (error == cudaSuccess && verify) error = launch_verify_dispatch(*verify, launch.stream);
   if (error != cudaSuccess || !needs_padding(call(), routing().exact_rows)) return error;
   PaddingParams padding = padding_params(parts_.ranks, call());
   padding.summary = routing().tables.summary;

@@ -27,9 +27,14 @@ class Staging {
     return ensure(quantized_, StagedBy::kDispatch, bytes, captured);
   }
 
+  /// Memory for checksums (GroupOptions::verify).
+  Result<std::byte*> checksums(StagedBy by, std::size_t bytes, bool captured) {
+    return ensure(checksums_, by, bytes, captured);
+  }
+
   /// Frees the blocks that no captured graph uses, as soon as the launched calls have finished.
   void trim() {
-    for (Block* block : {&records_, &rows_, &quantized_}) {
+    for (Block* block : {&records_, &rows_, &quantized_, &checksums_}) {
       if (!block->captured) *block = {};
     }
   }
@@ -64,6 +69,7 @@ class Staging {
   Block records_;
   Block rows_;
   Block quantized_;
+  Block checksums_;
   std::vector<std::shared_ptr<std::byte>> kept_;
 };
 
