@@ -89,7 +89,7 @@ typedef struct ferry_group_options {
   /// Backend "cuda": multiprocessors left to other libraries' kernels that wait for ranks, such as NCCL's. 0: the
   /// variable FERRY_RESERVED_SMS, else 32; less than 0: none.
   int32_t num_reserved_sms;
-  int32_t reserved;  ///< 0
+  int32_t verify;  ///< rows carry checksums, and a wrong row is FERRY_ERROR_DATA_CORRUPT; see ferry::GroupOptions
   /// Backend "cuda", several nodes: time that the network's thread polls after the last movement. 0: the variable
   /// FERRY_NETWORK_POLL, else a second; -1: always.
   int64_t network_poll_ns;

@@ -39,7 +39,7 @@ typedef struct ferry_memory_shape {
   // Backend "cuda", with a placement:
   int64_t num_logical_experts;  ///< E, while num_experts is P; 0: no placement
   int32_t placement_on_device;  ///< the placement's physical_to_logical_view is given
-  int32_t reserved;
+  int32_t verify;               ///< any backend: ferry_group_options::verify
 } ferry_memory_shape;
 
 /// Symmetric memory that one rank holds for such a batch: the later ferry_memory_usage::total_bytes.

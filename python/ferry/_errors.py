@@ -69,7 +69,7 @@ class InternalError(FerryError, RuntimeError):
 
 
 class DataCorrupt(FerryError, RuntimeError):
-    """Rows arrived with other bytes than were sent (``Group(verify=True)``); ``peer`` sent them. The group is broken."""
+    """Rows that ``peer`` sent arrived with other bytes (``Group(verify=True)``). The group is broken."""
 
     code = "kDataCorrupt"
 

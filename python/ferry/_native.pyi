@@ -382,6 +382,7 @@ def create_group(
     network_paths: int,
     num_ranks: int,
     present_ranks: list[int],
+    verify: bool,
     /,
 ) -> Group: ...
 def callback_bootstrap(

@@ -48,7 +48,8 @@ class PyGroup {
                                          const std::string& net_devices, const std::string& tuning_file,
                                          std::size_t latency_bytes, bool mask_lost_ranks, std::int64_t mask_timeout_ns,
                                          int num_reserved_sms, std::int64_t network_poll_ns, int network_service_level,
-                                         int network_paths, int num_ranks, std::vector<int> present_ranks) {
+                                         int network_paths, int num_ranks, std::vector<int> present_ranks,
+                                         bool verify) {
     GroupOptions options;
     options.backend = backend;
     options.timeout_ns = timeout_ns;
@@ -68,6 +69,7 @@ class PyGroup {
     options.network_paths = network_paths;
     options.num_ranks = num_ranks;
     options.present_ranks = std::move(present_ranks);
+    options.verify = verify;
     const auto signals = std::make_shared<SignalCheck>();
     options.interrupted = [signals] { return signals->ask(); };
     Result<std::shared_ptr<Group>> group = [&] {

@@ -201,6 +201,9 @@ def check_wrong_groups(rank: int) -> None:
     group = ferry.Group(dist.group.WORLD, network_service_level=3, network_paths=2)
     assert group.network_usage().service_level is None and group.network_usage().num_paths is None, "there is no card"
     group.destroy()
+    with pytest.raises(ferry.InvalidArgument, match="rank 0 has verify=true, rank 1 has verify=false"):
+        ferry.Group(dist.group.WORLD, verify=rank == 0)
+    ferry.Group(dist.group.WORLD, verify=True).destroy()
     with pytest.raises(NotImplementedError, match="cpu or cuda"):
         ferry.Group(dist.group.WORLD, device="meta")
     with pytest.raises(ferry.InvalidArgument, match="device is 'gpu', expected cpu or cuda"):
@@ -229,6 +232,7 @@ def test_exceptions_are_what_python_users_catch() -> None:
         (ferry.Timeout, TimeoutError),
         (ferry.PeerLost, ConnectionError),
         (ferry.SystemFailure, OSError),
+        (ferry.DataCorrupt, RuntimeError),
     ):
         raised = error("what, where", peer=3)
         assert isinstance(raised, base)

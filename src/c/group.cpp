@@ -35,6 +35,7 @@ Result<GroupOptions> to_options(const char* call, const ferry_group_options& rea
   options.mask_lost_ranks = read.mask_lost_ranks != 0;
   if (read.use_device != 0) options.device = read.device;
   if (read.num_reserved_sms != 0) options.num_reserved_sms = std::max(read.num_reserved_sms, 0);
+  options.verify = read.verify != 0;
   options.network_poll_ns = read.network_poll_ns;
   if (read.network_service_level != 0) options.network_service_level = std::max(read.network_service_level, 0);
   options.network_paths = read.network_paths;

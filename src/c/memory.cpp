@@ -39,6 +39,7 @@ MemoryShape to_shape(const ferry_memory_shape& read) {
   shape.symmetric_tables = read.symmetric_tables != 0;
   shape.num_logical_experts = read.num_logical_experts;
   shape.placement_on_device = read.placement_on_device != 0;
+  shape.verify = read.verify != 0;
   return shape;
 }
 

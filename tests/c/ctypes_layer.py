@@ -52,7 +52,7 @@ class GroupOptions(Versioned):
         ("interrupted", c_void_p),
         ("interrupted_user", c_void_p),
         ("num_reserved_sms", c_int32),
-        ("reserved", c_int32),
+        ("verify", c_int32),
         ("network_poll_ns", c_int64),
         ("network_service_level", c_int32),
         ("network_paths", c_int32),

@@ -144,6 +144,16 @@ TEST(Bench, RoutesCountTheLoad) {
   EXPECT_EQ(results_of({"--op", "pair", "--no-cached", "--count-load"}).size(), 3U);
 }
 
+TEST(Bench, SaysWhetherItsRowsWereVerified) {
+  for (const bool verify : {false, true}) {
+    std::vector<std::string> arguments = small_bench({"--json", "-", "--nodes", "2"});
+    if (verify) arguments.emplace_back("--verify");
+    const CommandEnd end = run_ferry(arguments);
+    ASSERT_EQ(end.exit_code, 0) << end.standard_error;
+    EXPECT_EQ(json::parse(end.standard_output)["run"]["verify"], verify);
+  }
+}
+
 TEST(Bench, JsonOnStandardOutputStandsAlone) {
   const CommandEnd end = run_ferry(small_bench({"--op", "dispatch", "--json", "-"}));
   ASSERT_EQ(end.exit_code, 0) << end.standard_error;

@@ -138,13 +138,13 @@ std::string introduction(const BenchPlan& plan, const std::string& launch) {
   return fmt::format(
       "Ferry {} ({}), backend {}: {}\n{}\n"
       "{} hidden {}, top {} of {} experts{}{}, {}, routing {}{}, layout {}, {} memory, {} iterations after {} to warm "
-      "up\n"
+      "up{}\n"
       "{}{}{}\n",
       version(), commit(), plan.backend, launch, describe(read_host_facts()), name_of(plan.op), plan.hidden,
       plan.num_topk, plan.num_experts, plan.num_replicas < 0 ? "" : fmt::format(" and {} replicas", plan.num_replicas),
       plan.counts_load ? " (load counted)" : "", name_of(plan.dtype), plan.routing_name,
       plan.cached && !plan.latency() ? "" : " (rebuilt for each dispatch)", name_of(plan.layout), name_of(plan.memory),
-      plan.num_iterations, plan.num_warmup,
+      plan.num_iterations, plan.num_warmup, plan.verify ? ", rows verified" : "",
       plan.latency() ? fmt::format("latency mode: quantize {}, combine order {}, {}\n", name_of(plan.quantize),
                                    name_of(plan.order),
                                    fmt::format("{}{}{}", plan.split ? "split calls" : "whole calls",
@@ -189,6 +189,7 @@ int run_bench(const BenchOptions& options) {
   plan.transport = options.common.transport;
   plan.net_devices = options.common.net_devices;
   plan.ring_memory = options.common.ring_memory;
+  plan.verify = options.common.verify;
   plan.backend = *backend;
   // Read the variable as a group would, so that the report names the file.
   if (const char* const file = std::getenv("FERRY_TUNING"); plan.tuning_file.empty() && file != nullptr) {
@@ -264,6 +265,7 @@ void add_bench_command(CLI::App& app, int* exit_code) {
   CLI::App* command =
       app.add_subcommand("bench", "Time route, dispatch and combine, next to plain copies on this machine");
   add_common_options(*command, &options->common);
+  add_verify_option(*command, &options->common);
   add_choice<BenchOp>(*command, "--op", &plan.op,
                       {{"route", BenchOp::kRoute},
                        {"dispatch", BenchOp::kDispatch},

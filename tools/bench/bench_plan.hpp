@@ -56,6 +56,7 @@ struct BenchPlan {
   std::string transport;
   std::string net_devices;
   std::string ring_memory = "auto";
+  bool verify = false;      ///< GroupOptions::verify
   std::string tuning_file;  ///< like GroupOptions::tuning_file
   std::int64_t timeout_ns = 0;
   std::uint64_t arena_bytes = 0;

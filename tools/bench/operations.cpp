@@ -33,6 +33,7 @@ Status Operations::set_up() {
   options.transport = plan_.transport;
   options.net_devices = plan_.net_devices;
   options.ring_memory = plan_.ring_memory;
+  options.verify = plan_.verify;
   options.tuning_file = plan_.tuning_file;
   if (plan_.latency()) {
     auto latency_bytes = latency_bytes_required(latency_shape());

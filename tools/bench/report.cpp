@@ -216,6 +216,7 @@ Json to_json(const std::vector<BenchReport>& reports, const std::string& launch)
                  {"memory", name_of(first.memory)},
                  {"cached", first.cached},
                  {"returns_weights", first.returns_weights},
+                 {"verify", first.verify},
                  {"seed", first.seed},
                  {"counts_load", first.counts_load},
                  {"late_us", static_cast<double>(first.late_ns) / kNsPerUs},

@@ -213,6 +213,7 @@ int run_demo(const DemoOptions& options) {
   plan->transport = options.common.transport;
   plan->net_devices = options.common.net_devices;
   plan->ring_memory = options.common.ring_memory;
+  plan->verify = options.common.verify;
 
   DemoReport report;
   report.plan = &*plan;
@@ -248,6 +249,7 @@ void add_demo_command(CLI::App& app, int* exit_code) {
   CLI::App* command = app.add_subcommand(
       "demo", "Run a Mixture-of-Experts layer over several ranks on real text and check it against one process");
   add_common_options(*command, &options->common);
+  add_verify_option(*command, &options->common);
   add_choice<DemoMode>(*command, "--mode", &options->mode,
                        {{"throughput", DemoMode::kThroughput}, {"latency", DemoMode::kLatency}},
                        "All tokens at once, or a few per step as in decoding (default throughput)");

@@ -44,6 +44,7 @@ struct DemoPlan {
   std::string transport;
   std::string net_devices;
   std::string ring_memory = "auto";
+  bool verify = false;  ///< GroupOptions::verify
   PayloadType payload = PayloadType::kBfloat16;
   std::uint64_t seed = 0;
   std::int64_t timeout_ns = 0;

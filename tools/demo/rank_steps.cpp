@@ -37,6 +37,7 @@ Result<std::shared_ptr<Group>> create_group(const DemoPlan& plan, RankContext& c
   options.transport = plan.transport;
   options.net_devices = plan.net_devices;
   options.ring_memory = plan.ring_memory;
+  options.verify = plan.verify;
   if (plan.latency()) {
     auto latency_bytes = latency_bytes_required(latency_shape(plan));
     if (!latency_bytes) return latency_bytes.status();

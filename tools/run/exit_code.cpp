@@ -15,12 +15,13 @@ namespace ferry::tools {
 namespace {
 
 /// Options that the library's advice names, and the options of this command that set them.
-constexpr std::array<std::pair<std::string_view, std::string_view>, 5> kOptions = {
+constexpr std::array<std::pair<std::string_view, std::string_view>, 6> kOptions = {
     {{"GroupOptions::arena_bytes", "--arena"},
      {"GroupOptions::timeout_ns", "--timeout"},
      {"GroupOptions::transport", "--transport"},
      {"GroupOptions::ring_memory", "--ring-memory"},
-     {"GroupOptions::backend", "--backend"}}};
+     {"GroupOptions::backend", "--backend"},
+     {"GroupOptions::verify", "--verify"}}};
 
 std::string in_terms_of_options(std::string_view message) {
   std::string text(message);

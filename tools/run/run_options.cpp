@@ -90,6 +90,12 @@ void add_common_options(CLI::App& command, CommonOptions* options) {
       ->capture_default_str();
 }
 
+void add_verify_option(CLI::App& command, CommonOptions* options) {
+  command.add_flag("--verify", options->verify,
+                   "Rows carry checksums on every hop, and a wrong row ends the run with an error that names the hop "
+                   "(GroupOptions::verify)");
+}
+
 LaunchRequest CommonOptions::launch_request() const {
   return {launch, num_ranks, num_nodes, kDefaultNumRanks, timeout_ns()};
 }

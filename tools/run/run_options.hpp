@@ -21,6 +21,7 @@ struct CommonOptions {
   std::string transport = "auto";
   std::string net_devices;  ///< GroupOptions::net_devices
   std::string ring_memory = "auto";
+  bool verify = false;  ///< GroupOptions::verify
   LaunchMode launch = LaunchMode::kAuto;
   double timeout_s = 120.0;
   std::uint64_t arena_bytes = kDefaultArenaBytes;
@@ -33,6 +34,8 @@ struct CommonOptions {
 inline constexpr int kDefaultNumRanks = 8;
 
 void add_common_options(CLI::App& command, CommonOptions* options);
+/// For commands whose calls may be verified.
+void add_verify_option(CLI::App& command, CommonOptions* options);
 
 /// Name of the backend; for "auto" the best one that works here over this many nodes. Also refuses backends that this
 /// build does not have.
