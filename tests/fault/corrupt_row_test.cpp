@@ -90,9 +90,11 @@ class CorruptDispatch : public CorruptRow {};
 
 TEST_P(CorruptDispatch, NamesTheRow) {
   static constexpr int kReceiver = 1;
-  const std::vector<std::pair<Kind, std::size_t>> damages = {
-      {Kind::kFlippedBit, 0}, {Kind::kFlippedBit, kRowBits / 2 + 7}, {Kind::kFlippedBit, kRowBits - 1},
-      {Kind::kSwappedWords, kRowBits / 2}, {Kind::kZeros, 0}};
+  const std::vector<std::pair<Kind, std::size_t>> damages = {{Kind::kFlippedBit, 0},
+                                                             {Kind::kFlippedBit, kRowBits / 2 + 7},
+                                                             {Kind::kFlippedBit, kRowBits - 1},
+                                                             {Kind::kSwappedWords, kRowBits / 2},
+                                                             {Kind::kZeros, 0}};
   for (const auto& [kind, bit_idx] : damages) {
     const RowDamage damage({CheckedPlace::kFinalRow, kReceiver, kRow}, kind, bit_idx);
     run([](RankContext& context, Group& group) {
@@ -259,9 +261,9 @@ TEST_P(CorruptOverNodes, SumNamesTheForwarder) {
   for (const std::size_t bit_idx : {std::size_t{9}, kRowBits - 1, kRowBits + 1}) {
     const RowDamage damage({CheckedPlace::kNodeSum, kReader, kRow}, Kind::kFlippedBit, bit_idx);
     run_damaged(kReader, [](RankContext& context, Group& group, const Status& status) {
-      expect_found(context, group, status, 0,
-                   {"combine (call 3)", fmt::format("sum {} of node 0 (token ", kRow),
-                    "hop forwarder rank 0 -> rank 2;"});
+      expect_found(
+          context, group, status, 0,
+          {"combine (call 3)", fmt::format("sum {} of node 0 (token ", kRow), "hop forwarder rank 0 -> rank 2;"});
     });
   }
 }
