@@ -314,7 +314,7 @@ class FERRY_API Group {
   ///         for later work on the stream; never blocks the host, may be captured in a graph
   /// @errors kInvalidArgument; kCapacity: an arena has no room to stage memory that peers cannot reach (both: nothing
   ///         sent, nothing changed, on every rank); kTimeout, kPeerLost; kSystem: out of memory while staging (breaks
-  ///         the group)
+  ///         the group); kDataCorrupt: a row is not as it was sent, see GroupOptions::verify (breaks the group)
   [[nodiscard]] Status dispatch(const Routing& routing, const DispatchInput& in, const DispatchOutput& out,
                                 Stream stream = {}, const DispatchOptions& options = {});
 
@@ -345,8 +345,8 @@ class FERRY_API Group {
   ///         flight, or a slab into which another dispatch has yet to be received. kCapacity: more tokens than
   ///         max_tokens, more rows for an expert than slab_capacity (names rank, expert, rows), too small
   ///         latency_bytes. Both: on every rank; a peer's are found by the receive half, this rank's by the call
-  ///         itself, which then may wait for the peers. kTimeout, kPeerLost as in other calls. kUnsupported: more
-  ///         experts or tokens than a backend counts
+  ///         itself, which then may wait for the peers. kTimeout, kPeerLost, kDataCorrupt as in other calls.
+  ///         kUnsupported: more experts or tokens than a backend counts
   [[nodiscard]] Result<Routing> latency_dispatch(const LatencyDispatchInput& in, const LatencyDispatchOutput& out,
                                                  const LatencyDispatchOptions& options, Stream stream = {});
 
