@@ -23,8 +23,9 @@ ferry_together(core_2 call/route_nodes.cpp core/check_exchange.cpp core/check_la
 ferry_together(core_3 local/dispatch_layout.cpp core/group.cpp core/host_identity.cpp core/latency_calls.cpp
   core/known_memory.cpp core/load.cpp core/overlap.cpp core/placement.cpp)
 ferry_together(core_4 local/expansion.cpp core/group_options.cpp core/placement_digest.cpp core/process_identity.cpp
-  local/quantize.cpp core/quantized_dispatch.cpp core/rank_host.cpp core/routing.cpp)
-ferry_together(core_5 core/call_numbers.cpp core/forks.cpp core/status.cpp core/tuning.cpp core/types.cpp
+  core/recorded_calls.cpp local/quantize.cpp core/quantized_dispatch.cpp core/rank_host.cpp core/routing.cpp)
+ferry_together(core_5 core/call_numbers.cpp core/diagnosis.cpp core/flight_recorder.cpp core/flight_snapshot.cpp
+  core/forks.cpp core/status.cpp core/tuning.cpp core/types.cpp
   local/local_ops.cpp)
 ferry_together(cpu_1 cpu/backend.cpp cpu/backend_latency.cpp cpu/memory_required.cpp cpu/rows/combine_inputs.cpp
   cpu/internode/route.cpp cpu/intranode/route.cpp cpu/intranode/route_steps.cpp cpu/context/channel_tables.cpp)
@@ -38,8 +39,8 @@ ferry_together(net_2 net/ucx/setup.cpp net/ucx/address.cpp net/ucx/admission.cpp
   net/ucx/engine.cpp net/ucx/inbound.cpp net/ucx/limits.cpp net/ucx/paths.cpp)
 ferry_together(net_3 net/ucx/gpu_memory.cpp net/ucx/peer.cpp net/ucx/ports.cpp net/ucx/resources.cpp
   net/ucx/scopes.cpp net/ucx/serve.cpp)
-ferry_together(node_1 node/arena.cpp node/futex.cpp node/page_heap.cpp node/peers.cpp node/rendezvous.cpp
-  node/same_process.cpp node/service_thread.cpp rail/call_header.cpp)
+ferry_together(node_1 node/arena.cpp node/futex.cpp node/page_heap.cpp node/peers.cpp node/recorded_calls.cpp
+  node/rendezvous.cpp node/same_process.cpp node/service_thread.cpp rail/call_header.cpp)
 ferry_together(node_2 node/peer_link.cpp rail/chunk_reader.cpp rail/net_devices.cpp rail/network.cpp rail/port_choice.cpp
   rail/rails.cpp rail/ring.cpp rail/ring_memory.cpp)
 ferry_together(one_sided_1 one_sided/collective_calls.cpp one_sided/core.cpp one_sided/cpu_backend.cpp

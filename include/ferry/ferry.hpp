@@ -24,6 +24,7 @@
 #include "ferry/one_sided.hpp"        // symmetric memory, puts, gets, signals, atomics
 #include "ferry/placement.hpp"        // experts with several homes, load counters
 #include "ferry/quantization.hpp"     // quantisation modes, and where it runs
+#include "ferry/recorded_calls.hpp"   // last calls of the ranks of hung or killed groups
 #include "ferry/routing.hpp"          // destinations of every token
 #include "ferry/status.hpp"           // errors
 #include "ferry/transports.hpp"       // networks between nodes

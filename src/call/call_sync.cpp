@@ -153,7 +153,10 @@ Status CallSync::begin(CallDescriptor descriptor) {
 
 Status CallSync::agree(std::span<const CallRecord* const> records) {
   Status agreement = check_agreement(records);
-  if (agreement.ok()) return agreement;
+  if (agreement.ok()) {
+    peers().recorder().reach(CallPhase::kMoving);
+    return agreement;
+  }
   // The other ranks may have given up the call already because a rank was late: then the group is broken and cannot go
   // on.
   Status reported = state_.adopt_reported_error();

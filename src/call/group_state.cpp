@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/cores.hpp"
+#include "core/flight_snapshot.hpp"
 #include "node/futex.hpp"
 #include "plan/to_size.hpp"
 
@@ -45,6 +46,9 @@ Verdict own_verdict(ErrorCode code, int culprit, std::string_view message) {
 }  // namespace
 
 GroupState::GroupState(const BackendContext& context, node::Rendezvous rendezvous)
+    : GroupState(context, rendezvous.group_id, std::move(rendezvous)) {}
+
+GroupState::GroupState(const BackendContext& context, std::uint64_t group_id, node::Rendezvous rendezvous)
     : topology_(context.topology),
       timeout_ns_(context.options.timeout_ns),
       interrupted_(context.options.interrupted),
@@ -53,6 +57,7 @@ GroupState::GroupState(const BackendContext& context, node::Rendezvous rendezvou
       wait_memory_{{}, SilenceWatch(topology_.num_ranks, timeout_ns_)},
       wait_times_ns_(context.earlier_waits_ns) {
   wait_times_ns_.resize(to_size(topology_.num_ranks));
+  peers_.recorder().open({group_id, topology_.rank, topology_.num_ranks, topology_.ranks_per_node, timeout_ns_});
 }
 
 GroupState::~GroupState() {
@@ -69,7 +74,15 @@ void GroupState::leave() {
 
 std::string GroupState::describe_call() const {
   if (peers_.call() == 0) return "Group::create";
-  return fmt::format("{} (call {})", operation_, peers_.call());
+  return fmt::format("{} (call {})", operation_, peers_.recorder().number());
+}
+
+std::string GroupState::last_seen_of(int rank) const {
+  if (!peers_.includes(rank) || rank == peers_.rank() || peers_.peer(rank).is_absent) return "";
+  constexpr std::size_t kFewCalls = 4;  // among which is one that all ranks make
+  const FlightRecord& record = peers_.flight_of(rank);
+  if (record.rank != rank) return "";
+  return "; " + take_snapshot(record, kFewCalls).describe(node::monotonic_ns());
 }
 
 std::optional<ReportedError> GroupState::find_reported_error() const {
@@ -110,8 +123,8 @@ Status GroupState::check_presence(int rank) const {
 
 Status GroupState::fail_for_lost(int rank, const Status& presence, std::string_view waiting_for) {
   return fail(presence.code(), rank,
-              fmt::format("{}: rank {} {} while this rank waited for it {}; {}", describe_call(), rank,
-                          presence.message(), waiting_for, kLostAdvice));
+              fmt::format("{}: rank {} {} while this rank waited for it {}{}; {}", describe_call(), rank,
+                          presence.message(), waiting_for, last_seen_of(rank), kLostAdvice));
 }
 
 void GroupState::expect_wait(std::int64_t now_ns) { next_question_ns_ = now_ns + kInterruptIntervalNs; }
@@ -149,10 +162,11 @@ Sign GroupState::sign_of(int rank) const {
 Status GroupState::fail_for_timeout(const SilenceWatch::Verdict& verdict, std::size_t num_missing,
                                     std::string_view waiting_for) {
   const std::string_view themselves = verdict.is_silent ? "" : ", all of them waiting themselves";
-  return fail(ErrorCode::kTimeout, verdict.culprit,
-              fmt::format("{}: timed out after {:.0f} ms waiting for rank {} {} ({} of {} ranks missing{}); {}",
-                          describe_call(), static_cast<double>(timeout_ns_) / kNsPerMillisecond, verdict.culprit,
-                          waiting_for, num_missing, topology_.num_ranks, themselves, kTimeoutAdvice));
+  return fail(
+      ErrorCode::kTimeout, verdict.culprit,
+      fmt::format("{}: timed out after {:.0f} ms waiting for rank {} {} ({} of {} ranks missing{}){}; {}",
+                  describe_call(), static_cast<double>(timeout_ns_) / kNsPerMillisecond, verdict.culprit, waiting_for,
+                  num_missing, topology_.num_ranks, themselves, last_seen_of(verdict.culprit), kTimeoutAdvice));
 }
 
 Verdict GroupState::judge(int suspect, std::string_view what) const {
@@ -161,7 +175,8 @@ Verdict GroupState::judge(int suspect, std::string_view what) const {
     if (rank == peers_.rank()) continue;
     if (!peers_.was_lost(rank)) continue;
     const std::string_view loss = peers_.loss_of(rank);
-    return own_verdict(ErrorCode::kPeerLost, rank, fmt::format("{}; rank {} {}; {}", what, rank, loss, kLostAdvice));
+    return own_verdict(ErrorCode::kPeerLost, rank,
+                       fmt::format("{}; rank {} {}{}; {}", what, rank, loss, last_seen_of(rank), kLostAdvice));
   }
   for (int node = 0; rails_ != nullptr && node < rails_->num_nodes(); ++node) {
     if (node == rails_->node()) continue;
@@ -175,7 +190,8 @@ Verdict GroupState::judge(int suspect, std::string_view what) const {
     return own_verdict(lost.code(), lost.peer(),
                        fmt::format("{}; rank {} {}; {}", what, lost.peer(), lost.message(), kLostAdvice));
   }
-  return own_verdict(ErrorCode::kTimeout, suspect, fmt::format("{}; {}", what, kTimeoutAdvice));
+  return own_verdict(ErrorCode::kTimeout, suspect,
+                     fmt::format("{}{}; {}", what, last_seen_of(suspect), kTimeoutAdvice));
 }
 
 void GroupState::watch_others(std::function<Status()> find_lost) {

@@ -119,11 +119,19 @@ class GroupState {
     if (!interrupted_ || now_ns < next_question_ns_) return {};
     return ask_for_interrupt(now_ns, call);
   }
+  /// Shows readers of the flight record that this rank waits for `missing`.
+  void show_wait(const std::vector<int>& missing, std::string_view waiting_for, std::int64_t since_ns) {
+    peers_.recorder().show_wait(kHostWait, missing, waiting_for, since_ns);
+  }
+  void end_wait() { peers_.recorder().end_wait(kHostWait); }
   /// Breaks the group because there was no progress until the deadline.
   Status fail_for_timeout(const SilenceWatch::Verdict& verdict, std::size_t num_missing, std::string_view waiting_for);
 
  private:
+  GroupState(const BackendContext& context, std::uint64_t group_id, node::Rendezvous rendezvous);
   std::string describe_call() const;
+  /// "; rank 2 returned from …" of a rank of this node, from its flight record; empty for this rank and other nodes'.
+  std::string last_seen_of(int rank) const;
   /// Another rank's error, with a note that names the reporter.
   Verdict adopted(const ReportedError& reported) const;
   std::optional<ReportedError> find_reported_error() const;

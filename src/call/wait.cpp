@@ -59,6 +59,7 @@ Status Wait::sleep_or_fail() {
   const std::int64_t beat_in_ns = state_.beat_if_due(now_ns);
   if (!watching_) watch_.restart(now_ns);
   watching_ = true;
+  show(now_ns);
   if (!std::exchange(has_slept_, true)) state_.expect_wait(now_ns);
   if (now_ns >= next_check_ns_) {
     const int suspect = lost_rank_;
@@ -78,6 +79,14 @@ Status Wait::sleep_or_fail() {
     state_.count_wait(missing_, node::monotonic_ns() - now_ns);
   }
   return {};
+}
+
+/// Shows the wait in the flight record when it begins and when ranks have arrived since.
+void Wait::show(std::int64_t now_ns) {
+  if (missing_.size() == num_shown_missing_) return;
+  if (shown_since_ns_ == 0) shown_since_ns_ = now_ns;
+  num_shown_missing_ = missing_.size();
+  state_.show_wait(missing_, waiting_for_, shown_since_ns_);
 }
 
 /// Remembers a missing rank that is lost; fails if it was remembered before.

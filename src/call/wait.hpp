@@ -27,6 +27,9 @@ class Wait {
  public:
   /// `waiting_for` completes "timed out waiting for rank 3 …" and outlives the wait.
   Wait(GroupState& state, std::string_view waiting_for);
+  ~Wait() {
+    if (has_slept_) state_.end_wait();
+  }
   Wait(const Wait&) = delete;
   Wait& operator=(const Wait&) = delete;
 
@@ -50,6 +53,7 @@ class Wait {
   Status sleep_or_fail();
   Status check_lost();
   void sleep(std::int64_t timeout_ns);
+  void show(std::int64_t now_ns);
 
   GroupState& state_;
   std::string_view waiting_for_;
@@ -63,6 +67,8 @@ class Wait {
   bool network_moved_ = false;
   int lost_rank_ = -1;  // found missing and lost once: polled again before it is blamed
   std::uint32_t rings_ = 0;
+  std::int64_t shown_since_ns_ = 0;    // of the wait that the flight record shows
+  std::size_t num_shown_missing_ = 0;  // the same; 0: it shows none
   std::vector<int>& missing_;
 };
 

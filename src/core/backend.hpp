@@ -19,6 +19,7 @@
 #include "core/agreement.hpp"
 #include "core/backend_context.hpp"
 #include "core/expert_placement.hpp"
+#include "core/flight_recorder.hpp"
 #include "core/routing_state.hpp"
 #include "ferry/group.hpp"
 #include "ferry/latency.hpp"
@@ -176,6 +177,9 @@ class Backend {
   virtual NetworkUsage network_usage() { return {}; }
   /// Group::wait_times_ns.
   virtual std::vector<std::int64_t> wait_times_ns() const { return {}; }
+
+  /// Recorder of this rank's calls, for core, which begins and ends their entries; null: there is none.
+  virtual FlightRecorder* recorder() { return nullptr; }
 
   virtual Result<std::shared_ptr<RoutingState>> route(const RouteCall& call) = 0;
   virtual Status dispatch(const DispatchCall& call) = 0;

@@ -55,6 +55,17 @@ struct EarlyCall {
   }
 };
 
+/// Tokens and rows of a call; none of a call that this rank's checks refused.
+RecordedShape shape_of(const DispatchCall& call) { return {call.x.num_rows, -1, call.x.row_bytes, call.x.dtype}; }
+RecordedShape shape_of(const CombineCall& call) {
+  return {call.out_x.num_rows, -1, call.out_x.row_bytes, call.out_x.dtype};
+}
+
+/// Phase of a recorded call that has returned ok: on a GPU its exchange may be yet to come.
+CallPhase done_phase(const Backend& backend) {
+  return backend.takes_streams() ? CallPhase::kLaunched : CallPhase::kReturned;
+}
+
 }  // namespace
 
 std::string_view Group::backend() const { return backend_ ? backend_->name() : std::string_view("none (destroyed)"); }
@@ -137,6 +148,7 @@ Result<Routing> Group::route(const RouteInput& in, const RouteOptions& options, 
                              const std::function<EarlyTables()>& while_waiting) {
   CallPass pass;
   if (Status status = enter_together("route", pass); !status.ok()) return noted(status);
+  RecordedScope recorded(backend_->recorder(), RecordedOperation::kRoute);
   numbers_->settle();
   numbers_->count();
   RouteCall call;
@@ -166,8 +178,9 @@ Result<Routing> Group::route(const RouteInput& in, const RouteOptions& options, 
                         options.max_tokens,
                         in.topk_weights.present() ? 1 : 0,
                         placed != nullptr ? placed->hash : 0};
+  recorded.describe({call.num_tokens, call.num_topk});
   Result<std::shared_ptr<RoutingState>> state = backend_->route(call);
-  if (!state.ok()) return noted(state.status());
+  if (!recorded.end(state.status(), done_phase(*backend_)).ok()) return noted(state.status());
   (*state)->group_identity = identity_;
   (*state)->call_number = numbers_->number_of_route(**state);
   (*state)->num_logical_experts = options.num_experts;
@@ -185,6 +198,7 @@ Status Group::dispatch(const Routing& routing, const DispatchInput& in, const Di
                        const DispatchOptions& options) {
   CallPass pass;
   if (Status status = enter_together("dispatch", pass); !status.ok()) return noted(status);
+  RecordedScope recorded(backend_->recorder(), RecordedOperation::kDispatch);
   DispatchCall call;
   call.record.operation = Operation::kDispatch;
   call.stream = stream;
@@ -212,13 +226,15 @@ Status Group::dispatch(const Routing& routing, const DispatchInput& in, const Di
                           out.topk_weights.present() ? 1 : 0,
                           out.source.present() ? 1 : 0};
   }
-  return noted(backend_->dispatch(call));
+  recorded.describe(shape_of(call));
+  return noted(recorded.end(backend_->dispatch(call), done_phase(*backend_)));
 }
 
 Status Group::combine(const Routing& routing, const CombineInput& in, const CombineOutput& out, Stream stream,
                       const CombineOptions& options) {
   CallPass pass;
   if (Status status = enter_together("combine", pass); !status.ok()) return noted(status);
+  RecordedScope recorded(backend_->recorder(), RecordedOperation::kCombine);
   CombineCall call;
   call.record.operation = Operation::kCombine;
   call.stream = stream;
@@ -235,7 +251,8 @@ Status Group::combine(const Routing& routing, const CombineInput& in, const Comb
     call.record.fields = {call.routing->call_number, call.x.row_bytes, static_cast<std::int64_t>(call.x.dtype),
                           options.weighted ? 1 : 0, in.weights.present() ? 1 : 0};
   }
-  return noted(backend_->combine(call));
+  recorded.describe(shape_of(call));
+  return noted(recorded.end(backend_->combine(call), done_phase(*backend_)));
 }
 
 Result<Routing> Group::latency_dispatch(const LatencyDispatchInput& in, const LatencyDispatchOutput& out,
@@ -243,6 +260,7 @@ Result<Routing> Group::latency_dispatch(const LatencyDispatchInput& in, const La
   constexpr std::string_view kName = "latency_dispatch";
   CallPass pass;
   if (Status status = enter(kName, pass); !status.ok()) return noted(status);
+  RecordedScope recorded(backend_->recorder(), RecordedOperation::kLatencyDispatch);
   numbers_->count_latency();
   LatencyDispatchCall call;
   call.record.operation = Operation::kLatencyDispatch;
@@ -274,8 +292,9 @@ Result<Routing> Group::latency_dispatch(const LatencyDispatchInput& in, const La
   } else {
     call.record.set_status(status);
   }
+  recorded.describe({call.route.num_tokens, call.route.num_topk, call.dispatch.x.row_bytes, call.dispatch.x.dtype});
   Result<std::shared_ptr<RoutingState>> state = backend_->latency_dispatch(call);
-  if (!state.ok()) return noted(state.status());
+  if (!recorded.end(state.status(), done_phase(*backend_)).ok()) return noted(state.status());
   (*state)->group_identity = identity_;
   numbers_->number_dispatch(**state);
   (*state)->num_logical_experts = options.num_experts;
@@ -288,6 +307,7 @@ Status Group::latency_combine(const Routing& routing, const LatencyCombineInput&
   constexpr std::string_view kName = "latency_combine";
   CallPass pass;
   if (Status status = enter(kName, pass); !status.ok()) return noted(status);
+  RecordedScope recorded(backend_->recorder(), RecordedOperation::kLatencyCombine);
   numbers_->count_latency();
   LatencyCombineCall call;
   CombineCall& combine = call.combine;
@@ -307,7 +327,8 @@ Status Group::latency_combine(const Routing& routing, const LatencyCombineInput&
                              static_cast<std::int64_t>(combine.x.dtype), static_cast<std::int64_t>(options.order),
                              in.topk_weights.present() ? 1 : 0};
   }
-  Status sent = backend_->latency_combine(call);
+  recorded.describe(shape_of(combine));
+  Status sent = recorded.end(backend_->latency_combine(call), done_phase(*backend_));
   if (sent.ok()) latency_calls_->sent(call);
   return noted(sent);
 }
@@ -320,8 +341,9 @@ Status Group::latency_receive(const Routing& routing, Stream stream) {
   if (routing.state_ == nullptr) return noted(no_routing(kName));
   if (routing.state_->group_identity != identity_) return noted(other_group(kName));
   if (Status status = LatencyCalls::check_receive(*routing.state_); !status.ok()) return noted(status);
+  RecordedScope recorded(backend_->recorder(), RecordedOperation::kLatencyReceive);
   bool made = false;
-  Status status = backend_->latency_receive({routing.state_, stream}, made);
+  Status status = recorded.end(backend_->latency_receive({routing.state_, stream}, made), done_phase(*backend_));
   if (made) latency_calls_->received(routing.state_, status);
   return noted(status);
 }
@@ -380,7 +402,8 @@ Status Group::wait(Stream stream) {
   CallPass pass;
   if (Status status = enter("wait", pass); !status.ok()) return noted(status);
   if (Status status = check_stream("wait", stream); !status.ok()) return noted(status);
-  return noted(backend_->wait(stream));
+  RecordedScope recorded(backend_->recorder(), RecordedOperation::kWait);
+  return noted(recorded.end(backend_->wait(stream)));
 }
 
 Status Group::poll() {
@@ -395,7 +418,8 @@ Status Group::destroy() {
   CallPass pass;
   if (Status status = take_turn("destroy", pass); !status.ok()) return noted(status);
   // A suspended rank has left.
-  Status status = is_suspended_ ? Status() : backend_->destroy();
+  RecordedScope recorded(is_suspended_ ? nullptr : backend_->recorder(), RecordedOperation::kDestroy);
+  Status status = recorded.end(is_suspended_ ? Status() : backend_->destroy());
   is_suspended_ = false;
   backend_.reset();
   if (status.ok()) log_line(LogLevel::kInfo, log_rank(topology_), "destroy: all ranks are done");

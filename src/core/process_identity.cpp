@@ -5,37 +5,37 @@
 
 #include <array>
 #include <charconv>
+#include <string>
 #include <string_view>
 
 namespace ferry {
-namespace {
 
-/// Field 22 of /proc/self/stat (proc(5)), counted after the parenthesised name, which may contain spaces.
-std::uint64_t read_start_time() {
+/// Counts fields after the parenthesised name, which may contain spaces.
+ProcessStat read_process_stat(std::int64_t pid) {
+  const std::string path = pid == 0 ? "/proc/self/stat" : "/proc/" + std::to_string(pid) + "/stat";
   std::array<char, 1024> bytes{};  // the line has at most some 400
-  const std::string_view text(bytes.data(), read_beginning("/proc/self/stat", bytes));
+  const std::string_view text(bytes.data(), read_beginning(path.c_str(), bytes));
   const std::size_t name_end = text.rfind(')');
-  if (name_end == std::string_view::npos) return 0;
+  if (name_end == std::string_view::npos || name_end + 2 >= text.size()) return {};
+  ProcessStat seen;
+  seen.state = text[name_end + 2];
   constexpr int kFieldBeforeName = 2;
   constexpr int kStartTimeField = 22;
   std::size_t begin = name_end;
   for (int i = kFieldBeforeName; i < kStartTimeField; ++i) {
     begin = text.find(' ', begin + 1);
-    if (begin == std::string_view::npos) return 0;
+    if (begin == std::string_view::npos) return seen;
   }
-  std::uint64_t ticks = 0;
-  std::from_chars(text.data() + begin + 1, text.data() + text.size(), ticks);
-  return ticks;
+  std::from_chars(text.data() + begin + 1, text.data() + text.size(), seen.start_time_ticks);
+  return seen;
 }
-
-}  // namespace
 
 ProcessIdentity this_process() {
   ProcessIdentity identity;
   identity.boot_id = read_boot_id();
   struct stat info {};
   if (stat("/proc/self/ns/pid", &info) == 0) identity.pid_namespace = info.st_ino;
-  identity.start_time_ticks = read_start_time();
+  identity.start_time_ticks = read_process_stat(0).start_time_ticks;
   identity.pid = getpid();
   return identity;
 }

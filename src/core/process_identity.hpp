@@ -20,6 +20,15 @@ struct ProcessIdentity {
 
 ProcessIdentity this_process();
 
+/// Fields of /proc/PID/stat (proc(5)).
+struct ProcessStat {
+  char state = 0;  ///< 'R' runs, 'S' and 'D' sleep, 'T' and 't' are stopped, 'Z' and 'X' have ended; 0: no process
+  std::uint64_t start_time_ticks = 0;
+};
+
+/// `pid`: in this process's namespace of process ids; 0: this process.
+ProcessStat read_process_stat(std::int64_t pid);
+
 }  // namespace ferry
 
 #endif  // FERRY_CORE_PROCESS_IDENTITY_HPP

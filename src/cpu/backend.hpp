@@ -33,6 +33,7 @@ class CpuBackend final : public Backend {
   MemoryUsage memory_usage() const override;
   Status trim() override;
   NetworkUsage network_usage() override { return sync_->network_usage(); }
+  FlightRecorder* recorder() override { return &sync_->peers().recorder(); }
   std::vector<std::int64_t> wait_times_ns() const override { return sync_->wait_times_ns(); }
   Result<std::shared_ptr<RoutingState>> route(const RouteCall& call) override;
   Status dispatch(const DispatchCall& call) override;

@@ -52,6 +52,7 @@ class CudaBackend final : public Backend {
     if (far_ != nullptr) far_->add_traffic(usage);
     return usage;
   }
+  FlightRecorder* recorder() override { return &context_.parts().sync->peers().recorder(); }
   std::vector<std::int64_t> wait_times_ns() const override;
   Result<std::shared_ptr<RoutingState>> latency_dispatch(const LatencyDispatchCall& call) override {
     return latency_.dispatch(call);

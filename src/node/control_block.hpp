@@ -23,6 +23,7 @@
 ///   left                owner   all      release / acquire        nothing; the owner posts no more
 ///   doorbell            all     owner    fetch_add seq_cst, futex nothing; wakes the owner to poll the flags
 ///   wake_at             owner   all      seq_cst                  nothing; ringers below it skip the wake-up
+///   flight              owner   anyone   core/flight_record.hpp   the rank's last calls and present waits
 ///
 /// Descriptors alternate between two entries. A rank writes the descriptor of call c + 2 only after it saw
 /// posted[kDescribed] >= c + 1 of all ranks, and each rank posts c + 1 only after it has read the descriptors of c, so
@@ -39,6 +40,7 @@
 
 #include "core/agreement.hpp"
 #include "core/error_record.hpp"
+#include "core/flight_record.hpp"
 
 namespace ferry::node {
 
@@ -93,6 +95,7 @@ struct ControlBlock {
 
   alignas(kFlagAlignment) ErrorRecord error;
   alignas(kFlagAlignment) std::array<CallDescriptor, 2> descriptors;
+  alignas(kFlagAlignment) FlightRecord flight;
 
   std::atomic<std::uint64_t>& flag(Phase phase) { return posted[static_cast<std::size_t>(phase)]; }
   const std::atomic<std::uint64_t>& flag(Phase phase) const { return posted[static_cast<std::size_t>(phase)]; }

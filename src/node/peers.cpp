@@ -7,7 +7,11 @@
 namespace ferry::node {
 
 Peers::Peers(int rank, int first_rank, Rendezvous rendezvous)
-    : rank_(rank), first_rank_(first_rank), arena_(std::move(rendezvous.arena)), peers_(std::move(rendezvous.peers)) {}
+    : rank_(rank),
+      first_rank_(first_rank),
+      arena_(std::move(rendezvous.arena)),
+      peers_(std::move(rendezvous.peers)),
+      recorder_(arena_->mapping()->control().flight) {}
 
 Peers::~Peers() { leave(); }
 
@@ -70,6 +74,7 @@ std::byte* Peers::resolve(const Location& location, int rank, const Extent& exte
 void Peers::open(const CallDescriptor& descriptor) {
   ++call_;
   control(rank_).descriptors[call_ % 2] = descriptor;
+  recorder_.reach(CallPhase::kEntered);
   post(Phase::kDescribed);
 }
 

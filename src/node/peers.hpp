@@ -13,6 +13,7 @@
 
 #include "core/agreement.hpp"
 #include "core/error_record.hpp"
+#include "core/flight_recorder.hpp"
 #include "node/control_block.hpp"
 #include "node/rendezvous.hpp"
 
@@ -35,6 +36,12 @@ class Peers {
   Arena& arena() { return *arena_; }
   const Arena& arena() const { return *arena_; }
   const std::shared_ptr<Arena>& shared_arena() const { return arena_; }
+
+  /// Records this rank's calls and waits.
+  FlightRecorder& recorder() { return recorder_; }
+  const FlightRecorder& recorder() const { return recorder_; }
+  /// Flight record of a rank of this node.
+  const FlightRecord& flight_of(int rank) const { return control(rank).flight; }
 
   /// Number of the current call, from 1; 0 before the first.
   std::uint64_t call() const { return call_; }
@@ -110,6 +117,7 @@ class Peers {
   int first_rank_;
   std::shared_ptr<Arena> arena_;
   std::vector<Peer> peers_;  // by rank - first_rank_
+  FlightRecorder recorder_;
   std::uint64_t call_ = 0;
 };
 

@@ -126,6 +126,19 @@ std::vector<RankPlace> places_of(const std::vector<Announcement>& announcements,
   return places;
 }
 
+/// Number of the group that follows from all ranks' random tokens: FNV-1a (Fowler, Noll, Vo; 64-bit offset basis and
+/// prime) over their bytes.
+std::uint64_t group_id_of(const std::vector<Announcement>& announcements) {
+  std::uint64_t hash = 14695981039346656037ULL;
+  for (const Announcement& announcement : announcements) {
+    for (const std::uint8_t byte : announcement.token) {
+      hash ^= byte;
+      hash *= 1099511628211ULL;
+    }
+  }
+  return hash == 0 ? 1 : hash;
+}
+
 Status add_linked(LinkedPeer linked, std::size_t first_rank, std::vector<Peer>& peers) {
   const std::size_t idx = static_cast<std::size_t>(linked.rank) - first_rank;  // huge if the rank is not of this node
   if (idx >= peers.size() || peers[idx].arena != nullptr) {
@@ -236,6 +249,7 @@ Result<Rendezvous> rendezvous(const BackendContext& context, const RankPlace& my
   Rendezvous result;
   result.arena = *arena;
   result.places = places_of(*announcements, mine);
+  result.group_id = group_id_of(*announcements);
   const NodeRanks node(context.topology);
   result.peers.resize(node.count);
   for (std::size_t idx = 0; idx < node.count; ++idx) {

@@ -3,6 +3,7 @@
 
 /// Exchange of arenas at creation of a group: every rank gets the arena of every other rank of its node.
 
+#include <cstdint>
 #include <memory>
 #include <vector>
 
@@ -25,6 +26,7 @@ struct Rendezvous {
   std::shared_ptr<Arena> arena;   ///< this rank's own
   std::vector<Peer> peers;        ///< ranks of this node in order, this rank included
   std::vector<RankPlace> places;  ///< places of all ranks of the group
+  std::uint64_t group_id = 0;     ///< the same on all ranks, and not 0
 };
 
 /// Collective over all ranks of all nodes, see core/create_together.hpp. All of `my_place` but what is

@@ -2,10 +2,12 @@
 
 #include <fmt/format.h>
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "doctor/attach.hpp"
 #include "doctor/facts.hpp"
 #include "doctor/finding.hpp"
 #include "ferry/backends.hpp"
@@ -34,6 +36,7 @@ const char* to_string(Health health) {
 
 struct DoctorOptions {
   std::string json_path;
+  std::int64_t attached_pid = 0;  ///< 0: none
 };
 
 std::vector<Finding> examine_all() {
@@ -77,6 +80,7 @@ int run_doctor(const DoctorOptions& options) {
   if (Status status = check_writable(options.json_path, "the report"); !status) {
     return report_failure("doctor", status, kExitUsage);
   }
+  if (options.attached_pid != 0) return print_recorded_calls(options.attached_pid, options.json_path);
   std::vector<Finding> findings = examine_all();
   bool works = true;
   std::string verdict;
@@ -112,6 +116,11 @@ void add_doctor_command(CLI::App& app, int* exit_code) {
   CLI::App* command = app.add_subcommand("doctor", "Report what this machine offers, what is missing, and what to do");
   command->add_option("--json", options->json_path, "Write the findings to this file as JSON (-: only JSON, to stdout)")
       ->check(path());
+  command
+      ->add_option("--attach", options->attached_pid,
+                   "Print instead what the ranks of this process's groups are doing, or did before they ended")
+      ->type_name("PID")
+      ->check(CLI::PositiveNumber);
   command->callback([options, exit_code] { *exit_code = run_doctor(*options); });
 }
 

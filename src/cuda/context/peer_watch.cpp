@@ -4,7 +4,9 @@
 #include <utility>
 
 #include "cuda/sync/fault_text.hpp"
+#include "node/futex.hpp"
 #include "node/service_thread.hpp"
+#include "plan/to_size.hpp"
 
 namespace ferry::cuda {
 namespace {
@@ -12,6 +14,10 @@ namespace {
 /// Between looks in groups of one node, whose kernels read the result every 5 ms: less than kLookInterval, since a
 /// program may go on as soon as a loss is found (Group::renew). A look is a system call for each other rank.
 constexpr std::chrono::milliseconds kLookInNode{5};
+
+/// Time after which a wait is over whose word has not changed. Waiting kernels write it every 5 to 10 ms, where polls
+/// cross a bus more seldom.
+constexpr std::int64_t kWaitIsOverNs = 200'000'000;
 
 }  // namespace
 
@@ -46,6 +52,7 @@ void PeerWatch::watch() noexcept {
 }
 
 void PeerWatch::look() {
+  look_at_waits();
   if (rail_link_ != nullptr) rail_link_->look();
   if (!told_ && __atomic_load_n(&report_.lost.state, __ATOMIC_ACQUIRE) != 0) {
     group_.report_lost(
@@ -66,6 +73,39 @@ void PeerWatch::look() {
   // After the verdict: a host that finds the kernel's report also finds the peer's error or loss.
   __atomic_store_n(&report_.stop.requested, 1, __ATOMIC_RELEASE);
   stopped_ = true;
+}
+
+int PeerWatch::rank_of_word(int word_idx) const {
+  const Topology& topology = group_.topology();
+  if (word_idx >= WaitingWords::kRails) {
+    return (word_idx - WaitingWords::kRails) * topology.ranks_per_node + topology.rail_of(topology.rank);
+  }
+  return word_idx >= WaitingWords::kGroupRanks ? word_idx - WaitingWords::kGroupRanks
+                                               : group_.peers().first_rank() + word_idx;
+}
+
+void PeerWatch::look_at_waits() {
+  const std::int64_t now_ns = node::monotonic_ns();
+  std::vector<int> ranks;
+  const SeenWait* longest = nullptr;
+  for (int i = 0; i < WaitingWords::kNumWords; ++i) {
+    SeenWait& seen = waits_[to_size(i)];
+    const std::uint64_t word = __atomic_load_n(report_.waiting.words + i, __ATOMIC_RELAXED);
+    if (word != seen.word) {
+      if (seen.changed_ns == 0) seen.since_ns = now_ns;
+      seen.word = word;
+      seen.changed_ns = now_ns;
+    } else if (now_ns - seen.changed_ns > kWaitIsOverNs) {
+      seen.changed_ns = 0;
+    }
+    if (seen.changed_ns == 0) continue;
+    ranks.push_back(rank_of_word(i));
+    if (longest == nullptr || seen.since_ns < longest->since_ns) longest = &seen;
+  }
+  if (ranks == shown_waits_) return;
+  const std::string_view reason = longest != nullptr ? awaited_text(WaitingWords::awaited_of(longest->word)) : "";
+  group_.peers().recorder().show_wait(kGpuWait, ranks, reason, longest != nullptr ? longest->since_ns : 0);
+  shown_waits_ = std::move(ranks);
 }
 
 void PeerWatch::look_for_lost_ranks() {

@@ -9,7 +9,10 @@
 /// A kernel that is stopped writes the same report as one that times out. It fails only if it was really waiting: calls
 /// that already have all their data complete. From that report the watch also informs the peers, since a rank's own
 /// thread may make no call for a long time; the verdict is the same as the rank's own.
+///
+/// It also shows in the rank's flight record which ranks the kernels wait for (WaitingWords).
 
+#include <array>
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
@@ -48,6 +51,8 @@ class PeerWatch {
   void watch() noexcept;
   void look();
   void look_for_lost_ranks();
+  void look_at_waits();
+  int rank_of_word(int word_idx) const;
 
   call::GroupState& group_;
   DeviceReport& report_;
@@ -57,7 +62,14 @@ class PeerWatch {
   bool told_ = false;         // the peers have been informed of a failed wait on this rank
   bool lost_before_ = false;  // a peer was lost at an earlier poll
   bool stopped_ = false;
-  std::vector<bool> was_lost_;  // lost_before_ of each rank; empty: lost ranks are not reported to kernels
+  struct SeenWait {
+    std::uint64_t word = 0;
+    std::int64_t since_ns = 0;    // when the wait was first seen
+    std::int64_t changed_ns = 0;  // when its word last changed; 0: no wait
+  };
+  std::array<SeenWait, WaitingWords::kNumWords> waits_{};
+  std::vector<int> shown_waits_;  // ranks of the wait that the flight record shows
+  std::vector<bool> was_lost_;    // lost_before_ of each rank; empty: lost ranks are not reported to kernels
 
   std::mutex mutex_;
   std::condition_variable ending_;

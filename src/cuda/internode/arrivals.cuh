@@ -42,6 +42,7 @@ __device__ inline std::uint64_t wait_while_growing(const RankParams& ranks, cons
     }
     count.looked(moved_ns, now);
     if (own || spin == 0 || spin % kSpinsPerStopCheck != 0) continue;
+    show_wait(ranks, wait.awaited, wait.peer, now);
     stopped = is_stopped(ranks);  // the value is read once more after this
   }
 }

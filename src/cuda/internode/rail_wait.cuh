@@ -15,6 +15,9 @@ __device__ __noinline__ inline void count_rail_step(const ExchangeParams& params
   count_step(words, start_ns, now);
 }
 
+/// Time after which a wait for a rail peer is shown to the host: about that of other waits (kSpinsPerStopCheck).
+inline constexpr std::uint64_t kShownRailWaitNs = 5'000'000;
+
 /// Variant of wait_until for the rail peer in node `wait.peer`: waits until `try_once()`, on one end of the ring with
 /// that peer, returns true; false if the group broke. One thread calls it. The deadline restarts whenever the ring
 /// moves, since the awaited chunk may be several after the next one. Each try reads a word over PCIe, so the host's
@@ -42,7 +45,9 @@ __device__ inline bool wait_rail(const ExchangeParams& params, const Wait& wait,
     }
     const std::uint64_t moved_ns = deadline_ns - params.rail_timeout_ns;
     if (moved_ns != now) count_rail_step(params, wait.peer, moved_ns, now);
-    stopped = spin != 0 && is_stopped(params.ranks);  // try_once runs once more after this
+    if (spin == 0) continue;
+    if (now - moved_ns >= kShownRailWaitNs) show_wait(params.ranks, wait.awaited, wait.peer, now);
+    stopped = is_stopped(params.ranks);  // try_once runs once more after this
   }
 }
 

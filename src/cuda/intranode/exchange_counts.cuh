@@ -149,8 +149,11 @@ __device__ __noinline__ inline std::uint64_t look_around(const RankParams& ranks
     declare_lost(ranks, {Awaited::kCounts, peer, epoch}, {0, epoch, true});
     return 0;
   }
-  if (spins % kSpinsPerStopCheck == 0 && is_stopped(ranks)) return kStopFound;
   const std::uint64_t now = now_ns();
+  if (spins % kSpinsPerStopCheck == 0) {
+    if (deadline_ns != 0) show_wait(ranks, Awaited::kCounts, peer, now);
+    if (is_stopped(ranks)) return kStopFound;
+  }
   if (deadline_ns == 0) return now + ranks.timeout_ns;
   if (now < deadline_ns) return deadline_ns;
   declare_lost(ranks, {Awaited::kCounts, peer, epoch}, {0, epoch, false});

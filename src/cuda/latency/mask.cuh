@@ -100,6 +100,7 @@ __device__ inline bool wait_or_mask(const LatencyParams& call, const MaskParams&
     count_step(call.ranks, peer, last_ns - kPatience * mask.timeout_ns, now);
     beat(call, mask, now);
     if (spin % kSpinsPerStopCheck == 0) {
+      show_wait(call.ranks, wait.awaited, peer, now);
       gone = gone || load_acquire_system(&call.ranks.report->lost_ranks.lost[peer]) != 0;
     }
   }

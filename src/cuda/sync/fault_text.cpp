@@ -14,6 +14,15 @@ namespace {
 
 constexpr double kNsPerMillisecond = 1e6;
 
+std::string other_call(const CallLog& calls, int peer) {
+  const std::optional<CallLog::Difference> difference = calls.find_difference(peer);
+  if (!difference) return "";
+  return fmt::format("; rank {} called {} where rank {} called {}", difference->rank, to_string(difference->mine), peer,
+                     to_string(difference->theirs));
+}
+
+}  // namespace
+
 std::string_view awaited_text(Awaited awaited) {
   switch (awaited) {
     case Awaited::kCounts:
@@ -38,15 +47,6 @@ std::string_view awaited_text(Awaited awaited) {
   }
   return "";
 }
-
-std::string other_call(const CallLog& calls, int peer) {
-  const std::optional<CallLog::Difference> difference = calls.find_difference(peer);
-  if (!difference) return "";
-  return fmt::format("; rank {} called {} where rank {} called {}", difference->rank, to_string(difference->mine), peer,
-                     to_string(difference->theirs));
-}
-
-}  // namespace
 
 int rank_missed(const LostReport& lost, const Topology& topology) {
   if (lost.of_group != 0) return lost.peer;

@@ -11,6 +11,9 @@
 
 namespace ferry::cuda {
 
+/// Completes "waiting for rank 3 …".
+std::string_view awaited_text(Awaited awaited);
+
 /// Rank in the group for which a kernel of `topology.rank` waited in vain.
 int rank_missed(const LostReport& lost, const Topology& topology);
 

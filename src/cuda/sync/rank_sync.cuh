@@ -46,6 +46,18 @@ __device__ inline bool is_stopped(const RankParams& ranks) {
   return load_acquire_system(&ranks.report->stop.requested) != 0;
 }
 
+/// First of the words that show waits for the peers of a wait for `awaited`.
+__device__ inline int first_waiting_word(const RankParams& ranks, Awaited awaited) {
+  const bool is_rail = awaited >= Awaited::kRailCall;
+  return is_rail ? WaitingWords::kRails : (ranks.of_group ? WaitingWords::kGroupRanks : 0);
+}
+
+/// Shows the host that a thread waits for `peer`. Not inlined: only threads that have waited for milliseconds call it.
+__device__ __noinline__ inline void show_wait(const RankParams& ranks, Awaited awaited, int peer, std::uint64_t now) {
+  store_relaxed_system(ranks.report->waiting.words + first_waiting_word(ranks, awaited) + peer,
+                       WaitingWords::word_of(awaited, now));
+}
+
 /// Lower 32 bits of an epoch, for 64-bit words that also carry other data.
 __device__ inline std::uint64_t half_of(std::uint64_t epoch) { return epoch & 0xFFFFFFFFU; }
 
@@ -130,6 +142,7 @@ __device__ inline bool wait_until(const RankParams& ranks, const Wait& wait, Rea
     count.looked(deadline_ns - ranks.timeout_ns, now);
     const bool is_slow = now - (deadline_ns - ranks.timeout_ns) > std::uint64_t{spin} * kSlowPollNs;
     if (own || spin == 0 || (spin % kSpinsPerStopCheck != 0 && !is_slow)) continue;
+    show_wait(ranks, wait.awaited, wait.peer, now);
     stopped = is_stopped(ranks);  // the flag is read once more after this
   }
 }

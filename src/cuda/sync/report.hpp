@@ -18,11 +18,14 @@
 ///                                                        reset
 ///   lost_ranks.lost  host (PeerWatch)           kernels  release store, after the rank's last writes have arrived /
 ///                                                        ld.acquire.sys; never reset
+///   waiting.words    kernels                    host     relaxed: each word publishes only itself
 ///   waits            kernels                    host     relaxed: each word publishes only itself and only grows
 ///                                                        (of steps that end together, one may be seen after the
 ///                                                        next)
 
 #include <cstdint>
+
+#include "plan/host_device.hpp"
 
 namespace ferry::cuda {
 
@@ -95,6 +98,23 @@ struct alignas(128) LostRanks {
   std::uint64_t lost[128];  ///< [R], kMaxRanks; 1: the rank is lost
 };
 
+/// Waits of kernels that last, so that the host can show what its GPU waits for: the latest wait for each peer, written
+/// each time that a waiting thread polls the stop word. A word that no longer changes is of a wait that is over.
+struct alignas(128) WaitingWords {
+  static constexpr int kGroupRanks = 128;             ///< first word of ranks of the group (RankParams::of_group)
+  static constexpr int kRails = 2 * kGroupRanks;      ///< first word of rail peers, by node
+  static constexpr int kNumWords = kRails + 32;       ///< kMaxNodes
+  static constexpr std::uint64_t kTimeShift = 20;     ///< the time is in units of 2^20 ns
+  static constexpr std::uint64_t kAwaitedShift = 56;  ///< above 56 bits of time
+  /// Before the ranks of the group: ranks of the node.
+  std::uint64_t words[kNumWords];
+
+  FERRY_HOST_DEVICE static constexpr std::uint64_t word_of(Awaited awaited, std::uint64_t now_ns) {
+    return static_cast<std::uint64_t>(awaited) << kAwaitedShift | now_ns >> kTimeShift;
+  }
+  static constexpr Awaited awaited_of(std::uint64_t word) { return static_cast<Awaited>(word >> kAwaitedShift); }
+};
+
 /// Time that this rank's kernels have waited for each rank; the host adds up the sums for one rank.
 struct alignas(128) WaitTimes {
   std::uint64_t ns[128];        ///< [R], kMaxRanks: ranks of the node, waits for them to enter a call and to leave it
@@ -108,6 +128,7 @@ struct DeviceReport {
   FaultReport fault;
   StopWord stop;
   LostRanks lost_ranks;
+  WaitingWords waiting;
   WaitTimes waits;
 };
 
