@@ -56,6 +56,7 @@ struct RecordedWait {
   std::string reason;         ///< "to make the same call", "to send its rows", …
   std::int64_t since_ns = 0;  ///< CLOCK_MONOTONIC
   bool on_gpu = false;        ///< kernels of the rank wait, and not its thread
+  int step = 0;               ///< of a thread: number of the wait in its call, from 1; the same on all ranks
 };
 
 enum class ProcessState : std::int32_t {

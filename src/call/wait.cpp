@@ -32,7 +32,9 @@ Wait::Wait(GroupState& state, std::string_view waiting_for)
     : state_(state),
       waiting_for_(waiting_for),
       watch_(state.wait_memory().watch),
-      missing_(state.wait_memory().missing) {}
+      missing_(state.wait_memory().missing) {
+  state_.peers().recorder().count_wait();
+}
 
 void Wait::progressed() {
   if (state_.has_rails()) state_.rails().progress();

@@ -25,6 +25,7 @@ struct Edge {
   const RecordedRank* from = nullptr;
   const RecordedRank* to = nullptr;
   std::string reason;         ///< empty: `from` has failed
+  int step = 0;               ///< of the wait
   std::int64_t ended_ns = 0;  ///< time of that failure; 0: `from` still waits
 };
 
@@ -61,7 +62,7 @@ class Diagnoser {
 
   Diagnosis run() {
     if (std::optional<Diagnosis> other = find_other_call()) return *other;
-    if (edges_.empty()) return without_edges();
+    if (by_target_.empty()) return without_edges();
     std::optional<Diagnosis> best;
     std::size_t most = 0;
     for (const auto& [rank, edges] : by_target_) {
@@ -83,27 +84,28 @@ class Diagnoser {
 
   int node_of(const RecordedRank& rank) const { return rank.rank / std::max(group_.ranks_per_node, 1); }
 
-  void add_edge(const RecordedRank& from, int to, std::string reason, std::int64_t ended_ns) {
-    if (to == from.rank || to < 0 || to >= group_.num_ranks) return;
+  void add_edge(Edge edge, int to) {
+    if (to == edge.from->rank || to < 0 || to >= group_.num_ranks) return;
     const RecordedRank* const target = find(to);
     if (target == nullptr) {
       unknown_.insert(to);
       return;
     }
-    edges_.push_back({&from, target, std::move(reason), ended_ns});
-    by_target_[to].push_back(edges_.back());
+    edge.to = target;
+    by_target_[to].push_back(std::move(edge));
   }
 
   void add_edges(const RecordedRank& from) {
     // A wait of a process that has ended, or cannot go on, says nothing about the present.
-    if (from.process == ProcessState::kEnded || from.process == ProcessState::kStopped) return;
+    const bool has_ended = from.process == ProcessState::kEnded;
+    if (from.process == ProcessState::kStopped || (has_ended && !has_failed(from))) return;
     for (const RecordedWait& wait : from.waits) {
-      for (const int rank : wait.ranks) add_edge(from, rank, wait.reason, 0);
+      for (const int rank : wait.ranks) add_edge({&from, nullptr, wait.reason, wait.step, 0}, rank);
     }
     if (!from.waits.empty() || !has_failed(from)) return;
     const RecordedCall& call = from.calls.back();
     if (call.code == ErrorCode::kTimeout || call.code == ErrorCode::kPeerLost) {
-      add_edge(from, call.peer, "", call.ended_ns);
+      add_edge({&from, nullptr, "", 0, call.ended_ns}, call.peer);
     }
   }
 
@@ -213,23 +215,23 @@ class Diagnoser {
     }
     // The rank has made the call, or has done all of it, and this has not arrived.
     const bool has_done = (entry && theirs->phase >= CallPhase::kEntered) || theirs->phase >= CallPhase::kReturned;
-    if (apart && (has_done || misses(to, edge.from->rank) || to.waits.empty())) {
+    if (apart && (has_done || is_ahead(to, edge))) {
       *why = fmt::format("; what it sent to rank {} has not arrived over the network", edge.from->rank);
       return DiagnosisKind::kSlowLink;
     }
     return to.waits.empty() ? DiagnosisKind::kInCall : DiagnosisKind::kUnclear;
   }
 
-  /// Whether `rank` waits for `other`.
-  static bool misses(const RecordedRank& rank, int other) {
-    return std::ranges::any_of(rank.waits, [other](const RecordedWait& wait) {
-      return std::ranges::find(wait.ranks, other) != wait.ranks.end();
+  /// Whether `rank` waits for the rank that misses it, in the same step of the call or a later one: ranks pass the
+  /// steps of a call in the same order, so `rank` has sent what the other misses.
+  static bool is_ahead(const RecordedRank& rank, const Edge& edge) {
+    return std::ranges::any_of(rank.waits, [&edge](const RecordedWait& wait) {
+      return wait.step >= edge.step && std::ranges::find(wait.ranks, edge.from->rank) != wait.ranks.end();
     });
   }
 
   const RecordedGroup& group_;
   std::map<int, const RecordedRank*> ranks_;
-  std::vector<Edge> edges_;
   std::map<int, std::vector<Edge>> by_target_;
   std::set<int> unknown_;  ///< missing ranks without a record
 };

@@ -66,6 +66,7 @@ static_assert(sizeof(FlightEntry) == 64);
 struct alignas(64) FlightWait {
   std::atomic<std::uint64_t> sequence{0};
   std::atomic<std::int32_t> num_missing{0};  ///< 0: no wait
+  std::atomic<std::int32_t> step{0};         ///< RecordedWait::step
   std::array<std::atomic<std::int32_t>, kNumRecordedPeers> ranks{};
   std::atomic<std::int64_t> since_ns{0};
   std::array<std::atomic<std::uint64_t>, kWaitReasonWords> reason{};

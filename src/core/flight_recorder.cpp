@@ -48,6 +48,7 @@ void FlightRecorder::open(const RecordOwner& owner) {
 
 void FlightRecorder::begin(RecordedOperation operation) {
   in_call_ = true;
+  num_waits_ = 0;
   if (is_collective(operation)) ++num_calls_;
   FlightEntry& mine = entry();
   mine.sequence.store(0, kRelaxed);
@@ -99,6 +100,7 @@ void FlightRecorder::show_wait(std::size_t which, std::span<const int> missing, 
   for (std::size_t i = 0; i < std::min(missing.size(), kNumRecordedPeers); ++i) {
     wait.ranks[i].store(missing[i], kRelaxed);
   }
+  wait.step.store(which == kHostWait ? num_waits_ : 0, kRelaxed);
   wait.since_ns.store(since_ns, kRelaxed);
   std::array<std::uint64_t, kWaitReasonWords> words{};
   std::memcpy(words.data(), reason.data(), std::min(reason.size(), sizeof(words)));

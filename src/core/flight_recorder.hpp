@@ -49,6 +49,8 @@ class FlightRecorder {
   /// Ends the entry of the present call. `done`: phase of a call that returns ok.
   void end(const Status& status, CallPhase done);
 
+  /// Counts the waits of the present call, whether or not they last.
+  void count_wait() { ++num_waits_; }
   /// Shows a wait that lasts: `missing` are the ranks whose part is missing. `which`: kHostWait or kGpuWait.
   void show_wait(std::size_t which, std::span<const int> missing, std::string_view reason, std::int64_t since_ns);
   void end_wait(std::size_t which);
@@ -59,6 +61,7 @@ class FlightRecorder {
   FlightRecord* record_;
   std::uint64_t num_entries_ = 0;  ///< entries that have ended; the present one is behind them
   std::int64_t num_calls_ = 0;     ///< collective calls
+  std::int32_t num_waits_ = 0;     ///< of the present call
   bool in_call_ = false;
 };
 

@@ -69,6 +69,7 @@ std::optional<RecordedWait> read_wait(const FlightWait& wait, bool on_gpu) {
     const auto num_named =
         std::clamp<std::size_t>(static_cast<std::size_t>(std::max(seen.num_missing, 0)), 0, kNumRecordedPeers);
     for (std::size_t j = 0; j < num_named; ++j) seen.ranks.push_back(wait.ranks[j].load(memory_order_relaxed));
+    seen.step = wait.step.load(memory_order_relaxed);
     seen.since_ns = wait.since_ns.load(memory_order_relaxed);
     std::array<std::uint64_t, kWaitReasonWords> words{};
     for (std::size_t j = 0; j < words.size(); ++j) words[j] = wait.reason[j].load(memory_order_relaxed);

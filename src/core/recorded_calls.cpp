@@ -26,7 +26,8 @@ json to_object(const RecordedWait& wait) {
           {"num_missing", wait.num_missing},
           {"reason", wait.reason},
           {"since_ns", wait.since_ns},
-          {"on_gpu", wait.on_gpu}};
+          {"on_gpu", wait.on_gpu},
+          {"step", wait.step}};
 }
 
 json to_object(const RecordedRank& rank) {
