@@ -18,7 +18,7 @@ std::int64_t now_ns(clockid_t clock) {
   return now.tv_sec * kNsPerSecond + now.tv_nsec;
 }
 
-/// CLOCK_MONOTONIC as of the system's last tick. Reading it takes a seventh of the time of the exact clock on the
+/// CLOCK_MONOTONIC as of the system's last tick. Reading it takes a fifth of the time of the exact clock on the
 /// machine of docs/doctor.md, and what a record is read for lasts longer than a tick.
 std::int64_t tick_ns() { return now_ns(CLOCK_MONOTONIC_COARSE); }
 

@@ -22,12 +22,8 @@ json to_object(const RecordedCall& call) {
 }
 
 json to_object(const RecordedWait& wait) {
-  return {{"ranks", wait.ranks},
-          {"num_missing", wait.num_missing},
-          {"reason", wait.reason},
-          {"since_ns", wait.since_ns},
-          {"on_gpu", wait.on_gpu},
-          {"step", wait.step}};
+  return {{"ranks", wait.ranks},       {"num_missing", wait.num_missing}, {"reason", wait.reason},
+          {"since_ns", wait.since_ns}, {"on_gpu", wait.on_gpu},           {"step", wait.step}};
 }
 
 json to_object(const RecordedRank& rank) {

@@ -123,8 +123,7 @@ def draw(settings, seed):
     num_ranks = chance.choice(settings.ranks)
     plan = {"seed": seed, "fault": fault, "shape": (1, num_ranks), "victim": chance.randrange(num_ranks)}
     if fault in ("late", "other", "busy"):
-        steps = settings.late_steps if fault == "busy" else STEPS
-        plan |= {"round": chance.randint(1, LAST_ROUND), "step": STEPS.index(chance.choice(steps))}
+        plan |= {"round": chance.randint(1, LAST_ROUND), "step": chance.randrange(len(STEPS))}
     return plan, chance
 
 
@@ -147,10 +146,11 @@ def attach(settings, pid):
     )
     if answer.returncode != 0:
         raise TrialError(f"doctor: {answer.stderr}")
-    groups = json.loads(answer.stdout)["groups"]
+    report = json.loads(answer.stdout)
+    groups = report["groups"]
     if len(groups) != 1:
         raise TrialError(f"doctor: {len(groups)} groups")
-    return groups[0]["diagnosis"]
+    return groups[0]["diagnosis"] | {"commit": report["commit"]}
 
 
 def inject(plan, programs, chance, until):
@@ -250,11 +250,9 @@ def parse_arguments():
     parser.add_argument("--least-right", type=int, default=0, help="fail if fewer diagnoses are right")
     parser.add_argument("--json", metavar="PATH")
     settings = parser.parse_args()
-    # Kernels of different calls of latency mode do not recognise each other, and their ranks time out.
     on_gpu = settings.backend == "cuda"
     settings.fault = settings.fault or ["stop", "kill", "late", "other", "busy" if on_gpu else "link"]
     settings.ranks = settings.ranks or ([2, 4] if on_gpu else [3, 4, 5])
-    settings.late_steps = STEPS
     return settings
 
 
@@ -265,6 +263,9 @@ def main():
         trials = list(pool.map(lambda seed: play(settings, seed), seeds))
     report = {
         "program": "tests/fault/hang_trials.py",
+        "commit": next((trial["diagnosis"]["commit"] for trial in trials if "diagnosis" in trial), None),
+        "cores": os.cpu_count(),
+        "parallel": settings.parallel,
         "backend": settings.backend,
         "deadline_s": settings.deadline_ms / 1000,
         "trials": len(trials),

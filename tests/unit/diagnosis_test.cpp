@@ -54,7 +54,9 @@ void expect_cause(const RecordedGroup& group, DiagnosisKind kind, int rank, int 
   const Diagnosis seen = diagnose(group);
   EXPECT_EQ(to_string(seen.kind), to_string(kind)) << seen.text;
   EXPECT_EQ(seen.rank, rank) << seen.text;
-  if (peer >= 0) EXPECT_EQ(seen.peer, peer) << seen.text;
+  if (peer >= 0) {
+    EXPECT_EQ(seen.peer, peer) << seen.text;
+  }
 }
 
 const std::string kEntry = "to make the same call";

@@ -136,7 +136,9 @@ TEST(FlightRecord, IsReadWhileItIsWritten) {
       if (call.num_tokens == -1) continue;  // not described yet
       ++num_seen;
       EXPECT_EQ(call.num_tokens, call.number);
-      if (call.phase == CallPhase::kReturned) EXPECT_EQ(call.row_bytes, 16 * (call.number % 1000));
+      if (call.phase == CallPhase::kReturned) {
+        EXPECT_EQ(call.row_bytes, 16 * (call.number % 1000));
+      }
     }
     for (const RecordedWait& wait : seen.waits) {
       EXPECT_EQ(wait.num_missing, wait.since_ns % 8 + 1);
