@@ -236,6 +236,19 @@ def summarise(trials):
     return table
 
 
+def to_lines(report):
+    """JSON with one member, fault or trial a line."""
+    members = []
+    for name, value in report.items():
+        text = json.dumps(value)
+        if name == "faults":
+            text = "{\n" + ",\n".join(f"{json.dumps(fault)}: {json.dumps(row)}" for fault, row in value.items()) + "\n}"
+        elif isinstance(value, list) and value:
+            text = "[\n" + ",\n".join(json.dumps(trial) for trial in value) + "\n]"
+        members.append(f"{json.dumps(name)}: {text}")
+    return "{\n" + ",\n".join(members) + "\n}\n"
+
+
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--program", type=Path, default=ROOT / "build/release/tests/fault/hang_rank")
@@ -280,7 +293,7 @@ def main():
     for trial in report["not_right"]:
         print(json.dumps(trial), file=out)
     if settings.json:
-        text = json.dumps(report, indent=1) + "\n"
+        text = to_lines(report)
         if settings.json == "-":
             sys.stdout.write(text)
         else:
