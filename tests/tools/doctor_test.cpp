@@ -1,6 +1,7 @@
 /// `ferry doctor` on a machine where the cpu backend works, as on all machines that run these tests.
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <map>
 #include <nlohmann/json.hpp>
@@ -8,6 +9,7 @@
 #include <string>
 
 #include "ferry/backends.hpp"
+#include "ferry/group.hpp"
 #include "ferry/transports.hpp"
 #include "tools/running_command.hpp"
 
@@ -86,6 +88,34 @@ TEST(Doctor, JoinsTwoNodesWhereThereIsANetwork) {
       EXPECT_EQ(transport.available, observed.find(": works with ") != std::string::npos) << observed;
     }
   }
+}
+
+TEST(Doctor, ReadsTheRecordsOfAGroup) {
+  // A group of one rank in this process.
+  const auto bootstraps = create_in_process_bootstraps(1).value();
+  const auto group = Group::create(bootstraps[0], {.backend = "cpu"}).value();
+  const std::int64_t id = 0;
+  ASSERT_TRUE(group->route({ConstTensorView(&id, DType::kInt64, {1, 1})}, {.num_experts = 1}).ok());
+  const CommandEnd end = run_ferry({"doctor", "--attach", std::to_string(getpid()), "--json", "-"});
+  ASSERT_EQ(end.exit_code, 0) << end.standard_error;
+  const json report = json::parse(end.standard_output);
+  EXPECT_EQ(report["schema"], 1);
+  EXPECT_EQ(report["attached_pid"], getpid());
+  ASSERT_EQ(report["groups"].size(), 1U);
+  EXPECT_EQ(report["groups"][0]["diagnosis"]["kind"], "healthy");
+  const json& rank = report["groups"][0]["ranks"][0];
+  EXPECT_EQ(rank["process"], "running");
+  EXPECT_EQ(rank["calls"][0]["operation"], "route");
+  EXPECT_EQ(rank["calls"][0]["phase"], "returned");
+  const CommandEnd text = run_ferry({"doctor", "--attach", std::to_string(getpid())});
+  EXPECT_NE(text.standard_output.find("rank 0 returned from route (call 1)"), std::string::npos)
+      << text.standard_output;
+}
+
+TEST(Doctor, RefusesAProcessWithoutAGroup) {
+  const CommandEnd end = run_ferry({"doctor", "--attach", std::to_string(getpid())});
+  EXPECT_EQ(end.exit_code, 1);
+  EXPECT_NE(end.standard_error.find("holds no group"), std::string::npos) << end.standard_error;
 }
 
 /// Status of a finding about a variable with this value; "absent" if there is no such finding.
