@@ -9,10 +9,12 @@
 
 #include <atomic>
 #include <functional>
+#include <latch>
 #include <memory>
 #include <optional>
 
 #include "call/call_sync.hpp"
+#include "core/flight_snapshot.hpp"
 #include "cuda/sync/fault_text.hpp"
 #include "fault/trap_memory.hpp"
 #include "node/futex.hpp"
@@ -59,6 +61,12 @@ class WatchedRank {
     report_->lost.stopped = stopped ? 1 : 0;
     __atomic_store_n(&report_->lost.state, 1, __ATOMIC_RELEASE);
   }
+  /// Shows a wait for the victim's rows, as a kernel does that has waited until `now_ns`.
+  void show_kernel_wait(std::int64_t now_ns) {
+    __atomic_store_n(report_->waiting.words + kVictim,
+                     cuda::WaitingWords::word_of(cuda::Awaited::kRows, static_cast<std::uint64_t>(now_ns)),
+                     __ATOMIC_RELAXED);
+  }
   /// Status that this rank's next call returns after the report.
   Status next_call() {
     return sync_->give_up_on(report_->lost.peer,
@@ -97,9 +105,31 @@ void expect_loss(RankContext& context, const Status& status, std::string_view lo
   // The rank that saw the loss first may follow.
   context.expect(
       status.message().starts_with(fmt::format("a call on the GPU was stopped while it waited for other ranks; rank {} "
-                                               "{}; destroy this group and create a new one from the surviving ranks",
-                                               kVictim, loss)),
+                                               "{}; rank {} has made no call",
+                                               kVictim, loss, kVictim)),
       status.to_string());
+  context.expect(status.message().find("; destroy this group and create a new one from the surviving ranks") !=
+                     std::string_view::npos,
+                 status.to_string());
+}
+
+TEST(PeerWatch, ShowsWhatKernelsWaitForWhileTheyDo) {
+  std::latch done(kNumRanks);
+  run_ranks({.kind = RankKind::kThreads, .num_ranks = kNumRanks}, [&done](RankContext& context) {
+    WatchedRank rank(context);
+    const auto waits = [&rank] { return take_snapshot(rank.group().peers().flight_of(0)).waits; };
+    if (context.rank() == 0) {
+      rank.show_kernel_wait(node::monotonic_ns());
+      context.expect(WatchedRank::await([&] { return !waits().empty(); }), "the wait is shown");
+      const std::vector<RecordedWait> seen = waits();
+      context.expect(seen.size() == 1 && seen[0].on_gpu && seen[0].ranks == std::vector{kVictim} &&
+                         seen[0].reason == "to send its rows",
+                     "the rank and the reason");
+      // The word no longer changes.
+      context.expect(WatchedRank::await([&] { return waits().empty(); }), "the wait is over");
+    }
+    done.arrive_and_wait();
+  });
 }
 
 TEST(PeerWatch, AKilledProcessStopsTheKernelsOfAllOthersWhoSayTheSame) {
