@@ -130,7 +130,7 @@ TEST(FlightRecord, IsReadWhileItIsWritten) {
     }
   });
   std::size_t num_seen = 0;
-  while (num_seen < 20'000) {
+  while (num_seen < 1'000'000) {
     const RecordedRank seen = take_snapshot(*record);
     for (const RecordedCall& call : seen.calls) {
       if (call.num_tokens == -1) continue;  // not described yet
