@@ -31,7 +31,7 @@ ferry_together(cpu_1 cpu/backend.cpp cpu/backend_latency.cpp cpu/memory_required
   cpu/internode/route.cpp cpu/intranode/route.cpp cpu/intranode/route_steps.cpp cpu/context/channel_tables.cpp)
 ferry_together(cpu_2 cpu/internode/combine.cpp cpu/context/routing.cpp cpu/latency/mask_board.cpp
   cpu/latency/slab_routing.cpp cpu/local/expansion.cpp cpu/local/local_ops.cpp cpu/rows/row_copy.cpp cpu/rows/row_sum.cpp
-  cpu/context/staging.cpp)
+  cpu/rows/wire_rows.cpp cpu/context/staging.cpp)
 ferry_together(cpu_3 cpu/internode/dispatch.cpp cpu/rows/token_records.cpp)
 ferry_together(net_1 net/blob.cpp net/devices.cpp net/gpu_direct.cpp net/loopback/engine.cpp
   net/loopback/inbox.cpp net/nearest.cpp net/numa.cpp net/proxy.cpp)

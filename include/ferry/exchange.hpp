@@ -96,6 +96,12 @@ struct CombineOutput {
   TensorView weights{};
 };
 
+/// Format in which the rows of a combine travel between ranks.
+enum class WireFormat : std::int32_t {
+  kAsGiven = 0,  ///< the bits of the input
+  kFp8 = 1,      ///< E4M3 and an f32 scale for 128 channels: about half the bytes of bf16
+};
+
 struct CombineOptions {
   /// false: a token is the sum of its rows, each distinct row once.
   /// true: the sum over its entries (t, k) with an expert of topk_weights[t, k] * row of that entry, by fused
@@ -105,6 +111,12 @@ struct CombineOptions {
   /// produce (PTX ISA, cvt), not 0x7FC0 and 0x7FC00000 of x86 CPUs.
   bool weighted = false;
   KernelOptions kernel{};
+  /// kFp8: every row, also one that stays on its rank, is quantised as quantize_fp8 (Fp8ScaleFormat::kFloat32) does it,
+  /// and its value in the sum is q * scale in f32, rounded once; so the sums do not depend on where experts are. Biases
+  /// and weights are not quantised. A NaN stays NaN; an infinity makes its block of 128 channels NaN, as its scale is
+  /// infinite. H is a multiple of 128 (kInvalidArgument); groups of several nodes refuse it (kUnsupported: not yet).
+  /// The same on every rank. Takes staging memory for all received rows, also where the input is symmetric memory.
+  WireFormat wire_format = WireFormat::kAsGiven;
 };
 
 }  // namespace ferry

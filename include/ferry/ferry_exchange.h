@@ -159,6 +159,9 @@ typedef struct ferry_combine_output {
   ferry_tensor weights;  ///< [T, K] f32, present exactly if the input's are
 } ferry_combine_output;
 
+/// ferry::WireFormat.
+enum { FERRY_WIRE_AS_GIVEN = 0, FERRY_WIRE_FP8 = 1 };
+
 typedef struct ferry_combine_options {
   uint64_t struct_size;
   int32_t weighted;
@@ -167,6 +170,8 @@ typedef struct ferry_combine_options {
   int32_t chunk_tokens;
   int32_t copy_path;
   int32_t reserved;
+  int32_t wire_format;  ///< FERRY_WIRE_AS_GIVEN, …; the same on every rank
+  int32_t reserved_too;
 } ferry_combine_options;
 
 FERRY_C_API ferry_status* ferry_combine(ferry_group* group, const ferry_routing* routing,

@@ -40,6 +40,7 @@ typedef struct ferry_memory_shape {
   int64_t num_logical_experts;  ///< E, while num_experts is P; 0: no placement
   int32_t placement_on_device;  ///< the placement's physical_to_logical_view is given
   int32_t verify;               ///< any backend: ferry_group_options::verify
+  int64_t combine_fp8_hidden;   ///< H of combine's rows if they travel as FERRY_WIRE_FP8; 0: they travel as they are
 } ferry_memory_shape;
 
 /// Symmetric memory that one rank holds for such a batch: the later ferry_memory_usage::total_bytes.

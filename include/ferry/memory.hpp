@@ -42,6 +42,8 @@ struct MemoryShape {
   /// quantise. Dispatch's input and combine's rows then have row_bytes, and scale_row_bytes is that of dispatch's
   /// output.
   std::int64_t quantized_row_bytes = 0;
+  /// H of combine's rows if they travel as WireFormat::kFp8; 0: they travel as they are. One node.
+  std::int64_t combine_fp8_hidden = 0;
   Layout layout = Layout::kTokens;
   bool weights = false;  ///< route is given weights, and they are sent (with ids for kTokens) and summed back
   /// true: x of dispatch, dispatch's output and combine's input are in memory from `allocate`.

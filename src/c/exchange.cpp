@@ -132,6 +132,7 @@ Status read_combine(const char* call, const ferry_combine_input* given_input, co
   output.x = tensor_view(out.x);
   output.weights = tensor_view(out.weights);
   options.weighted = read.weighted != 0;
+  options.wire_format = static_cast<WireFormat>(read.wire_format);
   options.kernel = kernel_options(read);
   return {};
 }

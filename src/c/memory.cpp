@@ -25,6 +25,7 @@ MemoryShape to_shape(const ferry_memory_shape& read) {
   shape.row_bytes = read.row_bytes;
   shape.scale_row_bytes = read.scale_row_bytes;
   shape.quantized_row_bytes = read.quantized_row_bytes;
+  shape.combine_fp8_hidden = read.combine_fp8_hidden;
   shape.layout = static_cast<Layout>(read.layout);
   shape.weights = read.weights != 0;
   shape.symmetric = read.plain_memory == 0;

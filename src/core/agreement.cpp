@@ -33,8 +33,12 @@ constexpr std::array<std::string_view, 10> kDispatchFields = {"routing (number o
                                                               "output topk_idx present",
                                                               "output topk_weights present",
                                                               "output source present"};
-constexpr std::array<std::string_view, 5> kCombineFields = {
-    "routing (number of the call that made it)", "row bytes of x", "dtype of x", "weighted", "input weights present"};
+constexpr std::array<std::string_view, 6> kCombineFields = {"routing (number of the call that made it)",
+                                                            "row bytes of x",
+                                                            "dtype of x",
+                                                            "weighted",
+                                                            "input weights present",
+                                                            "wire_format"};
 
 constexpr std::array<std::string_view, 14> kLatencyDispatchFields = {
     "num_topk",        "num_experts",  kPhysicalField,  kChoiceField,
@@ -56,12 +60,14 @@ std::span<const char> digest_of(const CallRecord& record) {
 std::string describe_value(std::string_view name, std::int64_t value) {
   constexpr std::array<std::string_view, 3> kLayouts = {"kTokens", "kExperts", "kSlab"};
   constexpr std::array<std::string_view, 5> kModes = {"kNone", "kFp8", "kFp8PowerOfTwo", "kFp8Ue8m0", "kInt8"};
+  constexpr std::array<std::string_view, 2> kWireFormats = {"kAsGiven", "kFp8"};
   const auto of = [value](std::span<const std::string_view> names) {
     const bool is_known = value >= 0 && value < static_cast<std::int64_t>(names.size());
     return is_known ? std::string(names[static_cast<std::size_t>(value)]) : std::to_string(value);
   };
   if (name == "layout") return of(kLayouts);
   if (name == "quantize") return of(kModes);
+  if (name == "wire_format") return of(kWireFormats);
   if (name.starts_with("dtype")) return std::string(to_string(static_cast<DType>(value)));
   return std::to_string(value);
 }

@@ -121,7 +121,8 @@ struct CombineCall {
   std::array<ConstRows, 2> bias;
   ConstTensorView topk_weights;  ///< present when weighted
   bool weighted = false;
-  bool rank_sums = false;  ///< CombineOrder::kRankSums, in latency mode; weighted
+  bool rank_sums = false;                         ///< CombineOrder::kRankSums, in latency mode; weighted
+  WireFormat wire_format = WireFormat::kAsGiven;  ///< if kFp8, H is a multiple of kQuantBlockSize
   Rows out_x;
   TensorView out_weights;
   KernelOptions kernel;

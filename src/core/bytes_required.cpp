@@ -49,6 +49,7 @@ Status check_shape(const MemoryShape& shape) {
                             {"row_bytes", shape.row_bytes},
                             {"scale_row_bytes", shape.scale_row_bytes},
                             {"quantized_row_bytes", shape.quantized_row_bytes},
+                            {"combine_fp8_hidden", shape.combine_fp8_hidden},
                             {"num_node_tokens", shape.num_node_tokens, 0, shape.num_tokens},
                             {"num_forwarded_tokens", shape.num_forwarded_tokens},
                             {"num_node_entries", shape.num_node_entries, 0, most_entries},

@@ -273,6 +273,22 @@ Status check_sums(const RoutingState& routing, const CombineInput& in, const Com
   return {};
 }
 
+/// Checks the format in which rows travel.
+Status check_wire_format(const CombineInput& in, const CombineOptions& options, CombineCall& call) {
+  call.wire_format = options.wire_format;
+  if (options.wire_format == WireFormat::kAsGiven) return {};
+  if (options.wire_format != WireFormat::kFp8) {
+    return invalid_exchange(fmt::format("combine: wire_format is {}, expected kAsGiven or kFp8; pass an enumerator",
+                                        static_cast<int>(options.wire_format)));
+  }
+  const std::int64_t hidden = in.x.extent(in.x.num_dims - 1);
+  if (hidden % kQuantBlockSize == 0) return {};
+  return invalid_exchange(fmt::format(
+      "combine: input x is {}, expected an H that is a multiple of {}, as wire_format is kFp8; pad H or pass "
+      "kAsGiven",
+      describe(in.x), kQuantBlockSize));
+}
+
 /// Checks the weights of a weighted combine.
 Status check_combine_weights(const RoutingState& routing, const CombineInput& in, const CombineOptions& options,
                              CombineCall& call) {
@@ -352,6 +368,7 @@ Status check_dispatch(const RoutingState& routing, const DispatchInput& in, cons
 Status check_combine(const RoutingState& routing, const CombineInput& in, const CombineOutput& out,
                      const CombineOptions& options, CombineCall& call) {
   if (Status status = check_sums(routing, in, out, call); !status.ok()) return status;
+  if (Status status = check_wire_format(in, options, call); !status.ok()) return status;
   if (Status status = check_combine_weights(routing, in, options, call); !status.ok()) return status;
   const std::array outputs{Footprint("output x", call.out_x), Footprint("output weights", call.out_weights)};
   const std::array inputs{Footprint("input x", call.x), Footprint("input weights", call.weights),
@@ -359,6 +376,14 @@ Status check_combine(const RoutingState& routing, const CombineInput& in, const 
   // Each row of the sum is written only after all its inputs have been read, so a bias may share its memory.
   const std::array biases{Footprint("bias[0]", call.bias[0]), Footprint("bias[1]", call.bias[1])};
   return check_overlap("combine", outputs, inputs, biases);
+}
+
+Status check_wire_reach(WireFormat wire_format, const Topology& topology) {
+  if (wire_format == WireFormat::kAsGiven || topology.num_nodes() == 1) return {};
+  return Status(ErrorCode::kUnsupported,
+                fmt::format("combine: wire_format is kFp8 in a group of {} nodes, expected one node: combine does not "
+                            "yet quantise between nodes; pass kAsGiven",
+                            topology.num_nodes()));
 }
 
 }  // namespace ferry

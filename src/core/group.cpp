@@ -245,11 +245,16 @@ Status Group::combine(const Routing& routing, const CombineInput& in, const Comb
   Status status = check_stream("combine", stream);
   if (status.ok()) status = belongs;
   if (status.ok()) status = check_combine(*routing.state_, in, out, options, call);
+  if (status.ok()) status = check_wire_reach(call.wire_format, topology());
   if (!status.ok()) {
     call.record.set_status(status);
   } else {
-    call.record.fields = {call.routing->call_number, call.x.row_bytes, static_cast<std::int64_t>(call.x.dtype),
-                          options.weighted ? 1 : 0, in.weights.present() ? 1 : 0};
+    call.record.fields = {call.routing->call_number,
+                          call.x.row_bytes,
+                          static_cast<std::int64_t>(call.x.dtype),
+                          options.weighted ? 1 : 0,
+                          in.weights.present() ? 1 : 0,
+                          static_cast<std::int64_t>(options.wire_format)};
   }
   recorded.describe(shape_of(call));
   return noted(recorded.end(backend_->combine(call), done_phase(*backend_)));

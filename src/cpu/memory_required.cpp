@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "call/call_sync.hpp"
+#include "cpu/rows/wire_rows.hpp"
 #include "node/arena.hpp"
 #include "plan/checksum_table.hpp"
 #include "plan/forward_table.hpp"
@@ -58,6 +59,11 @@ Result<std::size_t> bytes_required(const MemoryShape& shape, const Topology& top
   std::size_t staged_bytes = std::max(several_nodes ? num_used_rows * dispatched_row_bytes : num_sent_rows * row_bytes,
                                       num_used_rows * row_bytes);
   if (shape.symmetric || topology.ranks_per_node == 1) staged_bytes = 0;
+  if (shape.combine_fp8_hidden > 0) {
+    // Wherever the input of combine is; without it, plain memory stages dispatch's rows only.
+    const std::size_t wire_bytes = num_used_rows * to_size(fp8_wire_row_bytes(shape.combine_fp8_hidden));
+    staged_bytes = std::max(shape.symmetric ? 0 : num_sent_rows * row_bytes, wire_bytes);
+  }
   const std::size_t quantized_bytes =
       quantizes ? num_tokens * (dispatched_row_bytes + to_size(shape.scale_row_bytes)) : 0;
 

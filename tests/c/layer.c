@@ -278,3 +278,45 @@ void run_latency_mode(layer* made, int32_t split) {
   ferry_routing_free(routing);
   free(slab);
 }
+
+void run_fp8_combine(layer* made) {
+  ferry_route_input choice = choice_of(made);
+  ferry_route_options options = {0};
+  ferry_combine_input results = {0};
+  ferry_combine_output sums = {0};
+  ferry_combine_options quantised = {0};
+  ferry_topology topology = {0};
+  ferry_routing* routing = NULL;
+  float* rows;
+  int64_t num_values, i;
+
+  options.struct_size = sizeof(options);
+  options.num_experts = made->num_experts;
+  expect_ok(ferry_route(made->group, &choice, &options, NULL, &routing), "ferry_route");
+  num_values = ferry_routing_num_recv_rows(routing) * LAYER_HIDDEN;
+  rows = memory((size_t)num_values * sizeof(float));
+  // The largest E4M3 value makes the scale 1; 17 lies between 16 and 18 and becomes the even one.
+  for (i = 0; i < num_values; ++i) rows[i] = i % 2 == 0 ? 448.0F : 17.0F;
+  results.struct_size = sizeof(results);
+  results.x = matrix(rows, FERRY_FLOAT32, num_values / LAYER_HIDDEN, LAYER_HIDDEN);
+  sums.struct_size = sizeof(sums);
+  sums.x = matrix(made->out, FERRY_FLOAT32, made->num_tokens, LAYER_HIDDEN);
+  quantised.struct_size = sizeof(quantised);
+  quantised.wire_format = FERRY_WIRE_FP8;
+  topology.struct_size = sizeof(topology);
+  expect_ok(ferry_group_topology(made->group, &topology), "ferry_group_topology");
+  if (topology.num_nodes > 1) {
+    expect_code(ferry_combine(made->group, routing, &results, &sums, &quantised, NULL), FERRY_ERROR_UNSUPPORTED,
+                "FP8 over several nodes");
+  } else {
+    expect_ok(ferry_combine(made->group, routing, &results, &sums, &quantised, NULL), "ferry_combine");
+    for (i = 0; i < made->num_tokens * LAYER_HIDDEN; i += 2) {
+      expect(made->out[i + 1] * 28 == made->out[i], "rows were quantised");
+    }
+    quantised.wire_format = 9;
+    expect_code(ferry_combine(made->group, routing, &results, &sums, &quantised, NULL), FERRY_ERROR_INVALID_ARGUMENT,
+                "an unknown format");
+  }
+  free(rows);
+  ferry_routing_free(routing);
+}

@@ -15,7 +15,7 @@ typedef struct layer {
   float* out;           ///< [T, H]
 } layer;
 
-enum { LAYER_HIDDEN = 32, LAYER_TOPK = 3 };
+enum { LAYER_HIDDEN = 128, LAYER_TOPK = 3 };
 
 layer make_layer(ferry_group* group);
 void free_layer(layer* made);
@@ -26,5 +26,7 @@ void expect_dense(layer* made, const char* what);
 void run_experts_layout(layer* made, int replicas);
 void run_tokens_layout(layer* made);
 void run_latency_mode(layer* made, int32_t split);
+/// Combines rows that travel as FP8. Groups of several nodes refuse that.
+void run_fp8_combine(layer* made);
 
 #endif  // FERRY_TESTS_C_LAYER_H

@@ -55,6 +55,7 @@ static void run_group(ferry_bootstrap* bootstrap) {
   run_experts_layout(&made, 0);
   run_experts_layout(&made, 1);
   run_tokens_layout(&made);
+  run_fp8_combine(&made);
   run_latency_mode(&made, 0);
   run_latency_mode(&made, 1);
   free_layer(&made);

@@ -37,7 +37,13 @@ class MemoryConformance : public Conformance {
       dispatch.hidden = hidden / 16 * 16 + 16;
     }
     spec.dispatches = {dispatch};
-    spec.combines = {{.hidden = dispatch.hidden, .return_weights = spec.world.weights}};
+    CombineSpec combine{.hidden = dispatch.hidden, .return_weights = spec.world.weights};
+    if (random() % 3 == 0 && ranks_per_node(num_ranks) == num_ranks) {
+      constexpr std::int64_t kBlock = 128;
+      spec.dispatches[0].hidden = combine.hidden = (hidden + kBlock - 1) / kBlock * kBlock;
+      combine.wire_format = WireFormat::kFp8;
+    }
+    spec.combines = {combine};
     return spec;
   }
 
@@ -57,6 +63,7 @@ class MemoryConformance : public Conformance {
     shape.scale_row_bytes = spec.dispatches[0].num_scales * 4;
     const bool quantizes = spec.dispatches[0].quantize != Quantization::kNone;
     if (quantizes) shape.quantized_row_bytes = spec.dispatches[0].hidden;
+    if (spec.combines[0].wire_format == WireFormat::kFp8) shape.combine_fp8_hidden = spec.combines[0].hidden;
     shape.layout = routing.layout();
     shape.weights = spec.world.weights;
     // Threads reach each other's ordinary memory.

@@ -150,6 +150,14 @@ inline void __nanosleep(unsigned /*duration_ns*/) { ferry::emulator::poll(); }
 inline int __ffs(int value) { return __builtin_ffs(value); }
 inline int __popc(unsigned value) { return std::popcount(value); }
 inline int __clz(int value) { return std::countl_zero(static_cast<unsigned>(value)); }
+inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
+  const std::uint64_t bytes = static_cast<std::uint64_t>(high) << 32 | low;
+  unsigned picked = 0;
+  for (unsigned i = 0; i < 4; ++i) {
+    picked |= static_cast<unsigned>(bytes >> ((selector >> (4 * i) & 7U) * 8) & 0xFFU) << (8 * i);
+  }
+  return picked;
+}
 inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fmul_rn(float a, float b) { return a * b; }

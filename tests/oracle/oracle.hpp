@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "ferry/exchange.hpp"
 #include "ferry/latency.hpp"
 #include "ferry/quantization.hpp"
 #include "ferry/routing.hpp"
@@ -110,6 +111,10 @@ struct QuantizedRows {
 
 QuantizedRows quantize(const Bytes& x, std::size_t hidden, Quantization mode, DType scale_dtype);
 
+/// Values of rows of `dtype` after they have travelled as WireFormat::kFp8: q * scale in f32, [rows, H]. H is a
+/// multiple of 128.
+std::vector<float> after_fp8(const Bytes& x, DType dtype);
+
 /// Outputs of dispatch on one rank. Rows without a token have only topk_idx and source defined (-1 and -1, -1); the
 /// other outputs are zero here, as `zero_padding` requires.
 struct RankReceived {
@@ -129,11 +134,12 @@ struct CombineInputs {
   DType dtype = DType::kBfloat16;  ///< kBfloat16 or kFloat32
   std::int64_t hidden = 0;
   bool weighted = false;
-  CombineOrder order = CombineOrder::kExact;     ///< not kExact: weighted, without biases and returned weights
-  std::vector<Bytes> x;                          ///< [rows, H]
-  std::vector<std::vector<float>> weights;       ///< shaped as RankReceived::topk_weights; empty: none are returned
-  std::array<std::vector<Bytes>, 2> bias;        ///< [T, H]; empty: no such bias
-  std::vector<std::vector<float>> topk_weights;  ///< [T, K] in place of route's; empty: those of route
+  CombineOrder order = CombineOrder::kExact;      ///< not kExact: weighted, without biases and returned weights
+  WireFormat wire_format = WireFormat::kAsGiven;  ///< kFp8: on one node, kExact
+  std::vector<Bytes> x;                           ///< [rows, H]
+  std::vector<std::vector<float>> weights;        ///< shaped as RankReceived::topk_weights; empty: none are returned
+  std::array<std::vector<Bytes>, 2> bias;         ///< [T, H]; empty: no such bias
+  std::vector<std::vector<float>> topk_weights;   ///< [T, K] in place of route's; empty: those of route
 };
 
 /// Outputs of combine on one rank.

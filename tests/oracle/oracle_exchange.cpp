@@ -126,12 +126,27 @@ std::vector<std::vector<Entry>> split_by_node(const std::vector<Entry>& entries,
   return nodes;
 }
 
+/// Dtype of `in.x` once travelled() has been applied.
+DType row_dtype(const CombineInputs& in) { return in.wire_format == WireFormat::kFp8 ? DType::kFloat32 : in.dtype; }
+
+/// Inputs whose rows have the values, in f32, that they have after they travelled. Other arrays keep `dtype`.
+CombineInputs travelled(const CombineInputs& given) {
+  CombineInputs inputs = given;
+  if (given.wire_format == WireFormat::kAsGiven) return inputs;
+  for (Bytes& x : inputs.x) {
+    const std::vector<float> values = after_fp8(x, given.dtype);
+    x.resize(values.size() * sizeof(float));
+    if (!values.empty()) std::memcpy(x.data(), values.data(), x.size());
+  }
+  return inputs;
+}
+
 /// `acc` plus channel `h` of the terms. `weights` is null for an unweighted sum.
 float add_terms(const CombineInputs& in, const std::vector<Entry>& terms, const float* weights, std::int64_t h,
                 float acc) {
   for (const Entry& term : terms) {
-    const float y =
-        load(in.x[static_cast<std::size_t>(term.rank)], in.dtype, static_cast<std::size_t>(term.row * in.hidden + h));
+    const float y = load(in.x[static_cast<std::size_t>(term.rank)], row_dtype(in),
+                         static_cast<std::size_t>(term.row * in.hidden + h));
     acc = weights != nullptr ? std::fma(weights[term.k], y, acc) : acc + y;
   }
   return acc;
@@ -244,7 +259,8 @@ std::vector<RankReceived> dispatch(const World& world, const std::vector<RankRou
 }
 
 std::vector<RankCombined> combine(const World& world, const std::vector<RankRouting>& routings,
-                                  const CombineInputs& inputs) {
+                                  const CombineInputs& given) {
+  const CombineInputs inputs = travelled(given);
   const std::vector<std::int32_t> owners = expert_owners(world);
   const bool one_node = world.ranks_per_node == world.num_ranks;
   std::vector<RankCombined> combined(routings.size());

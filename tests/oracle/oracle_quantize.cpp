@@ -13,7 +13,12 @@ constexpr float kSmallestMaximum = 1e-4F;
 constexpr int kNanCode = 0x7F;
 constexpr int kLargestCode = 0x7E;
 
-float value_at(const Bytes& x, std::size_t idx) {
+float value_at(const Bytes& x, std::size_t idx, DType dtype = DType::kBfloat16) {
+  if (dtype == DType::kFloat32) {
+    float value = 0;
+    std::memcpy(&value, x.data() + idx * sizeof(value), sizeof(value));
+    return value;
+  }
   std::uint16_t bits = 0;
   std::memcpy(&bits, x.data() + idx * sizeof(bits), sizeof(bits));
   return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
@@ -121,6 +126,23 @@ QuantizedRows quantize(const Bytes& x, std::size_t hidden, Quantization mode, DT
     }
   }
   return out;
+}
+
+std::vector<float> after_fp8(const Bytes& x, DType dtype) {
+  const std::size_t num_values = x.size() / size_bytes(dtype);
+  std::vector<float> values;
+  for (std::size_t first = 0; first < num_values; first += kChannelsPerScale) {
+    std::vector<float> given;
+    for (std::size_t i = 0; i < kChannelsPerScale; ++i) given.push_back(value_at(x, first + i, dtype));
+    const Block block = quantize_fp8_block(given, false);
+    for (const std::byte code : block.codes) {
+      const int bits = std::to_integer<int>(code);
+      const int magnitude = bits & kNanCode;
+      const float value = magnitude == kNanCode ? std::nanf("") : static_cast<float>(magnitude_of(magnitude));
+      values.push_back((bits == magnitude ? value : -value) * block.scale);
+    }
+  }
+  return values;
 }
 
 }  // namespace ferry::oracle

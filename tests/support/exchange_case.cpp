@@ -174,6 +174,7 @@ std::vector<RankCombine> prepare_combine(const PreparedCase& prepared, const Com
   inputs.hidden = spec.hidden;
   inputs.weighted = spec.weighted;
   inputs.order = spec.order;
+  inputs.wire_format = spec.wire_format;
   for (int rank = 0; rank < world.num_ranks; ++rank) {
     const std::int64_t rows = prepared.routings[static_cast<std::size_t>(rank)].num_recv_rows;
     inputs.x.push_back(random_payload(random, spec, rows));

@@ -41,6 +41,7 @@ struct DispatchSpec {
 /// Values of combine's payload.
 enum class Values {
   kRandom,
+  kBlocks,   ///< as random_activations draws bf16: blocks of 128 of any size, zeros, numbers far below the others
   kSpecial,  ///< NaNs of all kinds, infinities, both zeros, subnormals and the largest numbers among random ones
 };
 
@@ -53,6 +54,7 @@ struct CombineSpec {
   int num_biases = 0;
   bool return_weights = false;
   Values values = Values::kRandom;
+  WireFormat wire_format = WireFormat::kAsGiven;
 };
 
 struct ExchangeCase {

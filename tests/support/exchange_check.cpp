@@ -340,6 +340,7 @@ CombineTensors::CombineTensors(RankContext& context, Group& group, const Prepare
   in = {x_.view(), weights_.view(), {bias0_.view(), bias1_.view()}, topk_weights_.view()};
   out = {out_x_.view(), out_weights_.view()};
   options.weighted = prepared.spec.combines[combine_idx].weighted;
+  options.wire_format = prepared.spec.combines[combine_idx].wire_format;
 }
 
 void CombineTensors::refill(const RankContext& context, const PreparedCase& prepared, std::size_t combine_idx) {

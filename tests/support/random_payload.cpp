@@ -51,6 +51,34 @@ std::uint32_t payload_bits(BitSource& source, Values values) {
   return source.number();
 }
 
+/// Rows for quantisation, of bf16 or f32: blocks of 128 of any size, zeros, special values, numbers far below others.
+std::vector<std::byte> random_blocks(std::mt19937_64& random, DType dtype, std::int64_t rows, std::int64_t hidden) {
+  constexpr std::int64_t kBlock = 128;
+  constexpr std::uint64_t kNumKinds = 6;
+  constexpr std::uint64_t kNumExponents = 61;
+  // Beside the block's largest number, halved numbers become subnormal in FP8 (below 2^-14 of it) or round to zero.
+  constexpr std::uint64_t kNumHalvings = 17;
+  BitSource source(random);
+  const std::size_t element_bytes = size_bytes(dtype);
+  std::vector<std::byte> bytes(static_cast<std::size_t>(rows * hidden) * element_bytes);
+  std::uint64_t kind = 0;
+  float scale = 1.0F;
+  for (std::int64_t i = 0; i < rows * hidden; ++i) {
+    if (i % hidden % kBlock == 0) {
+      kind = source.below(kNumKinds);
+      scale = std::ldexp(1.0F, static_cast<int>(source.below(kNumExponents)) - 30);
+    }
+    std::uint32_t bits = std::bit_cast<std::uint32_t>(std::bit_cast<float>(source.number()) * scale);
+    if (kind == 0) bits &= 0x80000000U;
+    if (kind == 1 && source.one_in(64)) bits = payload_bits(source, Values::kSpecial);
+    if (kind == 2) bits = static_cast<std::uint32_t>(source.next());
+    if (kind == 3) bits -= static_cast<std::uint32_t>(source.below(kNumHalvings) << 23);
+    const std::uint32_t stored = dtype == DType::kFloat32 ? bits : bits >> 16;
+    std::memcpy(bytes.data() + static_cast<std::size_t>(i) * element_bytes, &stored, element_bytes);
+  }
+  return bytes;
+}
+
 }  // namespace
 
 std::vector<std::byte> random_bytes(std::mt19937_64& random, std::size_t count) {
@@ -71,6 +99,7 @@ std::vector<float> random_floats(std::mt19937_64& random, std::size_t count) {
 }
 
 std::vector<std::byte> random_payload(std::mt19937_64& random, const CombineSpec& spec, std::int64_t rows) {
+  if (spec.values == Values::kBlocks) return random_blocks(random, spec.dtype, rows, spec.hidden);
   BitSource source(random);
   const std::size_t element_bytes = size_bytes(spec.dtype);
   std::vector<std::byte> bytes(static_cast<std::size_t>(rows * spec.hidden) * element_bytes);
@@ -83,29 +112,7 @@ std::vector<std::byte> random_payload(std::mt19937_64& random, const CombineSpec
 }
 
 std::vector<std::byte> random_activations(std::mt19937_64& random, std::int64_t rows, std::int64_t hidden) {
-  constexpr std::int64_t kBlock = 128;
-  constexpr std::uint64_t kNumKinds = 6;
-  constexpr std::uint64_t kNumExponents = 61;
-  // Beside the block's largest number, halved numbers become subnormal in FP8 (below 2^-14 of it) or round to zero.
-  constexpr std::uint64_t kNumHalvings = 17;
-  BitSource source(random);
-  std::vector<std::byte> bytes(static_cast<std::size_t>(rows * hidden) * sizeof(std::uint16_t));
-  std::uint64_t kind = 0;
-  float scale = 1.0F;
-  for (std::int64_t i = 0; i < rows * hidden; ++i) {
-    if (i % hidden % kBlock == 0) {
-      kind = source.below(kNumKinds);
-      scale = std::ldexp(1.0F, static_cast<int>(source.below(kNumExponents)) - 30);
-    }
-    std::uint32_t bits = std::bit_cast<std::uint32_t>(std::bit_cast<float>(source.number()) * scale);
-    if (kind == 0) bits &= 0x80000000U;
-    if (kind == 1 && source.one_in(64)) bits = payload_bits(source, Values::kSpecial);
-    if (kind == 2) bits = static_cast<std::uint32_t>(source.next());
-    if (kind == 3) bits -= static_cast<std::uint32_t>(source.below(kNumHalvings) << 23);
-    const auto stored = static_cast<std::uint16_t>(bits >> 16);
-    std::memcpy(bytes.data() + static_cast<std::size_t>(i) * sizeof(stored), &stored, sizeof(stored));
-  }
-  return bytes;
+  return random_blocks(random, DType::kBfloat16, rows, hidden);
 }
 
 }  // namespace ferry::test

@@ -59,9 +59,10 @@ TEST(DispatchPlan, WantedPartsGetBlocksAndAllFit) {
 TEST(CombinePlan, WantedPartsGetBlocksAndAllFit) {
   for (int num_sms : kNumSms)
     for (const KernelOptions& options : some_options())
-      for (bool staged : {false, true}) {
-        const CombinePlan plan = plan_combine(options, {.num_sms = num_sms}, {.staged = staged});
-        expect_fit(plan.num_sum_blocks, plan.num_stage_blocks, staged, num_sms, describe(options, num_sms));
+      for (const CallShape& shape :
+           {CallShape{}, CallShape{.staged = true}, CallShape{.staged = true, .quantized = true}}) {
+        const CombinePlan plan = plan_combine(options, {.num_sms = num_sms}, shape);
+        expect_fit(plan.num_sum_blocks, plan.num_stage_blocks, shape.staged, num_sms, describe(options, num_sms));
         EXPECT_GE(plan.chunk_rows, 1);
       }
 }
@@ -164,6 +165,16 @@ TEST(Plans, TakeFewMultiprocessorsBetweenTwoRanks) {
   }
   const CombinePlan plain = plan_combine({}, limits, {.row_bytes = 14336, .staged = true});
   EXPECT_EQ(plain.num_sum_blocks + plain.num_stage_blocks, 28);
+}
+
+TEST(Plans, CombineOfQuantisedRowsTakesTheNumbersOfTheCall) {
+  const DeviceLimits limits = {.num_sms = 132, .num_ranks = 4};
+  const CallShape shape{.row_bytes = 14336, .staged = true, .quantized = true};
+  const CombinePlan plan = plan_combine({}, limits, shape);
+  EXPECT_GT(plan.num_stage_blocks, plan_combine({}, limits, {.row_bytes = 14336, .staged = true}).num_stage_blocks);
+  const CombinePlan given = plan_combine({.num_sms = 40, .num_copy_sms = 25}, limits, shape);
+  EXPECT_EQ(given.num_sum_blocks, 15);
+  EXPECT_EQ(given.num_stage_blocks, 25);
 }
 
 TEST(Plans, TakeFewMultiprocessorsForLongRowsOfEightRanks) {

@@ -293,5 +293,44 @@ TEST(OracleCombine, RoundsToNearestEvenAndMakesNanCanonical) {
   EXPECT_EQ(std::bit_cast<std::uint32_t>(unpack(nan)[0]), 0x7FFFFFFFU);
 }
 
+/// Worked by hand: a block's largest magnitude becomes 448, and E4M3 has steps of an eighth of a power of two.
+TEST(OracleCombine, Fp8RowsAreRoundedBeforeTheyAreSummed) {
+  constexpr std::size_t kHidden = 128;
+  std::vector<float> large(kHidden, 0.0F);
+  std::vector<float> small(kHidden, 0.0F);
+  large[0] = 448;       // scale 1
+  large[1] = 17;        // between 16 and 18: the even code, 16
+  large[2] = 19;        // between 18 and 20: 20
+  large[3] = -3.3F;     // steps of 0.25: -3.25
+  large[4] = 0x1p-10F;  // half of the smallest number: 0
+  small[0] = -224;      // scale 0.5
+  small[1] = 8.5F;      // 17 * 0.5: 16 * 0.5
+  small[2] = 1;
+  const World world = one_token_everywhere(2, 2);
+  CombineInputs inputs;
+  inputs.dtype = DType::kFloat32;
+  inputs.hidden = kHidden;
+  inputs.x = {pack(large), pack(small)};
+  inputs.bias[0] = {pack(std::vector<float>(kHidden, 17)), {}};
+  inputs.wire_format = WireFormat::kFp8;
+  std::vector<float> expected(kHidden, 17);
+  expected[0] = 17 + 448 - 224;
+  expected[1] = 17 + 16 + 8;
+  expected[2] = 17 + 20 + 1;
+  expected[3] = 17 - 3.25F;
+  EXPECT_EQ(unpack(combine(world, route(world).value(), inputs)[0].x), expected);
+
+  // An infinity makes its block NaN, and a NaN only itself.
+  large[0] = kInf;
+  small[5] = std::bit_cast<float>(0xFF810000U);
+  inputs.bias = {};
+  inputs.x = {pack(large), pack(small)};
+  for (const float sum : unpack(combine(world, route(world).value(), inputs)[0].x)) EXPECT_TRUE(std::isnan(sum));
+  inputs.x = {pack(small), pack(std::vector<float>(kHidden, 0.0F))};
+  const std::vector<float> sums = unpack(combine(world, route(world).value(), inputs)[0].x);
+  EXPECT_EQ(sums[1], 8);
+  EXPECT_TRUE(std::isnan(sums[5]));
+}
+
 }  // namespace
 }  // namespace ferry::oracle

@@ -12,6 +12,7 @@
 #include "cpu/rows/rank_sums.hpp"
 #include "cpu/rows/row_check.hpp"
 #include "cpu/rows/row_sum.hpp"
+#include "cpu/rows/wire_rows.hpp"
 #include "plan/to_size.hpp"
 
 /// Combine on one node: each source rank reads the rows of its own tokens from the peers' memory and sums them. Rows
@@ -166,6 +167,7 @@ std::int64_t Combiner::row_in_ranges(const plan::Destination& destination, Sende
 
 void Combiner::sum_tokens() {
   const RowSumFunction sum_row = choose_row_sum(call_.x.dtype);
+  WireSum wire_sum(call_);
   const auto* weight_table = static_cast<const float*>(call_.topk_weights.data);
   std::vector<const std::byte*> rows;
   std::vector<float> weights;
@@ -177,6 +179,7 @@ void Combiner::sum_tokens() {
       rows.push_back(bias.row(token));
       weights.push_back(1.0F);  // fma(1, b, acc) is acc + b
     }
+    const std::size_t num_biases = rows.size();
     for (const plan::Destination& destination : routing_.destinations_of(token)) {
       if (!call_.weighted && destination.first == 0) continue;
       const std::byte* const row = row_of(destination);
@@ -184,8 +187,13 @@ void Combiner::sum_tokens() {
       rows.push_back(row);
       if (call_.weighted) weights.push_back(weight_table[token * routing_.num_topk + destination.topk]);
     }
-    sum_row({rows.data(), call_.weighted ? weights.data() : nullptr, rows.size(), call_.out_x.row(token),
-             to_size(call_.out_x.row_bytes)});
+    const RowSum terms{rows.data(), call_.weighted ? weights.data() : nullptr, rows.size(), call_.out_x.row(token),
+                       to_size(call_.out_x.row_bytes)};
+    if (call_.wire_format == WireFormat::kFp8) {
+      wire_sum.sum(terms, num_biases);
+    } else {
+      sum_row(terms);
+    }
   }
 }
 

@@ -6,6 +6,7 @@
 
 #include "cuda/call/routing_tables.hpp"
 #include "cuda/call/verify_tables.hpp"
+#include "cuda/numeric/wire_row.hpp"
 #include "cuda/placement/homes.hpp"
 #include "cuda/sync/control.hpp"
 #include "node/page_heap.hpp"
@@ -71,7 +72,11 @@ std::size_t placement_bytes(const MemoryShape& shape, const Topology& topology) 
 CallBytes call_bytes(const MemoryShape& shape) {
   const bool quantizes = shape.quantized_row_bytes > 0;
   const std::int64_t received_row_bytes = quantizes ? shape.quantized_row_bytes : shape.row_bytes;
-  const std::int64_t staged_row_bytes = shape.symmetric ? 0 : std::max(received_row_bytes, shape.row_bytes);
+  std::int64_t staged_row_bytes = shape.symmetric ? 0 : std::max(received_row_bytes, shape.row_bytes);
+  if (shape.combine_fp8_hidden > 0) {
+    // Wherever combine's input is; plain memory stages dispatch's output too.
+    staged_row_bytes = std::max(shape.symmetric ? 0 : received_row_bytes, wire_row_bytes(shape.combine_fp8_hidden));
+  }
   const std::int64_t quantized_row_bytes = quantizes ? shape.quantized_row_bytes + shape.scale_row_bytes : 0;
   return {routing_bytes(shape), round_up_to_page(verify_bytes(shape)) + round_up_to_page(records_bytes(shape)) +
                                     round_up_to_page(to_size(shape.num_recv_rows) * to_size(staged_row_bytes)) +

@@ -38,6 +38,7 @@ struct CombinePlan {
 struct CallShape {
   std::int64_t row_bytes = 14336;  ///< 7168 channels of bf16
   bool staged = false;             ///< peers cannot reach the rows: dispatch's output, or combine's input
+  bool quantized = false;          ///< combine: staging quantises the rows, also those that stay on this GPU
   bool unpacks = false;            ///< dispatch: the caller wants scales, ids or weights
   bool takes_several = false;      ///< dispatch: rows have 4-byte scales, and a warp has one lane for each entry of two
                                    ///< rows

@@ -75,6 +75,20 @@ __device__ inline uint4 load_landed(SharedAddress address) {
   return value;
 }
 
+/// As load_landed, 8 bytes.
+__device__ inline uint2 load_landed_pair(SharedAddress address) {
+  uint2 value;
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(value.x), "=r"(value.y) : "r"(address));
+  return value;
+}
+
+/// As load_landed, an f32.
+__device__ inline float load_landed_float(SharedAddress address) {
+  float value;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address));
+  return value;
+}
+
 /// Starts to store `bytes` from shared to global memory, of this GPU or a peer, as part of the thread's open bulk
 /// group.
 __device__ inline void start_store(void* global, const void* shared, std::uint32_t bytes) {

@@ -8,6 +8,7 @@
 #include "cuda/intranode/combine_params.hpp"
 #include "cuda/intranode/verify.hpp"
 #include "cuda/memory/memory_checks.hpp"
+#include "cuda/numeric/wire_row.hpp"
 #include "plan/to_size.hpp"
 
 namespace ferry::cuda {
@@ -22,9 +23,11 @@ void set_call(CombineParams& params, const CombineCall& call, const CudaRouting&
   params.one_row_per_token = routing.layout == Layout::kTokens;
   params.float32 = call.x.dtype == DType::kFloat32;
   params.weighted = call.weighted;
+  params.fp8 = call.wire_format == WireFormat::kFp8;
   params.topk_weights = static_cast<const float*>(call.topk_weights.data);
   for (std::size_t i = 0; i < call.bias.size(); ++i) {
-    if (call.bias[i].present()) params.bias[i] = {call.bias[i].data, call.bias[i].stride_bytes};
+    BiasRows& bias = params.fp8 ? params.wire_bias[i] : params.bias[i];
+    if (call.bias[i].present()) bias = {call.bias[i].data, call.bias[i].stride_bytes};
   }
   params.out_x = call.out_x.data;
   params.out_stride = call.out_x.stride_bytes;
@@ -42,7 +45,7 @@ class Combine {
       : context_(context),
         parts_(context.parts()),
         call_(call),
-        params_{.ranks = parts_.ranks, .entry = {}, .bias = {}} {}
+        params_{.ranks = parts_.ranks, .entry = {}, .bias = {}, .wire_bias = {}} {}
 
   Status check() const { return check_not_latency(*call_.routing, "combine"); }
   Status prepare(const CallStream& stream);
@@ -50,7 +53,7 @@ class Combine {
   cudaError_t launch_refusal(const Launch& launch, const CallRecord& refused) const;
 
  private:
-  Status take_room(bool symmetric, bool captured);
+  Status take_room(bool staged, bool captured);
   void stage_before();
   cudaError_t launch_checks(cudaStream_t stream);
 
@@ -70,43 +73,47 @@ Status Combine::prepare(const CallStream& stream) {
   set_call(params_, call_, routing);
   const ConstRows& x = call_.x;
   const auto extent = to_size((x.num_rows - 1) * x.stride_bytes + x.row_bytes);
-  bool symmetric = x.num_rows == 0 || parts_.arena->contains(x.data, extent);
-  if (Status status = take_room(symmetric, stream.captured); !status.ok()) return status;
+  const bool symmetric = x.num_rows == 0 || parts_.arena->contains(x.data, extent);
+  bool staged = !symmetric || params_.fp8;
+  if (Status status = take_room(staged, stream.captured); !status.ok()) return status;
   if (parts_.verify) {
     if (Status status = take_checksums(context_, x.num_rows, stream.captured, checksums_); !status.ok()) return status;
-    if (!symmetric) stage_before();
-    symmetric = true;
+    if (staged) stage_before();
+    staged = false;
   }
-  const TunedCall tuned_call{Operation::kCombine, routing.layout, routing.num_tokens, params_.row_bytes, !symmetric};
-  const KernelOptions kernel = tuned(call_.kernel, parts_.tuning, tuned_call);
+  const TunedCall tuned_call{Operation::kCombine, routing.layout, routing.num_tokens, params_.row_bytes, staged};
+  // Tuning files have no entries for quantised rows.
+  const KernelOptions kernel = params_.fp8 ? call_.kernel : tuned(call_.kernel, parts_.tuning, tuned_call);
   const CombinePlan plan =
       plan_combine(kernel, {parts_.num_sms, parts_.has_bulk, parts_.ranks.num_ranks, parts_.num_waiting_sms},
-                   {.row_bytes = params_.row_bytes, .staged = !symmetric});
+                   {.row_bytes = params_.row_bytes, .staged = staged, .quantized = params_.fp8});
   params_.bulk = plan.bulk;
   // Not in a graph: programs and drivers without support for such an edge may copy or update its nodes.
   params_.overlaps = plan.bulk && !stream.captured;
   params_.num_sum_blocks = plan.num_sum_blocks;
   params_.num_stage_blocks = plan.num_stage_blocks;
   params_.entry.num_blocks = plan.num_sum_blocks + plan.num_stage_blocks;
-  if (!symmetric) {
+  if (staged) {
     params_.entry.flags = kRowsStaged | static_cast<std::int64_t>(plan.num_stage_blocks) << kStagersShift;
     params_.rounds_between_reports = std::max(1, plan.chunk_rows / plan.num_stage_blocks);
   }
   return {};
 }
 
-Status Combine::take_room(bool symmetric, bool captured) {
+Status Combine::take_room(bool staged, bool captured) {
   const std::byte* const base = parts_.arena->base();
   const std::int64_t num_rows = call_.x.num_rows;
-  params_.entry.rows_offset = symmetric && num_rows > 0 ? call_.x.data - base : 0;
+  params_.entry.rows_offset = !staged && num_rows > 0 ? call_.x.data - base : 0;
   params_.entry.rows_stride = call_.x.stride_bytes;
-  if (!symmetric) {
+  if (staged) {
+    const auto element_bytes = static_cast<std::int64_t>(size_bytes(call_.x.dtype));
+    const std::int64_t row_bytes = params_.fp8 ? wire_row_bytes(params_.row_bytes / element_bytes) : params_.row_bytes;
     const Result<std::byte*> rows =
-        context_.staging().rows(StagedBy::kCombine, to_size(num_rows * params_.row_bytes), captured);
+        context_.staging().rows(StagedBy::kCombine, to_size(num_rows * row_bytes), captured);
     if (!rows.ok()) return rows.status();
     params_.staging = *rows;
     params_.entry.rows_offset = *rows - base;
-    params_.entry.rows_stride = params_.row_bytes;
+    params_.entry.rows_stride = row_bytes;
   }
   // Returned weights are small: where peers cannot reach them, a copy ahead of the call costs little.
   weights_bytes_ = to_size(call_.weights.num_elements()) * sizeof(float);
@@ -162,7 +169,8 @@ cudaError_t Combine::launch(const Launch& launch) {
 cudaError_t Combine::launch_refusal(const Launch& launch, const CallRecord& /*refused*/) const {
   if (parts_.verify) {
     // The others refuse the call in the exchange before their combine.
-    CombineVerifyParams verify{.call = {.ranks = parts_.ranks, .entry = {}, .bias = {}}, .entry = {}, .tables = {}};
+    CombineVerifyParams verify{
+        .call = {.ranks = parts_.ranks, .entry = {}, .bias = {}, .wire_bias = {}}, .entry = {}, .tables = {}};
     verify.call.summary = summary_of(call_.routing);
     verify.entry.record_number = launch.record_number;
     verify.entry.num_blocks = 1;

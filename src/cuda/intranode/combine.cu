@@ -95,11 +95,11 @@ __device__ SumStages make_stages(const Shared& shared) {
 
 /// Waits for the entries and sums this block's share of the tokens. `block`: number among the summing blocks. All
 /// threads of a summing block call it.
-template <bool kFloat32, bool kBulk>
+template <typename Rows, bool kBulk>
 __device__ Outcome sum(const CombineParams& params, const Shared& shared, const SumStages& stages, std::uint64_t epoch,
                        int block) {
   const auto take = [&params, &shared](int rank, const ReceivedEntry& entry) {
-    const Holder holder = holder_of(params, rank, entry);
+    const Holder holder = holder_of<Rows::kQuantized>(params, rank, entry);
     const int num_blocks = entry.num_blocks();
     if (lane_idx() == 0) {
       shared.holders[rank] = holder;
@@ -113,7 +113,7 @@ __device__ Outcome sum(const CombineParams& params, const Shared& shared, const 
   TermFinder finder(params, shared.holders, shared.known, epoch);
   ReturnedWeights weights(params, shared.holders, shared.weights + warp_idx() * kFetchedWeights);
   if constexpr (kBulk) {
-    BulkSummer<kFloat32> summer(params, finder, weights, stages, first, step);
+    BulkSummer<Rows> summer(params, finder, weights, stages, first, step);
     const Outcome outcome = enter(params, epoch, take);
     if (outcome == Outcome::kGo) {
       summer.run();
@@ -124,13 +124,13 @@ __device__ Outcome sum(const CombineParams& params, const Shared& shared, const 
   } else {
     const Outcome outcome = enter(params, epoch, take);
     if (outcome == Outcome::kGo) {
-      sum_by_threads<kFloat32>(params, finder, weights, shared.terms[warp_idx()], first, step);
+      sum_by_threads<Rows>(params, finder, weights, shared.terms[warp_idx()], first, step);
     }
     return outcome;
   }
 }
 
-template <bool kFloat32, bool kBulk>
+template <typename Rows, bool kBulk>
 __global__ void __launch_bounds__(warps_of(kBulk) * kWarpLanes, 1)
     combine_kernel(const __grid_constant__ CombineParams params) {
   if constexpr (kBulk) await_kernel_before();
@@ -151,12 +151,12 @@ __global__ void __launch_bounds__(warps_of(kBulk) * kWarpLanes, 1)
   if constexpr (kBulk) stages = make_stages(shared);
   Outcome outcome = Outcome::kStop;
   if (!work.stages) {
-    outcome = sum<kFloat32, kBulk>(params, shared, stages, start.epoch, work.idx);
+    outcome = sum<Rows, kBulk>(params, shared, stages, start.epoch, work.idx);
   } else {
     const StageBlock stage_block{work.idx, warps_of(kBulk) - 1, shared.marks};
     if (warp_idx() == 0 && lane_idx() < stage_block.num_warps) shared.marks[lane_idx()] = 0;
     __syncthreads();
-    stage_rows<kBulk>(params, stages, start.epoch, stage_block);
+    stage_rows<Rows, kBulk>(params, stages, start.epoch, stage_block);
     outcome = enter(params, start.epoch, [](int /*rank*/, const ReceivedEntry& /*entry*/) {});
   }
   if (outcome == Outcome::kStop) return;
@@ -172,9 +172,14 @@ __global__ void __launch_bounds__(warps_of(kBulk) * kWarpLanes, 1)
 
 using CombineKernel = void (*)(CombineParams);
 
+template <template <bool> typename Rows>
 CombineKernel choose_kernel(bool float32, bool bulk) {
-  if (float32) return bulk ? combine_kernel<true, true> : combine_kernel<true, false>;
-  return bulk ? combine_kernel<false, true> : combine_kernel<false, false>;
+  if (float32) return bulk ? combine_kernel<Rows<true>, true> : combine_kernel<Rows<true>, false>;
+  return bulk ? combine_kernel<Rows<false>, true> : combine_kernel<Rows<false>, false>;
+}
+
+CombineKernel choose_kernel(bool float32, bool bulk, bool fp8) {
+  return fp8 ? choose_kernel<Fp8Rows>(float32, bulk) : choose_kernel<PlainRows>(float32, bulk);
 }
 
 }  // namespace
@@ -188,18 +193,21 @@ cudaError_t launch_combine(const CombineParams& params, cudaStream_t stream) {
                           .shared_bytes = shared_bytes,
                           .overlaps = params.overlaps,
                           .num_copy_blocks = static_cast<unsigned>(params.num_stage_blocks)};
-  return launch_kernel(choose_kernel(params.float32, params.bulk), shape, params, stream);
+  return launch_kernel(choose_kernel(params.float32, params.bulk, params.fp8), shape, params, stream);
 }
 
 cudaError_t load_combine_kernels(std::size_t shared_limit, bool& has_bulk) {
   has_bulk = has_bulk && Shared::at(nullptr, kMaxRanks, true).size_bytes <= shared_limit;
-  for (const bool float32 : {false, true}) {
-    for (const bool bulk : {false, true}) {
-      if (bulk && !has_bulk) continue;
-      const auto most_bytes = static_cast<int>(Shared::at(nullptr, kMaxRanks, bulk).size_bytes);
-      const cudaError_t error = cudaFuncSetAttribute(reinterpret_cast<const void*>(choose_kernel(float32, bulk)),
-                                                     cudaFuncAttributeMaxDynamicSharedMemorySize, most_bytes);
-      if (error != cudaSuccess) return error;
+  for (const bool bulk : {false, true}) {
+    if (bulk && !has_bulk) continue;
+    const auto most_bytes = static_cast<int>(Shared::at(nullptr, kMaxRanks, bulk).size_bytes);
+    for (const bool float32 : {false, true}) {
+      for (const bool fp8 : {false, true}) {
+        const CombineKernel kernel = choose_kernel(float32, bulk, fp8);
+        const cudaError_t error = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                                                       cudaFuncAttributeMaxDynamicSharedMemorySize, most_bytes);
+        if (error != cudaSuccess) return error;
+      }
     }
   }
   return cudaSuccess;

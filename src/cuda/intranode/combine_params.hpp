@@ -49,6 +49,11 @@ struct CombineParams {
   int num_stage_blocks = 0;        ///< 0 if and only if nothing is staged
   int rounds_between_reports = 1;  ///< least number of rounds between two reports of a staging block; a round is one
                                    ///< row for each peer
+
+  /// WireFormat::kFp8: all rows are quantised into staging (numeric/wire_row.hpp), from which this rank reads its own
+  /// too; rows_stride of `entry` is their distance there. `bias` is then empty, as biases are no rows.
+  bool fp8 = false;
+  BiasRows wire_bias[2];
 };
 
 cudaError_t launch_combine(const CombineParams& params, cudaStream_t stream);

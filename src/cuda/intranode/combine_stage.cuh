@@ -1,11 +1,12 @@
 #ifndef FERRY_CUDA_INTRANODE_COMBINE_STAGE_CUH
 #define FERRY_CUDA_INTRANODE_COMBINE_STAGE_CUH
 
-/// Staging warps copy this rank's rows to memory that peers reach. They stage each source's rows in the order in which
-/// the source sums them, and all sources at the same pace. Staging itself waits for no peer: only progress reports wait
-/// until the peers have entered the call. No rank reads rows that were staged for a refused call.
+/// Staging warps copy or quantise this rank's rows to memory that peers reach. They stage each source's rows in the
+/// order in which the source sums them, and all sources at the same pace. Staging itself waits for no peer: only
+/// progress reports wait until the peers have entered the call. No rank reads rows that were staged for a refused call.
 
 #include "cuda/intranode/combine_sum_bulk.cuh"
+#include "cuda/numeric/quantize_row.cuh"
 
 namespace ferry::cuda::device {
 
@@ -20,9 +21,10 @@ struct StageBlock {
   std::uint32_t* marks;  ///< [num_warps] marks of RoundMarker, initially 0
 };
 
-/// Pieces of rows that one warp stages, in order. In each round a block stages one row for every other rank, so that
-/// all ranks progress at the same pace. The pieces of a block's rows are dealt to its warps in turn, so that the first
-/// rows are complete as early as possible.
+/// Pieces of rows that one warp stages, in order. In each round a block stages one row for every other rank (and, if
+/// rows are quantised, one for its own), so that all ranks progress at the same pace. The pieces of a block's rows are
+/// dealt to its warps in turn, so that the first rows are complete as early as possible.
+template <typename Rows>
 class StagedPieces {
  public:
   __device__ StagedPieces(const CombineParams& params, const StageBlock& block)
@@ -30,13 +32,13 @@ class StagedPieces {
         piece_bytes_(piece_bytes_of(params.row_bytes)),
         num_pieces_(static_cast<int>((params.row_bytes + piece_bytes_ - 1) / piece_bytes_)),
         block_(block.idx),
-        walk_((params.ranks.num_ranks < 2 ? 1 : params.ranks.num_ranks - 1) * num_pieces_, warp_idx(), block.num_warps),
+        walk_(num_sources(params) * num_pieces_, warp_idx(), block.num_warps),
         row_(static_cast<std::int64_t>(block.idx) * block.num_warps + warp_idx()),
         step_(static_cast<std::int64_t>(params.num_stage_blocks) * block.num_warps) {
     if (!params.one_row_per_token) return;
     for (int source = 0; source < params.ranks.num_ranks; ++source) {
       const std::int32_t count = params.source_base[source + 1] - params.source_base[source];
-      if (source != params.ranks.rank && count > most_rows_) most_rows_ = count;
+      if (stages(source) && count > most_rows_) most_rows_ = count;
     }
   }
 
@@ -50,11 +52,19 @@ class StagedPieces {
   __device__ Piece next() { return params_.one_row_per_token ? next_of_sources() : next_of_experts(); }
 
  private:
+  __device__ static int num_sources(const CombineParams& params) {
+    if constexpr (Rows::kQuantized) return params.ranks.num_ranks;
+    return params.ranks.num_ranks < 2 ? 1 : params.ranks.num_ranks - 1;
+  }
+
+  __device__ bool stages(int source) const { return Rows::kQuantized || source != params_.ranks.rank; }
+
   /// Pieces have equal length; otherwise warps whose turn is always the last piece would have less to do.
   __device__ static std::int64_t piece_bytes_of(std::int64_t row_bytes) {
     const std::int64_t num_pieces = (row_bytes + kStagerPieceBytes - 1) / kStagerPieceBytes;
     if (num_pieces <= 1) return kStagerPieceBytes;
-    return ((row_bytes + num_pieces - 1) / num_pieces + kLandingBytes - 1) / kLandingBytes * kLandingBytes;
+    return ((row_bytes + num_pieces - 1) / num_pieces + Rows::kPieceGranule - 1) / Rows::kPieceGranule *
+           Rows::kPieceGranule;
   }
 
   __device__ Piece piece_at(std::int64_t row, std::int64_t offset, std::uint32_t round) const {
@@ -90,7 +100,7 @@ class StagedPieces {
     for (; row_ < num_rows; row_ += step_) {
       if (offset_ == 0) {
         const int source = params_.source[2 * row_];
-        if (source < 0 || source == params_.ranks.rank) continue;
+        if (source < 0 || !stages(source)) continue;
       }
       const Piece piece = piece_at(row_, offset_, 0);
       offset_ += piece.bytes;
@@ -117,10 +127,25 @@ class StagedPieces {
   std::int32_t num_rows_ = 0;
 };
 
-__device__ inline void stage_by_threads(const CombineParams& params, StagedPieces& pieces, RoundMarker& marker) {
+/// Quantises a piece of a row to its place in staging. `load` as for quantize_blocks. All lanes call it.
+template <typename Rows, typename Piece, typename Load>
+__device__ inline void quantize_piece(const CombineParams& params, const Piece& piece, Load load) {
+  const auto first = static_cast<int>(piece.offset / Rows::kPieceGranule);
+  const auto num_blocks = static_cast<int>(piece.bytes / Rows::kPieceGranule);
+  quantize_blocks<Rows::kIsFloat32>(load, first, first + num_blocks,
+                                    params.staging + piece.row * params.entry.rows_stride);
+}
+
+template <typename Rows>
+__device__ inline void stage_by_threads(const CombineParams& params, StagedPieces<Rows>& pieces, RoundMarker& marker) {
   constexpr int kUnroll = 8;
-  for (StagedPieces::Piece piece = pieces.next(); piece.bytes != 0; piece = pieces.next()) {
+  for (auto piece = pieces.next(); piece.bytes != 0; piece = pieces.next()) {
     marker.mark_before(piece.round);
+    if constexpr (Rows::kQuantized) {
+      const std::byte* row = params.x + piece.row * params.x_stride + piece.offset;
+      quantize_piece<Rows>(params, piece, [row](int at) { return *reinterpret_cast<const uint4*>(row + at); });
+      continue;
+    }
     const auto count = static_cast<int>(piece.bytes / sizeof(uint4));
     const auto* from = reinterpret_cast<const uint4*>(params.x + piece.row * params.x_stride + piece.offset);
     auto* to = reinterpret_cast<uint4*>(params.staging + piece.row * params.row_bytes + piece.offset);
@@ -142,10 +167,13 @@ __device__ inline void stage_by_threads(const CombineParams& params, StagedPiece
 /// The first pieces are awaited one by one, since peers have nothing else to sum yet.
 inline constexpr int kMarkTurns = 4;
 
-/// Stages by the copy engine, through the memory of the warp's sets.
+/// Stages through the memory of the warp's sets, into which the copy engine loads the rows. It also stores them, unless
+/// they are quantised: then the lanes store.
+template <typename Rows>
 class BulkStager {
  public:
-  __device__ BulkStager(const CombineParams& params, StagedPieces& pieces, RoundMarker& marker, const SumStages& stages)
+  __device__ BulkStager(const CombineParams& params, StagedPieces<Rows>& pieces, RoundMarker& marker,
+                        const SumStages& stages)
       : params_(params), pieces_(pieces), marker_(marker), stages_(stages) {}
 
   __device__ void run() {
@@ -167,12 +195,13 @@ class BulkStager {
       after = load(slot == 0 ? kStagerPieces - 1 : slot - 1);
       slot = slot + 1 == kStagerPieces ? 0 : slot + 1;
     }
+    if constexpr (Rows::kQuantized) return;
     if (lane_idx() == 0) wait_store_groups<0>();
     __syncwarp();
   }
 
  private:
-  using Piece = StagedPieces::Piece;
+  using Piece = typename StagedPieces<Rows>::Piece;
 
   __device__ std::byte* slot_data(int slot) const { return stages_.sets + slot * kStagerPieceBytes; }
 
@@ -181,7 +210,7 @@ class BulkStager {
     const Piece piece = pieces_.next();
     if (piece.bytes == 0) return piece;
     if (lane_idx() == 0) {
-      wait_store_reads<1>();
+      if constexpr (!Rows::kQuantized) wait_store_reads<1>();
       expect_loads(stages_.barriers + slot, piece.bytes);
       start_load(slot_data(slot), params_.x + piece.row * params_.x_stride + piece.offset, piece.bytes,
                  stages_.barriers + slot);
@@ -193,6 +222,12 @@ class BulkStager {
   __device__ void store(const Piece& piece, int slot) {
     wait_barrier(stages_.barriers + slot, parities_ >> slot & 1U);
     parities_ ^= 1U << slot;
+    if constexpr (Rows::kQuantized) {
+      const SharedAddress from = shared_address(slot_data(slot));
+      quantize_piece<Rows>(params_, piece, [from](int at) { return load_landed(from + at); });
+      __syncwarp();
+      return;
+    }
     if (lane_idx() == 0) {
       start_store(params_.staging + piece.row * params_.row_bytes + piece.offset, slot_data(slot), piece.bytes);
       close_store_group();
@@ -204,15 +239,17 @@ class BulkStager {
   /// any. `turn`: number of the piece just stored, from 0.
   __device__ void mark(const Piece& next, int turn) {
     if (next.bytes == 0 || turn < next_mark_) return;
-    if (lane_idx() == 0) wait_store_groups<0>();
-    __syncwarp();
+    if constexpr (!Rows::kQuantized) {
+      if (lane_idx() == 0) wait_store_groups<0>();
+      __syncwarp();
+    }
     marker_.mark_before(next.round);
     const int half = turn / 2;
     next_mark_ = turn + (half < 1 ? 1 : half < kMarkTurns ? half : kMarkTurns);
   }
 
   const CombineParams& params_;
-  StagedPieces& pieces_;
+  StagedPieces<Rows>& pieces_;
   RoundMarker& marker_;
   SumStages stages_;
   std::uint32_t parities_ = 0;
@@ -235,20 +272,21 @@ __device__ inline bool await_all_entered(const RankParams& ranks, std::uint64_t 
 
 /// Stages the rows of a block; each warp stages its own part. `stages`: as for summing, used only with kBulk. All
 /// threads of the block call it. Not inlined: it would push the summing code out of the instruction cache.
-template <bool kBulk>
+template <typename Rows, bool kBulk>
 __device__ __noinline__ inline void stage_rows(const CombineParams& params, const SumStages& stages,
                                                std::uint64_t epoch, const StageBlock& block) {
   if (warp_idx() == block.num_warps) {
     // Until a rank has entered this call, it still reads the words of `staged` that belong to the previous call.
     if (!await_all_entered(params.ranks, epoch)) return;
-    report_rounds(params.ranks, epoch,
-                  {block.idx, block.num_warps, static_cast<std::uint32_t>(params.rounds_between_reports)}, block.marks);
+    report_rounds<Rows::kQuantized>(
+        params.ranks, epoch, {block.idx, block.num_warps, static_cast<std::uint32_t>(params.rounds_between_reports)},
+        block.marks);
     return;
   }
-  StagedPieces pieces(params, block);
+  StagedPieces<Rows> pieces(params, block);
   RoundMarker marker(block.marks + warp_idx());
   if constexpr (kBulk) {
-    BulkStager(params, pieces, marker, stages).run();
+    BulkStager<Rows>(params, pieces, marker, stages).run();
   } else {
     stage_by_threads(params, pieces, marker);
   }

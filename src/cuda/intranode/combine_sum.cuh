@@ -4,12 +4,14 @@
 /// Summing by loads, for devices without the bulk copy engine: a warp takes every n-th token and adds its rows, 16
 /// bytes per lane, loading all rows of a step before it adds the first.
 
+#include "cuda/intranode/combine_fp8_rows.cuh"
+#include "cuda/intranode/combine_plain_rows.cuh"
 #include "cuda/intranode/combine_weights.cuh"
 
 namespace ferry::cuda::device {
 
 /// Sums tokens first, first + step, … below the number of tokens. One warp calls it.
-template <bool kFloat32>
+template <typename Rows>
 __device__ inline void sum_by_threads(const CombineParams& params, TermFinder& finder, const ReturnedWeights& weights,
                                       Terms& terms, int first, int step) {
   for (int token = first; token < params.num_tokens; token += step) {
@@ -23,10 +25,13 @@ __device__ inline void sum_by_threads(const CombineParams& params, TermFinder& f
     of_token.sum();
     std::byte* out = params.out_x + static_cast<std::int64_t>(token) * params.out_stride;
     // As many loads at a time as registers hold, in two shapes: few rows and many rows.
-    if (num_rows <= 4) {
-      sum_row<kFloat32, 4, 3>(terms, num_rows, out, params.row_bytes);
+    if constexpr (Rows::kQuantized) {
+      const auto num_channels = static_cast<int>(params.row_bytes / (Rows::kPieceGranule / kQuantBlockSize));
+      sum_wire_row<Rows::kIsFloat32>(terms, num_rows, params.wire_bias, {token, out, num_channels});
+    } else if (num_rows <= 4) {
+      sum_row<Rows::kIsFloat32, 4, 3>(terms, num_rows, out, params.row_bytes);
     } else {
-      sum_row<kFloat32, 8, 2>(terms, num_rows, out, params.row_bytes);
+      sum_row<Rows::kIsFloat32, 8, 2>(terms, num_rows, out, params.row_bytes);
     }
     __syncwarp();
   }

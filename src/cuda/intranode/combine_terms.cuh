@@ -19,11 +19,12 @@ struct Holder {
   std::int64_t num_stagers;  ///< number of blocks that stage the rows; 0: the rows need no staging
 };
 
-/// Holder described by a rank's entry.
+/// Holder described by a rank's entry. `kStagesOwn`: this rank too reads its rows from staging.
+template <bool kStagesOwn>
 __device__ inline Holder holder_of(const CombineParams& params, int rank, const ReceivedEntry& entry) {
   const RankParams& ranks = params.ranks;
   const std::byte* base = ranks.peer_bases[rank];
-  const bool self = rank == ranks.rank;
+  const bool self = !kStagesOwn && rank == ranks.rank;
   const std::int64_t rows_offset = entry.rows_offset();
   const std::int64_t rows_stride = entry.rows_stride();
   const std::int64_t flags = entry.flags();

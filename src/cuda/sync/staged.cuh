@@ -4,7 +4,7 @@
 /// Reports which rows a rank has staged for its peers. Each staging block reports alone: waiting for the other blocks
 /// first would add two trips to memory and a turn to a wait on which peers already depend. Rows are dealt to the B
 /// staging blocks: row i for a peer belongs to block i % B, in its round i / B. A word counts the rounds that are
-/// complete.
+/// complete. Rows that are quantised are staged for this rank too.
 ///
 ///   word              writer                     order                publishes
 ///   marks[w], shared  warp w of a staging block  st.release.cta /     the warp's writes in rounds before that one,
@@ -49,8 +49,9 @@ struct RoundReports {
   std::uint32_t num_rounds = 1;  ///< least number of rounds between two reports; fewer between the first ones
 };
 
-/// Reports the marks of this block's warps to the peers until all rounds are marked. All lanes of another warp of the
-/// block call it, after all ranks have entered the call.
+/// Reports the marks of this block's warps to the peers, and if `kToSelf` to this rank, until all rounds are marked.
+/// All lanes of another warp of the block call it, after all ranks have entered the call.
+template <bool kToSelf>
 __device__ inline void report_rounds(const RankParams& ranks, std::uint64_t epoch, const RoundReports& reports,
                                      const std::uint32_t* marks) {
   const auto load_least = [marks, &reports](auto load) {
@@ -68,7 +69,9 @@ __device__ inline void report_rounds(const RankParams& ranks, std::uint64_t epoc
     fence_system();
     const std::size_t word = static_cast<std::size_t>(ranks.rank) * kMaxCallBlocks + reports.block;
     for (int rank = lane_idx(); rank < ranks.num_ranks; rank += kWarpLanes) {
-      if (rank != ranks.rank) store_relaxed_system(control_of(ranks, rank).staged + word, progress_value(epoch, least));
+      if (kToSelf || rank != ranks.rank) {
+        store_relaxed_system(control_of(ranks, rank).staged + word, progress_value(epoch, least));
+      }
     }
     reported = least;
   }

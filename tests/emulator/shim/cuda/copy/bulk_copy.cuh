@@ -86,6 +86,8 @@ inline void wait_barrier(std::uint64_t* barrier, std::uint32_t parity) {
 }
 
 inline uint4 load_landed(SharedAddress address) { return *reinterpret_cast<const uint4*>(address); }
+inline uint2 load_landed_pair(SharedAddress address) { return *reinterpret_cast<const uint2*>(address); }
+inline float load_landed_float(SharedAddress address) { return *reinterpret_cast<const float*>(address); }
 
 struct EmulatedStore {
   void* to;
