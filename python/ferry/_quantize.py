@@ -12,6 +12,7 @@ from ferry._errors import InvalidArgument
 from ferry._memory import current_stream_of
 
 Quantization = Literal["fp8", "fp8_power_of_two", "fp8_ue8m0", "int8"]
+WireFormat = Literal["fp8"]
 
 _NUMBERS = {"fp8": 1, "fp8_power_of_two": 2, "fp8_ue8m0": 3, "int8": 4}  # of ferry::Quantization
 _BLOCK = 128  # kQuantBlockSize

@@ -12,6 +12,7 @@ from ferry import ops
 from ferry._errors import InvalidArgument
 from ferry._group import Group
 from ferry._placement import Placement
+from ferry._quantize import WireFormat
 from ferry._routing import Routing
 
 __all__ = ["ExpertParallel", "combine", "dispatch"]
@@ -73,19 +74,26 @@ class _Dispatch(torch.autograd.Function):
 class _Combine(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, routing: Routing[Group], y: torch.Tensor, weights: torch.Tensor | None, num_sms: int
+        ctx: Any,
+        routing: Routing[Group],
+        y: torch.Tensor,
+        weights: torch.Tensor | None,
+        num_sms: int,
+        wire_format: WireFormat | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         ctx.routing, ctx.num_sms, ctx.has_weights = routing, num_sms, weights is not None
-        combined = routing.group.combine(routing, _contiguous(y), weights=_contiguous(weights), num_sms=num_sms)
+        combined = routing.group.combine(
+            routing, _contiguous(y), weights=_contiguous(weights), num_sms=num_sms, wire_format=wire_format
+        )
         return combined.x, combined.weights
 
     @staticmethod
     def backward(
         ctx: Any, grad: torch.Tensor, grad_weights: torch.Tensor | None
-    ) -> tuple[None, torch.Tensor, torch.Tensor | None, None]:
+    ) -> tuple[None, torch.Tensor, torch.Tensor | None, None, None]:
         weights = grad_weights if ctx.has_weights else None
         rows, _, received_weights = _Dispatch.apply(ctx.routing, grad, weights, ctx.has_weights, ctx.num_sms)
-        return None, rows, received_weights, None
+        return None, rows, received_weights, None, None
 
 
 def dispatch(
@@ -100,11 +108,16 @@ def dispatch(
     return _Dispatch.apply(routing, x, topk_weights, True, num_sms)
 
 
-def combine(routing: Routing[Group], y: torch.Tensor, *, num_sms: int = 0) -> torch.Tensor:
+def combine(
+    routing: Routing[Group], y: torch.Tensor, *, num_sms: int = 0, wire_format: WireFormat | None = None
+) -> torch.Tensor:
     """The sum of each token's rows, with a gradient to ``y``. Collective, and so is its backward, which has the same
     ``num_sms``.
+
+    wire_format: see :meth:`ferry.Group.combine`. Gradients are not quantised: they are those of the sum of the rows as
+    given, as if quantising were the identity.
     """
-    return _Combine.apply(routing, y, None, num_sms)[0]
+    return _Combine.apply(routing, y, None, num_sms, wire_format)[0]
 
 
 class ExpertParallel(torch.nn.Module):

@@ -136,19 +136,21 @@ def _combine(
     num_topk: int,
     layout: str,
     max_recv_rows: int,
+    wire_format: str | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     routing = _routing_of(handle, "ferry.ops.combine")
     if num_tokens != routing.num_tokens:
         raise InvalidArgument(
             f"ferry.ops.combine: num_tokens is {num_tokens}, but {routing.num_tokens} tokens were routed"
         )
-    combined = routing.group.combine(routing, y.contiguous(), weights=None if weights is None else weights.contiguous())
+    weights = None if weights is None else weights.contiguous()
+    combined = routing.group.combine(routing, y.contiguous(), weights=weights, wire_format=wire_format)
     sums = combined.weights if combined.weights is not None else y.new_empty(0, dtype=torch.float32)
     return combined.x, sums
 
 
 @_combine.register_fake
-def _(handle, y, num_tokens, weights, num_topk, layout, max_recv_rows):
+def _(handle, y, num_tokens, weights, num_topk, layout, max_recv_rows, wire_format=None):
     sums = y.new_empty(0, dtype=torch.float32)
     if weights is not None:
         sums = weights.new_empty(num_tokens, num_topk)
@@ -156,13 +158,18 @@ def _(handle, y, num_tokens, weights, num_topk, layout, max_recv_rows):
 
 
 def combine(
-    handle: torch.Tensor, y: torch.Tensor, num_tokens: int, layout: str = "tokens", max_recv_rows: int = 0
+    handle: torch.Tensor,
+    y: torch.Tensor,
+    num_tokens: int,
+    layout: str = "tokens",
+    max_recv_rows: int = 0,
+    wire_format: str | None = None,
 ) -> torch.Tensor:
     """As :meth:`ferry.Group.combine`: y [N, H] -> [T, H], T being ``num_tokens``. Collective, and so is its backward.
 
-    layout and max_recv_rows as given to route.
+    layout and max_recv_rows as given to route. wire_format: as for :func:`ferry.nn.combine`.
     """
-    return _combine(handle, y, num_tokens, None, 0, layout, max_recv_rows)[0]
+    return _combine(handle, y, num_tokens, None, 0, layout, max_recv_rows, wire_format)[0]
 
 
 @torch.library.custom_op("ferry::expert_row_offsets", mutates_args=())
@@ -202,7 +209,7 @@ def _dispatch_backward(ctx, grad_x, _, grad_weights):
 
 
 def _keep_combine(ctx, inputs, output) -> None:
-    handle, _, _, weights, _, layout, max_recv_rows = inputs
+    handle, _, _, weights, _, layout, max_recv_rows, _ = inputs
     ctx.save_for_backward(handle)
     ctx.options = (weights is not None, layout, max_recv_rows)
 
@@ -211,7 +218,7 @@ def _combine_backward(ctx, grad, grad_sums):
     has_weights, layout, max_recv_rows = ctx.options
     sent = grad_sums if has_weights else None  # a combine with weights is itself the gradient of a dispatch
     rows, _, weights = dispatch(ctx.saved_tensors[0], grad, sent, layout, max_recv_rows)
-    return None, rows, None, weights if has_weights else None, None, None, None
+    return None, rows, None, weights if has_weights else None, None, None, None, None
 
 
 dispatch.register_autograd(_dispatch_backward, setup_context=_keep_dispatch)

@@ -51,6 +51,15 @@ nb::list biases_of(const Calls& calls, nb::handle bias) {
   return biases;
 }
 
+WireFormat wire_format_of(nb::handle format) {
+  if (format.is_none()) return WireFormat::kAsGiven;
+  static const Name fp8("fp8");
+  const int equal = PyObject_RichCompareBool(format.ptr(), fp8.ptr(), Py_EQ);
+  if (equal < 0) nb::raise_python_error();
+  if (equal == 1) return WireFormat::kFp8;
+  refuse("combine: wire_format is " + repr_of(format) + ", expected None or 'fp8'");
+}
+
 Layout layout_of(nb::handle layout) {
   // In the order of Layout.
   static const std::array names{Name("tokens"), Name("experts"), Name("slab")};
@@ -173,7 +182,8 @@ nb::object dispatch(const Calls& calls, nb::handle owner, nb::handle routing, nb
 
 /// A ferry.Combined.
 nb::object combine(const Calls& calls, nb::handle owner, nb::handle routing, nb::handle x, nb::handle weights,
-                   nb::handle bias, bool weighted, nb::handle topk_weights, nb::handle out, nb::handle num_sms) {
+                   nb::handle bias, bool weighted, nb::handle topk_weights, nb::handle out, nb::handle num_sms,
+                   nb::handle wire_format) {
   const char* const operation = "combine";
   const Place place = calls.place();
   const Stream stream = calls.allocator().any_stream();
@@ -194,6 +204,7 @@ nb::object combine(const Calls& calls, nb::handle owner, nb::handle routing, nb:
         read.in.topk_weights = view_of(topk_weights, place, operation, "topk_weights");
         read.out = view_of(out, place, operation, "out");
         read.options.weighted = weighted;
+        read.options.wire_format = wire_format_of(wire_format);
         return read;
       },
       [&] { calls.refuse_combine(calls.routing_or_none(routing, owner), stream); });
@@ -214,7 +225,7 @@ void define_calls(nb::module_& module) {
            "topk_weights"_a.none(), "out"_a.none(), "out_scales"_a.none(), "out_source"_a.none(), "tables"_a,
            "zero_padding"_a, "num_sms"_a.none(), "quantize"_a.none())
       .def("combine", &combine, "owner"_a, "routing"_a.none(), "x"_a.none(), "weights"_a.none(), "bias"_a.none(),
-           "weighted"_a, "topk_weights"_a.none(), "out"_a.none(), "num_sms"_a.none())
+           "weighted"_a, "topk_weights"_a.none(), "out"_a.none(), "num_sms"_a.none(), "wire_format"_a.none())
       .def("refuse_route", [](const Calls& self) { self.refuse_route(self.allocator().any_stream()); })
       .def(
           "refuse_combine",

@@ -175,6 +175,38 @@ def test_fp8_rows_with_strided_scales(device: str) -> None:
     run_ranks(2, check_fp8, make_world(2, 6, [5, 8]), device)
 
 
+def check_fp8_on_the_wire(rank: int, world: World, kind: str) -> None:
+    device = device_of(rank, kind)
+    world = world.to(device)
+    group = ferry.Group(dist.group.WORLD, device=device)
+    routing = group.route(world.topk_idx[rank], num_experts=world.num_experts)
+    y = group.dispatch(routing, world.x[rank], tables=False).x * (rank + 1)
+    bias = torch.ones_like(world.x[rank])
+    combined = group.combine(routing, y, bias=bias, wire_format="fp8")
+    for token, row in enumerate(world.x[rank]):
+        total = bias[token].float()
+        for other in world.ranks_of(rank, token):
+            quantized = ferry.quantize((row * (other + 1)).unsqueeze(0), "fp8")
+            scales = quantized.scales.repeat_interleave(128, dim=1)
+            total = total + (quantized.x.float() * scales)[0]
+        assert torch.equal(combined.x[token], total.to(row.dtype)), token
+    as_given = group.combine(routing, y, bias=bias)
+    assert len(bias) == 0 or not torch.equal(as_given.x, combined.x)
+    with pytest.raises(ferry.InvalidArgument, match="wire_format is 'int8', expected None or 'fp8'"):
+        group.combine(routing, y, wire_format="int8")
+    with pytest.raises(ferry.InvalidArgument, match="ranks disagree on wire_format"):
+        group.combine(routing, y, wire_format="fp8" if rank == 0 else None)
+    narrow = y[:, :64].contiguous()
+    with pytest.raises(ferry.InvalidArgument, match="multiple of 128"):
+        group.combine(routing, narrow, wire_format="fp8")
+    group.destroy()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_combine_quantises_on_the_wire(dtype: torch.dtype, device: str) -> None:
+    run_ranks(3, check_fp8_on_the_wire, make_world(3, 6, [5, 0, 8], hidden=256, dtype=dtype), device)
+
+
 def check_cached(rank: int, world: World, kind: str) -> None:
     device = device_of(rank, kind)
     world = world.to(device)

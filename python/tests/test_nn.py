@@ -70,6 +70,38 @@ def test_layer_and_its_gradients(alignment: int, device: str) -> None:
     run_ranks(3, check_layer, make_world(3, 7, [6, 0, 9], hidden=HIDDEN, dtype=torch.float32), alignment, device)
 
 
+def check_fp8_gradients(rank: int, world: World, by_operators: bool, kind: str) -> None:
+    device = device_of(rank, kind)
+    world = world.to(device)
+    group = ferry.Group(dist.group.WORLD, device=device)
+    idx, weights, num_experts = world.topk_idx[rank], world.topk_weights[rank], world.num_experts
+    routing = group.route(idx, weights, num_experts=num_experts)
+    handle = ferry.ops.route(idx, weights, group.key, num_experts) if by_operators else None
+    rows = group.dispatch(routing, world.x[rank], tables=False).x
+    sums, gradients = [], []
+    for wire_format in (None, "fp8"):
+        y = rows.clone().requires_grad_()
+        if handle is not None:
+            out = ferry.ops.combine(handle, y, routing.num_tokens, wire_format=wire_format)
+        else:
+            out = ferry.nn.combine(routing, y, wire_format=wire_format)
+        (out * world.x[rank]).sum().backward()
+        sums.append(out.detach())
+        gradients.append(y.grad)
+    assert torch.equal(sums[1], group.combine(routing, rows, wire_format="fp8").x)
+    assert not torch.equal(*sums)
+    # Backward is a dispatch of the sums' gradients, which are not quantised.
+    assert torch.equal(*gradients)
+    assert torch.equal(gradients[0], rows)
+    group.destroy()
+
+
+@pytest.mark.parametrize("by_operators", [False, True])
+def test_fp8_on_the_wire_leaves_gradients_as_they_are(by_operators: bool, device: str) -> None:
+    world = make_world(2, 6, [5, 7], hidden=128, dtype=torch.float32)
+    run_ranks(2, check_fp8_gradients, world, by_operators, device)
+
+
 def penalised(out: torch.Tensor, *inputs: torch.Tensor) -> torch.Tensor:
     """A loss with a gradient penalty, whose gradients are of second order."""
     loss = out.square().sum()
