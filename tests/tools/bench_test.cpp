@@ -77,6 +77,17 @@ TEST(Bench, BytesOfOneHotRoutingFollowTheFormula) {
   EXPECT_EQ(results[2]["busiest_rank_bytes"], 48 * (kDispatchRow + 512));
 }
 
+TEST(Bench, CombineQuantisesItsRowsOnRequest) {
+  for (const char* layout : {"tokens", "experts", "slab"}) {
+    const json results = results_of({"--combine-wire", "fp8", "--routing", "one-hot", "--layout", layout});
+    ASSERT_EQ(results.size(), 3U);
+    const std::int64_t num_rows = layout == std::string("tokens") ? 64 : 128;
+    EXPECT_EQ(results[0]["dtype"], "bf16");
+    EXPECT_EQ(results[1]["dtype"], "fp8");
+    EXPECT_EQ(results[1]["logical_bytes"], num_rows * (256 + 2 * 4)) << layout;
+  }
+}
+
 TEST(Bench, Fp8RowsAreHalfTheSizeAndCarryScales) {
   const json results = results_of({"--routing", "one-hot", "--dtype", "fp8"});
   ASSERT_EQ(results.size(), 3U);
@@ -208,6 +219,11 @@ TEST(Bench, RefusesWrongArguments) {
       {"--op", "dispatch", "--count-load"},
       {"--op", "combine", "--no-cached", "--count-load"},
       {"--op", "latency-pair", "--count-load"},
+      {"--combine-wire", "int8"},
+      {"--combine-wire", "fp8", "--hidden", "192"},
+      {"--combine-wire", "fp8", "--op", "dispatch"},
+      {"--combine-wire", "fp8", "--op", "latency-pair"},
+      {"--combine-wire", "fp8", "--ranks", "4", "--nodes", "2"},
   };
   for (const auto& more : all) {
     std::vector<std::string> arguments = {"bench"};

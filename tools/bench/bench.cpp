@@ -109,6 +109,16 @@ Status check_shape(const BenchPlan& plan) {
   if (plan.returns_weights && (plan.latency() || !plan.measures_combine() || plan.layout != Layout::kTokens)) {
     return {ErrorCode::kInvalidArgument, "--return-weights needs --op combine or pair, and --layout tokens"};
   }
+  if (plan.wire_format != WireFormat::kAsGiven) {
+    if (plan.latency() || !plan.measures_combine() || plan.num_nodes > 1) {
+      return {ErrorCode::kInvalidArgument, "--combine-wire fp8 needs --op combine or pair, and one node"};
+    }
+    if (plan.hidden % kQuantBlockSize != 0) {
+      return {ErrorCode::kInvalidArgument,
+              fmt::format("--combine-wire fp8 needs a --hidden that is a multiple of {}, not {}", kQuantBlockSize,
+                          plan.hidden)};
+    }
+  }
   if (plan.payload_bytes() % kRowGranuleBytes != 0 || plan.combine_row_bytes() % kRowGranuleBytes != 0) {
     return {ErrorCode::kInvalidArgument,
             fmt::format("--hidden {} makes rows of {} bytes; rows are multiples of {} bytes", plan.hidden,
@@ -287,6 +297,9 @@ void add_bench_command(CLI::App& app, int* exit_code) {
                     "Timed routes add the load of experts to counters (so do dispatches with --no-cached)");
   add_choice<BenchDType>(*command, "--dtype", &plan.dtype, {{"bf16", BenchDType::kBfloat16}, {"fp8", BenchDType::kFp8}},
                          "Payload of dispatch (default bf16); combine is always bf16");
+  add_choice<WireFormat>(*command, "--combine-wire", &plan.wire_format,
+                         {{"as-given", WireFormat::kAsGiven}, {"fp8", WireFormat::kFp8}},
+                         "Rows of combine on their way (default as-given): as they are, or quantised to FP8");
   add_choice<Layout>(*command, "--layout", &plan.layout,
                      {{"tokens", Layout::kTokens}, {"experts", Layout::kExperts}, {"slab", Layout::kSlab}},
                      "Layout of received rows (default tokens); combine is weighted in the other two");

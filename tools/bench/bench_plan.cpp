@@ -91,6 +91,8 @@ std::string_view name_of(CopyPath path) {
   return "?";
 }
 
+std::string_view name_of(WireFormat format) { return format == WireFormat::kFp8 ? "fp8" : "as-given"; }
+
 BenchOp BenchPlan::reference_op() const {
   if (op == BenchOp::kLatencyPair) return BenchOp::kRouteDispatchCombine;
   return op == BenchOp::kLatencyDispatch ? BenchOp::kRouteDispatch : BenchOp::kCombine;
@@ -125,6 +127,11 @@ std::int64_t BenchPlan::metadata_bytes() const {
 }
 
 std::int64_t BenchPlan::combine_row_bytes() const { return hidden * kBfloat16Bytes; }
+
+std::int64_t BenchPlan::combine_sent_row_bytes() const {
+  if (wire_format == WireFormat::kAsGiven) return combine_row_bytes();
+  return hidden + hidden / kQuantBlockSize * static_cast<std::int64_t>(sizeof(float));
+}
 
 std::int64_t BenchPlan::dispatch_wire_row_bytes() const {
   return payload_bytes() + dispatch_record_bytes(scale_bytes(), num_topk, !latency());

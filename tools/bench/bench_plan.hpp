@@ -46,6 +46,7 @@ std::string_view name_of(Layout layout);
 std::string_view name_of(Quantization quantize);
 std::string_view name_of(CombineOrder order);
 std::string_view name_of(CopyPath path);
+std::string_view name_of(WireFormat format);
 
 struct BenchPlan {
   BenchOp op = BenchOp::kPair;
@@ -70,9 +71,10 @@ struct BenchPlan {
   BenchDType dtype = BenchDType::kBfloat16;
   Layout layout = Layout::kTokens;
   BenchMemory memory = BenchMemory::kSymmetric;
-  bool returns_weights = false;  ///< combine: weights of kTokens return with the rows
-  bool cached = true;            ///< dispatch reuses one Routing; otherwise it routes first each time
-  std::string routing_name;      ///< as given by the user
+  WireFormat wire_format = WireFormat::kAsGiven;  ///< of combine
+  bool returns_weights = false;                   ///< combine: weights of kTokens return with the rows
+  bool cached = true;                             ///< dispatch reuses one Routing; otherwise it routes first each time
+  std::string routing_name;                       ///< as given by the user
   RoutingKind routing = RoutingKind::kRandom;
   std::optional<Trace> trace;  ///< replaces `routing`
   // Latency mode:
@@ -124,6 +126,8 @@ struct BenchPlan {
   std::int64_t dispatch_row_bytes() const { return payload_bytes() + scale_bytes() + metadata_bytes(); }
   /// Bytes of one returned row, which is always bf16.
   std::int64_t combine_row_bytes() const;
+  /// The same as it crosses to another rank of the node.
+  std::int64_t combine_sent_row_bytes() const;
   /// Bytes of these rows on the network, where ids are i32 and the metadata of a row is padded.
   std::int64_t dispatch_wire_row_bytes() const;
   std::int64_t combine_wire_row_bytes() const;

@@ -282,7 +282,7 @@ class Summary {
 
   OpResult combine(const MovedRows& moved) const {
     OpResult result = operation(
-        plan_.combine_op(), moved, plan_.combine_row_bytes(),
+        plan_.combine_op(), moved, plan_.combine_sent_row_bytes(),
         {Series::kCombine, Series::kCombineLimit, Series::kCombineHost, Series::kCombineInRow, Series::kCombineSend});
     result.wire = wire_of(plan_, outcome_, &RankWire::combine);
     return result;

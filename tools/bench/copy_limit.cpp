@@ -24,7 +24,7 @@ void copy_as_dispatch(const BenchPlan& plan, const BenchBuffers& buffers, const 
 }
 
 void copy_as_combine(const BenchPlan& plan, const BenchBuffers& buffers, std::int64_t num_sent_rows) {
-  const std::int64_t row_bytes = plan.combine_row_bytes();
+  const std::int64_t row_bytes = plan.combine_sent_row_bytes();
   const std::int64_t num_rows = (num_sent_rows + plan.num_tokens) / 2;
   for (std::int64_t row = 0; row < num_rows; ++row) {
     std::memcpy(buffers.y.row(num_rows + row, row_bytes), buffers.y.row(row, row_bytes),

@@ -198,7 +198,7 @@ Status time_limits(const BenchPlan& plan, const Operations& operations, RankCont
   if (plan.measures_dispatch()) {
     if (Status status = measure(plan.dispatch_op(), plan.dispatch_row_bytes()); !status) return status;
   }
-  return plan.measures_combine() ? measure(plan.combine_op(), plan.combine_row_bytes()) : Status();
+  return plan.measures_combine() ? measure(plan.combine_op(), plan.combine_sent_row_bytes()) : Status();
 }
 
 /// True if the settings do not suit this GPU or memory; every rank gets the same result, and the group remains usable.

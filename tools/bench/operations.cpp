@@ -209,6 +209,7 @@ Status Operations::combine() {
   }
   CombineOptions options;
   options.weighted = plan_.combine_is_weighted();
+  options.wire_format = plan_.wire_format;
   options.kernel = kernel_;
   return group_->combine(routing_, in, out, device_.stream(), options);
 }

@@ -23,9 +23,10 @@ std::string two_decimals(const std::optional<double>& value) { return value ? fm
 
 Json nullable(const std::optional<double>& value) { return value ? Json(*value) : Json(nullptr); }
 
-/// Type of the rows of this operation: returned rows are always bf16.
+/// Type of the rows of this operation as they cross: returned rows are bf16, unless combine quantises them.
 std::string_view dtype_of(const BenchPlan& plan, BenchOp op) {
-  return op == plan.combine_op() || op == BenchOp::kCombine ? name_of(BenchDType::kBfloat16) : name_of(plan.dtype);
+  if (op != plan.combine_op() && op != BenchOp::kCombine) return name_of(plan.dtype);
+  return name_of(plan.wire_format == WireFormat::kFp8 ? BenchDType::kFp8 : BenchDType::kBfloat16);
 }
 
 /// Replaces the limits: copies in memory do not bound a network.
@@ -140,9 +141,11 @@ std::string formulas(const BenchPlan& plan) {
                         plan.dispatch_row_bytes(), plan.payload_bytes(), plan.scale_bytes(), plan.metadata_bytes());
   }
   if (plan.measures_combine()) {
-    text +=
-        fmt::format("combine row    {} B, bf16{}\n", plan.combine_row_bytes(),
-                    plan.dtype == BenchDType::kFp8 ? " (expert outputs return as bf16 whatever came out as fp8)" : "");
+    const std::int64_t sent_bytes = plan.combine_sent_row_bytes();
+    text += fmt::format(
+        "combine row    {} B, bf16{}{}\n", plan.combine_row_bytes(),
+        sent_bytes != plan.combine_row_bytes() ? fmt::format("; quantised to {} B to cross", sent_bytes) : "",
+        plan.dtype == BenchDType::kFp8 ? " (expert outputs return as bf16 whatever came out as fp8)" : "");
   }
   text += plan.latency() ? latency_formulas(plan)
                          : "logical bytes  rows received by all ranks x bytes of a row; wire bytes leave out rows from "
