@@ -114,8 +114,9 @@ struct CombineOptions {
   /// kFp8: every row, also one that stays on its rank, is quantised as quantize_fp8 (Fp8ScaleFormat::kFloat32) does it,
   /// and its value in the sum is q * scale in f32, rounded once; so the sums do not depend on where experts are. Biases
   /// and weights are not quantised. A NaN stays NaN; an infinity makes its block of 128 channels NaN, as its scale is
-  /// infinite. H is a multiple of 128 (kInvalidArgument); groups of several nodes refuse it (kUnsupported: not yet).
-  /// The same on every rank. Takes staging memory for all received rows, also where the input is symmetric memory.
+  /// infinite. H is a multiple of 128 (kInvalidArgument); groups of several nodes, and those with GroupOptions::verify,
+  /// refuse it (kUnsupported: not yet). The same on every rank. Takes staging memory for all received rows, also where
+  /// the input is symmetric memory.
   WireFormat wire_format = WireFormat::kAsGiven;
 };
 

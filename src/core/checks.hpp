@@ -27,7 +27,7 @@ Status check_dispatch(const RoutingState& routing, const DispatchInput& in, cons
 Status check_combine(const RoutingState& routing, const CombineInput& in, const CombineOutput& out,
                      const CombineOptions& options, CombineCall& call);
 /// Whether the ranks of a group can combine in this format.
-Status check_wire_reach(WireFormat wire_format, const Topology& topology);
+Status check_wire_reach(WireFormat wire_format, const Topology& topology, bool verifies);
 
 /// Fills everything but `record`, `stream` and `wait_times_ns`.
 Status check_latency_dispatch(const LatencyDispatchInput& in, const LatencyDispatchOutput& out,

@@ -245,7 +245,7 @@ Status Group::combine(const Routing& routing, const CombineInput& in, const Comb
   Status status = check_stream("combine", stream);
   if (status.ok()) status = belongs;
   if (status.ok()) status = check_combine(*routing.state_, in, out, options, call);
-  if (status.ok()) status = check_wire_reach(call.wire_format, topology());
+  if (status.ok()) status = check_wire_reach(call.wire_format, topology(), options_->verify);
   if (!status.ok()) {
     call.record.set_status(status);
   } else {

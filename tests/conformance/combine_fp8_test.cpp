@@ -14,9 +14,10 @@ namespace {
 constexpr std::array<Layout, 3> kLayouts = {Layout::kTokens, Layout::kExperts, Layout::kSlab};
 constexpr std::array<DType, 2> kDTypes = {DType::kBfloat16, DType::kFloat32};
 
-std::vector<BackendConfig> configs(bool several_nodes) {
-  std::vector<BackendConfig> all = backend_configs();
-  std::erase_if(all, [several_nodes](const BackendConfig& one) { return one.several_nodes != several_nodes; });
+/// Configurations whose groups take FP8, or those whose groups refuse it.
+std::vector<BackendConfig> configs(bool takes_fp8) {
+  std::vector<BackendConfig> all = exchange_configs();
+  std::erase_if(all, [takes_fp8](const BackendConfig& one) { return takes_fp8 == (one.several_nodes || one.verify); });
   return all;
 }
 
@@ -190,13 +191,13 @@ TEST_P(CombineFp8, MistakesAreRefusedOnEveryRank) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, CombineFp8, ::testing::ValuesIn(configs(false)), config_name);
+INSTANTIATE_TEST_SUITE_P(Backends, CombineFp8, ::testing::ValuesIn(configs(true)), config_name);
 
-using CombineFp8Nodes = CombineFp8;
+using CombineFp8Refused = CombineFp8;
 
-TEST_P(CombineFp8Nodes, IsRefused) {
+TEST_P(CombineFp8Refused, OverNodesAndWhereRowsAreVerified) {
   ExchangeCase spec;
-  spec.name = "several nodes";
+  spec.name = "refused";
   spec.world = {.num_ranks = 4, .num_topk = 2, .num_experts = 8, .max_tokens = 4};
   spec.combines = {{.hidden = 128}};
   const PreparedCase prepared = prepare(spec);
@@ -207,14 +208,15 @@ TEST_P(CombineFp8Nodes, IsRefused) {
     tensors.options.wire_format = WireFormat::kFp8;
     const Status status =
         finish(group, group.combine(routing, tensors.in, tensors.out, stream_of(group), tensors.options));
-    context.expect_code(status, ErrorCode::kUnsupported, "several nodes");
-    context.expect(status.message().find("a group of 2 nodes") != std::string_view::npos, status.to_string());
-    tensors.expect_untouched(context, "several nodes: ");
+    context.expect_code(status, ErrorCode::kUnsupported, "refused");
+    const char* const reason = GetParam().several_nodes ? "a group of 2 nodes" : "GroupOptions::verify";
+    context.expect(status.message().find(reason) != std::string_view::npos, status.to_string());
+    tensors.expect_untouched(context, "refused: ");
     check_combine(context, group, routing, prepared, 0);
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, CombineFp8Nodes, ::testing::ValuesIn(configs(true)), config_name);
+INSTANTIATE_TEST_SUITE_P(Backends, CombineFp8Refused, ::testing::ValuesIn(configs(false)), config_name);
 
 }  // namespace
 }  // namespace ferry::test
