@@ -52,7 +52,7 @@ std::optional<RecordedCall> read_call(const FlightRecord& record, std::uint64_t 
   call.called_ns = entry.called_ns.load(memory_order_relaxed);
   if (call.phase >= CallPhase::kLaunched) {
     call.ended_ns = entry.ended_ns.load(memory_order_relaxed);
-    call.code = enumerator_of(entry.code.load(memory_order_relaxed), ErrorCode::kInternal, ErrorCode::kInternal);
+    call.code = enumerator_of(entry.code.load(memory_order_relaxed), ErrorCode::kDataCorrupt, ErrorCode::kInternal);
     call.peer = entry.peer.load(memory_order_relaxed);
   }
   std::atomic_thread_fence(std::memory_order_acquire);
