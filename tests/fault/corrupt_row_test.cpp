@@ -101,6 +101,7 @@ TEST_P(CorruptDispatch, NamesTheRow) {
       SmallExchange exchange(group, GetParam().symmetric);
       context.expect_ok(exchange.route(), "route");
       const Status status = exchange.dispatch();
+      meet(context);
       if (context.rank() != kReceiver) {
         context.expect_code(status, ErrorCode::kDataCorrupt, "dispatch");
         return;
@@ -121,6 +122,7 @@ TEST_P(CorruptDispatch, CountsTheRows) {
     SmallExchange exchange(group, GetParam().symmetric);
     context.expect_ok(exchange.route(), "route");
     const Status status = exchange.dispatch();
+    meet(context);
     if (context.rank() != kReceiver) return;
     const auto num_rows = exchange.routing().num_used_rows();
     expect_found(context, group, status, source_of(exchange.routing(), 0).first,
@@ -141,6 +143,7 @@ TEST_P(CorruptCombine, NamesTheHolder) {
       context.expect_ok(exchange.route(), "route");
       context.expect_ok(exchange.dispatch(), "dispatch");
       const Status status = exchange.combine();
+      meet(context);
       context.expect_code(status, ErrorCode::kDataCorrupt, "combine");
       if (context.rank() != kReader) return;
       expect_found(context, group, status, status.peer(),
@@ -161,6 +164,7 @@ TEST_P(CorruptLatency, DispatchNamesTheHop) {
     SmallLatencyExchange exchange(group, GetParam().symmetric);
     context.expect_ok(exchange.send_dispatch(), "send");
     const Status status = exchange.receive();
+    meet(context);
     if (context.rank() != kReceiver) return;
     expect_found(context, group, status, status.peer(),
                  {"latency_dispatch", fmt::format("row {} (token ", kRow),
@@ -177,6 +181,7 @@ TEST_P(CorruptLatency, CombineNamesTheHop) {
     context.expect_ok(exchange.receive(), "receive");
     Status status = exchange.send_combine();
     if (status.ok()) status = exchange.receive();
+    meet(context);
     if (context.rank() != kReader) return;
     expect_found(context, group, status, status.peer(),
                  {"latency_combine", fmt::format("hop rank {} -> rank {};", status.peer(), kReader)});

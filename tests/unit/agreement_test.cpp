@@ -173,7 +173,8 @@ class FakeBootstrap final : public Bootstrap {
 };
 
 TEST(GatherOrFail, AFailureOfAnotherRankHasACodeAndARankThatExist) {
-  for (const std::int32_t number : {-1, 10, std::numeric_limits<std::int32_t>::max()}) {
+  constexpr auto kNoCode = static_cast<std::int32_t>(ErrorCode::kDataCorrupt) + 1;
+  for (const std::int32_t number : {-1, kNoCode, std::numeric_limits<std::int32_t>::max()}) {
     const std::array<std::int32_t, 2> code_and_peer{number, number};
     const auto bytes = std::as_bytes(std::span(code_and_peer));
     FakeBootstrap bootstrap({bytes.begin(), bytes.end()});

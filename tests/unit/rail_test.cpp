@@ -62,7 +62,7 @@ TEST(CallHeader, WithEnumeratorsThatDoNotExistIsRefused) {
   header = route_header();
   header.record.code = static_cast<ErrorCode>(-1);
   EXPECT_EQ(parse(header).code(), ErrorCode::kTransport);
-  header.record.code = static_cast<ErrorCode>(10);
+  header.record.code = static_cast<ErrorCode>(static_cast<int>(ErrorCode::kDataCorrupt) + 1);
   EXPECT_EQ(parse(header).code(), ErrorCode::kTransport);
 }
 

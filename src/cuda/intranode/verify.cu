@@ -132,7 +132,7 @@ __device__ std::uint64_t sum_sent_tables(const DispatchParams& call, const Desti
 }
 
 __global__ void __launch_bounds__(kVerifyThreads)
-    seal_dispatch_kernel(const __grid_constant__ DispatchVerifyParams params) {
+    seal_sent_kernel(const __grid_constant__ DispatchVerifyParams params) {
   const DispatchParams& call = params.call;
   if (is_broken(call.ranks) || call.summary->valid == 0) return;
   if (blockIdx.x == 0 && threadIdx.x == 0) begin_state(*params.tables.state);
@@ -200,7 +200,7 @@ __device__ bool has_moved(const RankParams& ranks) {
 }
 
 __global__ void __launch_bounds__(kVerifyThreads)
-    verify_dispatch_kernel(const __grid_constant__ DispatchVerifyParams params) {
+    verify_received_kernel(const __grid_constant__ DispatchVerifyParams params) {
   const RankParams& ranks = params.call.ranks;
   const CallStart start = start_call(ranks, params.call.summary);
   if (start.broken || !start.routed || !has_moved(ranks)) return;
@@ -240,7 +240,7 @@ __device__ int num_row_weights(const CombineVerifyParams& params) {
 }
 
 __global__ void __launch_bounds__(kVerifyThreads)
-    seal_combine_kernel(const __grid_constant__ CombineVerifyParams params) {
+    seal_returned_kernel(const __grid_constant__ CombineVerifyParams params) {
   const CombineParams& call = params.call;
   if (is_broken(call.ranks) || call.summary->valid == 0) return;
   if (blockIdx.x == 0 && threadIdx.x == 0) begin_state(*params.tables.state);
@@ -289,7 +289,7 @@ __device__ void set_gate(const CombineVerifyParams& params, bool go) {
 }
 
 __global__ void __launch_bounds__(kVerifyThreads)
-    verify_combine_kernel(const __grid_constant__ CombineVerifyParams params) {
+    verify_returned_kernel(const __grid_constant__ CombineVerifyParams params) {
   const RankParams& ranks = params.call.ranks;
   const bool refuses = params.entry.agreement == 0;
   const CallStart start = start_call(ranks, params.call.summary);
@@ -332,27 +332,27 @@ cudaError_t launch(void (*kernel)(Params), const Params& params, cudaStream_t st
 }  // namespace
 
 cudaError_t launch_seal_dispatch(const DispatchVerifyParams& params, cudaStream_t stream) {
-  return launch(seal_dispatch_kernel, params, stream);
+  return launch(seal_sent_kernel, params, stream);
 }
 
 cudaError_t launch_verify_dispatch(const DispatchVerifyParams& params, cudaStream_t stream) {
-  return launch(verify_dispatch_kernel, params, stream);
+  return launch(verify_received_kernel, params, stream);
 }
 
 cudaError_t launch_seal_combine(const CombineVerifyParams& params, cudaStream_t stream) {
-  return launch(seal_combine_kernel, params, stream);
+  return launch(seal_returned_kernel, params, stream);
 }
 
 cudaError_t launch_verify_combine(const CombineVerifyParams& params, cudaStream_t stream) {
-  return launch(verify_combine_kernel, params, stream);
+  return launch(verify_returned_kernel, params, stream);
 }
 
 cudaError_t load_verify_kernels() {
   cudaFuncAttributes attributes;
-  cudaError_t error = cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(seal_dispatch_kernel));
+  cudaError_t error = cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(seal_sent_kernel));
   for (const void* kernel :
-       {reinterpret_cast<const void*>(verify_dispatch_kernel), reinterpret_cast<const void*>(seal_combine_kernel),
-        reinterpret_cast<const void*>(verify_combine_kernel)}) {
+       {reinterpret_cast<const void*>(verify_received_kernel), reinterpret_cast<const void*>(seal_returned_kernel),
+        reinterpret_cast<const void*>(verify_returned_kernel)}) {
     if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, kernel);
   }
   return error;

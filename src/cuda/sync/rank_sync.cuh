@@ -53,9 +53,11 @@ __device__ inline int first_waiting_word(const RankParams& ranks, Awaited awaite
 }
 
 /// Shows the host that a thread waits for `peer`. Not inlined: only threads that have waited for milliseconds call it.
+/// Volatile stores are relaxed ones of system scope (PTX ISA, volatile operations); no thread waits for this one, and
+/// emulated kernels count the other stores as progress.
 __device__ __noinline__ inline void show_wait(const RankParams& ranks, Awaited awaited, int peer, std::uint64_t now) {
-  store_relaxed_system(ranks.report->waiting.words + first_waiting_word(ranks, awaited) + peer,
-                       WaitingWords::word_of(awaited, now));
+  volatile std::uint64_t* const words = ranks.report->waiting.words;
+  words[first_waiting_word(ranks, awaited) + peer] = WaitingWords::word_of(awaited, now);
 }
 
 /// Lower 32 bits of an epoch, for 64-bit words that also carry other data.
