@@ -59,8 +59,8 @@ void expect_cause(const RecordedGroup& group, DiagnosisKind kind, int rank, int 
   }
 }
 
-const std::string kEntry = "to make the same call";
-const std::string kDone = "to finish its part";
+constexpr const char* kEntry = "to make the same call";
+constexpr const char* kDone = "to finish its part";
 
 TEST(Diagnosis, NothingWaits) {
   expect_cause(group_of(2, 2, {running(0, {call(3, CallPhase::kReturned)}), running(1, {call(3, CallPhase::kMoving)})}),
