@@ -124,7 +124,7 @@ def driver_version():
 
 
 def cases_of(options):
-    """What is measured, in this order."""
+    """Shapes to measure, in this order."""
     cases = []
     if "latency" in options.measures:
         for graph in (False, True) if options.device == "cuda" else (False,):

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from bench_kernels import measure_kernels
+from exchanges import random_ids
 from latency_exchanges import DeepEpLatency, FerryLatency, LatencyExchange, Slab
 
 _WARM_UP = 20
@@ -34,10 +35,7 @@ class Batch(NamedTuple):
 
 def draw(options: argparse.Namespace, num_tokens: int, device: torch.device) -> Batch:
     generator = torch.Generator().manual_seed(dist.get_rank())
-    ids = []
-    for _ in range(options.iterations):
-        scores = torch.rand(num_tokens, options.experts, generator=generator)
-        ids.append(scores.topk(options.topk, dim=1).indices.to(device))
+    ids = random_ids(generator, options.iterations, num_tokens, options.experts, options.topk, device)
     rows = torch.randn(num_tokens, options.hidden, generator=generator).to(device, torch.bfloat16)
     weights = torch.rand(num_tokens, options.topk, generator=generator).to(device)
     return Batch(rows, ids, weights)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from exchanges import DeepEp, Done, Exchange, Ferry, Rows, ignore
+from exchanges import DeepEp, Done, Exchange, Ferry, Rows, ignore, random_ids
 
 APIS = ("ferry", "deep_ep")
 DTYPES = ("bf16", "fp8")
@@ -40,10 +40,7 @@ class Batch(NamedTuple):
 def _draw(options: argparse.Namespace, num_tokens: int, device: torch.device) -> Batch:
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
     generator = torch.Generator().manual_seed(rank)
-    ids = []
-    for _ in range(options.iterations):
-        scores = torch.rand(num_tokens, options.experts, generator=generator)
-        ids.append(scores.topk(options.topk, dim=1).indices.to(device))
+    ids = random_ids(generator, options.iterations, num_tokens, options.experts, options.topk, device)
     rows = torch.randn(num_tokens, options.hidden, generator=generator).to(device, torch.bfloat16)
     scales = None
     if options.dtype == "fp8":

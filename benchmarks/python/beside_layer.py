@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from exchanges import Exchange, Rows
+from exchanges import Exchange, Rows, random_ids
 
 BLOCK = 128
 _LARGEST_E4M3 = 448.0
@@ -42,10 +42,7 @@ class Batch(NamedTuple):
 
 def draw(shape: Shape, num_tokens: int, device: torch.device) -> Batch:
     generator = torch.Generator().manual_seed(dist.get_rank())
-    ids = []
-    for _ in range(shape.num_routings):
-        scores = torch.rand(num_tokens, shape.num_experts, generator=generator)
-        ids.append(scores.topk(shape.num_topk, dim=1).indices.to(device))
+    ids = random_ids(generator, shape.num_routings, num_tokens, shape.num_experts, shape.num_topk, device)
     x = torch.randn(num_tokens, shape.hidden, generator=generator).to(device, torch.bfloat16)
     weights = torch.rand(num_tokens, shape.num_topk, generator=generator).softmax(1).to(device)
     return Batch(x, ids, weights)

@@ -21,6 +21,14 @@ Done = Callable[[str], None]
 _BUFFER_BYTES = 1 << 30  # of DeepEP's own buffers, which 8 ranks need more than a quarter of; Ferry's grow as needed
 
 
+def random_ids(
+    generator: torch.Generator, count: int, num_tokens: int, num_experts: int, num_topk: int, device: torch.device
+) -> list[torch.Tensor]:
+    """``count`` routings [T, K] of different experts at random."""
+    scores = (torch.rand(num_tokens, num_experts, generator=generator) for _ in range(count))
+    return [of_one.topk(num_topk, dim=1).indices.to(device) for of_one in scores]
+
+
 class Rows(NamedTuple):
     """Payload of a dispatch."""
 

@@ -53,7 +53,7 @@ the last call that uses it, backward included, at most this number less one of o
 
 @dataclasses.dataclass(frozen=True)
 class _Shape:
-    """What XLA must know of a routing beforehand. Compared by the group's identity."""
+    """Facts of a routing that XLA needs beforehand. Compared by the group's identity."""
 
     group: Group
     num_tokens: int

@@ -104,12 +104,16 @@ while True:
 """
 
 
-def test_the_others_go_on(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def scripted_ranks(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs RANK in place of the program of a rank."""
     rank = tmp_path / "rank.py"
     rank.write_text(RANK)
     monkeypatch.setattr(beside_ways, "RANK", rank)
+
+
+@pytest.mark.usefixtures("scripted_ranks")
+def test_the_others_go_on(tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]) -> None:
     status, result = run(tmp_path, "--measures", "layer", "--rounds", "2", "--limit-s", "2")
     assert status == 1
     first, second = (line for line in result["results"] if line["dtype"] == "bf16")
@@ -135,12 +139,8 @@ def test_the_others_go_on(
     xml.dom.minidom.parseString((tmp_path / "out.svg").read_text())
 
 
-def test_says_where_all_gather_wins(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    rank = tmp_path / "rank.py"
-    rank.write_text(RANK)
-    monkeypatch.setattr(beside_ways, "RANK", rank)
+@pytest.mark.usefixtures("scripted_ranks")
+def test_says_where_all_gather_wins(tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]) -> None:
     _, result = run(tmp_path, "--measures", "layer", "--ways", "ferry,all_gather", "--rounds", "1")
     wins = result["all_gather_wins"]
     assert [(win["what"], win["tokens"]) for win in wins] == [

@@ -42,7 +42,7 @@ class Layer:
         self.experts = jax.random.normal(jax.random.key(9), (NUM_EXPERTS, HIDDEN, HIDDEN))
 
     def _rank_sum(self, rows: Any, local_idx: Any, weights: Any, experts: Any) -> Any:
-        """What a rank makes of a row: tanh of the weighted sum of its experts' products."""
+        """Output of a rank for a row: tanh of the weighted sum of its experts' products."""
         import jax
         import jax.numpy as jnp
 

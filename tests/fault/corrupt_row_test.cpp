@@ -86,6 +86,17 @@ void meet(RankContext& context) {
   context.expect_ok(context.bootstrap()->all_gather({}, 60 * kNsPerSecond).status(), "meet");
 }
 
+/// Result of the combine of a pair of split calls, when all ranks have returned from it.
+Status run_latency_pair(RankContext& context, Group& group, bool symmetric) {
+  SmallLatencyExchange exchange(group, symmetric);
+  context.expect_ok(exchange.send_dispatch(), "send");
+  context.expect_ok(exchange.receive(), "receive");
+  Status status = exchange.send_combine();
+  if (status.ok()) status = exchange.receive();
+  meet(context);
+  return status;
+}
+
 class CorruptDispatch : public CorruptRow {};
 
 TEST_P(CorruptDispatch, NamesTheRow) {
@@ -176,12 +187,7 @@ TEST_P(CorruptLatency, CombineNamesTheHop) {
   static constexpr int kReader = 0;
   const RowDamage damage({CheckedPlace::kHeldRow, kReader}, Kind::kZeros);
   run([](RankContext& context, Group& group) {
-    SmallLatencyExchange exchange(group, GetParam().symmetric);
-    context.expect_ok(exchange.send_dispatch(), "send");
-    context.expect_ok(exchange.receive(), "receive");
-    Status status = exchange.send_combine();
-    if (status.ok()) status = exchange.receive();
-    meet(context);
+    const Status status = run_latency_pair(context, group, GetParam().symmetric);
     if (context.rank() != kReader) return;
     expect_found(context, group, status, status.peer(),
                  {"latency_combine", fmt::format("hop rank {} -> rank {};", status.peer(), kReader)});
@@ -277,12 +283,7 @@ TEST_P(CorruptOverNodes, WeightsNameTheSource) {
   static constexpr int kForwarder = 0;
   const RowDamage damage({CheckedPlace::kWeights, kForwarder, kRow}, Kind::kFlippedBit, 3);
   run([](RankContext& context, Group& group) {
-    SmallLatencyExchange exchange(group, GetParam().symmetric);
-    context.expect_ok(exchange.send_dispatch(), "send");
-    context.expect_ok(exchange.receive(), "receive");
-    Status status = exchange.send_combine();
-    if (status.ok()) status = exchange.receive();
-    meet(context);
+    const Status status = run_latency_pair(context, group, GetParam().symmetric);
     if (context.rank() != kForwarder) return;
     expect_found(context, group, status, 2,
                  {"latency_combine", "the weights of token ", "hop rank 2 -> forwarder rank 0;"});

@@ -21,17 +21,16 @@ import concurrent.futures
 import contextlib
 import json
 import os
-import queue
 import random
 import secrets
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
-import threading
 import time
 from pathlib import Path
+
+from rank_process import RankProcess
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 STEPS = ["route", "dispatch", "combine", "latency_dispatch", "latency_combine"]
@@ -55,61 +54,33 @@ LONGEST_RUN_S = 0.3
 NUM_DEADLINES = 4
 
 
-class Program:
-    """A running rank, or all ranks as threads; events arrive in the order in which they were printed."""
+class TrialError(Exception):
+    """The trial did not get as far as its fault, or a rank did not end with an error."""
+
+
+def read_event(line):
+    name, rank, code, peer, message = line.split("\t", 4)
+    return {"event": name, "rank": int(rank), "code": code, "peer": int(peer), "why": message}
+
+
+class Program(RankProcess):
+    """A running rank, or all ranks as threads."""
 
     def __init__(self, command, environment, descriptor):
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
-        self.process = subprocess.Popen(
-            list(map(str, command)),
-            env=environment,
-            pass_fds=(descriptor,),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            text=True,
-        )
-        self._events = queue.Queue()
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self):
-        for line in self.process.stdout:
-            name, rank, code, peer, message = line.rstrip("\n").split("\t", 4)
-            self._events.put({"event": name, "rank": int(rank), "code": code, "peer": int(peer), "why": message})
-        self._events.put(None)
+        super().__init__(command, environment, (descriptor,), read_event)
 
     def await_event(self, name, until):
         """Next event, which must have this name."""
-        try:
-            event = self._events.get(timeout=max(0.0, until - time.monotonic()))
-        except queue.Empty:
-            event = None
+        event = self.next_event(until)
         if event is None or event["event"] != name:
-            self._errors.seek(0)
-            raise TrialError(f"expected {name}, saw {event}: {self._errors.read().decode(errors='replace')[-2000:]}")
+            raise TrialError(f"expected {name}, saw {event}: {self.standard_error()[-2000:]}")
         return event
-
-    def order(self, text):
-        self.process.stdin.write(text + "\n")
-        self.process.stdin.flush()
 
     def close(self):
         with contextlib.suppress(OSError):
             self.process.send_signal(signal.SIGCONT)
-            self.process.stdin.close()
-        try:
-            self.process.wait(END_LIMIT_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        self._reader.join()
-        self.process.stdout.close()
-        self._errors.close()
-
-
-class TrialError(Exception):
-    """The trial did not get as far as its fault, or a rank did not end with an error."""
+        self.end(END_LIMIT_S)
+        super().close()
 
 
 def draw(settings, seed):

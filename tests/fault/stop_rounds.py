@@ -16,20 +16,18 @@ error, or something stayed in /dev/shm; 3, with --strict: a survivor named anoth
 import argparse
 import collections
 import concurrent.futures
-import contextlib
 import json
 import os
-import queue
 import random
 import secrets
 import signal
 import socket
-import subprocess
 import sys
-import tempfile
 import threading
 import time
 from pathlib import Path
+
+from rank_process import RankProcess
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SHARED_MEMORY = Path("/dev/shm")
@@ -47,66 +45,9 @@ EXIT_FAILED = 1
 EXIT_STRICT = 3
 
 
-class RankProcess:
-    """A running rank; its events arrive in the order in which it printed them."""
-
-    def __init__(self, program, arguments, environment, descriptors):
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
-        self.process = subprocess.Popen(
-            [str(program), *map(str, arguments)],
-            env=environment,
-            pass_fds=descriptors,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            text=True,
-        )
-        self._events = queue.Queue()
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self):
-        for line in self.process.stdout:
-            name, time_ns, code, peer, message = line.rstrip("\n").split("\t", 4)
-            self._events.put({"event": name, "at": int(time_ns) / 1e9, "code": code, "peer": int(peer), "why": message})
-        self._events.put(None)
-
-    def next_event(self, until):
-        """Next event, or None if the process has ended or the time is over."""
-        try:
-            return self._events.get(timeout=max(0.0, until - time.monotonic()))
-        except queue.Empty:
-            return None
-
-    def order(self, text):
-        with contextlib.suppress(BrokenPipeError):  # the exit code shows that the process has ended
-            self.process.stdin.write(text + "\n")
-            self.process.stdin.flush()
-
-    def end(self, limit_s):
-        """Exit code (negative: the signal), or None if the process had to be killed."""
-        with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.close()
-        try:
-            return self.process.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            self.kill()
-            return None
-
-    def kill(self):
-        self.process.kill()
-        self.process.wait()
-
-    def standard_error(self):
-        self._errors.seek(0)
-        return self._errors.read().decode(errors="replace")
-
-    def close(self):
-        if self.process.poll() is None:
-            self.kill()
-        self._reader.join()
-        self.process.stdout.close()
-        self._errors.close()
+def read_event(line):
+    name, time_ns, code, peer, message = line.split("\t", 4)
+    return {"event": name, "at": int(time_ns) / 1e9, "code": code, "peer": int(peer), "why": message}
 
 
 def listening_socket():
@@ -140,10 +81,10 @@ def try_round(settings, shape, seed):
         descriptors = (first.fileno(), second.fileno())
         ranks = [
             RankProcess(
-                settings.program,
-                (rank, num_ranks, ranks_per_node, settings.deadline_ms, *descriptors),
+                (settings.program, rank, num_ranks, ranks_per_node, settings.deadline_ms, *descriptors),
                 environment,
                 descriptors,
+                read_event,
             )
             for rank in range(num_ranks)
         ]

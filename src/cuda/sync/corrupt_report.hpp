@@ -1,7 +1,7 @@
 #ifndef FERRY_CUDA_SYNC_CORRUPT_REPORT_HPP
 #define FERRY_CUDA_SYNC_CORRUPT_REPORT_HPP
 
-/// What kernels have found in groups that verify their rows (GroupOptions::verify), in pinned memory of the host.
+/// Findings of kernels in groups that verify their rows (GroupOptions::verify), in pinned memory of the host.
 ///
 ///   field   writer                                      reader  order
 ///   state   the last block of the first check of a      host    st.release.sys after the other fields / acquire load;
