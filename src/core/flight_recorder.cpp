@@ -3,7 +3,6 @@
 #include <time.h>
 
 #include <algorithm>
-#include <cstring>
 #include <limits>
 
 #include "core/process_identity.hpp"
@@ -103,7 +102,7 @@ void FlightRecorder::show_wait(std::size_t which, std::span<const int> missing, 
   wait.step.store(which == kHostWait ? num_waits_ : 0, kRelaxed);
   wait.since_ns.store(since_ns, kRelaxed);
   std::array<std::uint64_t, kWaitReasonWords> words{};
-  std::memcpy(words.data(), reason.data(), std::min(reason.size(), sizeof(words)));
+  reason.copy(reinterpret_cast<char*>(words.data()), sizeof(words));
   for (std::size_t i = 0; i < words.size(); ++i) wait.reason[i].store(words[i], kRelaxed);
   wait.sequence.store(before + 2, std::memory_order_release);
 }
