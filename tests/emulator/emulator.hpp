@@ -106,7 +106,9 @@ struct ThreadPlace {
   dim3 num_threads;
   dim3 num_blocks;
 };
-const ThreadPlace& place();
+/// Place of the thread whose turn it is.
+inline const ThreadPlace* the_place = nullptr;
+inline const ThreadPlace& place() { return *the_place; }
 
 /// Lets other threads run before this thread reads a value that they may change.
 void poll();

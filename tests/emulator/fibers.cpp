@@ -1,38 +1,46 @@
 #include "emulator/fibers.hpp"
 
 #include <algorithm>
+#include <bit>
+#include <cstdlib>
+#include <cstring>
+#include <iterator>
+#include <new>
 #include <utility>
 
+#include <sys/mman.h>
 #include <ucontext.h>
 
 namespace ferry::emulator {
 namespace {
 
-constexpr std::size_t kStackBytes = std::size_t{64} << 10;
-/// Number of different offsets at which stacks begin; with a single one all stacks would use the same few cache sets.
-constexpr std::size_t kStackColours = 32;
-constexpr std::size_t kStackStepBytes = 448;
+/// Kernels compiled by g++ -O2 have used up to 7 KiB. The odd multiple of cache lines spreads the stacks over all sets
+/// of the caches.
+constexpr std::size_t kStackBytes = (std::size_t{32} << 10) + 448;
+/// At the end of each stack; must stay unchanged.
+constexpr std::uint64_t kStackEnd = 0x5AC3'0F96'E17B'24D8;
+/// The first stacks lie in huge pages where the system has them: a turn is short, and finding the pages of its stack
+/// took a third of it. Those of hundreds of thousands of threads would take up too much memory.
+constexpr std::size_t kHugePageBytes = std::size_t{2} << 20;
+constexpr std::size_t kStackChunkBytes = 8 * kHugePageBytes;
+constexpr std::size_t kNumHugeChunks = 32;
 /// Initial content of shared memory. After the requested bytes it must stay unchanged.
 constexpr std::byte kPoison{0xA5};
 constexpr std::size_t kGuardBytes = 128;
 constexpr std::size_t kSharedAlignment = 128;
 
-/// Moves the thread to another list; null: to none.
-void put(Thread& thread, std::vector<Thread*>* list) {
-  if (thread.list != nullptr) {
-    thread.list->back()->list_idx = thread.list_idx;
-    (*thread.list)[thread.list_idx] = thread.list->back();
-    thread.list->pop_back();
-  }
-  thread.list = list;
-  if (list == nullptr) return;
-  thread.list_idx = list->size();
-  list->push_back(&thread);
+/// Chunks of stacks that no machine uses. The process keeps them: the system would clear every page of new ones, which
+/// takes longer than most runs.
+std::vector<std::unique_ptr<std::byte, FreeMemory>>& unused_chunks() {
+  static std::vector<std::unique_ptr<std::byte, FreeMemory>> chunks;
+  return chunks;
 }
 
 }  // namespace
 
 Fibers::Fibers(std::uint64_t seed) { random_.seed(static_cast<std::uint_fast32_t>(seed ^ seed >> 32)); }
+
+Fibers::~Fibers() { std::ranges::move(stack_chunks_, std::back_inserter(unused_chunks())); }
 
 void Fibers::begin(Grid& grid) {
   grid.num_alive = grid.shape.num_blocks;
@@ -43,10 +51,30 @@ void Fibers::begin(Grid& grid) {
 }
 
 void Fibers::take_turns() {
-  constexpr int kTurnsPerLook = 64;
-  for (int i = 0; i < kTurnsPerLook && error_.empty() && can_go_on(); ++i) {
-    if (ready_.empty()) ++still_turns_;
-    resume(draw());
+  constexpr int kTurnsPerLook = 256;
+  turns_left_ = kTurnsPerLook;
+  if (_setjmp(scheduler_) == 0) go_to(next_turn());
+}
+
+/// Moves the thread to another list; null: to none.
+void Fibers::put(Thread& thread, std::vector<Thread*>* list) {
+  const std::uint32_t lane = 1U << thread.place.thread.x % kWarpLanes;
+  if (thread.list != nullptr) {
+    thread.list->back()->list_idx = thread.list_idx;
+    (*thread.list)[thread.list_idx] = thread.list->back();
+    thread.list->pop_back();
+    if (thread.list == &ready_) {
+      thread.warp->ready &= ~lane;
+      --thread.block->num_ready;
+    }
+  }
+  thread.list = list;
+  if (list == nullptr) return;
+  thread.list_idx = list->size();
+  list->push_back(&thread);
+  if (list == &ready_) {
+    thread.warp->ready |= lane;
+    ++thread.block->num_ready;
   }
 }
 
@@ -56,24 +84,51 @@ unsigned Fibers::draw_pace() {
   return kPaces[random_() % std::size(kPaces)];
 }
 
-/// The lane after the one that had the last turn, if it is ready.
-Thread* Fibers::next_of_warp() const {
-  if (current_ == nullptr) return nullptr;
-  const unsigned lane = (current_->place.thread.x + 1) % kWarpLanes;
-  Thread* const next = current_->warp->threads[lane];
-  return next != nullptr && next->list == &ready_ ? next : nullptr;
+/// The ready thread of the last one's block that follows it: in its warp, or else in the warps after it.
+Thread* Fibers::next_of_block() const {
+  if (last_ == nullptr || last_->block->num_ready == 0) return nullptr;
+  Block& block = *last_->block;
+  const unsigned first = (last_->place.thread.x + 1) % kWarpLanes;
+  if (const std::uint32_t after = std::rotr(last_->warp->ready, static_cast<int>(first)); after != 0) {
+    return last_->warp->threads[(first + static_cast<unsigned>(std::countr_zero(after))) % kWarpLanes];
+  }
+  auto warp = static_cast<std::size_t>(last_->warp - block.warps.data());
+  do {
+    warp = (warp + 1) % block.warps.size();
+  } while (block.warps[warp].ready == 0);
+  return block.warps[warp].threads[std::countr_zero(block.warps[warp].ready)];
 }
 
 /// Draws a thread for the next turn.
 Thread& Fibers::draw() {
   constexpr unsigned kPollingPace = 8;
-  if (hurries_) {
-    if (Thread* const next = next_of_warp(); next != nullptr) return *next;
+  constexpr unsigned kBlockPace = 512;
+  if (hurries_ && !one_in(kBlockPace)) {
+    if (Thread* const next = next_of_block(); next != nullptr) return *next;
   }
   if (ready_.empty() || (!polling_.empty() && one_in(kPollingPace))) return *polling_[random_() % polling_.size()];
   for (;;) {
     Thread& thread = *ready_[random_() % ready_.size()];
     if (one_in(thread.block->grid->pace) && one_in(thread.block->pace)) return thread;
+  }
+}
+
+void Fibers::add_fibers() {
+  if (unused_chunks().empty()) {
+    auto* memory = static_cast<std::byte*>(std::aligned_alloc(kHugePageBytes, kStackChunkBytes));
+    if (memory == nullptr) throw std::bad_alloc();
+    unused_chunks().emplace_back(memory);
+    // A hint, which systems without huge pages refuse.
+    if (stack_chunks_.size() < kNumHugeChunks) madvise(memory, kStackChunkBytes, MADV_HUGEPAGE);
+  }
+  std::byte* const chunk = stack_chunks_.emplace_back(std::move(unused_chunks().back())).get();
+  unused_chunks().pop_back();
+  constexpr std::size_t kNumStacks = kStackChunkBytes / kStackBytes;
+  for (std::size_t i = kNumStacks; i-- > 0;) {
+    Fiber& fiber = fibers_.emplace_back();
+    fiber.stack = chunk + i * kStackBytes;
+    std::memcpy(fiber.stack, &kStackEnd, sizeof(kStackEnd));
+    idle_fibers_.push_back(&fiber);
   }
 }
 
@@ -88,39 +143,50 @@ void Fibers::begin_block(Grid& grid) {
   const auto address = reinterpret_cast<std::uintptr_t>(block.memory.data());
   block.shared = block.memory.data() + (kSharedAlignment - address % kSharedAlignment) % kSharedAlignment;
   block.warps.resize((grid.shape.num_threads + kWarpLanes - 1) / kWarpLanes);
+  block.threads.resize(grid.shape.num_threads);
   for (unsigned i = 0; i < grid.shape.num_threads; ++i) {
-    Thread& thread = block.threads.emplace_back();
+    Thread& thread = block.threads[i];
     thread.place = {{i, 0, 0}, {block_idx, 0, 0}, dim3(grid.shape.num_threads), dim3(grid.shape.num_blocks)};
     thread.block = &block;
     thread.warp = &block.warps[i / kWarpLanes];
     thread.warp->threads[i % kWarpLanes] = &thread;
-    if (stacks_.empty()) {
-      thread.stack = std::make_unique_for_overwrite<std::byte[]>(kStackBytes);
-    } else {
-      thread.stack = std::move(stacks_.back());
-      stacks_.pop_back();
-    }
+    if (idle_fibers_.empty()) add_fibers();
+    thread.fiber = idle_fibers_.back();
+    idle_fibers_.pop_back();
     set_ready(thread);
   }
 }
 
-void Fibers::resume(Thread& thread) {
-  current_ = &thread;
-  if (_setjmp(scheduler_) != 0) return;
-  if (thread.started) _longjmp(thread.where, 1);
-  thread.started = true;
-  ucontext_t context{};
-  getcontext(&context);
-  context.uc_stack.ss_sp = thread.stack.get();
-  context.uc_stack.ss_size = kStackBytes - num_started_++ % kStackColours * kStackStepBytes;
-  context.uc_link = nullptr;
-  makecontext(&context, enter_thread, 0);
-  setcontext(&context);
+/// The thread that has the next turn; null: none, the scheduler goes on.
+Thread* Fibers::next_turn() {
+  if (turns_left_ == 0 || !error_.empty() || !can_go_on()) return nullptr;
+  --turns_left_;
+  if (ready_.empty()) ++still_turns_;
+  return &draw();
 }
 
-/// Returns to the scheduler; continues with this thread's next turn.
+void Fibers::go_to(Thread* next) {
+  if (next == nullptr) _longjmp(scheduler_, 1);
+  current_ = last_ = next;
+  the_place = &next->place;
+  Fiber& fiber = *next->fiber;
+  if (fiber.started) _longjmp(fiber.where, 1);
+  fiber.started = true;
+  ucontext_t context{};
+  getcontext(&context);
+  context.uc_stack.ss_sp = fiber.stack;
+  context.uc_stack.ss_size = kStackBytes;
+  context.uc_link = nullptr;
+  makecontext(&context, run_threads, 0);
+  setcontext(&context);
+  std::abort();  // setcontext does not return
+}
+
+/// Lets other threads have their turns; continues with this thread's next turn.
 void Fibers::give_turn() {
-  if (_setjmp(current_->where) == 0) _longjmp(scheduler_, 1);
+  Thread* const next = next_turn();
+  if (next == current_) return;
+  if (_setjmp(current_->fiber->where) == 0) go_to(next);
 }
 
 void Fibers::poll() {
@@ -153,20 +219,28 @@ void Fibers::fail(std::string text) {
   _longjmp(scheduler_, 1);
 }
 
-void Fibers::enter_thread() {
-  fibers().current_->block->grid->body();
-  fibers().end_thread();
+/// Runs the threads of a fiber.
+void Fibers::run_threads() {
+  for (;;) {
+    fibers().current_->block->grid->body();
+    fibers().end_thread();
+  }
 }
 
+/// Ends the current thread; returns when its fiber has been given another.
 void Fibers::end_thread() {
   Block& block = *current_->block;
+  Fiber& fiber = *current_->fiber;
+  if (std::memcmp(fiber.stack, &kStackEnd, sizeof(kStackEnd)) != 0) fail("a thread used more than its stack");
   put(*current_, nullptr);
-  stacks_.push_back(std::move(current_->stack));  // this thread still uses the stack, but does not run again
+  forget_meeting(*current_);
+  idle_fibers_.push_back(current_->fiber);  // a new thread may have it now, and runs when this one has left
   current_->waits_in = nullptr;
   --block.num_alive;
   moved();
   if (block.num_alive > 0 && block.num_arrived == block.num_alive) release(block, nullptr);
   if (block.num_alive == 0) {
+    last_ = nullptr;
     for (std::size_t i = 0; i < kGuardBytes; ++i) {
       if (block.shared[block.grid->shape.shared_bytes + i] != kPoison) fail("a block wrote past its shared memory");
     }
@@ -176,17 +250,31 @@ void Fibers::end_thread() {
     if (grid.blocks.size() < grid.shape.num_blocks) begin_block(grid);
   }
   current_ = nullptr;
-  _longjmp(scheduler_, 1);
+  Thread* const next = next_turn();
+  if (_setjmp(fiber.where) == 0) go_to(next);
 }
 
 void Fibers::release(Block& block, const Thread* last) {
-  for (Thread& thread : block.threads) thread.vote = block.vote;
+  block.voted = block.vote;
   block.vote = {};
   block.num_arrived = 0;
   moved();
   for (Thread& thread : block.threads) {
     if (&thread != last && thread.waits_in == kMeetsBlock) set_ready(thread);
   }
+}
+
+Meeting& Fibers::begin_meeting(std::uint32_t mask, const char* operation) {
+  if (idle_meetings_.empty()) idle_meetings_.push_back(meetings_.emplace_back(std::make_unique<Meeting>()).get());
+  Meeting& meeting = *idle_meetings_.back();
+  idle_meetings_.pop_back();
+  meeting = {mask, 0, std::popcount(mask), operation, {}};
+  return meeting;
+}
+
+void Fibers::forget_meeting(Thread& thread) {
+  Meeting* const met = std::exchange(thread.met, nullptr);
+  if (met != nullptr && --met->num_readers == 0) idle_meetings_.push_back(met);
 }
 
 // In this file because the memory and its fill byte are here.

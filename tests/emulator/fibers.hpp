@@ -6,6 +6,7 @@
 #include <csetjmp>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <deque>
 #include <functional>
 #include <map>
@@ -26,44 +27,57 @@ struct Grid;
 struct Block;
 struct Warp;
 
-struct Thread {
-  ThreadPlace place{};
-  Block* block = nullptr;
-  Warp* warp = nullptr;
-  std::unique_ptr<std::byte[]> stack;
-  std::jmp_buf where{};
-  bool started = false;
-  std::vector<Thread*>* list = nullptr;  ///< list of ready threads that holds this one, if any
-  std::size_t list_idx = 0;
-  const char* waits_in = nullptr;
-  std::uint64_t lanes[kWarpLanes] = {};
-  BlockVote vote;
+struct FreeMemory {
+  void operator()(std::byte* memory) const { std::free(memory); }
 };
 
-/// Lanes of a warp that are meeting.
+/// Stack on which one thread after another runs, and where the one that has no turn goes on.
+struct Fiber {
+  std::byte* stack = nullptr;
+  std::jmp_buf where{};
+  bool started = false;
+};
+
+/// Lanes of a warp that are meeting, or have met and still read each other's values.
 struct Meeting {
   std::uint32_t mask = 0;
   std::uint32_t arrived = 0;
+  int num_readers = 0;
   const char* operation = "";
   std::uint64_t lanes[kWarpLanes] = {};
 };
 
+struct Thread {
+  Fiber* fiber = nullptr;
+  Block* block = nullptr;
+  Warp* warp = nullptr;
+  std::vector<Thread*>* list = nullptr;  ///< list of ready or polling threads that holds this one, if any
+  std::size_t list_idx = 0;
+  const char* waits_in = nullptr;
+  Meeting* met = nullptr;  ///< its values may be read until the thread meets others again
+  ThreadPlace place{};
+};
+
 struct Warp {
   Thread* threads[kWarpLanes] = {};
-  std::vector<Meeting> meetings;
-  bool polled = false;  ///< a lane has polled since the last meeting
+  Meeting* meetings[kWarpLanes] = {};  ///< those that have not met yet
+  int num_meetings = 0;
+  std::uint32_t ready = 0;  ///< lanes that are ready to run
+  bool polled = false;      ///< a lane has polled since the last meeting
 };
 
 struct Block {
   Grid* grid = nullptr;
-  std::deque<Thread> threads;
-  std::deque<Warp> warps;
+  std::vector<Thread> threads;
+  std::vector<Warp> warps;
   std::vector<std::byte> memory;
   std::byte* shared = nullptr;
   std::map<const void*, std::vector<std::byte>> statics;  ///< by type
   unsigned num_alive = 0;
   unsigned num_arrived = 0;
-  BlockVote vote;
+  unsigned num_ready = 0;
+  BlockVote vote;  ///< of the threads that have arrived
+  BlockVote voted;
   unsigned pace = 1;
 };
 
@@ -81,9 +95,13 @@ struct Grid {
 class Fibers {
  public:
   explicit Fibers(std::uint64_t seed);
+  ~Fibers();
+  Fibers(const Fibers&) = delete;
+  Fibers& operator=(const Fibers&) = delete;
 
-  /// Makes threads of a warp take turns in lane order, and all grids run at the same speed. This is faster; the threads
-  /// of the host still vary the order.
+  /// Makes threads of a warp take turns in lane order, those of a block one after the other for a while, and all grids
+  /// run at the same speed. This is faster, because a block's stacks stay in the cache; the threads of the host still
+  /// vary the order.
   void hurry() { hurries_ = true; }
 
   /// Adds the grid: its threads get turns from now on.
@@ -123,6 +141,10 @@ class Fibers {
   void set_ready(Thread& thread);
   /// Releases the threads that have met, except `last`, which does not wait.
   void release(Block& block, const Thread* last);
+  /// A meeting that has no lanes yet.
+  Meeting& begin_meeting(std::uint32_t mask, const char* operation);
+  /// Ends the thread's use of the values of its last meeting.
+  void forget_meeting(Thread& thread);
   [[noreturn]] void fail(std::string text);
 
  private:
@@ -133,25 +155,33 @@ class Fibers {
   bool one_in(unsigned n) { return n <= 1 || random_() % n == 0; }
   unsigned draw_pace();
   Thread& draw();
-  Thread* next_of_warp() const;
+  Thread* next_of_block() const;
+  void add_fibers();
   void begin_block(Grid& grid);
-  void resume(Thread& thread);
+  void put(Thread& thread, std::vector<Thread*>* list);
+  Thread* next_turn();
+  [[noreturn]] void go_to(Thread* next);
   void give_turn();
-  static void enter_thread();
-  [[noreturn]] void end_thread();
+  [[noreturn]] static void run_threads();
+  void end_thread();
 
   std::minstd_rand random_;
   std::vector<Thread*> ready_;    ///< ready to run
   std::vector<Thread*> polling_;  ///< can only poll
-  std::vector<std::unique_ptr<std::byte[]>> stacks_;
+  std::vector<std::unique_ptr<std::byte, FreeMemory>> stack_chunks_;
+  std::deque<Fiber> fibers_;
+  std::vector<Fiber*> idle_fibers_;
+  std::vector<std::unique_ptr<Meeting>> meetings_;
+  std::vector<Meeting*> idle_meetings_;
   Thread* current_ = nullptr;
+  Thread* last_ = nullptr;  ///< had the last turn; null if its block has ended
+  int turns_left_ = 0;
   std::jmp_buf scheduler_{};
   std::string error_;
   std::uint64_t still_turns_ = 0;
   std::uint64_t num_moves_ = 0;
   std::uint64_t look_ns_ = 0;
   std::uint64_t looked_ns_ = 0;
-  std::size_t num_started_ = 0;
   unsigned num_blocks_ = 0;
   bool hurries_ = false;
 };

@@ -6,8 +6,6 @@
 
 namespace ferry::emulator {
 
-const ThreadPlace& place() { return fibers().current().place; }
-
 void poll() {
   Thread& thread = fibers().current();
   thread.warp->polled = true;
@@ -22,31 +20,32 @@ void about_to_store() {
 const std::uint64_t* meet_lanes(const char* operation, std::uint32_t mask, std::uint64_t value) {
   Thread& thread = fibers().current();
   Warp& warp = *thread.warp;
+  fibers().forget_meeting(thread);
   const unsigned lane = thread.place.thread.x % kWarpLanes;
-  std::size_t idx = 0;
-  while (idx < warp.meetings.size() && (warp.meetings[idx].mask & mask) == 0) ++idx;
-  if (idx == warp.meetings.size()) warp.meetings.push_back({mask, 0, operation, {}});
-  Meeting& meeting = warp.meetings[idx];
-  if (meeting.mask != mask || std::strcmp(meeting.operation, operation) != 0 || (mask >> lane & 1U) == 0) {
+  int idx = 0;
+  while (idx < warp.num_meetings && (warp.meetings[idx]->mask & mask) == 0) ++idx;
+  if (idx == warp.num_meetings) warp.meetings[warp.num_meetings++] = &fibers().begin_meeting(mask, operation);
+  Meeting& meeting = *warp.meetings[idx];
+  const bool same = meeting.operation == operation || std::strcmp(meeting.operation, operation) == 0;
+  if (meeting.mask != mask || !same || (mask >> lane & 1U) == 0) {
     fibers().fail("lanes of a warp diverge: thread " + std::to_string(thread.place.thread.x) + " of block " +
                   std::to_string(thread.place.block.x) + " reaches " + operation + ", others are in " +
                   meeting.operation);
   }
   meeting.arrived |= 1U << lane;
   meeting.lanes[lane] = value;
+  thread.met = &meeting;
   if (meeting.arrived != mask) {
     fibers().wait_in(operation);
-    return thread.lanes;
+    return meeting.lanes;
   }
+  warp.meetings[idx] = warp.meetings[--warp.num_meetings];
   for (int i = 0; i < kWarpLanes; ++i) {
-    if ((mask >> i & 1U) == 0) continue;
-    std::memcpy(warp.threads[i]->lanes, meeting.lanes, sizeof(meeting.lanes));
-    if (warp.threads[i] != &thread) fibers().set_ready(*warp.threads[i]);
+    if ((mask >> i & 1U) != 0 && warp.threads[i] != &thread) fibers().set_ready(*warp.threads[i]);
   }
-  warp.meetings.erase(warp.meetings.begin() + static_cast<std::ptrdiff_t>(idx));
   if (!warp.polled) fibers().moved();  // lanes that only poll together make no progress
   warp.polled = false;
-  return thread.lanes;
+  return meeting.lanes;
 }
 
 BlockVote meet_block(bool vote) {
@@ -60,7 +59,7 @@ BlockVote meet_block(bool vote) {
   } else {
     fibers().wait_in(kMeetsBlock);
   }
-  return thread.vote;
+  return block.voted;
 }
 
 void await_grid_before() {
