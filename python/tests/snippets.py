@@ -14,7 +14,8 @@ from collections.abc import Iterator
 
 ROOT = pathlib.Path(__file__).parents[2]
 # Pages for users; those for developers quote parts of the code.
-FOR_DEVELOPERS = {"adding-a-backend", "cuda", "design", "memory-model", "transport", "walks"}
+FOR_DEVELOPERS = {"adding-a-backend", "design", "memory-model", "transport", "walks"}
+FOR_DEVELOPERS_PREFIX = "inside-"
 FENCE = re.compile(r"^ *```(?P<language>\S*)(?: .*)?$")
 # In front of a snippet that cannot be checked: <!-- unchecked: reason -->
 UNCHECKED = re.compile(r"<!-- unchecked: (.+) -->")
@@ -34,7 +35,11 @@ class Snippet:
 
 
 def pages() -> list[pathlib.Path]:
-    documents = [path for path in sorted((ROOT / "docs").glob("*.md")) if path.stem not in FOR_DEVELOPERS]
+    documents = [
+        path
+        for path in sorted((ROOT / "docs").glob("*.md"))
+        if path.stem not in FOR_DEVELOPERS and not path.stem.startswith(FOR_DEVELOPERS_PREFIX)
+    ]
     return [ROOT / "README.md", *documents, *sorted((ROOT / "docs" / "tutorials").glob("*.md"))]
 
 

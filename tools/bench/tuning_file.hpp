@@ -1,8 +1,8 @@
 #ifndef FERRY_TOOLS_BENCH_TUNING_FILE_HPP
 #define FERRY_TOOLS_BENCH_TUNING_FILE_HPP
 
-/// Writer of the file that groups read through GroupOptions::tuning_file or the variable FERRY_TUNING (docs/cuda.md). A
-/// file has one table for each GPU, number of nodes and number of ranks in each for which it was tuned.
+/// Writer of the file that groups read through GroupOptions::tuning_file or the variable FERRY_TUNING (docs/tuning.md).
+/// A file has one table for each GPU, number of nodes and number of ranks in each for which it was tuned.
 
 #include <cstdint>
 #include <string>

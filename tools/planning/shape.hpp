@@ -15,7 +15,7 @@ enum class PlanRings { kHost = 0, kGpu = 1 };
 
 /// Limits of the command: EP2048, as nodes of 8.
 inline constexpr int kMaxPlanRanks = 2048;
-/// Limits of groups of GPU ranks (docs/cuda.md). Larger shapes are computed, with a warning.
+/// Limits of groups of GPU ranks (docs/support.md). Larger shapes are computed, with a warning.
 inline constexpr int kMaxGroupNodes = 32;
 inline constexpr int kMaxNodeRanks = 128;
 

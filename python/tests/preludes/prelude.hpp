@@ -23,6 +23,20 @@ extern std::int64_t num_experts;
 extern int num_ranks;
 }  // namespace any_page
 
+// Declared as in the CUDA runtime, whose headers need not be here.
+namespace page_cuda {
+struct CapturedGraph;
+enum CaptureMode { cudaStreamCaptureModeThreadLocal = 1 };
+extern void* cuda_stream;
+extern CapturedGraph* graph;
+extern ferry::Stream stream;
+extern ferry::RouteOptions bounded;
+int cudaStreamBeginCapture(void* stream, CaptureMode mode);
+int cudaStreamEndCapture(void* stream, CapturedGraph** graph);
+void warm_up();
+void run_experts(void* stream);
+}  // namespace page_cuda
+
 namespace page_experts {
 extern std::shared_ptr<ferry::Group> new_group;
 extern ferry::ConstTensorView before, after, logits, bias;
