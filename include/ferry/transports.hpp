@@ -39,8 +39,8 @@ struct NetDeviceInfo {
 FERRY_API std::vector<NetDeviceInfo> net_devices();
 
 /// Names of the usable ports of RDMA cards that are nearest to the PCI device at `pci_address` ("0000:1b:00.0"): the
-/// ports that GPU ranks divide among themselves. Only the fastest ports of one link layer count (docs/nodes.md). Empty
-/// if the system does not list them.
+/// ports that GPU ranks divide among themselves. Only the fastest ports of one link layer count, see
+/// docs/network-cards.md. Empty if the system does not list them.
 FERRY_API std::vector<std::string> nearest_net_devices(const std::string& pci_address);
 
 /// Devices, and the reason for the choice.

@@ -13,7 +13,7 @@ constexpr double kBytesPerUs = 1000.0;
 constexpr double kBitsPerByte = 8.0;
 /// Largest batch whose sums of latency mode travel as words that are their own flags.
 constexpr std::int64_t kMostWordTokens = 8;
-/// Blocks of an exchange over nodes that serve rings, as docs/nodes.md describes them.
+/// Blocks of an exchange over nodes that serve rings, as docs/inside-nodes.md describes them.
 constexpr int kMostBlocksPerRing = 4;
 constexpr int kMostRingBlocks = 16;
 /// Each byte of a ring in host memory is written and read on both sides.
