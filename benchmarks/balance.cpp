@@ -1,6 +1,6 @@
 /// How even `ferry::balance` makes the load of ranks, next to the greedy algorithm and to a bound, and how long it
 /// takes.
-/// Prints the tables of docs/experts.md. `--trace FILE`: recorded router decisions, see docs/demo.md.
+/// Prints the tables of docs/inside-experts.md. `--trace FILE`: recorded router decisions, see docs/demo.md.
 
 #include <fmt/format.h>
 

@@ -2,7 +2,7 @@
 #define FERRY_LOAD_H
 
 /// C interface: the load of experts over a window of calls, and a rank's traffic to other nodes (ferry/load.hpp,
-/// docs/experts.md). Include ferry/ferry.h.
+/// docs/experts-load.md). Include ferry/ferry.h.
 
 #include "ferry/ferry_base.h"
 #include "ferry/ferry_group.h"

@@ -133,11 +133,11 @@ struct GroupOptions {
   /// Backend "cuda": symmetric memory that receives latency mode's rows, taken when the group is created; a multiple of
   /// a page is used. `latency_bytes_required` computes the size; calls that need more are kCapacity. 0: the group makes
   /// no such calls. Over several nodes a group of at most 128 ranks may have it, and takes memory of the host besides,
-  /// or of the GPU (`ring_memory`, docs/latency.md). Other backends need none and take none.
+  /// or of the GPU (`ring_memory`, docs/latency-gpus.md). Other backends need none and take none.
   std::size_t latency_bytes = 0;
   /// Latency mode continues without lost ranks: a call that waits in vain for a rank masks it (see
   /// Group::latency_update_mask) instead of breaking the group. All other calls still need every rank. Calls of latency
-  /// mode take longer in such a group; docs/latency.md explains why. Ranks of one node only, else create is
+  /// mode take longer in such a group; docs/latency-masks.md says how much. Ranks of one node only, else create is
   /// kUnsupported.
   bool mask_lost_ranks = false;
   /// With `mask_lost_ranks`, the deadline of every wait inside a call of latency mode, in place of `timeout_ns`: a rank

@@ -61,7 +61,7 @@ struct RowBytes {
 RowBytes row_bytes(const PlanShape& shape);
 RowBytes latency_row_bytes(const PlanShape& shape);
 
-/// Messages of a rank to the ranks of other nodes in a call of latency mode, one each (docs/latency.md).
+/// Messages of a rank to the ranks of other nodes in a call of latency mode, one each (docs/inside-latency.md).
 struct FarTraffic {
   int num_messages = 0;
   double dispatch_bytes = 0;

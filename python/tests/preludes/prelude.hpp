@@ -39,23 +39,34 @@ void run_experts(void* stream);
 
 namespace page_experts {
 extern std::shared_ptr<ferry::Group> new_group;
-extern ferry::ConstTensorView before, after, logits, bias;
+extern ferry::ConstTensorView before, after;
 extern ferry::TensorView topk_idx, topk_weights;
 extern ferry::Placement placement;
-extern ferry::Stream stream;
-extern std::int64_t *homeless, *logical_load;
-extern std::int32_t* received;
-extern std::int64_t num_layers, num_physical_experts, num_local_experts, layer;
+extern std::int64_t* homeless;
 void start(const ferry::ExpertCopy& copy);
 void finish_on_all_ranks();
-void write(const std::string& json);
 }  // namespace page_experts
+
+namespace page_experts_load {
+extern std::int64_t *logical_load, *waits;
+extern std::int32_t* received;
+extern std::int64_t num_layers, num_physical_experts, num_local_experts, layer;
+void write(const std::string& json);
+}  // namespace page_experts_load
+
+namespace page_gating {
+extern ferry::ConstTensorView logits, bias;
+extern ferry::TensorView topk_idx, topk_weights;
+extern ferry::Stream stream;
+}  // namespace page_gating
+
+namespace page_latency_gpus {
+extern std::string backend;
+extern ferry::GroupOptions group_options;
+}  // namespace page_latency_gpus
 
 namespace page_latency {
 extern ferry::TensorView y, out;
-extern std::int64_t* waits;
-extern std::string backend;
-extern ferry::GroupOptions group_options;
 template <typename Counts>
 void run_experts(const ferry::TensorView& slab, const Counts& num_rows, const ferry::TensorView& y);
 }  // namespace page_latency

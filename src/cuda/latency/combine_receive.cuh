@@ -4,8 +4,9 @@
 /// The receive half of a combine: adds up the rows that the ranks have returned for this rank's tokens, once all rows
 /// are here. Ranks end at about the same time, and to track each row costs more than to wait for the last.
 ///
-/// All blocks share the rows. In a whole call with more blocks than may wait for other ranks (docs/latency.md) some are
-/// *helpers*: each waits for a moment only, and leaves its share to another block if the rows are not here by then.
+/// All blocks share the rows. In a whole call with more blocks than may wait for other ranks (docs/latency-gpus.md)
+/// some are *helpers*: each waits for a moment only, and leaves its share to another block if the rows are not here by
+/// then.
 
 #include "cuda/latency/combine_parts.cuh"
 #include "cuda/latency/node_sum.cuh"
