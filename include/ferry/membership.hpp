@@ -3,7 +3,7 @@
 
 /// Membership: the ranks of a program as a set that shrinks when processes are lost, and grows when others take their
 /// place. The members that are left agree on who they are, and on the step from which they all go on; then they form
-/// new groups from that. docs/membership.md explains the protocol and its promises.
+/// new groups from that. docs/membership.md is the guide, docs/inside-lost-ranks.md explains the protocol.
 
 #include <cstdint>
 #include <functional>

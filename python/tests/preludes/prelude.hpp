@@ -75,7 +75,8 @@ namespace page_membership {
 struct Graph;
 struct Inputs;
 extern Graph* graph;
-extern std::string secret;
+extern std::string address, secret;
+extern int lost_id;
 extern std::uint64_t num_steps;
 extern ferry::GroupOptions options;
 extern ferry::Stream stream;
