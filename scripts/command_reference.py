@@ -15,7 +15,7 @@ import sys
 
 PAGE = pathlib.Path(__file__).resolve().parents[1] / "docs" / "reference" / "command.md"
 # Guides of the subcommands, relative to the page.
-GUIDES = {"demo": "../demo.md", "bench": "../bench.md", "tune": "../bench.md#ferry-tune", "plan": "../plan.md"}
+GUIDES = {name: f"../{name}.md" for name in ("demo", "bench", "tune", "plan", "doctor")}
 # Descriptions begin here, on the line of an entry that leaves room, else on the next one.
 COLUMN = 30
 NAMES = re.compile(r"^(?P<names>-\S+)(?: (?P<value>.+))?$")

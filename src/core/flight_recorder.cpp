@@ -18,7 +18,7 @@ std::int64_t now_ns(clockid_t clock) {
 }
 
 /// CLOCK_MONOTONIC as of the system's last tick. Reading it takes a fifth of the time of the exact clock on the
-/// machine of docs/doctor.md, and what a record is read for lasts longer than a tick.
+/// machine of docs/experiments-cpu.md, and what a record is read for lasts longer than a tick.
 std::int64_t tick_ns() { return now_ns(CLOCK_MONOTONIC_COARSE); }
 
 template <typename Narrow>

@@ -1,4 +1,5 @@
-/// Predictions of `ferry plan` beside every recorded run that it is held to. The tables in docs/plan.md are its output.
+/// Predictions of `ferry plan` beside every recorded run that it is held to. The tables in docs/inside-plan.md are its
+/// output.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
