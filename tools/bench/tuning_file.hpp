@@ -1,7 +1,7 @@
 #ifndef FERRY_TOOLS_BENCH_TUNING_FILE_HPP
 #define FERRY_TOOLS_BENCH_TUNING_FILE_HPP
 
-/// Writer of the file that groups read through GroupOptions::tuning_file or the variable FERRY_TUNING (docs/tuning.md).
+/// Writer of the file that groups read through GroupOptions::tuning_file or the variable FERRY_TUNING (docs/tune.md).
 /// A file has one table for each GPU, number of nodes and number of ranks in each for which it was tuned.
 
 #include <cstdint>
