@@ -28,12 +28,25 @@ class Members(Protocol):
 
 
 def _process_group_gather(group: dist.ProcessGroup) -> Callable[[bytes], list[bytes]]:
+    """All-gather of bytes by the process group's tensors. ``all_gather_object`` would need numpy, without which torch
+    may be installed.
+    """
+    import torch
     import torch.distributed as dist
 
+    # For example "cpu:gloo,cuda:nccl": the backend for tensors of each kind of device.
+    device = torch.device("cpu" if "cpu:" in dist.get_backend_config(group) else "cuda")
+
+    def all_gather(row: torch.Tensor) -> list[list[int]]:
+        rows = [torch.empty_like(row) for _ in range(dist.get_world_size(group))]
+        dist.all_gather(rows, row, group=group)
+        return [each.tolist() for each in rows]
+
     def gather(mine: bytes) -> list[bytes]:
-        gathered: list[Any] = [None] * dist.get_world_size(group)
-        dist.all_gather_object(gathered, mine, group=group)
-        return gathered
+        sizes = [size for (size,) in all_gather(torch.tensor([len(mine)], device=device))]
+        padded = mine.ljust(max(1, *sizes), b"\0")
+        rows = all_gather(torch.tensor(list(padded), dtype=torch.uint8, device=device))
+        return [bytes(row[:size]) for row, size in zip(rows, sizes, strict=True)]
 
     return gather
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -74,3 +76,18 @@ def test_launcher_variables() -> None:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     run_ranks(3, check_environment, port)
+
+
+_WITHOUT_NUMPY = """
+import sys
+sys.modules["numpy"] = None  # an import of it raises ModuleNotFoundError
+import torch.distributed as dist
+import ferry
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+assert ferry.Group(dist.group.WORLD).num_ranks == 1
+"""
+
+
+def test_torch_without_numpy() -> None:
+    subprocess.run([sys.executable, "-c", _WITHOUT_NUMPY], check=True, timeout=100)
