@@ -98,6 +98,8 @@ def bootstrap_for(
     if members is not None:
         return bootstrap_of(members, operation)
     if comm is not None:
+        if not all(hasattr(comm, name) for name in ("Get_rank", "Get_size", "allgather")):
+            raise InvalidArgument(f"{operation}: comm is a {type(comm).__name__}, expected an mpi4py communicator")
         return _native.callback_bootstrap(comm.Get_rank(), comm.Get_size(), lambda mine: comm.allgather(mine), "")
     if group is None:
         return _native.environment_bootstrap(timeout_ns)

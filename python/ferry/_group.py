@@ -20,6 +20,8 @@ from ferry._group_arguments import (
     CALL_TIMEOUT_S,
     DEFAULT_ARENA_BYTES,
     MASK_TIMEOUT_S,
+    check_least,
+    check_text,
     device_of,
     network_poll_ns,
     timeout_ns,
@@ -130,18 +132,18 @@ class Group(LatencyCalls):
         verify: bool = False,
     ) -> None:
         self.device = device_of(device, group)
-        if latency_bytes < 0:
-            raise InvalidArgument(f"Group: latency_bytes is {latency_bytes}, expected at least 0")
-        if num_reserved_sms is not None and num_reserved_sms < 0:
-            raise InvalidArgument(f"Group: num_reserved_sms is {num_reserved_sms}, expected at least 0, or None")
+        check_least("arena_bytes", arena_bytes, 1)
+        check_least("ranks_per_node", ranks_per_node, -1)
+        check_least("latency_bytes", latency_bytes, 0)
+        check_least("num_reserved_sms", num_reserved_sms, 0, or_none=True)
+        check_least("network_service_level", network_service_level, 0, or_none=True)
+        check_least("network_paths", network_paths, 1, or_none=True)
+        check_least("num_ranks", num_ranks, 1, or_none=True)
+        check_text("transport", transport)
+        check_text("ring_memory", ring_memory)
+        check_text("net_devices", net_devices)
+        check_text("tuning_file", tuning_file)
         poll_ns = network_poll_ns(network_poll)
-        for name, number, least in (
-            ("network_service_level", network_service_level, 0),
-            ("network_paths", network_paths, 1),
-            ("num_ranks", num_ranks, 1),
-        ):
-            if number is not None and number < least:
-                raise InvalidArgument(f"Group: {name} is {number}, expected at least {least}, or None")
         if num_ranks is not None and members is None:
             raise InvalidArgument(f"Group: num_ranks is {num_ranks} without members=, whose ids are the present ranks")
         call_timeout_ns = timeout_ns(CALL_TIMEOUT_S if timeout is None else timeout)
@@ -161,7 +163,7 @@ class Group(LatencyCalls):
             tuning_file,
             latency_bytes,
             bool(mask_lost_ranks),
-            timeout_ns(mask_timeout),
+            timeout_ns(mask_timeout, name="mask_timeout"),
             -1 if num_reserved_sms is None else num_reserved_sms,
             poll_ns,
             -1 if network_service_level is None else network_service_level,

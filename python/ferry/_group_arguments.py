@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import math
+import operator
 from typing import Any
 
 import torch
@@ -21,18 +22,44 @@ _MIN_POLL_S = 1e-9
 _MAX_POLL_S = 24 * 3600
 
 
-def timeout_ns(timeout: float | datetime.timedelta, operation: str = "Group") -> int:
-    seconds = timeout.total_seconds() if isinstance(timeout, datetime.timedelta) else float(timeout)
+def _seconds(value: float | datetime.timedelta, what: str) -> float:
+    try:
+        return value.total_seconds() if isinstance(value, datetime.timedelta) else float(value)
+    except (TypeError, ValueError):
+        raise InvalidArgument(f"{what} is {value!r}, expected seconds or a datetime.timedelta") from None
+
+
+def timeout_ns(timeout: float | datetime.timedelta, operation: str = "Group", name: str = "timeout") -> int:
+    seconds = _seconds(timeout, f"{operation}: {name}")
     if not 0 < seconds < 2**33:
-        raise InvalidArgument(f"{operation}: timeout is {seconds} s, expected more than 0 and less than 2**33")
+        raise InvalidArgument(f"{operation}: {name} is {seconds} s, expected more than 0 and less than 2**33")
     return int(seconds * _NS_PER_S)
+
+
+def check_least(name: str, number: Any, least: int, *, or_none: bool = False) -> None:
+    """Refuses an argument of Group that is not an integer of at least ``least``."""
+    if or_none and number is None:
+        return
+    try:
+        is_right = operator.index(number) >= least
+    except TypeError:
+        is_right = False
+    if not is_right:
+        kind = "at least" if isinstance(number, int) else "an integer of at least"
+        raise InvalidArgument(f"Group: {name} is {number!r}, expected {kind} {least}{', or None' if or_none else ''}")
+
+
+def check_text(name: str, text: Any) -> None:
+    """Refuses an argument of Group that is not a str."""
+    if not isinstance(text, str):
+        raise InvalidArgument(f"Group: {name} is {text!r}, expected a str")
 
 
 def network_poll_ns(poll: float | datetime.timedelta | None) -> int:
     """Nanoseconds as GroupOptions::network_poll_ns takes them: 0 is the default, -1 always."""
     if poll is None:
         return 0
-    seconds = poll.total_seconds() if isinstance(poll, datetime.timedelta) else float(poll)
+    seconds = _seconds(poll, "Group: network_poll")
     if seconds == math.inf:
         return -1
     if not _MIN_POLL_S <= seconds <= _MAX_POLL_S:

@@ -117,9 +117,8 @@ class Membership:
         """
         if id is not None and id < 0:
             raise InvalidArgument(f"Membership.join: id is {id}, expected at least 0, or None for the lowest free one")
-        admission_ns = timeout_ns(
-            ARRIVAL_TIMEOUT_S if admission_timeout is None else admission_timeout, "Membership.join"
-        )
+        admission = ARRIVAL_TIMEOUT_S if admission_timeout is None else admission_timeout
+        admission_ns = timeout_ns(admission, "Membership.join", "admission_timeout")
         wait_ns = timeout_ns(ARRIVAL_TIMEOUT_S if timeout is None else timeout, "Membership.join")
         addresses = [contacts] if isinstance(contacts, str) else list(contacts)
         members = cls.__new__(cls)

@@ -17,6 +17,14 @@ _DTYPES = (
     torch.bool,
 )
 
+# Types of arguments that are not rows.
+_DTYPES_OF = {
+    "topk_idx": (torch.int32, torch.int64),
+    "topk_weights": (torch.float32,),
+    "weights": (torch.float32,),
+    "scales": (torch.float32, torch.int32, torch.uint8),
+}
+
 _MAX_DIMS = 3
 
 
@@ -29,7 +37,8 @@ def why_unreadable(tensor: object, what: str, device: str) -> str:
     if tensor.device != torch.device(device):
         return f"{what}: the tensor is on {tensor.device}, the group on {device}; move it with .to({device!r})"
     if tensor.dtype not in _DTYPES:
-        return f"{what}: dtype is {tensor.dtype}, expected one of {', '.join(map(str, _DTYPES))}"
+        expected = " or ".join(map(str, _DTYPES_OF.get(what.rpartition(" ")[2], ())))
+        return f"{what}: dtype is {tensor.dtype}, expected {expected or 'one of ' + ', '.join(map(str, _DTYPES))}"
     if not 0 < tensor.dim() <= _MAX_DIMS:
         return f"{what}: the tensor has {tensor.dim()} dimensions, expected 1 to {_MAX_DIMS}"
     return f"{what}: a {type(tensor).__name__} has no memory of its own, expected a dense tensor; materialise it first"

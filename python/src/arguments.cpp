@@ -2,6 +2,7 @@
 
 #include <nanobind/stl/string.h>
 
+#include <cmath>
 #include <limits>
 #include <optional>
 
@@ -21,14 +22,20 @@ std::string text_of(PyObject* made) {
   return nb::cast<std::string>(nb::steal(made));
 }
 
-/// int(value); not valid if the value is no number. Leaves no Python error behind in that case.
+/// int(value); not valid if the value is no number, or a float whose fraction would be lost without a word. Leaves no
+/// Python error behind in that case.
 nb::object integer_of(nb::handle value) {
+  if (PyFloat_Check(value.ptr()) != 0) {
+    const double number = PyFloat_AsDouble(value.ptr());
+    if (std::trunc(number) != number) return {};
+  }
   PyObject* number = PyNumber_Long(value.ptr());
   if (number != nullptr) return nb::steal(number);
   if (PyErr_ExceptionMatches(PyExc_TypeError) == 0 && PyErr_ExceptionMatches(PyExc_ValueError) == 0 &&
       PyErr_ExceptionMatches(PyExc_OverflowError) == 0) {
     nb::raise_python_error();
   }
+  PyErr_Clear();
   return {};
 }
 
@@ -39,10 +46,7 @@ std::int64_t whole_below(std::int64_t most, nb::handle value, const char* operat
   const long long result = number.is_valid() ? PyLong_AsLongLongAndOverflow(number.ptr(), &overflow) : 0;
   if (number.is_valid() && overflow == 0 && result <= most && result >= -most) return result;
   const std::string what = std::string(operation) + ": " + name + " is ";
-  if (!number.is_valid()) {
-    PyErr_Clear();
-    refuse(what + repr_of(value) + ", expected an integer");
-  }
+  if (!number.is_valid()) refuse(what + repr_of(value) + ", expected an integer");
   refuse(what + repr_of(number) + ", expected less than 2**" + (most == kMost32 ? "31" : "63"));
 }
 
@@ -82,23 +86,23 @@ std::vector<std::int32_t> owners_of(nb::handle expert_to_rank, const char* opera
   std::vector<std::int32_t> owners;
   if (expert_to_rank.is_none()) return owners;
   const std::string what = std::string(operation) + ": expert_to_rank";
-  std::vector<nb::object> numbers;
+  nb::list entries;
   try {
-    const nb::object entries = nb::steal(PySequence_List(expert_to_rank.ptr()));
-    if (!entries.is_valid()) nb::raise_python_error();
-    for (const nb::handle entry : nb::borrow<nb::list>(entries)) {
-      PyObject* const number = PyNumber_Long(entry.ptr());
-      if (number == nullptr) nb::raise_python_error();
-      numbers.push_back(nb::steal(number));
-    }
+    PyObject* const list = PySequence_List(expert_to_rank.ptr());
+    if (list == nullptr) nb::raise_python_error();
+    entries = nb::steal<nb::list>(list);
   } catch (const nb::python_error& error) {
     if (!error.matches(PyExc_TypeError) && !error.matches(PyExc_ValueError) && !error.matches(PyExc_OverflowError)) {
       throw;
     }
     refuse(what + ": expected the rank of each expert; " + text_of(PyObject_Str(error.value().ptr())));
   }
-  owners.reserve(numbers.size());
-  for (const nb::object& number : numbers) {
+  owners.reserve(entries.size());
+  for (const nb::handle entry : entries) {
+    const nb::object number = integer_of(entry);
+    if (!number.is_valid()) {
+      refuse(what + "[" + std::to_string(owners.size()) + "] is " + repr_of(entry) + ", expected a rank");
+    }
     int overflow = 0;
     const long long owner = PyLong_AsLongLongAndOverflow(number.ptr(), &overflow);
     if (overflow != 0 || owner > kMost32 || owner < -kMost32) {

@@ -3,6 +3,7 @@
 #include <string>
 #include <utility>
 
+#include "arguments.hpp"
 #include "errors.hpp"
 #include "gil.hpp"
 
@@ -41,7 +42,9 @@ class CallbackBootstrap final : public Bootstrap {
       }
       return gathered;
     } catch (nb::python_error& error) {
-      const std::string what = error.what();
+      // Without the traceback, which error.what() has: it would hide what to do.
+      const nb::handle value = error.value();
+      const std::string what = class_name(value) + ": " + nb::str(value).c_str();
       if (!error.matches(PyExc_Exception)) keep(error);  // Ctrl-C
       return fail(what);
     } catch (const std::exception& error) {

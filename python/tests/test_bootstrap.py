@@ -53,6 +53,21 @@ def test_communicator() -> None:
     run_ranks(3, lambda rank: check_group(ferry.Group(comm=Communicator()), rank))
 
 
+class BrokenCommunicator(Communicator):
+    def allgather(self, value: bytes) -> list[bytes]:
+        raise OSError("the cable is out")
+
+
+def test_communicator_that_fails() -> None:
+    """The text is one line: a traceback in it would hide what to do."""
+
+    def check(rank: int) -> None:
+        with pytest.raises(ferry.TransportError, match=r"failed: OSError: the cable is out; check that all ranks"):
+            ferry.Group(comm=BrokenCommunicator())
+
+    run_ranks(2, check)
+
+
 def check_subgroup(rank: int) -> None:
     odd = dist.new_group([1, 3])
     even = dist.new_group([0, 2])

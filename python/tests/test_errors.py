@@ -31,6 +31,8 @@ def check_numbers(
         ("num_experts", 2**64, "num_experts is 18446744073709551616"),
         ("num_experts", "many", "num_experts is 'many', expected an integer"),
         ("num_experts", float("nan"), "num_experts is nan"),
+        ("num_experts", 6.5, "num_experts is 6.5, expected an integer"),
+        ("max_recv_rows", 2.9, "max_recv_rows is 2.9, expected an integer"),
         ("expert_alignment", -(2**63), "expert_alignment"),
         ("slab_capacity", 2**63, "slab_capacity"),
         ("max_recv_rows", 2**63, r"max_recv_rows is 9223372036854775808, expected less than 2\*\*63"),
@@ -38,6 +40,7 @@ def check_numbers(
         ("num_sms", 2**31, r"num_sms is 2147483648, expected less than 2\*\*31"),
         ("num_sms", None, "num_sms is None"),
         ("expert_to_rank", [0] * 5 + [2**40], r"expert_to_rank\[5\] is 1099511627776"),
+        ("expert_to_rank", [0, 0.5] * 3, r"expert_to_rank\[1\] is 0.5, expected a rank"),
         ("expert_to_rank", 7, "expert_to_rank: expected the rank of each expert"),
     ):
         given = {"num_experts": 6} | ({name: wrong} if bad else {})
@@ -99,6 +102,12 @@ def check_refusals(rank: int, world: World) -> None:
     # Errors found by the native library, errors that only Python sees, and arguments that are not tensors.
     for wrong in (idx.to(torch.float32), idx.to(torch.int16), idx.to("meta"), idx[:, :2], None, "ids", (idx, idx)):
         refused(lambda wrong=wrong: group.route(wrong if bad else idx, num_experts=world.num_experts))
+    for name, wrong, match in (
+        ("topk_idx", idx.to(torch.int16), "topk_idx: dtype is torch.int16, expected torch.int32 or torch.int64$"),
+        ("topk_weights", torch.ones(idx.shape).double(), "dtype is torch.float64, expected torch.float32$"),
+    ):
+        given = {"topk_idx": idx} | ({name: wrong} if bad else {})
+        refused(lambda given=given: group.route(**given, num_experts=world.num_experts), match)
     refused(lambda: group.route(idx, num_experts=world.num_experts, layout="rows" if bad else "tokens"), "layout")
     refused(lambda: group.route(idx, num_experts=world.num_experts + bad))
     for wrong in (x.double(), x.to("meta"), x[:, :5], x[:-1], None, 7):
@@ -188,6 +197,21 @@ def check_wrong_groups(rank: int) -> None:
         ferry.Group("world")
     with pytest.raises(ferry.InvalidArgument, match="timeout"):
         ferry.Group(dist.group.WORLD, timeout=0)
+    for name, wrong in (
+        ("timeout", "soon"),
+        ("mask_timeout", 0),
+        ("network_poll", "soon"),
+        ("arena_bytes", -1),
+        ("latency_bytes", 1.5),
+        ("ranks_per_node", "1"),
+        ("network_paths", 1.5),
+        ("net_devices", 3),
+        ("tuning_file", None),
+    ):
+        with pytest.raises(ferry.InvalidArgument, match=f"^Group: {name} is {wrong!r}.*, expected "):
+            ferry.Group(dist.group.WORLD, **{name: wrong})
+    with pytest.raises(ferry.InvalidArgument, match="comm is a int, expected an mpi4py communicator"):
+        ferry.Group(comm=3)
     for poll in (0, -1, math.nan, 90000, datetime.timedelta(days=2)):
         with pytest.raises(ferry.InvalidArgument, match="network_poll is"):
             ferry.Group(dist.group.WORLD, network_poll=poll)
