@@ -15,6 +15,8 @@ import importlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+# First: what follows needs torch.
+from ferry import _torch as _torch  # isort: skip
 import torch
 
 from ferry import _native
