@@ -34,6 +34,9 @@ const char* to_string(Health health) {
   return "?";
 }
 
+/// PID_MAX_LIMIT of Linux on 64-bit machines.
+constexpr std::int64_t kMaxPid = std::int64_t{1} << 22;
+
 struct DoctorOptions {
   std::string json_path;
   std::int64_t attached_pid = 0;  ///< 0: none
@@ -120,7 +123,7 @@ void add_doctor_command(CLI::App& app, int* exit_code) {
       ->add_option("--attach", options->attached_pid,
                    "Print instead what the ranks of this process's groups are doing, or did before they ended")
       ->type_name("PID")
-      ->check(CLI::PositiveNumber);
+      ->check(whole_number<std::int64_t>(1, kMaxPid));
   command->callback([options, exit_code] { *exit_code = run_doctor(*options); });
 }
 

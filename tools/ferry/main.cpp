@@ -6,6 +6,8 @@
 #include <exception>
 #include <new>
 #include <sstream>
+#include <string>
+#include <vector>
 
 #include "bench/bench.hpp"
 #include "bench/tune.hpp"
@@ -36,6 +38,14 @@ int main(int argc, char** argv) {
       // The only requirement is a command.
       print_error(fmt::format("ferry: {}; give one of demo, bench, tune, plan, doctor, or run ferry --help\n",
                               argc > 1 ? fmt::format("{} is not a command", argv[1]) : "no command was given"));
+      return kExitUsage;
+    } catch (const CLI::ExtrasError& error) {
+      // The exception's own text has the arguments backwards.
+      const std::vector<std::string> extras = app.remaining(true);
+      std::string command = "ferry";
+      for (const CLI::App* given : app.get_subcommands()) command += " " + given->get_name();
+      print_error(fmt::format("{0}: {1} is not an argument that it takes; {0} --help lists those\n", command,
+                              extras.empty() ? error.what() : extras.front()));
       return kExitUsage;
     } catch (const CLI::ParseError& error) {
       std::ostringstream help;
