@@ -6,7 +6,7 @@
 # --built DIR        take ferry and the test programs of tests/gpu/run.sh from this folder instead of building
 #                    them (preset release); shared libraries that lie beside them are found
 # --ranks N          (default: one for each GPU) more than GPUs share them as threads: a dry run, not a measurement
-# --limit SECONDS    of all together, building left out (default 480)
+# --limit SECONDS    of all together, building left out (default 510)
 # --no-python        leave out the layers, which need the packages ferry and deep_ep in python3
 # The most important measurement comes first, so that a run that is cut off is worth something: calls with rows of 14 KiB
 # and latency mode as users make them, numbers of multiprocessors, the kernels of latency mode alone, layers, other sizes
@@ -24,7 +24,7 @@ usage() {
 mkdir -p "$1"
 out=$(realpath "$1")
 shift
-built='' ranks='' limit_s=480 python=yes
+built='' ranks='' limit_s=510 python=yes
 while (($# > 0)); do
   case $1 in
     --built) built=$(realpath "${2:?--built needs a folder}") && shift 2 ;;
@@ -157,13 +157,16 @@ beside() {
 }
 
 # What is not used of a part's time goes to those after it.
-part 90
+part 120
 bench pair_bf16 --op pair --tokens 4096
 bench dispatch_fp8 --op dispatch --dtype fp8 --tokens 4096
 bench latency_pair_fp8 --op latency-pair --sweep-tokens 1,8,32,64,128 --quantize fp8 --order rank_sums
+bench latency_halves_fp8 --op latency-pair --sweep-tokens 1,8,32,64,128 --quantize fp8 --order rank_sums --split
+bench combine_fp8 --op combine --combine-wire fp8 --tokens 4096
 bench route --op route --sweep-tokens 64,512,4096
 bench plain_bf16 --op pair --memory plain --tokens 4096
 bench plain_fp8 --op dispatch --memory plain --dtype fp8 --tokens 4096
+bench verify_bf16 --op pair --verify --tokens 4096
 
 part 75 # what the table of src/cuda/call/tuning.cpp is made from
 tune
