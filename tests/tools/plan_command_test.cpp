@@ -60,18 +60,19 @@ TEST(PlanRates, OfAMalformedFileAreRefused) {
   const std::string no_source = rates_with(R"("hbm_gbps": {"value": 1, "origin": "assumed"})");
   const std::string number = rates_with(R"("hbm_gbps": 3)");
   const std::string unknown = rates_with(R"("hbm": {"value": 1, "origin": "assumed", "source": "x"})");
-  for (const Case& bad : {Case{"{", "expected a JSON object"}, Case{"[]", "expected a JSON object"},
-                          Case{"{}", "\"ferry_rates\" is null; expected 1"},
-                          Case{R"({"ferry_rates": 1, "base": "a100"})", "\"base\" is \"a100\"; expected h100 or h200"},
-                          Case{R"({"ferry_rates": 1, "base": 3})", "\"base\" is 3; expected h100 or h200"},
-                          Case{R"({"ferry_rates": 1, "base": "h100"})", "\"rates\" is null; expected an object"},
-                          Case{share.c_str(), "expected a share from above 0 to 1"},
-                          Case{zero.c_str(), "\"hbm_gbps\" has the value 0; expected {\"value\": a number above 0"},
-                          Case{huge.c_str(), "\"hbm_gbps\" has the value 1e+300"},
-                          Case{origin.c_str(), "\"hbm_gbps\" has the origin \"guessed\""},
-                          Case{no_source.c_str(), "\"hbm_gbps\" has the source null"},
-                          Case{number.c_str(), "\"hbm_gbps\" is 3; expected"},
-                          Case{unknown.c_str(), "\"hbm\" is no rate; expected one of nvlink_push_gbps"}}) {
+  for (const Case& bad :
+       {Case{"{\n\"a\" 1}", "parse error at line 2, column 5"}, Case{"[]", "the file holds array; expected an object"},
+        Case{"{}", "\"ferry_rates\" is null; expected 1"},
+        Case{R"({"ferry_rates": 1, "base": "a100"})", "\"base\" is \"a100\"; expected h100 or h200"},
+        Case{R"({"ferry_rates": 1, "base": 3})", "\"base\" is 3; expected h100 or h200"},
+        Case{R"({"ferry_rates": 1, "base": "h100"})", "\"rates\" is null; expected an object"},
+        Case{share.c_str(), "expected a share from above 0 to 1"},
+        Case{zero.c_str(), "\"hbm_gbps\" has the value 0; expected {\"value\": a number above 0"},
+        Case{huge.c_str(), "\"hbm_gbps\" has the value 1e+300"},
+        Case{origin.c_str(), "\"hbm_gbps\" has the origin \"guessed\""},
+        Case{no_source.c_str(), "\"hbm_gbps\" has the source null"},
+        Case{number.c_str(), "\"hbm_gbps\" is 3; expected"},
+        Case{unknown.c_str(), "\"hbm\" is no rate; expected one of nvlink_push_gbps"}}) {
     const TemporaryFile file(bad.content);
     const CommandEnd end = run_ferry({"plan", "--rates", file.path()});
     EXPECT_EQ(end.exit_code, 2) << bad.content;

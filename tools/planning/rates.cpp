@@ -101,8 +101,14 @@ Result<Rate> read_rate(const std::string& path, const std::string& key, const Js
 Result<Rates> read_rates(const std::string& path) {
   auto text = read_file(path, "the rates", kMaxRatesBytes);
   if (!text) return text.status();
-  const Json file = Json::parse(*text, nullptr, false);
-  if (file.is_discarded() || !file.is_object()) return refuse(path, "expected a JSON object, this is something else");
+  Json file;
+  try {
+    file = Json::parse(*text);
+  } catch (const Json::exception& error) {
+    const std::string why = error.what();  // "[json.exception.parse_error.101] parse error at line 3, column 6: …"
+    return refuse(path, why.substr(why.find(' ') + 1));
+  }
+  if (!file.is_object()) return refuse(path, fmt::format("the file holds {}; expected an object", file.type_name()));
   if (file.value(kVersionKey, Json()) != kRatesVersion) {
     return refuse(path, fmt::format("\"{}\" is {}; expected {}", kVersionKey, file.value(kVersionKey, Json()).dump(),
                                     kRatesVersion));
