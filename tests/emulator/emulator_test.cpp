@@ -63,6 +63,22 @@ TEST(Emulator, LanesExchangeWhatTheyGive) {
   for (unsigned thread = 0; thread < 64; ++thread) EXPECT_EQ(got[thread], 45 * (thread / 32 * 32 + (thread + 1) % 32));
 }
 
+TEST(Emulator, LanesReadWhatTheyExchangedAfterOthersHaveMetAgain) {
+  constexpr std::uint32_t kFirstHalf = 0xFFFFU;
+  for (std::uint64_t seed = 0; seed < 20; ++seed) {
+    Machine machine(seed);
+    std::vector<std::uint64_t> got(32);
+    machine.launch(machine.add_stream(), {1, 32, 0}, [&got] {
+      const unsigned lane = place().thread.x;
+      const std::uint64_t* const lanes = meet_lanes("all", kAllLanes, lane);
+      got[lane] = lanes[(lane + 1) % 32];
+      for (int i = 0; i < 3 && lane < 16; ++i) meet_lanes("half", kFirstHalf, 100 + lane);
+    });
+    EXPECT_EQ(machine.run(), "");
+    for (unsigned lane = 0; lane < 32; ++lane) EXPECT_EQ(got[lane], (lane + 1) % 32) << "seed " << seed;
+  }
+}
+
 TEST(Emulator, ClockMovesOnlyWhenNothingElseDoes) {
   Machine machine(5);
   std::uint64_t before = 0;
@@ -99,6 +115,16 @@ TEST(Emulator, FindsWaitsThatNothingEnds) {
     while (flag == 0) poll();
   });
   EXPECT_NE(machine.run().find("no progress"), std::string::npos);
+}
+
+TEST(Emulator, FindsThreadsThatUseMoreThanTheirStack) {
+  Machine machine(2);
+  machine.launch(machine.add_stream(), {1, 32, 0}, [] {
+    if (place().thread.x != 31) return;
+    volatile std::byte local[33 << 10];
+    for (volatile std::byte& byte : local) byte = std::byte{1};
+  });
+  EXPECT_EQ(machine.run(), "a thread used more than its stack");
 }
 
 TEST(Emulator, FindsWritesPastSharedMemory) {

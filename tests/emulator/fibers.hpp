@@ -31,14 +31,14 @@ struct FreeMemory {
   void operator()(std::byte* memory) const { std::free(memory); }
 };
 
-/// Stack on which one thread after another runs, and where the one that has no turn goes on.
+/// A stack, which threads have one after the other, and the place at which its thread continues.
 struct Fiber {
   std::byte* stack = nullptr;
   std::jmp_buf where{};
   bool started = false;
 };
 
-/// Lanes of a warp that are meeting, or have met and still read each other's values.
+/// Lanes of a warp that meet. It lasts until each has read the others' values.
 struct Meeting {
   std::uint32_t mask = 0;
   std::uint32_t arrived = 0;
