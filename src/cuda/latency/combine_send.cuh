@@ -51,6 +51,8 @@ __device__ inline std::uint64_t* weight_words(const LatencyParams& call, int ran
 __device__ inline Payload await_weight(const LatencyParams& call, std::uint64_t number, int set, int source,
                                        int entry) {
   const std::uint64_t* const word = weight_words(call, call.ranks.rank, set, source) + entry;
+  const std::uint64_t seen = look_for_word(call, number, word);
+  if (is_word_of(seen, number)) return {payload_of(seen), true};
   return await_unless_other(call, LatencyKind::kCombine, set, {Awaited::kEntry, source, number}, word).payload;
 }
 

@@ -323,16 +323,7 @@ class SmallAdder {
     if (position >= 0) {
       const int set = shared_.sets[call_.ranks.rank];
       const int entry = token * call_.num_topk + lane_idx();
-      const std::uint64_t* const word = weight_words(call_, call_.ranks.rank, set, source) + entry;
-      constexpr int kLooks = 64;  // together less than a microsecond; the deadline starts later
-      const int most_looks = call_.counts_waits ? 1 : kLooks;
-      std::uint64_t seen = load_relaxed_system(word);
-#pragma unroll 1
-      for (int looks = 1; looks < most_looks && !is_word_of(seen, shared_.number); ++looks) {
-        seen = load_relaxed_system(word);
-      }
-      Payload weight{payload_of(seen), true};
-      if (!is_word_of(seen, shared_.number)) weight = await_weight(call_, shared_.number, set, source, entry);
+      const Payload weight = await_weight(call_, shared_.number, set, source, entry);
       came = weight.came;
       weights_[position] = __uint_as_float(weight.value);
     }
@@ -371,8 +362,7 @@ class SmallAdder {
   /// Waits for this lane's words of a step of up to kWordRows rows and adds them; false when the group broke.
   __device__ bool add_words(const SentCall& sent, const std::byte* const* rows, int num_rows, int step,
                             Vector<kFloat32>& sum) const {
-    constexpr int kLooks = 64;  // as above
-    const int most_looks = call_.counts_waits ? 1 : kLooks;
+    const int most_looks = call_.counts_waits ? 1 : kWordLooks;
     LaneWords words[kWordRows];
 #pragma unroll 1
     for (int looks = 0;; ++looks) {

@@ -49,6 +49,10 @@ class CallCount : public StepCount {
   int rank_;
 };
 
+/// Looks at a word before a wait with deadline, checks and counts begins, which takes longer and has all threads read
+/// the same lines. Together they take some microseconds, by which the deadline starts later.
+inline constexpr int kWordLooks = 64;
+
 /// Waits for a word of call `number`; 0 when the group broke. Not inlined: a waiting thread is in no hurry, and the
 /// instruction cache is for the other threads.
 __device__ __noinline__ inline std::uint64_t poll_word(const LatencyParams& call, Awaited awaited, int peer,
@@ -58,6 +62,11 @@ __device__ __noinline__ inline std::uint64_t poll_word(const LatencyParams& call
     word = load_acquire_system(address);
     return is_word_of(word, number) ? number : 0;
   };
+  const int most_looks = call.counts_waits ? 0 : kWordLooks;  // looks are not counted
+#pragma unroll 1
+  for (int looks = 0; looks < most_looks; ++looks) {
+    if (read() != 0) return word;
+  }
   return wait_until(call.ranks, {awaited, peer, number}, read, number, CallCount(call, peer)) ? word : 0;
 }
 
@@ -99,11 +108,26 @@ __device__ inline std::uint64_t* grant_word(const LatencyParams& call, int at_ra
          static_cast<int>(number % kGrantSlots);
 }
 
+/// Looks for a word of call `number` that publishes nothing but itself; returns what it has seen last. Looks once if
+/// waits are counted, since these looks are not.
+__device__ inline std::uint64_t look_for_word(const LatencyParams& call, std::uint64_t number,
+                                              const std::uint64_t* address) {
+  const int most_looks = call.counts_waits ? 1 : kWordLooks;
+  std::uint64_t seen = load_relaxed_system(address);
+#pragma unroll 1
+  for (int looks = 1; looks < most_looks && !is_word_of(seen, number); ++looks) seen = load_relaxed_system(address);
+  return seen;
+}
+
 /// Result of a wait that also ends if the peer makes another call.
 struct WordOrOther {
   Payload payload;
   bool other = false;  ///< the peer makes another call, and sends no word
 };
+
+/// Polls of a word for each look at its peer's header: the threads of all blocks read the same header, and the
+/// second-level cache serves a single line slowly.
+inline constexpr unsigned kPollsPerHeader = 16;
 
 /// One thread's wait for a word from a peer in this rank's `set`. Also ends if the peer's header shows that it makes
 /// another call, since it may never send the word then. Not inlined, like poll_word.
@@ -112,9 +136,11 @@ __device__ __noinline__ inline WordOrOther await_unless_other(const LatencyParam
   constexpr std::size_t kAgreementWord = offsetof(LatencyHeader, agreement) / sizeof(std::uint32_t);
   const std::uint64_t* const agreement = header_words(call, call.ranks.rank, kind, set, wait.peer) + kAgreementWord;
   std::uint64_t word = 0;
-  const auto read = [&word, address, agreement, &wait, &call] {
+  unsigned polls = 0;
+  const auto read = [&word, &polls, address, agreement, &wait, &call] {
     word = load_acquire_system(address);
     if (is_word_of(word, wait.epoch)) return wait.epoch;
+    if (++polls % kPollsPerHeader != 0) return std::uint64_t{0};
     const std::uint64_t low = load_acquire_system(agreement);
     const std::uint64_t high = load_acquire_system(agreement + 1);
     if (!is_word_of(low, wait.epoch) || !is_word_of(high, wait.epoch)) return std::uint64_t{0};
