@@ -54,6 +54,7 @@ TEST_P(LatencyAbsent, CallsAreMadeWithoutALostRank) {
   ExchangeCase spec = small_latency_case(kRenewRanks, 84);
   spec.world.num_topk = 4;
   spec.world.max_tokens = 40;
+  spec.spare_max_tokens = kManyTokens;
   spec.world.counts = TokenCounts::kUneven;
   spec.dispatches.push_back({.hidden = 272, .quantize = Quantization::kFp8, .zero_padding = true});
   const std::vector<PreparedCase> many = cases_of(spec, {{}, {kVictim}});

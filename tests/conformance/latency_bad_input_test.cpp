@@ -253,7 +253,7 @@ TEST_P(LatencyBadInput, DispatchesThatRanksDoNotAgreeOn) {
   const PreparedCase good = good_case();
   // Gives a group of GPUs room for rank 1's call; it would be refused for lack of room otherwise.
   ExchangeCase roomy = good.spec;
-  roomy.spare_max_tokens = 36;
+  roomy.spare_max_tokens = 76;
   prepare_latency(roomy);
   // A slab of another capacity fits into any memory that is large enough.
   const std::vector<Disagreement> disagreements = {
@@ -267,7 +267,7 @@ TEST_P(LatencyBadInput, DispatchesThatRanksDoNotAgreeOn) {
          t.in.topk_idx.shape[1] = t.in.topk_idx.strides[0] = 1;
          t.in.topk_weights.shape[1] = t.in.topk_weights.strides[0] = 1;
        }},
-      {"max_tokens: rank 0 has 4, rank 1 has 40", [](Tensors& t) { t.options.max_tokens = 40; }},
+      {"max_tokens: rank 0 has 4, rank 1 has 80", [](Tensors& t) { t.options.max_tokens = 80; }},
       {"slab_capacity: rank 0 has",
        [](Tensors& t) {
          t.options.slab_capacity /= 2;

@@ -101,6 +101,7 @@ ExchangeCase replicated_latency_case(int num_ranks, ReplicaChoice choice) {
   one.world.custom_placement = choice == ReplicaChoice::kNearest;
   one.world.spare_slab_rows = num_ranks * one.world.max_tokens;  // more tokens go to the remaining homes
   one.table_on_device = choice == ReplicaChoice::kRoundRobin;
+  if (one.table_on_device) one.spare_max_tokens = kManyTokens;
   return one;
 }
 

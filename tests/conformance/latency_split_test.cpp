@@ -30,6 +30,7 @@ class LatencySplit : public LatencyConformance {
     ExchangeCase second = small_latency_case(num_ranks, 52);
     second.world.num_topk = 5;
     second.world.max_tokens = 11;
+    second.spare_max_tokens = kManyTokens;
     second.dispatches = {{.hidden = 272, .quantize = Quantization::kFp8, .zero_padding = true}};
     second.combines = {{.dtype = DType::kFloat32, .weighted = true, .order = CombineOrder::kRankSums},
                        {.weighted = true}};

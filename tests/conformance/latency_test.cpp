@@ -21,6 +21,9 @@ constexpr std::array<Mode, 5> kModes = {
     Mode{Quantization::kFp8Ue8m0, DType::kUint8}, Mode{Quantization::kFp8Ue8m0, DType::kInt32},
     Mode{Quantization::kInt8, DType::kFloat32}};
 
+constexpr std::int64_t kHidden = 32;
+constexpr std::int64_t kWordsHidden = 1032;
+constexpr std::array<std::int64_t, 4> kSpareTokens = {0, 1, kManyTokens, 4};
 constexpr std::array<ScaleStrides, 6> kScaleStrides = {ScaleStrides::kDense,       ScaleStrides::kRowGaps,
                                                        ScaleStrides::kColumnMajor, ScaleStrides::kColumnSteps,
                                                        ScaleStrides::kSlabRows,    ScaleStrides::kSlabColumns};
@@ -48,8 +51,13 @@ class LatencyExchanges : public LatencyConformance {
     std::vector<CombineSpec> combines;
     for (const CombineOrder order : {CombineOrder::kExact, CombineOrder::kRankSums}) {
       for (const bool own_weights : {false, true}) {
-        combines.push_back(
-            {.dtype = dtype, .weighted = true, .order = order, .own_weights = own_weights, .values = values});
+        // Sums of each rank that travel as words end within a step.
+        combines.push_back({.dtype = dtype,
+                            .hidden = order == CombineOrder::kRankSums ? kWordsHidden : kHidden,
+                            .weighted = true,
+                            .order = order,
+                            .own_weights = own_weights,
+                            .values = values});
       }
     }
     return combines;
@@ -66,7 +74,7 @@ TEST_P(LatencyExchanges, EveryPatternAndTokenCount) {
         one.world.pattern = static_cast<RoutingPattern>(pattern);
         one.world.counts = static_cast<TokenCounts>(counts);
         one.world.spare_slab_rows = counts;
-        one.spare_max_tokens = counts % 2;
+        one.spare_max_tokens = kSpareTokens[static_cast<std::size_t>(counts) % kSpareTokens.size()];
         one.dispatches[0].zero_padding = pattern % 2 == 0;
         cases.push_back(one);
       }
@@ -164,6 +172,7 @@ TEST_P(LatencyExchanges, OnlyTheFirstTokensCount) {
     run_latency_cases(num_ranks, every_memory(num_ranks, [](ExchangeCase& one) {
                         one.world.idle_tail = true;
                         one.world.max_tokens = 12;
+                        one.spare_max_tokens = one.slab_view ? kManyTokens : 0;
                         one.dispatches[0].zero_padding = one.slab_view;
                         one.combines = every_combine(DType::kBfloat16, Values::kRandom);
                       }));

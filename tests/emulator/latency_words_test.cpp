@@ -56,7 +56,7 @@ TEST(EmulatedLatencyWords, AWaitIsCountedToItsEndWhereTheProgramAsks) {
 TEST(EmulatedLatencyWords, AWaitForARowOfWordsIsCountedHoweverShortItIs) {
   // Polls of a warp before the words arrive; each poll takes 1 ns.
   constexpr std::uint64_t kLooksNs = 2000;
-  constexpr std::size_t kRowBytes = cuda::kWordStepBytes;
+  constexpr std::size_t kRowBytes = cuda::kWordStepVectors * cuda::kWordLineBytes;
   constexpr std::uint32_t kTwoOnes = 0x3F803F80;  // bf16
   for (std::uint64_t seed = 1; seed <= kNumSeeds; ++seed) {
     LatencyRanks ranks({.num_ranks = 2, .latency_bytes = kLatencyBytes, .seed = seed, .counts_waits = true});
@@ -81,7 +81,9 @@ TEST(EmulatedLatencyWords, AWaitForARowOfWordsIsCountedHoweverShortItIs) {
     ranks.machine().launch(ranks.stream(kSender), warp, [words] {
       const std::uint64_t start_ns = now_ns();
       while (now_ns() - start_ns < kLooksNs) poll();
-      cuda::device::LaneWords({kTwoOnes, kTwoOnes, kTwoOnes, kTwoOnes}, kNumber).store(words);
+      const uint4 ones{kTwoOnes, kTwoOnes, kTwoOnes, kTwoOnes};
+      constexpr int kVectors = cuda::kWordStepVectors;
+      cuda::device::LaneWords<kVectors>({ones, ones, ones}, kNumber).store(words, kVectors);
     });
     ASSERT_EQ(ranks.machine().run(), "");
     EXPECT_EQ(sums, std::vector<std::uint32_t>(sums.size(), kTwoOnes)) << "seed " << seed;

@@ -90,8 +90,10 @@ struct RowWordsParams {
   int num_pairs = 1;
   std::uint64_t first_number = 1;
   std::uint64_t num_calls = 0;
+  bool short_steps = false;         ///< steps of kShortWordStepVectors
+  bool checks_each = false;         ///< side 1 checks each word as soon as it has arrived
   std::uint64_t* grants = nullptr;  ///< at side 0: [pairs][kFlagStride]
-  std::byte* words = nullptr;       ///< at side 1: [pairs][row_words_bytes(kMaxRowBytes)]
+  std::byte* words = nullptr;       ///< at side 1: [pairs][row_words_bytes of kMaxRowBytes in short steps]
   LitmusReport* report = nullptr;
 };
 

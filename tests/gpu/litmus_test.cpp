@@ -121,18 +121,25 @@ TEST_P(LitmusWords, AreTheirOwnFlagsAfterVeryManyCalls) { send_and_receive((std:
 
 class LitmusRowWords : public Litmus {
  protected:
-  static void send_and_receive(std::uint64_t first_number) {
+  struct How {
+    bool short_steps = false;
+    bool checks_each = true;
+  };
+  static void send_and_receive(std::uint64_t first_number, How how) {
     constexpr int kNumPairs = 32;
     const std::vector<int> gpus = {gpu_of(0), gpu_of(1)};
     const LitmusRanks ranks(gpus, kPatience);
     const GpuArray<LitmusReport> report(gpus[0], 1);
     const GpuArray<std::uint64_t> grants(gpus[0], std::size_t{kNumPairs} * kFlagStride);
-    const GpuBytes words(gpus[1], kNumPairs * static_cast<std::size_t>(cuda::row_words_bytes(kMaxRowBytes)));
+    const GpuBytes words(gpus[1], kNumPairs * static_cast<std::size_t>(
+                                                  cuda::row_words_bytes(kMaxRowBytes, cuda::kShortWordStepVectors)));
     const GpuStream streams[2] = {GpuStream(gpus[0]), GpuStream(gpus[1])};
     RowWordsParams params;
     params.num_pairs = kNumPairs;
     params.first_number = first_number;
     params.num_calls = 50'000;
+    params.short_steps = how.short_steps;
+    params.checks_each = how.checks_each;
     params.grants = grants.data();
     params.words = words.data();
     params.report = report.data();
@@ -146,8 +153,13 @@ class LitmusRowWords : public Litmus {
   }
 };
 
-TEST_P(LitmusRowWords, BringNumberAndDataTogetherInAnyOrder) { send_and_receive(1); }
-TEST_P(LitmusRowWords, DoSoAfterVeryManyCalls) { send_and_receive((std::uint64_t{1} << 32) - 25'000); }
+TEST_P(LitmusRowWords, BringNumberAndDataTogetherInAnyOrder) { send_and_receive(1, {}); }
+TEST_P(LitmusRowWords, DoSoInShortSteps) { send_and_receive(1, {.short_steps = true}); }
+TEST_P(LitmusRowWords, DoSoAfterVeryManyCalls) { send_and_receive((std::uint64_t{1} << 32) - 25'000, {}); }
+/// As the library's kernels read: an assembler may make shorter loads where bytes of a word are not used.
+TEST_P(LitmusRowWords, AreReadAsAWhole) {
+  for (const bool short_steps : {false, true}) send_and_receive(1, {.short_steps = short_steps, .checks_each = false});
+}
 
 class LitmusChunks : public Litmus {
  protected:

@@ -34,8 +34,8 @@ __global__ void __launch_bounds__(kCombineThreads) combine_kernel(const __grid_c
   if (is_clerk() && threadIdx.x == 0) leave_whole_call(call, LatencyKind::kCombine, sent);
 }
 
-/// Makes a whole call whose sums travel as words, between few ranks (small_combine.cuh).
-template <bool kFloat32>
+/// Makes a whole call whose sums travel as words, between few ranks (small_combine.cuh). `kVectors`: of a step.
+template <bool kFloat32, int kVectors>
 __global__ void __launch_bounds__(kCombineThreads)
     combine_small_kernel(const __grid_constant__ SmallCombineParams params) {
   await_kernel_before();
@@ -52,18 +52,18 @@ __global__ void __launch_bounds__(kCombineThreads)
     if (lane_idx() == 0 && shared.number != 0) enter_whole_call(call, LatencyKind::kCombine);
     return;
   }
-  SmallAdder<kFloat32> adder(params, shared);
+  SmallAdder<kFloat32, kVectors> adder(params, shared);
   const std::int32_t home = adder.load_home(first_combine_unit());  // needed only by receive()
   if (adder.send()) adder.receive(home);
 }
 
 /// Makes the send half of such a call.
-template <bool kFloat32>
+template <bool kFloat32, int kVectors>
 __device__ void make_small_send_half(const SmallCombineParams& params, SmallCombineShared& shared) {
   const LatencyParams& call = params.send.call;
   if (!is_clerk()) {
     if (warp_idx() != 0) {
-      SmallAdder<kFloat32>(params, shared).send();
+      SmallAdder<kFloat32, kVectors>(params, shared).send();
       return;
     }
     take_small_turn(call, shared);
@@ -86,13 +86,13 @@ __device__ void make_small_send_half(const SmallCombineParams& params, SmallComb
 }
 
 /// Makes the receive half of such a call.
-template <bool kFloat32>
+template <bool kFloat32, int kVectors>
 __device__ void make_small_receive_half(const SmallCombineParams& params, SmallCombineShared& shared) {
   const LatencyParams& call = params.send.call;
   SentCall& words = *call.tables.combine;
   const volatile SentCall& pending = words;
   const SentCall sent{pending.number, pending.set, pending.pending, 0};
-  SmallAdder<kFloat32> adder(params, shared);
+  SmallAdder<kFloat32, kVectors> adder(params, shared);
   std::int32_t home = -1;
   if (!is_clerk() && warp_idx() != 0) home = adder.load_home(first_combine_unit());
   if (threadIdx.x == 0) {
@@ -113,15 +113,15 @@ __device__ void make_small_receive_half(const SmallCombineParams& params, SmallC
 }
 
 /// Makes either half of such a call.
-template <bool kFloat32>
+template <bool kFloat32, int kVectors>
 __global__ void __launch_bounds__(kCombineThreads)
     combine_small_half_kernel(const __grid_constant__ SmallCombineHalf params) {
   await_kernel_before();
   auto& shared = *reinterpret_cast<SmallCombineShared*>(dynamic_shared());
   if (params.receives) {
-    make_small_receive_half<kFloat32>(params, shared);
+    make_small_receive_half<kFloat32, kVectors>(params, shared);
   } else {
-    make_small_send_half<kFloat32>(params, shared);
+    make_small_send_half<kFloat32, kVectors>(params, shared);
   }
 }
 
@@ -242,10 +242,16 @@ constexpr KernelRow<LatencyCombineParams, 6> kWhole = {
      combine_kernel<false, Receiving::kWithHelpers>, combine_kernel<true, Receiving::kWithHelpers>},
     kCombineThreads,
     whole_bytes};
-constexpr KernelRow<SmallCombineParams, 2> kSmall = {
-    {combine_small_kernel<false>, combine_small_kernel<true>}, kCombineThreads, small_bytes};
-constexpr KernelRow<SmallCombineHalf, 2> kSmallHalf = {
-    {combine_small_half_kernel<false>, combine_small_half_kernel<true>}, kCombineThreads, small_half_bytes};
+constexpr KernelRow<SmallCombineParams, 4> kSmall = {
+    {combine_small_kernel<false, kWordStepVectors>, combine_small_kernel<true, kWordStepVectors>,
+     combine_small_kernel<false, kShortWordStepVectors>, combine_small_kernel<true, kShortWordStepVectors>},
+    kCombineThreads,
+    small_bytes};
+constexpr KernelRow<SmallCombineHalf, 4> kSmallHalf = {
+    {combine_small_half_kernel<false, kWordStepVectors>, combine_small_half_kernel<true, kWordStepVectors>,
+     combine_small_half_kernel<false, kShortWordStepVectors>, combine_small_half_kernel<true, kShortWordStepVectors>},
+    kCombineThreads,
+    small_half_bytes};
 constexpr KernelRow<CombineHalf<false>, 4> kHalf = {
     {combine_half_kernel<false, false, false>, combine_half_kernel<true, false, false>,
      combine_half_kernel<false, true, false>, combine_half_kernel<true, true, false>},
@@ -265,21 +271,29 @@ MaskGateParams gate_of(const LatencyParams& call, const MaskParams& mask) {
 /// fetch.
 constexpr std::int64_t kUnitsPerBlock = 4;
 
-SmallUnits units_of(std::int64_t row_bytes, int num_rows, int num_warps) {
-  const RowParts parts = RowParts::of(row_bytes, num_rows, num_warps);
+/// All ranks choose alike.
+bool has_short_steps(const LatencyParams& call) { return call.max_tokens <= kShortStepTokens; }
+
+/// The same in the rows of calls whose sums travel as words.
+int small_idx(const LatencyCombineParams& params) {
+  return (has_short_steps(params.send.call) ? 2 : 0) + (params.send.rows.float32 ? 1 : 0);
+}
+
+SmallUnits units_of(const LatencyCombineParams& params, int num_rows, int num_warps) {
+  const int num_vectors = has_short_steps(params.send.call) ? kShortWordStepVectors : kWordStepVectors;
+  const RowParts parts = RowParts::of(params.send.rows.row_bytes, num_rows, num_warps, num_vectors * kWordLineBytes);
   return {SmallDivisor::of(parts.num_parts), parts.part_bytes, num_rows * parts.num_parts};
 }
 
 SmallCombineParams small_params(const LatencyCombineParams& params) {
   const LatencyParams& call = params.send.call;
-  const std::int64_t row_bytes = params.send.rows.row_bytes;
   const int num_warps = (call.num_blocks - 1) * kCombineWarps;
   const int num_ranks = call.ranks.num_ranks;
   SmallCombineParams small;
   static_cast<LatencyCombineParams&>(small) = params;
   small.ranks = SmallDivisor::of(num_ranks);
-  small.sends = units_of(row_bytes, static_cast<int>(call.max_tokens) * num_ranks, num_warps);
-  small.receives = units_of(row_bytes, static_cast<int>(call.num_tokens), num_warps);
+  small.sends = units_of(params, static_cast<int>(call.max_tokens) * num_ranks, num_warps);
+  small.receives = units_of(params, static_cast<int>(call.num_tokens), num_warps);
   return small;
 }
 
@@ -304,20 +318,19 @@ cudaError_t launch_small_half(const LatencyCombineParams& params, bool receives,
   SmallCombineHalf half;
   static_cast<SmallCombineParams&>(half) = small_params(params);
   half.receives = receives;
-  return kSmallHalf.launch(params.send.rows.float32 ? 1 : 0, call.num_blocks, call.overlaps, half, stream);
+  return kSmallHalf.launch(small_idx(params), call.num_blocks, call.overlaps, half, stream);
 }
 
 }  // namespace
 
 cudaError_t launch_latency_combine(const LatencyCombineParams& params, const MaskParams& mask, cudaStream_t stream) {
   const LatencyParams& call = params.send.call;
-  const CombineRows& rows = params.send.rows;
   if (mask.present()) {
     const cudaError_t error = launch_combine_send(params.send, mask, stream);
     return error == cudaSuccess ? launch_combine_receive({params.receive, call}, mask, stream) : error;
   }
   if (is_small(params)) {
-    return kSmall.launch(rows.float32 ? 1 : 0, call.num_blocks, call.overlaps, small_params(params), stream);
+    return kSmall.launch(small_idx(params), call.num_blocks, call.overlaps, small_params(params), stream);
   }
   return kWhole.launch(whole_idx(params), call.num_blocks, call.overlaps, params, stream);
 }

@@ -42,17 +42,18 @@ __device__ inline int first_combine_unit() { return first_unit_of(static_cast<in
 /// than rows only if there are more warps, so units are counted in 32 bits, in which divisions are fast; a row has
 /// fewer bytes than that too.
 struct RowParts {
-  static constexpr int kStepBytes = kWarpLanes * static_cast<int>(sizeof(uint4));
+  static constexpr int kStepBytes = kWordLineBytes;  ///< of rows that do not travel as words
 
   int num_parts = 1;
   int part_bytes = kStepBytes;
 
-  FERRY_HOST_DEVICE static constexpr RowParts of(std::int64_t row_bytes, int num_rows, int num_warps) {
-    const int num_steps = static_cast<int>((row_bytes + kStepBytes - 1) / kStepBytes);
+  FERRY_HOST_DEVICE static constexpr RowParts of(std::int64_t row_bytes, int num_rows, int num_warps,
+                                                 int step_bytes = kStepBytes) {
+    const int num_steps = static_cast<int>((row_bytes + step_bytes - 1) / step_bytes);
     const int fair = num_rows == 0 ? 1 : num_warps / num_rows;
     const int wanted = fair < 1 ? 1 : fair > num_steps ? num_steps : fair;
     const int steps_per_part = (num_steps + wanted - 1) / wanted;
-    return {(num_steps + steps_per_part - 1) / steps_per_part, steps_per_part * kStepBytes};
+    return {(num_steps + steps_per_part - 1) / steps_per_part, steps_per_part * step_bytes};
   }
 };
 
@@ -75,10 +76,10 @@ struct SendUnits {
   int num_units = 0;
 
   /// `max_tokens`: the largest T of any rank in this call.
-  FERRY_HOST_DEVICE static constexpr SendUnits of(std::int64_t row_bytes, int max_tokens, int num_ranks,
-                                                  int num_blocks) {
+  FERRY_HOST_DEVICE static constexpr SendUnits of(std::int64_t row_bytes, int max_tokens, int num_ranks, int num_blocks,
+                                                  int step_bytes) {
     const int num_rows = max_tokens * num_ranks;  // less than 2^20 * 128
-    const RowParts parts = RowParts::of(row_bytes, num_rows, num_blocks * kCombineWarps);
+    const RowParts parts = RowParts::of(row_bytes, num_rows, num_blocks * kCombineWarps, step_bytes);
     return {parts, num_rows * parts.num_parts};
   }
 };

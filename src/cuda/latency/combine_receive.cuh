@@ -157,7 +157,8 @@ class CombineReceiver {
   /// Adds up the share of one block. `unit`: this warp's first. `waits`: for the rows, which clears it.
   __device__ Outcome receive_share(int unit, bool& waits) {
     const auto num_tokens = static_cast<int>(call_.num_tokens);
-    const RowParts parts = RowParts::of(params_.rows.row_bytes, num_tokens, all_combine_warps());
+    const RowParts parts = RowParts::of(params_.rows.row_bytes, num_tokens, all_combine_warps(),
+                                        kWords ? kWordStepVectors * kLineBytes : RowParts::kStepBytes);
     const int num_units = num_tokens * parts.num_parts;
     Outcome outcome = Outcome::kGo;
     Entry entry = load(unit / parts.num_parts);

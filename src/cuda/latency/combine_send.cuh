@@ -62,6 +62,7 @@ struct OwnWeight {
   std::int32_t home = -1;
   float weight = 0;
 
+  OwnWeight() = default;
   /// `entry_idx` may be beyond the last entry.
   __device__ OwnWeight(const CombineSendParams& params, int entry_idx) : entry(entry_idx) {
     if (!exists(params)) return;
@@ -151,7 +152,8 @@ class CombineSender {
     // of tokens has arrived.
 #pragma unroll 1
     for (auto most_tokens = static_cast<int>(call_.num_tokens);; most_tokens = start.most_tokens) {
-      units_ = SendUnits::of(params_.rows.row_bytes, most_tokens, call_.ranks.num_ranks, num_adding_blocks());
+      units_ = SendUnits::of(params_.rows.row_bytes, most_tokens, call_.ranks.num_ranks, num_adding_blocks(),
+                             kWords ? kWordStepVectors * kLineBytes : RowParts::kStepBytes);
       item = load(unit);
       if (most_tokens == start.most_tokens) break;
     }
@@ -238,13 +240,13 @@ class CombineSender {
 
   /// Prefetches rows during the wait for the turn and the weights, only as much as the sum loads first.
   __device__ void fetch(const Item& item, const RowPart& part) const {
-    constexpr int kMostBytes = kSumSteps * RowParts::kStepBytes;
-    constexpr int kLineBytes = 128;
+    constexpr int kMostBytes = kWordStepVectors * kLineBytes;
+    constexpr int kCacheLineBytes = 128;
     if (item.ordinal < 0 || item.row < 0) return;
     const std::byte* const row = row_at(item.row) + part.begin;
     const int bytes = part.bytes < kMostBytes ? part.bytes : kMostBytes;
 #pragma unroll 1
-    for (int offset = 0; offset < bytes; offset += kLineBytes) prefetch_l2(row + offset);
+    for (int offset = 0; offset < bytes; offset += kCacheLineBytes) prefetch_l2(row + offset);
   }
 
   __device__ bool send(const Item& item, const RowPart& part, const TermPlace& place) const {

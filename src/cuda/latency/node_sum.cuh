@@ -68,7 +68,7 @@ __device__ __noinline__ inline void sum_over_nodes(const Terms& terms, const Nod
         node.clear();
       }
     }
-    store_sum(out, offset, total.round());
+    *reinterpret_cast<uint4*>(out + offset) = total.round();
   }
   __syncwarp();
 }

@@ -44,9 +44,6 @@ struct SmallCombineParams : LatencyCombineParams {
 
 namespace device {
 
-/// Rows of a sum that a warp loads at once.
-inline constexpr int kSmallRows = 8;
-
 /// State of a block, in dynamic shared memory.
 struct SmallCombineShared {
   std::uint64_t number;           ///< number of the call; 0: the group broke
@@ -130,8 +127,10 @@ __device__ inline void announce_small(const SmallCombineParams& params, SmallCom
   const bool routed = call.tables.summary->valid != 0;
   const int first = params.send.own_weights ? lane_idx() : INT32_MAX;
   // The weights of most calls are loaded before the turn.
-  constexpr int kAhead = 2;
-  const OwnWeight ahead[kAhead] = {OwnWeight(params.send, first), OwnWeight(params.send, later(first, 1))};
+  constexpr int kAhead = 8;
+  OwnWeight ahead[kAhead];
+#pragma unroll
+  for (int i = 0; i < kAhead; ++i) ahead[i] = OwnWeight(params.send, later(first, i));
   take_small_turn(call, shared);
   __syncwarp();
   const std::uint64_t number = shared.number;
@@ -189,9 +188,13 @@ __device__ inline void keep_small_books(const LatencyParams& call) {
   if (lane_idx() == 0) leave_whole_call(call, LatencyKind::kCombine, sent);
 }
 
-/// One warp of the other blocks, except the first.
-template <bool kFloat32>
+/// One warp of the other blocks, except the first. `kVectors`: of a step.
+template <bool kFloat32, int kVectors>
 class SmallAdder {
+  static constexpr int kStepBytes = kVectors * kLineBytes;
+  /// Rows of a sum that a warp loads at once.
+  static constexpr int kRows = kVectors > 1 ? 4 : 8;
+
  public:
   __device__ SmallAdder(const SmallCombineParams& params, SmallCombineShared& shared)
       : params_(params),
@@ -219,17 +222,16 @@ class SmallAdder {
       const int begin = part * units.part_bytes;
       const int end = num_rows == 0 ? begin : min(begin + units.part_bytes, row_bytes_);
 #pragma unroll 1
-      for (int step = begin; waits || step < end; step += kWordStepBytes) {
-        const int offset = step + lane_idx() * static_cast<int>(sizeof(uint4));
-        const bool has = step < end && offset < row_bytes_;
-        Vector<kFloat32> sum;
-        sum.clear();
+      for (int step = begin; waits || step < end; step += kStepBytes) {
+        const int num_vectors = count_vectors<kVectors>(end - step);
+        LaneSums<kFloat32, kVectors> sums;
+        sums.clear();
 #pragma unroll 1
-        for (int first = 0; waits || first < num_rows; first += kSmallRows) {
-          uint4 values[kSmallRows];
+        for (int first = 0; waits || first < num_rows; first += kRows) {
+          uint4 values[kRows][kVectors];
 #pragma unroll
-          for (int i = 0; i < kSmallRows; ++i) {
-            if (has && first + i < num_rows) values[i] = load_row(rows_[first + i] + offset);
+          for (int i = 0; i < kRows; ++i) {
+            if (first + i < num_rows) load_vectors(rows_[first + i] + step, num_vectors, values[i]);
           }
           if (waits) {
             __syncthreads();  // the turn has come
@@ -240,13 +242,18 @@ class SmallAdder {
             if (!take_weights(source, token, position)) return false;
           }
 #pragma unroll
-          for (int i = 0; i < kSmallRows; ++i) {
-            if (has && first + i < num_rows) sum.add(values[i], weights_[first + i]);
+          for (int i = 0; i < kRows; ++i) {
+            if (first + i >= num_rows) continue;
+            const float weight_of_row = weights_[first + i];
+#pragma unroll
+            for (int vector = 0; vector < kVectors; ++vector) {
+              if (vector < num_vectors) sums.vectors[vector].add(values[i][vector], weight_of_row);
+            }
           }
         }
-        if (has && shared_.sets[source] != kNoSet) {
-          LaneWords(sum.round(), shared_.number)
-              .store(shared_.words[source] + token * row_words_bytes(row_bytes_) + 2 * step);
+        if (step < end && shared_.sets[source] != kNoSet) {
+          std::byte* const words = words_of(shared_.words[source], token) + word_offset(step, kVectors);
+          sums.words(shared_.number).store(words, num_vectors);
         }
       }
       unit += all_combine_warps();
@@ -339,49 +346,26 @@ class SmallAdder {
     const int num_rows = __popc(ranks);
     __syncwarp();
     if ((ranks >> lane & 1U) != 0) {
-      rows_[__popc(ranks & ((1U << lane) - 1U))] =
-          word_row(call_, params_.send.rows, call_.ranks.rank, static_cast<int>(sent.set), lane, token, 0);
+      const std::byte* const words =
+          own_window(call_).row_words(call_.layout, call_.ranks.num_ranks, static_cast<int>(sent.set), lane);
+      rows_[__popc(ranks & ((1U << lane) - 1U))] = words_of(words, token);
     }
     __syncwarp();
     std::byte* const out = params_.receive.out + token * params_.receive.out_stride;
-    bool came = true;
-#pragma unroll 1
-    for (int step = begin; step < end && came; step += kWordStepBytes) {
-      const int offset = step + lane * static_cast<int>(sizeof(uint4));
-      Vector<kFloat32> sum;
-      sum.clear();
-#pragma unroll 1
-      for (int first = 0; first < num_rows && came; first += kWordRows) {
-        if (offset < end) came = add_words(sent, rows_ + first, num_rows - first, step, sum);
-      }
-      if (came && offset < end) *reinterpret_cast<uint4*>(out + offset) = sum.round();
-    }
-    return __all_sync(kAllLanes, static_cast<int>(came)) != 0;
+    return sum_word_steps<kFloat32, kVectors>(call_, sent, rows_, num_rows, out, begin, end);
   }
 
-  /// Waits for this lane's words of a step of up to kWordRows rows and adds them; false when the group broke.
-  __device__ bool add_words(const SentCall& sent, const std::byte* const* rows, int num_rows, int step,
-                            Vector<kFloat32>& sum) const {
-    const int most_looks = call_.counts_waits ? 1 : kWordLooks;
-    LaneWords words[kWordRows];
-#pragma unroll 1
-    for (int looks = 0;; ++looks) {
-      bool all = true;
+  /// Words of a token's sum, among those of all tokens.
+  template <typename Byte>
+  __device__ Byte* words_of(Byte* words, int token) const {
+    return words + token * row_words_bytes(row_bytes_, kVectors);
+  }
+
+  __device__ static void load_vectors(const std::byte* from, int num_vectors, uint4 (&values)[kVectors]) {
 #pragma unroll
-      for (int row = 0; row < kWordRows; ++row) {
-        if (row < num_rows) words[row] = LaneWords::load(rows[row] + 2 * step);
-      }
-#pragma unroll
-      for (int row = 0; row < kWordRows; ++row) all = all && (row >= num_rows || words[row].are_of(sent.number));
-      if (all) break;
-      if (looks < most_looks) continue;
-      if (!await_word_rows(call_, sent, rows, min(num_rows, kWordRows), step)) return false;
+    for (int i = 0; i < kVectors; ++i) {
+      if (i < num_vectors) values[i] = load_row(from + vector_offset(i));
     }
-#pragma unroll
-    for (int row = 0; row < kWordRows; ++row) {
-      if (row < num_rows) sum.add(words[row].value(), 1.0F);
-    }
-    return true;
   }
 
   const SmallCombineParams& params_;

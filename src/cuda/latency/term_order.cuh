@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/latency/row_words.cuh"
 #include "cuda/numeric/row_sum.cuh"
@@ -64,47 +65,48 @@ __device__ __noinline__ inline TermPlace order_terms(const Term& term, int num_e
 inline constexpr int kSumRows = 4;
 inline constexpr int kSumSteps = 2;
 
-/// Loaded vectors of `kSumRows` rows.
-struct SumLoads {
-  uint4 values[kSumRows][kSumSteps];
-};
-
 /// Destination of a sum that travels as words of a call: word_row().
 struct WordPlace {
   std::byte* words = nullptr;
   std::uint64_t number = 0;
 };
 
-/// Stores this lane's 16 bytes of a sum, at `offset` in it.
-__device__ inline void store_sum(std::byte* out, int offset, const uint4& value) {
-  *reinterpret_cast<uint4*>(out + offset) = value;
+/// Stores this lane's vectors of a sum, of which the first `num_vectors` exist. `begin`: offset in the sum of the first
+/// lane's first vector.
+template <bool kFloat32>
+__device__ inline void store_sums(std::byte* out, int begin, const LaneSums<kFloat32, kSumSteps>& sums,
+                                  int num_vectors) {
+  sums.store(out + begin, num_vectors);
 }
-__device__ inline void store_sum(const WordPlace& out, int offset, const uint4& value) {
-  const int of_lane = lane_idx() * static_cast<int>(sizeof(uint4));
-  LaneWords(value, out.number).store(out.words + 2 * (offset - of_lane));
+template <bool kFloat32>
+__device__ inline void store_sums(const WordPlace& out, int begin, const LaneSums<kFloat32, kWordStepVectors>& sums,
+                                  int num_vectors) {
+  sums.words(out.number).store(out.words + word_offset(begin, kWordStepVectors), num_vectors);
 }
 
 /// out[0, bytes) = the sum of the terms. All lanes of a warp; afterwards `terms` may be filled again. Both halves of a
 /// call use this one copy of the code, so the second finds it in the instruction cache. `Out`: std::byte* or WordPlace.
 template <bool kFloat32, typename Out>
 __device__ __noinline__ inline void sum_terms(const Terms& terms, int num_rows, Out out, int bytes) {
-  constexpr int kUnitBytes = sizeof(uint4);
-  constexpr int kStepBytes = kWarpLanes * kUnitBytes;
+  constexpr int kSteps = std::is_same_v<Out, WordPlace> ? kWordStepVectors : kSumSteps;
 #pragma unroll 1
-  for (int offset = lane_idx() * kUnitBytes; offset < bytes; offset += kSumSteps * kStepBytes) {
-    Vector<kFloat32> sums[kSumSteps];
-#pragma unroll
-    for (Vector<kFloat32>& sum : sums) sum.clear();
-    const bool has_next_step = offset + kStepBytes < bytes;
+  for (int begin = 0; begin < bytes; begin += kSteps * kLineBytes) {
+    LaneSums<kFloat32, kSteps> sums;
+    sums.clear();
+    const int num_vectors = count_vectors<kSteps>(bytes - begin);
+    if (num_vectors == 0) break;
 #pragma unroll 1
     for (int first = 0; first < num_rows; first += kSumRows) {
-      SumLoads loads;
+      uint4 values[kSumRows][kSteps];
 #pragma unroll
       for (int row = 0; row < kSumRows; ++row) {
         if (first + row >= num_rows) continue;
-        const std::byte* const from = terms.rows[first + row] + offset;
-        loads.values[row][0] = load_row(from);
-        if (has_next_step) loads.values[row][1] = load_row(from + kStepBytes);
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step) {
+          if (step < num_vectors) {
+            values[row][step] = load_row(terms.rows[first + row] + begin + vector_offset(step));
+          }
+        }
       }
 #pragma unroll
       for (int row = 0; row < kSumRows; ++row) {
@@ -114,12 +116,11 @@ __device__ __noinline__ inline void sum_terms(const Terms& terms, int num_rows, 
         for (int i = terms.first_weight[first + row]; i < end; ++i) {
           const float weight = terms.weights[i];
 #pragma unroll
-          for (int step = 0; step < kSumSteps; ++step) sums[step].add(loads.values[row][step], weight);
+          for (int step = 0; step < kSteps; ++step) sums.vectors[step].add(values[row][step], weight);
         }
       }
     }
-    store_sum(out, offset, sums[0].round());
-    if (has_next_step) store_sum(out, offset + kStepBytes, sums[1].round());
+    store_sums(out, begin, sums, num_vectors);
   }
   __syncwarp();
 }

@@ -42,10 +42,10 @@
 ///   dispatch  row_flags[M] entries[M][K] weights[M][K]   [s][M] row stride: x, then its scales; each s has R-th part
 ///   combine   weights[M][K]                              [M][K], or [M][ranks of a token], by all; flags are done[][]
 ///
-/// Row words: sums of a few tokens (CombineRows::words) travel as words too, of twice the bytes, into memory of their
-/// own behind the sets. The rank that adds them up waits for them alone: no fence, no flag behind them, and the sender
-/// has no blocks to wait for (LatencyHeader). Each source has its own row words, so a word without a waiting reader is
-/// overwritten by its sender's next one or by none.
+/// Row words: sums of a few tokens (CombineRows::words) travel as words of 16 bytes, with a third more bytes, into
+/// memory of their own behind the sets. The rank that adds them up waits for them alone: no fence, no flag behind them,
+/// and the sender has no blocks to wait for (LatencyHeader). Each source has its own row words, so a word without a
+/// waiting reader is overwritten by its sender's next one or by none.
 
 #include <cstddef>
 #include <cstdint>
@@ -148,18 +148,29 @@ inline constexpr std::int64_t kRowAlignment = 128;
 /// thousand.
 inline constexpr std::int64_t kWordsShare = 16;
 
-/// Most tokens of a rank whose sums travel as words. Beyond that, twice the bytes cost more than a fence and a flag.
-inline constexpr int kWordTokens = 8;
+/// Bytes that the lanes of a warp move at once, 16 each.
+inline constexpr int kWordLineBytes = 512;
+/// Vectors of 16 bytes that a lane moves in a step of a row that travels as words; one word more holds them. Steps of
+/// three cost a third more bytes. For few tokens, where bytes hardly count, steps of one have a warp do less in turn.
+inline constexpr int kWordStepVectors = 3;
+inline constexpr int kShortWordStepVectors = 1;
+/// Offset of the words of the step that begins at `begin` bytes of its row.
+FERRY_HOST_DEVICE constexpr int word_offset(int begin, int step_vectors) {
+  return begin / step_vectors * (step_vectors + 1);
+}
+FERRY_HOST_DEVICE constexpr std::int64_t row_words_bytes(std::int64_t row_bytes, int step_vectors) {
+  const std::int64_t step_bytes = std::int64_t{step_vectors} * kWordLineBytes;
+  return (row_bytes + step_bytes - 1) / step_bytes * (step_bytes + kWordLineBytes);
+}
+
+/// Most tokens of a rank whose sums travel as words. Beyond that, a third more bytes cost more than a fence and a flag.
+inline constexpr int kWordTokens = 64;
+/// Most tokens whose sums travel in short steps.
+inline constexpr int kShortStepTokens = 8;
 /// Most row words of a source in a set: for kWordTokens rows of 16 KiB.
-inline constexpr std::int64_t kMostRowWordsBytes = std::int64_t{kWordTokens} * 2 * 16384;
+inline constexpr std::int64_t kMostRowWordsBytes = kWordTokens * row_words_bytes(16384, kWordStepVectors);
 /// Row words take at most 1 / kRowWordsShare of all memory: the need of groups for so few tokens.
 inline constexpr std::int64_t kRowWordsShare = 2;
-/// A warp moves 16 bytes per lane at a time. The first half of a step's row words holds the first 8 bytes of each lane.
-inline constexpr std::int64_t kWordStepBytes = 512;
-
-FERRY_HOST_DEVICE constexpr std::int64_t row_words_bytes(std::int64_t row_bytes) {
-  return (row_bytes + kWordStepBytes - 1) / kWordStepBytes * kWordStepBytes * 2;
-}
 
 FERRY_HOST_DEVICE constexpr std::int64_t round_up_row(std::int64_t bytes) {
   return (bytes + kRowAlignment - 1) / kRowAlignment * kRowAlignment;
@@ -217,8 +228,10 @@ struct LatencyLayout {
   constexpr std::int64_t rows_bytes() const { return set_bytes - words_bytes; }
   /// Most tokens of a rank whose sums of `row_bytes` may travel as words.
   constexpr int word_tokens(std::int64_t row_bytes) const {
-    const std::int64_t room = row_words_bytes / cuda::row_words_bytes(row_bytes);
-    return room < kWordTokens ? static_cast<int>(room) : kWordTokens;
+    const std::int64_t room = row_words_bytes / cuda::row_words_bytes(row_bytes, kWordStepVectors);
+    const std::int64_t short_room = row_words_bytes / cuda::row_words_bytes(row_bytes, kShortWordStepVectors);
+    if (room > kShortStepTokens) return room < kWordTokens ? static_cast<int>(room) : kWordTokens;
+    return short_room < kShortStepTokens ? static_cast<int>(short_room) : kShortStepTokens;
   }
   constexpr bool holds(const SetNeed& need, std::int64_t num_ranks) const {
     return need.slot_words * kWordBytes <= slot_bytes && need.rows_bytes <= source_bytes * num_ranks;
