@@ -1,7 +1,6 @@
 #include "core/diagnosis.hpp"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <map>
@@ -9,6 +8,7 @@
 #include <set>
 
 #include "core/flight_snapshot.hpp"
+#include "core/other_call.hpp"
 
 namespace ferry {
 namespace {
@@ -61,7 +61,7 @@ class Diagnoser {
   }
 
   Diagnosis run() {
-    if (std::optional<Diagnosis> other = find_other_call()) return *other;
+    if (std::optional<Diagnosis> other = find_other_call(group_)) return *other;
     if (by_target_.empty()) return without_edges();
     std::optional<Diagnosis> best;
     std::size_t most = 0;
@@ -109,37 +109,6 @@ class Diagnoser {
     }
   }
 
-  /// Ranks whose latest common call number is of different kinds.
-  std::optional<Diagnosis> find_other_call() const {
-    std::int64_t number = 0;
-    for (const auto& [rank, record] : ranks_) {
-      if (record->process == ProcessState::kEnded) continue;
-      const std::int64_t last = last_number(*record);
-      number = number == 0 ? last : std::min(number, last);
-    }
-    std::map<std::string_view, std::vector<int>> kinds;
-    for (const auto& [rank, record] : ranks_) {
-      const RecordedCall* const call = find_collective(*record, number);
-      if (call != nullptr) kinds[call->operation].push_back(rank);
-    }
-    if (number == 0 || kinds.size() < 2) return std::nullopt;
-    // The kind of the fewest ranks; of equally few, the one without the lowest rank.
-    const auto rarer = [](const auto& left, const auto& right) {
-      if (left.second.size() != right.second.size()) return left.second.size() < right.second.size();
-      return left.second.front() > right.second.front();
-    };
-    const auto odd = std::ranges::min_element(kinds, rarer);
-    const auto usual = std::ranges::max_element(kinds, rarer);
-    const int rank = odd->second.front();
-    return Diagnosis{DiagnosisKind::kOtherCall, rank, usual->second.front(),
-                     fmt::format("rank {} called {} as call {}, where {} called {}", rank, odd->first, number,
-                                 name(usual->second), usual->first)};
-  }
-
-  static std::string name(const std::vector<int>& ranks) {
-    return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
-  }
-
   Diagnosis without_edges() const {
     if (!unknown_.empty()) return at_other_host();
     for (const auto& [rank, record] : ranks_) {
@@ -158,7 +127,7 @@ class Diagnoser {
   Diagnosis at_other_host() const {
     const std::vector<int> missing(unknown_.begin(), unknown_.end());
     return {DiagnosisKind::kUnclear, missing.front(), -1,
-            fmt::format("{} on another host {} missed; run this there too", name(missing),
+            fmt::format("{} on another host {} missed; run this there too", name_ranks(missing),
                         missing.size() == 1 ? "is" : "are")};
   }
 
@@ -178,7 +147,7 @@ class Diagnoser {
       detail = std::move(why);
     }
     const bool is_over = edges.front().ended_ns != 0;
-    best.text = fmt::format("{}{}; {} {} it", target.describe(group_.now_ns), detail, name(waiting),
+    best.text = fmt::format("{}{}; {} {} it", target.describe(group_.now_ns), detail, name_ranks(waiting),
                             is_over               ? "gave up on"
                             : waiting.size() == 1 ? "waits for"
                                                   : "wait for");

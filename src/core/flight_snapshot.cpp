@@ -167,6 +167,10 @@ bool is_collective(std::string_view operation) {
   return operation != to_string(RecordedOperation::kWait) && operation != to_string(RecordedOperation::kLatencyReceive);
 }
 
+std::string name_ranks(std::span<const int> ranks) {
+  return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
+}
+
 std::string RecordedRank::describe(std::int64_t now_ns) const {
   std::string text = fmt::format("rank {} ", rank);
   const auto last = std::find_if(calls.rbegin(), calls.rend(),

@@ -5,6 +5,7 @@
 /// holds, the result is well-formed, and calls that are being overwritten are left out.
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -18,6 +19,9 @@ RecordedRank take_snapshot(const FlightRecord& record, std::size_t num_calls = k
 
 /// Whether all ranks make this call of RecordedCall::operation together.
 bool is_collective(std::string_view operation);
+
+/// "rank 3", "ranks 1, 2".
+std::string name_ranks(std::span<const int> ranks);
 
 }  // namespace ferry
 

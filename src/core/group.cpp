@@ -180,7 +180,10 @@ Result<Routing> Group::route(const RouteInput& in, const RouteOptions& options, 
                         placed != nullptr ? placed->hash : 0};
   recorded.describe({call.num_tokens, call.num_topk});
   Result<std::shared_ptr<RoutingState>> state = backend_->route(call);
-  if (!recorded.end(state.status(), done_phase(*backend_)).ok()) return noted(state.status());
+  // The host of an exact route has waited until all ranks have made it.
+  const bool exact = options.max_recv_rows == 0 && options.max_tokens == 0 && options.layout != Layout::kSlab;
+  const CallPhase done = exact ? CallPhase::kReturned : done_phase(*backend_);
+  if (!recorded.end(state.status(), done).ok()) return noted(state.status());
   (*state)->group_identity = identity_;
   (*state)->call_number = numbers_->number_of_route(**state);
   (*state)->num_logical_experts = options.num_experts;

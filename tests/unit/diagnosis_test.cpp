@@ -124,6 +124,142 @@ TEST(Diagnosis, ADifferentCallIsThatOfTheFewestRanks) {
                DiagnosisKind::kOtherCall, 1);
 }
 
+/// A wait that returned after call `number`.
+RecordedCall waited(std::int64_t number, ErrorCode code = ErrorCode::kOk, int peer = -1) {
+  RecordedCall made = call(number, code == ErrorCode::kOk ? CallPhase::kReturned : CallPhase::kFailed, "wait");
+  made.code = code;
+  made.peer = peer;
+  return made;
+}
+
+/// Calls that a host has launched, the first under number `first`.
+std::vector<RecordedCall> launched(std::int64_t first, const std::vector<std::string_view>& operations) {
+  std::vector<RecordedCall> calls;
+  for (const std::string_view operation : operations) {
+    calls.push_back(call(first + std::ssize(calls), CallPhase::kLaunched, operation));
+  }
+  return calls;
+}
+
+std::vector<RecordedCall> operator+(std::vector<RecordedCall> calls, const RecordedCall& next) {
+  calls.push_back(next);
+  return calls;
+}
+
+/// Calls of three ranks of which the second has made another one under number 5, and the hosts went on.
+std::vector<std::vector<RecordedCall>> differing() {
+  return {launched(4, {"dispatch", "combine", "latency_dispatch"}),
+          launched(4, {"dispatch", "dispatch", "latency_dispatch"}),
+          launched(4, {"dispatch", "combine", "latency_dispatch"})};
+}
+
+RecordedGroup running_with(const std::vector<std::vector<RecordedCall>>& calls) {
+  const auto num_ranks = static_cast<int>(std::ssize(calls));
+  RecordedGroup group = group_of(num_ranks, num_ranks, {});
+  for (int rank = 0; rank < num_ranks; ++rank)
+    group.ranks.push_back(running(rank, calls[static_cast<std::size_t>(rank)]));
+  return group;
+}
+
+TEST(Diagnosis, AnOlderCallThatDiffersIsFoundBehindLaterOnesThatAreAlike) {
+  RecordedGroup group = running_with(differing());
+  group.ranks[0].waits = {wait_for({1}, kEntry, true)};
+  group.ranks[1].waits = {wait_for({0, 2}, kEntry, true)};
+  expect_cause(group, DiagnosisKind::kOtherCall, 1, 0);
+  EXPECT_EQ(diagnose(group).text, "rank 1 called dispatch as call 5, where ranks 0, 2 called combine");
+  // The first one, whatever followed from it.
+  group.ranks[2].calls.back().operation = "latency_combine";
+  expect_cause(group, DiagnosisKind::kOtherCall, 1, 0);
+}
+
+TEST(Diagnosis, ACallThatDiffersExplainsTheErrorsOfAllRanks) {
+  RecordedGroup group = running_with(differing());
+  for (RecordedRank& rank : group.ranks) rank.calls.push_back(waited(6, ErrorCode::kInvalidArgument, 1));
+  expect_cause(group, DiagnosisKind::kOtherCall, 1);
+  // Destroying the group and ending is no way to go on.
+  group.ranks[1].calls.push_back(call(7, CallPhase::kCalled, "destroy"));
+  group.ranks[2].process = ProcessState::kEnded;
+  expect_cause(group, DiagnosisKind::kOtherCall, 1);
+}
+
+TEST(Diagnosis, ACallThatDifferedIsNotBlamedOnceLaterCallsHaveSucceeded) {
+  const std::vector<std::vector<RecordedCall>> made = differing();
+  // Rank 2 is late for call 8, after a call that has succeeded on one rank.
+  const auto late_after = [&](const RecordedCall& proof) {
+    RecordedGroup group = running_with({made[0] + call(7, CallPhase::kLaunched) + proof + call(8, CallPhase::kLaunched),
+                                        made[1] + call(7, CallPhase::kLaunched) + call(8, CallPhase::kLaunched),
+                                        made[2] + call(7, CallPhase::kLaunched)});
+    group.ranks[0].waits = {wait_for({2}, kEntry, true)};
+    return group;
+  };
+  expect_cause(late_after(waited(7)), DiagnosisKind::kLate, 2);
+  expect_cause(late_after(call(7, CallPhase::kReturned, "route")), DiagnosisKind::kLate, 2);
+  // An earlier wait proves nothing about it, nor does one right behind the call, whose error may have been polled.
+  expect_cause(late_after(waited(4)), DiagnosisKind::kOtherCall, 1);
+  expect_cause(late_after(waited(5)), DiagnosisKind::kOtherCall, 1);
+}
+
+TEST(Diagnosis, ACallThatDifferedIsNotBlamedOnceARankGotTheErrorAndWentOn) {
+  RecordedGroup group = running_with({{failed(4, ErrorCode::kInvalidArgument, 1), call(5, CallPhase::kEntered)},
+                                      {call(4, CallPhase::kFailed, "combine"), call(5, CallPhase::kEntered)},
+                                      {failed(4, ErrorCode::kInvalidArgument, 1)}});
+  group.ranks[0].waits = {wait_for({2}, kEntry)};
+  expect_cause(group, DiagnosisKind::kLate, 2);
+  // A later difference counts again.
+  group.ranks[2].calls.push_back(call(5, CallPhase::kEntered, "route"));
+  expect_cause(group, DiagnosisKind::kOtherCall, 2);
+}
+
+TEST(Diagnosis, CallsOfABrokenGroupAreNotCompared) {
+  RecordedRank ended = running(2, {call(3, CallPhase::kReturned)});
+  ended.process = ProcessState::kEnded;
+  expect_cause(group_of(3, 3,
+                        {running(0, {failed(4, ErrorCode::kPeerLost, 2), call(5, CallPhase::kFailed, "destroy")}),
+                         running(1, {failed(4, ErrorCode::kPeerLost, 2), failed(5, ErrorCode::kPeerLost, 2)}), ended}),
+               DiagnosisKind::kEnded, 2);
+}
+
+TEST(Diagnosis, NumbersBehindARouteThatOneRankWasRefusedAreNotCompared) {
+  // Rank 1 leaves out the dispatch and the combine of this route, as docs/errors.md asks.
+  RecordedCall refused = call(4, CallPhase::kFailed, "route");
+  refused.code = ErrorCode::kInvalidArgument;
+  std::vector<RecordedCall> others = launched(4, {"route", "dispatch", "combine"}) + waited(6, refused.code, 1);
+  for (const RecordedCall& next : launched(7, {"route", "dispatch", "combine", "route"})) others.push_back(next);
+  std::vector<RecordedCall> own = {refused};
+  for (const RecordedCall& next : launched(5, {"route", "dispatch", "combine"})) own.push_back(next);
+  RecordedGroup group = running_with({others, own});
+  group.ranks[0].waits = {wait_for({1}, kEntry, true)};
+  expect_cause(group, DiagnosisKind::kLate, 1);
+}
+
+TEST(Diagnosis, CallsThatARecordNoLongerHoldsAreNotCompared) {
+  RecordedGroup group = running_with(differing());
+  group.ranks[1].calls.erase(group.ranks[1].calls.begin(), group.ranks[1].calls.begin() + 2);
+  group.ranks[0].waits = {wait_for({1}, kEntry, true)};
+  expect_cause(group, DiagnosisKind::kBusyGpu, 1);
+}
+
+TEST(Diagnosis, OfTwoRanksThatDifferTheOneIsOddThatDepartsFromItsPattern) {
+  const std::vector<std::string_view> step = {"route", "dispatch", "combine", "dispatch", "combine"};
+  for (const int odd : {0, 1}) {
+    // Dispatch follows combine as well as route does, so one call before does not tell.
+    std::vector<std::vector<RecordedCall>> calls(2);
+    for (auto& made : calls) {
+      made = launched(1, step) + waited(5);
+      for (const RecordedCall& next : launched(6, step)) made.push_back(next);
+    }
+    calls[static_cast<std::size_t>(odd)][9].operation = "route";
+    RecordedGroup group = running_with(calls);
+    for (RecordedRank& rank : group.ranks) rank.waits = {wait_for({1 - rank.rank}, kEntry, true)};
+    expect_cause(group, DiagnosisKind::kOtherCall, odd, 1 - odd);
+  }
+}
+
+TEST(Diagnosis, OfTwoRanksWithoutAPatternTheSecondIsNamed) {
+  expect_cause(running_with({launched(1, {"route", "combine"}), launched(1, {"route", "dispatch"})}),
+               DiagnosisKind::kOtherCall, 1, 0);
+}
+
 TEST(Diagnosis, AnEntryThatHasNotArrivedIsTheNetworks) {
   // Both have entered the call, and rank 1 does not see that of rank 0.
   expect_cause(
