@@ -84,7 +84,7 @@ struct RecordedRank {
 };
 
 enum class DiagnosisKind : std::int32_t {
-  kHealthy = 0,    ///< no rank waits for another, and no call has failed
+  kHealthy = 0,    ///< no rank waits for another, and no rank's last call has failed
   kEnded = 1,      ///< the process of `rank` has ended
   kStopped = 2,    ///< the process of `rank` is stopped
   kOtherCall = 3,  ///< `rank` makes another call than the others
@@ -92,7 +92,7 @@ enum class DiagnosisKind : std::int32_t {
   kBusyGpu = 5,    ///< `rank` has launched the call, and its GPU has not started it: other work is in front of it
   kSlowLink = 6,   ///< `rank` has done its part, and `peer` has not received it: the network between them is late
   kInCall = 7,     ///< `rank` is in the call that others wait for, and waits for no rank
-  kUnclear = 8,    ///< ranks wait, and the records at hand do not show why
+  kUnclear = 8,    ///< ranks wait, or a last call has failed, and the records at hand do not show why
 };
 
 /// "healthy", "ended", "stopped", "other_call", "late", "busy_gpu", "slow_link", "in_call", "unclear".

@@ -121,7 +121,24 @@ class Diagnoser {
         return {DiagnosisKind::kStopped, rank, -1, record->describe(group_.now_ns)};
       }
     }
-    return {DiagnosisKind::kHealthy, -1, -1, "no rank waits for another, and none has lost one"};
+    if (const RecordedRank* const failed = first_failed()) {
+      const RecordedCall& call = failed->calls.back();
+      const bool blames = call.peer >= 0 && call.peer != failed->rank;
+      return {DiagnosisKind::kUnclear, blames ? call.peer : failed->rank, blames ? failed->rank : -1,
+              fmt::format("{}{}; no rank waits for another", failed->describe(group_.now_ns),
+                          blames ? fmt::format(", an error that names rank {}", call.peer) : "")};
+    }
+    return {DiagnosisKind::kHealthy, -1, -1, "no rank waits for another, and no rank's last call has failed"};
+  }
+
+  /// Rank whose last call was the first to fail; null: no rank's last call has failed.
+  const RecordedRank* first_failed() const {
+    const RecordedRank* first = nullptr;
+    for (const auto& [rank, record] : ranks_) {
+      if (!has_failed(*record)) continue;
+      if (first == nullptr || record->calls.back().ended_ns < first->calls.back().ended_ns) first = record;
+    }
+    return first;
   }
 
   Diagnosis at_other_host() const {

@@ -260,6 +260,21 @@ TEST(Diagnosis, OfTwoRanksWithoutAPatternTheSecondIsNamed) {
                DiagnosisKind::kOtherCall, 1, 0);
 }
 
+TEST(Diagnosis, AGroupWithAFailedCallIsNotHealthy) {
+  RecordedGroup group = running_with({{failed(4, ErrorCode::kCapacity, 0)}, {failed(4, ErrorCode::kCapacity, 0)}});
+  group.ranks[0].calls[0].ended_ns += kNsPerSecond;
+  expect_cause(group, DiagnosisKind::kUnclear, 0, 1);
+  EXPECT_EQ(diagnose(group).text,
+            "rank 1 got kCapacity from dispatch (call 4) 95.5 s ago, an error that names rank 0; no rank waits for "
+            "another");
+  // An error that names no rank is that of the rank that got it first.
+  group.ranks[1].calls[0].peer = -1;
+  expect_cause(group, DiagnosisKind::kUnclear, 1);
+  // The program went on.
+  for (RecordedRank& rank : group.ranks) rank.calls.push_back(call(5, CallPhase::kReturned));
+  expect_cause(group, DiagnosisKind::kHealthy, -1);
+}
+
 TEST(Diagnosis, AnEntryThatHasNotArrivedIsTheNetworks) {
   // Both have entered the call, and rank 1 does not see that of rank 0.
   expect_cause(
