@@ -23,7 +23,7 @@ enum class CallPhase : std::int32_t {
   kCalled = 0,    ///< the program has made the call
   kEntered = 1,   ///< CPU: the other ranks of the node see the call
   kMoving = 2,    ///< CPU: all ranks make the call
-  kLaunched = 3,  ///< CUDA: the call has returned, and its kernels are on the stream
+  kLaunched = 3,  ///< CUDA: the kernels are on the stream; a route that waits for its counts has not returned
   kReturned = 4,  ///< done on this rank
   kFailed = 5,    ///< returned an error
 };

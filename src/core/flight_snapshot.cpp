@@ -131,6 +131,10 @@ std::string describe_call(const RecordedCall& call, std::int64_t now_ns) {
   const std::string name = fmt::format("{} (call {})", call.operation, call.number);
   switch (call.phase) {
     case CallPhase::kLaunched:
+      if (call.ended_ns == 0) {
+        return fmt::format("launched {} and has been in it for {:.1f} s", name,
+                           seconds_between(call.called_ns, now_ns));
+      }
       return fmt::format("launched {} {:.1f} s ago and has made no call since", name,
                          seconds_between(call.ended_ns, now_ns));
     case CallPhase::kReturned:

@@ -316,6 +316,18 @@ TEST(Diagnosis, AGpuThatHasNotBegunIsBusy) {
                DiagnosisKind::kBusyGpu, 1);
 }
 
+TEST(Diagnosis, ARankWhoseGpuHasNotBegunTheRouteThatItsHostWaitsForIsBusy) {
+  RecordedCall launched_route = call(4, CallPhase::kLaunched, "route");
+  launched_route.ended_ns = 0;
+  RecordedGroup group = running_with({{launched_route}, {launched_route}});
+  group.ranks[0].waits = {wait_for({1}, "to post its counts", true)};
+  expect_cause(group, DiagnosisKind::kBusyGpu, 1, 0);
+  const std::string text = diagnose(group).text;
+  EXPECT_TRUE(
+      text.starts_with("rank 1 launched route (call 4) and has been in it for 96.0 s; its GPU waits for no rank"))
+      << text;
+}
+
 TEST(Diagnosis, ARankThatHasNotLaunchedIsLate) {
   expect_cause(group_of(2, 2,
                         {running(0, {call(4, CallPhase::kLaunched)}, {wait_for({1}, kEntry, true)}),

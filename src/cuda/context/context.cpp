@@ -153,7 +153,10 @@ Status Context::fail(const Status& status) {
 
 Status Context::give_up_on(int rank, std::string_view what) { return parts_.sync->give_up_on(rank, what); }
 
-void Context::expect_wait() { parts_.sync->state().expect_wait(node::monotonic_ns()); }
+void Context::expect_wait() {
+  parts_.sync->peers().recorder().reach(CallPhase::kLaunched);
+  parts_.sync->state().expect_wait(node::monotonic_ns());
+}
 
 Status Context::check_interrupt(std::string_view operation) {
   Status status = parts_.sync->state().check_interrupt(node::monotonic_ns(), operation);

@@ -65,7 +65,8 @@ class Context {
   Status fail(const Status& status);
   /// Breaks the group because `rank` did not arrive in time.
   Status give_up_on(int rank, std::string_view what);
-  /// Called before the host waits: see GroupState::expect_wait.
+  /// Called before the host waits for kernels of the present call: its record shows that they are launched. See also
+  /// GroupState::expect_wait.
   void expect_wait();
   /// Called while the host waits in `operation`: see GroupState::check_interrupt. Waiting kernels of this rank end as
   /// well.
