@@ -50,6 +50,7 @@ END_LIMIT_S = 30
 EARLIEST_QUESTION = 0.3
 LATEST_QUESTION = 0.7
 LAST_ROUND = 20
+FIRST_KNOWN_ROUND = 2
 LONGEST_RUN_S = 0.3
 NUM_DEADLINES = 4
 
@@ -95,6 +96,9 @@ def draw(settings, seed):
     plan = {"seed": seed, "fault": fault, "shape": (1, num_ranks), "victim": chance.randrange(num_ranks)}
     if fault in ("late", "other", "busy"):
         plan |= {"round": chance.randint(1, LAST_ROUND), "step": chance.randrange(len(STEPS))}
+        # Each step has followed the one before it by then, which shows the odd one of two ranks.
+        if fault == "other":
+            plan["round"] = max(plan["round"], FIRST_KNOWN_ROUND)
     return plan, chance
 
 
@@ -226,7 +230,7 @@ def parse_arguments():
     parser.add_argument("--doctor", type=Path, default=ROOT / "build/release/tools/ferry", help="the ferry command")
     parser.add_argument("--backend", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--fault", nargs="+", choices=list(KINDS), help="all that the backend has unless given")
-    parser.add_argument("--ranks", nargs="+", type=int, help="numbers of ranks to draw from (at least 3 for other)")
+    parser.add_argument("--ranks", nargs="+", type=int, help="numbers of ranks to draw from")
     parser.add_argument("--trials", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1, help="of the first trial; counts up")
     parser.add_argument("--deadline-ms", type=int, default=2000, help="GroupOptions::timeout_ns")
