@@ -51,7 +51,7 @@ enum class CopyPath : std::int32_t {
 };
 
 /// Resources of a GPU that a call may use. CUDA only, changes no result, may differ by rank; 0 is the measured default
-/// of docs/performance-gpus.md.
+/// of docs/performance-gpus.md, and negative numbers are kInvalidArgument on every backend.
 struct KernelOptions {
   int num_sms = 0;       ///< most multiprocessors that any kernel of the call uses, all its parts together
   int num_copy_sms = 0;  ///< part of num_sms that only moves rows between this rank's own buffers

@@ -39,13 +39,14 @@ def check_numbers(
         ("max_tokens", 2**100, "max_tokens"),
         ("num_sms", 2**31, r"num_sms is 2147483648, expected less than 2\*\*31"),
         ("num_sms", None, "num_sms is None"),
+        ("num_sms", -1, "route: num_sms is -1, expected a positive number, or 0 for Ferry's own choice"),
         ("expert_to_rank", [0] * 5 + [2**40], r"expert_to_rank\[5\] is 1099511627776"),
         ("expert_to_rank", [0, 0.5] * 3, r"expert_to_rank\[1\] is 0.5, expected a rank"),
         ("expert_to_rank", 7, "expert_to_rank: expected the rank of each expert"),
     ):
         given = {"num_experts": 6} | ({name: wrong} if bad else {})
         refused(lambda given=given: group.route(idx, **given), match)
-    for wrong in (2**31, 2**64, "all"):
+    for wrong in (-1, 2**31, 2**64, "all"):
         sms = wrong if bad else 0
         refused(lambda sms=sms: group.dispatch(routing, x, num_sms=sms), "dispatch: num_sms")
         refused(lambda sms=sms: group.combine(routing, y, num_sms=sms), "combine: num_sms")

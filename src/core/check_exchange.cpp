@@ -332,13 +332,13 @@ Status check_scales_output(std::string_view operation, const ConstTensorView& vi
 }
 
 Status check_dispatch(const RoutingState& routing, const DispatchInput& in, const DispatchOutput& out,
-                      Quantization quantize, DispatchCall& call, ScaleShapes scale_shapes) {
-  call.quantize = quantize;
+                      const DispatchOptions& options, DispatchCall& call, ScaleShapes scale_shapes) {
+  call.quantize = options.quantize;
   if (Status status = check_rows("dispatch: input x", in.x, routing.num_tokens, call.x); !status.ok()) return status;
   if (Status status = check_rows("dispatch: output x", out.x, routing.num_recv_rows, call.out_x); !status.ok())
     return status;
-  Status payload = quantize == Quantization::kNone ? check_plain_payload(routing, in, out, scale_shapes, call)
-                                                   : check_quantized_payload(routing, in, out, scale_shapes, call);
+  Status payload = call.quantize == Quantization::kNone ? check_plain_payload(routing, in, out, scale_shapes, call)
+                                                        : check_quantized_payload(routing, in, out, scale_shapes, call);
   if (!payload.ok()) return payload;
   if (out.scales.present()) {
     if (Status status = check_scales_output("dispatch", out.scales); !status.ok()) return status;
@@ -356,6 +356,7 @@ Status check_dispatch(const RoutingState& routing, const DispatchInput& in, cons
   call.out_topk_idx = out.topk_idx;
   call.out_topk_weights = out.topk_weights;
   call.out_source = out.source;
+  if (Status status = check_kernel("dispatch", options.kernel); !status.ok()) return status;
   const std::array outputs{Footprint("output x", call.out_x), Footprint("output scales", call.out_scales),
                            Footprint("output topk_idx", call.out_topk_idx),
                            Footprint("output topk_weights", call.out_topk_weights),
@@ -370,6 +371,7 @@ Status check_combine(const RoutingState& routing, const CombineInput& in, const 
   if (Status status = check_sums(routing, in, out, call); !status.ok()) return status;
   if (Status status = check_wire_format(in, options, call); !status.ok()) return status;
   if (Status status = check_combine_weights(routing, in, options, call); !status.ok()) return status;
+  if (Status status = check_kernel("combine", options.kernel); !status.ok()) return status;
   const std::array outputs{Footprint("output x", call.out_x), Footprint("output weights", call.out_weights)};
   const std::array inputs{Footprint("input x", call.x), Footprint("input weights", call.weights),
                           Footprint("input topk_weights", call.topk_weights)};

@@ -76,8 +76,11 @@ Status check_latency_dispatch(const LatencyDispatchInput& in, const LatencyDispa
   DispatchOutput dispatch_out;
   dispatch_out.x = out.x;
   dispatch_out.scales = out.scales;
+  DispatchOptions dispatch_options;
+  dispatch_options.quantize = options.quantize;
+  dispatch_options.kernel = options.kernel;
   if (Status status =
-          check_dispatch(routing, dispatch_in, dispatch_out, options.quantize, call.dispatch, ScaleShapes::kSlabs);
+          check_dispatch(routing, dispatch_in, dispatch_out, dispatch_options, call.dispatch, ScaleShapes::kSlabs);
       !status.ok()) {
     return as_error_of(kDispatch, status);
   }
@@ -110,6 +113,7 @@ Status check_latency_combine(const RoutingState& routing, const LatencyCombineIn
   combine_out.x = out.x;
   CombineOptions combine_options;
   combine_options.weighted = true;
+  combine_options.kernel = options.kernel;
   if (Status status = check_combine(routing, combine_in, combine_out, combine_options, call.combine); !status.ok()) {
     return as_error_of(kCombine, status);
   }

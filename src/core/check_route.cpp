@@ -57,7 +57,7 @@ Status check_options(const RouteOptions& options) {
                     "leave max_tokens at 0",
                     options.max_tokens));
   }
-  return {};
+  return check_kernel("route", {.num_sms = options.num_sms});
 }
 
 /// Checks the ids of the first `num_tokens` tokens.

@@ -4,8 +4,25 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <string_view>
+#include <utility>
 
 namespace ferry {
+
+Status check_kernel(std::string_view operation, const KernelOptions& kernel) {
+  for (const auto& [name, number] : {std::pair<std::string_view, int>("num_sms", kernel.num_sms),
+                                     std::pair<std::string_view, int>("num_copy_sms", kernel.num_copy_sms),
+                                     std::pair<std::string_view, int>("chunk_tokens", kernel.chunk_tokens)}) {
+    if (number >= 0) continue;
+    return Status(
+        ErrorCode::kInvalidArgument,
+        fmt::format("{}: {} is {}, expected a positive number, or 0 for Ferry's own choice", operation, name, number));
+  }
+  const CopyPath path = kernel.copy_path;
+  if (path == CopyPath::kAuto || path == CopyPath::kBulk || path == CopyPath::kLoadStore) return {};
+  return Status(ErrorCode::kInvalidArgument, fmt::format("{}: copy_path is {}, expected kAuto, kBulk or kLoadStore",
+                                                         operation, static_cast<int>(path)));
+}
 
 std::string describe(const ConstTensorView& view) {
   if (!view.present()) return "absent";

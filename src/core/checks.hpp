@@ -23,7 +23,8 @@ enum class ScaleShapes {
   kSlabs,  ///< also [L, C, S] for as many rows: any strides, but each expert's elements before those of the next
 };
 Status check_dispatch(const RoutingState& routing, const DispatchInput& in, const DispatchOutput& out,
-                      Quantization quantize, DispatchCall& call, ScaleShapes scale_shapes = ScaleShapes::kRows);
+                      const DispatchOptions& options, DispatchCall& call,
+                      ScaleShapes scale_shapes = ScaleShapes::kRows);
 Status check_combine(const RoutingState& routing, const CombineInput& in, const CombineOutput& out,
                      const CombineOptions& options, CombineCall& call);
 /// Whether the ranks of a group can combine in this format.
@@ -58,6 +59,9 @@ Status check_channel_tables(const ChannelTablesShape& shape, int num_channels, c
 
 /// The status, with the leading call name of its message (route, dispatch or combine) replaced by `operation`.
 Status as_error_of(std::string_view operation, const Status& status);
+
+/// Checks the options of kernels on every backend, so that a program tested on CPU ranks is right on GPUs.
+Status check_kernel(std::string_view operation, const KernelOptions& kernel);
 
 /// "[128, 8] i64" for messages.
 std::string describe(const ConstTensorView& view);

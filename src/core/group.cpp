@@ -213,7 +213,7 @@ Status Group::dispatch(const Routing& routing, const DispatchInput& in, const Di
   call.kernel = options.kernel;
   Status status = check_stream("dispatch", stream);
   if (status.ok()) status = belongs;
-  if (status.ok()) status = check_dispatch(*routing.state_, in, out, options.quantize, call);
+  if (status.ok()) status = check_dispatch(*routing.state_, in, out, options, call);
   if (!status.ok()) {
     call.record.set_status(status);
   } else {

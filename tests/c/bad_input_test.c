@@ -163,6 +163,10 @@ static void check_refusals(ferry_group* group) {
   how.quantize = wrong ? 77 : FERRY_QUANTIZE_NONE;
   expect_error(ferry_dispatch(group, routing, &send, &receive, &how, NULL), FERRY_ERROR_INVALID_ARGUMENT, 1,
                "quantize");
+  how.quantize = FERRY_QUANTIZE_NONE;
+  how.num_sms = wrong ? -1 : 0;
+  expect_error(ferry_dispatch(group, routing, &send, &receive, &how, NULL), FERRY_ERROR_INVALID_ARGUMENT, 1,
+               "num_sms is -1");
   expect_error(ferry_dispatch(group, routing, &send, &receive, NULL, wrong ? &how : NULL), FERRY_ERROR_INVALID_ARGUMENT,
                1, "stream");
   expect_ok(ferry_dispatch(group, routing, &send, &receive, NULL, NULL), "ferry_dispatch after refused ones");
