@@ -261,16 +261,17 @@ TEST(Bench, OthersWaitForALateRank) {
   EXPECT_EQ(run_ferry({"bench", "--backend", "cpu", "--ranks", "1", "--tokens", "8", "--late-us", "1"}).exit_code, 2);
 }
 
-TEST(Tune, HasNothingToDoOnTheCpu) {
+TEST(Tune, RefusesCpuRanks) {
   const CommandEnd end = run_ferry({"tune", "--backend", "cpu", "--ranks", "2"});
-  EXPECT_EQ(end.exit_code, 0) << end.standard_error;
-  EXPECT_NE(end.standard_output.find("nothing to tune"), std::string::npos) << end.standard_output;
+  EXPECT_EQ(end.exit_code, 2) << end.standard_output;
+  EXPECT_EQ(end.standard_output, "");
+  EXPECT_NE(end.standard_error.find("needs GPUs and the backend cuda"), std::string::npos) << end.standard_error;
 }
 
 TEST(Tune, SaysThatSeveralNodesNeedAnExplicitBackend) {
   const CommandEnd end = run_ferry({"tune", "--nodes", "2", "--ranks", "2"});
-  EXPECT_EQ(end.exit_code, 0) << end.standard_error;
-  EXPECT_NE(end.standard_output.find("--backend cuda"), std::string::npos) << end.standard_output;
+  EXPECT_EQ(end.exit_code, 2) << end.standard_output;
+  EXPECT_NE(end.standard_error.find("--backend cuda"), std::string::npos) << end.standard_error;
 }
 
 TEST(Bench, GivesTheKernelSettingsToItsGroups) {

@@ -226,12 +226,12 @@ int run_tune(const TuneOptions& options) {
   auto backend = resolve_backend(options.common, launch->num_nodes);
   if (!backend) return fail(backend.status(), kExitUsage);
   if (*backend != "cuda") {
-    if (!launch->reports_here()) return kExitOk;
-    Status status = print(
-        stdout, fmt::format("backend {}: there is nothing to tune; the settings of kernels are for the "
-                            "backend cuda{}\n",
-                            *backend, launch->num_nodes > 1 ? ", which several nodes take with --backend cuda" : ""));
-    return status ? kExitOk : fail(status, kExitFailed);
+    if (!launch->reports_here()) return kExitUsage;
+    return fail(Status(ErrorCode::kUnsupported,
+                       fmt::format("backend {} has no kernels to tune; the command needs GPUs and the backend cuda{}; "
+                                   "`ferry doctor` shows whether they work here",
+                                   *backend, launch->num_nodes > 1 ? ", over several nodes by --backend cuda" : "")),
+                kExitUsage);
   }
   if (Status status = check_transport(options.common, launch->num_nodes); !status) return fail(status, kExitUsage);
   const BenchPlan plan = plan_of(options, *launch, *backend);
