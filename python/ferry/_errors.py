@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 
 class FerryError(Exception):
     """Base class of all failures of Ferry.
@@ -98,8 +100,38 @@ _TENSOR_ADVICE = (
 )
 
 
+# Names of C++ in the library's texts. Options of these classes are arguments of their constructors; those of a call are
+# arguments of the call that the text begins with.
+_WITH_OPTIONS = ("Group", "Membership")
+_OPTION = re.compile(r"\b([A-Z]\w*)Options::([a-z]\w*)")
+_METHOD = re.compile(r"\b([A-Z][a-z]\w*)::([a-z]\w*)")
+_OF_ONE_SIDED = re.compile(r" \(of a OneSided: \w+\)")  # a class that Python does not have
+_OF_BALANCE = re.compile(r"\b(balance|plan_moves): options\.")  # whose options are arguments here
+# Options that are no arguments here, and where their values come from.
+_NO_ARGUMENTS = {"interrupted": "a signal's handler", "present_ranks": "view.ids of members="}
+
+
+def _argument(option: re.Match[str]) -> str:
+    owner, name = option.groups()
+    if name in _NO_ARGUMENTS:
+        return _NO_ARGUMENTS[name]
+    argument = f"{name.removesuffix('_ns')}="
+    return f"{argument} of ferry.{owner}" if owner in _WITH_OPTIONS else argument
+
+
+def _method(method: re.Match[str]) -> str:
+    owner, name = method.groups()
+    return owner if name == "create" else f"{owner}.{name}"
+
+
+def _in_python(message: str) -> str:
+    """The text with options and methods of C++ as programs in Python write them."""
+    message = _OF_BALANCE.sub(r"\1: ", message)
+    return _METHOD.sub(_method, _OPTION.sub(_argument, _OF_ONE_SIDED.sub("", message)))
+
+
 def from_status(code: int, message: str, peer: int) -> FerryError:
     """The exception for a C++ Status that is not ok. Called by the native module."""
     if _NULL in message:
         message = message.replace(_VIEW_ADVICE, "") + _TENSOR_ADVICE
-    return _BY_NUMBER[code](message, peer if peer >= 0 else None)
+    return _BY_NUMBER[code](_in_python(message), peer if peer >= 0 else None)

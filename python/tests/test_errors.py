@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import datetime
+import inspect
 import itertools
 import math
 import os
 import pickle
+import re
 import signal
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +21,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from world import World, make_world
 
 import ferry
+from ferry._errors import from_status
 
 NUM_RANKS = 3
 BAD_RANK = 1
@@ -238,16 +242,46 @@ def check_wrong_groups(rank: int) -> None:
             ferry.Group(dist.group.WORLD, device="cuda")
     with pytest.raises(ferry.InvalidArgument, match="arena_bytes"):
         ferry.Group(dist.group.WORLD, arena_bytes=2**62)
-    with pytest.raises(ferry.InvalidArgument, match="tuning file /no/such/file: cannot be opened"):
+    unread = r"Group: tuning file /no/such/file: cannot be opened.*; see tuning_file= of ferry\.Group and"
+    with pytest.raises(ferry.InvalidArgument, match=unread):
         ferry.Group(dist.group.WORLD, tuning_file="/no/such/file")
     group = ferry.Group(dist.group.WORLD, arena_bytes=16 << 20)
-    with pytest.raises(ferry.CapacityExceeded, match="arena_bytes"):
+    with pytest.raises(ferry.CapacityExceeded, match=r"raise arena_bytes= of ferry\.Group$"):
         group.empty(64 << 20, dtype=torch.uint8)
     group.destroy()
 
 
 def test_groups_that_cannot_be_made() -> None:
     run_ranks(2, check_wrong_groups)
+
+
+def test_options_are_named_as_python_writes_them() -> None:
+    for text, shown in (
+        ("Group::create: GroupOptions::verify is set", "Group: verify= of ferry.Group is set"),
+        ("a longer GroupOptions::timeout_ns if", "a longer timeout= of ferry.Group if"),
+        ("lower GroupOptions::arena_bytes (of a OneSided: heap_bytes)", "lower arena_bytes= of ferry.Group"),
+        ("Membership::join: set JoinOptions::host to", "Membership.join: set host= to"),
+        ("as its program asked (GroupOptions::interrupted)", "as its program asked (a signal's handler)"),
+        ("no route to fe80::1, ::1 and FE80::ab", "no route to fe80::1, ::1 and FE80::ab"),
+    ):
+        assert str(from_status(1, text, -1)) == shown
+
+
+def test_every_option_that_errors_name_is_an_argument() -> None:
+    """Options in the library's texts are renamed by a rule, which a new option may not follow."""
+    owners = {"Group": ferry.Group, "Membership": ferry.Membership, "Join": ferry.Membership.join}
+    options = set()
+    for source in (Path(__file__).parents[2] / "src").rglob("*.cpp"):
+        for text in re.findall(r'"(?:[^"\\\n]|\\.)*"', source.read_text()):
+            options |= set(re.findall(r"(Group|Membership|Join)Options::(\w+)", text))
+    assert len(options) > 10
+    for owner, name in options - {("Group", "present_ranks")}:
+        shown = str(from_status(1, f"{owner}Options::{name}", -1))
+        if shown == "a signal's handler":
+            continue
+        argument, *of = shown.split("= of ferry.")
+        assert argument.removesuffix("=") in inspect.signature(owners[owner]).parameters, shown
+        assert of == ([] if owner == "Join" else [owner])
 
 
 def test_exceptions_are_what_python_users_catch() -> None:

@@ -40,7 +40,7 @@ Status LatencyMode::check_room(std::string_view operation, const SetNeed& need) 
   if (has_memory() && layout_.holds(need, num_ranks)) return {};
   return Status(ErrorCode::kCapacity,
                 fmt::format("{}: the group has {} bytes to receive in, expected at least {} for a call of this shape; "
-                            "create it with GroupOptions::latency_bytes of latency_bytes_required",
+                            "create it with the GroupOptions::latency_bytes that latency_bytes_required returns",
                             operation, context_.parts().latency_bytes, LatencyLayout::bytes_for(need, num_ranks)));
 }
 
