@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, SupportsFloat
 
 import torch
 
@@ -100,6 +100,8 @@ def balance(
     number = _POLICIES.get(policy) if isinstance(policy, str) else None
     if number is None:
         raise InvalidArgument(f"balance: policy is {policy!r}, expected one of {', '.join(map(repr, _POLICIES))}")
+    if isinstance(move_weight, str) or not isinstance(move_weight, SupportsFloat):
+        raise InvalidArgument(f"balance: move_weight is {move_weight!r}, expected a number")
     loads = _host_tensor(load, "load")
     if not loads.dtype.is_floating_point and loads.dtype not in (torch.int32, torch.int64):
         loads = loads.to(torch.int64)
@@ -115,7 +117,7 @@ def balance(
         num_ranks,
         number,
         -1 if max_moves is None else max_moves,
-        move_weight,
+        float(move_weight),
         max_steps,
     )
     return Balance(

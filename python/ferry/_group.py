@@ -25,6 +25,7 @@ from ferry._group_arguments import (
     device_of,
     network_poll_ns,
     timeout_ns,
+    whole,
 )
 from ferry._latency import InFlight, LatencyCalls
 from ferry._memory import memory_of
@@ -392,7 +393,7 @@ class Group(LatencyCalls):
         num_channels: C; a channel has ceil(T / C) tokens, the last ones fewer.
         """
         check_routing(routing, "channel_tables")
-        channels, ranks, device = int(num_channels), self.num_ranks, self.device
+        channels, ranks, device = whole("num_channels", num_channels, "channel_tables"), self.num_ranks, self.device
         if channels < 1:
             raise InvalidArgument(f"channel_tables: num_channels is {channels}, expected at least 1")
         shapes = (

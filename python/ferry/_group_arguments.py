@@ -36,8 +36,8 @@ def timeout_ns(timeout: float | datetime.timedelta, operation: str = "Group", na
     return int(seconds * _NS_PER_S)
 
 
-def check_least(name: str, number: Any, least: int, *, or_none: bool = False) -> None:
-    """Refuses an argument of Group that is not an integer of at least ``least``."""
+def check_least(name: str, number: Any, least: int, *, or_none: bool = False, operation: str = "Group") -> None:
+    """Refuses an argument of ``operation`` that is not an integer of at least ``least``."""
     if or_none and number is None:
         return
     try:
@@ -46,7 +46,20 @@ def check_least(name: str, number: Any, least: int, *, or_none: bool = False) ->
         is_right = False
     if not is_right:
         kind = "at least" if isinstance(number, int) else "an integer of at least"
-        raise InvalidArgument(f"Group: {name} is {number!r}, expected {kind} {least}{', or None' if or_none else ''}")
+        none = ", or None" if or_none else ""
+        raise InvalidArgument(f"{operation}: {name} is {number!r}, expected {kind} {least}{none}")
+
+
+def whole(name: str, number: Any, operation: str) -> int:
+    """``int(number)``, as the native calls read numbers too; refuses a fraction, and what is no number."""
+    try:
+        result = int(number)
+        is_right = not isinstance(number, float) or result == number
+    except (TypeError, ValueError, OverflowError):
+        is_right = False
+    if not is_right:
+        raise InvalidArgument(f"{operation}: {name} is {number!r}, expected an integer")
+    return result
 
 
 def check_text(name: str, text: Any) -> None:

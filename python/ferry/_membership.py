@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from ferry import _native
 from ferry._bootstrap import bootstrap_for
-from ferry._errors import InvalidArgument, Timeout
+from ferry._errors import Timeout
 from ferry._group import Group
-from ferry._group_arguments import ARRIVAL_TIMEOUT_S, timeout_ns
+from ferry._group_arguments import ARRIVAL_TIMEOUT_S, check_least, timeout_ns
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -115,8 +115,7 @@ class Membership:
         Raises :class:`ferry.Timeout` if no contact answered, if the secret is another one, or if the members did not
         let it in: they did not call next_view, or a living member has that id.
         """
-        if id is not None and id < 0:
-            raise InvalidArgument(f"Membership.join: id is {id}, expected at least 0, or None for the lowest free one")
+        check_least("id", id, 0, or_none=True, operation="Membership.join")
         admission = ARRIVAL_TIMEOUT_S if admission_timeout is None else admission_timeout
         admission_ns = timeout_ns(admission, "Membership.join", "admission_timeout")
         wait_ns = timeout_ns(ARRIVAL_TIMEOUT_S if timeout is None else timeout, "Membership.join")
@@ -150,8 +149,7 @@ class Membership:
         """This process has completed the steps 0 to ``num_steps - 1``, by the program's own count. Sends nothing:
         the next view's ``num_complete_steps`` is the lowest of such numbers.
         """
-        if num_steps < 0:
-            raise InvalidArgument(f"Membership.complete_steps: num_steps is {num_steps}, expected at least 0")
+        check_least("num_steps", num_steps, 0, operation="Membership.complete_steps")
         self._native.complete_steps(num_steps)
 
     def next_view(

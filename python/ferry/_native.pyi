@@ -339,7 +339,7 @@ def balance(
     max_steps: int,
 ) -> Balance: ...
 def plan_moves(
-    previous: object, next: object, num_experts: int, num_ranks: int, num_nodes: int, /
+    previous: object, next: object, num_experts: int, num_ranks: int, num_nodes: int
 ) -> tuple[list[tuple[Any, ...]], list[int], int, int, int, list[int]]: ...
 def dispatch_layout(
     topk_idx: object,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
 import torch
 
 from ferry import _native
 from ferry._errors import InvalidArgument
+from ferry._group_arguments import whole
 
 ReplicaChoice = Literal["nearest", "round_robin"]
 _CHOICES: tuple[ReplicaChoice, ...] = ("nearest", "round_robin")
@@ -103,8 +104,11 @@ def surviving_placement(
         raise InvalidArgument(
             "surviving_placement: physical_to_logical is a tensor on a GPU, expected a placement in host memory"
         )
+    call = "surviving_placement"
+    experts, ranks_before = whole("num_experts", num_experts, call), whole("num_ranks", num_ranks, call)
+    kept = [whole(f"kept_ranks[{i}]", rank, call) for i, rank in enumerate(kept_ranks)]
     native = _native.Placement([], [], 0, False) if placement is None else placement._native
-    homes, ranks, choice = native.surviving(int(num_experts), int(num_ranks), [int(rank) for rank in kept_ranks])
+    homes, ranks, choice = native.surviving(experts, ranks_before, kept)
     return Placement(homes, ranks, _CHOICES[choice], allow_homeless=True)
 
 
@@ -122,7 +126,12 @@ class LoadCounters(NamedTuple):
 
 
 def _numbers(values: Sequence[int] | torch.Tensor, name: str) -> list[int]:
-    listed = values.tolist() if isinstance(values, torch.Tensor) else [int(value) for value in values]
+    if isinstance(values, torch.Tensor):
+        listed = values.tolist()
+    elif isinstance(values, Iterable):
+        listed = [whole(f"{name}[{i}]", value, "Placement") for i, value in enumerate(values)]
+    else:
+        raise InvalidArgument(f"Placement: {name} is {values!r}, expected [P] ids")
     if isinstance(values, torch.Tensor) and (values.dim() != 1 or values.is_floating_point()):
         raise InvalidArgument(f"Placement: {name} has shape {list(values.shape)} and {values.dtype}, expected [P] ids")
     wrong = next((value for value in listed if not -(2**31) <= value < 2**31), None)

@@ -12,12 +12,12 @@ from typing import Any
 from ferry import _native
 from ferry._eager import eager
 from ferry._group import Group
-from ferry._group_arguments import usable_device
+from ferry._group_arguments import check_least, usable_device
 from ferry._latency import Sent as SplitCall
 from ferry._native import BufferCalls
 from ferry._routing import Routing
 
-__all__ = ["BufferCalls", "SplitCall", "deep_ep_calls", "eager", "refuse_in_handler", "usable_device"]
+__all__ = ["BufferCalls", "SplitCall", "check_least", "deep_ep_calls", "eager", "refuse_in_handler", "usable_device"]
 
 
 def deep_ep_calls(

@@ -18,21 +18,23 @@ using namespace nb::literals;
 namespace ferry::python {
 namespace {
 
-Balance balance_loads(nb::handle load, nb::handle previous, std::int64_t num_replicas, int num_groups, int num_nodes,
-                      int num_ranks, int policy, std::int64_t max_moves, double move_weight, int max_steps) {
+Balance balance_loads(nb::handle load, nb::handle previous, nb::handle num_replicas, nb::handle num_groups,
+                      nb::handle num_nodes, nb::handle num_ranks, int policy, nb::handle max_moves, double move_weight,
+                      nb::handle max_steps) {
+  constexpr const char* kCall = "balance";
   BalanceOptions options;
-  options.num_replicas = num_replicas;
-  options.num_groups = num_groups;
-  options.num_nodes = num_nodes;
-  options.num_ranks = num_ranks;
+  options.num_replicas = whole(num_replicas, kCall, "num_replicas");
+  options.num_groups = whole_32(num_groups, kCall, "num_groups");
+  options.num_nodes = whole_32(num_nodes, kCall, "num_nodes");
+  options.num_ranks = whole_32(num_ranks, kCall, "num_ranks");
   options.policy = static_cast<BalancePolicy>(policy);
-  options.previous = view_of(previous, {}, "balance", "previous");
-  options.max_moves = max_moves;
+  options.previous = view_of(previous, {}, kCall, "previous");
+  options.max_moves = whole(max_moves, kCall, "max_moves");
   options.move_weight = move_weight;
-  options.max_steps = max_steps;
+  options.max_steps = whole_32(max_steps, kCall, "max_steps");
   SignalCheck signals;
   options.interrupted = [&signals] { return signals.ask(); };
-  const ConstTensorView loads = view_of(load, {}, "balance", "load");
+  const ConstTensorView loads = view_of(load, {}, kCall, "load");
   Result<Balance> balanced = [&] {
     const GilReleased released;
     return balance(loads, options);
@@ -41,12 +43,16 @@ Balance balance_loads(nb::handle load, nb::handle previous, std::int64_t num_rep
 }
 
 /// Copies as tuples, first copy of each wave, counts, staging places.
-nb::tuple plan_copies(nb::handle previous, nb::handle next, std::int64_t num_experts, int num_ranks, int num_nodes) {
-  const ConstTensorView before = view_of(previous, {}, "plan_moves", "previous");
-  const ConstTensorView after = view_of(next, {}, "plan_moves", "next");
+nb::tuple plan_copies(nb::handle previous, nb::handle next, nb::handle num_experts, nb::handle num_ranks,
+                      nb::handle num_nodes) {
+  constexpr const char* kCall = "plan_moves";
+  const ConstTensorView before = view_of(previous, {}, kCall, "previous");
+  const ConstTensorView after = view_of(next, {}, kCall, "next");
+  const MovePlanOptions options{whole(num_experts, kCall, "num_experts"), whole_32(num_ranks, kCall, "num_ranks"),
+                                whole_32(num_nodes, kCall, "num_nodes")};
   Result<MovePlan> planned = [&] {
     const GilReleased released;
-    return plan_moves(before, after, {num_experts, num_ranks, num_nodes});
+    return plan_moves(before, after, options);
   }();
   const MovePlan plan = value_or_raise(std::move(planned));
   nb::list copies;
@@ -89,9 +95,11 @@ void define_balance(nb::module_& module) {
       .def_prop_ro("max_load", [](const Balance& of) { return of.max_load; })
       .def_prop_ro("mean_load", [](const Balance& of) { return of.mean_load; })
       .def_prop_ro("num_moves", [](const Balance& of) { return of.num_moves; });
-  module.def("balance", &balance_loads, "load"_a, "previous"_a.none(), "num_replicas"_a, "num_groups"_a, "num_nodes"_a,
-             "num_ranks"_a, "policy"_a, "max_moves"_a, "move_weight"_a, "max_steps"_a);
-  module.def("plan_moves", &plan_copies);
+  module.def("balance", &balance_loads, "load"_a, "previous"_a.none(), "num_replicas"_a.none(), "num_groups"_a.none(),
+             "num_nodes"_a.none(), "num_ranks"_a.none(), "policy"_a, "max_moves"_a.none(), "move_weight"_a,
+             "max_steps"_a.none());
+  module.def("plan_moves", &plan_copies, "previous"_a, "next"_a, "num_experts"_a.none(), "num_ranks"_a.none(),
+             "num_nodes"_a.none());
 }
 
 }  // namespace ferry::python

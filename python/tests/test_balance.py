@@ -92,7 +92,11 @@ def test_refuses_in_words() -> None:
     load = uneven_loads()
     for bad, said in (
         ({"num_replicas": 7}, "num_replicas is 7, expected 8"),
-        ({"num_ranks": 5}, "num_ranks is 5"),
+        ({"num_ranks": 5}, "^balance: num_ranks is 5"),
+        ({"num_ranks": "four"}, "^balance: num_ranks is 'four', expected an integer"),
+        ({"num_nodes": 1 << 40}, r"num_nodes is 1099511627776, expected less than 2\*\*31"),
+        ({"max_steps": None}, "max_steps is None"),
+        ({"move_weight": "0.1"}, "move_weight is '0.1', expected a number"),
         ({"num_groups": 3}, "num_groups is 3"),
         ({"policy": "best"}, "policy is 'best'"),
         ({"max_moves": -5}, "max_moves is -5"),
@@ -115,6 +119,8 @@ def test_refuses_in_words() -> None:
     ):
         with pytest.raises(ferry.InvalidArgument, match=said):
             ferry.balance(bad, **SHAPE)
+    with pytest.raises(ferry.InvalidArgument, match=r"^plan_moves: num_experts is 2\.5, expected an integer"):
+        ferry.plan_moves([[0, 0, 1, 1]], [[0, 0, 1, 1]], num_experts=2.5, num_ranks=2)
     with pytest.raises(ferry.InvalidArgument, match="expected an expert that previous has"):
         ferry.plan_moves(
             torch.zeros(1, 4, dtype=torch.int64), torch.ones(1, 4, dtype=torch.int64), num_experts=2, num_ranks=2

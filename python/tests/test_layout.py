@@ -74,6 +74,8 @@ def check_tables(rank: int, world: World, kind: str) -> None:
     assert (tables.recv_channel_prefix[:, 0] == 0).all()
     with pytest.raises(ferry.InvalidArgument, match="num_channels"):
         group.channel_tables(routing, 0)
+    with pytest.raises(ferry.InvalidArgument, match="num_channels is 'all', expected an integer"):
+        group.channel_tables(routing, "all")
     experts = group.route(idx, num_experts=world.num_experts, layout="experts")
     with pytest.raises(ferry.InvalidArgument, match="kTokens"):
         group.channel_tables(experts, 3)

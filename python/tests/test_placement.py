@@ -205,6 +205,13 @@ def test_placements_are_of_numbers_and_known_choices() -> None:
         ferry.Placement([0], choice="best")
     with pytest.raises(ferry.InvalidArgument, match="expected numbers of 32 bits"):
         ferry.Placement([1 << 40])
+    for wrong in ("all", [0.5], [None], 3, None):
+        with pytest.raises(ferry.InvalidArgument, match=r"physical_to_logical(\[0\])? is .*, expected "):
+            ferry.Placement(wrong)
+    with pytest.raises(ferry.InvalidArgument, match="surviving_placement: num_ranks is 'two', expected an integer"):
+        ferry.surviving_placement(None, 4, "two", [0])
+    with pytest.raises(ferry.InvalidArgument, match=r"surviving_placement: kept_ranks\[1\] is 1.5"):
+        ferry.surviving_placement(None, 4, 2, [0, 1.5])
     with pytest.raises(ferry.InvalidArgument, match="float32"):
         ferry.Placement(torch.zeros(2))
 

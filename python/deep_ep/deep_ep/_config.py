@@ -9,6 +9,7 @@ from deep_ep import _ids
 from deep_ep._arguments import align
 from deep_ep._domains import variable_ranks_per_node
 from deep_ep._num_sms import Suggested
+from ferry.frontend import check_least
 
 __all__ = ["Config", "combine_config", "dispatch_config", "low_latency_bytes"]
 
@@ -54,8 +55,7 @@ class Config:
             "num_max_rdma_chunked_recv_tokens": num_max_rdma_chunked_recv_tokens,
         }
         for name, value in values.items():
-            if value <= 0:
-                raise ValueError(f"Config: {name} is {value}, expected more than 0")
+            check_least(name, value, 1, operation="Config")
         if num_max_nvl_chunked_send_tokens >= num_max_nvl_chunked_recv_tokens:
             raise ValueError(
                 f"Config: num_max_nvl_chunked_send_tokens is {num_max_nvl_chunked_send_tokens}, expected less than the "
@@ -82,6 +82,7 @@ class Config:
 
     def get_nvl_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
         """Bytes that the first generation uses inside a node for tokens of ``hidden_bytes``."""
+        _check_shape("get_nvl_buffer_size_hint", hidden_bytes, num_ranks)
         per_node = _ranks_per_node()
         num_nodes = -(-num_ranks // per_node)
         rings = self.num_sms // 2 * min(num_ranks, per_node)
@@ -93,6 +94,7 @@ class Config:
         """Bytes that the first generation uses between nodes; 0 for one node. A node has 8 ranks, or as many as the
         environment variable DEEP_EP_RANKS_PER_NODE sets.
         """
+        _check_shape("get_rdma_buffer_size_hint", hidden_bytes, num_ranks)
         per_node = _ranks_per_node()
         if num_ranks <= per_node:
             return 0
@@ -102,14 +104,21 @@ class Config:
         return align(flags + 2 * rings * self.num_max_rdma_chunked_recv_tokens * record, _BYTES_ALIGNMENT)
 
 
+def _check_shape(operation: str, hidden_bytes: int, num_ranks: int) -> None:
+    check_least("hidden_bytes", hidden_bytes, 0, operation=operation)
+    check_least("num_ranks", num_ranks, 1, operation=operation)
+
+
 def dispatch_config(num_sms: int, num_ranks: int) -> Config:
     """For any number of ranks: one configuration serves each kind of topology, and chunks are as Ferry chooses."""
+    check_least("num_ranks", num_ranks, 1, operation="get_dispatch_config")
     if num_ranks <= _ranks_per_node():
         return Config(num_sms, 6, 256, _SEND_TOKENS, 128)
     return Config(num_sms, 8, 288, Suggested(16), 128)
 
 
 def combine_config(num_sms: int, num_ranks: int) -> Config:
+    check_least("num_ranks", num_ranks, 1, operation="get_combine_config")
     if num_ranks <= _ranks_per_node():
         return Config(num_sms, 4, 256, _SEND_TOKENS, 128)
     return Config(num_sms, 2, 288, Suggested(8), 128)
@@ -117,6 +126,13 @@ def combine_config(num_sms: int, num_ranks: int) -> Config:
 
 def low_latency_bytes(num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int) -> int:
     """Bytes that ferry's latency mode needs, at least those of all rows that a rank can receive in bf16, each once."""
+    for name, value in (
+        ("num_max_dispatch_tokens_per_rank", num_max_dispatch_tokens_per_rank),
+        ("hidden", hidden),
+        ("num_ranks", num_ranks),
+        ("num_experts", num_experts),
+    ):
+        check_least(name, value, 0, operation="get_low_latency_rdma_size_hint")
     row_bytes = hidden * 2  # bf16: more than FP8 with its scales
     received = num_ranks * num_max_dispatch_tokens_per_rank * row_bytes
     try:

@@ -15,6 +15,8 @@ def choose_device(device: torch.device | str | int | None) -> torch.device:
     """The requested device; else that of the environment variable DEEP_EP_DEVICE; else the current GPU, or the CPU if
     there is none.
     """
-    if device is None:
-        device = os.environ.get(VARIABLE) or ("cuda" if torch.cuda.is_available() else "cpu")
-    return usable_device(device, "device")
+    if device is not None:
+        return usable_device(device, "device")
+    if wanted := os.environ.get(VARIABLE):
+        return usable_device(wanted, f"the environment variable {VARIABLE}")
+    return usable_device("cuda" if torch.cuda.is_available() else "cpu", "device")

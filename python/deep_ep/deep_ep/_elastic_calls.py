@@ -10,13 +10,14 @@ import torch
 
 from deep_ep import _domains
 from deep_ep._deferred import deferred
-from deep_ep._elastic_sizes import elastic_bytes
+from deep_ep._elastic_sizes import check_shape, elastic_bytes
 from deep_ep._ep_handle import EPHandle
 from deep_ep._member import Member
-from deep_ep._num_sms import ELASTIC_NUM_SMS
+from deep_ep._num_sms import ELASTIC_NUM_SMS, chosen, paths_of
 from deep_ep._run import run_in_order
 from deep_ep.utils.event import EventHandle, EventOverlap
 from ferry import FerryError, InvalidArgument
+from ferry.frontend import check_least
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -52,9 +53,12 @@ class ElasticCalls:
         num_gpu_timeout_secs: int,
         explicitly_destroy: bool,
     ) -> None:
+        name = type(self).__name__
+        check_least("num_bytes", num_bytes, 0, or_none=True, operation=name)
+        check_shape(name, num_max_tokens_per_rank, hidden, num_topk)
         if num_bytes is None and (num_max_tokens_per_rank < 1 or hidden < 1):
             raise InvalidArgument(
-                f"{type(self).__name__}: num_bytes is None, num_max_tokens_per_rank {num_max_tokens_per_rank} and "
+                f"{name}: num_bytes is None, num_max_tokens_per_rank {num_max_tokens_per_rank} and "
                 f"hidden {hidden}, expected num_bytes, or both of the others above 0"
             )
         timeouts = {"cpu": num_cpu_timeout_secs, "cuda": num_gpu_timeout_secs}
@@ -64,8 +68,8 @@ class ElasticCalls:
             device,
             timeouts,
             ranks_per_node=ranks_per_node,
-            service_level=sl_idx,
-            num_qps=num_allocated_qps,
+            service_level=chosen(sl_idx, f"{name}: sl_idx"),
+            network_paths=paths_of(num_allocated_qps, f"{name}: num_allocated_qps"),
         )
         self.group = group
         self.device = self._member.device
@@ -120,6 +124,7 @@ class ElasticCalls:
         allow_multiple_reduction: bool = True,
     ) -> int:
         """Bytes that the second generation uses on each rank, a multiple of 2 MiB. num_topk = 0: enough for 32."""
+        check_shape("get_buffer_size_hint", num_max_tokens_per_rank, hidden, num_topk)
         return elastic_bytes(
             *_domains.get_logical_domain_size(group, allow_hybrid_mode),
             num_max_tokens_per_rank,
@@ -145,6 +150,7 @@ class ElasticCalls:
 
     def get_theoretical_num_qps(self, num_sms: int) -> int:
         """Queue pairs for this number of multiprocessors, as ``num_qps=`` of calls, which use all that a buffer has."""
+        check_least("num_sms", num_sms, 0, operation="get_theoretical_num_qps")
         return max(4, num_sms + num_sms % 2)
 
     def _dispatch(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from deep_ep._arguments import MAX_TOPK, align
+from ferry.frontend import check_least
 
 _FIELD_BYTES = 32
 _PAGE_BYTES = 2 << 20
@@ -24,6 +25,13 @@ def get_num_rdma_alignment() -> int:
 def get_num_tma_alignment() -> int:
     """Of memory that release 2.5 copies in bulk, in bytes."""
     return _COPY_BYTES
+
+
+def check_shape(operation: str, num_max_tokens_per_rank: int, hidden: int, num_topk: int) -> None:
+    """Refuse sizes that are no integers, or less than 0."""
+    check_least("num_max_tokens_per_rank", num_max_tokens_per_rank, 0, operation=operation)
+    check_least("hidden", hidden, 0, operation=operation)
+    check_least("num_topk", num_topk, 0, operation=operation)
 
 
 def _token_bytes(row_bytes: int, scale_bytes: int, num_topk: int, *, with_meta: bool) -> int:

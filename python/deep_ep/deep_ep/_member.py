@@ -14,7 +14,7 @@ from deep_ep._domains import choose_ranks_per_node
 from deep_ep._ep_handle import EPHandle
 from deep_ep._handles import Link
 from deep_ep._latency_handles import LatencyLink, ReceiveHook
-from deep_ep._num_sms import NotAConfig, Suggested, chosen, paths_of
+from deep_ep._num_sms import NotAConfig, Suggested
 from deep_ep._steps import Steps, ids_of_all, rows_for_all
 from deep_ep._streams import lane_of
 from deep_ep.utils.event import EventOverlap
@@ -45,12 +45,12 @@ class Member:
         latency_bytes: int = 0,
         mask_lost_ranks: bool = False,
         ranks_per_node: int | None = None,
-        service_level: Any = None,
-        num_qps: Any = None,
+        service_level: int | None = None,
+        network_paths: int | None = None,
     ) -> None:
         """timeouts_s: bounds of a wait for another rank, by type of device. ranks_per_node: as of
-        :func:`choose_ranks_per_node`. service_level, num_qps: the client's, or defaults of this package. The others: as
-        of ferry.Group.
+        :func:`choose_ranks_per_node`. service_level: ``network_service_level`` of ferry.Group. The others: as of
+        ferry.Group.
         """
         if group is None and comm is None:
             raise InvalidArgument("group is None, expected a torch process group, or comm=an mpi4py communicator")
@@ -65,8 +65,8 @@ class Member:
             latency_bytes=latency_bytes,
             mask_lost_ranks=mask_lost_ranks,
             mask_timeout=timeouts_s[self.device.type],
-            network_service_level=chosen(service_level),
-            network_paths=paths_of(num_qps),
+            network_service_level=service_level,
+            network_paths=network_paths,
         )
         self.rank = self._group.rank
         self.num_ranks = self._group.num_ranks

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from ferry import InvalidArgument
+
 
 class Suggested(int):
     """A number that this package named, as a default or a recommendation.
@@ -41,12 +43,17 @@ def chunk_of_config(config: Any) -> Any:
     return getattr(config, "num_max_rdma_chunked_send_tokens", None)
 
 
-def chosen(number: Any) -> int | None:
+def chosen(number: Any, what: str) -> int | None:
     """A number that the client chose; None for a default of this package. Some clients compute floats."""
-    return None if number is None or isinstance(number, Suggested) else int(number)
+    if number is None or isinstance(number, Suggested):
+        return None
+    try:
+        return int(number)
+    except (TypeError, ValueError, OverflowError):
+        raise InvalidArgument(f"{what} is {number!r}, expected an integer") from None
 
 
-def paths_of(num_qps: Any) -> int | None:
+def paths_of(num_qps: Any, what: str) -> int | None:
     """``network_paths`` of a :class:`ferry.Group` for a client's number of queue pairs; 0 leaves it to the network."""
-    number = chosen(num_qps)
+    number = chosen(num_qps, what)
     return None if not number else min(number, _MOST_PATHS)

@@ -310,6 +310,12 @@ def test_devices_that_no_buffer_works_on() -> None:
             deep_ep.ElasticBuffer(object(), num_bytes=1, device=device)
 
 
+def test_a_device_that_the_variable_names_wrongly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DEEP_EP_DEVICE", "gpu")
+    with pytest.raises(ferry.InvalidArgument, match=r"^the environment variable DEEP_EP_DEVICE is 'gpu', expected cpu"):
+        deep_ep.Buffer(object())
+
+
 @pytest.mark.skipif(torch.cuda.device_count() > 0, reason="is about machines without a GPU")
 @pytest.mark.parametrize("device", ["cuda", "cuda:0"])
 def test_a_gpu_where_there_is_none(device: str) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+import torch
 
 import deep_ep
 import ferry
@@ -38,6 +41,11 @@ def test_num_sms_is_read_when_it_is_needed() -> None:
         assert deep_ep.Buffer.num_sms == deep_ep.Buffer.get_dispatch_config(8).num_sms == 24
         with pytest.raises(ValueError, match="even"):
             deep_ep.Buffer.set_num_sms(23)
+        for wrong in ("3", None, 24.0, [24], torch.ones(2), -2):
+            with pytest.raises(ferry.InvalidArgument) as refused:
+                deep_ep.Buffer.set_num_sms(wrong)
+            assert str(refused.value).startswith(f"set_num_sms: new_num_sms is {wrong!r}, expected ")
+        assert deep_ep.Buffer.num_sms == 24
     finally:
         deep_ep.Buffer.num_sms = before
 
@@ -46,6 +54,44 @@ def test_num_sms_is_read_when_it_is_needed() -> None:
 def test_configs_that_make_no_sense(values: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="Config: "):
         deep_ep.Config(*values)
+
+
+@pytest.mark.parametrize("wrong", ["3", None, 1.5])
+def test_numbers_of_another_type(wrong: Any) -> None:
+    """Each is refused by name before a buffer would be created."""
+    buffer, config, group = deep_ep.Buffer, deep_ep.Config, object()
+    elastic, shape = deep_ep.ElasticBuffer, {"num_max_tokens_per_rank": 8, "hidden": 64}
+    for name, call in (
+        ("num_sms", lambda: config(wrong)),
+        ("num_max_rdma_chunked_recv_tokens", lambda: config(20, 6, 256, 6, wrong)),
+        ("hidden_bytes", lambda: config().get_nvl_buffer_size_hint(wrong, 8)),
+        ("num_ranks", lambda: config().get_rdma_buffer_size_hint(64, wrong)),
+        ("num_ranks", lambda: buffer.get_dispatch_config(wrong)),
+        ("num_ranks", lambda: buffer.get_combine_config(wrong)),
+        ("hidden", lambda: buffer.get_low_latency_rdma_size_hint(8, wrong, 8, 8)),
+        ("num_nvl_bytes", lambda: buffer(group, num_nvl_bytes=wrong)),
+        ("num_rdma_bytes", lambda: buffer(group, num_rdma_bytes=wrong)),
+        ("num_topk", lambda: elastic.get_buffer_size_hint(One(), 8, 64, wrong)),
+        ("num_max_tokens_per_rank", lambda: elastic(group, num_max_tokens_per_rank=wrong, hidden=64)),
+        ("hidden", lambda: elastic(group, num_max_tokens_per_rank=8, hidden=wrong)),
+        ("num_topk", lambda: deep_ep.EPBuffer(group, **shape, num_topk=wrong)),
+    ):
+        with pytest.raises(ferry.InvalidArgument, match=f": {name} is {wrong!r}, expected an integer of at least "):
+            call()
+    for call in (
+        lambda: buffer(group, num_qps_per_rank="x", device="cpu"),
+        lambda: elastic(group, **shape, num_allocated_qps="x", device="cpu"),
+        lambda: elastic(group, **shape, sl_idx="x", device="cpu"),
+    ):
+        with pytest.raises(ferry.InvalidArgument, match=r"(num_qps_per_rank|num_allocated_qps|sl_idx) is 'x'"):
+            call()
+
+
+class One:
+    """A process group of one rank."""
+
+    def size(self) -> int:
+        return 1
 
 
 def test_config_rounds_what_it_receives() -> None:
@@ -64,7 +110,7 @@ def test_latency_mode(tokens: int, experts: int) -> None:
         assert found >= ferry.latency_bytes_required(
             num_ranks=8, max_tokens=tokens, num_topk=8, dispatch_row_bytes=row_bytes, combine_row_bytes=row_bytes
         )
-    with pytest.raises(ferry.InvalidArgument, match="max_tokens"):
+    with pytest.raises(ferry.InvalidArgument, match="num_max_dispatch_tokens_per_rank is -1"):
         deep_ep.Buffer.get_low_latency_rdma_size_hint(-1, 7168, 8, experts)
 
 

@@ -14,11 +14,11 @@ from deep_ep._config import Config
 from deep_ep._latency import LatencyCalls
 from deep_ep._latency_handles import CombineMemory
 from deep_ep._member import Member
-from deep_ep._num_sms import Suggested, chunk_of_config, of_config
+from deep_ep._num_sms import Suggested, chunk_of_config, of_config, paths_of
 from deep_ep._run import run_in_order
 from deep_ep.utils.event import EventHandle, EventOverlap
 from ferry import FerryError, InvalidArgument
-from ferry.frontend import eager
+from ferry.frontend import check_least, eager
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -83,8 +83,7 @@ class Buffer(LatencyCalls):
     ) -> None:
         check_unknown("Buffer", unknown, RESOURCES)
         for name, value in (("num_nvl_bytes", num_nvl_bytes), ("num_rdma_bytes", num_rdma_bytes)):
-            if value < 0:
-                raise InvalidArgument(f"Buffer: {name} is {value}, expected at least 0")
+            check_least(name, value, 0, operation="Buffer")
         latency_bytes = num_rdma_bytes if low_latency_mode else 0
         self._member = Member(
             group,
@@ -94,7 +93,7 @@ class Buffer(LatencyCalls):
             latency_bytes,
             bool(enable_shrink),
             ranks_per_node=ranks_per_node,
-            num_qps=num_qps_per_rank,
+            network_paths=paths_of(num_qps_per_rank, "Buffer: num_qps_per_rank"),
         )
         self._combine_memory = CombineMemory()
         self._local_memory: dict[bool, torch.Tensor] = {}
@@ -138,7 +137,8 @@ class Buffer(LatencyCalls):
 
         The number of channels in handles is half of it. Until it is set, Ferry uses as many as fill the links.
         """
-        if new_num_sms < 2 or new_num_sms % 2 != 0:
+        check_least("new_num_sms", new_num_sms, 2, operation="set_num_sms")
+        if new_num_sms % 2 != 0:
             raise InvalidArgument(f"set_num_sms: new_num_sms is {new_num_sms}, expected an even number of at least 2")
         Buffer.num_sms = new_num_sms
 
@@ -185,7 +185,10 @@ class Buffer(LatencyCalls):
         what = "get_local_buffer_tensor"
         if self._member.is_destroyed:
             raise InvalidArgument(f"{what}: the buffer was destroyed; create a new one")
-        if not 0 <= offset <= num_bytes or offset % dtype.itemsize != 0:
+        if not isinstance(dtype, torch.dtype):
+            raise InvalidArgument(f"{what}: dtype is {dtype!r}, expected a torch.dtype")
+        check_least("offset", offset, 0, operation=what)
+        if offset > num_bytes or offset % dtype.itemsize != 0:
             raise InvalidArgument(
                 f"{what}: offset is {offset} bytes, expected a multiple of {dtype.itemsize} from 0 to {num_bytes}"
             )
