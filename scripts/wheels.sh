@@ -46,7 +46,7 @@ collect_licenses() { # folder
   local package nanobind runtime
   rm -rf "$1"
   mkdir -p "$1"
-  for package in libssl-dev libfmt-dev libcli11-dev nlohmann-json3-dev; do
+  for package in libssl-dev libfmt-dev libspdlog-dev libcli11-dev nlohmann-json3-dev; do
     cp "/usr/share/doc/$package/copyright" "$1/$package.txt"
   done
   cp "/usr/share/doc/gcc-$(g++ -dumpversion)-base/copyright" "$1/libstdc++.txt"
