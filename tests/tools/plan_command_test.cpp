@@ -89,6 +89,7 @@ TEST(PlanCommand, RefusesWhatCannotBePlanned) {
   const TemporaryFile trace(R"({"type": "meta", "num_experts": 2, "topk": 1}
 {"topk_ids": [0], "topk_weights": [1]}
 )");
+  const TemporaryFile no_json("{\n\"command\" 1}");
   const TemporaryFile no_report(R"({"command": "demo", "results": []})");
   const TemporaryFile empty_report(R"({"command": "bench", "results": []})");
   for (const Case& bad :
@@ -112,6 +113,7 @@ TEST(PlanCommand, RefusesWhatCannotBePlanned) {
         Case{{"--dtype", "fp4"}, "fp4 not in {bf16,fp8}"},
         Case{{"--rates", "/no/such"}, "cannot read the rates /no/such"},
         Case{{"--compare", "/no/such"}, "cannot read the report /no/such"},
+        Case{{"--compare", no_json.path()}, "parse error at line 2, column 11"},
         Case{{"--compare", no_report.path()}, "expected a report of ferry bench --json"},
         Case{{"--compare", empty_report.path()}, "none of its results is predicted"},
         Case{{"--compare", empty_report.path(), "--tokens", "5"}, "--tokens with --compare: shapes and topologies are"},

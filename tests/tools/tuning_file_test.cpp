@@ -177,6 +177,9 @@ TEST(TuningFile, IsNotWrittenOverSomethingElse) {
     const TemporaryFile file(text);
     EXPECT_EQ(tools::read_tuning_file(file.path()).status().code(), ErrorCode::kInvalidArgument) << text;
   }
+  const TemporaryFile cut("{\"ferry_tuning\": 2,\n \"tables\": [");
+  const Status status = tools::read_tuning_file(cut.path()).status();
+  EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr(cut.path() + ": parse error at line 2, column"));
 }
 
 }  // namespace

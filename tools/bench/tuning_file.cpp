@@ -85,10 +85,15 @@ Result<Json> read_tuning_file(const std::string& path) {
   if (!std::filesystem::exists(path, ignored)) return Json{{"ferry_tuning", kVersion}, {"tables", Json::array()}};
   auto text = read_file(path, "the kernel settings", kMaxFileBytes);
   if (!text) return text.status();
-  Json file = Json::parse(*text, nullptr, false);
+  Result<Json> parsed = parse_json(*text);
+  if (!parsed) {
+    return Status(ErrorCode::kInvalidArgument,
+                  fmt::format("{}: {}; give --out another file, or remove this one", path, parsed.status().message()));
+  }
+  const Json& file = *parsed;
   const bool is_ours = file.is_object() && file.value("ferry_tuning", Json()) == kVersion && file.contains("tables") &&
                        file["tables"].is_array();
-  if (is_ours) return file;
+  if (is_ours) return parsed;
   return Status(ErrorCode::kInvalidArgument,
                 fmt::format("{} holds no kernel settings of version {}, to which a table could be added; give --out "
                             "another file, or remove this one",

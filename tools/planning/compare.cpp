@@ -155,9 +155,12 @@ std::string rates_for(const Json& report) {
 Result<Json> read_report(const std::string& path) {
   auto text = read_file(path, "the report", kMaxReportBytes);
   if (!text) return text.status();
-  Json report = Json::parse(*text, nullptr, false);
-  const auto command = member<std::string>(report, "command", "");
-  if ((command == "bench" || command == "nodes") && child(report, "results").is_array()) return report;
+  Result<Json> report = parse_json(*text);
+  if (!report) {
+    return Status(ErrorCode::kInvalidArgument, fmt::format("--compare {}: {}", path, report.status().message()));
+  }
+  const auto command = member<std::string>(*report, "command", "");
+  if ((command == "bench" || command == "nodes") && child(*report, "results").is_array()) return report;
   return Status(
       ErrorCode::kInvalidArgument,
       fmt::format("--compare {}: expected a report of ferry bench --json or benchmarks/nodes.py --json, whose "

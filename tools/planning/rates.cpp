@@ -101,13 +101,9 @@ Result<Rate> read_rate(const std::string& path, const std::string& key, const Js
 Result<Rates> read_rates(const std::string& path) {
   auto text = read_file(path, "the rates", kMaxRatesBytes);
   if (!text) return text.status();
-  Json file;
-  try {
-    file = Json::parse(*text);
-  } catch (const Json::exception& error) {
-    const std::string why = error.what();  // "[json.exception.parse_error.101] parse error at line 3, column 6: …"
-    return refuse(path, why.substr(why.find(' ') + 1));
-  }
+  Result<Json> parsed = parse_json(*text);
+  if (!parsed) return refuse(path, std::string(parsed.status().message()));
+  const Json file = *std::move(parsed);
   if (!file.is_object()) return refuse(path, fmt::format("the file holds {}; expected an object", file.type_name()));
   if (file.value(kVersionKey, Json()) != kRatesVersion) {
     return refuse(path, fmt::format("\"{}\" is {}; expected {}", kVersionKey, file.value(kVersionKey, Json()).dump(),
