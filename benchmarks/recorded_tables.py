@@ -7,7 +7,6 @@ from __future__ import annotations
 import functools
 import json
 import pathlib
-import statistics
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -106,9 +105,9 @@ def gpu_latency() -> str:
 
 def gpu_hooks() -> str:
     def of_two(tokens: int) -> Row:
-        path = "cuda-h200-x2/halves_before_after.json"
-        calls = [one(path, halves=halves, tokens=tokens)["new"] for halves in (False, True)]
-        return [number(statistics.median(call[time])) for time in ("pair_us", "graph_us") for call in calls]
+        path = "cuda-h200-x2/latency_words_before_after.json"
+        calls = [one(path, halves=halves, late_weights=False, tokens=tokens)["new"] for halves in (False, True)]
+        return [number(call[time]) for time in ("pair_us", "graph_us") for call in calls]
 
     def of_four(tokens: int) -> Row:
         paths = ("cuda-h200-x4/latency_pair_whole.json", "cuda-h200-x4/latency_pair_halves.json")
@@ -119,6 +118,31 @@ def gpu_hooks() -> str:
     header = ["T", *(f"{gpus}: {column}" for gpus in ("2 H200", "4 H200") for column in columns)]
     rows = [[str(tokens), *of_two(tokens), *of_four(tokens)] for tokens in (1, 8, 32, 64, 128)]
     return table(header, rows)
+
+
+BESIDE_WAYS = {
+    "ferry": "`ferry`",
+    "deep_ep": "`deep_ep` of Ferry",
+    "all_to_all": "all-to-all",
+    "all_gather": "all-gather",
+}
+
+
+def gpu_beside() -> str:
+    results = report("python-h200-x2/beside_quick.json")["results"]
+
+    def name(result: Record) -> str:
+        if result["measure"] != "latency":
+            what = "layer, new route" if result["measure"] == "layer" else "layer, route kept"
+            return f"{what}, {result['dtype']}"
+        return f"latency pair, {'hooks' if result['split'] else 'whole'}, {'graph' if result['graph'] else 'eager'}"
+
+    rows = [
+        [name(result), str(result["tokens"])]
+        + [number(result["ways"][way]["us"]) if "us" in result["ways"][way] else "" for way in BESIDE_WAYS]
+        for result in results
+    ]
+    return table(("step", "T", *BESIDE_WAYS.values()), rows)
 
 
 CALLS = [
@@ -387,6 +411,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "cpu-calls": cpu_calls,
     "cpu-growth": cpu_growth,
     "cpu-networks": cpu_networks,
+    "gpu-beside": gpu_beside,
     "gpu-calls": gpu_calls,
     "gpu-hooks": gpu_hooks,
     "gpu-latency": gpu_latency,

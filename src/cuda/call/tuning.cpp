@@ -25,9 +25,8 @@ constexpr int kStageSms = 12;
 /// stage.
 constexpr int kHalfSumSms = 14;
 /// Combine of rows that travel as FP8: the stagers read two bytes for each one that crosses the links, also of the rows
-/// that stay, and quantising bounds them to 16 GB/s each. Between two H200, 4,096 tokens took 408 us with 12 and 16, 201
-/// with 24 and 36, 174 with 28 and 44, 160 with 28 and 56, and 144 with 32 and 64; rows as given 191 us. On four H200 807
-/// us with 12 and 16 and 374 with 24 and 36; rows as given 497.
+/// that stay, and quantising bounds each to 16 GB/s. Between two H200 4,096 tokens took 146 us with these numbers, 202
+/// with 24 and 36, and 191 as given (docs/experiments-kernels.md).
 constexpr int kFp8SumSms = 32;
 constexpr int kFp8StageSms = 64;
 /// Share of the 16 senders between two ranks that sends the half of the rows that stays: 7 took 101 us with FP8 rows
