@@ -72,7 +72,10 @@ cuda::LatencyParams LatencyCombine::call(int rank, std::uint64_t agreement) cons
 cuda::CombineRows LatencyCombine::rows() const {
   cuda::CombineRows rows{row_bytes(), spec_.float32, spec_.order};
   const bool words = spec_.words && spec_.order == CombineOrder::kRankSums && !ranks_.masks();
-  rows.words = words && call(0, 0).max_tokens <= ranks_.layout().word_tokens(row_bytes());
+  if (words) {
+    rows.word_step_vectors =
+        ranks_.layout().word_step_vectors(row_bytes(), call(0, 0).max_tokens, call(0, 0).ranks.num_ranks);
+  }
   return rows;
 }
 

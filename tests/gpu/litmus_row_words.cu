@@ -12,8 +12,6 @@ using cuda::Awaited;
 
 constexpr int kSender = 0;
 constexpr int kReceiver = 1;
-/// Polls of a step before a lane waits, as in the library's kernels.
-constexpr int kLooks = 64;
 
 __device__ std::uint64_t* grant_of(const RowWordsParams& params) {
   return params.grants + std::size_t{blockIdx.x} * kFlagStride;
@@ -80,7 +78,7 @@ class Side {
         if constexpr (!kEach) check_values(words, first, count);
         return true;
       }
-      if (looks < kLooks) continue;
+      if (looks < kWordLooks) continue;
       looks = 0;
       for (int i = 0; i < Words::count(count); ++i) {
         if (!wait_payload(params_.call, {Awaited::kRow, kSender, number_}, Words::number_of(step, i)).came)

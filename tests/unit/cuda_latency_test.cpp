@@ -55,13 +55,38 @@ TEST(LatencyLayout, HoldsSumsOfAFewTokensAsWords) {
     for (const std::int64_t max_tokens : {1, 5, 8, 9, 40, 128}) {
       const SetNeed need = SetNeed::of_combine(max_tokens, 8, num_ranks, 14336);
       const LatencyLayout layout = LatencyLayout::of(0, LatencyLayout::bytes_for(need, num_ranks), num_ranks);
-      EXPECT_GE(layout.word_tokens(14336), max_tokens < kWordTokens ? max_tokens : kWordTokens)
-          << num_ranks << " ranks, M " << max_tokens;
-      EXPECT_LE(layout.word_tokens(16), kWordTokens);
-      const int num_tokens = layout.word_tokens(14336);
-      const int step_vectors = num_tokens <= kShortStepTokens ? kShortWordStepVectors : kWordStepVectors;
-      EXPECT_LE(num_tokens * row_words_bytes(14336, step_vectors), layout.row_words_bytes);
-      EXPECT_LT(layout.word_tokens(std::int64_t{1} << 20), kWordTokens) << "rows of a MiB";
+      for (std::int64_t num_tokens = 1; num_tokens <= max_tokens; ++num_tokens) {
+        const int expected = num_tokens > kWordTokens        ? 0
+                             : num_tokens > kShortStepTokens ? kWordStepVectors
+                                                             : kShortWordStepVectors;
+        EXPECT_EQ(layout.word_step_vectors(14336, num_tokens, num_ranks), expected)
+            << num_ranks << " ranks, M " << num_tokens << " of " << max_tokens;
+      }
+      EXPECT_EQ(layout.word_step_vectors(std::int64_t{1} << 20, kWordTokens, num_ranks), 0) << "rows of a MiB";
+    }
+  }
+}
+
+/// Whatever a group's memory is made for, words of a source stay in its part.
+TEST(LatencyLayout, HasRoomForAllSumsThatTravelAsWords) {
+  for (const int num_ranks : {2, 3, 5, 8, 16, 32}) {
+    for (const std::int64_t num_topk : {1, 2, 4, 6, 7, 8}) {
+      for (const std::int64_t row_bytes : {16, 512, 2048, 5760, 10240, 14336, 16384}) {
+        for (const std::int64_t most : {1, 4, 8, 9, 64, 128}) {
+          const std::int64_t per_token =
+              num_returned_rows(CombineOrder::kRankSums, static_cast<int>(num_topk), num_ranks);
+          const SetNeed need = SetNeed::of_combine(most, num_topk, per_token, row_bytes);
+          const LatencyLayout layout = LatencyLayout::of(0, LatencyLayout::bytes_for(need, num_ranks), num_ranks);
+          for (std::int64_t max_tokens = 1; max_tokens <= kWordTokens + 1; ++max_tokens) {
+            const int step_vectors = layout.word_step_vectors(row_bytes, max_tokens, num_ranks);
+            if (step_vectors == 0) continue;
+            ASSERT_LE(max_tokens * row_words_bytes(row_bytes, step_vectors), layout.row_words_bytes)
+                << num_ranks << " ranks, K " << num_topk << ", rows of " << row_bytes << ", M " << max_tokens
+                << " in memory for " << most;
+            ASSERT_TRUE(step_vectors == kWordStepVectors || num_ranks <= kSmallRanks) << "kernels with short steps";
+          }
+        }
+      }
     }
   }
 }

@@ -117,7 +117,9 @@ Status LatencyMode::make_combine(const LatencyCombineCall& call) {
     send.call.counts_waits = call.wait_times_ns != nullptr;
     send.rows = {rows.x.row_bytes, rows.x.dtype == DType::kFloat32, order};
     // Gates of groups that mask ranks wait for flags of rows.
-    send.rows.words = rows.rank_sums && !in_halves() && routing.max_tokens <= layout_.word_tokens(rows.x.row_bytes);
+    if (rows.rank_sums && !in_halves()) {
+      send.rows.word_step_vectors = layout_.word_step_vectors(rows.x.row_bytes, routing.max_tokens, ranks().num_ranks);
+    }
     send.x = rows.x.data;
     send.x_stride = rows.x.stride_bytes;
     const auto* weights = static_cast<const float*>(rows.topk_weights.data);
@@ -126,7 +128,7 @@ Status LatencyMode::make_combine(const LatencyCombineCall& call) {
     const BlockLimits limits =
         block_limits(rows.kernel, {Operation::kLatencyCombine, Layout::kSlab, routing.num_tokens, rows.x.row_bytes});
     // Blocks that send rows wait for their weights, and those that send words receive them, too.
-    const bool sends_wait = send.rows.words || (rows.rank_sums && call.own_weights);
+    const bool sends_wait = send.rows.words() || (rows.rank_sums && call.own_weights);
     // Helpers cost more than they add where each block that may wait has at most one sum to send. Between two H200 a
     // pair in a graph took 23.6 us with helpers and 21.9 with 100 blocks for 32 tokens, 25.0 and 26.9 for 64.
     const std::int64_t most_sums = send.call.max_tokens * send.call.ranks.num_ranks;

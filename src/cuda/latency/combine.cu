@@ -227,7 +227,7 @@ std::size_t masked_half_bytes(const CombineHalf<true>& params) {
 }
 
 /// Index in a row that has kernels for each kind of rows. Masked halves have none for rows of words.
-int kernel_idx(const CombineRows& rows) { return (rows.words ? 2 : 0) + (rows.float32 ? 1 : 0); }
+int kernel_idx(const CombineRows& rows) { return (rows.words() ? 2 : 0) + (rows.float32 ? 1 : 0); }
 
 /// The same in the row of whole calls, whose last kernels are those with helpers.
 int whole_idx(const LatencyCombineParams& params) {
@@ -271,17 +271,13 @@ MaskGateParams gate_of(const LatencyParams& call, const MaskParams& mask) {
 /// fetch.
 constexpr std::int64_t kUnitsPerBlock = 4;
 
-/// All ranks choose alike.
-bool has_short_steps(const LatencyParams& call) { return call.max_tokens <= kShortStepTokens; }
-
-/// The same in the rows of calls whose sums travel as words.
-int small_idx(const LatencyCombineParams& params) {
-  return (has_short_steps(params.send.call) ? 2 : 0) + (params.send.rows.float32 ? 1 : 0);
+/// The same in the rows of calls that are small.
+int small_idx(const CombineRows& rows) {
+  return (rows.word_step_vectors == kShortWordStepVectors ? 2 : 0) + (rows.float32 ? 1 : 0);
 }
 
-SmallUnits units_of(const LatencyCombineParams& params, int num_rows, int num_warps) {
-  const int num_vectors = has_short_steps(params.send.call) ? kShortWordStepVectors : kWordStepVectors;
-  const RowParts parts = RowParts::of(params.send.rows.row_bytes, num_rows, num_warps, num_vectors * kWordLineBytes);
+SmallUnits units_of(const CombineRows& rows, int num_rows, int num_warps) {
+  const RowParts parts = RowParts::of(rows.row_bytes, num_rows, num_warps, rows.word_step_vectors * kWordLineBytes);
   return {SmallDivisor::of(parts.num_parts), parts.part_bytes, num_rows * parts.num_parts};
 }
 
@@ -292,8 +288,8 @@ SmallCombineParams small_params(const LatencyCombineParams& params) {
   SmallCombineParams small;
   static_cast<LatencyCombineParams&>(small) = params;
   small.ranks = SmallDivisor::of(num_ranks);
-  small.sends = units_of(params, static_cast<int>(call.max_tokens) * num_ranks, num_warps);
-  small.receives = units_of(params, static_cast<int>(call.num_tokens), num_warps);
+  small.sends = units_of(params.send.rows, static_cast<int>(call.max_tokens) * num_ranks, num_warps);
+  small.receives = units_of(params.send.rows, static_cast<int>(call.num_tokens), num_warps);
   return small;
 }
 
@@ -307,7 +303,7 @@ int combine_blocks(const LatencyParams& call, const CombineRows& rows, int num_s
 }
 
 bool is_small(const LatencyCombineParams& params) {
-  return params.send.rows.words && params.send.call.ranks.num_ranks <= kSmallRanks;
+  return params.send.rows.words() && params.send.call.ranks.num_ranks <= kSmallRanks;
 }
 
 namespace {
@@ -318,7 +314,7 @@ cudaError_t launch_small_half(const LatencyCombineParams& params, bool receives,
   SmallCombineHalf half;
   static_cast<SmallCombineParams&>(half) = small_params(params);
   half.receives = receives;
-  return kSmallHalf.launch(small_idx(params), call.num_blocks, call.overlaps, half, stream);
+  return kSmallHalf.launch(small_idx(params.send.rows), call.num_blocks, call.overlaps, half, stream);
 }
 
 }  // namespace
@@ -330,7 +326,7 @@ cudaError_t launch_latency_combine(const LatencyCombineParams& params, const Mas
     return error == cudaSuccess ? launch_combine_receive({params.receive, call}, mask, stream) : error;
   }
   if (is_small(params)) {
-    return kSmall.launch(small_idx(params), call.num_blocks, call.overlaps, small_params(params), stream);
+    return kSmall.launch(small_idx(params.send.rows), call.num_blocks, call.overlaps, small_params(params), stream);
   }
   return kWhole.launch(whole_idx(params), call.num_blocks, call.overlaps, params, stream);
 }

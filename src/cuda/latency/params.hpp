@@ -150,9 +150,11 @@ struct CombineRows {
   std::int64_t row_bytes = 0;  ///< a multiple of 16
   bool float32 = false;        ///< else bf16
   CombineOrder order = CombineOrder::kExact;
-  /// Sums travel as words, in calls for at most LatencyLayout::word_tokens. The same on every rank. Such calls have
-  /// kernels of their own: others take longer even if they only hold the code.
-  bool words = false;
+  /// LatencyLayout::word_step_vectors; not 0: sums travel as words. Such calls have kernels of their own: others take
+  /// longer even if they only hold the code.
+  int word_step_vectors = 0;
+
+  FERRY_HOST_DEVICE constexpr bool words() const { return word_step_vectors != 0; }
 };
 
 /// Parameters of a send half. If the dispatch was refused, no rank sends rows, and the send half reports why.

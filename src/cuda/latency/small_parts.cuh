@@ -18,9 +18,7 @@ namespace ferry::cuda::device {
 
 /// Maximum number of tokens of a rank: each has a bit in an expert's word.
 inline constexpr int kSmallTokens = 32;
-/// Maximum number of ranks: a thread loads an expert's counts of all ranks at once, and one GrantsLook covers their
-/// grants.
-inline constexpr int kSmallRanks = 8;
+// A thread loads an expert's counts of all ranks at once, and one GrantsLook covers their grants.
 static_assert(kSmallRanks <= GrantsLook::kRanks);
 /// Maximum number of experts: one per thread.
 inline constexpr int kSmallExperts = kDispatchThreads;

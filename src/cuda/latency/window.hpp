@@ -163,10 +163,13 @@ FERRY_HOST_DEVICE constexpr std::int64_t row_words_bytes(std::int64_t row_bytes,
   return (row_bytes + step_bytes - 1) / step_bytes * (step_bytes + kWordLineBytes);
 }
 
-/// Most tokens of a rank whose sums travel as words. Beyond that, a third more bytes cost more than a fence and a flag.
+/// Most tokens of a rank whose sums travel as words. Words of 128 took less time between two GPUs in whole calls, but
+/// not in halves, and would take 35 MB more of each of eight ranks (docs/experiments-latency.md).
 inline constexpr int kWordTokens = 64;
 /// Most tokens whose sums travel in short steps.
 inline constexpr int kShortStepTokens = 8;
+/// Most ranks of calls that have kernels for few tokens, among them those with short steps.
+inline constexpr int kSmallRanks = 8;
 /// Most row words of a source in a set: for kWordTokens rows of 16 KiB.
 inline constexpr std::int64_t kMostRowWordsBytes = kWordTokens * row_words_bytes(16384, kWordStepVectors);
 /// Row words take at most 1 / kRowWordsShare of all memory: the need of groups for so few tokens.
@@ -226,12 +229,17 @@ struct LatencyLayout {
   }
 
   constexpr std::int64_t rows_bytes() const { return set_bytes - words_bytes; }
-  /// Most tokens of a rank whose sums of `row_bytes` may travel as words.
-  constexpr int word_tokens(std::int64_t row_bytes) const {
-    const std::int64_t room = row_words_bytes / cuda::row_words_bytes(row_bytes, kWordStepVectors);
-    const std::int64_t short_room = row_words_bytes / cuda::row_words_bytes(row_bytes, kShortWordStepVectors);
-    if (room > kShortStepTokens) return room < kWordTokens ? static_cast<int>(room) : kWordTokens;
-    return short_room < kShortStepTokens ? static_cast<int>(short_room) : kShortStepTokens;
+  /// Vectors of a step in which a combine's sums of `row_bytes` travel as words, or 0: they do not. The same on every
+  /// rank of a call.
+  constexpr int word_step_vectors(std::int64_t row_bytes, std::int64_t max_tokens, std::int64_t num_ranks) const {
+    const auto fits = [this, row_bytes, max_tokens](int step_vectors) {
+      return max_tokens * cuda::row_words_bytes(row_bytes, step_vectors) <= row_words_bytes;
+    };
+    if (max_tokens > kWordTokens) return 0;
+    if (max_tokens <= kShortStepTokens && num_ranks <= kSmallRanks && fits(kShortWordStepVectors)) {
+      return kShortWordStepVectors;
+    }
+    return fits(kWordStepVectors) ? kWordStepVectors : 0;
   }
   constexpr bool holds(const SetNeed& need, std::int64_t num_ranks) const {
     return need.slot_words * kWordBytes <= slot_bytes && need.rows_bytes <= source_bytes * num_ranks;

@@ -49,8 +49,8 @@ class CallCount : public StepCount {
   int rank_;
 };
 
-/// Looks at a word before a wait with deadline, checks and counts begins, which takes longer and has all threads read
-/// the same lines. Together they take some microseconds, by which the deadline starts later.
+/// Polls of a word before the slow wait begins, which has a deadline, checks and counts: its threads all read the same
+/// lines. They take some microseconds, by which the deadline starts later.
 inline constexpr int kWordLooks = 64;
 
 /// Waits for a word of call `number`; 0 when the group broke. Not inlined: a waiting thread is in no hurry, and the
