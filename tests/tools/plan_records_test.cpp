@@ -66,7 +66,13 @@ std::vector<std::string> present_runs() {
                            "two_ranks_latency_pair_fp8"}) {
     files.push_back(fmt::format("cuda-h200-x4/{}.json", name));
   }
+  files.emplace_back("cuda-h200-x2/latency_pair_words.json");
   return files;
+}
+
+/// Whether sums of ranks travel as words now (src/cuda/latency/window.hpp), but travelled as rows when this ran.
+bool is_of_earlier_sums(const std::string& file, const PlanComparison& one) {
+  return file.ends_with("latency_pair_fp8.json") && one.call.find("T = 32,") != std::string::npos;
 }
 
 void expect_within(const std::string& file, const std::vector<PlanComparison>& all, double least, double most) {
@@ -84,7 +90,9 @@ std::vector<PlanComparison> compare_with_preset(const Json& report) {
 
 TEST(PlanRecords, OfOneNodeAreWithinFifteenPerCent) {
   for (const std::string& file : present_runs()) {
-    expect_within(file, compare_with_preset(record(file)), 0.85, 1.15);
+    std::vector<PlanComparison> all = compare_with_preset(record(file));
+    std::erase_if(all, [&file](const PlanComparison& one) { return is_of_earlier_sums(file, one); });
+    expect_within(file, all, 0.85, 1.15);
   }
 }
 

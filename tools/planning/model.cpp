@@ -11,8 +11,12 @@ constexpr double kNsPerUs = 1000.0;
 /// GB/s are bytes in a nanosecond.
 constexpr double kBytesPerUs = 1000.0;
 constexpr double kBitsPerByte = 8.0;
-/// Largest batch whose sums of latency mode travel as words that are their own flags.
-constexpr std::int64_t kMostWordTokens = 8;
+/// Largest batch whose sums of latency mode travel as words that are their own flags, and the bytes of words for one of
+/// data, for few tokens and for more (src/cuda/latency/window.hpp).
+constexpr std::int64_t kMostWordTokens = 64;
+constexpr std::int64_t kMostShortStepTokens = 8;
+constexpr double kShortStepBytes = 2.0;
+constexpr double kLongStepBytes = 4.0 / 3.0;
 /// Blocks of an exchange over nodes that serve rings, as docs/inside-nodes.md describes them.
 constexpr int kMostBlocksPerRing = 4;
 constexpr int kMostRingBlocks = 16;
@@ -275,9 +279,9 @@ CallPlan Calls::latency_combine() const {
   const double rows = sums ? traffic.rows_over_links : traffic.entries * peers / shape_.ranks_per_node;
   call.link_bytes = near_share() * rows * row;
   call.terms.push_back(fixed("entry and end", rates_, &Rates::latency_combine_us));
-  if (!sums || !one_node() || shape_.latency_tokens > kMostWordTokens) {
-    call.terms.push_back(fixed("fence and flags", rates_, &Rates::latency_flags_us));
-  }
+  const bool words = sums && one_node() && shape_.latency_tokens <= kMostWordTokens;
+  if (!words) call.terms.push_back(fixed("fence and flags", rates_, &Rates::latency_flags_us));
+  if (words) call.link_bytes *= shape_.latency_tokens <= kMostShortStepTokens ? kShortStepBytes : kLongStepBytes;
   Term moved_rows = moved("NVLink", call.link_bytes, &Rates::latency_gbps);
   moved_rows.overlaps = false;
   call.terms.push_back(moved_rows);
