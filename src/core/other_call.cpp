@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <map>
+#include <iterator>
 #include <set>
 #include <string_view>
 #include <vector>
@@ -33,7 +33,7 @@ struct History {
       if (collective && call.operation != "destroy") settled = std::max(settled, refused);
       if (call.phase == CallPhase::kFailed) {
         if (!leaves_group_usable(call.code)) return;
-        if (call.code == ErrorCode::kInvalidArgument) refused = call.number;
+        if (call.code == ErrorCode::kInvalidArgument) refused = call.number;  // a difference is refused with this code
       } else if (call.phase == CallPhase::kReturned && (collective || call.operation == "wait")) {
         // All ranks have made this call. A wait proves less: the last call's error may have been returned before it.
         settled = std::max(settled, collective ? call.number : call.number - 1);
