@@ -149,9 +149,10 @@ def check_refusals(rank: int) -> None:
         ferry.Group(dist.group.WORLD, ranks_per_node=3)
     with pytest.raises(ferry.InvalidArgument, match="transport"):
         ferry.Group(dist.group.WORLD, ranks_per_node=1, transport="pigeon")
-    with pytest.raises(ferry.InvalidArgument, match=r"net_devices is \"nonesuch0\".*this host has .*lo \("):
+    wrong_device = r"net_devices= of ferry\.Group is \"nonesuch0\".*this host has .*lo \("
+    with pytest.raises(ferry.InvalidArgument, match=wrong_device):
         ferry.Group(dist.group.WORLD, ranks_per_node=1, net_devices="nonesuch0")
-    with pytest.raises(ferry.Unsupported, match='ring_memory is "gpu"'):
+    with pytest.raises(ferry.Unsupported, match=r'ring_memory= of ferry\.Group is "gpu"'):
         ferry.Group(dist.group.WORLD, ranks_per_node=1, ring_memory="gpu")
 
 
