@@ -15,6 +15,17 @@ constexpr std::uint64_t kIdleNs = 1'000'000'000;
 /// Copies take less, unless their GPU is broken or kernels wait for each other.
 constexpr std::uint64_t kCopyPatienceNs = 10'000'000'000;
 
+/// A mover (gpu_mover.hpp) takes more from the host's command to the first byte: two reads over PCIe. So a copy that
+/// begins this long before its bytes arrive shows none of them early.
+constexpr std::uint64_t kLeastMoveNs = 1'000;
+
+/// Whether the peer has all puts of an endpoint before an operation.
+bool is_in_place(const ucp_ep& endpoint, std::uint64_t before) {
+  return std::all_of(endpoint.unfinished.begin(), endpoint.unfinished.lower_bound(before), [](const auto& entry) {
+    return entry.second->call != Call::kPut || entry.second->num_unplaced == 0;
+  });
+}
+
 /// Pieces end at words of the peer's memory.
 std::size_t end_of_piece(const Operation& operation, std::size_t begin, std::size_t piece_bytes) {
   constexpr std::size_t kWord = sizeof(std::uint64_t);
@@ -247,6 +258,9 @@ void End::start(const std::shared_ptr<ucp_ep>& endpoint, std::shared_ptr<Operati
       endpoint->messages.push_back(std::move(operation));
       schedule({.what = What::kMessage, .endpoint = endpoint});
       break;
+    case Call::kFence:
+      endpoint->fence = operation->id;
+      break;
     case Call::kFlush:
       endpoint->flushes.push_back(std::move(operation));
       // If the link breaks, what has not arrived by now never does.
@@ -266,24 +280,52 @@ void End::start(const std::shared_ptr<ucp_ep>& endpoint, std::shared_ptr<Operati
 
 void End::start_transfer(const std::shared_ptr<ucp_ep>& endpoint, const std::shared_ptr<Operation>& operation) {
   endpoint->unfinished[operation->id] = operation;
-  const std::size_t piece = std::max<std::size_t>({settings_.piece_bytes, operation->num_bytes / kMaxPieces, 1});
   operation->wire_ns = reserve_wires(*endpoint, operation->num_bytes);
-  const std::uint64_t late_ns = operation->call == Call::kPut ? settings_.write_latency_ns : 0;
+  operation->arrives_ns = std::max(now_ns(), operation->wire_ns) + settings_.latency_ns;
   // What the caller may reuse is complete for it before the bytes have arrived.
   if (operation->is_copied && operation->request != nullptr) {
     ++operation->num_steps;
     schedule({.what = What::kCompletion, .endpoint = endpoint, .operation = operation});
   }
+  if (operation->call == Call::kPut && !is_in_place(*endpoint, endpoint->fence)) {
+    if (start_word(endpoint, operation)) return;
+    operation->behind = endpoint->fence;
+    operation->num_unplaced = 1;
+    endpoint->held.push_back(operation);
+  } else {
+    start_pieces(endpoint, operation);
+  }
+}
+
+void End::start_pieces(const std::shared_ptr<ucp_ep>& endpoint, const std::shared_ptr<Operation>& operation) {
+  const std::size_t piece = std::max<std::size_t>({settings_.piece_bytes, operation->num_bytes / kMaxPieces, 1});
+  const std::uint64_t late_ns = operation->call == Call::kPut ? settings_.write_latency_ns : 0;
+  const bool steady = settings_.steady != 0;
+  const bool was_held = operation->behind != 0;
+  operation->num_unplaced = 1;  // until all have begun
+  operation->is_moving = true;
   for (std::size_t begin = 0; begin < operation->num_bytes;) {
     ++operation->num_steps;
+    ++operation->num_unplaced;
     const std::size_t end = end_of_piece(*operation, begin, piece);
-    const bool is_begun = settings_.steady != 0 && late_ns == 0 && start_copy(endpoint, operation, begin, end);
+    if (steady && was_held) {
+      // It has travelled meanwhile.
+      const std::uint64_t lead_ns = operation->is_gpu ? kLeastMoveNs : 0;
+      operation->is_moving = false;
+      add({.what = What::kPiece, .endpoint = endpoint, .operation = operation, .begin = begin, .end = end},
+          operation->arrives_ns + late_ns - lead_ns);
+      begin = end;
+      continue;
+    }
+    const bool is_begun = steady && late_ns == 0 && start_copy(endpoint, operation, begin, end);
     if (!is_begun) {
+      operation->is_moving = false;
       schedule({.what = What::kPiece, .endpoint = endpoint, .operation = operation, .begin = begin, .end = end},
                late_ns == 0 ? operation->wire_ns : std::max(operation->wire_ns, now_ns() + late_ns));
     }
     begin = end;
   }
+  place(endpoint, operation.get());
 }
 
 void End::handle(const Event& event) {
@@ -326,6 +368,16 @@ void End::handle(const Event& event) {
   }
 }
 
+/// Notes that a piece is in the peer's memory, and starts the puts that a fence has held for it.
+void End::place(const std::shared_ptr<ucp_ep>& endpoint, Operation* operation) {
+  if (--operation->num_unplaced > 0) return;
+  while (!endpoint->held.empty() && is_in_place(*endpoint, endpoint->held.front()->behind)) {
+    const std::shared_ptr<Operation> next = std::move(endpoint->held.front());
+    endpoint->held.pop_front();
+    start_pieces(endpoint, next);
+  }
+}
+
 void End::finish_step(ucp_ep* endpoint, Operation* operation) {
   if (--operation->num_steps > 0) return;
   complete(endpoint, operation, UCS_OK);
@@ -354,6 +406,7 @@ void End::end_all(ucp_ep* endpoint, ucs_status_t status) {
   for (const auto& flush : endpoint->flushed) complete(endpoint, flush.get(), status);
   endpoint->num_unfinished -= endpoint->unfinished.size();
   endpoint->unfinished.clear();
+  endpoint->held.clear();
   endpoint->messages.clear();
   endpoint->flushes.clear();
   endpoint->flushed.clear();

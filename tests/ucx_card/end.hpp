@@ -114,11 +114,15 @@ class End : public std::enable_shared_from_this<End> {
   bool sends_ahead(const ucp_ep& endpoint) const;
   void start(const std::shared_ptr<ucp_ep>& endpoint, std::shared_ptr<Operation> operation, ucs_status_t later);
   void start_transfer(const std::shared_ptr<ucp_ep>& endpoint, const std::shared_ptr<Operation>& operation);
+  void start_pieces(const std::shared_ptr<ucp_ep>& endpoint, const std::shared_ptr<Operation>& operation);
+  void place(const std::shared_ptr<ucp_ep>& endpoint, Operation* operation);
   void handle(const Event& event);
   void move(const std::shared_ptr<ucp_ep>& endpoint, const std::shared_ptr<Operation>& operation, std::size_t begin,
             std::size_t end);
   bool start_copy(const std::shared_ptr<ucp_ep>& endpoint, const std::shared_ptr<Operation>& operation,
                   std::size_t begin, std::size_t end);
+  bool start_word(const std::shared_ptr<ucp_ep>& endpoint, const std::shared_ptr<Operation>& operation);
+  GpuCopies::Done when_copied(const std::shared_ptr<ucp_ep>& endpoint, const std::shared_ptr<Operation>& operation);
   void ask(const std::shared_ptr<ucp_ep>& endpoint, const std::shared_ptr<Operation>& operation, std::size_t begin,
            std::size_t end);
   void deliver(const std::shared_ptr<ucp_ep>& endpoint);

@@ -1,6 +1,7 @@
 /// How the bytes of an end's operations get to their peers.
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 #include <vector>
 
@@ -33,20 +34,54 @@ bool End::start_copy(const std::shared_ptr<ucp_ep>& endpoint, const std::shared_
   sleep_.wake();  // the thread sees copies end
   std::byte* const local = operation->local + begin;
   const bool is_get = operation->call == Call::kGet;
-  const std::uint64_t arrives_ns = std::max(now_ns(), operation->wire_ns) + settings_.latency_ns;
   copies->start(is_get ? local : range.address(), is_get ? range.address() : local, end - begin,
-                [this, endpoint, operation, arrives_ns](ucs_status_t result) {
-                  operation->region->end_use();
-                  --num_copying_;
-                  if (endpoint->closed || endpoint->failure != UCS_OK) return;
-                  Event event{.what = What::kArrived, .endpoint = endpoint, .operation = operation, .status = result};
-                  if (settings_.steady != 0) {
-                    add(std::move(event), std::max(now_ns(), arrives_ns));
-                  } else {
-                    schedule(std::move(event), operation->wire_ns);
-                  }
-                });
+                when_copied(endpoint, operation));
   return true;
+}
+
+GpuCopies::Done End::when_copied(const std::shared_ptr<ucp_ep>& endpoint, const std::shared_ptr<Operation>& operation) {
+  return [this, endpoint, operation](ucs_status_t result) {
+    operation->region->end_use();
+    --num_copying_;
+    if (endpoint->closed || endpoint->failure != UCS_OK) return;
+    if (result == UCS_OK) place(endpoint, operation.get());
+    Event event{.what = What::kArrived, .endpoint = endpoint, .operation = operation, .status = result};
+    if (settings_.steady != 0) {
+      add(std::move(event), std::max(now_ns(), operation->arrives_ns));
+    } else {
+      schedule(std::move(event), operation->wire_ns);
+    }
+  };
+}
+
+/// Has the GPU store a word behind the puts before it, if it copies them, so that no time is lost between the two: a
+/// card only keeps their order.
+bool End::start_word(const std::shared_ptr<ucp_ep>& endpoint, const std::shared_ptr<Operation>& operation) {
+  GpuCopies* const copies = copies_of(*endpoint, *operation);
+  std::uint64_t word = 0;
+  const bool is_word = operation->num_bytes == sizeof word && operation->remote % sizeof word == 0;
+  if (copies == nullptr || !is_word || settings_.steady == 0 || settings_.write_latency_ns > 0) return false;
+  if (!endpoint->held.empty()) return false;
+  for (const auto& [id, earlier] : endpoint->unfinished) {
+    if (id >= endpoint->fence) break;
+    if (earlier->call == Call::kPut && earlier->num_unplaced > 0 && !earlier->is_moving) return false;
+  }
+  const Range range = range_of(*operation, 0, sizeof word);
+  if (begin_use(endpoint->peer.get(), operation->region.get(), range) != UCS_OK) return false;
+  std::memcpy(&word, operation->local, sizeof word);
+  operation->num_steps += 1;
+  operation->num_unplaced = 1;
+  operation->is_moving = true;
+  ++num_copying_;
+  if (copies->start_word(range.address(), word, operation->arrives_ns, when_copied(endpoint, operation))) {
+    sleep_.wake();
+    return true;
+  }
+  operation->num_steps -= 1;
+  operation->is_moving = false;
+  --num_copying_;
+  operation->region->end_use();
+  return false;
 }
 
 /// Moves a piece of a put or get.
@@ -64,6 +99,7 @@ void End::move(const std::shared_ptr<ucp_ep>& endpoint, const std::shared_ptr<Op
   const ucs_status_t moved = operation->call == Call::kGet ? read_memory(port, region, range, operation->local + begin)
                                                            : write_memory(port, region, range, source + begin);
   if (moved == UCS_OK) {
+    place(endpoint, operation.get());
     finish_step(endpoint.get(), operation.get());
   } else {
     fail(endpoint.get(), moved);
@@ -108,6 +144,7 @@ void End::take_answer(const std::shared_ptr<ucp_ep>& endpoint, Operation* operat
     return;
   }
   copy_words(operation->local + begin, payload.data(), payload.size());
+  if (operation->call == Call::kPut) place(endpoint, operation);
   finish_step(endpoint.get(), operation);
 }
 

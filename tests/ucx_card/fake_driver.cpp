@@ -17,6 +17,7 @@ namespace ferry::test {
 namespace {
 
 using ucx_card::MoverCommand;
+using ucx_card::MoverLaunch;
 using ucx_card::MoverRing;
 
 void* pointer_to(CUdeviceptr address) { return reinterpret_cast<void*>(static_cast<std::uintptr_t>(address)); }
@@ -38,7 +39,8 @@ bool run_command(MoverCommand& command, std::uint64_t number) {
   return true;
 }
 
-void run_kernel(MoverRing* ring, std::uint64_t number, std::uint64_t launch) {
+void run_kernel(const MoverLaunch launch) {
+  MoverRing* const ring = launch.ring;
   std::uint64_t max_commands = 0;
   std::uint64_t max_looks = 0;
   {
@@ -47,18 +49,26 @@ void run_kernel(MoverRing* ring, std::uint64_t number, std::uint64_t launch) {
     max_commands = driver.max_commands;
     max_looks = driver.max_looks;
   }
-  const std::uint64_t first = number;
-  for (std::uint64_t num_looks = 0; num_looks < max_looks && number - first < max_commands; ++num_looks) {
-    if (run_command(ring->commands[number % ucx_card::kMoverCommands], number)) {
+  std::uint64_t number = launch.first;
+  std::uint64_t express = launch.express_first;
+  std::uint64_t num_commands = 0;
+  for (std::uint64_t num_looks = 0; num_looks < max_looks && num_commands < max_commands; ++num_looks) {
+    if (run_command(ring->large.commands[number % ucx_card::kMoverCommands], number)) {
       for (std::uint64_t& is_done : ring->is_done) store(is_done, number);
       ++number;
-      num_looks = 0;
+    } else if (run_command(ring->express.commands[express % ucx_card::kMoverCommands], express)) {
+      store(ring->express_done, express);
+      ++express;
     } else {
       std::this_thread::yield();
+      continue;
     }
+    ++num_commands;
+    num_looks = 0;
   }
   store(ring->next, number);
-  store(ring->ended, launch);
+  store(ring->express_next, express);
+  store(ring->ended, launch.number);
 }
 
 }  // namespace
@@ -196,9 +206,7 @@ CUresult cuLaunchKernel(CUfunction /*kernel*/, unsigned /*grid_x*/, unsigned /*g
   }
   // After what the stream has.
   cuStreamSynchronize(stream);
-  stream->kernel = std::thread(&ferry::test::run_kernel, *static_cast<ferry::ucx_card::MoverRing**>(arguments[0]),
-                               *static_cast<std::uint64_t*>(arguments[2]),
-                               std::uint64_t{*static_cast<std::uint32_t*>(arguments[3])});
+  stream->kernel = std::thread(&ferry::test::run_kernel, *static_cast<ferry::ucx_card::MoverLaunch*>(arguments[0]));
   return CUDA_SUCCESS;
 }
 

@@ -100,6 +100,15 @@ class DriverCopies : public GpuCopies {
     }
   }
 
+  bool start_word(std::byte* to, std::uint64_t word, std::uint64_t at_ns, Done done) override {
+    // One mover has copied all that is under way.
+    if (movers_.size() != 1 || look(&streams_) || SharedMemory::instance().device_of(address_of(to)) < 0) return false;
+    GpuMover* const mover = movers_.begin()->second.get();
+    if (mover == nullptr) return false;
+    mover->start({.to = to, .done = std::move(done), .is_word = true, .word = word, .at_ns = at_ns});
+    return true;
+  }
+
   bool poll() override {
     bool busy = look(&streams_);
     for (const auto& [device, mover] : movers_) busy |= mover != nullptr && mover->poll();
@@ -116,18 +125,40 @@ class DriverCopies : public GpuCopies {
   }
 
  private:
-  /// Null unless both are memory that GPUs share. The GPU that reads is better, since writes between GPUs need no
-  /// answer.
-  GpuMover* mover_for(const GpuCopy& copy) const {
-    const int source = SharedMemory::instance().device_of(address_of(copy.from));
+  /// Null unless the target is memory that GPUs share, and the source too or a GPU's of this card. The GPU that reads
+  /// is better, since writes between GPUs need no answer.
+  GpuMover* mover_for(const GpuCopy& copy) {
     const int target = SharedMemory::instance().device_of(address_of(copy.to));
-    if (source < 0 || target < 0) return nullptr;
+    if (target < 0) return nullptr;
+    int source = SharedMemory::instance().device_of(address_of(copy.from));
+    if (source < 0) {
+      // Other memory of its own GPU, as cards read memory that they register when they first need it.
+      source = own_device_of(copy.from, copy.num_bytes);
+      if (source < 0) return nullptr;
+    }
     for (const int device : {source, target}) {
       if (const auto found = movers_.find(device); found != movers_.end() && found->second != nullptr) {
         return found->second.get();
       }
     }
     return nullptr;
+  }
+
+  /// GPU of memory that this card has read before, or that it has a mover for; -1: another one's, or the host's.
+  int own_device_of(const std::byte* memory, std::size_t num_bytes) {
+    const CUdeviceptr address = address_of(memory);
+    for (const KnownMemory& known : known_) {
+      if (address >= known.begin && address + num_bytes <= known.end) return known.device;
+    }
+    const int device = device_of(memory);
+    CUdeviceptr begin = 0;
+    std::size_t size = 0;
+    CUcontext context = nullptr;
+    if (!movers_.contains(device) || driver_.retain_context(&context, device) != CUDA_SUCCESS) return -1;
+    const DriverCall call(driver_, context);
+    if (driver_.address_range(&begin, &size, address) != CUDA_SUCCESS) return -1;
+    known_.push_back({begin, begin + size, device});
+    return device;
   }
 
   Streams& streams_of(const GpuCopy& copy, std::map<int, Streams>* all) {
@@ -156,7 +187,14 @@ class DriverCopies : public GpuCopies {
     return busy;
   }
 
+  struct KnownMemory {
+    CUdeviceptr begin = 0;
+    CUdeviceptr end = 0;
+    int device = -1;
+  };
+
   const Driver& driver_;
+  std::vector<KnownMemory> known_;                   // not registered; the same until the card ends
   std::map<int, std::unique_ptr<GpuMover>> movers_;  // by GPU; null: it cannot have one
   std::map<int, Streams> streams_;
   // For copies that their caller waits for.

@@ -29,6 +29,9 @@ class GpuCopies {
   virtual void forget(std::byte* address) = 0;
   /// Begins to copy between any memory of the process, in any order with other copies.
   virtual void start(std::byte* to, const std::byte* from, std::size_t num_bytes, Done done) = 0;
+  /// Begins to store a word in memory that GPUs share, once all copies begun before are there, and not before `at_ns`.
+  /// False: it cannot.
+  virtual bool start_word(std::byte* to, std::uint64_t word, std::uint64_t at_ns, Done done) = 0;
   /// Reports copies that have ended. Without calls of it some do not even begin. False: there are no more.
   virtual bool poll() = 0;
 

@@ -15,6 +15,11 @@ namespace {
 constexpr std::uint64_t kDoubtNs = 100'000'000;        // without an end: the driver is asked for errors
 constexpr std::uint64_t kPatienceNs = 10'000'000'000;  // of the last copies
 
+/// The least of many differences between clocks is too great by the time that the GPU's takes to the host, which is
+/// less than this; they drift apart by less in the time after which it is measured anew.
+constexpr std::uint64_t kClockErrorNs = 800;
+constexpr std::uint64_t kClockNs = 10'000'000;
+
 /// The kernel, as it ends, writes in place of the command behind the last one, which has that of one round before.
 constexpr std::size_t kMaxSubmitted = kMoverCommands - 1;
 
@@ -44,10 +49,10 @@ bool GpuMover::open(int device) {
   }
   std::memset(ring, 0, sizeof *ring_);
   ring_ = static_cast<MoverRing*>(ring);
-  ring_->next = 1;
-  constexpr std::size_t kBytes = sizeof(MoverCommand) * kMoverCommands;
-  return driver_.allocate(&passed_, kBytes) == CUDA_SUCCESS &&
-         driver_.fill(passed_, 0, kBytes, stream_) == CUDA_SUCCESS && driver_.synchronize(stream_) == CUDA_SUCCESS &&
+  ring_->next = ring_->express_next = 1;
+  constexpr std::size_t kBytes = sizeof(MoverState);
+  return driver_.allocate(&state_, kBytes) == CUDA_SUCCESS &&
+         driver_.fill(state_, 0, kBytes, stream_) == CUDA_SUCCESS && driver_.synchronize(stream_) == CUDA_SUCCESS &&
          load_mover(&kernel_);
 }
 
@@ -60,7 +65,7 @@ GpuMover::~GpuMover() {
     driver_.synchronize(stream_);  // the kernel ends when it has had nothing to do for a while
     driver_.stream_destroy(stream_);
   }
-  if (passed_ != 0) driver_.free(passed_);
+  if (state_ != 0) driver_.free(state_);
   if (ring_ != nullptr) driver_.free_host(ring_);
 }
 
@@ -69,39 +74,77 @@ void GpuMover::start(GpuCopy copy) {
     copy.done(UCS_ERR_IO_ERROR);
     return;
   }
-  if (copies_.empty()) progress_ns_ = now_ns();
-  copies_.push_back(std::move(copy));
+  if (is_idle()) progress_ns_ = now_ns();
+  Queue& queue = copy.is_word || copy.num_bytes <= kMoverSmall ? express_ : large_;
+  if (copy.is_word) copy.behind = large_.num_ended + large_.copies.size();
+  queue.copies.push_back(std::move(copy));
   submit();
+}
+
+bool GpuMover::Queue::is_full() const { return num_submitted - num_ended == std::min(copies.size(), kMaxSubmitted); }
+
+bool GpuMover::Queue::end(std::uint64_t number) {
+  if (num_ended == number) return false;
+  while (num_ended < number) {
+    const GpuCopy copy = std::move(copies.front());
+    copies.pop_front();
+    ++num_ended;
+    copy.done(UCS_OK);
+  }
+  return true;
 }
 
 bool GpuMover::poll() {
-  if (copies_.empty()) return false;
-  std::uint64_t ended = num_submitted_;
+  if (is_idle()) return false;
+  set_clock();
+  std::uint64_t ended = large_.num_submitted;
   for (const std::uint64_t& is_done : ring_->is_done) ended = std::min(ended, load(is_done));
-  if (num_ended_ == ended) {
-    fail_if_broken();
-  } else {
+  const bool any_large = large_.end(ended);
+  const bool any_small = express_.end(load(ring_->express_done));
+  if (any_large || any_small) {
     progress_ns_ = now_ns();
-  }
-  for (; num_ended_ < ended; ++num_ended_) {
-    const GpuCopy copy = std::move(copies_.front());
-    copies_.pop_front();
-    copy.done(UCS_OK);
+  } else {
+    fail_if_broken();
   }
   submit();
-  return !copies_.empty();
+  return !is_idle();
+}
+
+/// Compares the clocks, while the kernel runs.
+void GpuMover::set_clock() {
+  const std::uint64_t gpu_ns = load(ring_->gpu_ns);
+  if (std::exchange(seen_gpu_ns_, gpu_ns) == gpu_ns) return;  // from the kernel before, perhaps
+  const std::uint64_t now = now_ns();
+  const std::uint64_t seen_ns = now - gpu_ns;
+  least_ahead_ns_ = least_ahead_ns_ == 0 ? seen_ns : std::min(least_ahead_ns_, seen_ns);
+  if (ahead_ns_ == 0 || least_ahead_ns_ < ahead_ns_) ahead_ns_ = least_ahead_ns_;
+  if (now < clock_until_ns_) return;
+  if (clock_until_ns_ != 0) ahead_ns_ = std::exchange(least_ahead_ns_, 0);
+  clock_until_ns_ = now + kClockNs;
 }
 
 void GpuMover::submit() {
-  while (num_submitted_ - num_ended_ < std::min(copies_.size(), kMaxSubmitted)) {
-    const GpuCopy& copy = copies_[num_submitted_ - num_ended_];
-    const std::uint64_t number = ++num_submitted_;
-    const std::array<std::uint64_t, 4> contents{address_of(copy.to), address_of(copy.from), copy.num_bytes, 0};
-    std::uint64_t* word = ring_->commands[number % kMoverCommands].words;
+  const auto give = [](Queue& queue, MoverCommands& ring, const std::array<std::uint64_t, 4>& contents) {
+    const std::uint64_t number = ++queue.num_submitted;
+    std::uint64_t* word = ring.commands[number % kMoverCommands].words;
     for (const std::uint64_t content : contents) {
       for (const std::uint64_t half : {content & 0xffffffff, content >> 32}) {
         std::atomic_ref(*word++).store(number << 32 | half, std::memory_order_release);
       }
+    }
+  };
+  while (!large_.is_full()) {
+    const GpuCopy& copy = large_.copies[large_.num_submitted - large_.num_ended];
+    give(large_, ring_->large, {address_of(copy.to), address_of(copy.from), copy.num_bytes, 0});
+  }
+  while (!express_.is_full()) {
+    const GpuCopy& copy = express_.copies[express_.num_submitted - express_.num_ended];
+    if (copy.is_word && ahead_ns_ == 0 && now_ns() < copy.at_ns) break;
+    if (copy.is_word) {
+      const std::uint64_t at_ns = ahead_ns_ == 0 ? 0 : copy.at_ns - ahead_ns_ + kClockErrorNs;
+      give(express_, ring_->express, {address_of(copy.to), copy.word, at_ns, copy.behind});
+    } else {
+      give(express_, ring_->express, {address_of(copy.to), address_of(copy.from), copy.num_bytes, kMoverCopy});
     }
   }
   launch_if_needed();
@@ -110,12 +153,16 @@ void GpuMover::submit() {
 /// The kernel that ends may have missed a command. As long as there are any, this is called again.
 void GpuMover::launch_if_needed() {
   if (is_broken_ || load(ring_->ended) != num_launches_) return;
-  std::uint64_t next = load(ring_->next);
-  if (next > num_submitted_) return;
+  MoverLaunch launch{.ring = ring_,
+                     .state = reinterpret_cast<MoverState*>(static_cast<std::uintptr_t>(state_)),
+                     .first = load(ring_->next),
+                     .express_first = load(ring_->express_next),
+                     .number = num_launches_ + 1};
+  if (launch.first > large_.num_submitted && launch.express_first > express_.num_submitted) return;
   ++num_launches_;
   const DriverCall call(driver_, context_);
-  std::array<void*, 4> arguments{&ring_, &passed_, &next, &num_launches_};
-  if (driver_.launch(kernel_, kMoverBlocks, 1, 1, kMoverThreads, 1, 1, 0, stream_, arguments.data(), nullptr) !=
+  std::array<void*, 1> arguments{&launch};
+  if (driver_.launch(kernel_, kMoverBlocks + 1, 1, 1, kMoverThreads, 1, 1, 0, stream_, arguments.data(), nullptr) !=
       CUDA_SUCCESS) {
     fail_all();
   }
@@ -131,8 +178,10 @@ void GpuMover::fail_if_broken() {
 
 void GpuMover::fail_all() {
   is_broken_ = true;
-  for (const GpuCopy& copy : std::exchange(copies_, {})) copy.done(UCS_ERR_IO_ERROR);
-  num_ended_ = num_submitted_;
+  for (Queue* const queue : {&large_, &express_}) {
+    for (const GpuCopy& copy : std::exchange(queue->copies, {})) copy.done(UCS_ERR_IO_ERROR);
+    queue->num_ended = queue->num_submitted;
+  }
 }
 
 }  // namespace ferry::ucx_card

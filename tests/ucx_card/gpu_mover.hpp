@@ -27,11 +27,24 @@ class GpuMover {
   bool poll();
 
  private:
+  /// Commands of a kind that have not ended, and their numbers.
+  struct Queue {
+    std::deque<GpuCopy> copies;
+    std::uint64_t num_ended = 0;
+    std::uint64_t num_submitted = 0;
+
+    bool is_full() const;
+    /// Reports those up to this number. False: there are none.
+    bool end(std::uint64_t number);
+  };
+
   explicit GpuMover(const Driver& driver) : driver_(driver) {}
   bool open(int device);
-  /// Gives the kernel what its ring has room for.
+  bool is_idle() const { return large_.copies.empty() && express_.copies.empty(); }
+  /// Gives the kernel what its rings have room for.
   void submit();
   void launch_if_needed();
+  void set_clock();
   void fail_if_broken();
   void fail_all();
 
@@ -40,11 +53,15 @@ class GpuMover {
   CUstream stream_ = nullptr;
   CUfunction kernel_ = nullptr;
   MoverRing* ring_ = nullptr;
-  CUdeviceptr passed_ = 0;  // commands in the GPU's memory
-  std::deque<GpuCopy> copies_;
-  std::uint64_t num_ended_ = 0;
-  std::uint64_t num_submitted_ = 0;
+  CUdeviceptr state_ = 0;
+  Queue large_;
+  Queue express_;
   std::uint32_t num_launches_ = 0;
+  /// Time by which the host's clock is ahead of the GPU's, and the time until which it is measured anew.
+  std::uint64_t ahead_ns_ = 0;
+  std::uint64_t least_ahead_ns_ = 0;
+  std::uint64_t clock_until_ns_ = 0;
+  std::uint64_t seen_gpu_ns_ = 0;
   std::uint64_t progress_ns_ = 0;  // time of the last end, or of the first start after it
   bool is_broken_ = false;
 };

@@ -1,6 +1,7 @@
-/// The kernel that copies for a card. One warp of the first block, the leader, reads commands from the host's memory
-/// and passes them on through the GPU's; in each block 16 warps copy their share, and one tells the host once it is
-/// there.
+/// The kernel that copies for a card. One warp of the first block, the leader, reads commands of large copies from the
+/// host's memory and passes them on through the GPU's; in each block 16 warps copy their share, and one tells the host
+/// once it is there. The last block, the express block, reads commands of its own: small copies, and words, each behind
+/// all copies before it and at its time.
 
 #include <cuda_runtime.h>
 
@@ -17,7 +18,6 @@ constexpr unsigned kLeader = 17;
 constexpr unsigned kWords = 8;
 constexpr std::uint64_t kTag = 0xffffffff;  // the part of a number that words have
 constexpr unsigned kLoads = 4;              // in flight for each thread
-constexpr std::uint64_t kSmall = 16384;     // bytes that one block copies alone
 constexpr std::uint64_t kLine = 128;        // shares of blocks end at lines
 constexpr std::uint64_t kIdleNs = 1'000'000;
 constexpr std::uint64_t kLifeNs = 50'000'000;  // so that what waits for it does not wait for all traffic to end
@@ -68,29 +68,51 @@ __device__ void barrier(unsigned id, unsigned num_threads) {
 
 __device__ std::uint64_t tagged(std::uint64_t number, std::uint32_t content) { return number << 32 | content; }
 
-/// Passes commands on until there have been none for a while. All its waits end by that.
-__device__ void lead(MoverRing* ring, MoverCommand* passed, std::uint64_t number, std::uint32_t launch) {
+/// The next four commands of a ring in a warp, eight lanes each.
+struct Look {
+  std::uint64_t word;
+  unsigned num_here;
+
+  /// One read, since each takes more than a microsecond.
+  __device__ Look(const MoverCommands& ring, std::uint64_t number) {
+    const unsigned lane = threadIdx.x % kWarp;
+    const std::uint64_t mine = number + lane / kWords;
+    word = load_acquire_sys(&ring.commands[mine % kMoverCommands].words[lane % kWords]);
+    const unsigned missing = ~__ballot_sync(kAllLanes, word >> 32 == (mine & kTag));
+    num_here = (missing == 0 ? kWarp : static_cast<unsigned>(__ffs(static_cast<int>(missing))) - 1) / kWords;
+  }
+};
+
+/// Passes commands on until there have been none for a while, of the express block neither. All its waits end by that.
+__device__ void lead(const MoverLaunch& launch) {
   const unsigned lane = threadIdx.x % kWarp;
+  MoverState& state = *launch.state;
+  std::uint64_t number = launch.first;
   const std::uint64_t born_ns = __shfl_sync(kAllLanes, clock_ns(), 0);
   std::uint64_t last_ns = born_ns;
+  bool is_closing = false;
   for (bool is_over = false; !is_over;) {
-    // One read of the next four commands, since each takes more than a microsecond.
-    const std::uint64_t mine = number + lane / kWords;
-    const std::uint64_t word = load_acquire_sys(&ring->commands[mine % kMoverCommands].words[lane % kWords]);
-    const unsigned missing = ~__ballot_sync(kAllLanes, word >> 32 == (mine & kTag));
-    const unsigned num_here =
-        (missing == 0 ? kWarp : static_cast<unsigned>(__ffs(static_cast<int>(missing))) - 1) / kWords;
-    if (lane / kWords < num_here) store_release_gpu(&passed[mine % kMoverCommands].words[lane % kWords], word);
+    const Look look(launch.ring->large, number);
+    if (lane / kWords < look.num_here) {
+      store_release_gpu(&state.passed.commands[(number + lane / kWords) % kMoverCommands].words[lane % kWords],
+                        look.word);
+    }
+    number += look.num_here;
+    // The express block may wait for a copy that comes now, so it ends first.
+    is_over = is_closing && __shfl_sync(kAllLanes, load_acquire_gpu(&state.closed), 0) == launch.number;
     const std::uint64_t now_ns = __shfl_sync(kAllLanes, clock_ns(), 0);
-    if (num_here > 0) last_ns = now_ns;
-    number += num_here;
-    is_over = now_ns - last_ns > kIdleNs || now_ns - born_ns > kLifeNs;
+    const std::uint64_t express_ns = __shfl_sync(kAllLanes, load_acquire_gpu(&state.active_ns), 0);
+    if (look.num_here > 0) last_ns = now_ns;
+    const bool is_idle = now_ns > last_ns + kIdleNs && now_ns > express_ns + kIdleNs;
+    if (is_closing || (!is_idle && now_ns - born_ns <= kLifeNs)) continue;
+    is_closing = true;
+    if (lane == 0) store_release_gpu(&state.closing, launch.number);
   }
   if (lane != 0) return;
   // In place of the next command, which the next launch passes: its last word is zero, this one has the launch.
-  store_release_gpu(&passed[number % kMoverCommands].words[kWords - 1], tagged(number, launch));
-  store_relaxed_sys(&ring->next, number);
-  store_release_sys(&ring->ended, launch);
+  store_release_gpu(&state.passed.commands[number % kMoverCommands].words[kWords - 1], tagged(number, launch.number));
+  store_relaxed_sys(&launch.ring->next, number);
+  store_release_sys(&launch.ring->ended, launch.number);
 }
 
 /// Waits for a command, or for the leader's end. By one warp.
@@ -158,10 +180,6 @@ __device__ void copy_units(std::uint64_t to, std::uint64_t from, std::uint64_t n
   if (threadIdx.x == kCopyThreads - 1 - kWarp) copy_words(to + tail_at, from + tail_at, num_bytes - tail_at);
 }
 
-__device__ bool takes_part(const Command& command, std::uint64_t number) {
-  return command.num_bytes > kSmall || number % kMoverBlocks == blockIdx.x;
-}
-
 /// Where the share of a block begins.
 __device__ std::uint64_t share_begin(const Command& command, unsigned block) {
   if (block == 0) return 0;
@@ -170,45 +188,100 @@ __device__ std::uint64_t share_begin(const Command& command, unsigned block) {
   return at / kLine * kLine - command.to;
 }
 
-__device__ void copy(const Command& command) {
-  const bool is_alone = command.num_bytes <= kSmall;
-  const std::uint64_t begin = is_alone ? 0 : share_begin(command, blockIdx.x);
-  const std::uint64_t end = is_alone ? command.num_bytes : share_begin(command, blockIdx.x + 1);
-  const std::uint64_t to = command.to + begin;
-  const std::uint64_t from = command.from + begin;
+__device__ void copy(std::uint64_t to, std::uint64_t from, std::uint64_t num_bytes) {
   const std::uint64_t apart = to - from;
   if (apart % sizeof(uint4) == 0) {
-    copy_units<uint4>(to, from, end - begin);
+    copy_units<uint4>(to, from, num_bytes);
   } else if (apart % sizeof(unsigned long long) == 0) {
-    copy_units<unsigned long long>(to, from, end - begin);
+    copy_units<unsigned long long>(to, from, num_bytes);
   } else if (apart % sizeof(unsigned) == 0) {
-    copy_units<unsigned>(to, from, end - begin);
+    copy_units<unsigned>(to, from, num_bytes);
   } else {
-    copy_units<unsigned char>(to, from, end - begin);
+    copy_units<unsigned char>(to, from, num_bytes);
   }
 }
 
-__global__ void __launch_bounds__(kMoverThreads)
-    move(MoverRing* ring, MoverCommand* passed, std::uint64_t first, std::uint32_t launch) {
+/// The express block: all commands that a look of its first warp has found, in order.
+__device__ void run_express(const MoverLaunch& launch) {
+  __shared__ std::uint64_t contents[kWarp / 2];  // four of each command
+  __shared__ unsigned num_here;
+  MoverState& state = *launch.state;
+  const unsigned warp = threadIdx.x / kWarp;
+  const unsigned lane = threadIdx.x % kWarp;
+  std::uint64_t number = launch.express_first;
+  for (bool is_over = false; !is_over;) {
+    if (warp == 0) {
+      is_over = __shfl_sync(kAllLanes, load_acquire_gpu(&state.closing), 0) == launch.number;
+      const Look look(launch.ring->express, number);
+      const std::uint64_t other = __shfl_down_sync(kAllLanes, look.word, 1);
+      if (lane % 2 == 0) contents[lane / 2] = other << 32 | static_cast<std::uint32_t>(look.word);
+      if (lane == 0) {
+        num_here = is_over ? 0 : look.num_here;
+        store_relaxed_sys(&launch.ring->gpu_ns, clock_ns());
+      }
+    }
+    is_over = __syncthreads_or(static_cast<int>(is_over)) != 0;
+    const unsigned num_commands = num_here;
+    bool copied = false;  // since the last fence
+    for (unsigned i = 0; i < num_commands; ++i) {
+      const std::uint64_t* const command = contents + i * kWords / 2;
+      if (command[3] == kMoverCopy) {
+        if (warp < kCopyThreads / kWarp) copy(command[0], command[1], command[2]);
+        copied = true;
+        continue;
+      }
+      if (copied) __syncthreads();
+      copied = false;
+      if (warp != 0) continue;
+      while (lane < kMoverBlocks && load_acquire_gpu(&state.done[lane]) < command[3]) {
+      }
+      __syncwarp();
+      if (lane != 0) continue;
+      __threadfence_system();
+      while (clock_ns() < command[2]) {
+      }
+      store_relaxed_sys(reinterpret_cast<std::uint64_t*>(command[0]), command[1]);
+    }
+    __syncthreads();
+    number += num_commands;
+    if (threadIdx.x == 0 && num_commands > 0) {
+      __threadfence_system();
+      store_relaxed_sys(&launch.ring->express_done, number - 1);
+      store_release_gpu(&state.active_ns, clock_ns());
+    }
+  }
+  if (threadIdx.x != 0) return;
+  store_release_sys(&launch.ring->express_next, number);
+  store_release_gpu(&state.closed, launch.number);
+}
+
+__global__ void __launch_bounds__(kMoverThreads) move(const MoverLaunch launch) {
+  if (blockIdx.x == kMoverBlocks) {
+    run_express(launch);
+    return;
+  }
   // Two, so that the next command is fetched and copied while the finisher waits for the bytes of this one.
   __shared__ Command commands[2];
   const unsigned warp = threadIdx.x / kWarp;
   if (warp == kLeader) {
-    if (blockIdx.x == 0) lead(ring, passed, first, launch);
+    if (blockIdx.x == 0) lead(launch);
     return;
   }
-  for (std::uint64_t number = first;; ++number) {
+  for (std::uint64_t number = launch.first;; ++number) {
     Command* const command = &commands[number % 2];
-    if (warp == 0) fetch(passed, number, launch, command);
+    if (warp == 0) fetch(launch.state->passed.commands, number, launch.number, command);
     if (warp != kFinisher) {
       barrier(1, kCopyThreads);
-      if (!command->is_end && takes_part(*command, number)) copy(*command);
+      const std::uint64_t begin = share_begin(*command, blockIdx.x);
+      const std::uint64_t end = share_begin(*command, blockIdx.x + 1);
+      if (!command->is_end) copy(command->to + begin, command->from + begin, end - begin);
     }
     barrier(2, kCopyThreads + kWarp);
     if (command->is_end) return;
     if (warp == kFinisher && threadIdx.x % kWarp == 0) {
-      if (takes_part(*command, number)) __threadfence_system();
-      store_relaxed_sys(&ring->is_done[blockIdx.x], number);
+      __threadfence_system();
+      store_release_gpu(&launch.state->done[blockIdx.x], number);
+      store_relaxed_sys(&launch.ring->is_done[blockIdx.x], number);
     }
   }
 }

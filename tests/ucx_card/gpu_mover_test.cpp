@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <thread>
@@ -14,6 +15,7 @@
 #include "support/net_ends.hpp"
 #include "ucx_card/gpu_copies.hpp"
 #include "ucx_card/gpu_mover.hpp"
+#include "ucx_card/sleep.hpp"
 
 namespace ferry::test {
 namespace {
@@ -37,6 +39,7 @@ class UcxCardGpuMover : public testing::TestWithParam<Way> {
  protected:
   void SetUp() override {
     copies_ = GpuCopies::create();
+    receiver_ = GpuCopies::create();
     ASSERT_NE(copies_, nullptr);
     int num_gpus = 0;
     ASSERT_EQ(Driver::load()->device_count(&num_gpus), CUDA_SUCCESS);
@@ -46,7 +49,7 @@ class UcxCardGpuMover : public testing::TestWithParam<Way> {
     for (const int gpu : {on(GetParam().from), on(GetParam().to)}) {
       auto memory = cuda::take_card_memory(gpu, kBytes);
       ASSERT_TRUE(memory.ok()) << memory.status().to_string();
-      ASSERT_EQ(copies_->share(memory->get()), UCS_OK);
+      ASSERT_EQ((memory_.empty() ? copies_ : receiver_)->share(memory->get()), UCS_OK);
       memory_.push_back(*memory);
     }
     pattern_ = net_pattern(kBytes, 7);
@@ -57,6 +60,7 @@ class UcxCardGpuMover : public testing::TestWithParam<Way> {
   void TearDown() override {
     for (const auto& memory : memory_) copies_->forget(memory.get());
     copies_.reset();
+    receiver_.reset();
   }
 
   std::byte* from() const { return memory_.front().get(); }
@@ -69,6 +73,16 @@ class UcxCardGpuMover : public testing::TestWithParam<Way> {
     copies_->start(to() + to_offset, from() + from_offset, num_bytes, [this](ucs_status_t status) {
       if (status == UCS_OK) ++num_ended_;
     });
+  }
+  /// Begins to store a word behind all copies so far, at a time.
+  void start_word(std::size_t offset, std::uint64_t word, std::uint64_t at_ns) {
+    std::memcpy(wanted_.data() + offset, &word, sizeof word);
+    ++num_started_;
+    ASSERT_TRUE(copies_->start_word(to() + offset, word, at_ns, [this, at_ns](ucs_status_t status) {
+      if (status != UCS_OK) return;
+      ++num_ended_;
+      late_ns_.push_back(static_cast<std::int64_t>(ucx_card::now_ns() - at_ns));
+    }));
   }
   /// False: not all have ended well, in time.
   bool finish() {
@@ -83,6 +97,8 @@ class UcxCardGpuMover : public testing::TestWithParam<Way> {
     return copies_->copy(seen.data(), to(), kBytes) == UCS_OK && seen == wanted_;
   }
 
+  std::vector<std::int64_t> late_ns_;  ///< of words, as the host learns it
+
  private:
   std::vector<std::shared_ptr<std::byte>> memory_;
   std::vector<std::byte> pattern_;
@@ -90,6 +106,7 @@ class UcxCardGpuMover : public testing::TestWithParam<Way> {
   std::size_t num_started_ = 0;
   std::size_t num_ended_ = 0;
   std::unique_ptr<GpuCopies> copies_;
+  std::unique_ptr<GpuCopies> receiver_;  // has the other memory
 };
 
 TEST_P(UcxCardGpuMover, CopiesEverySizeAtEveryAlignment) {
@@ -145,6 +162,21 @@ TEST_P(UcxCardGpuMover, LosesNoCommandAroundTheEndOfItsKernel) {
     }
   }
   EXPECT_TRUE(has_arrived());
+}
+
+TEST_P(UcxCardGpuMover, StoresWordsAtTheirTimeBehindTheCopiesBefore) {
+  constexpr std::size_t kCount = 1000;
+  constexpr std::uint64_t kAheadNs = 10'000;
+  for (std::size_t i = 0; i < kCount; ++i) {
+    start(4096, i * 64, 64);
+    start_word(i * 8 % 4096, i, ucx_card::now_ns() + kAheadNs);
+    ASSERT_TRUE(finish());
+  }
+  EXPECT_TRUE(has_arrived());
+  std::ranges::sort(late_ns_);
+  ASSERT_EQ(late_ns_.size(), kCount);
+  EXPECT_GE(late_ns_.front(), 0);
+  RecordProperty("median_late_ns", static_cast<int>(late_ns_[kCount / 2]));
 }
 
 INSTANTIATE_TEST_SUITE_P(, UcxCardGpuMover, testing::Values(Way{0, 0}, Way{0, 1}, Way{1, 0}), [](const auto& instance) {

@@ -25,6 +25,7 @@ struct Rings {
   bool read_back = false;
   RankKind kind = RankKind::kThreads;
   const char* card = "seed=5,latency_ns=100000,piece_bytes=512";
+  const char* order = "flush";
   int num_ranks() const { return num_nodes * ranks_per_node; }
 };
 void PrintTo(const Rings& rings, std::ostream* out) { *out << rings.name; }
@@ -59,7 +60,8 @@ class UcxCardRings : public testing::TestWithParam<Rings> {
  protected:
   /// GPUs that see writes out of order see none before a card reads.
   CardSettings settings_{fmt::format("{}{}", GetParam().card, GetParam().read_back ? ",gpu_lag=1" : "")};
-  Variable order_{"FERRY_EMULATED_WRITES_ORDER", GetParam().read_back ? "0" : "100"};
+  Variable writes_order_{"FERRY_EMULATED_WRITES_ORDER", GetParam().read_back ? "0" : "100"};
+  Variable order_{"FERRY_CARD_ORDER", GetParam().order};
 
   static void run(GroupOptions options, const std::function<void(RankContext&, Group&)>& body) {
     run_on_hosts(GetParam(), [&](RankContext& context) {
@@ -104,7 +106,6 @@ TEST_P(UcxCardRings, ManyTimesWhatTheRingsHold) {
 }
 
 TEST_P(UcxCardRings, LatencyCallsAreTheOracles) {
-  // Messages that go as a whole, and longer ones whose rows are in GPU memory.
   std::vector<PreparedCase> cases;
   for (const std::int64_t hidden : {std::int64_t{64}, std::int64_t{1040}, std::int64_t{4112}}) {
     cases.push_back(
@@ -120,15 +121,25 @@ TEST_P(UcxCardRings, LatencyCallsAreTheOracles) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(, UcxCardRings,
-                         testing::Values(Rings{"gpu_2x1", 2, 1}, Rings{"gpu_2x2", 2, 2},
-                                         Rings{"gpu_read_back_2x1", 2, 1, "gpu", true}, Rings{"host_2x1", 2, 1, "host"},
-                                         Rings{"gpu_steady_2x1", 2, 1, "gpu", false, RankKind::kThreads,
-                                               "steady=1,rate=2000,latency_ns=3000"},
-                                         Rings{"gpu_steady_without_threads_2x1", 2, 1, "gpu", false, RankKind::kThreads,
-                                               "steady=1,thread=0,spin=1,rate=2000,latency_ns=3000"},
-                                         Rings{"gpu_read_back_2x1_processes", 2, 1, "gpu", true, RankKind::kProcesses}),
-                         [](const auto& instance) { return instance.param.name; });
+constexpr const char* kSteady = "steady=1,rate=2000,latency_ns=3000";
+constexpr const char* kSteadyWithoutThreads = "steady=1,thread=0,spin=1,rate=2000,latency_ns=3000";
+
+INSTANTIATE_TEST_SUITE_P(
+    , UcxCardRings,
+    testing::Values(
+        Rings{"gpu_2x1", 2, 1}, Rings{"gpu_2x2", 2, 2}, Rings{"gpu_read_back_2x1", 2, 1, "gpu", true},
+        Rings{"host_2x1", 2, 1, "host"}, Rings{"gpu_steady_2x1", 2, 1, "gpu", false, RankKind::kThreads, kSteady},
+        Rings{"gpu_steady_without_threads_2x1", 2, 1, "gpu", false, RankKind::kThreads, kSteadyWithoutThreads},
+        Rings{.name = "gpu_fence_2x1", .num_nodes = 2, .ranks_per_node = 1, .order = "fence"},
+        Rings{.name = "gpu_fence_2x2", .num_nodes = 2, .ranks_per_node = 2, .order = "fence"},
+        Rings{.name = "gpu_fence_steady_2x1", .num_nodes = 2, .ranks_per_node = 1, .card = kSteady, .order = "fence"},
+        Rings{.name = "gpu_fence_steady_without_threads_2x1",
+              .num_nodes = 2,
+              .ranks_per_node = 1,
+              .card = kSteadyWithoutThreads,
+              .order = "fence"},
+        Rings{"gpu_read_back_2x1_processes", 2, 1, "gpu", true, RankKind::kProcesses}),
+    [](const auto& instance) { return instance.param.name; });
 
 constexpr Rings kTwoHosts{"two hosts", 2, 1};
 

@@ -129,6 +129,10 @@ struct Operation {
   unsigned message_id = 0;
   std::size_t num_steps = 0;     ///< pieces and completions to come
   std::uint64_t wire_ns = 0;     ///< time at which the last byte has passed the wires; 0: they have no limit
+  std::uint64_t arrives_ns = 0;  ///< with `steady`: time at which it arrives
+  std::size_t num_unplaced = 0;  ///< pieces that the peer's memory does not have
+  bool is_moving = false;        ///< copies of all pieces have begun
+  std::uint64_t behind = 0;      ///< of a put that was held: the operations before this one are in place
   ucs_status_t status = UCS_OK;  ///< result of a close
 };
 
@@ -211,6 +215,8 @@ struct ucp_ep : std::enable_shared_from_this<ucp_ep> {
   std::atomic<bool> closed{false};
   std::atomic<std::uint64_t> num_unfinished{0};  ///< puts and gets that calls began and that have not ended
   std::uint64_t num_operations = 0;
+  std::uint64_t fence = 0;  ///< id of the last fence; puts after it are held until those before it are in place
+  std::deque<std::shared_ptr<ferry::ucx_card::Operation>> held;
   std::map<std::uint64_t, std::shared_ptr<ferry::ucx_card::Operation>> unfinished;  ///< puts and gets, by id
   std::deque<std::shared_ptr<ferry::ucx_card::Operation>> messages;                 ///< on their way, in order
   std::vector<std::shared_ptr<ferry::ucx_card::Operation>> flushes;  ///< that wait for earlier operations

@@ -24,11 +24,12 @@ enum class Call {
   kGet,
   kFlush,
   kMessage,
-  kClose
+  kClose,
+  kFence
 };
-inline constexpr std::array<std::string_view, 13> kCallNames{"init",     "map",     "map_gpu", "pack",    "worker",
+inline constexpr std::array<std::string_view, 14> kCallNames{"init",     "map",     "map_gpu", "pack",    "worker",
                                                              "endpoint", "unpack",  "put",     "put_gpu", "get",
-                                                             "flush",    "message", "close"};
+                                                             "flush",    "message", "close",   "fence"};
 
 struct Settings {
   std::uint64_t seed = 1;

@@ -168,6 +168,24 @@ ucs_status_ptr_t ucp_am_send_nbx(ucp_ep_h endpoint, unsigned id, const void* hea
   return ferry::ucx_card::begun(request);
 }
 
+ucs_status_t ucp_worker_fence(ucp_worker_h worker) {
+  if (const ucs_status_t status = worker->context->next(Call::kFence); status != UCS_OK) return status;
+  std::vector<std::shared_ptr<ucp_ep>> endpoints;
+  {
+    const std::unique_lock lock = worker->port->end()->enter();
+    for (const auto& endpoint : worker->endpoints) {
+      if (endpoint->num_unfinished > 0) endpoints.push_back(endpoint);
+    }
+  }
+  for (auto& endpoint : endpoints) {
+    auto operation = std::make_shared<Operation>();
+    operation->call = Call::kFence;
+    End& end = *endpoint->end;
+    end.begin(std::move(endpoint), std::move(operation), UCS_OK);
+  }
+  return UCS_OK;
+}
+
 ucs_status_ptr_t ucp_ep_flush_nbx(ucp_ep_h endpoint, const ucp_request_param_t* params) {
   using ferry::ucx_card::pointer_of;
   ucs_status_t later = UCS_OK;
