@@ -11,7 +11,8 @@
 /// Ordering: the peer sees `notify(peer, channel, value)` only after the bytes of every earlier `put` to it on that
 /// channel; the same holds for the effect of `atomic(peer, channel, …)`. Nothing else is ordered: puts and atomics
 /// among themselves, gets, different channels, and two notifies of one channel are not, so only the highest value that
-/// a peer has seen counts. A `flush` completes after all earlier operations on all channels.
+/// a peer has seen counts. A `flush` completes after all earlier operations on all channels. `order_puts` orders puts
+/// into GPU memory among themselves, without a message.
 ///
 /// The rank that owns the memory applies atomics with its processor, in poll(), even if a network card could apply
 /// them. They are therefore atomic with the atomics of ranks that share that memory, which no card guarantees.
@@ -67,6 +68,8 @@ struct EngineOptions {
   /// The GPU may see writes of a card into `gpu_memory` later than its writes into `memory`. Peers then read from
   /// `gpu_memory`, through the card that wrote, before they notify this end.
   bool read_back_gpu_writes = false;
+  /// Network cards place the bytes of one put after those of another behind a fence: cards_keep_order().
+  bool cards_keep_order = false;
   std::int64_t timeout_ns = 0;  ///< deadline of `close`
   /// Names of the peers in errors, by index: their ranks in the group. Empty: the indices.
   std::vector<int> ranks{};
@@ -178,6 +181,12 @@ class Engine {
     put_from(peer, channel, source, remote_offset);
     atomic(peer, channel, op, kNoTicket);
   }
+  /// Puts into the peer's GPU memory after this call become visible there, also to kernels that run, only after all
+  /// those before it. So a put of a few bytes can tell a kernel that earlier ones have arrived, while the peer's
+  /// processor takes no part. Never blocks. For engines with GPU memory.
+  virtual void order_puts(int /*peer*/) {}
+  /// True if kernels of the peer see puts into GPU memory without a flush behind them.
+  virtual bool shows_puts(int /*peer*/) const { return true; }
   /// Completes when all earlier puts and atomics to `peer`, on all channels, are in its memory.
   virtual void flush(int peer, std::uint64_t ticket) = 0;
   /// Completes when the sources of all earlier puts to `peer` may change, which may be before they have arrived: no

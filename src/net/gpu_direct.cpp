@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <string>
+#include <string_view>
 #include <system_error>
 
 namespace ferry::net {
@@ -32,6 +34,16 @@ GpuDirectFact driver_fact(bool gpu_has_dma_buf, const std::filesystem::path& mod
   if (gpu_has_dma_buf) return {"driver", true, "dma-buf", ""};
   return {"driver", false, "neither the module nvidia_peermem nor dma-buf",
           "modprobe nvidia_peermem, or use NVIDIA's open kernel modules, which have dma-buf"};
+}
+
+Result<bool> cards_keep_order() {
+  const char* const variable = std::getenv(kCardOrderVariable);
+  const std::string_view text = variable == nullptr ? "" : variable;
+  if (text.empty() || text == "flush") return false;
+  if (text == "fence") return true;
+  return Status(ErrorCode::kInvalidArgument,
+                fmt::format("Group::create: the variable {} is \"{}\", expected \"flush\" or \"fence\"",
+                            kCardOrderVariable, text));
 }
 
 }  // namespace ferry::net

@@ -150,8 +150,10 @@ void Driver::issue(const NetworkRequest& request, Asker asker) {
   Peer& to = at(request.peer);
   const bool by_call = asker == Asker::kCall;
   if (losses_[static_cast<std::size_t>(request.peer)].gone.load(std::memory_order_relaxed)) {
-    if (request.kind == NetworkRequest::Kind::kFence)
-      return;  // a fence loses no operation that was not reported already
+    using Kind = NetworkRequest::Kind;
+    if (request.kind == Kind::kFence || request.kind == Kind::kOrder || request.kind == Kind::kShow) {
+      return;  // it loses no operation that was not reported already
+    }
     to.has_failed |= by_call && request.counts;
     // One report per part, like the end of the operation.
     for (std::uint64_t part = 0; request.completion != nullptr && part < num_parts(request); ++part) {
@@ -160,6 +162,12 @@ void Driver::issue(const NetworkRequest& request, Asker asker) {
     return;
   }
   switch (request.kind) {
+    case NetworkRequest::Kind::kShow:
+      if (to.num_issued > 0 && !engine_->shows_puts(request.peer)) begin_flush(request.peer, nullptr);
+      return;
+    case NetworkRequest::Kind::kOrder:
+      engine_->order_puts(request.peer);
+      return;
     case NetworkRequest::Kind::kFence:
       if (to.num_issued > 0) begin_flush(request.peer, nullptr);
       to.fence = to.flush_begun;

@@ -60,6 +60,10 @@ struct NetworkRequest {
     kFence = 4,      ///< orders earlier requests to `peer` before later ones
     kFlush = 5,      ///< completes when all earlier requests to `peer` have completed
     kRelease = 6,    ///< completes when the sources of all earlier puts to `peer` may change
+    /// Orders earlier puts into GPU memory of `peer` before later ones.
+    kOrder = 7,
+    /// Kernels of `peer` see earlier puts into its GPU memory: a flush, if they would not do so by themselves.
+    kShow = 8,
   };
   Kind kind = Kind::kPut;
   int peer = 0;

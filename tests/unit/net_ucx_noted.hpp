@@ -92,6 +92,10 @@ inline net::ucx::Library noting_library() {
     return UCS_OK;
   };
   ucx.worker_destroy = [](ucp_worker_h) {};
+  ucx.worker_fence = [](ucp_worker_h) {
+    notes->names.emplace_back("fence");
+    return UCS_OK;
+  };
   ucx.worker_get_efd = [](ucp_worker_h, int* event_fd) {
     *event_fd = -1;
     return UCS_OK;
@@ -141,7 +145,7 @@ class NetUcxNoted : public testing::Test {
     unsetenv("UCX_TLS");
   }
 
-  Status open(bool read_back) {
+  Status open(bool read_back, bool cards_keep_order = false) {
     auto resources =
         net::ucx::Resources::create(library_, {.num_peers = 1, .memory = memory_, .gpu_memory = gpu_memory_});
     if (!resources.ok()) return resources.status();
@@ -149,7 +153,8 @@ class NetUcxNoted : public testing::Test {
     Result<net::ucx::Seal> seal = net::ucx::Seal::make({});
     if (!seal.ok()) return seal.status();
     connection_ = std::make_unique<net::ucx::Connection>(*resources_, std::move(*seal), 0, 1, 2);
-    net::ucx::Connection::RemoteMemory gpu_memory{.key = key_, .base = kGpuBase, .read_back = read_back};
+    net::ucx::Connection::RemoteMemory gpu_memory{
+        .key = key_, .base = kGpuBase, .read_back = read_back, .cards_keep_order = cards_keep_order};
     if (is_probed_) gpu_memory.num_ends = 2;
     gpu_memory.probe_word = kProbeWord;
     return connection_->open({.worker = key_}, {.key = key_}, gpu_memory);

@@ -73,6 +73,71 @@ TEST_F(NetUcxReadBack, AGpuThatSeesWritesInOrderNeedsNone) {
   EXPECT_THAT(take_names(), ElementsAre("message"));
 }
 
+TEST_F(NetUcxReadBack, AFenceOrdersPutsWhereTheProgramSaysThatCardsKeepOrder) {
+  ASSERT_TRUE(open(false, true).ok());
+  put_into_gpu(0);
+  connection_->order_puts();
+  put_into_gpu(0);
+  EXPECT_THAT(take_names(), ElementsAre("put", "fence", "put"));
+}
+
+TEST_F(NetUcxReadBack, ElseAPutIsHeldUntilAFlushOfThoseBeforeItHasCompleted) {
+  ASSERT_TRUE(open(false).ok());
+  EXPECT_TRUE(connection_->shows_puts());
+  put_into_gpu(0);
+  connection_->order_puts();
+  put_into_gpu(0);
+  put_into_host(0);
+  connection_->release(7);
+  EXPECT_THAT(take_names(), ElementsAre("put", "flush"));
+  complete("put");
+  EXPECT_FALSE(connection_->is_released()) << "a put that is held has a source";
+  complete("flush");
+  EXPECT_THAT(take_names(), ElementsAre("put", "put"));
+  // What follows them waits for a flush of its own.
+  notify(0);
+  EXPECT_THAT(take_names(), ElementsAre("flush"));
+  complete("put");
+  complete("put");
+  EXPECT_TRUE(connection_->is_released());
+  complete("flush");
+  EXPECT_THAT(take_names(), ElementsAre("message"));
+}
+
+TEST_F(NetUcxReadBack, APutIsHeldUntilThoseBeforeItAreReadBack) {
+  ASSERT_TRUE(open(true, true).ok());
+  EXPECT_FALSE(connection_->shows_puts());
+  put_into_gpu(0);
+  connection_->order_puts();
+  put_into_gpu(0);
+  EXPECT_THAT(take_names(), ElementsAre("put", "flush"));
+  complete("flush");
+  EXPECT_THAT(take_names(), ElementsAre("get"));
+  complete("get");
+  EXPECT_THAT(take_names(), ElementsAre("put"));
+}
+
+TEST_F(NetUcxReadBack, AFenceOrdersNoPutsOfTwoCards) {
+  notes_.lanes = kTwoCards;
+  ASSERT_TRUE(open(false, true).ok());
+  put_into_gpu(0);
+  connection_->order_puts();
+  put_into_gpu(0);
+  EXPECT_THAT(take_names(), ElementsAre("put", "flush"));
+}
+
+TEST_F(NetUcxReadBack, PutsThatAreHeldEndWithTheConnection) {
+  ASSERT_TRUE(open(false).ok());
+  put_into_gpu(0);
+  connection_->order_puts();
+  put_into_gpu(0);
+  EXPECT_THAT(take_names(), ElementsAre("put", "flush"));
+  connection_->shut();
+  complete("put", UCS_ERR_CANCELED);
+  complete("flush", UCS_ERR_CANCELED);
+  EXPECT_TRUE(connection_->is_shut());
+}
+
 TEST_F(NetUcxReadBack, AReadThatFailsEndsTheConnection) {
   ASSERT_TRUE(open(true).ok());
   put_into_gpu(0);

@@ -9,6 +9,13 @@
 #include "net/ucx/receiver.hpp"
 
 namespace ferry::net::ucx {
+namespace {
+
+bool contains(std::span<const std::byte> memory, std::span<const std::byte> part) {
+  return part.data() >= memory.data() && part.data() + part.size() <= memory.data() + memory.size();
+}
+
+}  // namespace
 
 Connection::Connection(const Resources& resources, Seal seal, std::uint32_t self, int rank, int num_channels)
     : resources_(resources),
@@ -38,25 +45,65 @@ void Connection::put(int channel, std::size_t local_offset, std::size_t remote_o
   put_from(channel, resources_.memory().subspan(local_offset, num_bytes), remote_offset);
 }
 
-/// Puts from GPU memory to an offset in the peer's.
+/// Puts to an offset in the peer's GPU memory, from such memory or from a part of this end's memory.
 void Connection::put_gpu(int channel, std::span<const std::byte> source, std::size_t offset) {
   if (gpu_key_ == nullptr || !is_inside_gpu(offset, source.size())) {
     fail(UCS_ERR_OUT_OF_RANGE);
     return;
   }
   Operation* operation = take_operation(Kind::kWrite);
-  ucp_request_param_t params = gpu_params_of(operation, UCS_MEMORY_TYPE_CUDA);
+  const bool is_host_memory = contains(resources_.memory(), source);
+  ucp_request_param_t params = gpu_params_of(operation, is_host_memory ? UCS_MEMORY_TYPE_HOST : UCS_MEMORY_TYPE_CUDA);
+  set_memory_handle(source, &params);
 #if UCP_API_VERSION >= UCP_VERSION(1, 13)
   // UCX registers other memory by itself.
-  if (!is_in_gpu_memory(source)) params.op_attr_mask &= ~static_cast<std::uint32_t>(UCP_OP_ATTR_FIELD_MEMH);
+  if (!is_host_memory && !contains(resources_.gpu_memory(), source)) {
+    params.op_attr_mask &= ~static_cast<std::uint32_t>(UCP_OP_ATTR_FIELD_MEMH);
+  }
 #endif
-  last_write_[static_cast<std::size_t>(channel)] = last_gpu_write_ = ++num_writes_;
-  started(operation, library_.put_nbx(endpoint_, source.data(), source.size(), gpu_base_ + offset, gpu_key_, &params));
+  begin(channel, {.operation = operation,
+                  .params = params,
+                  .source = source,
+                  .remote = gpu_base_ + offset,
+                  .key = gpu_key_,
+                  .behind = order_after_});
+  last_gpu_write_ = num_writes_;
 }
 
-bool Connection::is_in_gpu_memory(std::span<const std::byte> local) const {
-  const std::byte* const begin = resources_.gpu_memory().data();
-  return local.data() >= begin && local.data() + local.size() <= begin + resources_.gpu_memory().size();
+void Connection::order_puts() {
+  if (!usable() || stopped_) return;
+  if (has_ordered_card_ && library_.worker_fence(resources_.worker()) == UCS_OK) return;
+  order_after_ = num_writes_;
+}
+
+/// Begins a write, or holds it, and all that are given after it.
+void Connection::begin(int channel, Write write) {
+  last_write_[static_cast<std::size_t>(channel)] = write.number = ++num_writes_;
+  if (held_.empty() && write.behind <= flushed_) {
+    begin_now(write);
+    return;
+  }
+  need(write.behind);
+  held_.push_back(write);
+}
+
+void Connection::begin_now(const Write& write) {
+  num_begun_writes_ = write.number;
+  started(write.operation, library_.put_nbx(endpoint_, write.source.data(), write.source.size(), write.remote,
+                                            write.key, &write.params));
+}
+
+void Connection::begin_held() {
+  while (usable() && is_held_due()) {
+    const Write write = held_.front();
+    held_.pop_front();
+    begin_now(write);
+  }
+}
+
+/// Ends the writes that were not begun.
+void Connection::drop_held() {
+  for (const Write& write : std::exchange(held_, {})) complete(write.operation, UCS_ERR_CANCELED);
 }
 
 bool Connection::is_inside_gpu(std::size_t offset, std::size_t num_bytes) const {
@@ -143,8 +190,7 @@ bool Connection::send_with(const Message& message, std::span<const std::byte> so
 void Connection::set_memory_handle([[maybe_unused]] std::span<const std::byte> local,
                                    [[maybe_unused]] ucp_request_param_t* params) const {
 #if UCP_API_VERSION >= UCP_VERSION(1, 13)
-  const std::byte* begin = resources_.memory().data();
-  if (local.data() < begin || local.data() + local.size() > begin + resources_.memory().size()) return;
+  if (!contains(resources_.memory(), local)) return;
   params->op_attr_mask |= UCP_OP_ATTR_FIELD_MEMH;
   params->memh = resources_.memory_handle();
 #endif
@@ -154,9 +200,11 @@ void Connection::write(int channel, std::span<const std::byte> source, std::size
   Operation* operation = take_operation(Kind::kWrite);
   ucp_request_param_t params = params_of(operation);
   set_memory_handle(source, &params);
-  last_write_[static_cast<std::size_t>(channel)] = ++num_writes_;
-  started(operation, library_.put_nbx(endpoint_, source.data(), source.size(), remote_base_ + remote_offset,
-                                      remote_key_, &params));
+  begin(channel, {.operation = operation,
+                  .params = params,
+                  .source = source,
+                  .remote = remote_base_ + remote_offset,
+                  .key = remote_key_});
 }
 
 bool Connection::get(std::span<std::byte> into, std::size_t remote_offset, std::uint64_t ticket) {
@@ -252,7 +300,11 @@ void Connection::stop() {
 bool Connection::advance() {
   if (!usable()) return false;
   bool moved = std::exchange(sent_, false);
-  if (needed_ > flush_started_) {
+  if (is_held_due()) {
+    begin_held();
+    moved = true;
+  }
+  if (is_flush_due()) {
     flush();
     moved = true;
   }
@@ -305,8 +357,8 @@ void Connection::send(ucp_ep_h endpoint, const Message& message, std::span<const
 
 void Connection::flush() {
   Operation* operation = take_operation(Kind::kFlush);
-  operation->covers = num_writes_;
-  flush_started_ = num_writes_;
+  operation->covers = num_begun_writes_;
+  flush_started_ = num_begun_writes_;
   const ucp_request_param_t params = params_of(operation);
   started(operation, library_.ep_flush_nbx(endpoint_, &params));
 }
@@ -324,11 +376,12 @@ void Connection::read_back() {
 void Connection::arrived(std::uint64_t write) {
   flushed_ = std::max(flushed_, write);
   recheck_waiting();
-  if (probe_ == Probe::kWriting) attend();
+  if (probe_ == Probe::kWriting || !held_.empty()) attend();
 }
 
 void Connection::shut() {
   stop();
+  drop_held();
   close(&bulk_endpoint_);
   close(&endpoint_);
 }

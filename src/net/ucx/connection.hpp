@@ -20,6 +20,11 @@
 /// same card. A read does not pass earlier writes on their way from the card to the GPU (PCI Express Base
 /// Specification, "Transaction Ordering"), so they are in its memory once the read returns.
 ///
+/// Writes into GPU memory are also ordered among themselves (order_puts): they are held until a flush of those before
+/// them has completed. A fence of UCX, which sends nothing, takes the place of that if the program says that cards keep
+/// the order (EngineOptions::cards_keep_order), a single lane reaches the peer, and the peer reads no writes back; not
+/// run with a card.
+///
 /// A small put that a notify follows may be one message with it, whichever way other puts take: put_with().
 ///
 /// GPU memory is probed before anything else is said (connection_probe.cpp): this end's card writes a little of the
@@ -87,9 +92,10 @@ class Connection {
     std::span<const std::byte> key{};
     std::uint64_t base = 0;
     // For GPU memory:
-    bool read_back = false;        ///< EngineOptions::read_back_gpu_writes of the peer
-    std::size_t num_ends = 0;      ///< ends that have a part of it for probes (gpu_probe_bytes)
-    std::uint64_t probe_word = 0;  ///< what this end's probe writes, unlike what others before it wrote
+    bool read_back = false;         ///< EngineOptions::read_back_gpu_writes of the peer
+    bool cards_keep_order = false;  ///< EngineOptions::cards_keep_order of this end
+    std::size_t num_ends = 0;       ///< ends that have a part of it for probes (gpu_probe_bytes)
+    std::uint64_t probe_word = 0;   ///< what this end's probe writes, unlike what others before it wrote
   };
   /// Addresses of the peer's workers, as UCX packed them. The second may be empty.
   struct Addresses {
@@ -120,6 +126,9 @@ class Connection {
     done->clear();
     done_.swap(*done);
   }
+  // As those of Engine.
+  void order_puts();
+  bool shows_puts() const { return !reads_back_; }
   /// Sends `message` after all earlier puts on `channel`.
   void notify(int channel, const Message& message);
   /// Sends `message` after all earlier puts and messages.
@@ -150,7 +159,7 @@ class Connection {
 
   /// True if the next poll has something to do even if nothing happens until then.
   bool needs_attention() const {
-    const bool has_due = sent_ || needed_ > flush_started_ || to_read_back_ > read_back_started_ || recheck_waiting_ ||
+    const bool has_due = sent_ || is_flush_due() || to_read_back_ > read_back_started_ || recheck_waiting_ ||
                          flush_wanted_ || hello_due_ || (probe_ == Probe::kWriting && flushed_ >= probe_write_);
     return (has_due && usable()) || !done_.empty() || (failure_ != UCS_OK && !is_shut());
   }
@@ -208,7 +217,23 @@ class Connection {
   void put_gpu(int channel, std::span<const std::byte> source, std::size_t offset);
   void set_memory_handle(std::span<const std::byte> local, ucp_request_param_t* params) const;
   bool send_with(const Message& message, std::span<const std::byte> source, std::size_t most);
+  /// A write, which completes for its caller only when it was begun.
+  struct Write {
+    Operation* operation = nullptr;
+    ucp_request_param_t params{};
+    std::span<const std::byte> source{};
+    std::uint64_t remote = 0;
+    ucp_rkey_h key = nullptr;
+    std::uint64_t number = 0;
+    std::uint64_t behind = 0;  ///< writes up to this number must have arrived
+  };
   void write(int channel, std::span<const std::byte> source, std::size_t remote_offset);
+  void begin(int channel, Write write);
+  void begin_now(const Write& write);
+  void begin_held();
+  void drop_held();
+  bool is_held_due() const { return !held_.empty() && held_.front().behind <= flushed_; }
+  bool is_flush_due() const { return std::min(needed_, num_begun_writes_) > flush_started_; }
   void notify_after(std::uint64_t write, const Message& message);
   void send(const Message& message, std::span<const std::byte> payload = {}) { send(endpoint_, message, payload); }
   void send(ucp_ep_h endpoint, const Message& message, std::span<const std::byte> payload);
@@ -230,7 +255,6 @@ class Connection {
   /// True while notifies wait for the probes of both ends.
   bool holds_notifies() const { return probe_ != Probe::kNone && (probe_ != Probe::kDone || !is_greeted_); }
   ucp_request_param_t gpu_params_of(Operation* operation, ucs_memory_type_t type) const;
-  bool is_in_gpu_memory(std::span<const std::byte> local) const;
   void begin_probe();
   void read_probe();
   void check_probe();
@@ -252,12 +276,15 @@ class Connection {
   std::size_t num_probed_ends_ = 0;     // RemoteMemory::num_ends
   std::string gpu_path_;                // of GPU memory, for errors
   bool reads_back_ = false;             // RemoteMemory::read_back
+  bool has_ordered_card_ = false;       // a fence orders writes into GPU memory
   std::byte* mapped_memory_ = nullptr;  // kStores: memory of the peer
   ucs_status_t failure_ = UCS_OK;
   bool stopped_ = false;
 
   std::uint64_t num_sent_ = 0;             // messages sent; also the number of the next one
-  std::uint64_t num_writes_ = 0;           // writes started; also the number of the last one
+  std::uint64_t num_writes_ = 0;           // writes given; also the number of the last one
+  std::uint64_t num_begun_writes_ = 0;     // of these, those not held
+  std::uint64_t order_after_ = 0;          // later writes into GPU memory wait until those up to this have arrived
   std::uint64_t needed_ = 0;               // all writes up to this number must arrive for a message or the owner
   std::uint64_t flush_started_ = 0;        // a flush is in flight or complete for all writes up to this number
   std::uint64_t flushed_ = 0;              // all writes up to this number have arrived
@@ -269,6 +296,7 @@ class Connection {
   bool recheck_waiting_ = false;           // a waiting message may be due
   bool sent_ = false;                      // notify() sent a message at once, which the next advance() reports
   std::vector<std::uint64_t> last_write_;  // by channel
+  std::deque<Write> held_;
   WaitingMessages waiting_;
   std::vector<std::uint64_t> done_;
 

@@ -72,6 +72,10 @@ Status Connection::open_gpu_memory(const RemoteMemory& memory) {
   }
   gpu_base_ = memory.base;
   reads_back_ = memory.read_back;
+  // Lanes are not ordered among themselves; where there are several, some versions of UCX also wait in a fence, for all
+  // peers.
+  has_ordered_card_ =
+      memory.cards_keep_order && !memory.read_back && num_writing_lanes(lanes_of(library_, endpoint_)) == 1;
   num_probed_ends_ = memory.num_ends;
   probe_word_ = memory.probe_word;
   gpu_path_ = describe(lanes_of(library_, endpoint_));

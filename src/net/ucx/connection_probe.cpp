@@ -24,13 +24,13 @@ void Connection::begin_probe() {
   probe_ = Probe::kWriting;
   Operation* from_host = take_operation(Kind::kWrite);
   const ucp_request_param_t host_params = gpu_params_of(from_host, UCS_MEMORY_TYPE_HOST);
-  probe_write_ = last_gpu_write_ = ++num_writes_;
+  probe_write_ = last_gpu_write_ = num_begun_writes_ = ++num_writes_;
   started(from_host,
           library_.put_nbx(endpoint_, &probe_word_, sizeof(probe_word_), gpu_base_ + offset, gpu_key_, &host_params));
   if (!usable()) return;
   Operation* from_gpu = take_operation(Kind::kWrite);
   const ucp_request_param_t gpu_params = gpu_params_of(from_gpu, UCS_MEMORY_TYPE_CUDA);
-  probe_write_ = last_gpu_write_ = ++num_writes_;
+  probe_write_ = last_gpu_write_ = num_begun_writes_ = ++num_writes_;
   const std::span<std::byte> source = memory.subspan(offset, gpu_probe_bytes(1)).subspan(kFromHostBytes);
   started(from_gpu, library_.put_nbx(endpoint_, source.data(), source.size(), gpu_base_ + offset + kFromHostBytes,
                                      gpu_key_, &gpu_params));

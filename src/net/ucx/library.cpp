@@ -156,6 +156,7 @@ LoadedLibrary load_library() {
   need(ucp, "ucp_worker_get_efd", &table.worker_get_efd);
   need(ucp, "ucp_worker_arm", &table.worker_arm);
   need(ucp, "ucp_worker_progress", &table.worker_progress);
+  need(ucp, "ucp_worker_fence", &table.worker_fence);
   need(ucp, "ucp_worker_set_am_recv_handler", &table.worker_set_am_recv_handler);
   need(ucp, "ucp_mem_map", &table.mem_map);
   need(ucp, "ucp_mem_query", &table.mem_query);

@@ -30,6 +30,7 @@ struct Library {
   decltype(&ucp_worker_get_efd) worker_get_efd = nullptr;
   decltype(&ucp_worker_arm) worker_arm = nullptr;
   decltype(&ucp_worker_progress) worker_progress = nullptr;
+  decltype(&ucp_worker_fence) worker_fence = nullptr;
   decltype(&ucp_worker_set_am_recv_handler) worker_set_am_recv_handler = nullptr;
   decltype(&ucp_mem_map) mem_map = nullptr;
   decltype(&ucp_mem_query) mem_query = nullptr;

@@ -71,6 +71,10 @@ bool are_in_memory(const std::vector<Lane>& lanes) {
   });
 }
 
+std::size_t num_writing_lanes(const std::vector<Lane>& lanes) {
+  return static_cast<std::size_t>(std::ranges::count_if(lanes, writes_by_card));
+}
+
 bool have_remote_writes(const std::vector<Lane>& lanes) {
   return std::ranges::any_of(lanes, [](const Lane& lane) { return lane.puts && writes_by_card(lane); });
 }

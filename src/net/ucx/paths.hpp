@@ -33,6 +33,9 @@ bool are_in_memory(const std::vector<Lane>& lanes);
 /// Number of network devices that write into the peer's memory by themselves.
 std::size_t num_writing_devices(const std::vector<Lane>& lanes);
 
+/// Number of lanes by which network devices do.
+std::size_t num_writing_lanes(const std::vector<Lane>& lanes);
+
 /// True if a network card performs puts. UCX also assigns a lane to puts that it emulates with messages.
 bool have_remote_writes(const std::vector<Lane>& lanes);
 

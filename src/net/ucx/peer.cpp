@@ -69,6 +69,7 @@ Status connect_peer(const OwnEnd& own, int idx, std::span<const std::byte> own_p
   const Connection::RemoteMemory gpu_memory{.key = there.gpu_key,
                                             .base = address->gpu_base,
                                             .read_back = address->read_back_gpu_writes,
+                                            .cards_keep_order = own.options.cards_keep_order,
                                             .num_ends = static_cast<std::size_t>(own.options.num_peers),
                                             .probe_word = probe_word};
   Status status = peer->connection->open({.worker = there.worker, .receiver = there.receiver}, memory, gpu_memory);

@@ -105,6 +105,7 @@ Resources::Resources(const Library& library, Setup setup, const Params& params)
     : library_(library),
       setup_(std::move(setup)),
       cards_(settings_for_cards(setup_, params.cards)),
+      cards_keep_order_(params.cards_keep_order),
       memory_(params.memory),
       gpu_memory_(params.gpu_memory) {}
 
@@ -183,6 +184,8 @@ Status Resources::open_context() {
   }
   fill_in(library_, setup_, config);
   fill_in_cards(library_, cards_, config);
+  // Otherwise versions from 1.16 or so on wait in a fence until all peers have answered. One lane needs no more.
+  if (cards_keep_order_ && !is_set("UCX_FENCE_MODE")) library_.config_modify(config, "FENCE_MODE", "weak");
   ucp_params_t params{};
   params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_NAME;
   params.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;

@@ -32,6 +32,7 @@ class Resources {
     std::size_t memory_bytes = 0;       ///< size to allocate if `memory` is empty
     std::span<std::byte> gpu_memory{};  ///< EngineOptions::gpu_memory
     CardSettings cards{};               ///< for scope kNetwork: EngineOptions::cards
+    bool cards_keep_order = false;      ///< EngineOptions::cards_keep_order
   };
 
   /// Creates the objects from UCX's own variables and, for those not set, this engine's settings (setup.hpp).
@@ -86,6 +87,7 @@ class Resources {
   const Library& library_;
   Setup setup_;
   CardSettings cards_;
+  bool cards_keep_order_;
   std::span<std::byte> memory_;
   std::span<std::byte> gpu_memory_;
   ucp_context_h context_ = nullptr;

@@ -35,7 +35,8 @@ Status Scopes::open(const Library& library, const EngineOptions& options, const 
                                    .memory = memory_,
                                    .memory_bytes = memory_.empty() ? options.memory_bytes : 0,
                                    .gpu_memory = options.gpu_memory,
-                                   .cards = scope == Scope::kNetwork ? options.cards : CardSettings{}};
+                                   .cards = scope == Scope::kNetwork ? options.cards : CardSettings{},
+                                   .cards_keep_order = options.cards_keep_order};
     if (Status status = open_one(library, params, listener); !status.ok()) return status;
     const Resources& resources = *at(scope);
     if (num_here == 0 || !options.may_start_receiver || !resources.may_receive_puts()) continue;

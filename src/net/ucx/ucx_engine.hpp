@@ -54,6 +54,10 @@ class UcxEngine final : public Engine {
   void atomic(int peer, int channel, const AtomicOp& op, std::uint64_t ticket) override;
   void put_atomic(int peer, int channel, std::span<const std::byte> source, std::size_t remote_offset,
                   const AtomicOp& op) override;
+  void order_puts(int peer) override {
+    if (can_send(peer)) at(peer).connection->order_puts();
+  }
+  bool shows_puts(int peer) const override { return !can_send(peer) || at(peer).connection->shows_puts(); }
   void flush(int peer, std::uint64_t ticket) override;
   void release(int peer, std::uint64_t ticket) override;
   bool is_released(int peer) const override { return can_send(peer) && at(peer).connection->is_released(); }
