@@ -203,6 +203,7 @@ struct GpuMemory {
     asm volatile("red.release.gpu.global.max.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
   }
   static __device__ void fence_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+  static __device__ void fence_device() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
   /// Also orders stores before it and loads after it: all such fences have one total order.
   static __device__ void fence_total_system() { asm volatile("fence.sc.sys;" ::: "memory"); }
   /// Orders ordinary accesses to global memory and those of the bulk copy engine, in both directions: the engine is

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -12,6 +13,7 @@
 #include "core/create_together.hpp"
 #include "cuda/driver/cuda_call.hpp"
 #include "cuda/memory/card_memory.hpp"
+#include "net/gpu_direct.hpp"
 #include "net/threads.hpp"
 #include "node/futex.hpp"
 #include "node/page_heap.hpp"
@@ -35,9 +37,13 @@ Status meet(const BackendContext& context, const Status& mine, Status* failure) 
   return attempt->failure;
 }
 
-/// Pinned memory of a rank: its inbox first, which alone the network addresses by offsets.
+/// Pinned memory of a rank: first what the network addresses by offsets, an inbox and what words and records leave
+/// from. Inbox and outbox are not here if they are in GPU memory; a word for atomics that change nothing then comes
+/// first.
 struct FarMemory {
   std::byte* inbox = nullptr;
+  std::byte* staging = nullptr;
+  std::size_t network_bytes = 0;
   FarPost* posts = nullptr;
   std::uint64_t* left = nullptr;
   std::uint64_t* granted = nullptr;
@@ -48,27 +54,28 @@ struct FarMemory {
     const std::size_t num_ranks = to_size(layout.num_ranks);
     plan::Carver carver(base);
     FarMemory memory;
-    memory.inbox = carver.take<std::byte>(to_size(layout.inbox_bytes));
+    memory.inbox = carver.take<std::byte>(layout.in_gpu ? sizeof(std::uint64_t) : to_size(layout.inbox_bytes));
+    memory.staging = carver.take<std::byte>(FarSource::num_staging_bytes(layout));
+    memory.network_bytes = carver.used_bytes();
     // Posts take whole pairs of cache lines.
     carver.take<std::byte>((alignof(FarPost) - carver.used_bytes() % alignof(FarPost)) % alignof(FarPost));
     memory.posts = carver.take<FarPost>(kFarMessages * num_ranks);
     memory.left = carver.take<std::uint64_t>(kFarMessages * num_ranks);
     memory.granted = carver.take<std::uint64_t>(to_size(kFarKinds) * kFarGrantSlots);
-    const std::int64_t of_rank = layout.message_bytes + layout.combine_out_bytes();
-    memory.outbox = carver.take<std::byte>(to_size(layout.num_far() * of_rank + layout.weights_bytes));
+    memory.outbox = carver.take<std::byte>(layout.in_gpu ? 0 : to_size(layout.outbox_bytes));
     memory.size_bytes = carver.used_bytes();
     return memory;
   }
 };
 
-/// Every rank begins with a grant of each of its sets, as in the window.
-void write_first_grants(const FarLayout& layout, const FarMemory& memory) {
+/// Every rank begins with a grant of each of its sets, as in the window. `grants`: those of an inbox.
+void write_first_grants(const FarLayout& layout, std::uint64_t* granted, std::uint64_t* grants) {
   for (int kind = 0; kind < kFarKinds; ++kind) {
     for (std::uint64_t number = 1; number <= kFarSets; ++number) {
       const std::uint64_t word = number << 32 | (number - 1);
-      memory.granted[to_size(kind) * kFarGrantSlots + number % kFarGrantSlots] = word;
+      granted[to_size(kind) * kFarGrantSlots + number % kFarGrantSlots] = word;
       for (int rank = 0; rank < layout.num_ranks; ++rank) {
-        *reinterpret_cast<std::uint64_t*>(memory.inbox + layout.grant_at(kind, rank, number)) = word;
+        grants[to_size(layout.grant_at(kind, rank, number) - layout.grants) / sizeof(word)] = word;
       }
     }
   }
@@ -97,6 +104,13 @@ class FarLink::Answer final : public one_sided::Completion {
 
 std::size_t FarLink::memory_bytes(const FarLayout& layout) { return FarMemory::at(nullptr, layout).size_bytes; }
 
+std::size_t FarLink::gpu_memory_bytes(const FarLayout& layout) {
+  if (!layout.in_gpu) return 0;
+  // With what the engine needs for its probes.
+  return node::round_up_to_page(to_size(layout.inbox_bytes + layout.outbox_bytes)) +
+         net::gpu_probe_bytes(to_size(layout.num_ranks));
+}
+
 Status FarLink::take_memory(const BackendContext& context, const Parts& parts, const FarLayout& layout) {
   constexpr std::string_view kClearing = "Group::create: preparing latency mode between nodes";
   Result<PinnedBlock> block = take_pinned(memory_bytes(layout));
@@ -104,36 +118,56 @@ Status FarLink::take_memory(const BackendContext& context, const Parts& parts, c
   block_ = std::move(*block);
   held_bytes_.store(memory_bytes(layout), std::memory_order_relaxed);
   device_ = parts.device;
-  if (layout.rows_in_gpu()) {
-    if (Status status = take_gpu_memory(parts, layout); !status.ok()) return status;
+  const std::size_t gpu_bytes = gpu_memory_bytes(layout);
+  if (layout.in_gpu) {
+    Result<std::shared_ptr<std::byte>> memory = take_card_memory(parts.device, gpu_bytes);
+    if (!memory.ok()) return memory.status();
+    gpu_ = std::move(*memory);
+    held_bytes_.fetch_add(gpu_bytes, std::memory_order_relaxed);
   }
   Result<std::shared_ptr<std::byte>> state = parts.memory->take(sizeof(FarState));
   if (!state.ok()) return state.status();
   state_ = std::move(*state);
-  const RelaxedCapture relaxed;
-  Status status = runtime_status(cudaMemsetAsync(state_.get(), 0, sizeof(FarState), parts.stream->get()), kClearing);
-  if (status.ok()) status = runtime_status(cudaStreamSynchronize(parts.stream->get()), kClearing);
-  if (!status.ok()) return status;
 
   const FarMemory memory = FarMemory::at(block_.data.get(), layout);
-  write_first_grants(layout, memory);
+  std::vector<std::uint64_t> grants(to_size(kFarKinds * layout.num_ranks) * kFarGrantSlots);
+  write_first_grants(layout, memory.granted, grants.data());
+  const std::size_t grants_bytes = grants.size() * sizeof(grants[0]);
+  const RelaxedCapture relaxed;
+  cudaStream_t stream = parts.stream->get();
+  Status status = runtime_status(cudaMemsetAsync(state_.get(), 0, sizeof(FarState), stream), kClearing);
+  if (layout.in_gpu) {
+    if (status.ok()) {
+      status = runtime_status(cudaMemsetAsync(gpu_.get(), 0, to_size(layout.messages), stream), kClearing);
+    }
+    if (status.ok()) {
+      status = runtime_status(
+          cudaMemcpyAsync(gpu_.get() + layout.grants, grants.data(), grants_bytes, cudaMemcpyHostToDevice, stream),
+          kClearing);
+    }
+  } else {
+    std::memcpy(memory.inbox + layout.grants, grants.data(), grants_bytes);
+  }
+  if (status.ok()) status = runtime_status(cudaStreamSynchronize(stream), kClearing);
+  if (!status.ok()) return status;
+
   const FarMemory kernels = FarMemory::at(block_.kernel_view, layout);
   params_.layout = layout;
-  params_.inbox = kernels.inbox;
+  params_.inbox = layout.in_gpu ? gpu_.get() : kernels.inbox;
+  params_.outbox = layout.in_gpu ? gpu_.get() + layout.inbox_bytes : kernels.outbox;
+  params_.outbox_of_network = reinterpret_cast<std::uintptr_t>(layout.in_gpu ? params_.outbox : memory.outbox);
+  params_.inbox_of_network = layout.in_gpu ? static_cast<std::int64_t>(net::kGpuOffset) : 0;
   params_.posts = kernels.posts;
   params_.left = kernels.left;
   params_.granted = kernels.granted;
   params_.state = reinterpret_cast<FarState*>(state_.get());
-  params_.outbox = kernels.outbox;
-  params_.outbox_of_host = reinterpret_cast<std::uintptr_t>(memory.outbox);
-  params_.gpu = gpu_.get();
-  params_.gpu_of_network = static_cast<std::int64_t>(net::kGpuOffset);
   params_.found = parts.rail_link->found_of_kernels(RailLink::FaultOf::kLatency);
   params_.rank = context.topology.rank;
 
   options_.layout = layout;
   options_.rank = context.topology.rank;
   options_.posts = memory.posts;
+  options_.staging = memory.staging;
   options_.left = memory.left;
   options_.granted = memory.granted;
   const int rank = context.topology.rank;
@@ -144,19 +178,10 @@ Status FarLink::take_memory(const BackendContext& context, const Parts& parts, c
   return {};
 }
 
-Status FarLink::take_gpu_memory(const Parts& parts, const FarLayout& layout) {
-  gpu_bytes_ = node::round_up_to_page(to_size(layout.gpu.size_bytes)) + net::gpu_probe_bytes(to_size(layout.num_ranks));
-  Result<std::shared_ptr<std::byte>> memory = take_card_memory(parts.device, gpu_bytes_);
-  if (!memory.ok()) return memory.status();
-  gpu_ = std::move(*memory);
-  held_bytes_.fetch_add(gpu_bytes_, std::memory_order_relaxed);
-  return {};
-}
-
 Result<std::unique_ptr<FarLink>> FarLink::create(const BackendContext& context, const Parts& parts,
                                                  const FarLayout& layout, const Status& my_status) {
   Status failure;
-  const bool may_fail = layout.rows_in_gpu() && context.options.ring_memory != "gpu";
+  const bool may_fail = layout.in_gpu && context.options.ring_memory != "gpu";
   std::unique_ptr<FarLink> link(new FarLink());
   const Status status = link->open(context, parts, layout, my_status, may_fail ? &failure : nullptr);
   if (!failure.ok()) return std::unique_ptr<FarLink>();
@@ -169,7 +194,8 @@ Result<std::unique_ptr<FarLink>> FarLink::create(const BackendContext& context, 
 /// `failure`: see rail::NetworkParams::failed_attempt.
 Status FarLink::open(const BackendContext& context, const Parts& parts, const FarLayout& layout,
                      const Status& my_status, Status* failure) {
-  Status status = my_status;
+  const Result<bool> keeps_order = net::cards_keep_order();
+  Status status = my_status.ok() ? keeps_order.status() : my_status;
   if (status.ok()) status = take_memory(context, parts, layout);
   net::ReservedThreads threads;
   if (status.ok()) status = rail::reserve_threads(context.topology, &threads);
@@ -183,8 +209,9 @@ Status FarLink::open(const BackendContext& context, const Parts& parts, const Fa
   params.engine.self = context.topology.rank;
   params.engine.num_peers = context.topology.num_ranks;
   params.engine.num_channels = one_sided::Driver::kNumChannels;
-  params.engine.memory = {block_.data.get(), to_size(layout.inbox_bytes)};
-  params.engine.gpu_memory = {gpu_.get(), gpu_bytes_};
+  params.engine.memory = {block_.data.get(), FarMemory::at(nullptr, layout).network_bytes};
+  params.engine.gpu_memory = {gpu_.get(), gpu_memory_bytes(layout)};
+  params.engine.cards_keep_order = *keeps_order;
   params.engine.read_back_gpu_writes = parts.rail_link->reads_back_writes();
   params.engine.timeout_ns = context.options.timeout_ns;
   params.engine.ranks = ranks;
@@ -204,7 +231,7 @@ Status FarLink::open(const BackendContext& context, const Parts& parts, const Fa
                     status.peer());
   }
   if (status = meet(context, status, failure); !status.ok()) return status;
-  if (layout.rows_in_gpu()) {
+  if (layout.in_gpu) {
     status = await_answers(call::longest_attempt_ns(context.options.timeout_ns));
     if (!sync_->broken().ok()) return sync_->broken();
     if (status = meet(context, status, failure); !status.ok()) return status;
@@ -228,7 +255,7 @@ FarLink::Answers FarLink::ask_all(one_sided::NetworkRequest request, std::int64_
 Status FarLink::await_answers(std::int64_t limit_ns) {
   const FarLayout& layout = params_.layout;
   // The first operation to a rank can be issued. This one changes nothing.
-  const net::AtomicOp nothing{.kind = net::AtomicOp::Kind::kAdd, .offset = to_size(layout.arrived_at(0, params_.rank))};
+  const net::AtomicOp nothing{.kind = net::AtomicOp::Kind::kAdd, .offset = 0};
   const Answers answers = ask_all({.kind = one_sided::NetworkRequest::Kind::kAtomic, .op = nothing}, 0);
   call::GroupState& state = sync_->state();
   const std::int64_t begin_ns = node::monotonic_ns();

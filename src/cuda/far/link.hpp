@@ -23,8 +23,8 @@ namespace ferry::cuda {
 class FarLink {
  public:
   /// Collective: succeeds on all ranks or fails on all, with `my_status` if that is an error. `parts` outlives it. Null
-  /// on all ranks where one of them cannot have rows in GPU memory, as `layout` says, and the program has not asked for
-  /// it (GroupOptions::ring_memory).
+  /// on all ranks where one of them cannot have its inbox in GPU memory, as `layout` says, and the program has not
+  /// asked for it (GroupOptions::ring_memory).
   static Result<std::unique_ptr<FarLink>> create(const BackendContext& context, const Parts& parts,
                                                  const FarLayout& layout, const Status& my_status);
   /// Sends what was posted, within the group's deadline.
@@ -33,10 +33,11 @@ class FarLink {
   FarLink& operator=(const FarLink&) = delete;
 
   const FarParams& params() const { return params_; }
-  /// Pinned memory that `layout` takes.
+  /// Pinned memory that `layout` takes, and GPU memory.
   static std::size_t memory_bytes(const FarLayout& layout);
-  /// Memory of at least so many bytes from which rows of combines leave: pinned, or the GPU's where rows are there. It
-  /// stays until the group ends, since graphs may use it, unless a later call takes more before a combine has used it.
+  static std::size_t gpu_memory_bytes(const FarLayout& layout);
+  /// Memory of at least so many bytes from which rows of combines leave, of the same kind as the inbox. It stays until
+  /// the group ends, since graphs may use it, unless a later call takes more before a combine has used it.
   /// `operation`: the call whose error it is.
   /// @errors kSystem, kCuda: no memory can be taken or locked
   Result<PinnedBlock> take_returns(std::string_view operation, std::size_t num_bytes);
@@ -62,15 +63,13 @@ class FarLink {
   Answers ask_all(one_sided::NetworkRequest request, std::int64_t end_ns);
   Status await_answers(std::int64_t limit_ns);
   Status take_memory(const BackendContext& context, const Parts& parts, const FarLayout& layout);
-  Status take_gpu_memory(const Parts& parts, const FarLayout& layout);
 
   Status find_lost();
 
   call::CallSync* sync_ = nullptr;
   int device_ = 0;
   PinnedBlock block_;
-  std::shared_ptr<std::byte> gpu_;    // null: no rows are in GPU memory
-  std::size_t gpu_bytes_ = 0;         // with what the engine needs for its probes
+  std::shared_ptr<std::byte> gpu_;    // inbox and outbox; null: they are in block_
   std::vector<PinnedBlock> returns_;  // each is larger than the one before
   std::size_t returns_bytes_ = 0;     // of the last one
   bool returns_used_ = false;         // of the last one

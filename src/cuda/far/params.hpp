@@ -2,36 +2,37 @@
 #define FERRY_CUDA_FAR_PARAMS_HPP
 
 /// Memory through which latency mode reaches the ranks of other nodes (*far* ranks) without a forwarder: what kernels,
-/// the thread that drives the network, and far ranks write in it. It is pinned memory of the host, so any network
-/// serves it; where cards reach GPU memory (GroupOptions::ring_memory), most rows are there (FarRowPlaces).
+/// the thread that drives the network, and far ranks write in it.
 ///
 /// A rank has an *inbox* that far ranks put into, with the same layout on every rank, and an *outbox* from which its
-/// own messages leave. A call of either kind is one message to each far rank: its *front* (FarHeader, and for a
-/// dispatch counts and records of tokens) and rows. Calls are numbered as in latency/window.hpp, and received in the
-/// same sets. Weights of a combine that far ranks need for their sums go ahead of its message, in a message of their
-/// own with the same number.
+/// own messages leave. Both are pinned memory of the host, which any network serves, or GPU memory, where cards reach
+/// it (GroupOptions::ring_memory). A call of either kind is one message to each far rank: its *front* (FarHeader, and
+/// for a dispatch counts and records of tokens) and rows. Calls are numbered as in latency/window.hpp, and received in
+/// the same sets. Weights of a combine that far ranks need for their sums go ahead of its message, in a message of
+/// their own with the same number.
 ///
 ///   word                   at        writer            reader             order, and what it publishes
 ///   posts[k][r].number     sender    its kernels       its driver         st.release.sys / acquire: the post, and the
 ///                                                                         message in the outbox
 ///   left[k][r]             sender    its driver        its kernels        release / ld.acquire.sys: the network has
 ///                                                                         that message, its outbox may be filled
-///   arrived[k][s]          receiver  its engine for s  its kernels        after the puts before it / ld.acquire.sys:
-///                                                                         the front of s's message of that number is
-///                                                                         in the inbox, with rows that follow it
-///   rows_arrived[k][s]     receiver  its engine for s  its kernels        the same: rows of that message that are a
-///                                                                         part of their own (FarHeader::rows_apart)
+///   arrived[k][s]          receiver  network, for s    its kernels        after the puts before it / ld.acquire.sys:
+///                                                                         s's message of that number is in the inbox
 ///   granted[k][n % 4]      receiver  its kernels       its driver         st.relaxed.sys / acquire: the receiver has
 ///                                                                         read what the set held
-///   grants[k][r][n % 4]    sender    its engine for r  its kernels        relaxed / ld.relaxed.sys: itself; the same
+///   grants[k][r][n % 4]    sender    network, for r    its kernels        relaxed / ld.relaxed.sys: itself; the same
 ///                                                                         word as r's grants for ranks of its node
 ///   heard[k][r][n % 4]     sender    its kernels       its kernels        atom.cas.gpu / ld.relaxed.sys: the same
 ///   seen_left[k][r]        sender    its kernels       its kernels        red.max.gpu / ld.relaxed.sys, or acquire:
 ///                                                                         the same as left
 ///
+/// `posts`, `left` and `granted` are in pinned memory. In host memory the receiver's engine writes `arrived` and
+/// `grants`; in GPU memory the sender's card does, by puts that stay behind the puts of the message
+/// (net::Engine::order_puts).
+///
 /// Every header carries the sender's grants (FarHeader::granted), and the kernel that imports it keeps them in `heard`,
 /// and `left` in `seen_left`. So as a rule a call finds in memory of the GPU that it may send. If it does not, its
-/// first block polls the words in host memory, and passes on what they say: `left`, and `grants` or the headers that
+/// first block polls the words of the network, and passes on what they say: `left`, and `grants` or the headers that
 /// have arrived, imported or not. The driver sends a grant by itself, as a word in `grants`, only if no header has
 /// carried it for a while (FarSource).
 ///
@@ -39,6 +40,9 @@
 /// messages to a rank, so `arrived` never goes back, and one outbox is enough. A message is put into the receiver's set
 /// of that call, so the grant of a set is also room in the inbox: the receiver grants a set again behind all that has
 /// read it.
+///
+/// Each set of an inbox also holds, for the words of an error, the record of its source's call. The driver puts a
+/// record ahead of the message, if it differs from the one that it has put there last.
 
 #include <cstddef>
 #include <cstdint>
@@ -71,11 +75,6 @@ FERRY_HOST_DEVICE constexpr bool is_later_grant(std::uint64_t word, std::uint64_
 /// after 13 us each, 16 that read lines of their own after 1.2.
 inline constexpr std::int64_t kFarWordStride = 128;
 
-/// Most bytes of a message that stays in pinned memory as a whole where other rows are in GPU memory: it leaves as one
-/// message of the network (net/ucx/message.hpp), which saves the flush and the notify of a card's write. Not run with a
-/// card.
-inline constexpr std::int64_t kFarMostJoinedBytes = std::int64_t{20} << 10;
-
 /// Start of every message: two lines. A warp loads the first at once.
 struct FarHeader {
   std::uint32_t words[16];    ///< LatencyHeader of the sender
@@ -83,71 +82,61 @@ struct FarHeader {
   std::int64_t num_returns;   ///< dispatch: rows that the combines of this Routing return to the sender
   std::int64_t first_return;  ///< dispatch: place of the first of these in each set of the sender's returns
   std::int64_t first_sum;     ///< dispatch: the same where they return a sum for each row of this message
-  std::int64_t has_record;    ///< 1: the record of the sender's call follows, which the driver adds
-  std::int64_t rows_apart;    ///< 1: the rows are a part of their own, which arrives later
-  std::int64_t unused[2];
+  std::int64_t unused[4];
   std::uint64_t granted[kFarKinds][kFarGrantSlots];  ///< grants of the sender, in a line of their own
 };
-/// Offset of the record of the sender's call (CallRecord), for the words of an error.
-inline constexpr std::size_t kFarRecordOffset = 256;
-inline constexpr std::size_t kFarHeaderBytes = 1024;
-static_assert(sizeof(FarHeader) <= kFarRecordOffset);
+inline constexpr std::size_t kFarHeaderBytes = 256;
+static_assert(sizeof(FarHeader) <= kFarHeaderBytes);
+/// Room for a record of a call (FoundRecord): whole lines.
+inline constexpr std::int64_t kFarRecordBytes = (std::int64_t{sizeof(FoundRecord)} + 127) / 128 * 128;
 
-/// A message that kernels have finished. Addresses are the host's, or GPU memory's for rows that go there; `_to` are
-/// offsets of the network in the receiver's memory.
+/// A message that kernels have finished. Addresses are the network's, in the outbox or in other memory that rows leave
+/// from; `_to` are offsets of the network in the receiver's memory.
 struct alignas(128) FarPost {
   std::uint64_t number;  ///< number of the call; written last
   std::int64_t record_number;
   std::uint64_t front;
   std::uint64_t front_to;
   std::uint64_t front_bytes;
-  std::uint64_t rows;
+  std::uint64_t rows;  ///< rows that do not follow the front
   std::uint64_t rows_to;
   std::uint64_t rows_bytes;
+  std::uint64_t granted[kFarKinds][kFarGrantSlots];  ///< as in the header
 };
+static_assert(sizeof(FarPost) == 128);
 
 /// Words of kernels in memory of the GPU, initially zero.
 struct FarState {
-  std::uint32_t arrivals;      ///< blocks of the sending kernel that are done
-  std::uint32_t rows[128];     ///< [R], kMaxRanks: rows of the current dispatch for each rank
-  std::uint32_t returns[128];  ///< [R]: rows that each rank will return of it
-  std::uint32_t kept[128];     ///< [R]: 1 if FarParams::found holds a record of that rank
+  std::uint32_t arrivals;                               ///< blocks of the sending kernel that are done
+  std::uint32_t rows[128];                              ///< [R], kMaxRanks: rows of the current dispatch for each rank
+  std::uint32_t returns[128];                           ///< [R]: rows that each rank will return of it
+  std::uint32_t kept[128];                              ///< [R]: 1 if FarParams::found holds a record of that rank
+  std::uint64_t published[kFarKinds * kFarGrantSlots];  ///< what FarParams::granted holds, or held before
   std::uint64_t weighed[128];  ///< [R] number of the last combine whose weights were posted to that rank
   std::uint64_t seen_left[kFarMessages][128];           ///< [R] FarParams::left, as kernels have seen it
   std::uint64_t heard[kFarKinds][128][kFarGrantSlots];  ///< [R] latest grants of that rank that kernels have seen
 };
 
-/// Places of rows in GPU memory, as offsets in it: those that arrive, then those of a dispatch that leave. Rows of a
-/// combine leave from memory that calls take (FarLink::take_returns).
-struct FarRowPlaces {
-  std::int64_t rows_bytes = 0;  ///< room for the rows of a dispatch's message; 0: no rows are in GPU memory
-  std::int64_t dispatched = 0;  ///< [kFarSets][far ranks][rows_bytes]
-  std::int64_t returned = 0;    ///< [kFarSets][FarLayout::returns_bytes]
-  std::int64_t leaving = 0;     ///< [far ranks][rows_bytes]
-  std::int64_t size_bytes = 0;
-};
-
-/// Layout of an inbox, the same on every rank. Trivial, so that kernels take it by value.
+/// Layout of inbox and outbox, the same on every rank. Trivial, so that kernels take it by value.
 struct FarLayout {
   int num_ranks = 0;
   int ranks_per_node = 1;
-  int first_near = 0;              ///< first rank of this node
+  int first_near = 0;  ///< first rank of this node
+  bool in_gpu = false;
   std::int64_t front_bytes = 0;    ///< room for the front of a dispatch's message
-  std::int64_t message_bytes = 0;  ///< room for a dispatch's message, without rows that are in GPU memory
+  std::int64_t message_bytes = 0;  ///< room for a dispatch's message
   std::int64_t returns_bytes = 0;  ///< room for the rows of a combine, of all far ranks together
   std::int64_t weights_bytes = 0;  ///< room for the weights of a combine
-  std::int64_t arrived = 0;        ///< [messages, then rows of each kind][R][kFarWordStride]
+  std::int64_t arrived = 0;        ///< [messages][R][kFarWordStride]
   std::int64_t grants = 0;         ///< [kinds][R][kFarGrantSlots]
-  /// [kFarHeaderSets][far ranks][kFarHeaderBytes] of each kind: combine, and dispatch without a set. With rows in GPU
-  /// memory combine without a set.
-  std::int64_t headers = 0;
+  std::int64_t records = 0;        ///< [kinds][kFarHeaderSets][far ranks][kFarRecordBytes]
+  std::int64_t headers = 0;   ///< [kinds][kFarHeaderSets][far ranks][kFarHeaderBytes] combine, and calls without a set
   std::int64_t messages = 0;  ///< [kFarSets][far ranks][message_bytes] dispatch
-  /// Combine: [kFarSets][returns_bytes]; with rows in GPU memory [kFarSets][far ranks][kFarMostJoinedBytes], for a
-  /// message's header and rows that follow it.
-  std::int64_t returns = 0;
-  std::int64_t weights = 0;  ///< [kFarSets][far ranks][weights_bytes]
+  std::int64_t returns = 0;   ///< [kFarSets][returns_bytes] combine
+  std::int64_t weights = 0;   ///< [kFarSets][far ranks][weights_bytes]
   std::int64_t inbox_bytes = 0;
-  FarRowPlaces gpu;
+  /// Outbox: [far ranks][message_bytes] dispatch; [far ranks][kFarHeaderBytes] combine; then [weights_bytes] for all.
+  std::int64_t outbox_bytes = 0;
 
   struct Shape {
     int num_ranks = 0;
@@ -157,15 +146,17 @@ struct FarLayout {
     std::int64_t rows_bytes = 0;
     std::int64_t returns_bytes = 0;
     std::int64_t weights_bytes = 0;
-    bool rows_in_gpu = false;
+    bool in_gpu = false;
   };
   static constexpr FarLayout of(const Shape& shape) {
+    constexpr auto kHeaderBytes = static_cast<std::int64_t>(kFarHeaderBytes);
     FarLayout layout;
     layout.num_ranks = shape.num_ranks;
     layout.ranks_per_node = shape.ranks_per_node;
     layout.first_near = shape.rank / shape.ranks_per_node * shape.ranks_per_node;
-    layout.front_bytes = static_cast<std::int64_t>(kFarHeaderBytes) + shape.front_bytes;
-    layout.message_bytes = layout.front_bytes + (shape.rows_in_gpu ? kFarMostJoinedBytes : shape.rows_bytes);
+    layout.in_gpu = shape.in_gpu;
+    layout.front_bytes = kHeaderBytes + shape.front_bytes;
+    layout.message_bytes = layout.front_bytes + shape.rows_bytes;
     layout.returns_bytes = shape.returns_bytes;
     layout.weights_bytes = shape.weights_bytes;
     const auto num_ranks = static_cast<std::int64_t>(shape.num_ranks);
@@ -176,31 +167,18 @@ struct FarLayout {
       carver.take<std::byte>(static_cast<std::size_t>(bytes));
       return at;
     };
-    layout.arrived = take((kFarMessages + kFarKinds) * num_ranks * kFarWordStride);
+    layout.arrived = take(kFarMessages * num_ranks * kFarWordStride);
     layout.grants = take(kFarKinds * num_ranks * kFarGrantSlots * 8);
-    layout.headers = take(2 * kFarHeaderSets * num_far * static_cast<std::int64_t>(kFarHeaderBytes));
+    layout.records = take(kFarKinds * kFarHeaderSets * num_far * kFarRecordBytes);
+    layout.headers = take(kFarKinds * kFarHeaderSets * num_far * kHeaderBytes);
     layout.messages = take(kFarSets * num_far * layout.message_bytes);
-    layout.returns = take(kFarSets * (shape.rows_in_gpu ? num_far * kFarMostJoinedBytes : layout.returns_bytes));
+    layout.returns = take(kFarSets * layout.returns_bytes);
     layout.weights = take(kFarSets * num_far * layout.weights_bytes);
     layout.inbox_bytes = static_cast<std::int64_t>(carver.used_bytes());
-    if (!shape.rows_in_gpu) return layout;
-    layout.gpu.rows_bytes = shape.rows_bytes;
-    layout.gpu.returned = kFarSets * num_far * shape.rows_bytes;
-    layout.gpu.leaving = layout.gpu.returned + kFarSets * shape.returns_bytes;
-    layout.gpu.size_bytes = layout.gpu.leaving + num_far * shape.rows_bytes;
+    layout.outbox_bytes = num_far * (layout.message_bytes + kHeaderBytes) + layout.weights_bytes;
     return layout;
   }
 
-  FERRY_HOST_DEVICE constexpr bool rows_in_gpu() const { return gpu.rows_bytes != 0; }
-  /// Whether the rows of a message of so many bytes are in GPU memory. Both ranks find the same.
-  FERRY_HOST_DEVICE constexpr bool is_apart(std::int64_t num_bytes) const {
-    return rows_in_gpu() && num_bytes > kFarMostJoinedBytes;
-  }
-
-  /// Room in the outbox for a combine's message to one far rank.
-  FERRY_HOST_DEVICE constexpr std::int64_t combine_out_bytes() const {
-    return rows_in_gpu() ? kFarMostJoinedBytes : static_cast<std::int64_t>(kFarHeaderBytes);
-  }
   FERRY_HOST_DEVICE constexpr int num_far() const { return num_ranks - ranks_per_node; }
   FERRY_HOST_DEVICE constexpr bool is_far(int rank) const {
     return rank < first_near || rank >= first_near + ranks_per_node;
@@ -214,49 +192,36 @@ struct FarLayout {
     return source < first ? source : source - ranks_per_node;
   }
 
-  FERRY_HOST_DEVICE constexpr std::int64_t arrived_at(int kind, int source) const {
-    return arrived + (std::int64_t{kind} * num_ranks + source) * kFarWordStride;
-  }
-  FERRY_HOST_DEVICE constexpr std::int64_t rows_arrived_at(int kind, int source) const {
-    return arrived_at(kFarMessages + kind, source);
+  FERRY_HOST_DEVICE constexpr std::int64_t arrived_at(int message, int source) const {
+    return arrived + (std::int64_t{message} * num_ranks + source) * kFarWordStride;
   }
   FERRY_HOST_DEVICE constexpr std::int64_t grant_at(int kind, int receiver, std::uint64_t number) const {
     const std::int64_t idx = (std::int64_t{kind} * num_ranks + receiver) * kFarGrantSlots;
     return grants + (idx + static_cast<std::int64_t>(number % kFarGrantSlots)) * 8;
   }
-  /// Front of a message, which rows that are not apart follow. `far_idx`: number of the source at the receiver.
+  // `far_idx`: number of the source at the receiver.
+  FERRY_HOST_DEVICE constexpr std::int64_t record_at(int kind, int set, int far_idx) const {
+    return records + header_idx(kind, set, far_idx) * kFarRecordBytes;
+  }
+  /// Front of a message, which the rows of a dispatch follow.
   FERRY_HOST_DEVICE constexpr std::int64_t front_at(int kind, int set, int far_idx) const {
     if (kind == 0 && set < kFarSets) return messages + (std::int64_t{set} * num_far() + far_idx) * message_bytes;
-    if (rows_in_gpu() && set < kFarSets)
-      return returns + (std::int64_t{set} * num_far() + far_idx) * kFarMostJoinedBytes;
-    const std::int64_t idx = (std::int64_t{kind} * kFarHeaderSets + set) * num_far() + far_idx;
-    return headers + idx * static_cast<std::int64_t>(kFarHeaderBytes);
+    return headers + header_idx(kind, set, far_idx) * static_cast<std::int64_t>(kFarHeaderBytes);
   }
   FERRY_HOST_DEVICE constexpr std::int64_t returns_at(int set) const { return returns + set * returns_bytes; }
-  /// Rows of a combine that are not apart, with rows in GPU memory: behind the header of their far rank.
-  FERRY_HOST_DEVICE constexpr std::int64_t joined_returns_at(int set, int far_idx) const {
-    return front_at(1, set, far_idx) + static_cast<std::int64_t>(kFarHeaderBytes);
-  }
-  /// Whether a combine's rows to or from one far rank are apart.
-  FERRY_HOST_DEVICE constexpr bool returns_apart(std::int64_t rows_bytes) const {
-    return is_apart(static_cast<std::int64_t>(kFarHeaderBytes) + rows_bytes);
-  }
-  // Offsets in GPU memory.
-  FERRY_HOST_DEVICE constexpr std::int64_t gpu_dispatched_at(int set, int far_idx) const {
-    return gpu.dispatched + (std::int64_t{set} * num_far() + far_idx) * gpu.rows_bytes;
-  }
-  FERRY_HOST_DEVICE constexpr std::int64_t gpu_returned_at(int set) const { return gpu.returned + set * returns_bytes; }
-  FERRY_HOST_DEVICE constexpr std::int64_t gpu_leaving_at(int far_idx) const {
-    return gpu.leaving + far_idx * gpu.rows_bytes;
-  }
   FERRY_HOST_DEVICE constexpr std::int64_t weights_at(int set, int far_idx) const {
     return weights + (std::int64_t{set} * num_far() + far_idx) * weights_bytes;
   }
+
+ private:
+  FERRY_HOST_DEVICE constexpr std::int64_t header_idx(int kind, int set, int far_idx) const {
+    return (std::int64_t{kind} * kFarHeaderSets + set) * num_far() + far_idx;
+  }
 };
 
-/// A part of a message: its front, or its rows if it has any.
+/// A part of a message: its front, or rows that do not follow it.
 struct FarPart {
-  std::uint64_t from = 0;  ///< address of the host, or in GPU memory
+  std::uint64_t from = 0;  ///< address for the network
   std::int64_t to = 0;     ///< offset of the network in the receiver's memory
   std::int64_t bytes = 0;
 };
@@ -265,17 +230,14 @@ struct FarPart {
 struct FarParams {
   FarLayout layout;
   std::byte* inbox = nullptr;
+  std::byte* outbox = nullptr;
+  std::uint64_t outbox_of_network = 0;  ///< its address for the network
+  std::int64_t inbox_of_network = 0;    ///< the network's offset of an inbox
   FarPost* posts = nullptr;             ///< [messages][R]
   const std::uint64_t* left = nullptr;  ///< [messages][R]
   std::uint64_t* granted = nullptr;     ///< [kinds][kFarGrantSlots]
   FarState* state = nullptr;
-  std::byte* gpu = nullptr;         ///< GPU memory for rows (FarRowPlaces); null: there is none
-  std::int64_t gpu_of_network = 0;  ///< the network's offset of `gpu`
-  /// Outbox: [far ranks][message_bytes] dispatch; [far ranks][kFarHeaderBytes] combine, with rows in GPU memory
-  /// [far ranks][kFarMostJoinedBytes]; then [weights_bytes] for all.
-  std::byte* outbox = nullptr;
-  std::uint64_t outbox_of_host = 0;  ///< its address on the host
-  FoundRecord* found = nullptr;      ///< [ranks of the node, nodes] records of refused calls (rail_params.hpp)
+  FoundRecord* found = nullptr;  ///< [ranks of the node, nodes] records of refused calls (rail_params.hpp)
   int rank = 0;
 
   FERRY_HOST_DEVICE constexpr bool present() const { return layout.num_ranks > 0; }
@@ -283,18 +245,15 @@ struct FarParams {
     return std::int64_t{far_idx} * layout.message_bytes;
   }
   FERRY_HOST_DEVICE constexpr std::int64_t header_out(int far_idx) const {
-    return layout.num_far() * layout.message_bytes + far_idx * layout.combine_out_bytes();
+    return layout.num_far() * layout.message_bytes + far_idx * static_cast<std::int64_t>(kFarHeaderBytes);
   }
   FERRY_HOST_DEVICE constexpr std::int64_t weights_out() const { return header_out(layout.num_far()); }
-  /// Rows at an offset in GPU memory, which go to an offset in the receiver's.
-  FERRY_HOST_DEVICE FarPart in_gpu(std::int64_t from, std::int64_t to, std::int64_t bytes) const {
-    return {reinterpret_cast<std::uint64_t>(gpu + from), gpu_of_network + to, bytes};
-  }
-  FERRY_HOST_DEVICE constexpr std::int64_t joined_returns_out(int far_idx) const {
-    return header_out(far_idx) + static_cast<std::int64_t>(kFarHeaderBytes);
-  }
   FERRY_HOST_DEVICE constexpr std::int64_t front_out(int kind, int far_idx) const {
     return kind == 0 ? message_out(far_idx) : header_out(far_idx);
+  }
+  /// Part at an offset of the outbox, which goes to one of the receiver's inbox.
+  FERRY_HOST_DEVICE constexpr FarPart part(std::int64_t from, std::int64_t to, std::int64_t bytes) const {
+    return {outbox_of_network + static_cast<std::uint64_t>(from), inbox_of_network + to, bytes};
   }
 };
 

@@ -1,5 +1,7 @@
 #include "cuda/far/source.hpp"
 
+#include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "node/futex.hpp"
@@ -19,11 +21,25 @@ net::AtomicOp set_to(std::int64_t offset, std::uint64_t value) {
   return {.kind = net::AtomicOp::Kind::kSet, .offset = to_size(offset), .operand = value};
 }
 
+/// Offset of the network for one of an inbox.
+std::size_t in_network(const FarLayout& layout, std::int64_t offset) {
+  return (layout.in_gpu ? net::kGpuOffset : 0) + to_size(offset);
+}
+
 bool is_inside(const FarLayout& layout, std::uint64_t offset, std::uint64_t num_bytes) {
-  const bool in_gpu = offset >= net::kGpuOffset;
-  const auto size = static_cast<std::uint64_t>(in_gpu ? layout.gpu.size_bytes : layout.inbox_bytes);
-  if (in_gpu) offset -= net::kGpuOffset;
-  return offset <= size && num_bytes <= size - offset;
+  const std::size_t begin = in_network(layout, 0);
+  const auto size = static_cast<std::uint64_t>(layout.inbox_bytes);
+  return num_bytes == 0 || (offset >= begin && offset - begin <= size && num_bytes <= size - (offset - begin));
+}
+
+/// FNV-1a, of what a record is told apart by; not 0.
+std::uint64_t digest_of(const FoundRecord& record) {
+  std::uint64_t digest = 0xCBF2'9CE4'8422'2325;
+  constexpr std::uint64_t kPrime = 0x100'0000'01B3;
+  const auto* const words = reinterpret_cast<const std::uint64_t*>(&record);
+  static_assert(sizeof(FoundRecord) % sizeof(std::uint64_t) == 0);
+  for (std::size_t i = 0; i < sizeof(FoundRecord) / sizeof(std::uint64_t); ++i) digest = (digest ^ words[i]) * kPrime;
+  return digest | 1;
 }
 
 }  // namespace
@@ -55,9 +71,11 @@ FarSource::FarSource(Options options)
     for (int kind = 0; kind < kFarMessages; ++kind) {
       peer.departures[to_size(kind)] = std::make_unique<Departure>(options_.left + kind * layout.num_ranks + peer.rank);
     }
+    const FoundRecord none{};  // as inboxes are at first
+    for (auto& sets : peer.records) sets.fill(digest_of(none));
+    peer.staging = reinterpret_cast<Staging*>(options_.staging) + layout.far_idx(peer.rank);
     // Engines connect when something is sent: this changes nothing, whenever it arrives.
-    const net::AtomicOp nothing{.kind = net::AtomicOp::Kind::kAdd,
-                                .offset = to_size(layout.arrived_at(0, options_.rank))};
+    const net::AtomicOp nothing{.kind = net::AtomicOp::Kind::kAdd, .offset = 0};
     peer.requests.push_back({.kind = NetworkRequest::Kind::kAtomic, .peer = peer.rank, .op = nothing, .counts = false});
     peers_.push_back(std::move(peer));
   }
@@ -71,6 +89,10 @@ FarSource::FarSource(Options options)
 }
 
 FarSource::~FarSource() = default;
+
+std::size_t FarSource::num_staging_bytes(const FarLayout& layout) {
+  return to_size(layout.num_far()) * sizeof(Staging);
+}
 
 FarSource::Traffic FarSource::traffic(int rank) const {
   const std::size_t idx = to_size(options_.layout.far_idx(rank));
@@ -158,11 +180,11 @@ void FarSource::look() {
 
 /// Notes the grants that a message carries. The first ones of an era go by themselves nevertheless, so that no word of
 /// a slot survives until half of its number returns.
-void FarSource::note_carried(Peer& peer, const FarHeader& header) {
+void FarSource::note_carried(Peer& peer, const FarPost& post) {
   for (int kind = 0; kind < kFarKinds; ++kind) {
     for (std::size_t slot = 0; slot < kFarGrantSlots; ++slot) {
       std::uint64_t& told = peer.told[to_size(kind)][slot];
-      const std::uint64_t word = header.granted[kind][slot];
+      const std::uint64_t word = post.granted[kind][slot];
       if (is_later_grant(word, told) && (word >> 32) % kFarEra >= kFarGrantSlots) told = word;
     }
   }
@@ -176,11 +198,46 @@ void FarSource::send_grants_of(Peer& peer) {
       const std::uint64_t word = granted_[to_size(kind)][slot];
       if (!is_later_grant(word, told)) continue;
       told = word;
-      const std::int64_t offset = options_.layout.grant_at(kind, options_.rank, slot);
-      peer.requests.push_back(
-          {.kind = NetworkRequest::Kind::kAtomic, .peer = peer.rank, .op = set_to(offset, word), .counts = false});
+      put_word(peer, options_.layout.grant_at(kind, options_.rank, slot), &peer.staging->grants[to_size(kind)][slot],
+               word);
     }
   }
+}
+
+/// Sets a word of the peer's inbox behind all that was put before. `staged`: memory that it may leave from.
+void FarSource::put_word(Peer& peer, std::int64_t offset, std::uint64_t* staged, std::uint64_t word) {
+  if (!options_.layout.in_gpu) {
+    peer.requests.push_back(
+        {.kind = NetworkRequest::Kind::kAtomic, .peer = peer.rank, .op = set_to(offset, word), .counts = false});
+    return;
+  }
+  *staged = word;
+  peer.requests.push_back({.kind = NetworkRequest::Kind::kOrder, .peer = peer.rank});
+  peer.requests.push_back({.kind = NetworkRequest::Kind::kPut,
+                           .peer = peer.rank,
+                           .offset = in_network(options_.layout, offset),
+                           .local = reinterpret_cast<std::byte*>(staged),
+                           .num_bytes = sizeof word});
+  peer.requests.push_back({.kind = NetworkRequest::Kind::kShow, .peer = peer.rank});
+}
+
+/// Puts the record of a message's call where the peer looks for it, unless it is there.
+void FarSource::put_record(Peer& peer, int kind, const FarPost& post) {
+  const FarLayout& layout = options_.layout;
+  const int own_idx = layout.far_idx_at(peer.rank, options_.rank);
+  int set = 0;
+  while (set < kFarHeaderSets && in_network(layout, layout.front_at(kind, set, own_idx)) != post.front_to) ++set;
+  if (set == kFarHeaderSets) return;
+  FoundRecord& record = peer.staging->records[to_size(kind)];
+  record.present = options_.copy_record(post.record_number, &record.record) ? 1 : 0;
+  if (record.present == 0) record.record = {};
+  const std::uint64_t digest = digest_of(record);
+  if (std::exchange(peer.records[to_size(kind)][to_size(set)], digest) == digest) return;
+  peer.requests.push_back({.kind = NetworkRequest::Kind::kPut,
+                           .peer = peer.rank,
+                           .offset = in_network(layout, layout.record_at(kind, set, own_idx)),
+                           .local = reinterpret_cast<std::byte*>(&record),
+                           .num_bytes = sizeof record});
 }
 
 /// Returns the number of the last post.
@@ -192,37 +249,33 @@ std::uint64_t FarSource::look_at(Peer& peer, int kind) {
   if (!is_inside(layout, post.front_to, post.front_bytes) || !is_inside(layout, post.rows_to, post.rows_bytes)) {
     return number;
   }
-  std::byte* const front = address_of(post.front);
-  const bool has_header = kind != kFarWeights;
-  static_assert(kFarRecordOffset + sizeof(CallRecord) <= kFarHeaderBytes);
-  auto* const record = reinterpret_cast<CallRecord*>(front + kFarRecordOffset);
-  if (has_header && options_.copy_record(post.record_number, record)) {
-    reinterpret_cast<FarHeader*>(front)->has_record = 1;
+  if (kind != kFarWeights) {
+    put_record(peer, kind, post);
+    note_carried(peer, post);
   }
-  if (has_header) note_carried(peer, *reinterpret_cast<const FarHeader*>(front));
-  const auto add = [&peer](NetworkRequest request) {
-    request.peer = peer.rank;
-    peer.requests.push_back(request);
+  const auto put = [&peer](NetworkRequest::Kind how, std::uint64_t from, std::uint64_t to, std::uint64_t num_bytes) {
+    peer.requests.push_back({.kind = how,
+                             .peer = peer.rank,
+                             .offset = to_size(static_cast<std::int64_t>(to)),
+                             .local = address_of(from),
+                             .num_bytes = num_bytes});
   };
-  add({.kind = NetworkRequest::Kind::kPutSignal,
-       .offset = post.front_to,
-       .local = front,
-       .num_bytes = post.front_bytes,
-       .op = set_to(layout.arrived_at(kind, options_.rank), number)});
   const bool has_rows = post.rows_bytes > 0;
-  if (has_rows) {
-    add({.kind = NetworkRequest::Kind::kPutSignal,
-         .offset = post.rows_to,
-         .local = address_of(post.rows),
-         .num_bytes = post.rows_bytes,
-         .op = set_to(layout.rows_arrived_at(kind, options_.rank), number)});
+  if (has_rows) put(NetworkRequest::Kind::kPut, post.rows, post.rows_to, post.rows_bytes);
+  const std::int64_t arrived = layout.arrived_at(kind, options_.rank);
+  if (layout.in_gpu) {
+    put(NetworkRequest::Kind::kPut, post.front, post.front_to, post.front_bytes);
+    put_word(peer, arrived, &peer.staging->numbers[to_size(kind)], number);
+  } else {
+    put(NetworkRequest::Kind::kPutSignal, post.front, post.front_to, post.front_bytes);
+    peer.requests.back().op = set_to(arrived, number);
   }
   const std::size_t idx = to_size(layout.far_idx(peer.rank));
   sent_bytes_[idx].fetch_add(post.front_bytes + post.rows_bytes, std::memory_order_relaxed);
-  num_messages_[idx].fetch_add(has_rows ? 4 : 2, std::memory_order_relaxed);
+  num_messages_[idx].fetch_add(has_rows ? 3 : 2, std::memory_order_relaxed);
   Departure& departure = *peer.departures[to_size(kind)];
   departure.begin(number);
-  add({.kind = NetworkRequest::Kind::kRelease, .completion = &departure});
+  peer.requests.push_back({.kind = NetworkRequest::Kind::kRelease, .peer = peer.rank, .completion = &departure});
   return number;
 }
 

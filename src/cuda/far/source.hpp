@@ -29,7 +29,9 @@ class FarSource final : public one_sided::RequestSource {
   struct Options {
     FarLayout layout;
     int rank = 0;
-    FarPost* posts = nullptr;          ///< the host's addresses of the words in FarParams
+    FarPost* posts = nullptr;  ///< the host's addresses of the words in FarParams
+    /// Memory from which words and records leave, num_staging_bytes(): that of the engine.
+    std::byte* staging = nullptr;
     std::uint64_t* left = nullptr;     ///< as above
     std::uint64_t* granted = nullptr;  ///< as above; what it holds at first the far ranks know
     /// Copies the record of a call of this rank; false if there is none any more.
@@ -39,6 +41,7 @@ class FarSource final : public one_sided::RequestSource {
     std::int64_t hold_grants_ns = kHoldGrantsNs;
   };
   explicit FarSource(Options options);
+  static std::size_t num_staging_bytes(const FarLayout& layout);
   ~FarSource() override;
   FarSource(const FarSource&) = delete;
   FarSource& operator=(const FarSource&) = delete;
@@ -63,6 +66,13 @@ class FarSource final : public one_sided::RequestSource {
 
  private:
   class Departure;
+  /// Records and words on their way to one rank. They do not change before they have left, but for grants, of which
+  /// later ones may leave.
+  struct Staging {
+    std::array<FoundRecord, kFarKinds> records;
+    std::array<std::uint64_t, kFarMessages> numbers;
+    std::array<std::array<std::uint64_t, kFarGrantSlots>, kFarKinds> grants;
+  };
   using Grants = std::array<std::array<std::uint64_t, kFarGrantSlots>, kFarKinds>;
   /// A rank and the requests to it, in order.
   struct Peer {
@@ -71,12 +81,16 @@ class FarSource final : public one_sided::RequestSource {
     std::array<std::uint64_t, kFarMessages> posted{};
     Grants told{};  ///< latest grants that were sent, by headers or by themselves
     std::array<std::unique_ptr<Departure>, kFarMessages> departures;
+    Staging* staging = nullptr;
+    std::array<std::array<std::uint64_t, kFarHeaderSets>, kFarKinds> records{};  ///< digests of those in its inbox
   };
 
   std::uint64_t sum_of_words() const;
   void look();
   std::uint64_t look_at(Peer& peer, int kind);
-  void note_carried(Peer& peer, const FarHeader& header);
+  void put_record(Peer& peer, int kind, const FarPost& post);
+  void put_word(Peer& peer, std::int64_t offset, std::uint64_t* staged, std::uint64_t word);
+  void note_carried(Peer& peer, const FarPost& post);
   void send_grants_of(Peer& peer);
 
   const Options options_;

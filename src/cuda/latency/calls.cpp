@@ -193,8 +193,8 @@ cudaError_t LatencyMode::launch_send(const CombineSendParams& params, const Retu
   if (over_nodes()) {
     far_->expect_posts();
     const PinnedBlock& block = returns.block;
-    const auto of_host = static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(block.data.get()));
-    return launch_nodes_combine_send({params, far_->params(), block.kernel_view, returns.num_rows, of_host}, stream);
+    const auto of_network = static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(block.data.get()));
+    return launch_nodes_combine_send({params, far_->params(), block.kernel_view, returns.num_rows, of_network}, stream);
   }
   return launch_combine_send(params, mask_, stream);
 }

@@ -273,15 +273,9 @@ class CombineReceiver {
   /// First of the rows that a far rank returns.
   __device__ const std::byte* far_rows(int rank) const {
     const FarParams& far = params_.far;
-    const FarLayout& layout = far.layout;
     const FarReturns& returns = call_.tables.far_returns(params_.rows.order);
-    const auto set = static_cast<int>(sent_.set);
     const std::int64_t stride = round_up_row(params_.rows.row_bytes);
-    if (!layout.rows_in_gpu()) return far.inbox + layout.returns_at(set) + returns.own_firsts[rank] * stride;
-    if (!layout.returns_apart(returns.own_num_rows[rank] * stride)) {
-      return far.inbox + layout.joined_returns_at(set, layout.far_idx(rank));
-    }
-    return far.gpu + layout.gpu_returned_at(set) + returns.own_firsts[rank] * stride;
+    return far.inbox + far.layout.returns_at(static_cast<int>(sent_.set)) + returns.own_firsts[rank] * stride;
   }
 
   /// Number of the token's ranks below this lane's, including lost ones: senders place their rows by all ranks. All

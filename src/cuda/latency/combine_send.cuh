@@ -279,11 +279,7 @@ class CombineSender {
       const std::int64_t stride = round_up_row(params_.rows.row_bytes);
       const std::int32_t num_rows = call_.tables.far_returns(params_.rows.order).num_rows[item.source];
       if (item.place + count > num_rows) return nullptr;
-      const FarParams& far = params_.far;
-      std::byte* const rows = far.layout.rows_in_gpu() && !far.layout.returns_apart(num_rows * stride)
-                                  ? far.outbox + far.joined_returns_out(far.layout.far_idx(item.source))
-                                  : params_.returns + shared_.far_firsts[item.source] * stride;
-      return rows + item.place * stride;
+      return params_.returns + (shared_.far_firsts[item.source] + item.place) * stride;
     }
     return nullptr;
   }

@@ -200,11 +200,8 @@ struct ArrivedRows {
       const FarParams& far = params.far;
       const FarMessage message = FarMessage::of(call.num_experts, call.num_topk);
       if (far.layout.is_far(source)) {
-        const int idx = far.layout.far_idx(source);
-        if (message.rows_apart(far.layout, num_tokens, params.row.stride())) {
-          return {far.gpu + far.layout.gpu_dispatched_at(set, idx), true};
-        }
-        return {far.inbox + far.layout.front_at(0, set, idx) + message.rows_at(num_tokens), true};
+        const std::int64_t front = far.layout.front_at(0, set, far.layout.far_idx(source));
+        return {far.inbox + front + message.rows_at(num_tokens), true};
       }
     }
     return {own_window(call).rows(call.layout, LatencyKind::kDispatch, set) + source * call.layout.source_bytes, false};

@@ -138,6 +138,7 @@ struct BlockTokens {
 
 /// A send half's part for ranks of other nodes, in groups of one node: nothing. See FarSender.
 struct NoFarSender {
+  static constexpr bool kGrantsOwed = true;  ///< wait_for_turn() does
   __device__ const FarLayout* layout() const { return nullptr; }
   struct NoLook {};
   __device__ NoLook look() const { return {}; }
@@ -235,7 +236,8 @@ class DispatchSender {
       if constexpr (!kHomes) num_absent_ = load_num_absent(call_);
       const auto look = far_.look();
       const auto meanwhile = [this, token] { entry_.template find_owner<kHomes>(params_, token, num_absent_ != 0); };
-      std::uint64_t number = wait_for_turn<true>(call_, LatencyKind::kDispatch, shared_.sets, meanwhile, far_.layout());
+      std::uint64_t number =
+          wait_for_turn<Far::kGrantsOwed>(call_, LatencyKind::kDispatch, shared_.sets, meanwhile, far_.layout());
       if (number != 0 && !far_.await_sets(number, look)) number = 0;
       if (lane_idx() == 0) shared_.number = number;
     }

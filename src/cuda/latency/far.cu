@@ -24,12 +24,9 @@ __global__ void __launch_bounds__(kFarThreads) far_headers_kernel(const __grid_c
 #pragma unroll 1
   for (int idx = warp_idx(); idx < params.far.layout.num_far(); idx += kWarps) {
     const int source = params.far.layout.far_rank(idx);
-    const bool came = lane_idx() != 0 || await_far(call, params.far, params.kind, sent.number, source);
-    if (__all_sync(kAllLanes, static_cast<int>(came)) == 0) return;
-    __syncwarp();
+    if (!await_far(call, params.far, params.kind, sent.number, source)) return;
     const FarHeader& header = header_in(params.far, params.kind, static_cast<int>(sent.set), source);
     const std::uint32_t word = word_of_header(header);
-    if (!await_apart(call, params.far, params.kind, sent.number, source, word)) return;
     import_header(call, params.far, params.kind, sent, source, word);
     keep_words(params.far, params.kind, static_cast<int>(sent.set), source);
   }
@@ -40,6 +37,7 @@ __global__ void __launch_bounds__(kWarpLanes) far_refusal_kernel(const __grid_co
   int* const sets = reinterpret_cast<int*>(dynamic_shared());
   const LatencyParams& call = params.call;
   const std::uint64_t number = turn_number(call, params.kind);
+  grant_owed_set(call, params.kind, number);
   own_set(call, params.kind, number);
   __syncwarp();
   publish_grants(call, params.far);

@@ -33,17 +33,9 @@ struct FarMessage {
   FERRY_HOST_DEVICE constexpr std::int64_t front_bytes(std::int64_t num_tokens) const {
     return records + num_tokens * record_bytes;
   }
-  /// Rows follow the records of the tokens that the source has, so that few tokens are a short message. Those that are
-  /// apart have a place of their own (FarRowPlaces).
+  /// Rows follow the records of the tokens that the source has, so that a message is one put.
   FERRY_HOST_DEVICE constexpr std::int64_t rows_at(std::int64_t num_tokens) const {
     return round_up_row(front_bytes(num_tokens));
-  }
-
-  /// FarLayout::is_apart for a message of a source with so many tokens. Counts a row for each, so that blocks find out
-  /// before all rows have a place.
-  FERRY_HOST_DEVICE constexpr bool rows_apart(const FarLayout& layout, std::int64_t num_tokens,
-                                              std::int64_t stride) const {
-    return layout.is_apart(rows_at(num_tokens) + num_tokens * stride);
   }
 
   /// A power of two, so that no two tokens of 8 picks or more share a line: warps that load one line of host memory
@@ -60,7 +52,7 @@ struct FarMessage {
 /// bytes for each token and 16 for each entry, so it has room for the records; in a combine 8 for each entry, whose
 /// weight has 4.
 constexpr FarLayout far_layout(const LatencyLayout& window, int num_ranks, int ranks_per_node, int rank,
-                               bool rows_in_gpu = false) {
+                               bool in_gpu = false) {
   constexpr std::int64_t kCountsBytes = kMaxExperts * std::int64_t{sizeof(std::uint32_t)};
   return FarLayout::of({.num_ranks = num_ranks,
                         .ranks_per_node = ranks_per_node,
@@ -69,7 +61,7 @@ constexpr FarLayout far_layout(const LatencyLayout& window, int num_ranks, int r
                         .rows_bytes = window.source_bytes,
                         .returns_bytes = window.rows_bytes(),
                         .weights_bytes = round_up_row(window.slot_bytes / 2),
-                        .rows_in_gpu = rows_in_gpu});
+                        .in_gpu = in_gpu});
 }
 
 }  // namespace ferry::cuda

@@ -17,7 +17,6 @@ struct FarImportShared {
   std::int32_t tokens[kMaxRanks];    ///< by number of the far rank: its T; -1: it makes another call
   std::int32_t num_rows[kMaxRanks];  ///< FarHeader
   std::int32_t num_returns[kMaxRanks];
-  bool rows_apart[kMaxRanks];
 };
 
 /// The first `count` words of a part of a message in a warp: a token's record, or some counts. A word in each lane, and
@@ -80,7 +79,7 @@ class FarImporter {
 #pragma unroll 1
     for (int idx = block + warp_idx() * step; whole && idx < layout_.num_far(); idx += kReceiveWarps * step) {
       // At once: this rank's other blocks wait for the headers too, and must blame no rank whose message has come.
-      whole = await_message(idx);
+      whole = await_far(call_, params_.far, LatencyKind::kDispatch, sent_.number, layout_.far_rank(idx));
       if (whole && !alone) import_front(idx);
     }
     if (__syncthreads_and(static_cast<int>(whole)) == 0) return false;
@@ -92,6 +91,8 @@ class FarImporter {
       if (block < layout_.num_far() && warp_idx() == 0) import_front(block);
       __syncthreads();
     }
+    if (lane_idx() == 0) fence_device();  // hands on the rows, which the network has written, with their flags
+    __syncwarp();
     // Warps take units of all sources in turn, so that loads from host memory are under way together.
 #pragma unroll 1
     for (int idx = block; idx < layout_.num_far(); idx += step) {
@@ -108,15 +109,11 @@ class FarImporter {
       }
       unit -= num_count_units() + num_tokens;
     }
-    // All places are written.
-    __syncthreads();
-    // A warp to each, so that rows of one rank do not wait for those of another.
 #pragma unroll 1
-    for (int idx = block + warp_idx() * step; whole && idx < layout_.num_far(); idx += kReceiveWarps * step) {
-      whole = !shared_.rows_apart[idx] || hand_on_rows(idx);
-      if (whole) keep_words(params_.far, LatencyKind::kDispatch, static_cast<int>(sent_.set), layout_.far_rank(idx));
+    for (int idx = block + warp_idx() * step; idx < layout_.num_far(); idx += kReceiveWarps * step) {
+      keep_words(params_.far, LatencyKind::kDispatch, static_cast<int>(sent_.set), layout_.far_rank(idx));
     }
-    return __syncthreads_and(static_cast<int>(whole)) != 0;
+    return true;
   }
 
  private:
@@ -140,15 +137,6 @@ class FarImporter {
     return {message + message_.records + token * message_.record_bytes, kStartWords + 2 * call_.num_topk};
   }
 
-  /// Waits for a message; false when the group broke. All lanes of a warp.
-  __device__ bool await_message(int idx) const {
-    const int source = layout_.far_rank(idx);
-    const bool came = lane_idx() != 0 || await_far(call_, params_.far, LatencyKind::kDispatch, sent_.number, source);
-    const bool all = __all_sync(kAllLanes, static_cast<int>(came)) != 0;
-    __syncwarp();
-    return all;
-  }
-
   /// Imports the header of a message that has come. All lanes of a warp.
   __device__ void import_front(int idx) const {
     const int source = layout_.far_rank(idx);
@@ -158,7 +146,6 @@ class FarImporter {
     const std::int64_t num_returns = field_of_header(word, offsetof(FarHeader, num_returns));
     const std::int64_t first_return = field_of_header(word, offsetof(FarHeader, first_return));
     const std::int64_t first_sum = field_of_header(word, offsetof(FarHeader, first_sum));
-    const std::int64_t rows_apart = field_of_header(word, offsetof(FarHeader, rows_apart));
     const ReceivedHeader received(word);
     const std::int64_t num_tokens = received.num_tokens();
     const bool same = import_header(call_, params_.far, LatencyKind::kDispatch, sent_, source, word);
@@ -170,7 +157,6 @@ class FarImporter {
                        first_return <= most_returns - num_returns && first_sum >= 0 &&
                        first_sum <= most_sums - num_rows;
     if (lane_idx() != 0) return;
-    shared_.rows_apart[idx] = rows_apart != 0;
     shared_.tokens[idx] = same && sound ? static_cast<std::int32_t>(num_tokens) : -1;
     if (same && !sound) refuse(idx);
     if (!same || !sound) return;
@@ -225,28 +211,8 @@ class FarImporter {
         post_word(slot.weights + token * num_topk + lane_idx(), sent_.number, weight);
       }
     }
-    if (lane_idx() != 0 || !has_row || shared_.rows_apart[idx]) return;
-    fence_system();  // hands on the row, which the network has written
+    if (lane_idx() != 0 || !has_row) return;
     post_word(slot.row_flags + token, sent_.number, static_cast<std::uint32_t>(start.row));
-  }
-
-  /// Waits for rows that are apart, and tells the blocks that copy them. Rows of another call are awaited too: the set
-  /// is granted again when no rank writes it. All lanes of a warp; false in all of them when the group broke.
-  __device__ bool hand_on_rows(int idx) const {
-    const int source = layout_.far_rank(idx);
-    const bool came =
-        lane_idx() != 0 || await_far_rows(call_, params_.far, LatencyKind::kDispatch, sent_.number, source);
-    if (__all_sync(kAllLanes, static_cast<int>(came)) == 0) return false;
-    __syncwarp();
-    fence_system();
-    const DispatchSlot slot = slot_of(call_, sent_, source);
-    const std::int32_t* const rows = call_.tables.sums_back.places + source * call_.max_tokens;
-#pragma unroll 4
-    for (int token = lane_idx(); token < shared_.tokens[idx]; token += kWarpLanes) {
-      const std::int32_t row = rows[token];
-      if (row >= 0) post_word(slot.row_flags + token, sent_.number, static_cast<std::uint32_t>(row));
-    }
-    return true;
   }
 
   const FarDispatchReceiveParams& params_;

@@ -28,13 +28,13 @@ struct FarTargets {
 template <bool kHomes>
 class FarSender {
  public:
+  static constexpr bool kGrantsOwed = false;  ///< another warp does (grant_far_owed_set)
   __device__ FarSender(const FarDispatchParams& params, DispatchSendShared& shared, FarTargets& targets)
       : params_(params),
         call_(params.call),
         far_(params.far),
         message_(FarMessage::of(call_.num_experts, call_.num_topk)),
         rows_at_(message_.rows_at(num_counted_tokens(params))),
-        apart_(message_.rows_apart(far_.layout, num_counted_tokens(params), params.row.stride())),
         shared_(shared),
         targets_(targets) {}
 
@@ -157,9 +157,7 @@ class FarSender {
       begin_sums += total;
       if (!exists) continue;
       call_.tables.rows_back.own_firsts[rank] = first_return;
-      call_.tables.rows_back.own_num_rows[rank] = num_returns;
       call_.tables.sums_back.own_firsts[rank] = first_sum;
-      call_.tables.sums_back.own_num_rows[rank] = num_rows;
       FarHeader& header = header_out(far_, LatencyKind::kDispatch, idx);
       header.num_rows = num_rows;
       header.num_returns = num_returns;
@@ -177,24 +175,14 @@ class FarSender {
                static_cast<std::int64_t>(kFarHeaderBytes), {});
       return;
     }
-    const std::int64_t rows_bytes = num_rows * params_.row.stride();
-    FarPart rows;
-    std::int64_t num_bytes = message_.front_bytes(num_tokens);
-    if (apart_ && num_rows > 0) {
-      rows =
-          far_.in_gpu(far_.layout.gpu_leaving_at(idx),
-                      far_.layout.gpu_dispatched_at(set, far_.layout.far_idx_at(rank, call_.ranks.rank)), rows_bytes);
-    } else if (num_rows > 0) {
-      num_bytes = rows_at_ + rows_bytes;
-    }
-    post_far(call_, far_, LatencyKind::kDispatch, idx, set, shared_.number, num_bytes, rows);
+    const std::int64_t num_bytes =
+        num_rows > 0 ? rows_at_ + num_rows * params_.row.stride() : message_.front_bytes(num_tokens);
+    post_far(call_, far_, LatencyKind::kDispatch, idx, set, shared_.number, num_bytes, {});
   }
 
   __device__ std::byte* message_to(int rank) const { return far_.outbox + far_.message_out(far_.layout.far_idx(rank)); }
   /// First of the rows that go to a rank.
-  __device__ std::byte* rows_to(int rank) const {
-    return apart_ ? far_.gpu + far_.layout.gpu_leaving_at(far_.layout.far_idx(rank)) : message_to(rank) + rows_at_;
-  }
+  __device__ std::byte* rows_to(int rank) const { return message_to(rank) + rows_at_; }
   __device__ std::byte* record_of(std::byte* message, int token) const {
     return message + message_.records + token * message_.record_bytes;
   }
@@ -204,7 +192,6 @@ class FarSender {
   const FarParams& far_;
   const FarMessage message_;
   const std::int64_t rows_at_;  ///< offset of the rows in each message
-  const bool apart_;            ///< rows are in GPU memory
   DispatchSendShared& shared_;
   FarTargets& targets_;
 };

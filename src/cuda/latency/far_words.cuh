@@ -28,31 +28,55 @@ __device__ __noinline__ inline void refuse_message(const LatencyParams& call, in
   declare_lost(call.ranks, {Awaited::kRailProtocol, source, number}, {});
 }
 
-/// Tells far ranks which sets this rank has granted, before it waits for them: they may wait too. All lanes of one warp
-/// of one block.
+/// Tells far ranks which sets this rank has granted, unless they have been told. All lanes of one warp.
 __device__ inline void publish_grants(const LatencyParams& call, const FarParams& far) {
   if (lane_idx() >= kLatencyKinds * kGrantSlots) return;
   const auto kind = static_cast<LatencyKind>(lane_idx() / kGrantSlots);
   const auto slot = static_cast<std::uint64_t>(lane_idx() % kGrantSlots);
   const std::uint64_t* const own = grant_word(call, call.ranks.rank, kind, call.ranks.rank, slot);
-  std::uint64_t word = 0;
+  std::uint64_t& published = far.state->published[lane_idx()];
+  std::uint64_t word = load_relaxed_system(&published);
   // Until it is the latest: a kernel of another stream may have granted and published a set meanwhile.
 #pragma unroll 1
   for (std::uint64_t latest = load_relaxed_system(own); latest != word; latest = load_relaxed_system(own)) {
     word = latest;
     store_relaxed_system(far.granted + lane_idx(), word);
     fence_system();
+    store_relaxed_system(&published, word);
   }
 }
 
-/// grant_set(), also to far ranks.
-__device__ inline void grant_far_set(const LatencyParams& call, const FarParams& far, LatencyKind kind,
+/// grant_owed_set(), also to far ranks. All lanes of one warp of one block of a kernel that sends.
+__device__ inline void grant_far_owed_set(const LatencyParams& call, const FarParams& far, LatencyKind kind,
+                                          std::uint64_t number) {
+  grant_owed_set(call, kind, number);
+  __syncwarp();
+  publish_grants(call, far);
+}
+
+/// Tells far ranks what they may wait for, before this rank waits for them. If this call or the next may be the one to
+/// get the owed set, grants that too, so that the header of this call carries the grant. All lanes of one warp of one
+/// block, before the barrier that the warp which writes headers passes.
+__device__ inline void begin_far_grants(const LatencyParams& call, const FarParams& far, LatencyKind kind) {
+  const TurnLook turn(call, kind);
+  const bool urgent = turn.granted <= turn.number;  // only while other calls are in flight
+  if (__any_sync(kAllLanes, static_cast<int>(urgent)) != 0) grant_owed_set(call, kind, turn.number);
+  __syncwarp();
+  publish_grants(call, far);
+}
+
+/// Leaves the set of a receive half to the next kernel that sends a call of its kind, so that none waits for the grant
+/// to arrive. Grants the set that another receive half has left since, if there is one. All lanes of one warp of the
+/// last block.
+__device__ inline void leave_far_set(const LatencyParams& call, const FarParams& far, LatencyKind kind,
                                      const SentCall& sent) {
-  const std::uint64_t granted = grant_set(call, kind, sent.number, static_cast<int>(sent.set));
-  if (lane_idx() != 0) return;
-  const std::uint64_t slot = granted % kGrantSlots;
-  store_relaxed_system(far.granted + static_cast<std::uint64_t>(kind) * kGrantSlots + slot,
-                       make_word(granted, sent.set));
+  std::uint32_t left = 0;
+  if (lane_idx() == 0) left = atomicExch(&local_of(call).owed[static_cast<int>(kind)], sent.set + 1);
+  left = __shfl_sync(kAllLanes, left, 0);
+  if (left == 0) return;
+  grant_set(call, kind, sent.number, static_cast<int>(left) - 1);
+  __syncwarp();
+  publish_grants(call, far);
 }
 
 /// Word in which this GPU keeps the latest grant of a far rank.
@@ -218,6 +242,11 @@ __device__ inline FarHeader& header_out(const FarParams& far, LatencyKind kind, 
   return *reinterpret_cast<FarHeader*>(far.outbox + far.front_out(static_cast<int>(kind), idx));
 }
 
+/// Post of a message (kFarMessages) to a far rank.
+__device__ inline FarPost& post_of(const FarParams& far, int message, int rank) {
+  return far.posts[message * far.layout.num_ranks + rank];
+}
+
 /// Writes this rank's header and its grants to its messages. All lanes of one warp of one block.
 __device__ inline void write_far_headers(const LatencyParams& call, const FarParams& far, LatencyKind kind,
                                          const LatencyHeader& header) {
@@ -236,7 +265,9 @@ __device__ inline void write_far_headers(const LatencyParams& call, const FarPar
   for (int idx = 0; idx < far.layout.num_far(); ++idx) {
     FarHeader& to = header_out(far, kind, idx);
     to.words[lane_idx()] = word;
-    if (has_grant) to.granted[granted_kind][slot] = granted;
+    if (!has_grant) continue;
+    to.granted[granted_kind][slot] = granted;
+    post_of(far, static_cast<int>(kind), far.layout.far_rank(idx)).granted[granted_kind][slot] = granted;
   }
 }
 
@@ -250,7 +281,7 @@ __device__ inline bool is_last_far_block(const FarParams& far) {
 /// Posts message `message` (kFarMessages) number `number` to a far rank. One thread.
 __device__ inline void post_message(const LatencyParams& call, const FarParams& far, int message, int rank,
                                     std::uint64_t number, const FarPart& front, const FarPart& rows) {
-  FarPost& post = far.posts[message * far.layout.num_ranks + rank];
+  FarPost& post = post_of(far, message, rank);
   post.record_number = call.record_number;
   post.front = front.from;
   post.front_to = static_cast<std::uint64_t>(front.to);
@@ -267,12 +298,9 @@ __device__ inline void post_far(const LatencyParams& call, const FarParams& far,
                                 std::uint64_t number, std::int64_t front_bytes, const FarPart& rows) {
   const FarLayout& layout = far.layout;
   const int rank = layout.far_rank(idx);
-  FarHeader& header = header_out(far, kind, idx);
-  header.has_record = 0;
-  header.rows_apart = rows.bytes > 0 ? 1 : 0;
-  const FarPart front{far.outbox_of_host + static_cast<std::uint64_t>(far.front_out(static_cast<int>(kind), idx)),
-                      layout.front_at(static_cast<int>(kind), set, layout.far_idx_at(rank, call.ranks.rank)),
-                      front_bytes};
+  const FarPart front =
+      far.part(far.front_out(static_cast<int>(kind), idx),
+               layout.front_at(static_cast<int>(kind), set, layout.far_idx_at(rank, call.ranks.rank)), front_bytes);
   post_message(call, far, static_cast<int>(kind), rank, number, front, rows);
 }
 
@@ -288,31 +316,25 @@ __device__ inline std::int32_t prefix_sum(std::int32_t value, std::int32_t& tota
   return sum - value;
 }
 
-/// Waits for what far rank `source` sends for call `number`, of which a word of the inbox tells; false when the group
-/// broke. One thread.
-__device__ inline bool await_far_word(const LatencyParams& call, const Wait& wait, const std::uint64_t* word) {
-  const auto read = [word] { return load_acquire_system(word); };
-  return wait_until(call.ranks, wait, read, wait.epoch, CallCount(call, wait.peer));
-}
-
-/// Waits for the front of its message.
+/// Waits for the message of a far rank for call `number`; false when the group broke. All lanes of one warp, which then
+/// see it.
 __device__ inline bool await_far(const LatencyParams& call, const FarParams& far, LatencyKind kind,
                                  std::uint64_t number, int source) {
-  return await_far_word(call, {Awaited::kEntry, source, number},
-                        inbox_word(far, far.layout.arrived_at(static_cast<int>(kind), source)));
-}
-
-/// Waits for its rows, which are apart.
-__device__ inline bool await_far_rows(const LatencyParams& call, const FarParams& far, LatencyKind kind,
-                                      std::uint64_t number, int source) {
-  return await_far_word(call, {Awaited::kRow, source, number},
-                        inbox_word(far, far.layout.rows_arrived_at(static_cast<int>(kind), source)));
+  bool came = true;
+  if (lane_idx() == 0) {
+    const std::uint64_t* const word = inbox_word(far, far.layout.arrived_at(static_cast<int>(kind), source));
+    const auto read = [word] { return load_acquire_system(word); };
+    came = wait_until(call.ranks, {Awaited::kEntry, source, number}, read, number, CallCount(call, source));
+  }
+  came = __all_sync(kAllLanes, static_cast<int>(came)) != 0;
+  __syncwarp();
+  return came;
 }
 
 /// Keeps the record of the call of a far rank, if it makes another one, where the host that reports the fault finds it.
 /// One thread. A record that belongs to a fault which the host has not read stays.
-__device__ __noinline__ inline void keep_record(const LatencyParams& call, const FarParams& far,
-                                                const FarHeader& header, int source, bool differs) {
+__device__ __noinline__ inline void keep_record(const LatencyParams& call, const FarParams& far, LatencyKind kind,
+                                                int set, int source, bool differs) {
   std::uint32_t& kept = far.state->kept[source];
   if (!differs && kept == 0) return;
   if (load_acquire_system(&call.ranks.report->fault.state) != 0) return;
@@ -320,11 +342,12 @@ __device__ __noinline__ inline void keep_record(const LatencyParams& call, const
   const int node = source / layout.ranks_per_node;
   const int num_nodes = layout.num_ranks / layout.ranks_per_node;
   FoundRecord& found = far.found[(source - node * layout.ranks_per_node) * num_nodes + node];
-  kept = differs && header.has_record != 0 ? 1 : 0;
+  const auto& arrived = *reinterpret_cast<const FoundRecord*>(
+      far.inbox + layout.record_at(static_cast<int>(kind), set, layout.far_idx(source)));
+  kept = differs && arrived.present != 0 ? 1 : 0;
   found.present = kept;
   if (kept == 0) return;
-  const auto* const from =
-      reinterpret_cast<const std::uint64_t*>(reinterpret_cast<const std::byte*>(&header) + kFarRecordOffset);
+  const auto* const from = reinterpret_cast<const std::uint64_t*>(&arrived.record);
   auto* const to = reinterpret_cast<std::uint64_t*>(&found.record);
   static_assert(sizeof(CallRecord) % sizeof(std::uint64_t) == 0);
 #pragma unroll 1
@@ -360,26 +383,14 @@ __device__ inline std::int64_t field_of_header(std::uint32_t word, std::size_t o
   return static_cast<std::int64_t>(static_cast<std::uint64_t>(__shfl_sync(kAllLanes, word, first + 1)) << 32 | low);
 }
 
-/// Waits for the rows of a message if they are apart; false when the group broke. `word`: word_of_header(). All lanes
-/// of one warp.
-__device__ inline bool await_apart(const LatencyParams& call, const FarParams& far, LatencyKind kind,
-                                   std::uint64_t number, int source, std::uint32_t word) {
-  if (field_of_header(word, offsetof(FarHeader, rows_apart)) == 0) return true;
-  const bool came = lane_idx() != 0 || await_far_rows(call, far, kind, number, source);
-  const bool whole = __all_sync(kAllLanes, static_cast<int>(came)) != 0;
-  __syncwarp();
-  return whole;
-}
-
 /// Writes a far rank's header into this rank's window. Returns whether that rank makes the same call. `word`:
 /// word_of_header(). All lanes of one warp.
 __device__ inline bool import_header(const LatencyParams& call, const FarParams& far, LatencyKind kind,
                                      const SentCall& sent, int source, std::uint32_t word) {
   const auto set = static_cast<int>(sent.set);
-  const FarHeader& header = header_in(far, kind, set, source);
   const ReceivedHeader received(word);
   const bool same = received.agreement() == call.agreement && call.agreement != 0;
-  if (lane_idx() == 0) keep_record(call, far, header, source, !same);
+  if (lane_idx() == 0) keep_record(call, far, kind, set, source, !same);
   __syncwarp();
   if (lane_idx() < kLatencyHeaderWords) {
     post_word(header_words(call, call.ranks.rank, kind, set, source) + lane_idx(), sent.number, word);

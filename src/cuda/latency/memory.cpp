@@ -82,10 +82,10 @@ LatencyLayout latency_layout(const Topology& topology, std::size_t latency_bytes
                            topology.num_ranks);
 }
 
-FarLayout far_layout(const Topology& topology, std::size_t latency_bytes, bool rows_in_gpu) {
+FarLayout far_layout(const Topology& topology, std::size_t latency_bytes, bool in_gpu) {
   const LatencyLayout window = latency_layout(topology, latency_bytes);
   if (topology.num_nodes() == 1 || window.set_bytes == 0) return {};
-  return far_layout(window, topology.num_ranks, topology.ranks_per_node, topology.rank, rows_in_gpu);
+  return far_layout(window, topology.num_ranks, topology.ranks_per_node, topology.rank, in_gpu);
 }
 
 Status start_latency(Parts& parts, int num_ranks, cudaStream_t stream) {

@@ -24,7 +24,7 @@ CallBytes latency_call_bytes(const MemoryShape& shape, bool over_nodes);
 /// Place and parts of a group's memory; all sizes are 0 if the group has none.
 LatencyLayout latency_layout(const Topology& topology, std::size_t latency_bytes);
 /// Inboxes of a group's far ranks; without ranks if the group has one node, or no memory.
-FarLayout far_layout(const Topology& topology, std::size_t latency_bytes, bool rows_in_gpu = false);
+FarLayout far_layout(const Topology& topology, std::size_t latency_bytes, bool in_gpu = false);
 
 /// Shape of the rows that a combine returns to other nodes.
 struct ReturnsShape {

@@ -22,7 +22,10 @@ __device__ void make_nodes_send_half(const FarCombineParams& params) {
   const CombineStart start = CombineStart::of(call);
   const CombineSendShared shared = CombineSendShared::at(dynamic_shared(), call.ranks.num_ranks, true);
   if (!send_nodes_combine<kFloat32>(params, shared, start)) return;
-  if (is_last_far_block(params.far) && warp_idx() == 0) post_returns(params, shared, start.routed);
+  if (is_last_far_block(params.far) && warp_idx() == 0) {
+    post_returns(params, shared, start.routed);
+    grant_far_owed_set(call, params.far, LatencyKind::kCombine, *shared.number);
+  }
   if (threadIdx.x != 0) return;
   const std::uint64_t number = *shared.number;
   if (blockIdx.x == 0) {
@@ -46,7 +49,7 @@ __device__ void make_nodes_receive_half(const CombineReceiveParams& params) {
   if (!receive_combine<kFloat32, Receiving::kNodes>(call, params, sent, shared, start.routed)) return;
   if (!is_last_block(call.tables.combine->arrivals)) return;
   if (threadIdx.x == 0) *call.tables.combine = {};
-  if (warp_idx() == 0) grant_far_set(call, params.far, LatencyKind::kCombine, sent);
+  if (warp_idx() == 0) leave_far_set(call, params.far, LatencyKind::kCombine, sent);
 }
 
 /// Makes either half.

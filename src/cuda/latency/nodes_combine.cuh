@@ -52,8 +52,8 @@ __device__ inline void post_far_weights(const FarCombineParams& params, std::uin
   for (int idx = lane_idx(); idx < layout.num_far(); idx += kWarpLanes) {
     const int rank = layout.far_rank(idx);
     if (sets[rank] == kNoSet) continue;
-    const FarPart weights{far.outbox_of_host + static_cast<std::uint64_t>(far.weights_out()),
-                          layout.weights_at(sets[rank], layout.far_idx_at(rank, call.ranks.rank)), num_bytes};
+    const FarPart weights =
+        far.part(far.weights_out(), layout.weights_at(sets[rank], layout.far_idx_at(rank, call.ranks.rank)), num_bytes);
     post_message(call, far, kFarWeights, rank, number, weights, {});
     far.state->weighed[rank] = number;
   }
@@ -64,7 +64,7 @@ __device__ __noinline__ inline void begin_nodes_send(const FarCombineParams& par
                                                      bool routed) {
   const LatencyParams& call = params.call;
   const FarLook look(params.far, LatencyKind::kCombine);
-  std::uint64_t number = wait_for_turn<true>(
+  std::uint64_t number = wait_for_turn<false>(
       call, LatencyKind::kCombine, shared.sets, [] {}, &params.far.layout);
   const bool weighs = sends_weights(params, routed);
   // The first block posts weights.
@@ -143,7 +143,7 @@ __device__ inline bool send_nodes_combine(const FarCombineParams& params, const 
   } else {
     const auto wait = [&params, &shared, &start] {
       if (warp_idx() == 0) begin_nodes_send(params, shared, start.routed);
-      if (warp_idx() == 1 && is_clerk()) publish_grants(params.call, params.far);
+      if (warp_idx() == 1 && is_clerk()) begin_far_grants(params.call, params.far, LatencyKind::kCombine);
     };
     good = meet_at_turn(params, shared, start.routed, wait);
     if (good && is_clerk()) {
@@ -163,16 +163,11 @@ struct ReturnedRows {
   std::int32_t first_here;  ///< place of the first in FarCombineParams::returns
 };
 
-/// Rows that are a part of their own; none if they follow the front.
 __device__ inline FarPart returned_part(const FarCombineParams& params, const ReturnedRows& rows) {
-  const FarLayout& layout = params.far.layout;
   const std::int64_t stride = round_up_row(params.rows.row_bytes);
-  const std::int64_t num_bytes = rows.num_rows * stride;
-  const std::int64_t there = rows.first_there * stride;
-  const std::uint64_t from = params.returns_of_host + static_cast<std::uint64_t>(rows.first_here * stride);
-  if (!layout.rows_in_gpu()) return {from, layout.returns_at(rows.set) + there, num_bytes};
-  if (!layout.returns_apart(num_bytes)) return {};
-  return {from, params.far.gpu_of_network + layout.gpu_returned_at(rows.set) + there, num_bytes};
+  return {params.returns_of_network + static_cast<std::uint64_t>(rows.first_here * stride),
+          params.far.inbox_of_network + params.far.layout.returns_at(rows.set) + rows.first_there * stride,
+          rows.num_rows * stride};
 }
 
 /// Posts what a combine sends to far ranks. All lanes of one warp of the last block.
@@ -193,13 +188,11 @@ __device__ inline void post_returns(const FarCombineParams& params, const Combin
     const int rank = far.layout.far_rank(idx);
     const int set = shared.far_sets[rank];
     FarPart rows;
-    auto front_bytes = static_cast<std::int64_t>(kFarHeaderBytes);
     if (routed && set != kNoSet) {
-      const std::int32_t num_rows = returns.num_rows[rank];
-      rows = returned_part(params, {set, returns.firsts[rank], num_rows, shared.far_firsts[rank]});
-      if (rows.bytes == 0) front_bytes += num_rows * round_up_row(params.rows.row_bytes);
+      rows = returned_part(params, {set, returns.firsts[rank], returns.num_rows[rank], shared.far_firsts[rank]});
     }
-    post_far(call, far, LatencyKind::kCombine, idx, set, *shared.number, front_bytes, rows);
+    post_far(call, far, LatencyKind::kCombine, idx, set, *shared.number, static_cast<std::int64_t>(kFarHeaderBytes),
+             rows);
   }
 }
 
@@ -210,15 +203,11 @@ __device__ inline bool import_far_headers(const LatencyParams& call, const FarPa
 #pragma unroll 1
   for (int idx = warp_idx(); whole && idx < far.layout.num_far(); idx += kCombineWarps + 1) {
     const int source = far.layout.far_rank(idx);
-    const bool came = lane_idx() != 0 || await_far(call, far, LatencyKind::kCombine, sent.number, source);
-    whole = __all_sync(kAllLanes, static_cast<int>(came)) != 0;
-    __syncwarp();
+    whole = await_far(call, far, LatencyKind::kCombine, sent.number, source);
     if (!whole) break;
     const FarHeader& header = header_in(far, LatencyKind::kCombine, static_cast<int>(sent.set), source);
     const std::uint32_t word = word_of_header(header);
-    whole = await_apart(call, far, LatencyKind::kCombine, sent.number, source, word);
-    if (!whole) break;
-    fence_system();  // hands on what the network has written
+    fence_device();  // hands on what the network has written
     import_header(call, far, LatencyKind::kCombine, sent, source, word);
   }
   if (__syncthreads_and(static_cast<int>(whole)) == 0) return false;

@@ -36,11 +36,15 @@ __device__ void make_nodes_send_half(const FarDispatchParams& params) {
   const FarSender<kHomes> far(params, shared, targets);
   DispatchSender<kCodec, kHomes, FarSender<kHomes>> sender(params, shared, far);
   const auto publish = [&params, &call] {
-    if (blockIdx.x == 0 && warp_idx() == 1) publish_grants(call, params.far);  // while the first warp waits
+    // While the first warp waits.
+    if (blockIdx.x == 0 && warp_idx() == 1) begin_far_grants(call, params.far, LatencyKind::kDispatch);
   };
   sender.send_all(publish, [] {});
   if (shared.number == 0) return;
-  if (is_last_far_block(params.far) && warp_idx() == 0) far.post_all();
+  if (is_last_far_block(params.far) && warp_idx() == 0) {
+    far.post_all();
+    grant_far_owed_set(call, params.far, LatencyKind::kDispatch, shared.number);
+  }
   if (threadIdx.x != 0) return;
   if (blockIdx.x == 0) {
     *call.tables.dispatch = {shared.number, static_cast<std::uint32_t>(shared.sets[call.ranks.rank]), 1, 0};
@@ -79,7 +83,7 @@ __device__ void make_nodes_receive_half(const FarDispatchReceiveParams& params) 
     words.arrivals = 0;
   }
   if (warp_idx() != 0) return;
-  grant_far_set(call, params.far, LatencyKind::kDispatch, sent);
+  leave_far_set(call, params.far, LatencyKind::kDispatch, sent);
 }
 
 /// Makes either half.

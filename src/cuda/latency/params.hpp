@@ -205,9 +205,9 @@ struct FarDispatchReceiveParams : DispatchReceiveParams {
 /// Send half of a combine.
 struct FarCombineParams : CombineSendParams {
   FarParams far;
-  std::byte* returns = nullptr;       ///< memory that the rows leave from (FarLink::take_returns)
-  std::int64_t most_returns = 0;      ///< rows that it has room for
-  std::uint64_t returns_of_host = 0;  ///< its address on the host; in GPU memory the same
+  std::byte* returns = nullptr;          ///< memory that the rows leave from (FarLink::take_returns)
+  std::int64_t most_returns = 0;         ///< rows that it has room for
+  std::uint64_t returns_of_network = 0;  ///< its address for the network
 };
 /// Either half of a refusal, before that inside the node.
 struct FarRefusalParams {

@@ -29,9 +29,8 @@ FERRY_HOST_DEVICE constexpr std::int32_t lost_home(std::int32_t home) { return -
 /// Where combines of one order return rows between nodes (far_send.cuh). Rows from one rank to another lie one after
 /// the other, from a first place in a set of returns that their receiver chooses.
 struct FarReturns {
-  std::int32_t* own_places = nullptr;    ///< [T, K] place of the entry's row among those that its rank returns
-  std::int32_t* own_firsts = nullptr;    ///< [R] place of the first row that each rank returns
-  std::int32_t* own_num_rows = nullptr;  ///< [R] rows that each rank returns
+  std::int32_t* own_places = nullptr;  ///< [T, K] place of the entry's row among those that its rank returns
+  std::int32_t* own_firsts = nullptr;  ///< [R] place of the first row that each rank returns
   std::int32_t* places = nullptr;    ///< [R, M] the token's first place among the rows that are returned to its source
   std::int32_t* firsts = nullptr;    ///< [R] own_firsts of this rank on each source
   std::int32_t* num_rows = nullptr;  ///< [R] rows that are returned to each source
@@ -41,7 +40,6 @@ struct FarReturns {
     FarReturns returns;
     returns.own_places = carver.take<std::int32_t>(num_entries);
     returns.own_firsts = carver.take<std::int32_t>(num_ranks);
-    returns.own_num_rows = carver.take<std::int32_t>(num_ranks);
     returns.places = carver.take<std::int32_t>(num_ranks * max_tokens);
     returns.firsts = carver.take<std::int32_t>(num_ranks);
     returns.num_rows = carver.take<std::int32_t>(num_ranks);

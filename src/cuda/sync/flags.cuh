@@ -80,6 +80,8 @@ __device__ inline std::uint64_t add_relaxed_device(std::uint64_t* address, std::
 }
 
 __device__ inline void fence_system() { GpuMemory::fence_system(); }
+/// For what threads of this GPU alone read.
+__device__ inline void fence_device() { GpuMemory::fence_device(); }
 __device__ inline void fence_async_proxy() { GpuMemory::fence_async_proxy(); }
 __device__ inline std::uint64_t now_ns() { return GpuMemory::now_ns(); }
 

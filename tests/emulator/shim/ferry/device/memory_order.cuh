@@ -108,6 +108,7 @@ struct GpuMemory {
     if (value > *address) *address = value;
   }
   static void fence_system() {}
+  static void fence_device() {}
   static void fence_total_system() {}
   static void fence_async_proxy() {}
   template <typename Unit>
