@@ -235,6 +235,23 @@ def card_latency() -> str:
     return table(("T", *header), [row(tokens) for tokens in (1, 8, 32, 128)])
 
 
+def card_order() -> str:
+    def cells(order: str, tokens: int) -> Row:
+        stem = f"cuda-nodes-h200-x2/card_2x1_{order}_latency"
+        pair = one(f"{stem}.json", op="latency-pair", tokens=tokens)
+        late = one(f"{stem}_late.json", op="latency-pair", tokens=tokens)
+        calls = [us(one(f"{stem}.json", op=f"latency-{op}", tokens=tokens)) for op in ("dispatch", "combine")]
+        return [*calls, us(pair), us(pair, "graph_time_us_p50"), us(late, "graph_time_us_p50")]
+
+    calls = ("dispatch", "combine", "pair", "in a graph", "late weights, in a graph")
+    header = [f"`{order}`: {call}" for order in ("fence", "flush") for call in calls]
+
+    def row(tokens: int) -> Row:
+        return [str(tokens), *(cell for order in ("fence", "flush") for cell in cells(order, tokens))]
+
+    return table(("T", *header), [row(tokens) for tokens in (1, 8, 32, 128)])
+
+
 # Predictions of `ferry plan` with rates of an earlier state of the calls, which no report has. By ranks and T: µs of a
 # bf16 dispatch, a combine and an fp8 dispatch, or of a pair of latency mode in a graph.
 PREDICTED_CALLS = {
@@ -406,6 +423,7 @@ def collectives() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "card-calls": card_calls,
     "card-latency": card_latency,
+    "card-order": card_order,
     "collectives": collectives,
     "cpu-bytes": cpu_bytes,
     "cpu-calls": cpu_calls,
