@@ -121,6 +121,8 @@ TEST_P(UcxCardRings, LatencyCallsAreTheOracles) {
   });
 }
 
+// Longer than emulated kernels take from a number that they see to the bytes that it tells of.
+constexpr const char* kLate = "seed=5,latency_ns=60000000,piece_bytes=512";
 constexpr const char* kSteady = "steady=1,rate=2000,latency_ns=3000";
 constexpr const char* kSteadyWithoutThreads = "steady=1,thread=0,spin=1,rate=2000,latency_ns=3000";
 
@@ -130,8 +132,8 @@ INSTANTIATE_TEST_SUITE_P(
         Rings{"gpu_2x1", 2, 1}, Rings{"gpu_2x2", 2, 2}, Rings{"gpu_read_back_2x1", 2, 1, "gpu", true},
         Rings{"host_2x1", 2, 1, "host"}, Rings{"gpu_steady_2x1", 2, 1, "gpu", false, RankKind::kThreads, kSteady},
         Rings{"gpu_steady_without_threads_2x1", 2, 1, "gpu", false, RankKind::kThreads, kSteadyWithoutThreads},
-        Rings{.name = "gpu_fence_2x1", .num_nodes = 2, .ranks_per_node = 1, .order = "fence"},
-        Rings{.name = "gpu_fence_2x2", .num_nodes = 2, .ranks_per_node = 2, .order = "fence"},
+        Rings{.name = "gpu_fence_2x1", .num_nodes = 2, .ranks_per_node = 1, .card = kLate, .order = "fence"},
+        Rings{.name = "gpu_fence_2x2", .num_nodes = 2, .ranks_per_node = 2, .card = kLate, .order = "fence"},
         Rings{.name = "gpu_fence_steady_2x1", .num_nodes = 2, .ranks_per_node = 1, .card = kSteady, .order = "fence"},
         Rings{.name = "gpu_fence_steady_without_threads_2x1",
               .num_nodes = 2,
