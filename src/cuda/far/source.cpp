@@ -32,14 +32,14 @@ bool is_inside(const FarLayout& layout, std::uint64_t offset, std::uint64_t num_
   return num_bytes == 0 || (offset >= begin && offset - begin <= size && num_bytes <= size - (offset - begin));
 }
 
-/// FNV-1a, of what a record is told apart by; not 0.
+/// Hash of a record (FNV-1a), by which equal ones are recognised.
 std::uint64_t digest_of(const FoundRecord& record) {
   std::uint64_t digest = 0xCBF2'9CE4'8422'2325;
   constexpr std::uint64_t kPrime = 0x100'0000'01B3;
   const auto* const words = reinterpret_cast<const std::uint64_t*>(&record);
   static_assert(sizeof(FoundRecord) % sizeof(std::uint64_t) == 0);
   for (std::size_t i = 0; i < sizeof(FoundRecord) / sizeof(std::uint64_t); ++i) digest = (digest ^ words[i]) * kPrime;
-  return digest | 1;
+  return digest;
 }
 
 }  // namespace
