@@ -145,6 +145,18 @@ INSTANTIATE_TEST_SUITE_P(
 
 constexpr Rings kTwoHosts{"two hosts", 2, 1};
 
+TEST(UcxCardOrder, ThatIsNotKnownIsTheErrorOfAllRanks) {
+  const CardSettings settings("seed=5");
+  const Variable order("FERRY_CARD_ORDER", "weak");
+  run_on_hosts(kTwoHosts, [](RankContext& context) {
+    GroupOptions options = options_of(kTwoHosts);
+    options.latency_bytes = std::size_t{1} << 20;
+    const Status status = Group::create(context.bootstrap(), options).status();
+    context.expect(status.code() == ErrorCode::kInvalidArgument, status.to_string());
+    context.expect(status.message().find("FERRY_CARD_ORDER is \"weak\"") != std::string_view::npos, status.to_string());
+  });
+}
+
 struct Refusal {
   const char* name;
   const char* settings;

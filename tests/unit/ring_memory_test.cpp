@@ -55,6 +55,22 @@ TEST(GpuDirect, SaysEverythingThatIsMissing) {
   EXPECT_TRUE(rail::check_ring_memory("gpu", {facts.front()}).ok());
 }
 
+TEST(GpuDirect, CardsKeepNoOrderUnlessTheVariableSaysSo) {
+  unsetenv(net::kCardOrderVariable);
+  EXPECT_FALSE(*net::cards_keep_order());
+  for (const char* value : {"", "flush"}) {
+    setenv(net::kCardOrderVariable, value, 1);
+    EXPECT_FALSE(*net::cards_keep_order()) << value;
+  }
+  setenv(net::kCardOrderVariable, "fence", 1);
+  EXPECT_TRUE(*net::cards_keep_order());
+  setenv(net::kCardOrderVariable, "weak", 1);
+  const Status refused = net::cards_keep_order().status();
+  EXPECT_EQ(refused.code(), ErrorCode::kInvalidArgument);
+  EXPECT_NE(refused.message().find("FERRY_CARD_ORDER is \"weak\""), std::string_view::npos) << refused.to_string();
+  unsetenv(net::kCardOrderVariable);
+}
+
 TEST(GpuDirect, FactsOfThisHostNameEachNeed) {
   std::vector<std::string> names;
   for (const GpuDirectFact& fact : gpu_direct_facts("loopback")) {
