@@ -44,7 +44,7 @@ ferry_together(node_1 node/arena.cpp node/futex.cpp node/page_heap.cpp node/peer
 ferry_together(node_2 node/peer_link.cpp rail/chunk_reader.cpp rail/net_devices.cpp rail/network.cpp rail/port_choice.cpp
   rail/rails.cpp rail/ring.cpp rail/ring_memory.cpp)
 ferry_together(one_sided_1 one_sided/collective_calls.cpp one_sided/core.cpp one_sided/cpu_backend.cpp
-  one_sided/device_calls.cpp one_sided/driver.cpp one_sided/fabric_meetings.cpp one_sided/held_requests.cpp
+  one_sided/device_calls.cpp one_sided/driver.cpp one_sided/driver_thread.cpp one_sided/fabric_meetings.cpp one_sided/held_requests.cpp
   one_sided/ring_source.cpp)
 ferry_together(one_sided_2 one_sided/fabric.cpp one_sided/fabric_losses.cpp one_sided/one_sided.cpp)
 # cuda/driver/launch.cpp stays alone, because emulated kernels replace its functions.
