@@ -26,9 +26,9 @@ bool is_in_place(const ucp_ep& endpoint, std::uint64_t before) {
   });
 }
 
-/// Pieces end at words of the peer's memory.
+/// Pieces end at multiples of 16 bytes in the peer's memory, as the packets of cards do.
 std::size_t end_of_piece(const Operation& operation, std::size_t begin, std::size_t piece_bytes) {
-  constexpr std::size_t kWord = sizeof(std::uint64_t);
+  constexpr std::size_t kWord = 16;
   const std::size_t end = begin + piece_bytes;
   if (end >= operation.num_bytes) return operation.num_bytes;
   const std::size_t behind = (operation.remote + end) % kWord;

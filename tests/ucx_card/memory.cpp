@@ -39,6 +39,22 @@ bool copy_word(std::byte* to, const std::byte* from, std::size_t num_bytes) {
   return true;
 }
 
+/// Moves aligned 16 bytes at once, as a card does: whoever sees the upper half sees the lower.
+bool copy_wide_word(std::byte* to, const std::byte* from, std::size_t num_bytes) {
+  constexpr std::size_t kWideBytes = 2 * sizeof(std::uint64_t);
+  if (num_bytes < kWideBytes || reinterpret_cast<std::uintptr_t>(to) % kWideBytes != 0 ||
+      reinterpret_cast<std::uintptr_t>(from) % sizeof(std::uint64_t) != 0) {
+    return false;
+  }
+  const auto* const words = reinterpret_cast<const std::uint64_t*>(from);
+  auto* const into = reinterpret_cast<std::uint64_t*>(to);
+  const std::uint64_t lower = __atomic_load_n(words, __ATOMIC_RELAXED);
+  const std::uint64_t upper = __atomic_load_n(words + 1, __ATOMIC_RELAXED);
+  __atomic_store_n(into, lower, __ATOMIC_RELAXED);
+  __atomic_store_n(into + 1, upper, __ATOMIC_RELEASE);
+  return true;
+}
+
 /// For a card whose time is measured, as fast as the processor copies.
 void copy(const ucp_mem& region, std::byte* to, const std::byte* from, std::size_t num_bytes) {
   if (region.context->settings.steady != 0) {
@@ -53,7 +69,9 @@ void copy(const ucp_mem& region, std::byte* to, const std::byte* from, std::size
 void copy_words(std::byte* to, const std::byte* from, std::size_t num_bytes) {
   for (std::size_t at = 0; at < num_bytes;) {
     const std::size_t left = num_bytes - at;
-    if (copy_word<std::uint64_t>(to + at, from + at, left)) {
+    if (copy_wide_word(to + at, from + at, left)) {
+      at += 2 * sizeof(std::uint64_t);
+    } else if (copy_word<std::uint64_t>(to + at, from + at, left)) {
       at += sizeof(std::uint64_t);
     } else if (copy_word<std::uint32_t>(to + at, from + at, left)) {
       at += sizeof(std::uint32_t);

@@ -20,7 +20,8 @@ struct Range {
   std::byte* address() const { return reinterpret_cast<std::byte*>(static_cast<std::uintptr_t>(remote)) + begin; }
 };
 
-/// Copies as cards do: each aligned word of four or eight bytes in one piece, seen by threads that read it meanwhile.
+/// Copies as cards do: each aligned word of four, eight or sixteen bytes in one piece, seen by threads that read it
+/// meanwhile.
 void copy_words(std::byte* to, const std::byte* from, std::size_t num_bytes);
 
 /// Begins to use the memory through a worker's port. Other than UCS_OK: there is none with such bounds, and a card
