@@ -34,8 +34,14 @@ bool End::start_copy(const std::shared_ptr<ucp_ep>& endpoint, const std::shared_
   sleep_.wake();  // the thread sees copies end
   std::byte* const local = operation->local + begin;
   const bool is_get = operation->call == Call::kGet;
+  std::uint64_t at_ns = 0;
+  if (settings_.on_time != 0 && settings_.steady != 0 && !is_get) {
+    constexpr std::uint64_t kNsPerUs = 1000;
+    const std::uint64_t later_bytes = operation->num_bytes - end;
+    at_ns = operation->arrives_ns - (settings_.rate == 0 ? 0 : later_bytes * kNsPerUs / settings_.rate);
+  }
   copies->start(is_get ? local : range.address(), is_get ? range.address() : local, end - begin,
-                when_copied(endpoint, operation));
+                when_copied(endpoint, operation), at_ns);
   return true;
 }
 

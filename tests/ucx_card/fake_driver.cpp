@@ -35,7 +35,7 @@ bool run_command(MoverCommand& command, std::uint64_t number) {
     halves[i] = word & 0xffffffff;
   }
   const auto content = [&](int i) { return halves[2 * i + 1] << 32 | halves[2 * i]; };
-  std::memcpy(pointer_to(content(0)), pointer_to(content(1)), content(2));
+  std::memcpy(pointer_to(content(0)), pointer_to(content(1)), content(2) & 0xffffffff);
   return true;
 }
 

@@ -91,8 +91,8 @@ class DriverCopies : public GpuCopies {
 
   void forget(std::byte* address) override { SharedMemory::instance().remove(address_of(address)); }
 
-  void start(std::byte* to, const std::byte* from, std::size_t num_bytes, Done done) override {
-    GpuCopy copy{to, from, num_bytes, std::move(done)};
+  void start(std::byte* to, const std::byte* from, std::size_t num_bytes, Done done, std::uint64_t at_ns) override {
+    GpuCopy copy{.to = to, .from = from, .num_bytes = num_bytes, .done = std::move(done), .at_ns = at_ns};
     if (GpuMover* const mover = mover_for(copy)) {
       mover->start(std::move(copy));
     } else {

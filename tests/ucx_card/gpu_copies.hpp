@@ -27,8 +27,10 @@ class GpuCopies {
   virtual ucs_status_t share(std::byte* address) = 0;
   /// The allocation may be freed.
   virtual void forget(std::byte* address) = 0;
-  /// Begins to copy between any memory of the process, in any order with other copies.
-  virtual void start(std::byte* to, const std::byte* from, std::size_t num_bytes, Done done) = 0;
+  /// Begins to copy between any memory of the process, in any order with other copies. Where a mover copies, not before
+  /// `at_ns`; calls give times in ascending order.
+  virtual void start(std::byte* to, const std::byte* from, std::size_t num_bytes, Done done,
+                     std::uint64_t at_ns = 0) = 0;
   /// Begins to store a word in memory that GPUs share, once all copies begun before are there, and not before `at_ns`.
   /// False: it cannot.
   virtual bool start_word(std::byte* to, std::uint64_t word, std::uint64_t at_ns, Done done) = 0;

@@ -133,18 +133,27 @@ void GpuMover::submit() {
       }
     }
   };
+  // Without the GPU's time the host waits.
+  const auto is_early = [this](const GpuCopy& copy) { return ahead_ns_ == 0 && now_ns() < copy.at_ns; };
+  // A copy takes longer than the error of the clocks: none of its bytes is early.
+  const auto size_and_time = [this](const GpuCopy& copy) {
+    const bool waits = copy.at_ns != 0 && ahead_ns_ != 0;
+    const std::uint64_t at = waits ? std::max<std::uint64_t>((copy.at_ns - ahead_ns_) & 0xffffffff, 1) : 0;
+    return at << 32 | copy.num_bytes;
+  };
   while (!large_.is_full()) {
     const GpuCopy& copy = large_.copies[large_.num_submitted - large_.num_ended];
-    give(large_, ring_->large, {address_of(copy.to), address_of(copy.from), copy.num_bytes, 0});
+    if (is_early(copy)) break;
+    give(large_, ring_->large, {address_of(copy.to), address_of(copy.from), size_and_time(copy), 0});
   }
   while (!express_.is_full()) {
     const GpuCopy& copy = express_.copies[express_.num_submitted - express_.num_ended];
-    if (copy.is_word && ahead_ns_ == 0 && now_ns() < copy.at_ns) break;
+    if (is_early(copy)) break;
     if (copy.is_word) {
       const std::uint64_t at_ns = ahead_ns_ == 0 ? 0 : copy.at_ns - ahead_ns_ + kClockErrorNs;
       give(express_, ring_->express, {address_of(copy.to), copy.word, at_ns, copy.behind});
     } else {
-      give(express_, ring_->express, {address_of(copy.to), address_of(copy.from), copy.num_bytes, kMoverCopy});
+      give(express_, ring_->express, {address_of(copy.to), address_of(copy.from), size_and_time(copy), kMoverCopy});
     }
   }
   launch_if_needed();

@@ -16,6 +16,7 @@ constexpr unsigned kCopyThreads = 16 * kWarp;
 constexpr unsigned kFinisher = 16;  // warps
 constexpr unsigned kLeader = 17;
 constexpr unsigned kWords = 8;
+constexpr unsigned kTimeWord = 5;           // of a copy
 constexpr std::uint64_t kTag = 0xffffffff;  // the part of a number that words have
 constexpr unsigned kLoads = 4;              // in flight for each thread
 constexpr std::uint64_t kLine = 128;        // shares of blocks end at lines
@@ -83,6 +84,11 @@ struct Look {
   }
 };
 
+/// Whether the time of a copy has come, by half the GPU's time. 0: it has none.
+__device__ bool is_due(std::uint32_t at) {
+  return at == 0 || static_cast<std::int32_t>(static_cast<std::uint32_t>(clock_ns()) - at) >= 0;
+}
+
 /// Passes commands on until there have been none for a while, of the express block neither. All its waits end by that.
 __device__ void lead(const MoverLaunch& launch) {
   const unsigned lane = threadIdx.x % kWarp;
@@ -92,7 +98,12 @@ __device__ void lead(const MoverLaunch& launch) {
   std::uint64_t last_ns = born_ns;
   bool is_closing = false;
   for (bool is_over = false; !is_over;) {
-    const Look look(launch.ring->large, number);
+    Look look(launch.ring->large, number);
+    const bool any_here = look.num_here > 0;
+    const bool is_early = lane % kWords == kTimeWord && !is_due(static_cast<std::uint32_t>(look.word));
+    const unsigned early = __ballot_sync(kAllLanes, is_early);
+    if (early != 0)
+      look.num_here = min(look.num_here, static_cast<unsigned>(__ffs(static_cast<int>(early)) - 1) / kWords);
     if (lane / kWords < look.num_here) {
       store_release_gpu(&state.passed.commands[(number + lane / kWords) % kMoverCommands].words[lane % kWords],
                         look.word);
@@ -102,7 +113,7 @@ __device__ void lead(const MoverLaunch& launch) {
     is_over = is_closing && __shfl_sync(kAllLanes, load_acquire_gpu(&state.closed), 0) == launch.number;
     const std::uint64_t now_ns = __shfl_sync(kAllLanes, clock_ns(), 0);
     const std::uint64_t express_ns = __shfl_sync(kAllLanes, load_acquire_gpu(&state.active_ns), 0);
-    if (look.num_here > 0) last_ns = now_ns;
+    if (any_here) last_ns = now_ns;
     const bool is_idle = now_ns > last_ns + kIdleNs && now_ns > express_ns + kIdleNs;
     if (is_closing || (!is_idle && now_ns - born_ns <= kLifeNs)) continue;
     is_closing = true;
@@ -132,7 +143,7 @@ __device__ void fetch(const MoverCommand* passed, std::uint64_t number, std::uin
       command->is_end = is_end;
     }
     if (lane == 2) command->from = both;
-    if (lane == 4) command->num_bytes = both;
+    if (lane == 4) command->num_bytes = static_cast<std::uint32_t>(both);
     return;
   }
 }
@@ -226,7 +237,9 @@ __device__ void run_express(const MoverLaunch& launch) {
     for (unsigned i = 0; i < num_commands; ++i) {
       const std::uint64_t* const command = contents + i * kWords / 2;
       if (command[3] == kMoverCopy) {
-        if (warp < kCopyThreads / kWarp) copy(command[0], command[1], command[2]);
+        while (!is_due(static_cast<std::uint32_t>(command[2] >> 32))) {
+        }
+        if (warp < kCopyThreads / kWarp) copy(command[0], command[1], static_cast<std::uint32_t>(command[2]));
         copied = true;
         continue;
       }

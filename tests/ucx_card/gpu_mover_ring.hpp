@@ -20,8 +20,9 @@ inline constexpr std::uint64_t kMoverSmall = 16384;  ///< bytes of the largest c
 inline constexpr std::uint64_t kMoverCopy = ~std::uint64_t{0};
 
 /// Each word has half a number and, in its upper half, the number of the command, so that a reader knows which words
-/// are there. Halves, the lower one first, of a large copy: `to`, `from`, `num_bytes`, 0. Of a small one the same with
-/// kMoverCopy. Of a word: `to`, the word, the GPU's time until which it waits, and the large copy that it waits for.
+/// are there. Halves, the lower one first, of a large copy: `to`, `from`, `num_bytes` and the lower half of the GPU's
+/// time until which it waits (0: it does not), and two of 0. Of a small one the same with kMoverCopy. Of a word: `to`,
+/// the word, the GPU's time until which it waits, and the large copy that it waits for.
 struct alignas(64) MoverCommand {
   std::uint64_t words[8];
 };

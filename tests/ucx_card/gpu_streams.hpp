@@ -72,7 +72,7 @@ struct GpuCopy {
   GpuCopies::Done done;
   bool is_word = false;      ///< `word`, behind all copies begun before
   std::uint64_t word = 0;    ///< in place of memory at `from`
-  std::uint64_t at_ns = 0;   ///< and not before this time
+  std::uint64_t at_ns = 0;   ///< not before this time
   std::uint64_t behind = 0;  ///< number of the last large copy before it
 };
 

@@ -31,7 +31,7 @@ void apply(std::string_view item, Settings* settings) {
     settings->fail = static_cast<std::uint64_t>(found - kCallNames.begin());
     return;
   }
-  const std::array<std::pair<std::string_view, std::uint64_t*>, 16> numbers{{
+  const std::array<std::pair<std::string_view, std::uint64_t*>, 17> numbers{{
       {"seed", &settings->seed},
       {"latency_ns", &settings->latency_ns},
       {"write_latency_ns", &settings->write_latency_ns},
@@ -41,6 +41,7 @@ void apply(std::string_view item, Settings* settings) {
       {"gpu", &settings->gpu},
       {"steady", &settings->steady},
       {"rate", &settings->rate},
+      {"on_time", &settings->on_time},
       {"spin", &settings->spin},
       {"thread", &settings->thread},
       {"cards", &settings->cards},

@@ -41,6 +41,7 @@ struct Settings {
   std::uint64_t gpu = 0;      ///< 1: memory of GPUs is that of real ones (gpu_copies.hpp)
   std::uint64_t steady = 0;   ///< 1: all delays are as long as latency_ns, and bytes go in the order of their puts
   std::uint64_t rate = 0;     ///< bytes per microsecond that an end sends and receives at most; 0: no limit
+  std::uint64_t on_time = 0;  ///< 1: with `steady`, GPUs that copy the bytes of puts show none before they arrive
   std::uint64_t spin = 0;     ///< 1: threads do not sleep, neither the card's nor those that wait for its locks
   std::uint64_t thread = 1;   ///< 0: an end has no thread, and the progress of its workers does all
   std::uint64_t cards = 1;    ///< cards of an endpoint; 0: peers are reached by tcp alone
