@@ -85,9 +85,8 @@ TEST(NodesLatency, ASumTravelsOnceForEachTokenAndRank) {
       const std::int64_t exact = num_rows_back(prepared, context.rank(), CombineOrder::kExact);
       const std::int64_t sums = num_rows_back(prepared, context.rank(), CombineOrder::kRankSums);
       context.expect(exact > sums, "tokens have several experts on a rank");
-      // Weights have a message of their own, padded to 128 bytes.
-      const std::int64_t weights_bytes =
-          own_weights ? (prepared.num_tokens(context.rank()) * 6 * 4 + 127) / 128 * 128 : 0;
+      // Weights have a message of their own, three in each word of 16 bytes.
+      const std::int64_t weights_bytes = own_weights ? prepared.num_tokens(context.rank()) * 6 / 3 * 16 : 0;
       context.expect(spent[0] - spent[1] == (exact - sums) * kSentChannels * 2 - weights_bytes,
                      fmt::format("{} and {} bytes for {} and {} rows", spent[0], spent[1], exact, sums));
     });

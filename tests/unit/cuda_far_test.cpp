@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <vector>
@@ -26,9 +27,12 @@ TEST(FarLayout, RanksAgreeOnPlacesThatDoNotOverlap) {
                                      .ranks_per_node = kPerNode,
                                      .rank = rank,
                                      .front_bytes = 1280,
+                                     .row_words_bytes = 512,
                                      .rows_bytes = 640,
+                                     .return_words_bytes = 384,
                                      .returns_bytes = 256,
-                                     .weights_bytes = 128}));
+                                     .weights_bytes = 128,
+                                     .in_gpu = true}));
   }
   const FarLayout& first = layouts.front();
   for (int rank = 0; rank < kNumRanks; ++rank) {
@@ -61,12 +65,14 @@ TEST(FarLayout, RanksAgreeOnPlacesThatDoNotOverlap) {
     for (int set = 0; set < kFarHeaderSets; ++set) {
       for (int idx = 0; idx < first.num_far(); ++idx) {
         const bool whole = kind == 0 && set < kFarSets;
-        take(first.front_at(kind, set, idx), whole ? first.message_bytes : std::int64_t{kFarHeaderBytes});
+        const std::int64_t before = whole ? first.words_before_header() : 0;
+        take(first.header_at(kind, set, idx) - before, whole ? first.message_bytes : kFarHeaderBytes);
         take(first.record_at(kind, set, idx), kFarRecordBytes);
       }
     }
   }
   for (int set = 0; set < kFarSets; ++set) {
+    take(first.return_words_at(set), first.return_words_bytes);
     take(first.returns_at(set), first.returns_bytes);
     for (int idx = 0; idx < first.num_far(); ++idx) take(first.weights_at(set, idx), first.weights_bytes);
   }
@@ -82,12 +88,17 @@ TEST(FarMessage, FitsWhereItsCallFitsTheWindow) {
         const LatencyLayout window = LatencyLayout::of(
             0, std::max(LatencyLayout::bytes_for(dispatch, kNumRanks), LatencyLayout::bytes_for(combine, kNumRanks)),
             kNumRanks);
-        const FarLayout far = far_layout(window, kNumRanks, 2, 0);
+        const FarLayout far = far_layout(window, kNumRanks, 2, 0, true);
         const FarMessage message = FarMessage::of(kMaxExperts, num_topk);
-        EXPECT_LE(message.rows_at(max_tokens), far.front_bytes);
-        EXPECT_LE(far.front_bytes + max_tokens * round_up_row(row_bytes), far.message_bytes);
+        EXPECT_GE(message.words(max_tokens, 0, 0), -far.words_before_header());
+        EXPECT_LE(far.words_before_header() + FarMessage::kPlainRows + max_tokens * round_up_row(row_bytes),
+                  far.message_bytes);
         EXPECT_LE(max_tokens * num_topk * round_up_row(row_bytes), far.returns_bytes);
-        EXPECT_LE(max_tokens * num_topk * 4, far.weights_bytes);
+        EXPECT_LE(num_far_words(max_tokens * num_topk) * kFarWordBytes, far.weights_bytes);
+        const std::int64_t few = std::min(max_tokens / 2, kFarWordTokens);
+        const std::int64_t stride = far_word_stride(far, row_bytes, few);
+        EXPECT_GT(stride, 0);
+        EXPECT_GE(message.words(few, few, stride), -far.words_before_header());
       }
     }
   }
@@ -131,11 +142,11 @@ class FarPostsOf : public testing::Test {
 
   FarPost& post_at(int kind, int rank) { return posts_[to_size(kind * layout_.num_ranks + rank)]; }
   /// As the last block of a kernel does.
-  void post(int kind, int rank, std::uint64_t number, std::uint64_t rows_bytes, std::size_t front_to) {
+  void post(int kind, int rank, std::uint64_t number, std::uint64_t rows_bytes, std::size_t front_to, int set = 1) {
     FarPost& post = post_at(kind, rank);
     post.front = reinterpret_cast<std::uintptr_t>(message_.data());
     post.front_to = front_to;
-    post.front_bytes = kFarHeaderBytes;
+    post.front_shape = FrontShape{kFarHeaderBytes, set, announced_ || !layout_.in_gpu}.packed();
     post.rows = reinterpret_cast<std::uintptr_t>(message_.data() + kFarHeaderBytes);
     post.rows_to = offset(layout_.returns_at(1));
     post.rows_bytes = rows_bytes;
@@ -143,7 +154,7 @@ class FarPostsOf : public testing::Test {
   }
   /// Offset of the network for one of an inbox.
   std::size_t offset(std::int64_t of_inbox) const { return (layout_.in_gpu ? net::kGpuOffset : 0) + to_size(of_inbox); }
-  std::size_t front_to(int kind = 1, int set = 1) const { return offset(layout_.front_at(kind, set, 0)); }
+  std::size_t front_to(int kind = 1, int set = 1) const { return offset(layout_.header_at(kind, set, 0)); }
 
   /// Takes what the source has for the network.
   std::vector<NetworkRequest> take_all(int blocked = -1) {
@@ -163,6 +174,7 @@ class FarPostsOf : public testing::Test {
   std::vector<std::uint64_t> left_;
   std::vector<std::uint64_t> granted_;
   std::vector<std::byte> message_;
+  bool announced_ = false;  ///< of the next posts
   FarSource source_;
 };
 
@@ -198,7 +210,7 @@ TEST_F(FarPosts, RowsArriveBeforeTheNumberAndTheMessageLeavesWhenTheNetworkHasIt
   EXPECT_EQ(requests[0].num_bytes, 512U);
   EXPECT_EQ(requests[1].kind, Kind::kPutSignal);
   EXPECT_EQ(requests[1].offset, front_to());
-  EXPECT_EQ(requests[1].num_bytes, kFarHeaderBytes);
+  EXPECT_EQ(requests[1].num_bytes, to_size(kFarHeaderBytes));
   EXPECT_EQ(requests[1].op.kind, net::AtomicOp::Kind::kSet);
   EXPECT_EQ(requests[1].op.offset, to_size(layout_.arrived_at(1, rank_)));
   EXPECT_EQ(requests[1].op.operand, kNumber);
@@ -211,7 +223,7 @@ TEST_F(FarPosts, RowsArriveBeforeTheNumberAndTheMessageLeavesWhenTheNetworkHasIt
   requests[2].completion->done(0);
   EXPECT_EQ(left, kNumber);
   EXPECT_TRUE(take_all().empty());
-  EXPECT_EQ(source_.traffic(0).sent_bytes, kFarHeaderBytes + 512);
+  EXPECT_EQ(source_.traffic(0).sent_bytes, to_size(kFarHeaderBytes + 512));
   EXPECT_EQ(source_.traffic(0).num_messages, 3U) << "two puts and their number";
   EXPECT_EQ(source_.traffic(1).sent_bytes, 0U);
 }
@@ -221,7 +233,28 @@ class FarPostsInGpuMemory : public FarPostsOf {
   FarPostsInGpuMemory() : FarPostsOf(2, 0, true) {}
 };
 
+TEST_F(FarPostsInGpuMemory, WordsAreOnePutWithoutANumber) {
+  post(1, 0, kNumber, 0, front_to());
+  const std::vector<NetworkRequest> requests = take_all();
+  ASSERT_EQ(requests.size(), 3U);
+  EXPECT_EQ(requests[0].kind, Kind::kPut);
+  EXPECT_EQ(requests[0].offset, front_to());
+  EXPECT_EQ(requests[1].kind, Kind::kShow) << "on systems where writes must be read back";
+  EXPECT_EQ(requests[2].kind, Kind::kRelease);
+}
+
+TEST_F(FarPostsInGpuMemory, ARecordIsThereBeforeItsMessage) {
+  post_at(1, 0).record_number = 77;
+  post(1, 0, kNumber, 0, front_to());
+  const std::vector<NetworkRequest> requests = take_all();
+  ASSERT_EQ(requests.size(), 5U);
+  EXPECT_EQ(requests[0].offset, offset(layout_.record_at(1, 1, 0)));
+  EXPECT_EQ(requests[1].kind, Kind::kOrder);
+  EXPECT_EQ(requests[2].offset, front_to());
+}
+
 TEST_F(FarPostsInGpuMemory, TheNumberIsAPutBehindTheOthers) {
+  announced_ = true;
   post(1, 0, kNumber, 512, front_to());
   const std::vector<NetworkRequest> requests = take_all();
   ASSERT_EQ(requests.size(), 6U);
@@ -268,7 +301,7 @@ TEST_F(FarPosts, PutsTheRecordOfItsCallUnlessTheSetHasIt) {
 
   post(1, 0, kNumber + 1, 0, front_to());
   EXPECT_EQ(take_all().size(), 2U) << "an equal call";
-  post(1, 0, kNumber + 2, 0, front_to(1, 2));
+  post(1, 0, kNumber + 2, 0, front_to(1, 2), 2);
   EXPECT_EQ(take_all().size(), 3U) << "an equal call in another set";
   post_at(1, 0).record_number = 78;
   post(1, 0, kNumber + 3, 0, front_to());

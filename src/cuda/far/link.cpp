@@ -138,7 +138,7 @@ Status FarLink::take_memory(const BackendContext& context, const Parts& parts, c
   Status status = runtime_status(cudaMemsetAsync(state_.get(), 0, sizeof(FarState), stream), kClearing);
   if (layout.in_gpu) {
     if (status.ok()) {
-      status = runtime_status(cudaMemsetAsync(gpu_.get(), 0, to_size(layout.messages), stream), kClearing);
+      status = runtime_status(cudaMemsetAsync(gpu_.get(), 0, to_size(layout.inbox_bytes), stream), kClearing);
     }
     if (status.ok()) {
       status = runtime_status(

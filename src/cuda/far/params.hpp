@@ -16,8 +16,9 @@
 ///                                                                         message in the outbox
 ///   left[k][r]             sender    its driver        its kernels        release / ld.acquire.sys: the network has
 ///                                                                         that message, its outbox may be filled
+///   words of a message     receiver  network, for s    its kernels        any / ld.relaxed.sys.b128: themselves
 ///   arrived[k][s]          receiver  network, for s    its kernels        after the puts before it / ld.acquire.sys:
-///                                                                         s's message of that number is in the inbox
+///                                                                         all of s's message of that number is there
 ///   granted[k][n % 4]      receiver  its kernels       its driver         st.relaxed.sys / acquire: the receiver has
 ///                                                                         read what the set held
 ///   grants[k][r][n % 4]    sender    network, for r    its kernels        relaxed / ld.relaxed.sys: itself; the same
@@ -27,8 +28,16 @@
 ///                                                                         the same as left
 ///
 /// `posts`, `left` and `granted` are in pinned memory. In host memory the receiver's engine writes `arrived` and
-/// `grants`; in GPU memory the sender's card does, by puts that stay behind the puts of the message
+/// `grants`; in GPU memory the sender's card does, `arrived` by puts that stay behind the puts of the message
 /// (net::Engine::order_puts).
+///
+/// Fronts and weights are words of 16 bytes (kFarWordBytes), each with its call's number. In GPU memory the rows of a
+/// few tokens are words too (kFarWordTokens): a kernel that has loaded a word of the call has its data, so such a
+/// message needs no order of the card's writes, no `arrived`, and none of the trips to a card that these take. What is
+/// needed is that a card writes 16 aligned bytes at once, as it does when it writes whole packets
+/// (docs/network-cards.md). Words of a refused call may come after its set has been granted again; a call that then
+/// misses a word ends with a timeout. Other rows are behind `arrived`, in places of their own: bytes of a row must not
+/// pass for a word. In host memory every message waits for `arrived`, since the processor may copy in smaller pieces.
 ///
 /// Every header carries the sender's grants (FarHeader::granted), and the kernel that imports it keeps them in `heard`,
 /// and `left` in `seen_left`. So as a rule a call finds in memory of the GPU that it may send. If it does not, its
@@ -75,18 +84,27 @@ FERRY_HOST_DEVICE constexpr bool is_later_grant(std::uint64_t word, std::uint64_
 /// after 13 us each, 16 that read lines of their own after 1.2.
 inline constexpr std::int64_t kFarWordStride = 128;
 
-/// Start of every message: two lines. A warp loads the first at once.
-struct FarHeader {
-  std::uint32_t words[16];    ///< LatencyHeader of the sender
-  std::int64_t num_rows;      ///< rows of this message
-  std::int64_t num_returns;   ///< dispatch: rows that the combines of this Routing return to the sender
-  std::int64_t first_return;  ///< dispatch: place of the first of these in each set of the sender's returns
-  std::int64_t first_sum;     ///< dispatch: the same where they return a sum for each row of this message
-  std::int64_t unused[4];
-  std::uint64_t granted[kFarKinds][kFarGrantSlots];  ///< grants of the sender, in a line of their own
+/// A word of a message: three payloads of 4 bytes, then half of its call's number.
+inline constexpr std::int64_t kFarWordBytes = 16;
+inline constexpr int kFarWordPayloads = 3;
+/// Words that hold this many payloads.
+FERRY_HOST_DEVICE constexpr std::int64_t num_far_words(std::int64_t num_payloads) {
+  return (num_payloads + kFarWordPayloads - 1) / kFarWordPayloads;
+}
+
+/// Part of the header of a dispatch, behind LatencyHeader, one payload each.
+struct FarFields {
+  std::int32_t num_rows;      ///< rows of this message
+  std::int32_t num_returns;   ///< rows that the combines of this Routing return to the sender
+  std::int32_t first_return;  ///< place of the first of these in each set of the sender's returns
+  std::int32_t first_sum;     ///< the same where they return a sum for each row of this message
 };
-inline constexpr std::size_t kFarHeaderBytes = 256;
-static_assert(sizeof(FarHeader) <= kFarHeaderBytes);
+inline constexpr int kNumFarFields = sizeof(FarFields) / sizeof(std::uint32_t);
+/// Header of every message. Its payloads are LatencyHeader and then FarFields; from kFarGrantWords on the lower 8 bytes
+/// of each word are a grant of the sender, [kinds][kFarGrantSlots].
+inline constexpr int kFarHeaderWords = 16;
+inline constexpr int kFarGrantWords = kFarHeaderWords - kFarKinds * kFarGrantSlots;
+inline constexpr std::int64_t kFarHeaderBytes = kFarHeaderWords * kFarWordBytes;
 /// Room for a record of a call (FoundRecord): whole lines.
 inline constexpr std::int64_t kFarRecordBytes = (std::int64_t{sizeof(FoundRecord)} + 127) / 128 * 128;
 
@@ -97,13 +115,27 @@ struct alignas(128) FarPost {
   std::int64_t record_number;
   std::uint64_t front;
   std::uint64_t front_to;
-  std::uint64_t front_bytes;
-  std::uint64_t rows;  ///< rows that do not follow the front
+  std::uint64_t front_shape;  ///< FrontShape
+  std::uint64_t rows;         ///< rows that do not follow the front
   std::uint64_t rows_to;
   std::uint64_t rows_bytes;
   std::uint64_t granted[kFarKinds][kFarGrantSlots];  ///< as in the header
 };
 static_assert(sizeof(FarPost) == 128);
+
+/// The front of a post: how it is put. One word, since kernels write it to memory of the host.
+struct FrontShape {
+  std::int64_t bytes = 0;
+  int set = 0;             ///< in which its receiver receives the message
+  bool announced = false;  ///< the receiver waits for `arrived`: not all of the message is words
+
+  FERRY_HOST_DEVICE constexpr std::uint64_t packed() const {
+    return static_cast<std::uint64_t>(bytes) << 8 | static_cast<std::uint64_t>(set) << 1 | (announced ? 1 : 0);
+  }
+  static constexpr FrontShape of(std::uint64_t packed) {
+    return {static_cast<std::int64_t>(packed >> 8), static_cast<int>(packed >> 1 & 0x7F), (packed & 1) != 0};
+  }
+};
 
 /// Words of kernels in memory of the GPU, initially zero.
 struct FarState {
@@ -113,6 +145,7 @@ struct FarState {
   std::uint32_t kept[128];                              ///< [R]: 1 if FarParams::found holds a record of that rank
   std::uint64_t published[kFarKinds * kFarGrantSlots];  ///< what FarParams::granted holds, or held before
   std::uint64_t weighed[128];  ///< [R] number of the last combine whose weights were posted to that rank
+  std::uint64_t cleared[kFarKinds][kFarSets];           ///< era in which the words of a set were cleared
   std::uint64_t seen_left[kFarMessages][128];           ///< [R] FarParams::left, as kernels have seen it
   std::uint64_t heard[kFarKinds][128][kFarGrantSlots];  ///< [R] latest grants of that rank that kernels have seen
 };
@@ -123,16 +156,20 @@ struct FarLayout {
   int ranks_per_node = 1;
   int first_near = 0;  ///< first rank of this node
   bool in_gpu = false;
-  std::int64_t front_bytes = 0;    ///< room for the front of a dispatch's message
-  std::int64_t message_bytes = 0;  ///< room for a dispatch's message
-  std::int64_t returns_bytes = 0;  ///< room for the rows of a combine, of all far ranks together
-  std::int64_t weights_bytes = 0;  ///< room for the weights of a combine
-  std::int64_t arrived = 0;        ///< [messages][R][kFarWordStride]
-  std::int64_t grants = 0;         ///< [kinds][R][kFarGrantSlots]
-  std::int64_t records = 0;        ///< [kinds][kFarHeaderSets][far ranks][kFarRecordBytes]
+  // Room for the parts of a dispatch's message.
+  std::int64_t front_bytes = 0;
+  std::int64_t row_words_bytes = 0;  ///< rows that are words, behind the front; 0: none are
+  std::int64_t message_bytes = 0;    ///< other rows at its end, and all of it
+  // Room for those of a combine.
+  std::int64_t return_words_bytes = 0;  ///< rows that are words, of all far ranks together
+  std::int64_t returns_bytes = 0;       ///< other rows
+  std::int64_t weights_bytes = 0;
+  std::int64_t arrived = 0;   ///< [messages][R][kFarWordStride]
+  std::int64_t grants = 0;    ///< [kinds][R][kFarGrantSlots]
+  std::int64_t records = 0;   ///< [kinds][kFarHeaderSets][far ranks][kFarRecordBytes]
   std::int64_t headers = 0;   ///< [kinds][kFarHeaderSets][far ranks][kFarHeaderBytes] combine, and calls without a set
   std::int64_t messages = 0;  ///< [kFarSets][far ranks][message_bytes] dispatch
-  std::int64_t returns = 0;   ///< [kFarSets][returns_bytes] combine
+  std::int64_t returns = 0;   ///< [kFarSets][return_words_bytes + returns_bytes] combine
   std::int64_t weights = 0;   ///< [kFarSets][far ranks][weights_bytes]
   std::int64_t inbox_bytes = 0;
   /// Outbox: [far ranks][message_bytes] dispatch; [far ranks][kFarHeaderBytes] combine; then [weights_bytes] for all.
@@ -143,20 +180,23 @@ struct FarLayout {
     int ranks_per_node = 1;
     int rank = 0;
     std::int64_t front_bytes = 0;  ///< of a dispatch without the header, all rounded to 128
+    std::int64_t row_words_bytes = 0;
     std::int64_t rows_bytes = 0;
+    std::int64_t return_words_bytes = 0;
     std::int64_t returns_bytes = 0;
     std::int64_t weights_bytes = 0;
     bool in_gpu = false;
   };
   static constexpr FarLayout of(const Shape& shape) {
-    constexpr auto kHeaderBytes = static_cast<std::int64_t>(kFarHeaderBytes);
     FarLayout layout;
     layout.num_ranks = shape.num_ranks;
     layout.ranks_per_node = shape.ranks_per_node;
     layout.first_near = shape.rank / shape.ranks_per_node * shape.ranks_per_node;
     layout.in_gpu = shape.in_gpu;
-    layout.front_bytes = kHeaderBytes + shape.front_bytes;
-    layout.message_bytes = layout.front_bytes + shape.rows_bytes;
+    layout.front_bytes = kFarHeaderBytes + shape.front_bytes;
+    layout.row_words_bytes = shape.in_gpu ? shape.row_words_bytes : 0;
+    layout.message_bytes = layout.front_bytes + layout.row_words_bytes + shape.rows_bytes;
+    layout.return_words_bytes = shape.in_gpu ? shape.return_words_bytes : 0;
     layout.returns_bytes = shape.returns_bytes;
     layout.weights_bytes = shape.weights_bytes;
     const auto num_ranks = static_cast<std::int64_t>(shape.num_ranks);
@@ -170,12 +210,12 @@ struct FarLayout {
     layout.arrived = take(kFarMessages * num_ranks * kFarWordStride);
     layout.grants = take(kFarKinds * num_ranks * kFarGrantSlots * 8);
     layout.records = take(kFarKinds * kFarHeaderSets * num_far * kFarRecordBytes);
-    layout.headers = take(kFarKinds * kFarHeaderSets * num_far * kHeaderBytes);
+    layout.headers = take(kFarKinds * kFarHeaderSets * num_far * kFarHeaderBytes);
     layout.messages = take(kFarSets * num_far * layout.message_bytes);
-    layout.returns = take(kFarSets * layout.returns_bytes);
+    layout.returns = take(kFarSets * (layout.return_words_bytes + layout.returns_bytes));
     layout.weights = take(kFarSets * num_far * layout.weights_bytes);
     layout.inbox_bytes = static_cast<std::int64_t>(carver.used_bytes());
-    layout.outbox_bytes = num_far * (layout.message_bytes + kHeaderBytes) + layout.weights_bytes;
+    layout.outbox_bytes = num_far * (layout.message_bytes + kFarHeaderBytes) + layout.weights_bytes;
     return layout;
   }
 
@@ -203,12 +243,23 @@ struct FarLayout {
   FERRY_HOST_DEVICE constexpr std::int64_t record_at(int kind, int set, int far_idx) const {
     return records + header_idx(kind, set, far_idx) * kFarRecordBytes;
   }
-  /// Front of a message, which the rows of a dispatch follow.
-  FERRY_HOST_DEVICE constexpr std::int64_t front_at(int kind, int set, int far_idx) const {
-    if (kind == 0 && set < kFarSets) return messages + (std::int64_t{set} * num_far() + far_idx) * message_bytes;
-    return headers + header_idx(kind, set, far_idx) * static_cast<std::int64_t>(kFarHeaderBytes);
+  /// Header of a message. Other words of a dispatch lie before it, its rows that are no words behind it.
+  FERRY_HOST_DEVICE constexpr std::int64_t header_at(int kind, int set, int far_idx) const {
+    if (kind == 0 && set < kFarSets) {
+      return messages + (std::int64_t{set} * num_far() + far_idx) * message_bytes + words_before_header();
+    }
+    return headers + header_idx(kind, set, far_idx) * kFarHeaderBytes;
   }
-  FERRY_HOST_DEVICE constexpr std::int64_t returns_at(int set) const { return returns + set * returns_bytes; }
+  /// Room before a dispatch's header.
+  FERRY_HOST_DEVICE constexpr std::int64_t words_before_header() const {
+    return front_bytes - kFarHeaderBytes + row_words_bytes;
+  }
+  FERRY_HOST_DEVICE constexpr std::int64_t return_words_at(int set) const {
+    return returns + set * (return_words_bytes + returns_bytes);
+  }
+  FERRY_HOST_DEVICE constexpr std::int64_t returns_at(int set) const {
+    return return_words_at(set) + return_words_bytes;
+  }
   FERRY_HOST_DEVICE constexpr std::int64_t weights_at(int set, int far_idx) const {
     return weights + (std::int64_t{set} * num_far() + far_idx) * weights_bytes;
   }
@@ -241,15 +292,18 @@ struct FarParams {
   int rank = 0;
 
   FERRY_HOST_DEVICE constexpr bool present() const { return layout.num_ranks > 0; }
-  FERRY_HOST_DEVICE constexpr std::int64_t message_out(int far_idx) const {
-    return std::int64_t{far_idx} * layout.message_bytes;
+  /// Index in `found` of a far rank.
+  FERRY_HOST_DEVICE constexpr int found_idx(int source) const {
+    const int node = source / layout.ranks_per_node;
+    return (source - node * layout.ranks_per_node) * (layout.num_ranks / layout.ranks_per_node) + node;
   }
-  FERRY_HOST_DEVICE constexpr std::int64_t header_out(int far_idx) const {
-    return layout.num_far() * layout.message_bytes + far_idx * static_cast<std::int64_t>(kFarHeaderBytes);
+  /// Header of a message in the outbox.
+  FERRY_HOST_DEVICE constexpr std::int64_t header_out(int kind, int far_idx) const {
+    if (kind == 0) return std::int64_t{far_idx} * layout.message_bytes + layout.words_before_header();
+    return layout.num_far() * layout.message_bytes + far_idx * kFarHeaderBytes;
   }
-  FERRY_HOST_DEVICE constexpr std::int64_t weights_out() const { return header_out(layout.num_far()); }
-  FERRY_HOST_DEVICE constexpr std::int64_t front_out(int kind, int far_idx) const {
-    return kind == 0 ? message_out(far_idx) : header_out(far_idx);
+  FERRY_HOST_DEVICE constexpr std::int64_t weights_out() const {
+    return layout.num_far() * (layout.message_bytes + kFarHeaderBytes);
   }
   /// Part at an offset of the outbox, which goes to one of the receiver's inbox.
   FERRY_HOST_DEVICE constexpr FarPart part(std::int64_t from, std::int64_t to, std::int64_t bytes) const {

@@ -221,23 +221,23 @@ void FarSource::put_word(Peer& peer, std::int64_t offset, std::uint64_t* staged,
   peer.requests.push_back({.kind = NetworkRequest::Kind::kShow, .peer = peer.rank});
 }
 
-/// Puts the record of a message's call where the peer looks for it, unless it is there.
-void FarSource::put_record(Peer& peer, int kind, const FarPost& post) {
+/// Puts the record of a message's call where the peer looks for it, unless it is there. Returns whether it did.
+bool FarSource::put_record(Peer& peer, int kind, const FarPost& post) {
   const FarLayout& layout = options_.layout;
   const int own_idx = layout.far_idx_at(peer.rank, options_.rank);
-  int set = 0;
-  while (set < kFarHeaderSets && in_network(layout, layout.front_at(kind, set, own_idx)) != post.front_to) ++set;
-  if (set == kFarHeaderSets) return;
+  const int set = FrontShape::of(post.front_shape).set;
+  if (set >= kFarHeaderSets) return false;
   FoundRecord& record = peer.staging->records[to_size(kind)];
   record.present = options_.copy_record(post.record_number, &record.record) ? 1 : 0;
   if (record.present == 0) record.record = {};
   const std::uint64_t digest = digest_of(record);
-  if (std::exchange(peer.records[to_size(kind)][to_size(set)], digest) == digest) return;
+  if (std::exchange(peer.records[to_size(kind)][to_size(set)], digest) == digest) return false;
   peer.requests.push_back({.kind = NetworkRequest::Kind::kPut,
                            .peer = peer.rank,
                            .offset = in_network(layout, layout.record_at(kind, set, own_idx)),
                            .local = reinterpret_cast<std::byte*>(&record),
                            .num_bytes = sizeof record});
+  return true;
 }
 
 /// Returns the number of the last post.
@@ -246,11 +246,16 @@ std::uint64_t FarSource::look_at(Peer& peer, int kind) {
   FarPost& post = options_.posts[kind * layout.num_ranks + peer.rank];
   const std::uint64_t number = Word(post.number).load(std::memory_order_acquire);
   if (std::exchange(peer.posted[to_size(kind)], number) == number) return number;
-  if (!is_inside(layout, post.front_to, post.front_bytes) || !is_inside(layout, post.rows_to, post.rows_bytes)) {
+  const FrontShape shape = FrontShape::of(post.front_shape);
+  const std::uint64_t front_bytes = to_size(shape.bytes);
+  if (!is_inside(layout, post.front_to, front_bytes) || !is_inside(layout, post.rows_to, post.rows_bytes)) {
     return number;
   }
   if (kind != kFarWeights) {
-    put_record(peer, kind, post);
+    // A record is there when its message is.
+    if (put_record(peer, kind, post) && layout.in_gpu) {
+      peer.requests.push_back({.kind = NetworkRequest::Kind::kOrder, .peer = peer.rank});
+    }
     note_carried(peer, post);
   }
   const auto put = [&peer](NetworkRequest::Kind how, std::uint64_t from, std::uint64_t to, std::uint64_t num_bytes) {
@@ -264,15 +269,19 @@ std::uint64_t FarSource::look_at(Peer& peer, int kind) {
   if (has_rows) put(NetworkRequest::Kind::kPut, post.rows, post.rows_to, post.rows_bytes);
   const std::int64_t arrived = layout.arrived_at(kind, options_.rank);
   if (layout.in_gpu) {
-    put(NetworkRequest::Kind::kPut, post.front, post.front_to, post.front_bytes);
-    put_word(peer, arrived, &peer.staging->numbers[to_size(kind)], number);
+    put(NetworkRequest::Kind::kPut, post.front, post.front_to, front_bytes);
+    if (shape.announced) {
+      put_word(peer, arrived, &peer.staging->numbers[to_size(kind)], number);
+    } else {
+      peer.requests.push_back({.kind = NetworkRequest::Kind::kShow, .peer = peer.rank});
+    }
   } else {
-    put(NetworkRequest::Kind::kPutSignal, post.front, post.front_to, post.front_bytes);
+    put(NetworkRequest::Kind::kPutSignal, post.front, post.front_to, front_bytes);
     peer.requests.back().op = set_to(arrived, number);
   }
   const std::size_t idx = to_size(layout.far_idx(peer.rank));
-  sent_bytes_[idx].fetch_add(post.front_bytes + post.rows_bytes, std::memory_order_relaxed);
-  num_messages_[idx].fetch_add(has_rows ? 3 : 2, std::memory_order_relaxed);
+  sent_bytes_[idx].fetch_add(front_bytes + post.rows_bytes, std::memory_order_relaxed);
+  num_messages_[idx].fetch_add(1U + (has_rows ? 1U : 0U) + (shape.announced ? 1U : 0U), std::memory_order_relaxed);
   Departure& departure = *peer.departures[to_size(kind)];
   departure.begin(number);
   peer.requests.push_back({.kind = NetworkRequest::Kind::kRelease, .peer = peer.rank, .completion = &departure});

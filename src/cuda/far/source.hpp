@@ -88,7 +88,7 @@ class FarSource final : public one_sided::RequestSource {
   std::uint64_t sum_of_words() const;
   void look();
   std::uint64_t look_at(Peer& peer, int kind);
-  void put_record(Peer& peer, int kind, const FarPost& post);
+  bool put_record(Peer& peer, int kind, const FarPost& post);
   void put_word(Peer& peer, std::int64_t offset, std::uint64_t* staged, std::uint64_t word);
   void note_carried(Peer& peer, const FarPost& post);
   void send_grants_of(Peer& peer);

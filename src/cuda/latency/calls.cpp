@@ -10,6 +10,7 @@
 #include "cuda/call/tuning.hpp"
 #include "cuda/call/wait_times.hpp"
 #include "cuda/driver/device_guard.hpp"
+#include "cuda/latency/far_message.hpp"
 #include "cuda/latency/kernels.hpp"
 #include "cuda/latency/memory.hpp"
 #include "cuda/memory/memory_checks.hpp"
@@ -184,9 +185,11 @@ Result<Returns> LatencyMode::returns_of(std::string_view operation, const Latenc
   const std::int64_t num_rows =
       most_returned_rows({far_->params().layout.num_far(), routing.max_tokens, routing.num_topk,
                           static_cast<std::int64_t>(routing.local_expert_ids.size()), routing.num_recv_rows});
-  Result<PinnedBlock> block = far_->take_returns(operation, to_size(num_rows * round_up_row(row_bytes)));
+  const bool may_be_words = far_->params().layout.return_words_bytes > 0 && row_bytes <= kMostFarWordRow;
+  const std::int64_t stride = std::max(round_up_row(row_bytes), may_be_words ? far_row_words_bytes(row_bytes) : 0);
+  Result<PinnedBlock> block = far_->take_returns(operation, to_size(num_rows * stride));
   if (!block.ok()) return block.status();
-  return Returns{std::move(*block), num_rows};
+  return Returns{std::move(*block), num_rows, stride};
 }
 
 cudaError_t LatencyMode::launch_send(const CombineSendParams& params, const Returns& returns, cudaStream_t stream) {
@@ -194,7 +197,8 @@ cudaError_t LatencyMode::launch_send(const CombineSendParams& params, const Retu
     far_->expect_posts();
     const PinnedBlock& block = returns.block;
     const auto of_network = static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(block.data.get()));
-    return launch_nodes_combine_send({params, far_->params(), block.kernel_view, returns.num_rows, of_network}, stream);
+    return launch_nodes_combine_send(
+        {params, far_->params(), block.kernel_view, returns.num_rows, of_network, returns.stride}, stream);
   }
   return launch_combine_send(params, mask_, stream);
 }

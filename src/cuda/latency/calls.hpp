@@ -27,6 +27,7 @@ struct BlockLimits {
 struct Returns {
   PinnedBlock block;
   std::int64_t num_rows = 0;
+  std::int64_t stride = 0;
 };
 
 class LatencyMode {

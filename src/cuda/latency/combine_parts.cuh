@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "cuda/latency/far_message.hpp"
 #include "cuda/latency/turns.cuh"
 
 namespace ferry::cuda::device {
@@ -99,6 +100,20 @@ struct CombineWindow {
     return rows + (token * rows_per_token + idx) * row_stride;
   }
 };
+
+/// far_word_stride() of the rows that a combine returns, the same on every rank.
+__device__ inline std::int64_t return_word_stride(const LatencyParams& call, const CombineRows& rows,
+                                                  const FarLayout& layout) {
+  const std::int64_t most_tokens = *call.tables.most_tokens;  // T of any rank
+  const int rows_per_token = num_returned_rows(rows.order, call.num_topk, call.ranks.num_ranks);
+  return far_word_stride(rows.row_bytes, most_tokens, most_tokens * rows_per_token, layout.return_words_bytes);
+}
+
+/// Bytes of a step of rows of which `words` travel as words, or `far_words` as words to other nodes.
+__device__ inline int part_step_bytes(bool words, bool far_words) {
+  if (far_words) return kFarStepVectors * kWordLineBytes;
+  return words ? kWordStepVectors * kWordLineBytes : RowParts::kStepBytes;
+}
 
 }  // namespace ferry::cuda::device
 

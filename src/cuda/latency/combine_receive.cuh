@@ -138,7 +138,16 @@ class CombineReceiver {
         sent_(sent),
         shared_(shared),
         terms_(shared.terms[warp_idx() - 1]),
-        window_(CombineWindow::at(call, params.rows, call.ranks.rank, static_cast<int>(sent.set))) {}
+        window_(CombineWindow::at(call, params.rows, call.ranks.rank, static_cast<int>(sent.set))) {
+    if constexpr (kNodes) {
+      const FarLayout& layout = params.far.layout;
+      far_words_.stride = return_word_stride(call, params.rows, layout);
+      far_words_.first = params.far.inbox + layout.return_words_at(static_cast<int>(sent.set));
+      far_words_.end = far_words_.first + layout.return_words_bytes;
+      far_words_.layout = &layout;
+      far_words_.firsts = call.tables.far_returns(params.rows.order).own_firsts;
+    }
+  }
 
   /// All lanes; calls await_combine(), or await_briefly() in a helper, once.
   __device__ Outcome receive_all() {
@@ -158,7 +167,7 @@ class CombineReceiver {
   __device__ Outcome receive_share(int unit, bool& waits) {
     const auto num_tokens = static_cast<int>(call_.num_tokens);
     const RowParts parts = RowParts::of(params_.rows.row_bytes, num_tokens, all_combine_warps(),
-                                        kWords ? kWordStepVectors * kLineBytes : RowParts::kStepBytes);
+                                        part_step_bytes(kWords, far_words_.stride != 0));
     const int num_units = num_tokens * parts.num_parts;
     Outcome outcome = Outcome::kGo;
     Entry entry = load(unit / parts.num_parts);
@@ -178,7 +187,13 @@ class CombineReceiver {
       if constexpr (kWords) {
         if (!sum_word_rows<kFloat32>(call_, sent_, terms_, num_rows, out, part.bytes)) return Outcome::kStop;
       } else if constexpr (kNodes) {
-        sum_over_nodes<kFloat32>(terms_, shared_.node_terms[warp_idx() - 1], num_rows, out, part.bytes);
+        const NodeTerms& node_terms = shared_.node_terms[warp_idx() - 1];
+        if (far_words_.stride == 0) {
+          sum_over_nodes<kFloat32>(terms_, node_terms, num_rows, out, part.bytes);
+        } else if (!sum_words_over_nodes<kFloat32>(call_, sent_, terms_, node_terms, num_rows, far_words_, out,
+                                                   part.bytes)) {
+          return Outcome::kStop;
+        }
       } else {
         sum_terms<kFloat32>(terms_, num_rows, out, part.bytes);
       }
@@ -261,7 +276,7 @@ class CombineReceiver {
     }
     if (exact()) term.weight = entry.weight;
     if (rank >= 0 && far.layout.is_far(rank)) {
-      term.row = far_rows(rank) + entry.place * round_up_row(params_.rows.row_bytes) + part.begin;
+      term.row = far_row(rank, entry.place, part.begin);
     } else {
       term.row = window_.row(token, ordinal) + part.begin;
     }
@@ -270,12 +285,15 @@ class CombineReceiver {
     return found.num_rows;
   }
 
-  /// First of the rows that a far rank returns.
-  __device__ const std::byte* far_rows(int rank) const {
+  /// A row that a far rank returns, from byte `begin` on.
+  __device__ const std::byte* far_row(int rank, std::int32_t place, int begin) const {
+    const std::int32_t row = call_.tables.far_returns(params_.rows.order).own_firsts[rank] + place;
+    if (far_words_.stride != 0) {
+      return far_words_.first + row * far_words_.stride + word_offset(begin, kFarStepVectors);
+    }
     const FarParams& far = params_.far;
-    const FarReturns& returns = call_.tables.far_returns(params_.rows.order);
-    const std::int64_t stride = round_up_row(params_.rows.row_bytes);
-    return far.inbox + far.layout.returns_at(static_cast<int>(sent_.set)) + returns.own_firsts[rank] * stride;
+    return far.inbox + far.layout.returns_at(static_cast<int>(sent_.set)) + row * round_up_row(params_.rows.row_bytes) +
+           begin;
   }
 
   /// Number of the token's ranks below this lane's, including lost ones: senders place their rows by all ranks. All
@@ -299,6 +317,7 @@ class CombineReceiver {
   const CombineReceiveShared& shared_;
   Terms& terms_;
   const CombineWindow window_;
+  FarRowWords far_words_;  ///< with kNodes
 };
 
 /// All threads of all blocks; false when the group broke: in all threads of a block, or with words only in some that

@@ -148,12 +148,13 @@ class CombineSender {
   __device__ bool send_all(const CombineStart& start) {
     int unit = first_combine_unit();
     Item item;
-    // Usually all ranks have as many tokens as this one, so the unit for that number is loaded before the true number
-    // of tokens has arrived.
+    if constexpr (kNodes) word_stride_ = return_word_stride(call_, params_.rows, params_.far.layout);
+      // Usually all ranks have as many tokens as this one, so the unit for that number is loaded before the true number
+      // of tokens has arrived.
 #pragma unroll 1
     for (auto most_tokens = static_cast<int>(call_.num_tokens);; most_tokens = start.most_tokens) {
       units_ = SendUnits::of(params_.rows.row_bytes, most_tokens, call_.ranks.num_ranks, num_adding_blocks(),
-                             kWords ? kWordStepVectors * kLineBytes : RowParts::kStepBytes);
+                             part_step_bytes(kWords, word_stride_ != 0));
       item = load(unit);
       if (most_tokens == start.most_tokens) break;
     }
@@ -266,22 +267,47 @@ class CombineSender {
       }
       return true;
     }
-    std::byte* const to = is_far(item.source) ? far_row(item, 1) : window_at(item.source).row(item.token, item.ordinal);
     if (own_weights() && !take_weight(item, place)) return false;
-    if (to != nullptr) sum_terms<kFloat32>(terms_, place.num_rows, to + part.begin, part.bytes);
+    if constexpr (kNodes) {
+      if (is_far(item.source)) {
+        sum_far_row(item, part, place);
+        return true;
+      }
+    }
+    std::byte* const to = window_at(item.source).row(item.token, item.ordinal);
+    sum_terms<kFloat32>(terms_, place.num_rows, to + part.begin, part.bytes);
     return true;
   }
 
-  /// Memory from which `count` rows of a token leave to another node. Null if its rank has asked for fewer, as no rank
-  /// of this build does.
-  __device__ std::byte* far_row(const Item& item, int count) const {
+  /// Memory from which rows of a token leave to another node, `stride` apart.
+  struct FarRows {
+    std::byte* first = nullptr;  ///< null if the token's rank has asked for fewer, as no rank of this build does
+    std::int64_t stride = 0;
+    bool words = false;
+  };
+  __device__ FarRows far_rows(const Item& item, int count) const {
+    FarRows rows;
     if constexpr (kNodes) {
-      const std::int64_t stride = round_up_row(params_.rows.row_bytes);
       const std::int32_t num_rows = call_.tables.far_returns(params_.rows.order).num_rows[item.source];
-      if (item.place + count > num_rows) return nullptr;
-      return params_.returns + (shared_.far_firsts[item.source] + item.place) * stride;
+      if (item.place + count > num_rows) return rows;
+      rows.words = word_stride_ != 0;
+      rows.stride = rows.words ? word_stride_ : round_up_row(params_.rows.row_bytes);
+      rows.first =
+          params_.returns + shared_.far_firsts[item.source] * params_.returns_stride + item.place * rows.stride;
     }
-    return nullptr;
+    return rows;
+  }
+
+  /// Stores the sum of a token for a rank of another node.
+  __device__ void sum_far_row(const Item& item, const RowPart& part, const TermPlace& place) const {
+    const FarRows row = far_rows(item, 1);
+    if (row.first == nullptr) return;
+    if (row.words) {
+      const FarWordPlace to{row.first + word_offset(part.begin, kFarStepVectors), *shared_.number};
+      sum_terms<kFloat32>(terms_, place.num_rows, to, part.bytes);
+    } else {
+      sum_terms<kFloat32>(terms_, place.num_rows, row.first + part.begin, part.bytes);
+    }
   }
 
   /// Copies each row of the token, for a rank of another node.
@@ -289,13 +315,17 @@ class CombineSender {
     const unsigned same = __match_any_sync(kAllLanes, item.row);
     const bool first = item.row >= 0 && __ffs(static_cast<int>(same)) - 1 == lane_idx();
     const unsigned rows = __ballot_sync(kAllLanes, static_cast<int>(first));
-    std::byte* to = far_row(item, __popc(rows));
-    if (to == nullptr) return;
+    FarRows to = far_rows(item, __popc(rows));
+    if (to.first == nullptr) return;
 #pragma unroll 1
     for (unsigned left = rows; left != 0; left &= left - 1) {
       const std::int32_t from = __shfl_sync(kAllLanes, item.row, __ffs(static_cast<int>(left)) - 1);
-      copy_by_warp(to + part.begin, row_at(from) + part.begin, part.bytes);
-      to += round_up_row(params_.rows.row_bytes);
+      if (to.words) {
+        store_as_words(to.first, *shared_.number, row_at(from), part.begin, part.bytes);
+      } else {
+        copy_by_warp(to.first + part.begin, row_at(from) + part.begin, part.bytes);
+      }
+      to.first += to.stride;
     }
   }
 
@@ -333,6 +363,7 @@ class CombineSender {
   const CombineSendShared& shared_;
   Terms& terms_;
   SendUnits units_;
+  std::int64_t word_stride_ = 0;  ///< return_word_stride(), with kNodes
 };
 
 /// Word of `rank` that reports that this block has sent everything; null if that rank receives nothing.

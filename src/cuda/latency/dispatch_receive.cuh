@@ -7,33 +7,14 @@
 
 #include <type_traits>
 
+#include "cuda/latency/copy_rows.cuh"
 #include "cuda/latency/far_message.hpp"
+#include "cuda/latency/far_rows.cuh"
 #include "cuda/latency/far_words.cuh"
 #include "cuda/latency/receive_gaps.cuh"
 #include "cuda/latency/receive_report.cuh"
 
 namespace ferry::cuda::device {
-
-/// Loads of a lane that are in flight together. With two instead of four a dispatch of 128 rows of 14 KiB took 0.6 us
-/// longer between two H100, and smaller ones no less.
-inline constexpr int kReceiveUnroll = 4;
-
-/// A token in a warp: lane k holds its entry k.
-struct Arrival {
-  int source = 0;
-  std::int64_t token = 0;
-  int expert = -1;        ///< index among this rank's experts; -1: another rank's, or none
-  int row = -1;           ///< row in that expert's slab
-  unsigned here = 0;      ///< lanes that are the first of a row of this rank
-  int rank_ordinal = -1;  ///< number of ranks below this one that the token goes to
-  int slot = -1;          ///< row in the slab of the entry's rank, whichever that is
-};
-
-/// A part of the copy of a row, which `parts` warps share.
-struct Share {
-  int part = 0;
-  int parts = 1;
-};
 
 __device__ inline DispatchSlot slot_of(const LatencyParams& call, const SentCall& sent, int source) {
   return DispatchSlot::at(
@@ -123,56 +104,6 @@ __device__ inline bool keep_arrival(const LatencyParams& call, const SentCall& s
   return __all_sync(kAllLanes, static_cast<int>(came)) != 0;
 }
 
-/// Copies this warp's share of a row that has arrived to all its rows in the slab.
-__device__ inline void copy_arrival(const DispatchReceiveRows& params, const Arrival& arrival,
-                                    const std::byte* window_row, const Share& share) {
-  const int lane = lane_idx();
-  const auto* from = reinterpret_cast<const uint4*>(window_row);
-  const auto count = static_cast<int>(params.row.x_bytes / static_cast<std::int64_t>(sizeof(uint4)));
-  constexpr int kStep = kReceiveUnroll * kWarpLanes;
-#pragma unroll 1
-  for (int first = share.part * kStep; first < count; first += share.parts * kStep) {
-    uint4 values[kReceiveUnroll];
-#pragma unroll
-    for (int i = 0; i < kReceiveUnroll; ++i) {
-      const int at = first + i * kWarpLanes + lane;
-      if (at < count) values[i] = from[at];
-    }
-#pragma unroll 1
-    for (unsigned left = arrival.here; left != 0; left &= left - 1) {
-      const std::int64_t slot = __shfl_sync(kAllLanes, arrival.slot, __ffs(static_cast<int>(left)) - 1);
-      auto* to = reinterpret_cast<uint4*>(params.x + slot * params.x_stride);
-#pragma unroll
-      for (int i = 0; i < kReceiveUnroll; ++i) {
-        const int at = first + i * kWarpLanes + lane;
-        if (at < count) to[at] = values[i];
-      }
-    }
-  }
-  // By the last warps first, of which a short row leaves some without a step above: no warp waits for both.
-  const SlabScales& scales = params.scales;
-  const int part = share.parts - 1 - share.part;
-  const std::byte* const scale_row = window_row + params.row.scales_offset();
-#pragma unroll 1
-  for (int first = part * kWarpLanes; first < params.row.num_scales; first += share.parts * kWarpLanes) {
-    const int column = first + lane;
-    const bool mine = column < params.row.num_scales;
-    const bool words = params.row.scale_bytes == sizeof(std::uint32_t);
-    std::uint32_t value = 0;
-    if (mine && words) value = reinterpret_cast<const std::uint32_t*>(scale_row)[column];
-    if (mine && !words) value = static_cast<std::uint32_t>(scale_row[column]);
-#pragma unroll 1
-    for (unsigned left = arrival.here; left != 0; left &= left - 1) {
-      const int from_lane = __ffs(static_cast<int>(left)) - 1;
-      const std::int64_t expert = __shfl_sync(kAllLanes, arrival.expert, from_lane);
-      const std::int64_t row = __shfl_sync(kAllLanes, arrival.row, from_lane);
-      const std::int64_t at = expert * scales.expert_stride + row * scales.row_stride + column * scales.column_stride;
-      if (mine && words) reinterpret_cast<std::uint32_t*>(scales.data)[at] = value;
-      if (mine && !words) scales.data[at] = static_cast<std::byte>(value);
-    }
-  }
-}
-
 /// Tokens that a warp copies: those of `source` from `first` on, `step` apart.
 struct WarpTokens {
   int source = 0;
@@ -188,8 +119,9 @@ struct WarpTokens {
 
 /// Rows of one source's tokens.
 struct ArrivedRows {
-  const std::byte* first = nullptr;
-  bool by_flag = false;  ///< the flag of a token's row has its number; else that is the token's
+  const std::byte* first = nullptr;  ///< rows that are words lie before each other, other rows behind
+  bool by_flag = false;              ///< the flag of a token's row has its number; else that is the token's
+  std::int64_t word_stride = 0;      ///< far_word_stride()
 
   /// `num_tokens`: of the source.
   template <typename Params>
@@ -200,8 +132,10 @@ struct ArrivedRows {
       const FarParams& far = params.far;
       const FarMessage message = FarMessage::of(call.num_experts, call.num_topk);
       if (far.layout.is_far(source)) {
-        const std::int64_t front = far.layout.front_at(0, set, far.layout.far_idx(source));
-        return {far.inbox + front + message.rows_at(num_tokens), true};
+        const std::byte* const header = far.inbox + far.layout.header_at(0, set, far.layout.far_idx(source));
+        const std::int64_t stride = far_word_stride(far.layout, params.row.stride(), num_tokens);
+        if (stride == 0) return {header + FarMessage::kPlainRows, true};
+        return {header + message.words(num_tokens, 1, stride), true, stride};
       }
     }
     return {own_window(call).rows(call.layout, LatencyKind::kDispatch, set) + source * call.layout.source_bytes, false};
@@ -223,6 +157,10 @@ __device__ inline bool receive_tokens(const LatencyParams& call, const Params& p
     Arrival arrival;
     arrival.source = source;
     arrival.token = token;
+    std::uint64_t seen_flag = 0;
+    if constexpr (std::is_same_v<Params, FarDispatchReceiveParams>) {
+      if (lane_idx() == 0) seen_flag = load_acquire_system(slot.row_flags + token);
+    }
     if (!find_arrival(call, sent, experts, seen, arrival)) return false;
     if (token + tokens.step < end) {
       seen = load_relaxed_system(entry_word(call, sent, source, token + tokens.step));
@@ -232,15 +170,27 @@ __device__ inline bool receive_tokens(const LatencyParams& call, const Params& p
     const std::uint64_t seen_weight = weight != nullptr ? load_relaxed_system(weight) : 0;
     if (arrival.here != 0) {
       Payload flag{0, true};
-      if (lane_idx() == 0) flag = wait_word(call, {Awaited::kRow, source, sent.number}, slot.row_flags + token);
+      if (lane_idx() == 0) {
+        if constexpr (!std::is_same_v<Params, FarDispatchReceiveParams>) {
+          seen_flag = load_acquire_system(slot.row_flags + token);
+        }
+        flag = wait_payload(call, {Awaited::kRow, source, sent.number}, slot.row_flags + token, seen_flag);
+      }
       if (__all_sync(kAllLanes, static_cast<int>(flag.came)) == 0) return false;
       __syncwarp();  // hands the first lane's acquired stores to all lanes
       std::int64_t row = token;
       if constexpr (std::is_same_v<Params, FarDispatchReceiveParams>) {
         const std::uint32_t number = __shfl_sync(kAllLanes, flag.value, 0);
         if (rows.by_flag) row = number;
+        if (rows.word_stride != 0) {
+          const std::byte* const words = rows.first - row * rows.word_stride;
+          if (!copy_row_words(call, params, sent, arrival, words, tokens.share) ||
+              !copy_scale_words(call, params, sent, arrival, words, tokens.share)) {
+            return false;
+          }
+        }
       }
-      copy_arrival(params, arrival, rows.first + row * params.row.stride(), tokens.share);
+      if (rows.word_stride == 0) copy_arrival(params, arrival, rows.first + row * params.row.stride(), tokens.share);
     }
     if (keeps && !keep_arrival(call, sent, arrival, seen_weight)) return false;
   }

@@ -147,6 +147,7 @@ struct NoFarSender {
   __device__ void place(int /*token*/, const TokenEntry& /*entry*/) const {}
   __device__ int num_near() const { return kMaxTopk; }
   __device__ void write_records() const {}
+  __device__ void store_row_words() const {}
 };
 
 /// One block's part of the send half. Far: NoFarSender, or FarSender in groups of several nodes.
@@ -258,6 +259,7 @@ class DispatchSender {
       post_entries(params_, shared_, token);
       if constexpr (kCodec == Codec::kPlain) send_given_scales(params_, token, shared_.targets);
       if (more) step_.load(row_of(token + 1), 0);
+      far_.store_row_words();
     }
     __syncthreads();
     if (!places_) return;

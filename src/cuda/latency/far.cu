@@ -1,6 +1,7 @@
 /// A call of latency mode that this rank refuses, in groups of several nodes (cuda/far/params.hpp): one kernel tells
 /// far ranks, and one takes what far ranks have sent, before the kernel that does so inside the node.
 
+#include "cuda/latency/far_keeper.cuh"
 #include "cuda/latency/far_words.cuh"
 #include "cuda/latency/kernel_row.hpp"
 #include "cuda/latency/kernels.hpp"
@@ -24,11 +25,10 @@ __global__ void __launch_bounds__(kFarThreads) far_headers_kernel(const __grid_c
 #pragma unroll 1
   for (int idx = warp_idx(); idx < params.far.layout.num_far(); idx += kWarps) {
     const int source = params.far.layout.far_rank(idx);
-    if (!await_far(call, params.far, params.kind, sent.number, source)) return;
-    const FarHeader& header = header_in(params.far, params.kind, static_cast<int>(sent.set), source);
-    const std::uint32_t word = word_of_header(header);
-    import_header(call, params.far, params.kind, sent, source, word);
-    keep_words(params.far, params.kind, static_cast<int>(sent.set), source);
+    LaneFarWords header;
+    if (!await_far_header(call, params.far, params.kind, sent, source, header)) return;
+    import_header(call, params.far, params.kind, sent, source, header);
+    FarKeeper(call, params.far, source, header).keep(call, params.far);
   }
 }
 
@@ -45,12 +45,13 @@ __global__ void __launch_bounds__(kWarpLanes) far_refusal_kernel(const __grid_co
   hide_far_ranks(call, params.far, params.kind, number);
   LatencyHeader header;
   header.record_number = call.record_number;
-  write_far_headers(call, params.far, params.kind, header);
+  write_far_headers(call, params.far, params.kind, number, header);
   __syncwarp();
 #pragma unroll 1
   for (int idx = lane_idx(); idx < params.far.layout.num_far(); idx += kWarpLanes) {
-    const int set = sets[params.far.layout.far_rank(idx)];
-    post_far(call, params.far, params.kind, idx, set, number, static_cast<std::int64_t>(kFarHeaderBytes), {});
+    const int rank = params.far.layout.far_rank(idx);
+    const FarPart front = part_with_header(call, params.far, params.kind, idx, sets[rank], 0, kFarHeaderBytes);
+    post_message(call, params.far, static_cast<int>(params.kind), rank, number, {front, {}, sets[rank]});
   }
 }
 

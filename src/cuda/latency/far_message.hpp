@@ -1,67 +1,104 @@
 #ifndef FERRY_CUDA_LATENCY_FAR_MESSAGE_HPP
 #define FERRY_CUDA_LATENCY_FAR_MESSAGE_HPP
 
-/// Parts of a dispatch's message to a rank of another node (cuda/far/params.hpp): behind the header counts of all
-/// experts, and a record for each token; then the rows.
+/// Parts of messages to ranks of other nodes (cuda/far/params.hpp). Those of a dispatch are, in the order of their
+/// addresses: rows that are words, a record for each token, counts of all experts, the header, and rows that are no
+/// words. So the header has one place, and whatever a message has is one put.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
 #include "cuda/far/params.hpp"
 #include "cuda/latency/window.hpp"
+#include "ferry/routing.hpp"
 #include "plan/host_device.hpp"
 
 namespace ferry::cuda {
 
-/// Start of a token's record. The token's entries [K] (pack_entry, kNoExpert: none) and weights [K] follow.
+/// First payloads of a token's record. The token's entries [K] (pack_entry, kNoExpert: none) and weights [K] follow.
 struct FarRecord {
-  std::int32_t row;           ///< the token's row in the message; -1: none, and nothing else is written
+  std::int32_t row;           ///< the token's row in the message; -1: none, and only this word of the record counts
   std::int32_t first_return;  ///< place of the token's first row among those that the receiver returns
 };
+inline constexpr int kFarRecordPayloads = sizeof(FarRecord) / sizeof(std::uint32_t);
 
+/// Offsets are from the header.
 struct FarMessage {
-  std::int64_t counts = static_cast<std::int64_t>(kFarHeaderBytes);  ///< [E] u32
-  std::int64_t records = 0;                                          ///< [T of the source]
+  std::int64_t counts = 0;  ///< [E]
   std::int64_t record_bytes = 0;
+  static constexpr std::int64_t kPlainRows = kFarHeaderBytes;
 
   FERRY_HOST_DEVICE static constexpr FarMessage of(std::int64_t num_experts, int num_topk) {
     FarMessage message;
-    message.records = message.counts + round_up_row(num_experts * std::int64_t{sizeof(std::uint32_t)});
-    message.record_bytes = record_bytes_of(num_topk);
+    message.counts = -num_far_words(num_experts) * kFarWordBytes;
+    message.record_bytes = num_far_words(kFarRecordPayloads + 2 * num_topk) * kFarWordBytes;
     return message;
   }
-  FERRY_HOST_DEVICE constexpr std::int64_t front_bytes(std::int64_t num_tokens) const {
-    return records + num_tokens * record_bytes;
+  FERRY_HOST_DEVICE constexpr std::int64_t record(std::int64_t token) const {
+    return counts - (token + 1) * record_bytes;
   }
-  /// Rows follow the records of the tokens that the source has, so that a message is one put.
-  FERRY_HOST_DEVICE constexpr std::int64_t rows_at(std::int64_t num_tokens) const {
-    return round_up_row(front_bytes(num_tokens));
-  }
-
-  /// A power of two, so that no two tokens of 8 picks or more share a line: warps that load one line of host memory
-  /// wait for each other.
-  FERRY_HOST_DEVICE static constexpr std::int64_t record_bytes_of(int num_topk) {
-    const std::int64_t used = std::int64_t{sizeof(FarRecord)} + num_topk * 2 * std::int64_t{sizeof(std::uint32_t)};
-    std::int64_t bytes = 16;
-    while (bytes < used) bytes *= 2;
-    return bytes;
+  /// Begin of the words of a message of so many tokens, whose first rows are words `stride` apart. Also the place of
+  /// the last of these rows.
+  FERRY_HOST_DEVICE constexpr std::int64_t words(std::int64_t num_tokens, std::int64_t num_rows,
+                                                 std::int64_t stride) const {
+    return counts - num_tokens * record_bytes - num_rows * stride;
   }
 };
 
+/// Vectors of a step of a row that travels between nodes as words (kWordStepVectors): half as many bytes more, and less
+/// to do in turn for each warp than with three.
+inline constexpr int kFarStepVectors = 2;
+
+/// Bytes of a row's words. The row is padded to whole lines, so that every byte of a put is a word that its receiver
+/// waits for: one that came later could replace a word of the set's next call.
+FERRY_HOST_DEVICE constexpr std::int64_t far_row_words_bytes(std::int64_t row_bytes) {
+  const std::int64_t num_lines = (row_bytes + kWordLineBytes - 1) / kWordLineBytes;
+  return (num_lines + (num_lines + kFarStepVectors - 1) / kFarStepVectors) * kWordLineBytes;
+}
+
+/// Most tokens of a rank whose rows travel between nodes as words. Between two H200 over a card's stand-in of 50 GB/s
+/// (docs/performance-nodes.md) a pair of 16 tokens took 69 us with words and 80 without, of 32 tokens 84 and 86, of 64
+/// tokens 125 and 114: words have half as many bytes more, and take no trips for their order.
+inline constexpr std::int64_t kFarWordTokens = 32;
+/// Longest such row.
+inline constexpr std::int64_t kMostFarWordRow = 16384;
+
+/// Stride of rows that are words, if those of a call are; else 0. `num_tokens`: T of the rank that they belong to.
+/// `num_rows`: most rows that one message may have, or one set of returns. `room_bytes`: for them.
+FERRY_HOST_DEVICE constexpr std::int64_t far_word_stride(std::int64_t row_bytes, std::int64_t num_tokens,
+                                                         std::int64_t num_rows, std::int64_t room_bytes) {
+  const std::int64_t stride = far_row_words_bytes(row_bytes);
+  const bool fits = num_rows * stride <= room_bytes && room_bytes > 0;
+  return fits && num_tokens <= kFarWordTokens && row_bytes <= kMostFarWordRow ? stride : 0;
+}
+/// The same of the rows of a dispatch.
+FERRY_HOST_DEVICE constexpr std::int64_t far_word_stride(const FarLayout& layout, std::int64_t row_bytes,
+                                                         std::int64_t num_tokens) {
+  return far_word_stride(row_bytes, num_tokens, num_tokens, layout.row_words_bytes);
+}
+
 /// Layout of the inboxes of a group whose window is `window`: they hold what the window holds. A slot of words has 8
-/// bytes for each token and 16 for each entry, so it has room for the records; in a combine 8 for each entry, whose
-/// weight has 4.
+/// bytes for each token and 16 for each entry, and a record at most a third more; in a combine it has 8 for each entry,
+/// whose weight has a third of a word.
 constexpr FarLayout far_layout(const LatencyLayout& window, int num_ranks, int ranks_per_node, int rank,
                                bool in_gpu = false) {
-  constexpr std::int64_t kCountsBytes = kMaxExperts * std::int64_t{sizeof(std::uint32_t)};
-  return FarLayout::of({.num_ranks = num_ranks,
-                        .ranks_per_node = ranks_per_node,
-                        .rank = rank,
-                        .front_bytes = kCountsBytes + window.slot_bytes + kRowAlignment,
-                        .rows_bytes = window.source_bytes,
-                        .returns_bytes = window.rows_bytes(),
-                        .weights_bytes = round_up_row(window.slot_bytes / 2),
-                        .in_gpu = in_gpu});
+  constexpr std::int64_t kCountsBytes = num_far_words(kMaxExperts) * kFarWordBytes;
+  // For most shapes; other calls have rows that are no words.
+  constexpr std::int64_t kMostRowWords = kFarWordTokens * far_row_words_bytes(kMostFarWordRow);
+  constexpr std::int64_t kShortRowWords = kFarWordTokens * far_row_words_bytes(1);
+  return FarLayout::of(
+      {.num_ranks = num_ranks,
+       .ranks_per_node = ranks_per_node,
+       .rank = rank,
+       .front_bytes = round_up_row(kCountsBytes + window.slot_bytes * 4 / 3) + kRowAlignment,
+       .row_words_bytes = round_up_row(std::min(kMostRowWords, window.source_bytes * 3 / 2 + kShortRowWords)),
+       .rows_bytes = window.source_bytes,
+       .return_words_bytes =
+           round_up_row(std::min(kMostRowWords * kMaxTopk, (window.rows_bytes() + kShortRowWords) * 3 / 2)),
+       .returns_bytes = window.rows_bytes(),
+       .weights_bytes = round_up_row(window.slot_bytes * 2 / 3) + kRowAlignment,
+       .in_gpu = in_gpu});
 }
 
 }  // namespace ferry::cuda

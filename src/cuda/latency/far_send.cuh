@@ -3,7 +3,8 @@
 
 /// Part of a dispatch's send half for ranks of other nodes. Every token that has experts on a far rank gets a row in
 /// the message to it, which the block stores there as it stores rows of its node; the rows of a message follow each
-/// other in the order in which blocks come to them. The last block completes the messages and posts them.
+/// other in the order in which blocks come to them. Rows that are words (kFarWordTokens) are stored as bytes in shared
+/// memory first. The last block completes the messages and posts them.
 ///
 /// It also places what the combines will return: each distinct expert of a token returns a row, or each rank its sum,
 /// in the place that the token's row has in the message. The rows of one far rank lie together in a set of returns, so
@@ -12,6 +13,8 @@
 #include "cuda/latency/dispatch_send.cuh"
 #include "cuda/latency/far_message.hpp"
 #include "cuda/latency/far_words.cuh"
+#include "cuda/latency/row_words.cuh"
+#include "cuda/sync/part_barrier.cuh"
 
 namespace ferry::cuda::device {
 
@@ -19,9 +22,17 @@ namespace ferry::cuda::device {
 struct FarTargets {
   int sets[kMaxRanks];  ///< set in which each far rank receives this call
   int num_near;         ///< targets of the token on this node; those on far ranks follow
+  int num_far;
   // By number of the far target:
-  std::byte* records[kMaxTopk];  ///< record of the token
+  std::byte* records[kMaxTopk];    ///< record of the token
+  std::byte* row_words[kMaxTopk];  ///< its row, if rows are words
   FarRecord starts[kMaxTopk];
+
+  /// Memory for a row's bytes, behind this.
+  __device__ std::byte* row() { return reinterpret_cast<std::byte*>(this) + round_up_part(sizeof(FarTargets)); }
+  FERRY_HOST_DEVICE static constexpr std::size_t size_bytes(std::int64_t row_bytes) {
+    return round_up_part(sizeof(FarTargets)) + static_cast<std::size_t>(row_bytes);
+  }
 };
 
 /// Passed to DispatchSender.
@@ -34,7 +45,9 @@ class FarSender {
         call_(params.call),
         far_(params.far),
         message_(FarMessage::of(call_.num_experts, call_.num_topk)),
-        rows_at_(message_.rows_at(num_counted_tokens(params))),
+        word_stride_(far_word_stride(far_.layout, params.row.stride(), num_counted_tokens(params))),
+        first_row_(word_stride_ != 0 ? message_.words(num_counted_tokens(params), 1, word_stride_)
+                                     : FarMessage::kPlainRows),
         shared_(shared),
         targets_(targets) {}
 
@@ -50,16 +63,19 @@ class FarSender {
   /// Writes the header and the counts of every message. All threads of the first block.
   __device__ void send_counts(int num_tokens) const {
     if (warp_idx() == 0) {
-      write_far_headers(call_, far_, LatencyKind::kDispatch,
+      write_far_headers(call_, far_, LatencyKind::kDispatch, shared_.number,
                         dispatch_header<kHomes>(params_, shared_.no_expert, num_tokens));
     }
     const unsigned* const tokens_of_expert = shared_.tokens_of_expert();
+    const int num_experts = call_.num_experts;
+    const auto count_of = [tokens_of_expert, num_experts](int expert) {
+      return expert < num_experts ? tokens_of_expert[expert] : 0;
+    };
 #pragma unroll 1
-    for (auto expert = static_cast<int>(threadIdx.x); expert < call_.num_experts; expert += kDispatchThreads) {
-      const unsigned count = tokens_of_expert[expert];
+    for (auto word = static_cast<int>(threadIdx.x); word < num_far_words(num_experts); word += kDispatchThreads) {
 #pragma unroll 1
       for (int idx = 0; idx < far_.layout.num_far(); ++idx) {
-        reinterpret_cast<std::uint32_t*>(far_.outbox + far_.message_out(idx) + message_.counts)[expert] = count;
+        store_far_word(header_out(far_, LatencyKind::kDispatch, idx) + message_.counts, word, shared_.number, count_of);
       }
     }
   }
@@ -88,7 +104,11 @@ class FarSender {
           static_cast<std::int32_t>(atomicAdd(&far_.state->returns[owner], static_cast<unsigned>(__popc(returning))));
       const int target = __popc(senders & ((1U << lane) - 1));
       std::byte* const message = message_to(owner);
-      shared_.targets.rows[num_near + target] = rows_to(owner) + start.row * params_.row.stride();
+      if (word_stride_ != 0) {
+        targets_.row_words[target] = message + first_row_ - start.row * word_stride_;
+      } else {
+        shared_.targets.rows[num_near + target] = message + first_row_ + start.row * params_.row.stride();
+      }
       targets_.records[target] = record_of(message, token);
       targets_.starts[target] = start;
     }
@@ -96,7 +116,12 @@ class FarSender {
     start.first_return = __shfl_sync(kAllLanes, start.first_return, leader);
     if (lane == 0) {
       targets_.num_near = num_near;
-      shared_.targets.num = num_near + __popc(senders);
+      targets_.num_far = __popc(senders);
+      shared_.targets.num = num_near + targets_.num_far;
+      if (word_stride_ != 0 && senders != 0) {
+        shared_.targets.rows[num_near] = targets_.row();
+        shared_.targets.num = num_near + 1;
+      }
     }
     if (lane < call_.num_topk) {
       const std::int64_t at = std::int64_t{token} * call_.num_topk + lane;
@@ -115,7 +140,12 @@ class FarSender {
         const int target = __shfl_sync(kAllLanes, owner, __ffs(static_cast<int>(left)) - 1);
         gets = gets || target == rank;
       }
-      if (rank >= 0 && !gets) reinterpret_cast<FarRecord*>(record_of(message_to(rank), token))->row = -1;
+      if (rank < 0 || gets) continue;
+#pragma unroll 1
+      for (int word = 0; word < num_far_words(kFarRecordPayloads + 2 * call_.num_topk); ++word) {
+        store_far_word(record_of(message_to(rank), token), word, shared_.number,
+                       [](int payload) { return payload == 0 ? ~std::uint32_t{0} : 0; });
+      }
     }
   }
 
@@ -125,19 +155,37 @@ class FarSender {
   /// Writes the token's record to each message. All lanes of one warp.
   __device__ void write_records() const {
     const int num_topk = call_.num_topk;
-    const int num_far_targets = shared_.targets.num - targets_.num_near;
+    if (lane_idx() >= num_far_words(kFarRecordPayloads + 2 * num_topk)) return;
 #pragma unroll 1
-    for (int target = 0; target < num_far_targets; ++target) {
-      std::byte* const record = targets_.records[target];
-      if (lane_idx() == 0) *reinterpret_cast<FarRecord*>(record) = targets_.starts[target];
-      auto* const entries = reinterpret_cast<std::uint32_t*>(record + sizeof(FarRecord));
-      if (lane_idx() >= num_topk) continue;
-      entries[lane_idx()] = shared_.entries[lane_idx()];
-      entries[num_topk + lane_idx()] = shared_.weights[lane_idx()];
+    for (int target = 0; target < targets_.num_far; ++target) {
+      const FarRecord& start = targets_.starts[target];
+      store_far_word(targets_.records[target], lane_idx(), shared_.number, [this, &start, num_topk](int idx) {
+        if (idx < kFarRecordPayloads) return reinterpret_cast<const std::uint32_t*>(&start)[idx];
+        const int entry = idx - kFarRecordPayloads;
+        if (entry < num_topk) return shared_.entries[entry];
+        return entry < 2 * num_topk ? shared_.weights[entry - num_topk] : 0;
+      });
     }
   }
 
-  /// Completes the headers and posts the messages. All lanes of one warp of the last block.
+  /// Stores the words of the token's row to each message. All warps but the first, which have stored its bytes.
+  __device__ void store_row_words() const {
+    if (word_stride_ == 0 || targets_.num_far == 0) return;
+    meet_warps<kRowThreads / kWarpLanes>();
+    const auto row_bytes = static_cast<int>(params_.row.stride());
+    constexpr int kStepBytes = kFarStepVectors * kLineBytes;
+    constexpr int kStep = (kDispatchThreads / kWarpLanes - 1) * kStepBytes;
+#pragma unroll 1
+    for (int begin = (warp_idx() - 1) * kStepBytes; begin < row_bytes; begin += kStep) {
+      const int bytes = min(kStepBytes, row_bytes - begin);
+#pragma unroll 1
+      for (int target = 0; target < targets_.num_far; ++target) {
+        store_as_words(targets_.row_words[target], shared_.number, targets_.row(), begin, bytes);
+      }
+    }
+  }
+
+  /// Completes the headers and posts the messages. The posting warp of the last block.
   __device__ void post_all() const {
     const std::int64_t num_tokens = num_counted_tokens(params_);
     std::int32_t begin = 0;
@@ -158,11 +206,8 @@ class FarSender {
       if (!exists) continue;
       call_.tables.rows_back.own_firsts[rank] = first_return;
       call_.tables.sums_back.own_firsts[rank] = first_sum;
-      FarHeader& header = header_out(far_, LatencyKind::kDispatch, idx);
-      header.num_rows = num_rows;
-      header.num_returns = num_returns;
-      header.first_return = first_return;
-      header.first_sum = first_sum;
+      write_far_fields(header_out(far_, LatencyKind::kDispatch, idx), shared_.number,
+                       {num_rows, num_returns, first_return, first_sum});
       post(rank, idx, num_tokens, num_rows);
     }
   }
@@ -170,28 +215,29 @@ class FarSender {
  private:
   __device__ void post(int rank, int idx, std::int64_t num_tokens, std::int64_t num_rows) const {
     const int set = targets_.sets[rank];
-    if (set == kNoSet) {
-      post_far(call_, far_, LatencyKind::kDispatch, idx, set, shared_.number,
-               static_cast<std::int64_t>(kFarHeaderBytes), {});
-      return;
+    std::int64_t begin = 0;
+    std::int64_t end = kFarHeaderBytes;
+    const bool receives = set != kNoSet;
+    if (receives) {
+      begin = message_.words(num_tokens, num_rows, word_stride_);
+      if (word_stride_ == 0) end += num_rows * params_.row.stride();
     }
-    const std::int64_t num_bytes =
-        num_rows > 0 ? rows_at_ + num_rows * params_.row.stride() : message_.front_bytes(num_tokens);
-    post_far(call_, far_, LatencyKind::kDispatch, idx, set, shared_.number, num_bytes, {});
+    const FarPart front = part_with_header(call_, far_, LatencyKind::kDispatch, idx, set, begin, end);
+    post_message(call_, far_, static_cast<int>(LatencyKind::kDispatch), rank, shared_.number,
+                 {front, {}, set, receives && word_stride_ == 0});
   }
 
-  __device__ std::byte* message_to(int rank) const { return far_.outbox + far_.message_out(far_.layout.far_idx(rank)); }
-  /// First of the rows that go to a rank.
-  __device__ std::byte* rows_to(int rank) const { return message_to(rank) + rows_at_; }
-  __device__ std::byte* record_of(std::byte* message, int token) const {
-    return message + message_.records + token * message_.record_bytes;
+  __device__ std::byte* message_to(int rank) const {
+    return header_out(far_, LatencyKind::kDispatch, far_.layout.far_idx(rank));
   }
+  __device__ std::byte* record_of(std::byte* message, int token) const { return message + message_.record(token); }
 
   const FarDispatchParams& params_;
   const LatencyParams& call_;
   const FarParams& far_;
   const FarMessage message_;
-  const std::int64_t rows_at_;  ///< offset of the rows in each message
+  const std::int64_t word_stride_;  ///< far_word_stride()
+  const std::int64_t first_row_;    ///< offset of the first row from the header
   DispatchSendShared& shared_;
   FarTargets& targets_;
 };

@@ -11,12 +11,15 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cuda/latency/far_message.hpp"
+#include "cuda/latency/far_records.cuh"
+#include "cuda/latency/far_word.cuh"
 #include "cuda/latency/turns.cuh"
 
 namespace ferry::cuda::device {
 
 static_assert(kFarKinds == kLatencyKinds && kFarSets == kSets && kFarGrantSlots == kGrantSlots);
-static_assert(sizeof(LatencyHeader) <= sizeof(FarHeader::words));
+static_assert(kLatencyHeaderWords + kNumFarFields <= kFarGrantWords * kFarWordPayloads);
 static_assert(era_of(kFarEra - 1) == 0 && era_of(kFarEra) == 1);
 
 __device__ inline const std::uint64_t* inbox_word(const FarParams& far, std::int64_t offset) {
@@ -46,7 +49,8 @@ __device__ inline void publish_grants(const LatencyParams& call, const FarParams
   }
 }
 
-/// grant_owed_set(), also to far ranks. All lanes of one warp of one block of a kernel that sends.
+/// grant_owed_set(), also to far ranks, while other blocks send. All lanes of one warp of the first block of a kernel
+/// that sends.
 __device__ inline void grant_far_owed_set(const LatencyParams& call, const FarParams& far, LatencyKind kind,
                                           std::uint64_t number) {
   grant_owed_set(call, kind, number);
@@ -65,11 +69,38 @@ __device__ inline void begin_far_grants(const LatencyParams& call, const FarPara
   publish_grants(call, far);
 }
 
+/// Clears the words of an inbox's set once per era, as clear_words() does: makes them words of the call that was just
+/// received. All lanes of one warp.
+__device__ __noinline__ inline void clear_far_words(const FarParams& far, LatencyKind kind, const SentCall& sent) {
+  const FarLayout& layout = far.layout;
+  const auto set = static_cast<int>(sent.set);
+  const bool combines = kind == LatencyKind::kCombine;
+  const auto clear = [&far, &sent](std::int64_t at, std::int64_t num_bytes) {
+#pragma unroll 1
+    for (std::int64_t i = lane_idx(); i < num_bytes / kFarWordBytes; i += kWarpLanes) {
+      // Grants in headers, which are the lower halves of words, remain.
+      reinterpret_cast<WideWord*>(far.inbox + at)[i].high = make_word(sent.number, 0);
+    }
+  };
+#pragma unroll 1
+  for (int idx = 0; idx < layout.num_far(); ++idx) {
+    const std::int64_t before = combines ? 0 : layout.words_before_header();
+    clear(layout.header_at(static_cast<int>(kind), set, idx) - before, before + kFarHeaderBytes);
+    if (combines) clear(layout.weights_at(set, idx), layout.weights_bytes);
+  }
+  if (combines) clear(layout.return_words_at(set), layout.return_words_bytes);
+  __syncwarp();
+  if (lane_idx() == 0) far.state->cleared[static_cast<int>(kind)][set] = era_of(sent.number);
+}
+
 /// Leaves the set of a receive half to the next kernel that sends a call of its kind, so that none waits for the grant
 /// to arrive. Grants the set that another receive half has left since, if there is one. All lanes of one warp of the
 /// last block.
 __device__ inline void leave_far_set(const LatencyParams& call, const FarParams& far, LatencyKind kind,
                                      const SentCall& sent) {
+  if (far.state->cleared[static_cast<int>(kind)][sent.set] != era_of(sent.number)) [[unlikely]] {
+    clear_far_words(far, kind, sent);
+  }
   std::uint32_t left = 0;
   if (lane_idx() == 0) left = atomicExch(&local_of(call).owed[static_cast<int>(kind)], sent.set + 1);
   left = __shfl_sync(kAllLanes, left, 0);
@@ -135,10 +166,14 @@ __device__ inline bool await_passed(const LatencyParams& call, std::uint64_t num
   return wait_until(call.ranks, {Awaited::kOwn, call.ranks.rank, number}, read, expected);
 }
 
-__device__ inline const FarHeader& header_in(const FarParams& far, LatencyKind kind, int set, int source) {
+__device__ inline const std::byte* header_in(const FarParams& far, LatencyKind kind, int set, int source) {
   const FarLayout& layout = far.layout;
-  return *reinterpret_cast<const FarHeader*>(far.inbox +
-                                             layout.front_at(static_cast<int>(kind), set, layout.far_idx(source)));
+  return far.inbox + layout.header_at(static_cast<int>(kind), set, layout.far_idx(source));
+}
+/// Word of a header that holds a grant.
+__device__ inline const WideWord* granted_in(const std::byte* header, LatencyKind kind, std::uint64_t number) {
+  return reinterpret_cast<const WideWord*>(header) + kFarGrantWords + static_cast<int>(kind) * kFarGrantSlots +
+         static_cast<int>(number % kFarGrantSlots);
 }
 
 /// Grant of a far rank for a call in the headers of its latest messages, which no kernel may have imported yet: with
@@ -146,13 +181,17 @@ __device__ inline const FarHeader& header_in(const FarParams& far, LatencyKind k
 __device__ inline std::uint64_t grant_in_headers(const LatencyParams& call, const FarParams& far, LatencyKind kind,
                                                  int rank, std::uint64_t number) {
 #pragma unroll 1
-  for (int i = 0; i < kLatencyKinds; ++i) {
-    const auto of = static_cast<LatencyKind>(i);
-    const std::uint64_t arrived = load_acquire_system(inbox_word(far, far.layout.arrived_at(i, rank)));
-    const std::uint64_t own = load_relaxed_system(grant_word(call, call.ranks.rank, of, call.ranks.rank, arrived));
-    if (arrived == 0 || !is_word_of(own, arrived)) continue;
-    const FarHeader& header = header_in(far, of, static_cast<int>(payload_of(own)), rank);
-    const std::uint64_t word = load_relaxed_system(&header.granted[static_cast<int>(kind)][number % kGrantSlots]);
+  for (int i = 0; i < kLatencyKinds * kGrantSlots; ++i) {
+    const auto of = static_cast<LatencyKind>(i / kGrantSlots);
+    const auto slot = static_cast<std::uint64_t>(i % kGrantSlots);
+    const std::uint64_t own = load_relaxed_system(grant_word(call, call.ranks.rank, of, call.ranks.rank, slot));
+    if (own == 0) continue;
+    const std::byte* const header = header_in(far, of, static_cast<int>(payload_of(own)), rank);
+    const WideWord* const granted = granted_in(header, kind, number);
+    // Only that of the latest call in that set: an older one's grant may be of an earlier era. Acquired, since half of
+    // a word is used (load_wide_relaxed_system).
+    if (load_acquire_system(&granted->high) >> 32 != own >> 32) continue;
+    const std::uint64_t word = load_relaxed_system(&granted->low);
     if (is_word_of(word, number)) return word;
   }
   return 0;
@@ -237,9 +276,9 @@ __device__ inline void hide_far_ranks(const LatencyParams& call, const FarParams
   }
 }
 
-/// Start of this rank's message to far rank `idx`, in the outbox.
-__device__ inline FarHeader& header_out(const FarParams& far, LatencyKind kind, int idx) {
-  return *reinterpret_cast<FarHeader*>(far.outbox + far.front_out(static_cast<int>(kind), idx));
+/// Header of this rank's message to far rank `idx`, in the outbox.
+__device__ inline std::byte* header_out(const FarParams& far, LatencyKind kind, int idx) {
+  return far.outbox + far.header_out(static_cast<int>(kind), idx);
 }
 
 /// Post of a message (kFarMessages) to a far rank.
@@ -247,61 +286,97 @@ __device__ inline FarPost& post_of(const FarParams& far, int message, int rank) 
   return far.posts[message * far.layout.num_ranks + rank];
 }
 
-/// Writes this rank's header and its grants to its messages. All lanes of one warp of one block.
+/// Writes this rank's header and its grants to its messages; FarFields are 0. All lanes of one warp of one block.
 __device__ inline void write_far_headers(const LatencyParams& call, const FarParams& far, LatencyKind kind,
-                                         const LatencyHeader& header) {
-  static_assert(kLatencyKinds * kGrantSlots <= kLatencyHeaderWords);
-  if (lane_idx() >= kLatencyHeaderWords) return;
-  const std::uint32_t word = reinterpret_cast<const std::uint32_t*>(&header)[lane_idx()];
-  const int granted_kind = lane_idx() / kGrantSlots;
-  const int slot = lane_idx() % kGrantSlots;
-  const bool has_grant = granted_kind < kLatencyKinds;
-  std::uint64_t granted = 0;
-  if (has_grant) {
-    granted = load_relaxed_system(grant_word(call, call.ranks.rank, static_cast<LatencyKind>(granted_kind),
-                                             call.ranks.rank, static_cast<std::uint64_t>(slot)));
+                                         std::uint64_t number, const LatencyHeader& header) {
+  static_assert(kLatencyHeaderWords % kFarWordPayloads == 0);
+  if (lane_idx() >= kFarHeaderWords) return;
+  const int grant = lane_idx() - kFarGrantWords;
+  const int granted_kind = grant / kGrantSlots;
+  const int slot = grant % kGrantSlots;
+  WideWord word = make_far_word(number, 0, 0, 0);
+  if (grant >= 0) {
+    word.low = load_relaxed_system(grant_word(call, call.ranks.rank, static_cast<LatencyKind>(granted_kind),
+                                              call.ranks.rank, static_cast<std::uint64_t>(slot)));
+  } else if (lane_idx() < kLatencyHeaderWords / kFarWordPayloads) {
+    const auto* const payloads = reinterpret_cast<const std::uint32_t*>(&header) + lane_idx() * kFarWordPayloads;
+    word = make_far_word(number, payloads[0], payloads[1], payloads[2]);
   }
 #pragma unroll 1
   for (int idx = 0; idx < far.layout.num_far(); ++idx) {
-    FarHeader& to = header_out(far, kind, idx);
-    to.words[lane_idx()] = word;
-    if (!has_grant) continue;
-    to.granted[granted_kind][slot] = granted;
-    post_of(far, static_cast<int>(kind), far.layout.far_rank(idx)).granted[granted_kind][slot] = granted;
+    store_wide_relaxed_system(reinterpret_cast<WideWord*>(header_out(far, kind, idx)) + lane_idx(), word);
+    if (grant < 0) continue;
+    post_of(far, static_cast<int>(kind), far.layout.far_rank(idx)).granted[granted_kind][slot] = word.low;
   }
 }
 
-/// Whether this block is the last of a far kernel that sends; it then sees what all have stored. All threads.
+/// Writes the fields of a dispatch's header. One thread, behind write_far_headers().
+__device__ inline void write_far_fields(std::byte* header, std::uint64_t number, const FarFields& fields) {
+  constexpr int kFirst = kLatencyHeaderWords / kFarWordPayloads;
+  const auto* const payloads = reinterpret_cast<const std::uint32_t*>(&fields);
+  const auto payload_at = [payloads](int idx) { return idx < kNumFarFields ? payloads[idx] : 0; };
+  std::byte* const words = header + kFirst * kFarWordBytes;
+  store_far_word(words, 0, number, payload_at);
+  store_far_word(words, 1, number, payload_at);
+}
+
+/// Warp of each block of a far kernel that finds the last block, and posts. Not the first, which meanwhile tells ranks
+/// of this node what has been sent.
+inline constexpr int kPostingWarp = 1;
+/// Whether this block is the last of a far kernel that sends; the posting warp then sees all that blocks have stored.
+/// All lanes of that warp, behind a barrier of the block.
 __device__ inline bool is_last_far_block(const FarParams& far) {
-  if (!is_last_block(far.state->arrivals)) return false;
-  if (threadIdx.x == 0) far.state->arrivals = 0;
+  std::uint32_t before = 0;
+  if (lane_idx() == 0) before = add_acq_rel_device(&far.state->arrivals, 1);
+  before = __shfl_sync(kAllLanes, before, 0);
+  if (before + 1 != gridDim.x) return false;
+  if (lane_idx() == 0) far.state->arrivals = 0;
+  __syncwarp();
   return true;
 }
 
-/// Posts message `message` (kFarMessages) number `number` to a far rank. One thread.
-__device__ inline void post_message(const LatencyParams& call, const FarParams& far, int message, int rank,
-                                    std::uint64_t number, const FarPart& front, const FarPart& rows) {
+/// Parts of a message, to be put.
+struct FarParts {
+  FarPart front;
+  FarPart rows;  ///< rows that do not follow the front
+  int set = 0;
+  bool announced = false;  ///< FrontShape
+};
+
+/// Writes the post of message `message` (kFarMessages) to a far rank, without its number. One thread.
+__device__ inline void write_post(const LatencyParams& call, const FarParams& far, int message, int rank,
+                                  const FarParts& parts) {
   FarPost& post = post_of(far, message, rank);
   post.record_number = call.record_number;
-  post.front = front.from;
-  post.front_to = static_cast<std::uint64_t>(front.to);
-  post.front_bytes = static_cast<std::uint64_t>(front.bytes);
-  post.rows = rows.from;
-  post.rows_to = static_cast<std::uint64_t>(rows.to);
-  post.rows_bytes = static_cast<std::uint64_t>(rows.bytes);
-  fence_system();
-  store_relaxed_system(&post.number, number);
+  post.front = parts.front.from;
+  post.front_to = static_cast<std::uint64_t>(parts.front.to);
+  post.front_shape = FrontShape{parts.front.bytes, parts.set, parts.announced || !far.layout.in_gpu}.packed();
+  post.rows = parts.rows.from;
+  post.rows_to = static_cast<std::uint64_t>(parts.rows.to);
+  post.rows_bytes = static_cast<std::uint64_t>(parts.rows.bytes);
 }
 
-/// Posts the message of this call to far rank `idx`, which receives it in `set`. One thread of the last block.
-__device__ inline void post_far(const LatencyParams& call, const FarParams& far, LatencyKind kind, int idx, int set,
-                                std::uint64_t number, std::int64_t front_bytes, const FarPart& rows) {
+/// Posts a message of number `number` to a far rank: the driver then reads its post, which this thread has seen. One
+/// thread.
+__device__ inline void post_number(const FarParams& far, int message, int rank, std::uint64_t number) {
+  fence_system();
+  store_relaxed_system(&post_of(far, message, rank).number, number);
+}
+
+/// Both.
+__device__ inline void post_message(const LatencyParams& call, const FarParams& far, int message, int rank,
+                                    std::uint64_t number, const FarParts& parts) {
+  write_post(call, far, message, rank, parts);
+  post_number(far, message, rank, number);
+}
+
+/// The part of this call's message to far rank `idx` that has the header: from `begin` to `end`, offsets from it.
+__device__ inline FarPart part_with_header(const LatencyParams& call, const FarParams& far, LatencyKind kind, int idx,
+                                           int set, std::int64_t begin, std::int64_t end) {
   const FarLayout& layout = far.layout;
-  const int rank = layout.far_rank(idx);
-  const FarPart front =
-      far.part(far.front_out(static_cast<int>(kind), idx),
-               layout.front_at(static_cast<int>(kind), set, layout.far_idx_at(rank, call.ranks.rank)), front_bytes);
-  post_message(call, far, static_cast<int>(kind), rank, number, front, rows);
+  const int own_idx = layout.far_idx_at(layout.far_rank(idx), call.ranks.rank);
+  return far.part(far.header_out(static_cast<int>(kind), idx) + begin,
+                  layout.header_at(static_cast<int>(kind), set, own_idx) + begin, end - begin);
 }
 
 /// The exclusive prefix sum of `value` over the lanes of a warp, and the sum in `total`.
@@ -316,10 +391,10 @@ __device__ inline std::int32_t prefix_sum(std::int32_t value, std::int32_t& tota
   return sum - value;
 }
 
-/// Waits for the message of a far rank for call `number`; false when the group broke. All lanes of one warp, which then
-/// see it.
-__device__ inline bool await_far(const LatencyParams& call, const FarParams& far, LatencyKind kind,
-                                 std::uint64_t number, int source) {
+/// Waits until all of a far rank's message for call `number` is there; false when the group broke. All lanes of one
+/// warp, which then see it.
+__device__ inline bool await_arrived(const LatencyParams& call, const FarParams& far, LatencyKind kind,
+                                     std::uint64_t number, int source) {
   bool came = true;
   if (lane_idx() == 0) {
     const std::uint64_t* const word = inbox_word(far, far.layout.arrived_at(static_cast<int>(kind), source));
@@ -331,66 +406,25 @@ __device__ inline bool await_far(const LatencyParams& call, const FarParams& far
   return came;
 }
 
-/// Keeps the record of the call of a far rank, if it makes another one, where the host that reports the fault finds it.
-/// One thread. A record that belongs to a fault which the host has not read stays.
-__device__ __noinline__ inline void keep_record(const LatencyParams& call, const FarParams& far, LatencyKind kind,
-                                                int set, int source, bool differs) {
-  std::uint32_t& kept = far.state->kept[source];
-  if (!differs && kept == 0) return;
-  if (load_acquire_system(&call.ranks.report->fault.state) != 0) return;
-  const FarLayout& layout = far.layout;
-  const int node = source / layout.ranks_per_node;
-  const int num_nodes = layout.num_ranks / layout.ranks_per_node;
-  FoundRecord& found = far.found[(source - node * layout.ranks_per_node) * num_nodes + node];
-  const auto& arrived = *reinterpret_cast<const FoundRecord*>(
-      far.inbox + layout.record_at(static_cast<int>(kind), set, layout.far_idx(source)));
-  kept = differs && arrived.present != 0 ? 1 : 0;
-  found.present = kept;
-  if (kept == 0) return;
-  const auto* const from = reinterpret_cast<const std::uint64_t*>(&arrived.record);
-  auto* const to = reinterpret_cast<std::uint64_t*>(&found.record);
-  static_assert(sizeof(CallRecord) % sizeof(std::uint64_t) == 0);
-#pragma unroll 1
-  for (std::size_t i = 0; i < sizeof(CallRecord) / sizeof(std::uint64_t); ++i) to[i] = from[i];
+/// Waits for the header of a far rank's message of a call, which `words` then holds; in memory of the host for all of
+/// the message. False when the group broke. All lanes of one warp.
+__device__ inline bool await_far_header(const LatencyParams& call, const FarParams& far, LatencyKind kind,
+                                        const SentCall& sent, int source, LaneFarWords& words) {
+  if (!far.layout.in_gpu && !await_arrived(call, far, kind, sent.number, source)) return false;
+  const std::byte* const header = header_in(far, kind, static_cast<int>(sent.set), source);
+  words = LaneFarWords(header, kFarHeaderWords);
+  return await_part(call, {Awaited::kEntry, source, sent.number}, header, kFarHeaderWords, words);
 }
 
-/// This lane's word of a header's first line, all of which a warp has after one trip to host memory: each further load
-/// from the same line would wait for those before it.
-__device__ inline std::uint32_t word_of_header(const FarHeader& header) {
-  static_assert(offsetof(FarHeader, granted) == kWarpLanes * sizeof(std::uint32_t));
-  static_assert(sizeof(FarHeader::words) == 16 * sizeof(std::uint32_t));
-  return reinterpret_cast<const std::uint32_t*>(&header)[lane_idx()];
-}
-
-/// Keeps in memory of the GPU what the next calls need: the grants in the header of a message that has come, and which
-/// messages to its source have left. Behind all that others wait for. All lanes of one warp.
-__device__ inline void keep_words(const FarParams& far, LatencyKind kind, int set, int source) {
-  constexpr int kGrants = kLatencyKinds * kGrantSlots;
-  const int lane = lane_idx();
-  if (lane < kGrants) {
-    const auto granted_kind = static_cast<LatencyKind>(lane / kGrantSlots);
-    const auto slot = static_cast<std::uint64_t>(lane % kGrantSlots);
-    keep_grant(far, granted_kind, source, slot, header_in(far, kind, set, source).granted[lane / kGrantSlots][slot]);
-  } else if (const int message = lane - kGrants; message < kFarMessages) {
-    keep_left(far, message, source, load_acquire_system(far.left + message * far.layout.num_ranks + source));
-  }
-}
-
-/// Value of 8 bytes at this offset of a header's first line. `word`: word_of_header(). All lanes.
-__device__ inline std::int64_t field_of_header(std::uint32_t word, std::size_t offset_bytes) {
-  const auto first = static_cast<int>(offset_bytes / sizeof(word));
-  const std::uint64_t low = __shfl_sync(kAllLanes, word, first);
-  return static_cast<std::int64_t>(static_cast<std::uint64_t>(__shfl_sync(kAllLanes, word, first + 1)) << 32 | low);
-}
-
-/// Writes a far rank's header into this rank's window. Returns whether that rank makes the same call. `word`:
-/// word_of_header(). All lanes of one warp.
+/// Writes a far rank's header into this rank's window. Returns whether that rank makes the same call. `header`: its
+/// words. All lanes of one warp.
 __device__ inline bool import_header(const LatencyParams& call, const FarParams& far, LatencyKind kind,
-                                     const SentCall& sent, int source, std::uint32_t word) {
+                                     const SentCall& sent, int source, const LaneFarWords& header) {
+  const std::uint32_t word = header.payload(lane_idx());
   const auto set = static_cast<int>(sent.set);
   const ReceivedHeader received(word);
   const bool same = received.agreement() == call.agreement && call.agreement != 0;
-  if (lane_idx() == 0) keep_record(call, far, kind, set, source, !same);
+  if (!same && lane_idx() == 0) keep_record(call, far, kind, set, source);
   __syncwarp();
   if (lane_idx() < kLatencyHeaderWords) {
     post_word(header_words(call, call.ranks.rank, kind, set, source) + lane_idx(), sent.number, word);

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cuda/latency/row_words.cuh"
 #include "cuda/latency/term_order.cuh"
 
 namespace ferry::cuda::device {
@@ -71,6 +72,119 @@ __device__ __noinline__ inline void sum_over_nodes(const Terms& terms, const Nod
     *reinterpret_cast<uint4*>(out + offset) = total.round();
   }
   __syncwarp();
+}
+
+/// Rows of far ranks in an inbox, if they are words.
+struct FarRowWords {
+  std::int64_t stride = 0;  ///< 0: they are not
+  const std::byte* first = nullptr;
+  const std::byte* end = nullptr;
+  const FarLayout* layout = nullptr;
+  const std::int32_t* firsts = nullptr;  ///< FarReturns::own_firsts
+
+  __device__ bool contain(const std::byte* row) const { return row >= first && row < end; }
+  /// The rank that returns a row.
+  __device__ int source_of(const std::byte* row) const {
+    const auto idx = static_cast<std::int32_t>((row - first) / stride);
+    int source = 0;
+#pragma unroll 1
+    for (int i = 0; i < layout->num_far(); ++i) {
+      const int rank = layout->far_rank(i);
+      if (firsts[rank] <= idx) source = rank;  // firsts ascend
+    }
+    return source;
+  }
+};
+
+/// Waits for this lane's words of a step; false when the group broke. `step`: address of the step. `num_vectors`: of
+/// every lane.
+__device__ __noinline__ inline bool await_far_row(const LatencyParams& call, const SentCall& sent,
+                                                  const FarRowWords& far, const std::byte* step, int num_vectors) {
+  using Words = LaneWords<kFarStepVectors>;
+  const Wait wait{Awaited::kRow, far.source_of(step), sent.number};
+  bool came = true;
+#pragma unroll 1
+  for (int i = 0; came && i < Words::count(num_vectors); ++i) {
+    came = wait_payload(call, wait, Words::number_of(step, i)).came;
+  }
+  return came;
+}
+
+/// A step of a row, from this node or as words from another.
+class NodeRowStep {
+ public:
+  /// `row`: address of its `bytes` bytes. `begin`: offset of the step.
+  __device__ void load(const FarRowWords& far, const std::byte* row, int begin, int bytes) {
+    are_words_ = far.contain(row);
+    row_ = row + (are_words_ ? word_offset(begin, kFarStepVectors) : begin);
+    if (are_words_) {
+      num_line_vectors_ = count_line_vectors<kFarStepVectors>(bytes - begin);
+      words_ = Words::load(row_, num_line_vectors_);
+      return;
+    }
+    const int num_vectors = count_vectors<kFarStepVectors>(bytes - begin);
+#pragma unroll
+    for (int i = 0; i < kFarStepVectors; ++i) {
+      if (i < num_vectors) values_[i] = load_row(row_ + vector_offset(i));
+    }
+  }
+  /// Waits for words that have not come; false when the group broke.
+  __device__ bool await(const LatencyParams& call, const SentCall& sent, const FarRowWords& far) {
+    int looks = call.counts_waits ? kWordLooks : 0;  // looks are not counted as waits
+#pragma unroll 1
+    for (; are_words_ && !words_.are_of(sent.number, num_line_vectors_); ++looks) {
+      if (looks >= kWordLooks && !await_far_row(call, sent, far, row_, num_line_vectors_)) return false;
+      words_ = Words::load(row_, num_line_vectors_);
+    }
+    return true;
+  }
+  /// `vector` is known to the compiler.
+  __device__ uint4 value(int vector) const { return are_words_ ? words_.value(vector) : values_[vector]; }
+
+ private:
+  using Words = LaneWords<kFarStepVectors>;
+  const std::byte* row_ = nullptr;
+  bool are_words_ = false;
+  int num_line_vectors_ = 0;
+  Words words_;
+  uint4 values_[kFarStepVectors] = {};
+};
+
+/// sum_over_nodes() where the rows of far ranks are words, added as they arrive. False when the group broke.
+template <bool kFloat32>
+__device__ __noinline__ inline bool sum_words_over_nodes(const LatencyParams& call, const SentCall& sent,
+                                                         const Terms& terms, const NodeTerms& node_terms, int num_rows,
+                                                         const FarRowWords& far, std::byte* out, int bytes) {
+  constexpr int kVectors = kFarStepVectors;
+  bool came = true;
+#pragma unroll 1
+  for (int begin = 0; begin < bytes && came; begin += kVectors * kLineBytes) {
+    const int num_vectors = count_vectors<kVectors>(bytes - begin);
+    LaneSums<kFloat32, kVectors> total;
+    LaneSums<kFloat32, kVectors> node;
+    total.clear();
+    node.clear();
+    NodeRowStep next;
+    if (num_rows > 0) next.load(far, terms.rows[0], begin, bytes);
+#pragma unroll 1
+    for (int row = 0; row < num_rows && came; ++row) {
+      NodeRowStep step = next;
+      if (row + 1 < num_rows) next.load(far, terms.rows[row + 1], begin, bytes);
+      came = step.await(call, sent, far);
+#pragma unroll 1
+      for (int weight = terms.first_weight[row]; weight < terms.first_weight[row + 1]; ++weight) {
+#pragma unroll
+        for (int i = 0; i < kVectors; ++i) node.vectors[i].add(step.value(i), terms.weights[weight]);
+      }
+      if (node_terms.ends[row] == 0) continue;
+#pragma unroll
+      for (int i = 0; i < kVectors; ++i) total.vectors[i].add(node.vectors[i].round(), 1.0F);
+      node.clear();
+    }
+    if (came) total.store(out + begin, num_vectors);
+  }
+  came = __all_sync(kAllLanes, static_cast<int>(came)) != 0;
+  return came;
 }
 
 }  // namespace ferry::cuda::device

@@ -22,10 +22,8 @@ __device__ void make_nodes_send_half(const FarCombineParams& params) {
   const CombineStart start = CombineStart::of(call);
   const CombineSendShared shared = CombineSendShared::at(dynamic_shared(), call.ranks.num_ranks, true);
   if (!send_nodes_combine<kFloat32>(params, shared, start)) return;
-  if (is_last_far_block(params.far) && warp_idx() == 0) {
-    post_returns(params, shared, start.routed);
-    grant_far_owed_set(call, params.far, LatencyKind::kCombine, *shared.number);
-  }
+  if (warp_idx() == kPostingWarp && is_last_far_block(params.far)) post_returns(params.far, *shared.number);
+  if (is_clerk() && warp_idx() == 0) publish_grants(call, params.far);  // of the set that end_send() has granted
   if (threadIdx.x != 0) return;
   const std::uint64_t number = *shared.number;
   if (blockIdx.x == 0) {
@@ -44,10 +42,13 @@ __device__ void make_nodes_receive_half(const CombineReceiveParams& params) {
   if (is_clerk() && warp_idx() == 1) publish_grants(call, params.far);
   // All threads or none, since the block has barriers later.
   if (__syncthreads_or(static_cast<int>(is_broken(call.ranks) || sent.pending == 0)) != 0) return;
-  if (is_clerk() && !import_far_headers(call, params.far, sent)) return;
+  FarKeeper keeper;
+  if (is_clerk() && !import_far_headers(call, params.rows, params.far, sent, keeper)) return;
   const CombineReceiveShared shared = CombineReceiveShared::at(dynamic_shared(), call.ranks.num_ranks);
   if (!receive_combine<kFloat32, Receiving::kNodes>(call, params, sent, shared, start.routed)) return;
-  if (!is_last_block(call.tables.combine->arrivals)) return;
+  const bool is_last = is_last_block(call.tables.combine->arrivals);
+  keeper.keep(call, params.far);
+  if (!is_last) return;
   if (threadIdx.x == 0) *call.tables.combine = {};
   if (warp_idx() == 0) leave_far_set(call, params.far, LatencyKind::kCombine, sent);
 }

@@ -10,6 +10,7 @@
 
 #include "cuda/latency/combine_receive.cuh"
 #include "cuda/latency/combine_send.cuh"
+#include "cuda/latency/far_keeper.cuh"
 #include "cuda/latency/far_words.cuh"
 
 namespace ferry::cuda::device {
@@ -37,24 +38,31 @@ __device__ inline bool place_returns(const FarCombineParams& params, std::int32_
   return begin <= params.most_returns;
 }
 
+/// Words that hold this many weights: at least one.
+__device__ inline int num_weight_words(std::int64_t num_weights) {
+  return static_cast<int>(num_far_words(num_weights == 0 ? 1 : num_weights));
+}
+
 /// Posts the weights of this rank's tokens to all far ranks. All lanes of one warp of the first block.
 __device__ inline void post_far_weights(const FarCombineParams& params, std::uint64_t number, const int* sets) {
   const LatencyParams& call = params.call;
   const FarParams& far = params.far;
   const FarLayout& layout = far.layout;
-  auto* const to = reinterpret_cast<float*>(far.outbox + far.weights_out());
-  const std::int64_t count = call.num_tokens * call.num_topk;
-  const std::int64_t num_bytes = count == 0 ? kRowAlignment : round_up_row(count * std::int64_t{sizeof(float)});
-#pragma unroll 4
-  for (std::int64_t i = lane_idx(); i < count; i += kWarpLanes) to[i] = params.weights[i];
+  std::byte* const to = far.outbox + far.weights_out();
+  const std::int64_t count = std::int64_t{call.tables.tokens_of_rank[call.ranks.rank]} * call.num_topk;
+  const int num_words = num_weight_words(count);
+  const auto weight_at = [&params, count](int idx) { return idx < count ? __float_as_uint(params.weights[idx]) : 0; };
+#pragma unroll 2
+  for (int i = lane_idx(); i < num_words; i += kWarpLanes) store_far_word(to, i, number, weight_at);
   __syncwarp();
 #pragma unroll 1
   for (int idx = lane_idx(); idx < layout.num_far(); idx += kWarpLanes) {
     const int rank = layout.far_rank(idx);
     if (sets[rank] == kNoSet) continue;
     const FarPart weights =
-        far.part(far.weights_out(), layout.weights_at(sets[rank], layout.far_idx_at(rank, call.ranks.rank)), num_bytes);
-    post_message(call, far, kFarWeights, rank, number, weights, {});
+        far.part(far.weights_out(), layout.weights_at(sets[rank], layout.far_idx_at(rank, call.ranks.rank)),
+                 num_words * kFarWordBytes);
+    post_message(call, far, kFarWeights, rank, number, {weights, {}, sets[rank]});
     far.state->weighed[rank] = number;
   }
 }
@@ -64,15 +72,18 @@ __device__ __noinline__ inline void begin_nodes_send(const FarCombineParams& par
                                                      bool routed) {
   const LatencyParams& call = params.call;
   const FarLook look(params.far, LatencyKind::kCombine);
-  std::uint64_t number = wait_for_turn<false>(
-      call, LatencyKind::kCombine, shared.sets, [] {}, &params.far.layout);
+  bool fits = true;
+  const auto meanwhile = [&params, &shared, &fits, routed] {
+    if (routed) fits = place_returns(params, shared.far_firsts);
+  };
+  std::uint64_t number = wait_for_turn<false>(call, LatencyKind::kCombine, shared.sets, meanwhile, &params.far.layout);
   const bool weighs = sends_weights(params, routed);
   // The first block posts weights.
   if (number != 0 &&
       !await_far_turn(call, params.far, LatencyKind::kCombine, number, shared.far_sets, look, weighs && is_clerk())) {
     number = 0;
   }
-  if (number != 0 && routed && !place_returns(params, shared.far_firsts)) {
+  if (number != 0 && !fits) {
     if (is_clerk() && lane_idx() == 0) refuse_message(call, params.far.layout.far_rank(0), number);
     number = 0;
   }
@@ -80,21 +91,24 @@ __device__ __noinline__ inline void begin_nodes_send(const FarCombineParams& par
   if (lane_idx() == 0) *shared.number = number;
 }
 
-/// Waits for the weights of a far rank; also ends if that makes another call, whose sums are not used. One thread.
+/// Waits for the first of a far rank's weights, in memory of the host for all of them; also ends if that rank makes
+/// another call, whose sums are not used. One thread.
 __device__ __noinline__ inline bool await_far_weights(const FarCombineParams& params, std::uint64_t number, int set,
                                                       int source, bool& other) {
   const LatencyParams& call = params.call;
   const FarParams& far = params.far;
-  const std::uint64_t* const weights = inbox_word(far, far.layout.arrived_at(kFarWeights, source));
-  const std::uint64_t* const message =
-      inbox_word(far, far.layout.arrived_at(static_cast<int>(LatencyKind::kCombine), source));
-  constexpr std::size_t kAgreementWord = offsetof(LatencyHeader, agreement) / sizeof(std::uint32_t);
-  const FarHeader& header = header_in(far, LatencyKind::kCombine, set, source);
+  const std::uint64_t* const arrived = inbox_word(far, far.layout.arrived_at(kFarWeights, source));
+  const auto* const first =
+      reinterpret_cast<const WideWord*>(far.inbox + far.layout.weights_at(set, far.layout.far_idx(source)));
+  static_assert(offsetof(LatencyHeader, agreement) == 0);
+  const auto* const agreement = reinterpret_cast<const WideWord*>(header_in(far, LatencyKind::kCombine, set, source));
   const auto read = [&] {
-    if (load_acquire_system(weights) >= number) return number;
-    if (load_acquire_system(message) < number) return std::uint64_t{0};
-    const auto* const agreement = static_cast<const volatile std::uint32_t*>(header.words + kAgreementWord);
-    other = (static_cast<std::uint64_t>(agreement[1]) << 32 | agreement[0]) != call.agreement;
+    const bool here = far.layout.in_gpu ? is_word_of(load_relaxed_system(&first->high), number)
+                                        : load_acquire_system(arrived) >= number;
+    if (here) return number;
+    // Acquired, since half of the word is used (load_wide_relaxed_system).
+    other = is_word_of(load_acquire_system(&agreement->high), number) &&
+            load_relaxed_system(&agreement->low) != call.agreement;
     return other ? number : 0;
   };
   return wait_until(call.ranks, {Awaited::kEntry, source, number}, read, number, CallCount(call, source));
@@ -121,15 +135,79 @@ __device__ __noinline__ inline bool import_weights(const FarCombineParams& param
   for (int idx = 0; idx < layout.num_far(); ++idx) {
     const int source = layout.far_rank(idx);
     const auto* const from =
-        reinterpret_cast<const float*>(params.far.inbox + layout.weights_at(set, layout.far_idx(source)));
+        reinterpret_cast<const WideWord*>(params.far.inbox + layout.weights_at(set, layout.far_idx(source)));
     std::uint64_t* const words = weight_words(call, call.ranks.rank, set, source);
     const std::int64_t count = std::int64_t{call.tables.tokens_of_rank[source]} * call.num_topk;
-#pragma unroll 2
-    for (std::int64_t i = threadIdx.x; i < count; i += kCombineThreads) {
-      post_word(words + i, number, others[source] != 0 ? 0 : __float_as_uint(from[i]));
+#pragma unroll 1
+    for (int i = static_cast<int>(threadIdx.x); came && i < num_far_words(count); i += kCombineThreads) {
+      WideWord word = load_wide_relaxed_system(from + i);
+      if (others[source] == 0 && !is_word_of(word, number)) {
+        came = wait_payload(call, {Awaited::kEntry, source, number}, &from[i].high).came;
+        word = load_wide_relaxed_system(from + i);
+      }
+      const std::uint32_t weights[] = {static_cast<std::uint32_t>(word.low), static_cast<std::uint32_t>(word.low >> 32),
+                                       payload_of(word.high)};
+#pragma unroll
+      for (int part = 0; part < kFarWordPayloads; ++part) {
+        const int at = i * kFarWordPayloads + part;
+        if (at < count) post_word(words + at, number, others[source] != 0 ? 0 : weights[part]);
+      }
     }
   }
-  return true;
+  return __syncthreads_and(static_cast<int>(came)) != 0;
+}
+
+/// Writes the headers of the messages to far ranks. All lanes of one warp of the first block.
+__device__ inline void write_return_headers(const FarCombineParams& params, bool routed, std::uint64_t number) {
+  const LatencyParams& call = params.call;
+  LatencyHeader header;
+  header.agreement = routed ? call.agreement : 0;
+  header.record_number = call.record_number;
+  header.num_tokens = call.num_tokens;
+  write_far_headers(call, params.far, LatencyKind::kCombine, number, header);
+}
+
+/// Rows that a combine returns to a far rank.
+struct ReturnedRows {
+  int set;
+  std::int32_t first_there;  ///< place of the first in the receiver's set
+  std::int32_t num_rows;
+  std::int32_t first_here;   ///< place of the first in FarCombineParams::returns
+  std::int64_t word_stride;  ///< return_word_stride()
+};
+
+__device__ inline FarPart returned_part(const FarCombineParams& params, const ReturnedRows& rows) {
+  const FarLayout& layout = params.far.layout;
+  const bool words = rows.word_stride != 0;
+  const std::int64_t stride = words ? rows.word_stride : round_up_row(params.rows.row_bytes);
+  const std::int64_t to = words ? layout.return_words_at(rows.set) : layout.returns_at(rows.set);
+  return {params.returns_of_network + static_cast<std::uint64_t>(rows.first_here * params.returns_stride),
+          params.far.inbox_of_network + to + rows.first_there * stride, rows.num_rows * stride};
+}
+
+/// Writes the posts of the messages to far ranks, which do not depend on the rows. All lanes of one warp of the first
+/// block.
+__device__ inline void write_return_posts(const FarCombineParams& params, const CombineSendShared& shared,
+                                          bool routed) {
+  const LatencyParams& call = params.call;
+  const FarParams& far = params.far;
+  const FarReturns& returns = call.tables.far_returns(params.rows.order);
+#pragma unroll 1
+  for (int idx = lane_idx(); idx < far.layout.num_far(); idx += kWarpLanes) {
+    const int rank = far.layout.far_rank(idx);
+    const int set = shared.far_sets[rank];
+    FarParts parts;
+    parts.front = part_with_header(call, far, LatencyKind::kCombine, idx, set, 0, kFarHeaderBytes);
+    parts.set = set;
+    if (routed && set != kNoSet) {
+      const std::int64_t word_stride = return_word_stride(call, params.rows, far.layout);
+      parts.announced = word_stride == 0;
+      parts.rows = returned_part(
+          params, {set, returns.firsts[rank], returns.num_rows[rank], shared.far_firsts[rank], word_stride});
+    }
+    write_post(call, far, static_cast<int>(LatencyKind::kCombine), rank, parts);
+  }
+  __syncwarp();
 }
 
 /// send_combine() in groups of several nodes.
@@ -147,75 +225,53 @@ __device__ inline bool send_nodes_combine(const FarCombineParams& params, const 
     };
     good = meet_at_turn(params, shared, start.routed, wait);
     if (good && is_clerk()) {
-      if (warp_idx() == 0) announce<false>(params.call, start.routed, *shared.number, shared.sets);
-      // The first block returns no rows.
-      if (sends_weights(params, start.routed)) good = import_weights(params, shared, shared.far_firsts);
+      if (warp_idx() == 0) {
+        write_return_headers(params, start.routed, *shared.number);
+        write_return_posts(params, shared, start.routed);
+        announce<false>(params.call, start.routed, *shared.number, shared.sets);
+      }
+      // The first block returns no rows; its posts are written before it takes their memory.
+      if (sends_weights(params, start.routed)) {
+        __syncthreads();
+        good = import_weights(params, shared, shared.far_firsts);
+      }
     }
   }
   return end_send<false>(params, shared, start, good, 0);
 }
 
-/// Rows that a combine returns to a far rank.
-struct ReturnedRows {
-  int set;
-  std::int32_t first_there;  ///< place of the first in the receiver's set
-  std::int32_t num_rows;
-  std::int32_t first_here;  ///< place of the first in FarCombineParams::returns
-};
-
-__device__ inline FarPart returned_part(const FarCombineParams& params, const ReturnedRows& rows) {
-  const std::int64_t stride = round_up_row(params.rows.row_bytes);
-  return {params.returns_of_network + static_cast<std::uint64_t>(rows.first_here * stride),
-          params.far.inbox_of_network + params.far.layout.returns_at(rows.set) + rows.first_there * stride,
-          rows.num_rows * stride};
-}
-
-/// Posts what a combine sends to far ranks. All lanes of one warp of the last block.
-__device__ inline void post_returns(const FarCombineParams& params, const CombineSendShared& shared, bool routed) {
-  const LatencyParams& call = params.call;
-  const FarParams& far = params.far;
-  const FarReturns& returns = call.tables.far_returns(params.rows.order);
-  LatencyHeader header;
-  header.agreement = routed ? call.agreement : 0;
-  header.record_number = call.record_number;
-  header.num_tokens = call.num_tokens;
-  write_far_headers(call, far, LatencyKind::kCombine, header);
-  // The first block has used the memory of the places for something else (import_weights).
-  if (is_clerk() && sends_weights(params, routed)) place_returns(params, shared.far_firsts);
-  __syncwarp();
+/// Posts what a combine sends to far ranks, whose posts are written. The posting warp of the last block.
+__device__ inline void post_returns(const FarParams& far, std::uint64_t number) {
 #pragma unroll 1
   for (int idx = lane_idx(); idx < far.layout.num_far(); idx += kWarpLanes) {
-    const int rank = far.layout.far_rank(idx);
-    const int set = shared.far_sets[rank];
-    FarPart rows;
-    if (routed && set != kNoSet) {
-      rows = returned_part(params, {set, returns.firsts[rank], returns.num_rows[rank], shared.far_firsts[rank]});
-    }
-    post_far(call, far, LatencyKind::kCombine, idx, set, *shared.number, static_cast<std::int64_t>(kFarHeaderBytes),
-             rows);
+    post_number(far, static_cast<int>(LatencyKind::kCombine), far.layout.far_rank(idx), number);
   }
 }
 
 /// Waits for the messages of far ranks and writes their headers into this rank's window, where all blocks wait for
-/// them. All threads of the first block; false in all of them when the group broke.
-__device__ inline bool import_far_headers(const LatencyParams& call, const FarParams& far, const SentCall& sent) {
+/// them. All threads of the first block; false in all of them when the group broke. `keeper`: of this warp's last far
+/// rank, to be kept at the end.
+__device__ inline bool import_far_headers(const LatencyParams& call, const CombineRows& rows, const FarParams& far,
+                                          const SentCall& sent, FarKeeper& keeper) {
+  const bool rows_come = return_word_stride(call, rows, far.layout) == 0;
   bool whole = true;
 #pragma unroll 1
   for (int idx = warp_idx(); whole && idx < far.layout.num_far(); idx += kCombineWarps + 1) {
     const int source = far.layout.far_rank(idx);
-    whole = await_far(call, far, LatencyKind::kCombine, sent.number, source);
+    LaneFarWords header;
+    whole = await_far_header(call, far, LatencyKind::kCombine, sent, source, header);
     if (!whole) break;
-    const FarHeader& header = header_in(far, LatencyKind::kCombine, static_cast<int>(sent.set), source);
-    const std::uint32_t word = word_of_header(header);
-    fence_device();  // hands on what the network has written
-    import_header(call, far, LatencyKind::kCombine, sent, source, word);
+    const ReceivedHeader received(header.payload(lane_idx()));
+    if (far.layout.in_gpu && rows_come && received.agreement() == call.agreement && call.agreement != 0) {
+      whole = await_arrived(call, far, LatencyKind::kCombine, sent.number, source);
+      if (!whole) break;
+    }
+    fence_device();  // hands on rows that are no words, which the network has written
+    import_header(call, far, LatencyKind::kCombine, sent, source, header);
+    keeper.keep(call, far);
+    keeper = FarKeeper(call, far, source, header);
   }
-  if (__syncthreads_and(static_cast<int>(whole)) == 0) return false;
-#pragma unroll 1
-  for (int idx = warp_idx(); idx < far.layout.num_far(); idx += kCombineWarps + 1) {
-    keep_words(far, LatencyKind::kCombine, static_cast<int>(sent.set), far.layout.far_rank(idx));
-  }
-  return true;
+  return __syncthreads_and(static_cast<int>(whole)) != 0;
 }
 
 }  // namespace ferry::cuda::device

@@ -41,8 +41,9 @@ __device__ void make_nodes_send_half(const FarDispatchParams& params) {
   };
   sender.send_all(publish, [] {});
   if (shared.number == 0) return;
-  if (is_last_far_block(params.far) && warp_idx() == 0) {
-    far.post_all();
+  if (blockIdx.x == 0) __syncthreads();  // other blocks have had a barrier behind their last token
+  if (warp_idx() == kPostingWarp && is_last_far_block(params.far)) far.post_all();
+  if (blockIdx.x == 0 && warp_idx() == 0) {
     grant_far_owed_set(call, params.far, LatencyKind::kDispatch, shared.number);
   }
   if (threadIdx.x != 0) return;
@@ -97,18 +98,26 @@ __global__ void __launch_bounds__(kDispatchThreads, 1) dispatch_nodes_kernel(con
   }
 }
 
-std::size_t send_bytes(int num_experts) { return near_send_bytes(num_experts) + sizeof(FarTargets); }
+/// `row_bytes`: of a row that is stored here before it becomes words.
+std::size_t send_bytes(int num_experts, std::int64_t row_bytes) {
+  return near_send_bytes(num_experts) + FarTargets::size_bytes(row_bytes);
+}
 std::size_t receive_bytes(int num_experts, int num_local_experts) {
   return near_receive_bytes(num_experts, num_local_experts) + sizeof(FarImportShared) +
          to_size(num_experts) * sizeof(std::int32_t);
 }
 std::size_t half_bytes(const NodesHalf& params) {
-  if (!params.receives) return send_bytes(params.send.call.num_experts);
+  if (!params.receives) {
+    const std::int64_t row_bytes = params.send.row.stride();
+    const bool may_be_words = far_word_stride(params.send.far.layout, row_bytes, 0) != 0 &&
+                              (params.send.num_tokens_view != nullptr || params.send.call.num_tokens <= kFarWordTokens);
+    return send_bytes(params.send.call.num_experts, may_be_words ? row_bytes : 0);
+  }
   return receive_bytes(params.receive.call.num_experts, params.receive.call.num_local_experts);
 }
 std::size_t most_half_bytes() {
   constexpr int kExperts = static_cast<int>(kMaxExperts);
-  return std::max(send_bytes(kExperts), receive_bytes(kExperts, kExperts));
+  return std::max(send_bytes(kExperts, kMostFarWordRow), receive_bytes(kExperts, kExperts));
 }
 
 constexpr KernelRow<NodesHalf, 2 * kNumCodecs> kHalf = {

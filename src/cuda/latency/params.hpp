@@ -208,6 +208,7 @@ struct FarCombineParams : CombineSendParams {
   std::byte* returns = nullptr;          ///< memory that the rows leave from (FarLink::take_returns)
   std::int64_t most_returns = 0;         ///< rows that it has room for
   std::uint64_t returns_of_network = 0;  ///< its address for the network
+  std::int64_t returns_stride = 0;       ///< room for a row, words or not
 };
 /// Either half of a refusal, before that inside the node.
 struct FarRefusalParams {

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "cuda/latency/far_message.hpp"
 #include "cuda/latency/words.cuh"
 #include "cuda/numeric/row_sum.cuh"
 #include "cuda/sync/wide_word.cuh"
@@ -35,6 +36,12 @@ __device__ inline int count_vectors(int bytes) {
 #pragma unroll
   for (int vector = 0; vector < kMost; ++vector) num_vectors += static_cast<int>(vector_offset(vector) < bytes);
   return num_vectors;
+}
+
+/// The same of every lane, where rows are padded to whole lines (far_row_words_bytes()).
+template <int kMost>
+__device__ inline int count_line_vectors(int bytes) {
+  return min(kMost, (bytes + kLineBytes - 1) / kLineBytes);
 }
 
 /// A lane's vectors of a step as words. Each word has three quarters of a vector, and then its call's number; quarters
@@ -110,6 +117,25 @@ class LaneWords {
 
   WideWord words_[kWords];
 };
+
+/// Stores bytes [begin, begin + num_bytes) of a row as words of whole lines. `words`, `row`: from byte 0 on; `begin` is
+/// the start of a step. All lanes of a warp.
+__device__ inline void store_as_words(std::byte* words, std::uint64_t number, const std::byte* row, int begin,
+                                      int num_bytes) {
+  constexpr int kVectors = kFarStepVectors;
+  const int end = begin + num_bytes;
+#pragma unroll 1
+  for (; begin < end; begin += kVectors * kLineBytes) {
+    const int num_vectors = count_vectors<kVectors>(end - begin);
+    uint4 values[kVectors] = {};
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      if (i < num_vectors) values[i] = *reinterpret_cast<const uint4*>(row + begin + vector_offset(i));
+    }
+    LaneWords<kVectors>(values, number)
+        .store(words + word_offset(begin, kVectors), count_line_vectors<kVectors>(end - begin));
+  }
+}
 
 /// Sums of a lane's vectors of a step.
 template <bool kFloat32, int kVectors>

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "cuda/latency/far_message.hpp"
 #include "cuda/latency/row_words.cuh"
 #include "cuda/numeric/row_sum.cuh"
 
@@ -71,6 +72,12 @@ struct WordPlace {
   std::uint64_t number = 0;
 };
 
+/// The same for a rank of another node: words of whole lines.
+struct FarWordPlace {
+  std::byte* words = nullptr;
+  std::uint64_t number = 0;
+};
+
 /// Stores this lane's vectors of a sum, of which the first `num_vectors` exist. `begin`: offset in the sum of the first
 /// lane's first vector.
 template <bool kFloat32>
@@ -84,17 +91,25 @@ __device__ inline void store_sums(const WordPlace& out, int begin, const LaneSum
   sums.words(out.number).store(out.words + word_offset(begin, kWordStepVectors), num_vectors);
 }
 
+template <bool kFloat32>
+__device__ inline void store_sums(const FarWordPlace& out, int begin, const LaneSums<kFloat32, kFarStepVectors>& sums,
+                                  int num_vectors) {
+  sums.words(out.number).store(out.words + word_offset(begin, kFarStepVectors), num_vectors);
+}
+
 /// out[0, bytes) = the sum of the terms. All lanes of a warp; afterwards `terms` may be filled again. Both halves of a
-/// call use this one copy of the code, so the second finds it in the instruction cache. `Out`: std::byte* or WordPlace.
+/// call use this one copy of the code, so the second finds it in the instruction cache. `Out`: std::byte*, WordPlace or
+/// FarWordPlace.
 template <bool kFloat32, typename Out>
 __device__ __noinline__ inline void sum_terms(const Terms& terms, int num_rows, Out out, int bytes) {
-  constexpr int kSteps = std::is_same_v<Out, WordPlace> ? kWordStepVectors : kSumSteps;
+  constexpr bool kFar = std::is_same_v<Out, FarWordPlace>;
+  constexpr int kSteps = kFar ? kFarStepVectors : std::is_same_v<Out, WordPlace> ? kWordStepVectors : kSumSteps;
 #pragma unroll 1
   for (int begin = 0; begin < bytes; begin += kSteps * kLineBytes) {
     LaneSums<kFloat32, kSteps> sums;
     sums.clear();
     const int num_vectors = count_vectors<kSteps>(bytes - begin);
-    if (num_vectors == 0) break;
+    if (!kFar && num_vectors == 0) break;
 #pragma unroll 1
     for (int first = 0; first < num_rows; first += kSumRows) {
       uint4 values[kSumRows][kSteps];
@@ -120,7 +135,11 @@ __device__ __noinline__ inline void sum_terms(const Terms& terms, int num_rows, 
         }
       }
     }
-    store_sums(out, begin, sums, num_vectors);
+    if constexpr (kFar) {
+      store_sums(out, begin, sums, count_line_vectors<kSteps>(bytes - begin));
+    } else {
+      store_sums(out, begin, sums, num_vectors);
+    }
   }
   __syncwarp();
 }
