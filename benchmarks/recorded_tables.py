@@ -235,21 +235,23 @@ def card_latency() -> str:
     return table(("T", *header), [row(tokens) for tokens in (1, 8, 32, 128)])
 
 
-def card_order() -> str:
-    def cells(order: str, tokens: int) -> Row:
-        stem = f"cuda-nodes-h200-x2/card_2x1_{order}_latency"
+def card_words() -> str:
+    def cells(record: str, tokens: int) -> Row:
+        stem = f"cuda-nodes-h200-x2/card_2x1_{record}_latency"
         pair = one(f"{stem}.json", op="latency-pair", tokens=tokens)
         late = one(f"{stem}_late.json", op="latency-pair", tokens=tokens)
         calls = [us(one(f"{stem}.json", op=f"latency-{op}", tokens=tokens)) for op in ("dispatch", "combine")]
         return [*calls, us(pair), us(pair, "graph_time_us_p50"), us(late, "graph_time_us_p50")]
 
+    most_word_tokens = 32
     calls = ("dispatch", "combine", "pair", "in a graph", "late weights, in a graph")
-    header = [f"`{order}`: {call}" for order in ("fence", "flush") for call in calls]
+    header = [f"{state}: {call}" for state in ("before", "now") for call in calls]
 
     def row(tokens: int) -> Row:
-        return [str(tokens), *(cell for order in ("fence", "flush") for cell in cells(order, tokens))]
+        record = "words" if tokens <= most_word_tokens else "rows"
+        return [str(tokens), *cells("before_words", tokens), *cells(record, tokens)]
 
-    return table(("T", *header), [row(tokens) for tokens in (1, 8, 32, 128)])
+    return table(("T", *header), [row(tokens) for tokens in (1, 8, 16, 32, 64, 128)])
 
 
 # Predictions of `ferry plan` with rates of an earlier state of the calls, which no report has. By ranks and T: µs of a
@@ -423,7 +425,7 @@ def collectives() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "card-calls": card_calls,
     "card-latency": card_latency,
-    "card-order": card_order,
+    "card-words": card_words,
     "collectives": collectives,
     "cpu-bytes": cpu_bytes,
     "cpu-calls": cpu_calls,
