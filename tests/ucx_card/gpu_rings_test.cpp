@@ -4,10 +4,12 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "cuda/latency/far_message.hpp"
 #include "gpu/gpu_group.hpp"
 #include "gpu/latency_group.hpp"
 #include "ucx_card/hosts.hpp"
@@ -118,6 +120,42 @@ TEST_P(UcxCardRings, LatencyCallsAreTheOracles) {
       check_latency_case(context, group, one, Halves::kTogether);
       check_latency_case(context, group, one, Halves::kSplit);
     }
+  });
+}
+
+/// Rows of few tokens travel as words, of many behind a number that is put after them.
+TEST_P(UcxCardRings, LatencyCallsOfFewAndOfManyTokensAreTheOracles) {
+  std::vector<PreparedCase> cases;
+  for (const std::int64_t num_tokens : {std::int64_t{12}, std::int64_t{60}}) {
+    for (const Quantization quantize : {Quantization::kFp8, Quantization::kFp8Ue8m0}) {
+      ExchangeCase spec;
+      spec.name = fmt::format("{} tokens", num_tokens);
+      spec.world = {.num_topk = 4, .num_experts = 8, .max_tokens = num_tokens};
+      spec.world.num_ranks = GetParam().num_ranks();
+      spec.world.ranks_per_node = GetParam().ranks_per_node;
+      spec.world.layout = Layout::kSlab;
+      // Scales begin a step of words.
+      const bool exponents = quantize == Quantization::kFp8Ue8m0;
+      spec.dispatches = {
+          {.hidden = 2048, .quantize = quantize, .scale_dtype = exponents ? DType::kUint8 : DType::kFloat32}};
+      for (const bool own_weights : {false, true}) {
+        spec.combines.push_back({.hidden = 2048,
+                                 .weighted = true,
+                                 .order = own_weights ? CombineOrder::kRankSums : CombineOrder::kExact,
+                                 .own_weights = own_weights});
+      }
+      cases.push_back(prepare(spec));
+    }
+  }
+  std::int64_t most_tokens = 0;
+  for (int rank = 0; rank < GetParam().num_ranks(); ++rank) {
+    most_tokens = std::max(most_tokens, cases.back().num_tokens(rank));
+  }
+  ASSERT_GT(most_tokens, cuda::kFarWordTokens);
+  GroupOptions options = options_of(GetParam());
+  options.latency_bytes = latency_bytes_of("cuda", cases);
+  run(options, [&](RankContext& context, Group& group) {
+    for (const PreparedCase& one : cases) check_latency_case(context, group, one, Halves::kTogether);
   });
 }
 

@@ -25,18 +25,18 @@ __device__ __noinline__ inline bool await_row_words(const LatencyParams& call, c
 }
 
 /// Copies the x of a warp's share of a row that travels as words, as they arrive; false when the group broke. `words`:
-/// its first.
+/// its first. Also waits for words without x: none may come when its place has been granted again.
 __device__ inline bool copy_row_words(const LatencyParams& call, const DispatchReceiveRows& params,
                                       const SentCall& sent, const Arrival& arrival, const std::byte* words,
                                       const Share& share) {
   constexpr int kVectors = kFarStepVectors;
   const auto x_bytes = static_cast<int>(params.row.x_bytes);
+  const auto row_bytes = static_cast<int>(params.row.stride());
   bool came = true;
 #pragma unroll 1
-  for (int begin = share.part * kVectors * kLineBytes; begin < x_bytes && came;
+  for (int begin = share.part * kVectors * kLineBytes; begin < row_bytes && came;
        begin += share.parts * kVectors * kLineBytes) {
-    // Lines are whole, since the row may go on behind x.
-    const int num_vectors = count_line_vectors<kVectors>(static_cast<int>(params.row.stride()) - begin);
+    const int num_vectors = count_line_vectors<kVectors>(row_bytes - begin);
     const std::byte* const step = words + word_offset(begin, kVectors);
     int looks = call.counts_waits ? kWordLooks : 0;  // looks are not counted as waits
     LaneWords<kVectors> lane = LaneWords<kVectors>::load(step, num_vectors);

@@ -89,6 +89,7 @@ __device__ __noinline__ inline void clear_far_words(const FarParams& far, Latenc
     if (combines) clear(layout.weights_at(set, idx), layout.weights_bytes);
   }
   if (combines) clear(layout.return_words_at(set), layout.return_words_bytes);
+  fence_device();  // a kernel of another stream may grant the set
   __syncwarp();
   if (lane_idx() == 0) far.state->cleared[static_cast<int>(kind)][set] = era_of(sent.number);
 }

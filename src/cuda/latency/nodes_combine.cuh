@@ -98,6 +98,8 @@ __device__ __noinline__ inline bool await_far_weights(const FarCombineParams& pa
   const LatencyParams& call = params.call;
   const FarParams& far = params.far;
   const std::uint64_t* const arrived = inbox_word(far, far.layout.arrived_at(kFarWeights, source));
+  const std::uint64_t* const message =
+      inbox_word(far, far.layout.arrived_at(static_cast<int>(LatencyKind::kCombine), source));
   const auto* const first =
       reinterpret_cast<const WideWord*>(far.inbox + far.layout.weights_at(set, far.layout.far_idx(source)));
   static_assert(offsetof(LatencyHeader, agreement) == 0);
@@ -106,6 +108,7 @@ __device__ __noinline__ inline bool await_far_weights(const FarCombineParams& pa
     const bool here = far.layout.in_gpu ? is_word_of(load_relaxed_system(&first->high), number)
                                         : load_acquire_system(arrived) >= number;
     if (here) return number;
+    if (!far.layout.in_gpu && load_acquire_system(message) < number) return std::uint64_t{0};
     // Acquired, since half of the word is used (load_wide_relaxed_system).
     other = is_word_of(load_acquire_system(&agreement->high), number) &&
             load_relaxed_system(&agreement->low) != call.agreement;
