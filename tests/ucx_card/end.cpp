@@ -291,6 +291,7 @@ void End::start_transfer(const std::shared_ptr<ucp_ep>& endpoint, const std::sha
     if (start_word(endpoint, operation)) return;
     operation->behind = endpoint->fence;
     operation->num_unplaced = 1;
+    ++operation->num_steps;  // until it starts: it may be complete for its caller before
     endpoint->held.push_back(operation);
   } else {
     start_pieces(endpoint, operation);
@@ -375,6 +376,7 @@ void End::place(const std::shared_ptr<ucp_ep>& endpoint, Operation* operation) {
     const std::shared_ptr<Operation> next = std::move(endpoint->held.front());
     endpoint->held.pop_front();
     start_pieces(endpoint, next);
+    finish_step(endpoint.get(), next.get());
   }
 }
 

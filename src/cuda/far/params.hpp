@@ -6,7 +6,7 @@
 ///
 /// A rank has an *inbox* that far ranks put into, with the same layout on every rank, and an *outbox* from which its
 /// own messages leave. Both are pinned memory of the host, which any network serves, or GPU memory, where cards reach
-/// it (GroupOptions::ring_memory). A call of either kind is one message to each far rank: its *front* (FarHeader, and
+/// it (GroupOptions::ring_memory). A call of either kind is one message to each far rank: its *front* (a header, and
 /// for a dispatch counts and records of tokens) and rows. Calls are numbered as in latency/window.hpp, and received in
 /// the same sets. Weights of a combine that far ranks need for their sums go ahead of its message, in a message of
 /// their own with the same number.
@@ -39,7 +39,7 @@
 /// misses a word ends with a timeout. Other rows are behind `arrived`, in places of their own: bytes of a row must not
 /// pass for a word. In host memory every message waits for `arrived`, since the processor may copy in smaller pieces.
 ///
-/// Every header carries the sender's grants (FarHeader::granted), and the kernel that imports it keeps them in `heard`,
+/// Every header carries the sender's grants (kFarGrantWords), and the kernel that imports it keeps them in `heard`,
 /// and `left` in `seen_left`. So as a rule a call finds in memory of the GPU that it may send. If it does not, its
 /// first block polls the words of the network, and passes on what they say: `left`, and `grants` or the headers that
 /// have arrived, imported or not. The driver sends a grant by itself, as a word in `grants`, only if no header has

@@ -31,6 +31,22 @@ struct Share {
   int parts = 1;
 };
 
+/// Stores a lane's scale of a row, if it has one (`mine`), to all its rows in the slab. All lanes.
+__device__ inline void store_scale(const DispatchReceiveRows& params, const Arrival& arrival, int column, bool mine,
+                                   std::uint32_t value) {
+  const SlabScales& scales = params.scales;
+  const bool words = params.row.scale_bytes == sizeof(std::uint32_t);
+#pragma unroll 1
+  for (unsigned left = arrival.here; left != 0; left &= left - 1) {
+    const int from_lane = __ffs(static_cast<int>(left)) - 1;
+    const std::int64_t expert = __shfl_sync(kAllLanes, arrival.expert, from_lane);
+    const std::int64_t row = __shfl_sync(kAllLanes, arrival.row, from_lane);
+    const std::int64_t at = expert * scales.expert_stride + row * scales.row_stride + column * scales.column_stride;
+    if (mine && words) reinterpret_cast<std::uint32_t*>(scales.data)[at] = value;
+    if (mine && !words) scales.data[at] = static_cast<std::byte>(value);
+  }
+}
+
 /// Copies this warp's share of a row that has arrived to all its rows in the slab.
 __device__ inline void copy_arrival(const DispatchReceiveRows& params, const Arrival& arrival,
                                     const std::byte* window_row, const Share& share) {
@@ -58,7 +74,6 @@ __device__ inline void copy_arrival(const DispatchReceiveRows& params, const Arr
     }
   }
   // By the last warps first, of which a short row leaves some without a step above: no warp waits for both.
-  const SlabScales& scales = params.scales;
   const int part = share.parts - 1 - share.part;
   const std::byte* const scale_row = window_row + params.row.scales_offset();
 #pragma unroll 1
@@ -69,15 +84,7 @@ __device__ inline void copy_arrival(const DispatchReceiveRows& params, const Arr
     std::uint32_t value = 0;
     if (mine && words) value = reinterpret_cast<const std::uint32_t*>(scale_row)[column];
     if (mine && !words) value = static_cast<std::uint32_t>(scale_row[column]);
-#pragma unroll 1
-    for (unsigned left = arrival.here; left != 0; left &= left - 1) {
-      const int from_lane = __ffs(static_cast<int>(left)) - 1;
-      const std::int64_t expert = __shfl_sync(kAllLanes, arrival.expert, from_lane);
-      const std::int64_t row = __shfl_sync(kAllLanes, arrival.row, from_lane);
-      const std::int64_t at = expert * scales.expert_stride + row * scales.row_stride + column * scales.column_stride;
-      if (mine && words) reinterpret_cast<std::uint32_t*>(scales.data)[at] = value;
-      if (mine && !words) scales.data[at] = static_cast<std::byte>(value);
-    }
+    store_scale(params, arrival, column, mine, value);
   }
 }
 

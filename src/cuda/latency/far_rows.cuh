@@ -82,7 +82,6 @@ __device__ inline const std::uint32_t* payload_in_row(const std::byte* words, in
 __device__ inline bool copy_scale_words(const LatencyParams& call, const DispatchReceiveRows& params,
                                         const SentCall& sent, const Arrival& arrival, const std::byte* words,
                                         const Share& share) {
-  const SlabScales& scales = params.scales;
   const LatencyRow& row_shape = params.row;
   constexpr int kQuarter = sizeof(std::uint32_t);
   const int part = share.parts - 1 - share.part;  // as in copy_arrival()
@@ -100,19 +99,7 @@ __device__ inline bool copy_scale_words(const LatencyParams& call, const Dispatc
     if (__all_sync(kAllLanes, static_cast<int>(came)) == 0) return false;
     fence_device();  // the word is loaded in two parts
     const std::uint32_t value = *static_cast<const volatile std::uint32_t*>(payload) >> (offset % kQuarter * 8);
-#pragma unroll 1
-    for (unsigned left = arrival.here; left != 0; left &= left - 1) {
-      const int from_lane = __ffs(static_cast<int>(left)) - 1;
-      const std::int64_t expert = __shfl_sync(kAllLanes, arrival.expert, from_lane);
-      const std::int64_t row = __shfl_sync(kAllLanes, arrival.row, from_lane);
-      const std::int64_t at = expert * scales.expert_stride + row * scales.row_stride + column * scales.column_stride;
-      if (!mine) continue;
-      if (row_shape.scale_bytes == kQuarter) {
-        reinterpret_cast<std::uint32_t*>(scales.data)[at] = value;
-      } else {
-        scales.data[at] = static_cast<std::byte>(value);
-      }
-    }
+    store_scale(params, arrival, column, mine, value);
   }
   return true;
 }
