@@ -9,6 +9,7 @@
 /// then.
 
 #include "cuda/latency/combine_parts.cuh"
+#include "cuda/latency/far_words.cuh"
 #include "cuda/latency/node_sum.cuh"
 #include "cuda/latency/term_order.cuh"
 #include "plan/carver.hpp"
@@ -202,10 +203,18 @@ class CombineReceiver {
   }
 
   __device__ Outcome await() const {
-    if (!kHelpers || !is_helper(params_)) {
-      return await_combine(call_, sent_, shared_, true);
+    if (kHelpers && is_helper(params_)) {
+      return await_briefly(call_, sent_) ? Outcome::kGo : Outcome::kSkip;
     }
-    return await_briefly(call_, sent_) ? Outcome::kGo : Outcome::kSkip;
+    const Outcome outcome = await_combine(call_, sent_, shared_, true);
+    if constexpr (kNodes) {
+      const FarParams& far = params_.far;
+      if (outcome == Outcome::kGo && far_words_.stride == 0 && far.layout.in_gpu &&
+          !await_all_arrived(call_, far, LatencyKind::kCombine, sent_.number)) {
+        return Outcome::kStop;
+      }
+    }
+    return outcome;
   }
 
   /// Finds the next helper that has left its share to this block. `block`: this block, or the helper before; then the

@@ -122,6 +122,8 @@ struct ArrivedRows {
   const std::byte* first = nullptr;  ///< rows that are words lie before each other, other rows behind
   bool by_flag = false;              ///< the flag of a token's row has its number; else that is the token's
   std::int64_t word_stride = 0;      ///< far_word_stride()
+  /// In GPU memory: the word of the network behind rows that are no words; else null.
+  const std::uint64_t* arrived = nullptr;
 
   /// `num_tokens`: of the source.
   template <typename Params>
@@ -134,7 +136,8 @@ struct ArrivedRows {
       if (far.layout.is_far(source)) {
         const std::byte* const header = far.inbox + far.layout.header_at(0, set, far.layout.far_idx(source));
         const std::int64_t stride = far_word_stride(far.layout, params.row.stride(), num_tokens);
-        if (stride == 0) return {header + FarMessage::kPlainRows, true};
+        const auto* const arrived = inbox_word(far, far.layout.arrived_at(0, source));
+        if (stride == 0) return {header + FarMessage::kPlainRows, true, 0, far.layout.in_gpu ? arrived : nullptr};
         return {header + message.words(num_tokens, 1, stride), true, stride};
       }
     }
@@ -151,6 +154,7 @@ __device__ inline bool receive_tokens(const LatencyParams& call, const Params& p
   const int source = tokens.source;
   const int end = shared.tokens[source];
   const ArrivedRows rows = ArrivedRows::of(call, params, sent, source, end);
+  bool awaits_rows = rows.arrived != nullptr;
   const DispatchSlot slot = slot_of(call, sent, source);
 #pragma unroll 1
   for (int token = tokens.first; token < end; token += tokens.step) {
@@ -182,6 +186,8 @@ __device__ inline bool receive_tokens(const LatencyParams& call, const Params& p
       if constexpr (std::is_same_v<Params, FarDispatchReceiveParams>) {
         const std::uint32_t number = __shfl_sync(kAllLanes, flag.value, 0);
         if (rows.by_flag) row = number;
+        if (awaits_rows && !await_arrived(call, params.far, LatencyKind::kDispatch, sent.number, source)) return false;
+        awaits_rows = false;
         if (rows.word_stride != 0) {
           const std::byte* const words = rows.first - row * rows.word_stride;
           if (!copy_row_words(call, params, sent, arrival, words, tokens.share) ||

@@ -63,7 +63,6 @@ class FarImporter {
       const int num_units = num_count_units() + num_tokens;
       LaneFarWords next;
       if (unit < num_units) next = looks && idx == block ? first : load_unit(idx, unit);
-      whole = await_rows(idx);
 #pragma unroll 1
       for (; whole && unit < num_units; unit += kReceiveWarps) {
         LaneFarWords words = next;
@@ -197,15 +196,6 @@ class FarImporter {
     if (lane_idx() == 0 && has_row) {
       post_word(slot.row_flags + token, sent_.number, static_cast<std::uint32_t>(start.row));
     }
-    return true;
-  }
-
-  /// Waits for the rows of a message that are no words; false when the group broke. All lanes of each warp.
-  __device__ bool await_rows(int idx) const {
-    if (far_word_stride(layout_, params_.row.stride(), shared_.tokens[idx]) != 0) return true;
-    if (!await_arrived(call_, params_.far, LatencyKind::kDispatch, sent_.number, layout_.far_rank(idx))) return false;
-    if (lane_idx() == 0) fence_device();  // hands on what the network has written, with the flags of rows
-    __syncwarp();
     return true;
   }
 

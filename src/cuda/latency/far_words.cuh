@@ -392,19 +392,35 @@ __device__ inline std::int32_t prefix_sum(std::int32_t value, std::int32_t& tota
   return sum - value;
 }
 
-/// Waits until all of a far rank's message for call `number` is there; false when the group broke. All lanes of one
-/// warp, which then see it.
+/// Waits until all of a far rank's message for call `number` is there; false when the group broke. One thread, which
+/// then sees it.
+__device__ __noinline__ inline bool await_message(const LatencyParams& call, const FarParams& far, LatencyKind kind,
+                                                  std::uint64_t number, int source) {
+  const std::uint64_t* const word = inbox_word(far, far.layout.arrived_at(static_cast<int>(kind), source));
+  const auto read = [word] { return load_acquire_system(word); };
+  return wait_until(call.ranks, {Awaited::kEntry, source, number}, read, number, CallCount(call, source));
+}
+
+/// The same for all lanes of one warp.
 __device__ inline bool await_arrived(const LatencyParams& call, const FarParams& far, LatencyKind kind,
                                      std::uint64_t number, int source) {
-  bool came = true;
-  if (lane_idx() == 0) {
-    const std::uint64_t* const word = inbox_word(far, far.layout.arrived_at(static_cast<int>(kind), source));
-    const auto read = [word] { return load_acquire_system(word); };
-    came = wait_until(call.ranks, {Awaited::kEntry, source, number}, read, number, CallCount(call, source));
-  }
-  came = __all_sync(kAllLanes, static_cast<int>(came)) != 0;
+  const bool came = lane_idx() != 0 || await_message(call, far, kind, number, source);
+  const bool all = __all_sync(kAllLanes, static_cast<int>(came)) != 0;
   __syncwarp();
-  return came;
+  return all;
+}
+
+/// The same for the messages of all far ranks.
+__device__ inline bool await_all_arrived(const LatencyParams& call, const FarParams& far, LatencyKind kind,
+                                         std::uint64_t number) {
+  bool came = true;
+#pragma unroll 1
+  for (int idx = lane_idx(); came && idx < far.layout.num_far(); idx += kWarpLanes) {
+    came = await_message(call, far, kind, number, far.layout.far_rank(idx));
+  }
+  const bool all = __all_sync(kAllLanes, static_cast<int>(came)) != 0;
+  __syncwarp();
+  return all;
 }
 
 /// Waits for the header of a far rank's message of a call, which `words` then holds; in memory of the host for all of

@@ -43,7 +43,7 @@ __device__ void make_nodes_receive_half(const CombineReceiveParams& params) {
   // All threads or none, since the block has barriers later.
   if (__syncthreads_or(static_cast<int>(is_broken(call.ranks) || sent.pending == 0)) != 0) return;
   FarKeeper keeper;
-  if (is_clerk() && !import_far_headers(call, params.rows, params.far, sent, keeper)) return;
+  if (is_clerk() && !import_far_headers(call, params.far, sent, keeper)) return;
   const CombineReceiveShared shared = CombineReceiveShared::at(dynamic_shared(), call.ranks.num_ranks);
   if (!receive_combine<kFloat32, Receiving::kNodes>(call, params, sent, shared, start.routed)) return;
   const bool is_last = is_last_block(call.tables.combine->arrivals);

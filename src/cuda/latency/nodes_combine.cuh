@@ -251,12 +251,11 @@ __device__ inline void post_returns(const FarParams& far, std::uint64_t number) 
   }
 }
 
-/// Waits for the messages of far ranks and writes their headers into this rank's window, where all blocks wait for
+/// Waits for the headers of far ranks' messages and writes them into this rank's window, where all blocks wait for
 /// them. All threads of the first block; false in all of them when the group broke. `keeper`: of this warp's last far
 /// rank, to be kept at the end.
-__device__ inline bool import_far_headers(const LatencyParams& call, const CombineRows& rows, const FarParams& far,
-                                          const SentCall& sent, FarKeeper& keeper) {
-  const bool rows_come = return_word_stride(call, rows, far.layout) == 0;
+__device__ inline bool import_far_headers(const LatencyParams& call, const FarParams& far, const SentCall& sent,
+                                          FarKeeper& keeper) {
   bool whole = true;
 #pragma unroll 1
   for (int idx = warp_idx(); whole && idx < far.layout.num_far(); idx += kCombineWarps + 1) {
@@ -264,12 +263,7 @@ __device__ inline bool import_far_headers(const LatencyParams& call, const Combi
     LaneFarWords header;
     whole = await_far_header(call, far, LatencyKind::kCombine, sent, source, header);
     if (!whole) break;
-    const ReceivedHeader received(header.payload(lane_idx()));
-    if (far.layout.in_gpu && rows_come && received.agreement() == call.agreement && call.agreement != 0) {
-      whole = await_arrived(call, far, LatencyKind::kCombine, sent.number, source);
-      if (!whole) break;
-    }
-    fence_device();  // hands on rows that are no words, which the network has written
+    if (!far.layout.in_gpu) fence_device();  // hands on the rows, which the network has written
     import_header(call, far, LatencyKind::kCombine, sent, source, header);
     keeper.keep(call, far);
     keeper = FarKeeper(call, far, source, header);
