@@ -118,7 +118,10 @@ Status LatencyMode::make_combine(const LatencyCombineCall& call) {
     send.call.counts_waits = call.wait_times_ns != nullptr;
     send.rows = {rows.x.row_bytes, rows.x.dtype == DType::kFloat32, order};
     // Gates of groups that mask ranks wait for flags of rows.
-    if (rows.rank_sums && !in_halves()) {
+    if (over_nodes()) {
+      send.rows.word_step_vectors =
+          word_step_vectors_over_nodes(send.rows, routing.max_tokens, layout_, far_->params().layout);
+    } else if (rows.rank_sums && !in_halves()) {
       send.rows.word_step_vectors = layout_.word_step_vectors(rows.x.row_bytes, routing.max_tokens, ranks().num_ranks);
     }
     send.x = rows.x.data;
@@ -139,6 +142,7 @@ Status LatencyMode::make_combine(const LatencyCombineCall& call) {
 
     CombineReceiveRows& receive = params->receive;
     receive.rows = send.rows;
+    receive.own_weights = call.own_weights;
     receive.first_receiver = call.split || over_nodes() ? 1 : 1 + send.call.num_blocks - num_receive_blocks;
     if (over_nodes()) receive.far = far_->params();
     receive.out = rows.out_x.data;

@@ -276,11 +276,6 @@ int small_idx(const CombineRows& rows) {
   return (rows.word_step_vectors == kShortWordStepVectors ? 2 : 0) + (rows.float32 ? 1 : 0);
 }
 
-SmallUnits units_of(const CombineRows& rows, int num_rows, int num_warps) {
-  const RowParts parts = RowParts::of(rows.row_bytes, num_rows, num_warps, rows.word_step_vectors * kWordLineBytes);
-  return {SmallDivisor::of(parts.num_parts), parts.part_bytes, num_rows * parts.num_parts};
-}
-
 SmallCombineParams small_params(const LatencyCombineParams& params) {
   const LatencyParams& call = params.send.call;
   const int num_warps = (call.num_blocks - 1) * kCombineWarps;
@@ -288,8 +283,8 @@ SmallCombineParams small_params(const LatencyCombineParams& params) {
   SmallCombineParams small;
   static_cast<LatencyCombineParams&>(small) = params;
   small.ranks = SmallDivisor::of(num_ranks);
-  small.sends = units_of(params.send.rows, static_cast<int>(call.max_tokens) * num_ranks, num_warps);
-  small.receives = units_of(params.send.rows, static_cast<int>(call.num_tokens), num_warps);
+  small.sends = SmallUnits::of(params.send.rows, static_cast<int>(call.max_tokens) * num_ranks, num_warps);
+  small.receives = SmallUnits::of(params.send.rows, static_cast<int>(call.num_tokens), num_warps);
   return small;
 }
 

@@ -157,6 +157,21 @@ int first_receiver_of(int num_far, int most_waiting) {
   return most_waiting <= kLeastReceiveBlocks ? 1 : 1 + std::clamp(most_waiting / kShare, 1, num_far);
 }
 
+/// share_half_blocks() in groups of several nodes.
+int share_blocks_over_nodes(LatencyDispatchParams& params, const BlockLimits& limits, const FarLayout& layout) {
+  const LatencyDispatchParams given = params;
+  const int num_small_blocks = share_half_blocks(params, limits);
+  int& num_blocks = params.send.call.num_blocks;
+  params.send.call.small = num_blocks < limits.most && is_small_over_nodes(params, num_small_blocks, layout);
+  if (params.send.call.small) {
+    ++num_blocks;  // the last one grants
+    return num_small_blocks;
+  }
+  params = given;
+  params.receive.first_receiver = first_receiver_of(layout.num_far(), limits.most_waiting);
+  return share_half_blocks(params, limits);
+}
+
 }  // namespace
 
 Status LatencyMode::check_dispatch(const LatencyDispatchCall& call) const {
@@ -299,8 +314,9 @@ Result<std::shared_ptr<RoutingState>> LatencyMode::make_dispatch(const LatencyDi
     receive.host = routing.host_tables;
     const BlockLimits limits = block_limits(
         rows.kernel, {Operation::kLatencyDispatch, Layout::kSlab, routing.num_tokens, rows.out_x.row_bytes});
-    if (over_nodes()) receive.first_receiver = first_receiver_of(far_->params().layout.num_far(), limits.most_waiting);
-    if (call.split || in_halves()) {
+    if (over_nodes()) {
+      num_receive_blocks = share_blocks_over_nodes(*params, limits, far_->params().layout);
+    } else if (call.split || in_halves()) {
       num_receive_blocks = share_half_blocks(*params, limits);
       send.call.small = call.split && !in_halves() && is_small_in_halves(*params, num_receive_blocks);
     } else {

@@ -356,8 +356,8 @@ bool is_small_in_halves(const LatencyDispatchParams& params, int num_receive_blo
   const DispatchReceiveRows& receive = params.receive;
   const std::int64_t num_ranks = call.ranks.num_ranks;
   if (call.max_tokens > kSmallTokens || num_ranks > kSmallRanks || call.num_experts > kSmallExperts ||
-      call.num_tokens * call.num_topk > kSmallEntries || num_units(params.send) > kStepUnits ||
-      call.slab_capacity < num_ranks * call.max_tokens || receive.zero_padding || has_homes_or_counters(receive)) {
+      call.num_tokens * call.num_topk > kSmallEntries || num_units(params.send) > kStepUnits || receive.zero_padding ||
+      has_homes_or_counters(receive)) {
     return false;
   }
   const std::int64_t num_receivers = num_receive_blocks - receive.first_receiver - receive.num_gap_blocks;

@@ -55,6 +55,7 @@ class FarImporter {
       whole = import_front(idx);
     }
     if (__syncthreads_and(static_cast<int>(whole)) == 0) return false;
+    if (!layout_.in_gpu) fence_device();  // hands on rows, which the network has written, with their flags
       // Warps take units of all sources in turn, so that loads are under way together.
 #pragma unroll 1
     for (int idx = block; whole && idx < layout_.num_far(); idx += step) {
@@ -114,11 +115,7 @@ class FarImporter {
     if (!await_far_header(call_, params_.far, LatencyKind::kDispatch, sent_, source, header)) return false;
     const bool same = import_header(call_, params_.far, LatencyKind::kDispatch, sent_, source, header);
     const std::int64_t num_tokens = ReceivedHeader(header.payload(lane_idx())).num_tokens();
-    FarFields fields{};
-    auto* const payloads = reinterpret_cast<std::uint32_t*>(&fields);
-#pragma unroll
-    for (int i = 0; i < kNumFarFields; ++i) payloads[i] = header.payload(kLatencyHeaderWords + i);
-    const auto [num_rows, num_returns, first_return, first_sum] = fields;
+    const auto [num_rows, num_returns, first_return, first_sum] = fields_of(header);
     const std::int64_t most_returns = call_.max_tokens * call_.num_topk;
     const std::int64_t most_sums =
         call_.max_tokens * (call_.num_topk < call_.ranks.num_ranks ? call_.num_topk : call_.ranks.num_ranks);

@@ -94,14 +94,20 @@ __device__ __noinline__ inline void clear_far_words(const FarParams& far, Latenc
   if (lane_idx() == 0) far.state->cleared[static_cast<int>(kind)][set] = era_of(sent.number);
 }
 
+/// Whether the words of a set are to be cleared at the end of a receive half: once per era. The same in all blocks
+/// until the last of them clears.
+__device__ inline bool clears_far_set(const FarParams& far, LatencyKind kind, const SentCall& sent) {
+  return *static_cast<volatile std::uint64_t*>(&far.state->cleared[static_cast<int>(kind)][sent.set]) !=
+         era_of(sent.number);
+}
+
 /// Leaves the set of a receive half to the next kernel that sends a call of its kind, so that none waits for the grant
 /// to arrive. Grants the set that another receive half has left since, if there is one. All lanes of one warp of the
 /// last block.
 __device__ inline void leave_far_set(const LatencyParams& call, const FarParams& far, LatencyKind kind,
                                      const SentCall& sent) {
-  if (far.state->cleared[static_cast<int>(kind)][sent.set] != era_of(sent.number)) [[unlikely]] {
+  if (clears_far_set(far, kind, sent)) [[unlikely]]
     clear_far_words(far, kind, sent);
-  }
   std::uint32_t left = 0;
   if (lane_idx() == 0) left = atomicExch(&local_of(call).owed[static_cast<int>(kind)], sent.set + 1);
   left = __shfl_sync(kAllLanes, left, 0);
@@ -109,6 +115,23 @@ __device__ inline void leave_far_set(const LatencyParams& call, const FarParams&
   grant_set(call, kind, sent.number, static_cast<int>(left) - 1);
   __syncwarp();
   publish_grants(call, far);
+}
+
+/// The same in a half of a small call, which as a rule does not wait for its last block: the next kernel that sends a
+/// call of its kind comes behind this one, as inside a node (leave_receive_half). All threads of all blocks.
+/// `clears`: clears_far_set(). Not in the first block: enter_receive_half() comes before, unless it clears.
+__device__ inline void leave_small_far_half(const LatencyParams& call, const FarParams& far, LatencyKind kind,
+                                            SentCall& words, const SentCall& sent, bool clears) {
+  if (!clears) {
+    if (blockIdx.x == 0 && warp_idx() == 0 && leave_receive_half(call, kind, words, sent)) publish_grants(call, far);
+    return;
+  }
+  if (!is_last_block(words.arrivals)) return;
+  if (threadIdx.x == 0) {
+    words.pending = 0;
+    words.arrivals = 0;
+  }
+  if (warp_idx() == 0) leave_far_set(call, far, kind, sent);
 }
 
 /// Word in which this GPU keeps the latest grant of a far rank.
@@ -309,6 +332,15 @@ __device__ inline void write_far_headers(const LatencyParams& call, const FarPar
     if (grant < 0) continue;
     post_of(far, static_cast<int>(kind), far.layout.far_rank(idx)).granted[granted_kind][slot] = word.low;
   }
+}
+
+/// The fields of a dispatch's header that has come. All lanes of one warp.
+__device__ inline FarFields fields_of(const LaneFarWords& header) {
+  FarFields fields{};
+  auto* const payloads = reinterpret_cast<std::uint32_t*>(&fields);
+#pragma unroll
+  for (int i = 0; i < kNumFarFields; ++i) payloads[i] = header.payload(kLatencyHeaderWords + i);
+  return fields;
 }
 
 /// Writes the fields of a dispatch's header. One thread, behind write_far_headers().

@@ -24,7 +24,9 @@
 ///   far.cu       before a refusal       far_refusal_kernel,                                  1
 ///                                       far_headers_kernel                                   1
 ///   nodes_dispatch.cu  either half      dispatch_nodes_kernel    codec, homes                as the call says
+///                the same, if small     dispatch_nodes_small_kernel  codec                   as the call says
 ///   nodes_combine.cu   either half      combine_nodes_kernel     float32                     as the call says
+///                the same, if small     combine_nodes_small_kernel  float32                  as the call says
 ///
 /// Programs written for deep_ep find kernels in a profile by name: those of a dispatch by "::dispatch", of a combine by
 /// "::combine", one kernel of a call or its two halves under the same name, arguments of templates included. So both

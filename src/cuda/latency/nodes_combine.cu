@@ -5,6 +5,7 @@
 
 #include "cuda/latency/kernel_row.hpp"
 #include "cuda/latency/kernels.hpp"
+#include "cuda/latency/small_nodes_combine.cuh"
 #include "cuda/sync/kernel_order.cuh"
 #include "cuda/sync/shared_memory.cuh"
 
@@ -43,7 +44,7 @@ __device__ void make_nodes_receive_half(const CombineReceiveParams& params) {
   // All threads or none, since the block has barriers later.
   if (__syncthreads_or(static_cast<int>(is_broken(call.ranks) || sent.pending == 0)) != 0) return;
   FarKeeper keeper;
-  if (is_clerk() && !import_far_headers(call, params.far, sent, keeper)) return;
+  if (is_clerk() && !import_far_headers(call, params.rows, params.far, sent, keeper)) return;
   const CombineReceiveShared shared = CombineReceiveShared::at(dynamic_shared(), call.ranks.num_ranks);
   if (!receive_combine<kFloat32, Receiving::kNodes>(call, params, sent, shared, start.routed)) return;
   const bool is_last = is_last_block(call.tables.combine->arrivals);
@@ -64,6 +65,93 @@ __global__ void __launch_bounds__(kCombineThreads) combine_nodes_kernel(const __
   }
 }
 
+/// State of a block of a call whose sums are all words, far ranks' part behind the rest.
+__device__ SmallCombineShared& small_shared() { return *reinterpret_cast<SmallCombineShared*>(dynamic_shared()); }
+__device__ SmallFarCombineShared& small_far_shared() {
+  return *reinterpret_cast<SmallFarCombineShared*>(dynamic_shared() + round_up_part(sizeof(SmallCombineShared)));
+}
+
+/// Makes the send half of such a call.
+template <bool kFloat32>
+__device__ void make_small_send_half(const SmallNodesCombineParams& params) {
+  const LatencyParams& call = params.send.call;
+  const FarParams& far = params.send.far;
+  SmallCombineShared& shared = small_shared();
+  SmallFarCombineShared& far_shared = small_far_shared();
+  bool good = true;
+  SentCall sent{};
+  if (!is_clerk()) {
+    if (warp_idx() != 0) {
+      SmallAdder<kFloat32, kFarStepVectors, SmallFarAdder> adder(params, shared, SmallFarAdder(params, far_shared));
+      good = adder.send();
+    } else {
+      take_small_turn(params, shared, far_shared);
+      __syncthreads();
+    }
+  } else if (warp_idx() == 0) {
+    take_small_turn(params, shared, far_shared);
+    if (shared.number != 0) announce_small(params, shared, far_shared);
+  } else if (warp_idx() == 1) {
+    good = begin_small_books(call, sent);
+    if (good) publish_grants(call, far);
+  }
+  if (__syncthreads_and(static_cast<int>(good)) == 0 || shared.number == 0) return;
+  const std::uint64_t number = shared.number;
+  if (warp_idx() == kPostingWarp && is_last_far_block(far)) post_returns(far, number);
+  // The warp that has `sent`, in the first block.
+  if (threadIdx.x != (is_clerk() ? kWarpLanes : 0)) return;
+  if (is_clerk()) *call.tables.combine = sent;
+  end_turn(call, LatencyKind::kCombine, number);
+}
+
+/// Makes the receive half of such a call.
+template <bool kFloat32>
+__device__ void make_small_receive_half(const SmallNodesCombineParams& params) {
+  const LatencyParams& call = params.send.call;
+  const FarParams& far = params.send.far;
+  SmallCombineShared& shared = small_shared();
+  SentCall& words = *call.tables.combine;
+  const volatile SentCall& pending = words;
+  const SentCall sent{pending.number, pending.set, pending.pending, 0};  // unchanged until all blocks are done
+  SmallAdder<kFloat32, kFarStepVectors, SmallFarAdder> adder(params, shared, SmallFarAdder(params, small_far_shared()));
+  std::int32_t home = -1;
+  if (!is_clerk() && warp_idx() != 0) home = adder.load_home(first_combine_unit());
+  if (is_clerk() && warp_idx() == 1) publish_grants(call, far);
+  if (threadIdx.x == 0) {
+    shared.number = sent.number;
+    shared.sets[call.ranks.rank] = static_cast<int>(sent.set);
+  }
+  if (__syncthreads_or(static_cast<int>(is_broken(call.ranks) || sent.pending == 0)) != 0) return;
+  const bool clears = clears_far_set(far, LatencyKind::kCombine, sent);
+  if (!clears && !is_clerk() && threadIdx.x == 0) enter_receive_half(words);
+  bool good = true;
+  if (is_clerk()) {
+    good = import_small_headers(params, sent);
+    const bool routed = call.tables.summary->valid != 0;
+    if (good && warp_idx() == 0) good = close_small_books(call, sent, routed);
+  } else if (warp_idx() != 0) {
+    good = adder.receive(home);
+  }
+  if (__syncthreads_and(static_cast<int>(good)) == 0) return;
+  leave_small_far_half(call, far, LatencyKind::kCombine, words, sent, clears);
+}
+
+/// Makes either half of such a call.
+template <bool kFloat32>
+__global__ void __launch_bounds__(kCombineThreads)
+    combine_nodes_small_kernel(const __grid_constant__ SmallNodesCombineParams params) {
+  await_kernel_before();
+  if (params.is_receive) {
+    make_small_receive_half<kFloat32>(params);
+  } else {
+    make_small_send_half<kFloat32>(params);
+  }
+}
+
+std::size_t small_half_bytes(const SmallNodesCombineParams& /*params*/) {
+  return round_up_part(sizeof(SmallCombineShared)) + sizeof(SmallFarCombineShared);
+}
+
 std::size_t half_bytes(const NodesHalf& params) {
   if (params.receives) return CombineReceiveShared::at(nullptr, params.receive.call.ranks.num_ranks).size_bytes;
   return CombineSendShared::at(nullptr, params.send.call.ranks.num_ranks, true).size_bytes;
@@ -72,18 +160,56 @@ std::size_t half_bytes(const NodesHalf& params) {
 constexpr KernelRow<NodesHalf, 2> kHalf = {
     {combine_nodes_kernel<false>, combine_nodes_kernel<true>}, kCombineThreads, half_bytes};
 
+constexpr KernelRow<SmallNodesCombineParams, 2> kSmallHalf = {
+    {combine_nodes_small_kernel<false>, combine_nodes_small_kernel<true>}, kCombineThreads, small_half_bytes};
+
+cudaError_t launch_small_half(SmallNodesCombineParams params, cudaStream_t stream) {
+  const LatencyParams& call = params.send.call;
+  const CombineRows& rows = params.send.rows;
+  const int num_warps = (call.num_blocks - 1) * kCombineWarps;
+  const int num_ranks = call.ranks.num_ranks;
+  params.ranks = SmallDivisor::of(num_ranks);
+  params.sends = SmallUnits::of(rows, static_cast<int>(call.max_tokens) * num_ranks, num_warps);
+  params.receives = SmallUnits::of(rows, static_cast<int>(call.num_tokens), num_warps);
+  return kSmallHalf.launch(rows.float32 ? 1 : 0, call.num_blocks, call.overlaps, params, stream);
+}
+
 }  // namespace
 
+int word_step_vectors_over_nodes(const CombineRows& rows, std::int64_t max_tokens, const LatencyLayout& window,
+                                 const FarLayout& far) {
+  const bool fits = max_tokens * row_words_bytes(rows.row_bytes, kFarStepVectors) <= window.row_words_bytes;
+  const std::int64_t most_rows = max_tokens * far.num_ranks;  // a sum of each rank
+  const bool far_words = far_word_stride(rows.row_bytes, max_tokens, most_rows, far.return_words_bytes) != 0;
+  const bool sums = rows.order == CombineOrder::kRankSums;
+  return sums && fits && far_words && far.num_ranks <= kSmallRanks ? kFarStepVectors : 0;
+}
+
 cudaError_t launch_nodes_combine_send(const FarCombineParams& params, cudaStream_t stream) {
+  if (params.rows.words()) {
+    SmallNodesCombineParams half;
+    half.send = params;
+    return launch_small_half(half, stream);
+  }
   return kHalf.launch(params.rows.float32 ? 1 : 0, params.call.num_blocks, params.call.overlaps, NodesHalf(params),
                       stream);
 }
 
 cudaError_t launch_nodes_combine_receive(const CombineReceiveParams& params, cudaStream_t stream) {
+  if (params.rows.words()) {
+    SmallNodesCombineParams half;
+    half.receive = params;
+    half.is_receive = true;
+    half.send.call = params.call;
+    half.send.rows = params.rows;
+    half.send.own_weights = params.own_weights;
+    half.send.far = params.far;
+    return launch_small_half(half, stream);
+  }
   return kHalf.launch(params.rows.float32 ? 1 : 0, params.call.num_blocks, params.call.overlaps, NodesHalf(params),
                       stream);
 }
 
-cudaError_t load_nodes_combine() { return kHalf.load(); }
+cudaError_t load_nodes_combine() { return load_rows(kHalf, kSmallHalf); }
 
 }  // namespace ferry::cuda

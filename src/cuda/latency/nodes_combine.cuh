@@ -91,22 +91,20 @@ __device__ __noinline__ inline void begin_nodes_send(const FarCombineParams& par
   if (lane_idx() == 0) *shared.number = number;
 }
 
-/// Waits for the first of a far rank's weights, in memory of the host for all of them; also ends if that rank makes
-/// another call, whose sums are not used. One thread.
-__device__ __noinline__ inline bool await_far_weights(const FarCombineParams& params, std::uint64_t number, int set,
-                                                      int source, bool& other) {
+/// Waits for a word of a far rank's weights, in memory of the host for all of them; also ends if that rank makes
+/// another call, whose sums are not used. `word`: its half that has the number. One thread.
+__device__ __noinline__ inline bool await_far_weight(const FarCombineParams& params, std::uint64_t number, int set,
+                                                     int source, const std::uint64_t* word, bool& other) {
   const LatencyParams& call = params.call;
   const FarParams& far = params.far;
   const std::uint64_t* const arrived = inbox_word(far, far.layout.arrived_at(kFarWeights, source));
   const std::uint64_t* const message =
       inbox_word(far, far.layout.arrived_at(static_cast<int>(LatencyKind::kCombine), source));
-  const auto* const first =
-      reinterpret_cast<const WideWord*>(far.inbox + far.layout.weights_at(set, far.layout.far_idx(source)));
   static_assert(offsetof(LatencyHeader, agreement) == 0);
   const auto* const agreement = reinterpret_cast<const WideWord*>(header_in(far, LatencyKind::kCombine, set, source));
   const auto read = [&] {
-    const bool here = far.layout.in_gpu ? is_word_of(load_relaxed_system(&first->high), number)
-                                        : load_acquire_system(arrived) >= number;
+    const bool here =
+        far.layout.in_gpu ? is_word_of(load_relaxed_system(word), number) : load_acquire_system(arrived) >= number;
     if (here) return number;
     if (!far.layout.in_gpu && load_acquire_system(message) < number) return std::uint64_t{0};
     // Acquired, since half of the word is used (load_wide_relaxed_system).
@@ -129,8 +127,10 @@ __device__ __noinline__ inline bool import_weights(const FarCombineParams& param
 #pragma unroll 1
   for (int idx = warp_idx(); lane_idx() == 0 && came && idx < layout.num_far(); idx += kCombineWarps + 1) {
     const int source = layout.far_rank(idx);
+    const auto* const first =
+        reinterpret_cast<const WideWord*>(params.far.inbox + layout.weights_at(set, layout.far_idx(source)));
     bool other = false;
-    came = await_far_weights(params, number, set, source, other);
+    came = await_far_weight(params, number, set, source, &first->high, other);
     others[source] = other ? 1 : 0;
   }
   if (__syncthreads_and(static_cast<int>(came)) == 0) return false;
@@ -188,25 +188,31 @@ __device__ inline FarPart returned_part(const FarCombineParams& params, const Re
           params.far.inbox_of_network + to + rows.first_there * stride, rows.num_rows * stride};
 }
 
+/// Parts of a block's state that write_return_posts() needs.
+struct ReturnPosts {
+  const int* sets;             ///< [R] set in which each far rank receives this call
+  const std::int32_t* firsts;  ///< [R] place of the first row for each in FarCombineParams::returns
+  bool routed;                 ///< CombineStart::routed
+};
+
 /// Writes the posts of the messages to far ranks, which do not depend on the rows. All lanes of one warp of the first
 /// block.
-__device__ inline void write_return_posts(const FarCombineParams& params, const CombineSendShared& shared,
-                                          bool routed) {
+__device__ inline void write_return_posts(const FarCombineParams& params, const ReturnPosts& posts) {
   const LatencyParams& call = params.call;
   const FarParams& far = params.far;
   const FarReturns& returns = call.tables.far_returns(params.rows.order);
 #pragma unroll 1
   for (int idx = lane_idx(); idx < far.layout.num_far(); idx += kWarpLanes) {
     const int rank = far.layout.far_rank(idx);
-    const int set = shared.far_sets[rank];
+    const int set = posts.sets[rank];
     FarParts parts;
     parts.front = part_with_header(call, far, LatencyKind::kCombine, idx, set, 0, kFarHeaderBytes);
     parts.set = set;
-    if (routed && set != kNoSet) {
+    if (posts.routed && set != kNoSet) {
       const std::int64_t word_stride = return_word_stride(call, params.rows, far.layout);
       parts.announced = word_stride == 0;
-      parts.rows = returned_part(
-          params, {set, returns.firsts[rank], returns.num_rows[rank], shared.far_firsts[rank], word_stride});
+      parts.rows =
+          returned_part(params, {set, returns.firsts[rank], returns.num_rows[rank], posts.firsts[rank], word_stride});
     }
     write_post(call, far, static_cast<int>(LatencyKind::kCombine), rank, parts);
   }
@@ -230,7 +236,7 @@ __device__ inline bool send_nodes_combine(const FarCombineParams& params, const 
     if (good && is_clerk()) {
       if (warp_idx() == 0) {
         write_return_headers(params, start.routed, *shared.number);
-        write_return_posts(params, shared, start.routed);
+        write_return_posts(params, {shared.far_sets, shared.far_firsts, start.routed});
         announce<false>(params.call, start.routed, *shared.number, shared.sets);
       }
       // The first block returns no rows; its posts are written before it takes their memory.
@@ -252,10 +258,12 @@ __device__ inline void post_returns(const FarParams& far, std::uint64_t number) 
 }
 
 /// Waits for the headers of far ranks' messages and writes them into this rank's window, where all blocks wait for
-/// them. All threads of the first block; false in all of them when the group broke. `keeper`: of this warp's last far
-/// rank, to be kept at the end.
-__device__ inline bool import_far_headers(const LatencyParams& call, const FarParams& far, const SentCall& sent,
-                                          FarKeeper& keeper) {
+/// them, and then for rows that are no words: none may come when their place has been granted again, even if the call
+/// is refused. All threads of the first block; false in all of them when the group broke. `keeper`: of this warp's last
+/// far rank, to be kept at the end.
+__device__ inline bool import_far_headers(const LatencyParams& call, const CombineRows& rows, const FarParams& far,
+                                          const SentCall& sent, FarKeeper& keeper) {
+  const bool rows_come = far.layout.in_gpu && return_word_stride(call, rows, far.layout) == 0;
   bool whole = true;
 #pragma unroll 1
   for (int idx = warp_idx(); whole && idx < far.layout.num_far(); idx += kCombineWarps + 1) {
@@ -264,9 +272,10 @@ __device__ inline bool import_far_headers(const LatencyParams& call, const FarPa
     whole = await_far_header(call, far, LatencyKind::kCombine, sent, source, header);
     if (!whole) break;
     if (!far.layout.in_gpu) fence_device();  // hands on the rows, which the network has written
-    import_header(call, far, LatencyKind::kCombine, sent, source, header);
+    const bool same = import_header(call, far, LatencyKind::kCombine, sent, source, header);
     keeper.keep(call, far);
     keeper = FarKeeper(call, far, source, header);
+    if (same && rows_come) whole = await_arrived(call, far, LatencyKind::kCombine, sent.number, source);
   }
   return __syncthreads_and(static_cast<int>(whole)) != 0;
 }

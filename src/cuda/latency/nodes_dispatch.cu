@@ -7,6 +7,10 @@
 #include "cuda/latency/far_send.cuh"
 #include "cuda/latency/kernel_row.hpp"
 #include "cuda/latency/kernels.hpp"
+#include "cuda/latency/small_nodes_receive.cuh"
+#include "cuda/latency/small_nodes_send.cuh"
+#include "cuda/latency/small_receive.cuh"
+#include "cuda/latency/small_send.cuh"
 #include "cuda/sync/kernel_order.cuh"
 #include "cuda/sync/shared_memory.cuh"
 #include "plan/to_size.hpp"
@@ -87,6 +91,102 @@ __device__ void make_nodes_receive_half(const FarDispatchReceiveParams& params) 
   leave_far_set(call, params.far, LatencyKind::kDispatch, sent);
 }
 
+/// Memory of the receive half of a call of a few tokens; that for far ranks follows.
+__device__ ReceiveMemory small_memory(const LatencyParams& call) {
+  return ReceiveMemory::at(dynamic_shared() + SmallShared::size_bytes(call.num_experts), call.num_experts,
+                           call.num_local_experts);
+}
+FERRY_HOST_DEVICE constexpr std::size_t small_near_bytes(int num_experts, int num_local_experts) {
+  return round_up_part(SmallShared::size_bytes(num_experts) +
+                       ReceiveMemory::at(nullptr, num_experts, num_local_experts).size_bytes);
+}
+
+/// Grants the owed set, and tells far ranks. The last block of the send half, which does nothing else: the kernel
+/// behind this one waits for its end.
+__device__ inline void keep_small_books(const FarDispatchParams& params) {
+  const LatencyParams& call = params.call;
+  const TurnLook turn(call, LatencyKind::kDispatch);
+  if (__syncthreads_or(static_cast<int>(turn.broken)) != 0) return;  // all warps have read the number
+  if (warp_idx() == kPostingWarp && is_last_far_block(params.far)) post_small(params.far, turn.number);
+  if (warp_idx() != 0) return;
+  grant_far_owed_set(call, params.far, LatencyKind::kDispatch, turn.number);
+  if (lane_idx() == 0) end_turn(call, LatencyKind::kDispatch, turn.number);
+}
+
+/// Makes the send half of a call of a few tokens (small_parts.cuh).
+template <Codec kCodec>
+__device__ void make_small_send_half(const FarDispatchParams& params) {
+  const LatencyParams& call = params.call;
+  auto& shared = *reinterpret_cast<SmallShared*>(dynamic_shared());
+  auto& far_shared =
+      *reinterpret_cast<SmallFarShared*>(dynamic_shared() + small_near_bytes(call.num_experts, call.num_local_experts));
+  const ReceiveMemory memory = small_memory(call);
+  if (blockIdx.x + 1 == gridDim.x) {
+    keep_small_books(params);
+    return;
+  }
+  // For the header, while the first warp waits. The last warp has the fewest counts.
+  if (blockIdx.x == 0 && warp_idx() + 1 == kReceiveWarps) {
+    begin_far_grants(call, params.far, LatencyKind::kDispatch);
+  }
+  const SmallFarSender far(params, shared, far_shared);
+  SmallSender<kCodec, true, SmallFarSender> sender(params, shared, memory, far);
+  if (!sender.begin()) return;
+  sender.send();
+  if (blockIdx.x == 0) __syncthreads();  // other blocks have had a barrier behind their row
+  if (warp_idx() == kPostingWarp && is_last_far_block(params.far)) post_small(params.far, shared.number);
+  if (threadIdx.x != 0) return;
+  if (blockIdx.x == 0) {
+    *call.tables.dispatch = {shared.number, static_cast<std::uint32_t>(shared.sets[call.ranks.rank]), 1, 0};
+  }
+  end_turn(call, LatencyKind::kDispatch, shared.number);
+}
+
+/// Makes the receive half of a call of a few tokens.
+__device__ inline void make_small_receive_half(const FarDispatchReceiveParams& params) {
+  const LatencyParams& call = params.call;
+  auto& shared = *reinterpret_cast<SmallShared*>(dynamic_shared());
+  auto& received = *reinterpret_cast<SmallFarReceived*>(dynamic_shared() +
+                                                        small_near_bytes(call.num_experts, call.num_local_experts));
+  const ReceiveMemory memory = small_memory(call);
+  SentCall& words = *call.tables.dispatch;
+  const volatile SentCall& seen = words;
+  const SentCall sent{seen.number, seen.set, seen.pending, 0};  // unchanged until all blocks are done
+  if (reports() && warp_idx() == 1) publish_grants(call, params.far);
+  prepare_receive(call, params, HomesLook(call, params), memory.experts, *memory.shared);
+  const auto thread = static_cast<int>(threadIdx.x);
+  if (thread < call.ranks.num_ranks) memory.shared->from_rank[thread] = memory.shared->to_rank[thread] = 0;
+  if (thread == 0) {
+    shared.number = sent.number;
+    shared.sets[call.ranks.rank] = static_cast<int>(sent.set);
+    shared.other_call = 0;
+  }
+  // A send half that found the group broken has not written the words of `sent`.
+  if (__syncthreads_or(static_cast<int>(is_broken(call.ranks))) != 0) return;
+  if (sent.pending == 0) {
+    if (reports() && thread == 0) report_not_sent(call);
+    return;
+  }
+  const bool clears = clears_far_set(params.far, LatencyKind::kDispatch, sent);
+  if (!clears && !reports() && thread == 0) enter_receive_half(words);
+  const SmallFarReceiver far(params, sent, received);
+  SmallReceiver<true, SmallFarReceiver> receiver(call, params, shared, memory, far);
+  if (!receiver.receive()) return;
+  leave_small_far_half(call, params.far, LatencyKind::kDispatch, words, sent, clears);
+}
+
+/// Makes either half of a call of a few tokens (is_small_over_nodes).
+template <Codec kCodec>
+__global__ void __launch_bounds__(kDispatchThreads, 1)
+    dispatch_nodes_small_kernel(const __grid_constant__ NodesHalf params) {
+  await_kernel_before();
+  if (params.receives) {
+    make_small_receive_half(params.receive);
+  } else {
+    make_small_send_half<kCodec>(params.send);
+  }
+}
+
 /// Makes either half.
 template <Codec kCodec, bool kHomes>
 __global__ void __launch_bounds__(kDispatchThreads, 1) dispatch_nodes_kernel(const __grid_constant__ NodesHalf params) {
@@ -120,6 +220,23 @@ std::size_t most_half_bytes() {
   return std::max(send_bytes(kExperts, kMostFarWordRow), receive_bytes(kExperts, kExperts));
 }
 
+std::size_t small_half_bytes(const NodesHalf& params) {
+  const LatencyParams& call = params.receives ? params.receive.call : params.send.call;
+  const std::size_t far_bytes = params.receives ? SmallFarReceived::size_bytes(call.num_experts)
+                                                : SmallFarShared::size_bytes(params.send.row.stride());
+  return small_near_bytes(call.num_experts, call.num_local_experts) + far_bytes;
+}
+std::size_t most_small_half_bytes() {
+  return small_near_bytes(kSmallExperts, kSmallExperts) +
+         std::max(SmallFarReceived::size_bytes(kSmallExperts), SmallFarShared::size_bytes(kMostFarWordRow));
+}
+
+constexpr KernelRow<NodesHalf, kNumCodecs> kSmallHalf = {
+    {dispatch_nodes_small_kernel<Codec::kPlain>, dispatch_nodes_small_kernel<Codec::kFp8>,
+     dispatch_nodes_small_kernel<Codec::kInt8>},
+    kDispatchThreads,
+    small_half_bytes,
+    most_small_half_bytes};
 constexpr KernelRow<NodesHalf, 2 * kNumCodecs> kHalf = {
     {dispatch_nodes_kernel<Codec::kPlain, false>, dispatch_nodes_kernel<Codec::kFp8, false>,
      dispatch_nodes_kernel<Codec::kInt8, false>, dispatch_nodes_kernel<Codec::kPlain, true>,
@@ -132,16 +249,30 @@ int kernel_idx(Quantization mode, bool homes) { return (homes ? kNumCodecs : 0) 
 
 }  // namespace
 
+bool is_small_over_nodes(const LatencyDispatchParams& params, int num_receive_blocks, const FarLayout& layout) {
+  const std::int64_t row_bytes = params.send.row.stride();
+  return is_small_in_halves(params, num_receive_blocks) &&
+         far_word_stride(layout, row_bytes, params.send.call.max_tokens) != 0;
+}
+
 cudaError_t launch_nodes_dispatch_send(const FarDispatchParams& params, bool homes, cudaStream_t stream) {
+  if (params.call.small) {
+    return kSmallHalf.launch(codec_idx(params.quantize), params.call.num_blocks, params.call.overlaps,
+                             NodesHalf(params), stream);
+  }
   const int idx = kernel_idx(params.quantize, homes);
   return kHalf.launch(idx, params.call.num_blocks, params.call.overlaps, NodesHalf(params), stream);
 }
 
 cudaError_t launch_nodes_dispatch_receive(const FarDispatchReceiveParams& params, cudaStream_t stream) {
+  if (params.call.small) {
+    return kSmallHalf.launch(codec_idx(params.quantize), params.call.num_blocks, params.call.overlaps,
+                             NodesHalf(params), stream);
+  }
   const int idx = kernel_idx(params.quantize, has_homes_or_counters(params));
   return kHalf.launch(idx, params.call.num_blocks, params.call.overlaps, NodesHalf(params), stream);
 }
 
-cudaError_t load_nodes_dispatch() { return kHalf.load(); }
+cudaError_t load_nodes_dispatch() { return load_rows(kHalf, kSmallHalf); }
 
 }  // namespace ferry::cuda

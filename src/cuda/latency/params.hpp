@@ -45,7 +45,7 @@ struct LatencyParams {
   LatencyTables tables;
   int num_blocks = 1;     ///< blocks of this launch
   bool overlaps = false;  ///< LaunchShape::overlaps, in groups that do not mask lost ranks
-  bool small = false;     ///< is_small_in_halves(), of the halves of a dispatch
+  bool small = false;     ///< is_small_in_halves() or is_small_over_nodes(), of the halves of a dispatch
   /// Waits are counted to their end, since the program has asked what this call waits for (wait_times.hpp)
   bool counts_waits = false;
 };
@@ -140,18 +140,20 @@ struct LatencyDispatchParams {
 };
 
 /// Whether the call has a kernel of its own, which takes less time and holds no other code: few tokens on few ranks,
-/// with a block for each token that is sent and a warp for each that may come, and slabs that cannot be full.
+/// with a block for each token that is sent and a warp for each that may come.
 bool is_small(const LatencyDispatchParams& params);
 /// The same of a call that is split.
 bool is_small_in_halves(const LatencyDispatchParams& params, int num_receive_blocks);
+/// The same in groups of several nodes: what travels between nodes is words alone.
+bool is_small_over_nodes(const LatencyDispatchParams& params, int num_receive_blocks, const FarLayout& layout);
 
 /// Rows of a combine.
 struct CombineRows {
   std::int64_t row_bytes = 0;  ///< a multiple of 16
   bool float32 = false;        ///< else bf16
   CombineOrder order = CombineOrder::kExact;
-  /// LatencyLayout::word_step_vectors; not 0: sums travel as words. Such calls have kernels of their own: others take
-  /// longer even if they only hold the code.
+  /// LatencyLayout::word_step_vectors, or word_step_vectors_over_nodes(); not 0: sums travel as words. Such calls have
+  /// kernels of their own: others take longer even if they only hold the code.
   int word_step_vectors = 0;
 
   FERRY_HOST_DEVICE constexpr bool words() const { return word_step_vectors != 0; }
@@ -174,6 +176,7 @@ struct CombineReceiveRows {
   std::byte* out = nullptr;        ///< [T] rows
   std::int64_t out_stride = 0;     ///< bytes
   const float* weights = nullptr;  ///< [T, K] given to this combine or to the dispatch; read with kExact
+  bool own_weights = false;        ///< CombineSendParams::own_weights
   int first_receiver = 1;          ///< blocks from 1 to before this one are helpers (combine_receive.cuh)
   FarParams far;                   ///< present in groups of several nodes
 };
@@ -192,6 +195,10 @@ struct LatencyCombineParams {
 
 /// Whether the call has a kernel of its own, which takes less time: sums travel as words, between few ranks.
 bool is_small(const LatencyCombineParams& params);
+/// Vectors of a step in which all sums of a combine travel as words in a group of several nodes, or 0: they do not.
+/// Such calls have a kernel of their own. The same on every rank of a call. `window`: memory of the group.
+int word_step_vectors_over_nodes(const CombineRows& rows, std::int64_t max_tokens, const LatencyLayout& window,
+                                 const FarLayout& far);
 
 // Parameters of calls in groups of several nodes (cuda/far).
 

@@ -6,6 +6,7 @@
 /// weights, and reports. In the others each warp first sums a part of a token for a peer, loading the first rows before
 /// the call's turn, and then a part of one of this rank's tokens from the words of the peers. It waits for nothing but
 /// those words, so no barrier lies between the two.
+
 #include <cstddef>
 #include <cstdint>
 
@@ -34,6 +35,12 @@ struct SmallUnits {
   SmallDivisor per_row;
   int part_bytes = 0;
   int num_units = 0;
+
+  static SmallUnits of(const CombineRows& rows, int num_rows, int num_warps) {
+    const device::RowParts parts =
+        device::RowParts::of(rows.row_bytes, num_rows, num_warps, rows.word_step_vectors * kWordLineBytes);
+    return {SmallDivisor::of(parts.num_parts), parts.part_bytes, num_rows * parts.num_parts};
+  }
 };
 
 struct SmallCombineParams : LatencyCombineParams {
@@ -188,16 +195,25 @@ __device__ inline void keep_small_books(const LatencyParams& call) {
   if (lane_idx() == 0) leave_whole_call(call, LatencyKind::kCombine, sent);
 }
 
-/// One warp of the other blocks, except the first. `kVectors`: of a step.
-template <bool kFloat32, int kVectors>
+/// A combine's part for ranks of other nodes, in groups of one node: nothing. See SmallFarAdder.
+struct NoSmallFarAdder {
+  static constexpr bool kPresent = false;
+  using Params = SmallCombineParams;
+};
+
+/// One warp of the other blocks, except the first. `kVectors`: of a step. Far: NoSmallFarAdder, or SmallFarAdder in
+/// groups of several nodes.
+template <bool kFloat32, int kVectors, typename Far = NoSmallFarAdder>
 class SmallAdder {
+  using Params = typename Far::Params;
   static constexpr int kStepBytes = kVectors * kLineBytes;
   /// Rows of a sum that a warp loads at once.
   static constexpr int kRows = kVectors > 1 ? 4 : 8;
 
  public:
-  __device__ SmallAdder(const SmallCombineParams& params, SmallCombineShared& shared)
-      : params_(params),
+  __device__ SmallAdder(const Params& params, SmallCombineShared& shared, const Far& far = {})
+      : far_(far),
+        params_(params),
         call_(params.send.call),
         row_bytes_(static_cast<int>(params.send.rows.row_bytes)),
         shared_(shared),
@@ -251,6 +267,15 @@ class SmallAdder {
             }
           }
         }
+        if constexpr (Far::kPresent) {
+          if (step < end && far_.is_far(source)) {
+            if (std::byte* const words = far_.row_out(source, place_)) {
+              sums.words(shared_.number)
+                  .store(words + word_offset(step, kVectors), count_line_vectors<kVectors>(row_bytes_ - step));
+            }
+            continue;
+          }
+        }
         if (step < end && shared_.sets[source] != kNoSet) {
           std::byte* const words = words_of(shared_.words[source], token) + word_offset(step, kVectors);
           sums.words(shared_.number).store(words, num_vectors);
@@ -267,7 +292,7 @@ class SmallAdder {
     int unit = first_combine_unit();
     if (unit >= units.num_units) return true;
     const SentCall sent{shared_.number, static_cast<std::uint32_t>(shared_.sets[call_.ranks.rank]), 1, 0};
-    const Outcome outcome = await_agreements(call_, sent);
+    const Outcome outcome = await_all_agreements(sent);
     if (outcome != Outcome::kGo) return outcome == Outcome::kSkip;
 #pragma unroll 1
     while (true) {
@@ -282,12 +307,25 @@ class SmallAdder {
   }
 
   /// This lane's entry of the token of a unit of receive(); the unit may not exist.
-  __device__ std::int32_t load_home(int unit) const {
+  __device__ std::int32_t load_home(int unit) {
     if (unit >= params_.receives.num_units || lane_idx() >= call_.num_topk) return -1;
-    return call_.tables.homes[params_.receives.per_row.divide(unit) * call_.num_topk + lane_idx()];
+    const int at = params_.receives.per_row.divide(unit) * call_.num_topk + lane_idx();
+    const std::int32_t home = call_.tables.homes[at];
+    if constexpr (Far::kPresent) {
+      if (home >= 0 && far_.is_far(home_rank(home))) far_row_ = far_.row_of(home_rank(home), at);
+    }
+    return home;
   }
 
  private:
+  __device__ Outcome await_all_agreements(const SentCall& sent) const {
+    if constexpr (Far::kPresent) {
+      return far_.await_agreements(sent);
+    } else {
+      return await_agreements(call_, sent);
+    }
+  }
+
   /// Orders the rows of a token ascending; returns their number. `position`: position of this lane's row, or -1.
   __device__ int order(bool exists, int source, int token, float& weight, int& position) {
     const int lane = lane_idx();
@@ -300,6 +338,7 @@ class SmallAdder {
       const bool broken = is_broken(call_.ranks);
       const bool valid = call_.tables.summary->valid != 0;
       const std::int32_t num_tokens = call_.tables.tokens_of_rank[source];
+      if constexpr (Far::kPresent) place_ = far_.place_of(source, token);
       if (lane < num_topk) {
         const int at = (source * static_cast<int>(call_.max_tokens) + token) * num_topk + lane;
         row = call_.tables.items[at];
@@ -330,7 +369,13 @@ class SmallAdder {
     if (position >= 0) {
       const int set = shared_.sets[call_.ranks.rank];
       const int entry = token * call_.num_topk + lane_idx();
-      const Payload weight = await_weight(call_, shared_.number, set, source, entry);
+      Payload weight;
+      if constexpr (Far::kPresent) {
+        weight = far_.is_far(source) ? far_.await_weight(shared_.number, set, source, entry)
+                                     : await_weight(call_, shared_.number, set, source, entry);
+      } else {
+        weight = await_weight(call_, shared_.number, set, source, entry);
+      }
       came = weight.came;
       weights_[position] = __uint_as_float(weight.value);
     }
@@ -341,6 +386,9 @@ class SmallAdder {
 
   /// Writes bytes [begin, end) of the sum of a token; false when the group broke. All lanes.
   __device__ bool sum_token(const SentCall& sent, std::int32_t home, int token, int begin, int end) {
+    if constexpr (Far::kPresent) {
+      return far_.template sum_token<kFloat32>(sent, {home, far_row_}, token, rows_, begin, end);
+    }
     const int lane = lane_idx();
     const unsigned ranks = ranks_of(home);
     const int num_rows = __popc(ranks);
@@ -368,7 +416,10 @@ class SmallAdder {
     }
   }
 
-  const SmallCombineParams& params_;
+  Far far_;
+  std::int32_t place_ = -1;   ///< row of the token that is summed, for a far rank
+  std::int32_t far_row_ = 0;  ///< row that a far rank returns for this lane's entry
+  const Params& params_;
   const LatencyParams& call_;
   const int row_bytes_;
   SmallCombineShared& shared_;

@@ -3,6 +3,7 @@
 
 /// The receive half of a small dispatch: one warp or a few receive a row; the first block reports.
 
+#include "cuda/latency/far_keeper.cuh"
 #include "cuda/latency/small_parts.cuh"
 
 namespace ferry::cuda::device {
@@ -12,13 +13,20 @@ struct SmallCounts {
   std::uint64_t words[kSmallRanks] = {};
 };
 
-/// `kHalf`: the kernel makes a receive half alone, and leaves it.
-template <bool kHalf = false>
+/// A receive half's part for ranks of other nodes, in groups of one node: nothing. See SmallFarReceiver.
+struct NoSmallFarReceiver {
+  static constexpr bool kPresent = false;
+};
+
+/// `kHalf`: the kernel makes a receive half alone, and leaves it. Far: NoSmallFarReceiver, or SmallFarReceiver in
+/// groups of several nodes.
+template <bool kHalf = false, typename Far = NoSmallFarReceiver>
 class SmallReceiver {
  public:
   __device__ SmallReceiver(const LatencyParams& call, const DispatchReceiveRows& params, SmallShared& shared,
-                           const ReceiveMemory& memory)
-      : call_(call),
+                           const ReceiveMemory& memory, const Far& far = {})
+      : far_(far),
+        call_(call),
         params_(params),
         shared_(shared),
         memory_(memory),
@@ -34,14 +42,22 @@ class SmallReceiver {
     const bool came = look(counts, entry);
     add_up(counts);
     if (__syncthreads_or(static_cast<int>(!came)) != 0) return false;
-    const bool refused = shared_.other_call != 0 || memory_.shared->first_bad_rank != kNone;
+    const bool refused = shared_.other_call != 0 || memory_.shared->first_bad_rank != kNone ||
+                         memory_.shared->first_full_expert != kNone;
+    if constexpr (Far::kPresent) {
+      if (bad_source_ >= 0 && !refused) far_.refuse(bad_source_);
+    }
     if (reports()) {
+      if constexpr (Far::kPresent) far_.keep(keeper_);  // the warps of headers report nothing
       report(refused);
       return true;
     }
     if (refused) return true;
     if (clears_gaps(params_)) clear_sources(call_, params_, memory_.experts);
     if (tokens_.source >= call_.ranks.num_ranks || tokens_.first >= memory_.shared->tokens[tokens_.source]) return true;
+    if constexpr (Far::kPresent) {
+      if (far_.is_far(tokens_.source)) return receive_far_row();
+    }
     return receive_row(entry);
   }
 
@@ -59,10 +75,17 @@ class SmallReceiver {
     const int num_ranks = call_.ranks.num_ranks;
     const auto thread = static_cast<int>(threadIdx.x);
     const int header_rank = kReceiveWarps - 1 - warp_idx();
-    const bool has_header = header_rank < num_ranks && lane_idx() < kLatencyHeaderWords;
-    const std::uint64_t* const header_at =
+    bool header_is_far = false;
+    if constexpr (Far::kPresent) header_is_far = far_.is_far(header_rank);
+    const bool has_header =
+        header_rank < num_ranks && lane_idx() < (header_is_far ? kFarHeaderWords : kLatencyHeaderWords);
+    const std::uint64_t* header_at =
         header_words(call_, call_.ranks.rank, LatencyKind::kDispatch, set_, has_header ? header_rank : 0) +
         (has_header ? lane_idx() : 0);
+    LaneFarWords far_header;
+    if constexpr (Far::kPresent) {
+      if (header_is_far && has_header) header_at = far_.header_number(header_rank);
+    }
     const bool has_counts = thread < call_.num_experts;
     bool wants_counts = has_counts;
     const std::uint64_t* const counts_at = count_words(call_, call_.ranks.rank, set_, 0) + (has_counts ? thread : 0);
@@ -72,13 +95,26 @@ class SmallReceiver {
     bool came = true;
 #pragma unroll 1
     for (int looks = 0;; ++looks) {
-      if (has_header) header = load_relaxed_system(header_at);
+      if (has_header && !header_is_far) header = load_relaxed_system(header_at);
+      if constexpr (Far::kPresent) {
+        if (header_is_far) header = load_far_header(header_rank, far_header);
+      }
       unsigned missing = 0;
 #pragma unroll
       for (int i = 0; i < kSmallRanks; ++i) {
-        if (wants_counts && i < num_ranks) counts.words[i] = load_relaxed_system(counts_at + i * kMaxExperts);
+        if (!wants_counts || i >= num_ranks) continue;
+        if constexpr (Far::kPresent) {
+          if (far_.is_far(i)) {
+            counts.words[i] = far_.load_count(i, thread);
+            continue;
+          }
+        }
+        counts.words[i] = load_relaxed_system(counts_at + i * kMaxExperts);
       }
       if (entry_at != nullptr) entry = load_relaxed_system(entry_at);
+      if constexpr (Far::kPresent) {
+        if (has_token() && far_.is_far(tokens_.source)) record_ = far_.load_record(tokens_.source, tokens_.first);
+      }
 #pragma unroll
       for (int i = 0; i < kSmallRanks; ++i) {
         if (wants_counts && i < num_ranks && !is_word_of(counts.words[i], number_)) missing |= 1U << i;
@@ -86,14 +122,50 @@ class SmallReceiver {
       if (has_header && !is_word_of(header, number_)) missing |= kHeaderBit;
       if (__any_sync(kAllLanes, static_cast<int>(missing != 0)) == 0) break;
       if (looks < most_looks) continue;
+      if constexpr (Far::kPresent) {
+        // The next look imports the header, which lanes that wait for counts look at (await_unless_other).
+        const bool no_header = __any_sync(kAllLanes, static_cast<int>((missing & kHeaderBit) != 0)) != 0;
+        if (header_is_far && no_header) missing &= kHeaderBit;
+      }
       bool other = false;
       if (missing != 0) came = await_first(missing, header_rank, header_at, counts_at, other);
       if (__all_sync(kAllLanes, static_cast<int>(came)) == 0) break;
       // A rank that refuses the call sends no counts, and a refused call needs none.
       if (__any_sync(kAllLanes, static_cast<int>(other)) != 0) wants_counts = false;
     }
-    if (came && has_header) note_header(header_rank, payload_of(header));
+    auto header_payload = payload_of(header);
+    if constexpr (Far::kPresent) {
+      if (header_is_far && __all_sync(kAllLanes, static_cast<int>(came)) != 0) {
+        came = far_.note(header_rank, far_header);
+        header_payload = far_header.payload(lane_idx());
+        if (reports()) keeper_ = far_.keeper(header_rank, far_header);
+      }
+    }
+    if constexpr (Far::kPresent) {
+#pragma unroll
+      for (int i = 0; i < kSmallRanks; ++i) {
+        if (!has_counts || !far_.is_far(i) || payload_of(counts.words[i]) <= most_rows()) continue;
+        counts.words[i] = make_word(number_, most_rows());
+        bad_source_ = i;
+      }
+    }
+    if (came && has_header) note_header(header_rank, header_payload);
     return came;
+  }
+
+  /// Most rows that a rank sends for an expert: no rank of this build sends more.
+  __device__ std::uint32_t most_rows() const { return static_cast<std::uint32_t>(call_.max_tokens); }
+
+  /// Loads the words of a far rank's header; in the block that reports also imports them, once they are there. Returns
+  /// this lane's half that has the number. All lanes of a warp.
+  __device__ std::uint64_t load_far_header(int rank, LaneFarWords& header) {
+    header = far_.load_header(rank);
+    const std::uint64_t half = header.own().high;
+    const bool here = lane_idx() >= kFarHeaderWords || is_word_of(half, number_);
+    const bool all = __all_sync(kAllLanes, static_cast<int>(here)) != 0;
+    if (all && reports() && !imported_) far_.import(rank, header);
+    imported_ = imported_ || all;
+    return half;
   }
 
   /// Waits for the first missing word; false when the group broke. The header is waited for before counts: it comes
@@ -105,8 +177,12 @@ class SmallReceiver {
       return is_word_of(poll_word(call_, Awaited::kEntry, header_rank, number_, header_at), number_);
     }
     const int first = __ffs(static_cast<int>(missing)) - 1;
-    const WordOrOther found = await_unless_other(call_, LatencyKind::kDispatch, set_,
-                                                 {Awaited::kCounts, first, number_}, counts_at + first * kMaxExperts);
+    const std::uint64_t* count_at = counts_at + first * kMaxExperts;
+    if constexpr (Far::kPresent) {
+      if (far_.is_far(first)) count_at = far_.count_number(first, static_cast<int>(threadIdx.x));
+    }
+    const WordOrOther found =
+        await_unless_other(call_, LatencyKind::kDispatch, set_, {Awaited::kCounts, first, number_}, count_at);
     other = found.other;
     return found.payload.came;
   }
@@ -129,8 +205,7 @@ class SmallReceiver {
     }
   }
 
-  /// Adds up the rows of this thread's expert: those before this block's source, and all. No slab can be full: it has
-  /// room for the few tokens of all ranks.
+  /// Adds up the rows of this thread's expert: those before this block's source, and all.
   __device__ void add_up(const SmallCounts& counts) {
     const auto expert = static_cast<int>(threadIdx.x);
     const bool has_expert = expert < call_.num_experts;
@@ -146,6 +221,17 @@ class SmallReceiver {
     }
     if (has_expert) memory_.experts.bases[expert] = before;
     if (here) memory_.experts.local_rows[home_expert(home)] = rows;
+    if (has_expert && rows > call_.slab_capacity) {
+      atomicMin(&memory_.shared->first_full_expert, static_cast<unsigned>(expert));
+    }
+    if constexpr (Far::kPresent) {
+#pragma unroll
+      for (int i = 0; i < kSmallRanks; ++i) {
+        if (has_expert && i == tokens_.source) far_.note_count(expert, payload_of(counts.words[i]));
+        // For the report of a full slab.
+        if (has_expert && reports() && far_.is_far(i)) far_.import_count(i, expert, payload_of(counts.words[i]));
+      }
+    }
   }
 
   /// Writes tables that do not depend on counts. Threads of the block that reports.
@@ -175,6 +261,8 @@ class SmallReceiver {
       rows += static_cast<std::int32_t>(count);
       if (tells_host) add_to(memory_.shared->from_rank[i], here ? count : 0);
     }
+    // Kernels behind this one may read it before the host hears that a slab is full.
+    rows = min(rows, static_cast<std::int32_t>(call_.slab_capacity));
     if (here) call_.tables.rows_per_expert[home_expert(home)] = rows;
     if (!tells_host) return;
     if (here) params_.host.rows_per_expert[home_expert(home)] = rows;
@@ -242,19 +330,48 @@ class SmallReceiver {
     const std::byte* const row = own_window(call_).rows(call_.layout, LatencyKind::kDispatch, set_) +
                                  source * call_.layout.source_bytes + token * params_.row.stride();
     const bool keeps = tokens_.share.part == 0;
-    Arrival arrival;
-    arrival.source = source;
-    arrival.token = token;
     Payload entry{kNoExpert, true};
     if (lane < call_.num_topk) {
       entry = wait_payload(call_, {Awaited::kRow, source, number_}, entry_word(call_, sent, source, token), seen);
     }
     if (__all_sync(kAllLanes, static_cast<int>(entry.came)) == 0) return false;
+    const Arrival arrival = find(entry.value);
+    const std::uint64_t* const weight = keeps ? weight_word(call_, sent, arrival) : nullptr;
+    const std::uint64_t seen_weight = weight != nullptr ? load_relaxed_system(weight) : 0;
+    if (arrival.here != 0) {
+      const Payload flag = wait_word(call_, {Awaited::kRow, source, number_}, slot.row_flags + token);
+      if (__all_sync(kAllLanes, static_cast<int>(flag.came)) == 0) return false;
+      copy(arrival, row);
+    }
+    return !keeps || keep_arrival(call_, sent, arrival, seen_weight);
+  }
+
+  /// The same of a row that comes from another node.
+  __device__ bool receive_far_row() {
+    const int source = tokens_.source;
+    const int token = tokens_.first;
+    typename Far::Record record;
+    if (!far_.await_record(source, token, record_, record)) return false;
+    const bool keeps = tokens_.share.part == 0;
+    const Arrival arrival = find(record.entry);
+    if (keeps && lane_idx() == 0) far_.keep_places(source, token, record.start);
+    if (arrival.here != 0) {
+      const std::int32_t num_tokens = memory_.shared->tokens[source];
+      if (!far_.copy(arrival, record.start.row, num_tokens, tokens_.share)) return false;
+    }
+    return !keeps || keep_arrival(call_, sent_call(), arrival, make_word(number_, record.weight));
+  }
+
+  /// Finds the rows of this warp's token. `payload`: this lane's entry. All lanes.
+  __device__ Arrival find(std::uint32_t payload) const {
+    Arrival arrival;
+    arrival.source = tokens_.source;
+    arrival.token = tokens_.first;
     std::int32_t home = -1;
-    if (entry.value != kNoExpert) {
-      const int expert = entry_expert(entry.value);
+    if (payload != kNoExpert) {
+      const int expert = entry_expert(payload);
       home = memory_.experts.homes[expert];
-      const int at = memory_.experts.bases[expert] + entry_ordinal(entry.value);
+      const int at = memory_.experts.bases[expert] + entry_ordinal(payload);
       arrival.slot = home_expert(home) * static_cast<int>(call_.slab_capacity) + at;
       if (home_rank(home) == call_.ranks.rank) {
         arrival.expert = home_expert(home);
@@ -267,14 +384,7 @@ class SmallReceiver {
     if (arrival.here != 0) {
       arrival.rank_ordinal = __popc(ranks & ((1U << call_.ranks.rank) - 1U));
     }
-    const std::uint64_t* const weight = keeps ? weight_word(call_, sent, arrival) : nullptr;
-    const std::uint64_t seen_weight = weight != nullptr ? load_relaxed_system(weight) : 0;
-    if (arrival.here != 0) {
-      const Payload flag = wait_word(call_, {Awaited::kRow, source, number_}, slot.row_flags + token);
-      if (__all_sync(kAllLanes, static_cast<int>(flag.came)) == 0) return false;
-      copy(arrival, row);
-    }
-    return !keeps || keep_arrival(call_, sent, arrival, seen_weight);
+    return arrival;
   }
 
   /// Copies this warp's share of a row that has arrived to all its rows in the slab, mostly with all loads in flight at
@@ -324,6 +434,11 @@ class SmallReceiver {
     }
   }
 
+  Far far_;
+  LaneFarWords record_;  ///< of this warp's token, if it comes from a far rank
+  FarKeeper keeper_;
+  bool imported_ = false;
+  int bad_source_ = -1;  ///< far rank with more rows than it may have
   const LatencyParams& call_;
   const DispatchReceiveRows& params_;
   SmallShared& shared_;

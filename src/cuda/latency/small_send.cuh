@@ -25,16 +25,23 @@ __device__ inline void store_to_all(const SmallTargets& targets, std::int64_t of
   }
 }
 
-/// `kHalf`: the kernel makes a send half alone.
-template <Codec kCodec, bool kHalf = false>
+/// A send half's part for ranks of other nodes, in groups of one node: nothing. See SmallFarSender.
+struct NoSmallFarSender {
+  static constexpr bool kPresent = false;
+};
+
+/// `kHalf`: the kernel makes a send half alone. Far: NoSmallFarSender, or SmallFarSender in groups of several nodes.
+template <Codec kCodec, bool kHalf = false, typename Far = NoSmallFarSender>
 class SmallSender {
  public:
   /// `memory`: the receive half's.
-  __device__ SmallSender(const DispatchSendParams& params, SmallShared& shared, const ReceiveMemory& memory)
+  __device__ SmallSender(const DispatchSendParams& params, SmallShared& shared, const ReceiveMemory& memory,
+                         const Far& far = {})
       : params_(params),
         call_(params.call),
         shared_(shared),
         memory_(memory),
+        far_(far),
         token_(static_cast<int>(blockIdx.x) - 1),
         step_(params) {}
 
@@ -51,6 +58,13 @@ class SmallSender {
       prepare_row();
     }
     __syncthreads();
+    if constexpr (Far::kPresent) {
+      const auto expert = static_cast<int>(threadIdx.x);
+      if (expert < call_.num_experts) {
+        far_.count(memory_.experts.homes[expert], shared_.tokens_of_expert()[expert], token_);
+      }
+      __syncthreads();
+    }
     return shared_.number != 0;
   }
 
@@ -65,6 +79,7 @@ class SmallSender {
         return static_cast<std::uint32_t>(__popc(tokens_of_expert[expert]));
       });
       keep_uncounted(params_, num_counted_);
+      if constexpr (Far::kPresent) far_.send_first(tokens_of_expert, num_counted_);
       return;
     }
     if (!has_row() || token_ >= num_counted_) return;
@@ -75,7 +90,11 @@ class SmallSender {
     if (num_absent_ != 0 && expert >= 0 && is_absent(call_, home_rank(memory_.experts.homes[expert]))) [[unlikely]] {
       expert = -1;
     }
-    if (warp_idx() == 0) post_small_entries(expert);
+    std::uint32_t payload = kNoExpert;
+    if (warp_idx() == 0) {
+      payload = entry_of(expert);
+      post_small_entries(payload);
+    }
     if (expert >= 0) home = memory_.experts.homes[expert];
     SmallTargets targets;
     targets.ranks = ranks_of(home) & __ballot_sync(kAllLanes, lane < call_.ranks.num_ranks &&
@@ -85,6 +104,14 @@ class SmallSender {
     std::uint64_t* flag = nullptr;
     if (warp_idx() == 0) {
       if ((targets.ranks >> lane & 1U) != 0) flag = slot_at(lane).row_flags + token_;
+    }
+    unsigned far_targets = 0;
+    if constexpr (Far::kPresent) {
+      far_targets = far_.targets(home);
+      if (far_targets != 0) targets.ranks |= 1U << far_.row_idx();
+    }
+    if (warp_idx() == 0) {
+      if constexpr (Far::kPresent) far_.write_records(token_, home, payload, entry_.weight, far_targets);
     } else {
       step_.store(targets, 0);
       if constexpr (kCodec == Codec::kPlain) {
@@ -92,6 +119,7 @@ class SmallSender {
       } else {
         step_.store_scales(params_, targets, 0, shared_.scale_words);
       }
+      if constexpr (Far::kPresent) far_.store_row_words(token_, far_targets);
     }
     __syncthreads();
     if (warp_idx() != 0) return;
@@ -133,6 +161,7 @@ class SmallSender {
 #pragma unroll 1
     for (int expert = thread; expert < call_.num_experts; expert += kRowThreads) tokens_of_expert[expert] = 0;
     if (thread < call_.ranks.num_ranks) memory_.shared->from_rank[thread] = memory_.shared->to_rank[thread] = 0;
+    if constexpr (Far::kPresent) far_.clear(thread);
     if (thread == 0) {
       shared_.bad_entry = kNoBadEntry;
       shared_.other_call = 0;
@@ -160,7 +189,15 @@ class SmallSender {
   /// Waits for the call's number, and finds this rank's places on the others. The first warp.
   __device__ void take_turn() {
     num_absent_ = load_num_absent(call_);
-    const std::uint64_t number = wait_for_turn<kHalf>(call_, LatencyKind::kDispatch, shared_.sets, [] {});
+    std::uint64_t number = 0;
+    if constexpr (Far::kPresent) {
+      const auto look = far_.look();
+      number = wait_for_turn<false>(
+          call_, LatencyKind::kDispatch, shared_.sets, [] {}, far_.layout());
+      if (number != 0 && !far_.await_sets(number, look)) number = 0;
+    } else {
+      number = wait_for_turn<kHalf>(call_, LatencyKind::kDispatch, shared_.sets, [] {});
+    }
     const int lane = lane_idx();
     if (lane < call_.ranks.num_ranks) {
       std::byte* const words = reinterpret_cast<std::byte*>(
@@ -170,17 +207,22 @@ class SmallSender {
       shared_.rows[lane] = words + call_.layout.words_bytes - call_.ranks.rank * call_.layout.slot_bytes +
                            call_.ranks.rank * call_.layout.source_bytes;
     }
+    if constexpr (Far::kPresent) {
+      if (lane == far_.row_idx()) shared_.rows[lane] = far_.row() - token_ * params_.row.stride();
+    }
     if (lane == 0) shared_.number = number;
   }
 
+  /// This lane's entry of the token, as peers receive it. `expert`: -1: none.
+  __device__ std::uint32_t entry_of(int expert) const {
+    if (expert < 0) return kNoExpert;
+    return pack_entry(expert, __popc(shared_.tokens_of_expert()[expert] & ((1U << token_) - 1U)));
+  }
+
   /// Sends every rank the entries of the token. The first warp.
-  __device__ void post_small_entries(int expert) {
+  __device__ void post_small_entries(std::uint32_t payload) {
     const int lane = lane_idx();
     if (lane >= call_.num_topk) return;
-    std::uint32_t payload = kNoExpert;
-    if (expert >= 0) {
-      payload = pack_entry(expert, __popc(shared_.tokens_of_expert()[expert] & ((1U << token_) - 1U)));
-    }
     const int at = token_ * call_.num_topk + lane;
 #pragma unroll 1
     for (int rank = 0; rank < call_.ranks.num_ranks; ++rank) {
@@ -193,6 +235,7 @@ class SmallSender {
   const LatencyParams& call_;
   SmallShared& shared_;
   const ReceiveMemory& memory_;
+  const Far far_;
   const int token_;
   std::uint32_t num_absent_ = 0;  ///< of absent ranks, in the first warp
   int num_counted_ = 0;

@@ -218,8 +218,9 @@ __device__ inline void leave_whole_call(const LatencyParams& call, LatencyKind k
 __device__ inline void enter_receive_half(SentCall& words) { add_release_device(&words.arrivals, 1U); }
 
 /// Ends a receive half, and leaves its set to the next kernel of its kind, as leave_whole_call() does. Grants the set
-/// that another receive half has left since, if there is one. All lanes of one warp of the first block.
-__device__ inline void leave_receive_half(const LatencyParams& call, LatencyKind kind, SentCall& words,
+/// that another receive half has left since, if there is one; returns whether it did. All lanes of one warp of the
+/// first block.
+__device__ inline bool leave_receive_half(const LatencyParams& call, LatencyKind kind, SentCall& words,
                                           const SentCall& sent) {
   std::uint32_t left = 0;
   if (lane_idx() == 0) {
@@ -232,7 +233,10 @@ __device__ inline void leave_receive_half(const LatencyParams& call, LatencyKind
     }
   }
   left = __shfl_sync(kAllLanes, left, 0);
-  if (left != 0) grant_set(call, kind, sent.number, static_cast<int>(left) - 1);
+  if (left == 0) return false;
+  grant_set(call, kind, sent.number, static_cast<int>(left) - 1);
+  __syncwarp();
+  return true;
 }
 
 }  // namespace ferry::cuda::device
