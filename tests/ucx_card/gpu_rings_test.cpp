@@ -12,6 +12,8 @@
 #include "cuda/latency/far_message.hpp"
 #include "gpu/gpu_group.hpp"
 #include "gpu/latency_group.hpp"
+#include "support/group_memory.hpp"
+#include "support/latency_check.hpp"
 #include "ucx_card/hosts.hpp"
 #include "ucx_card/rounds.hpp"
 #include "ucx_card/variable.hpp"
@@ -123,10 +125,11 @@ TEST_P(UcxCardRings, LatencyCallsAreTheOracles) {
   });
 }
 
-/// Rows of few tokens travel as words, of many behind a number that is put after them.
+/// Rows of few tokens travel as words, of many behind a number that is put after them. Dispatches of the fewest have
+/// kernels of their own.
 TEST_P(UcxCardRings, LatencyCallsOfFewAndOfManyTokensAreTheOracles) {
   std::vector<PreparedCase> cases;
-  for (const std::int64_t num_tokens : {std::int64_t{12}, std::int64_t{60}}) {
+  for (const std::int64_t num_tokens : {std::int64_t{4}, std::int64_t{12}, std::int64_t{60}}) {
     for (const Quantization quantize : {Quantization::kFp8, Quantization::kFp8Ue8m0}) {
       ExchangeCase spec;
       spec.name = fmt::format("{} tokens", num_tokens);
@@ -156,6 +159,42 @@ TEST_P(UcxCardRings, LatencyCallsOfFewAndOfManyTokensAreTheOracles) {
   options.latency_bytes = latency_bytes_of("cuda", cases);
   run(options, [&](RankContext& context, Group& group) {
     for (const PreparedCase& one : cases) check_latency_case(context, group, one, Halves::kTogether);
+  });
+}
+
+/// A rank that refuses sends no counts: threads that wait for them learn it from its header. With so many experts those
+/// of a small dispatch that wait for headers wait for counts too, and where waits are counted they begin to wait at
+/// once.
+TEST_P(UcxCardRings, LatencyCallsThatARankRefusesAreTheErrorOfAll) {
+  ExchangeCase spec;
+  spec.name = "many experts";
+  spec.world = {.num_topk = 4, .num_experts = 512, .max_tokens = 4};
+  spec.world.num_ranks = GetParam().num_ranks();
+  spec.world.ranks_per_node = GetParam().ranks_per_node;
+  spec.world.layout = Layout::kSlab;
+  spec.dispatches = {{.hidden = 64}};
+  spec.combines = {{.hidden = 64, .weighted = true, .order = CombineOrder::kRankSums}};
+  const PreparedCase good = prepare(spec);
+  GroupOptions options = options_of(GetParam());
+  options.latency_bytes = latency_bytes_of("cuda", {good});
+  const int bad_rank = GetParam().num_ranks() - 1;
+  run(options, [&](RankContext& context, Group& group) {
+    const std::vector<std::int64_t> zeros(static_cast<std::size_t>(group.num_ranks()));
+    for (const bool split : {false, true}) {
+      LatencyDispatchTensors tensors(context, group, good, 0);
+      tensors.options.split = split;
+      PlainMemory times(true, zeros);
+      tensors.options.wait_times_ns = {times.data(), DType::kInt64, {group.num_ranks()}};
+      if (context.rank() == bad_rank) tensors.options.slab_capacity = 0;
+      const Stream stream = stream_of(group);
+      const Result<Routing> sent = group.latency_dispatch(tensors.in, tensors.out, tensors.options, stream);
+      const bool receives = sent.ok() && split;
+      const Status status = finish(group, receives ? group.latency_receive(*sent, stream) : sent.status());
+      context.expect(status.code() == ErrorCode::kInvalidArgument, status.to_string());
+      const std::string name = fmt::format("rank {}: latency_dispatch: slab_capacity", bad_rank);
+      context.expect(status.message().find(name) != std::string_view::npos, status.to_string());
+      check_latency_case(context, group, good, Halves::kTogether);
+    }
   });
 }
 
