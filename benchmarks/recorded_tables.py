@@ -235,21 +235,22 @@ def card_latency() -> str:
     return table(("T", *header), [row(tokens) for tokens in (1, 8, 32, 128)])
 
 
-def card_words() -> str:
+def card_small() -> str:
+    most_word_tokens = 32
+
     def cells(record: str, tokens: int) -> Row:
-        stem = f"cuda-nodes-h200-x2/card_2x1_{record}_latency"
+        rows = "" if tokens <= most_word_tokens else "_rows"
+        stem = f"cuda-nodes-h200-x2/card_2x1_{record}{rows}_latency"
         pair = one(f"{stem}.json", op="latency-pair", tokens=tokens)
         late = one(f"{stem}_late.json", op="latency-pair", tokens=tokens)
         calls = [us(one(f"{stem}.json", op=f"latency-{op}", tokens=tokens)) for op in ("dispatch", "combine")]
         return [*calls, us(pair), us(pair, "graph_time_us_p50"), us(late, "graph_time_us_p50")]
 
-    most_word_tokens = 32
     calls = ("dispatch", "combine", "pair", "in a graph", "late weights, in a graph")
     header = [f"{state}: {call}" for state in ("before", "now") for call in calls]
 
     def row(tokens: int) -> Row:
-        record = "words" if tokens <= most_word_tokens else "rows"
-        return [str(tokens), *cells("before_words", tokens), *cells(record, tokens)]
+        return [str(tokens), *cells("before_small", tokens), *cells("small", tokens)]
 
     return table(("T", *header), [row(tokens) for tokens in (1, 8, 16, 32, 64, 128)])
 
@@ -425,7 +426,7 @@ def collectives() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "card-calls": card_calls,
     "card-latency": card_latency,
-    "card-words": card_words,
+    "card-small": card_small,
     "collectives": collectives,
     "cpu-bytes": cpu_bytes,
     "cpu-calls": cpu_calls,
