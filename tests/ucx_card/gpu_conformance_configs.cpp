@@ -12,7 +12,11 @@ void enter_with_order(int host, const char* order) {
   static std::once_flag set;
   std::call_once(set, [order] {
     setenv("FERRY_RING_MEMORY", "gpu", 1);
+#ifdef FERRY_TEST_REAL_GPUS
+    setenv("FERRY_UCX_CARD", "gpu=1,seed=5,latency_ns=50000,piece_bytes=4096", 1);
+#else
     setenv("FERRY_UCX_CARD", "seed=5,latency_ns=2000000,piece_bytes=512", 1);
+#endif
     setenv("FERRY_CARD_ORDER", order, 1);
   });
   enter_host(host);
