@@ -222,13 +222,17 @@ TEST(PlanFarRanks, GetAMessageEachOfTheRowsThatTheyNeed) {
   const tools::FarTraffic far = tools::far_traffic_of(shape);
   EXPECT_EQ(far.num_messages, 2);
   // With one expert a token a quarter of the 8 tokens goes to each rank.
-  EXPECT_THAT(far.dispatch_bytes, about(2 * (1024 + 4 * 256 + 4 * 8 + 2 * (7168 + 224 + 8 + 8)), 0.001));
-  EXPECT_THAT(far.combine_bytes, about(2 * (1024 + 2 * 14336), 0.001));
+  EXPECT_THAT(far.dispatch_bytes, about(2 * (256 + 16 * 86 + 8 * 16 * 2 + 2 * (7168 + 224)), 0.001));
+  EXPECT_THAT(far.combine_bytes, about(2 * (256 + 2 * 14336), 0.001));
   shape.num_topk = 8;
   const double exact = tools::far_traffic_of(shape).combine_bytes;
-  EXPECT_THAT(exact, about(2 * (1024 + 8 * 2 * 14336), 0.001)) << "a row for each (token, expert)";
+  EXPECT_THAT(exact, about(2 * (256 + 8 * 2 * 14336), 0.001)) << "a row for each (token, expert)";
   shape.order = CombineOrder::kRankSums;
   EXPECT_LT(tools::far_traffic_of(shape).combine_bytes, 0.5 * exact) << "a row for each (token, rank)";
+  shape.rings = PlanRings::kGpu;
+  const double rows = tools::far_traffic_of(shape).combine_bytes - 2 * 256;
+  shape.latency_tokens = 64;  // more than travel as words
+  EXPECT_THAT(rows * 8, about(1.5 * (tools::far_traffic_of(shape).combine_bytes - 2 * 256), 0.001));
 }
 
 TEST(PlanFarRanks, AreLimitedByTheRateThatIsTooSlow) {

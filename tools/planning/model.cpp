@@ -61,7 +61,7 @@ class Calls {
   CallPlan nodes_dispatch() const;
   CallPlan nodes_combine() const;
   /// `writes`: see FarTraffic.
-  void add_messages(double sent_bytes, bool writes, CallPlan* call) const;
+  void add_messages(double sent_bytes, CallPlan* call) const;
 
   const PlanShape& shape_;
   const Rates& rates_;
@@ -225,14 +225,19 @@ CallPlan Calls::nodes_combine() const {
 }
 
 /// One message to each far rank: packed by kernels, sent by the driver, and read by kernels of that rank.
-void Calls::add_messages(double sent_bytes, bool writes, CallPlan* call) const {
-  const int num_messages = far_traffic_of(shape_).num_messages;
+void Calls::add_messages(double sent_bytes, CallPlan* call) const {
+  const FarTraffic far = far_traffic_of(shape_);
   const double message_us = rates_.far_message_us.value;
+  const bool in_host = shape_.rings == PlanRings::kHost;
   call->network_bytes = sent_bytes;
+  if (!far.small) call->terms.push_back(fixed("kernels, many tokens", rates_, &Rates::far_many_us));
   call->terms.push_back({"words over PCIe", 2 * rates_.far_word_us.value, 0, false, {&Rates::far_word_us}});
   call->terms.push_back({"driver, first message", 2 * message_us, 0, false, {&Rates::far_message_us}});
   call->terms.push_back({"network, first message", rates_.network_us.value, 0, false, {&Rates::network_us}});
-  const bool in_host = shape_.rings == PlanRings::kHost;
+  if (!in_host && !far.words) {
+    // The answer to a flush, and the number behind the rows (docs/transport.md).
+    call->terms.push_back({"order of writes", 2 * rates_.network_us.value, 0, false, {&Rates::network_us}});
+  }
   Rate Rates::*const rate = in_host ? &Rates::ring_gbps : &Rates::latency_gbps;
   Term copies = moved(in_host ? "PCIe, out and in" : "GPU memory, out and in", 2 * sent_bytes, rate);
   copies.overlaps = false;
@@ -247,11 +252,7 @@ void Calls::add_messages(double sent_bytes, bool writes, CallPlan* call) const {
         moved("host memory", kHostPasses * sent_bytes * shape_.ranks_per_node, &Rates::host_memory_gbps));
   }
   call->terms.push_back(
-      {"driver, other messages", 2 * (num_messages - 1) * message_us, 0, false, {&Rates::far_message_us}});
-  if (writes) {
-    call->terms.push_back(
-        {"driver, writes", 2 * num_messages * rates_.far_write_us.value, 0, false, {&Rates::far_write_us}});
-  }
+      {"driver, other messages", 2 * (far.num_messages - 1) * message_us, 0, false, {&Rates::far_message_us}});
 }
 
 CallPlan Calls::latency_dispatch() const {
@@ -265,8 +266,7 @@ CallPlan Calls::latency_dispatch() const {
   call.terms.push_back(rows);
   if (one_node()) return call;
   call.terms.push_back(fixed("kernels for far ranks", rates_, &Rates::far_dispatch_us));
-  const FarTraffic far = far_traffic_of(shape_);
-  add_messages(far.dispatch_bytes, far.dispatch_writes, &call);
+  add_messages(far_traffic_of(shape_).dispatch_bytes, &call);
   return call;
 }
 
@@ -279,16 +279,16 @@ CallPlan Calls::latency_combine() const {
   const double rows = sums ? traffic.rows_over_links : traffic.entries * peers / shape_.ranks_per_node;
   call.link_bytes = near_share() * rows * row;
   call.terms.push_back(fixed("entry and end", rates_, &Rates::latency_combine_us));
+  const FarTraffic far = far_traffic_of(shape_);
   const bool words = sums && one_node() && shape_.latency_tokens <= kMostWordTokens;
-  if (!words) call.terms.push_back(fixed("fence and flags", rates_, &Rates::latency_flags_us));
+  if (!words && !far.small) call.terms.push_back(fixed("fence and flags", rates_, &Rates::latency_flags_us));
   if (words) call.link_bytes *= shape_.latency_tokens <= kMostShortStepTokens ? kShortStepBytes : kLongStepBytes;
   Term moved_rows = moved("NVLink", call.link_bytes, &Rates::latency_gbps);
   moved_rows.overlaps = false;
   call.terms.push_back(moved_rows);
   if (one_node()) return call;
   call.terms.push_back(fixed("kernels for far ranks", rates_, &Rates::far_combine_us));
-  const FarTraffic far = far_traffic_of(shape_);
-  add_messages(far.combine_bytes, far.combine_writes, &call);
+  add_messages(far.combine_bytes, &call);
   return call;
 }
 

@@ -27,10 +27,11 @@ constexpr std::string_view kCardPair =
     "cuda-nodes-h200-x4/card_2x1_*.json, T = 512 to 4096 over a stand-in for a card: hardly anything is left";
 constexpr std::string_view kCardNear = "cuda-nodes-h200-x4: card_2x2_*.json beside card_2x1_*.json, T = 512 to 4096";
 
-constexpr std::string_view kCard = "cuda-nodes-h200-x4/card_2x1_latency_1.json, over a stand-in for a card";
+constexpr std::string_view kCard = "cuda-nodes-h200-x2/card_2x1_small_latency.json, over a stand-in for a card";
 constexpr std::string_view kWords = "cuda-nodes-h200-x2/gpu_rings.json: a block that polls a word of its own";
-constexpr std::string_view kMessage = "cuda-nodes-h200-x4: card_2x2_latency_1.json beside card_2x1_latency_1.json";
-constexpr std::string_view kWrite = "cuda-nodes-h200-x4: card_2x1_latency_8.json and card_2x1_latency_32.json";
+constexpr std::string_view kMessage =
+    "cuda-nodes-h200-x4: card_2x2_latency_1.json beside card_2x1_latency_1.json, of an earlier version";
+constexpr std::string_view kMany = "cuda-nodes-h200-x2/card_2x1_small_rows_latency.json";
 
 /// Rates of everything between nodes, for both GPUs: no run between hosts has been made.
 constexpr std::array<PresetRate, 17> kNodes = {{
@@ -46,11 +47,11 @@ constexpr std::array<PresetRate, 17> kNodes = {{
     {&Rates::near_dispatch_us, 20, kMeasured, kCardNear},
     {&Rates::near_combine_us, 34, kMeasured, kCardNear},
     {&Rates::node_route_us, 52, kMeasured, kShared},
-    {&Rates::far_dispatch_us, 16.2, kMeasured, kCard},
-    {&Rates::far_combine_us, 14.0, kMeasured, kCard},
+    {&Rates::far_dispatch_us, 2.0, kMeasured, kCard},
+    {&Rates::far_combine_us, 4.4, kMeasured, kCard},
     {&Rates::far_word_us, 1.2, kMeasured, kWords},
     {&Rates::far_message_us, 2.4, kMeasured, kMessage},
-    {&Rates::far_write_us, 0.1, kMeasured, kWrite},
+    {&Rates::far_many_us, 11, kMeasured, kMany},
 }};
 
 constexpr std::string_view kPair4 = "cuda-h200-x4: tokens_bf16.json, T = 512, and pair_bf16.json";

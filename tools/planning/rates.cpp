@@ -54,11 +54,13 @@ constexpr std::array<RateField, 35> kFields = {{
     {"near_dispatch_us", "us", "more of a dispatch over several nodes of several ranks", &Rates::near_dispatch_us},
     {"near_combine_us", "us", "more of a combine over several nodes of several ranks", &Rates::near_combine_us},
     {"node_route_us", "us", "more of a route over several nodes", &Rates::node_route_us},
-    {"far_dispatch_us", "us", "kernels for far ranks in a dispatch of latency mode", &Rates::far_dispatch_us},
-    {"far_combine_us", "us", "kernels for far ranks in a combine of latency mode", &Rates::far_combine_us},
+    {"far_dispatch_us", "us", "kernels for far ranks in a dispatch of few tokens of latency mode",
+     &Rates::far_dispatch_us},
+    {"far_combine_us", "us", "kernels for far ranks in a combine of few tokens of latency mode",
+     &Rates::far_combine_us},
     {"far_word_us", "us", "until a word in host memory is seen at the other side of PCIe", &Rates::far_word_us},
     {"far_message_us", "us", "a message at the thread that drives a rank's network", &Rates::far_message_us},
-    {"far_write_us", "us", "rows that a card writes, besides their front, at that thread", &Rates::far_write_us},
+    {"far_many_us", "us", "more of kernels for far ranks in a call of many tokens or ranks", &Rates::far_many_us},
 }};
 
 Status refuse(const std::string& path, const std::string& what) {

@@ -65,7 +65,7 @@ struct Rates {
   Rate far_combine_us;
   Rate far_word_us;
   Rate far_message_us;
-  Rate far_write_us;
+  Rate far_many_us;
 };
 
 /// One of the rates, as files and reports name it.

@@ -113,8 +113,14 @@ RowBytes latency_row_bytes(const PlanShape& shape) {
 }
 
 FarTraffic far_traffic_of(const PlanShape& shape) {
-  constexpr double kHeaderBytes = 1024;
-  constexpr double kTokenBytes = 8;  // of a token, and of each of its entries
+  // As cuda/latency/far_message.hpp has them.
+  constexpr double kHeaderBytes = 256;
+  constexpr double kWordBytes = 16;
+  constexpr double kPayloads = 3;  // of a word
+  constexpr double kRecordPayloads = 2;
+  constexpr std::int64_t kWordTokens = 32;
+  constexpr std::int64_t kMostWordRow = 16384;
+  constexpr int kSmallRanks = 8;
   const int num_far = shape.num_ranks() - shape.ranks_per_node;
   const RowBytes row = latency_row_bytes(shape);
   const auto tokens = static_cast<double>(shape.latency_tokens);
@@ -123,17 +129,18 @@ FarTraffic far_traffic_of(const PlanShape& shape) {
   const double back = shape.order == CombineOrder::kRankSums ? rows : entries;
   FarTraffic far;
   far.num_messages = num_far;
-  far.dispatch_bytes =
-      num_far * (kHeaderBytes + 4 * static_cast<double>(shape.num_experts) + 4 * tokens +
-                 rows * (static_cast<double>(row.dispatch) + kTokenBytes + kTokenBytes * shape.num_topk));
-  far.combine_bytes = num_far * (kHeaderBytes + back * static_cast<double>(row.combine));
-  // Where rows may be in GPU memory, a dispatch counts a row for each token, whatever a far rank gets.
-  constexpr double kMostJoinedBytes = 20 << 10;
-  const double most_rows = shape.rings == PlanRings::kGpu ? tokens : rows;
-  far.dispatch_writes =
-      kHeaderBytes + 4 * static_cast<double>(shape.num_experts) + most_rows * static_cast<double>(row.dispatch) >
-      kMostJoinedBytes;
-  far.combine_writes = kHeaderBytes + back * static_cast<double>(row.combine) > kMostJoinedBytes;
+  far.words = shape.rings == PlanRings::kGpu && shape.latency_tokens <= kWordTokens && row.combine <= kMostWordRow;
+  far.small = far.words && shape.num_ranks() <= kSmallRanks && shape.order == CombineOrder::kRankSums;
+  const auto sent = [&far](std::int64_t row_bytes) {
+    // Words of whole lines, half as many bytes more.
+    constexpr std::int64_t kLineBytes = 512;
+    const std::int64_t num_lines = (row_bytes + kLineBytes - 1) / kLineBytes;
+    return static_cast<double>(far.words ? (num_lines + (num_lines + 1) / 2) * kLineBytes : row_bytes);
+  };
+  const double counts = kWordBytes * std::ceil(static_cast<double>(shape.num_experts) / kPayloads);
+  const double record = kWordBytes * std::ceil((kRecordPayloads + 2 * shape.num_topk) / kPayloads);
+  far.dispatch_bytes = num_far * (kHeaderBytes + counts + tokens * record + rows * sent(row.dispatch));
+  far.combine_bytes = num_far * (kHeaderBytes + back * sent(row.combine));
   return far;
 }
 

@@ -66,9 +66,8 @@ struct FarTraffic {
   int num_messages = 0;
   double dispatch_bytes = 0;
   double combine_bytes = 0;
-  // Whether a call's messages take more than one message of the network (cuda/far/params.hpp):
-  bool dispatch_writes = false;
-  bool combine_writes = false;
+  bool words = false;  ///< rows are words, which need no order of a card's writes (cuda/latency/far_message.hpp)
+  bool small = false;  ///< calls have kernels of their own for few tokens
 };
 FarTraffic far_traffic_of(const PlanShape& shape);
 
