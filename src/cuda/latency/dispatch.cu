@@ -204,21 +204,8 @@ __device__ inline void make_small_receive_half(const DispatchReceiveParams& para
   SentCall& words = *call.tables.dispatch;
   const volatile SentCall& seen = words;
   const SentCall sent{seen.number, seen.set, seen.pending, 0};  // unchanged until all blocks have read it
-  prepare_receive(call, params, HomesLook(call, params), memory.experts, *memory.shared);
-  const auto thread = static_cast<int>(threadIdx.x);
-  if (thread < call.ranks.num_ranks) memory.shared->from_rank[thread] = memory.shared->to_rank[thread] = 0;
-  if (thread == 0) {
-    shared.number = sent.number;
-    shared.sets[call.ranks.rank] = static_cast<int>(sent.set);
-    shared.other_call = 0;
-  }
-  // A send half that found the group broken has not written the words of `sent`.
-  if (__syncthreads_or(static_cast<int>(is_broken(call.ranks))) != 0) return;
-  if (sent.pending == 0) {
-    if (reports() && thread == 0) report_not_sent(call);
-    return;
-  }
-  if (!reports() && thread == 0) enter_receive_half(words);
+  if (!begin_small_receive(call, params, shared, memory, sent)) return;
+  if (!reports() && threadIdx.x == 0) enter_receive_half(words);
   SmallReceiver<true> receiver(call, params, shared, memory);
   const bool good = receiver.receive();
   if (reports() && good && warp_idx() + 1 == kReceiveWarps) {

@@ -115,14 +115,9 @@ class FarImporter {
     if (!await_far_header(call_, params_.far, LatencyKind::kDispatch, sent_, source, header)) return false;
     const bool same = import_header(call_, params_.far, LatencyKind::kDispatch, sent_, source, header);
     const std::int64_t num_tokens = ReceivedHeader(header.payload(lane_idx())).num_tokens();
-    const auto [num_rows, num_returns, first_return, first_sum] = fields_of(header);
-    const std::int64_t most_returns = call_.max_tokens * call_.num_topk;
-    const std::int64_t most_sums =
-        call_.max_tokens * (call_.num_topk < call_.ranks.num_ranks ? call_.num_topk : call_.ranks.num_ranks);
-    const bool sound = num_tokens >= 0 && num_tokens <= call_.max_tokens && num_rows >= 0 && num_rows <= num_tokens &&
-                       num_returns >= 0 && first_return >= 0 && num_returns <= most_returns &&
-                       first_return <= most_returns - num_returns && first_sum >= 0 &&
-                       first_sum <= most_sums - num_rows;
+    const FarFields fields = fields_of(header);
+    const auto [num_rows, num_returns, first_return, first_sum] = fields;
+    const bool sound = are_sound(call_, fields, num_tokens);
     if (lane_idx() == 0) {
       shared_.tokens[idx] = same && sound ? static_cast<std::int32_t>(num_tokens) : -1;
       if (same && !sound) refuse(idx);

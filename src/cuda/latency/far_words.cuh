@@ -343,6 +343,17 @@ __device__ inline FarFields fields_of(const LaneFarWords& header) {
   return fields;
 }
 
+/// Whether a rank of this build sends such fields with so many tokens.
+__device__ inline bool are_sound(const LatencyParams& call, const FarFields& fields, std::int64_t num_tokens) {
+  const auto [num_rows, num_returns, first_return, first_sum] = fields;
+  const std::int64_t most_returns = call.max_tokens * call.num_topk;
+  const std::int64_t most_sums =
+      call.max_tokens * num_returned_rows(CombineOrder::kRankSums, call.num_topk, call.ranks.num_ranks);
+  return num_tokens >= 0 && num_tokens <= call.max_tokens && num_rows >= 0 && num_rows <= num_tokens &&
+         num_returns >= 0 && first_return >= 0 && num_returns <= most_returns &&
+         first_return <= most_returns - num_returns && first_sum >= 0 && first_sum <= most_sums - num_rows;
+}
+
 /// Writes the fields of a dispatch's header. One thread, behind write_far_headers().
 __device__ inline void write_far_fields(std::byte* header, std::uint64_t number, const FarFields& fields) {
   constexpr int kFirst = kLatencyHeaderWords / kFarWordPayloads;

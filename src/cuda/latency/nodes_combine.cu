@@ -1,7 +1,7 @@
 /// The kernel of a combine of latency mode in groups of several nodes: each half. All blocks that wait for other ranks
 /// must run at once, as in dispatch.cu.
 
-#include "cuda/latency/nodes_combine.cuh"
+#include "cuda/latency/far_combine.cuh"
 
 #include "cuda/latency/kernel_row.hpp"
 #include "cuda/latency/kernels.hpp"

@@ -2,12 +2,12 @@
 #define FERRY_CUDA_LATENCY_SMALL_NODES_COMBINE_CUH
 
 /// A small combine (small_combine.cuh) in groups of several nodes: sums are words inside a node and between nodes, all
-/// in steps of kFarStepVectors. Messages are those of nodes_combine.cuh. Whoever needs a word from another node reads
+/// in steps of kFarStepVectors. Messages are those of far_combine.cuh. Whoever needs a word from another node reads
 /// it where the network has put it; headers are imported too, for reports.
 
+#include "cuda/latency/far_combine.cuh"
 #include "cuda/latency/far_keeper.cuh"
 #include "cuda/latency/far_words.cuh"
-#include "cuda/latency/nodes_combine.cuh"
 #include "cuda/latency/small_combine.cuh"
 #include "cuda/sync/part_barrier.cuh"
 

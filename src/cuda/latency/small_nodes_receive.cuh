@@ -75,12 +75,7 @@ class SmallFarReceiver {
     const std::int64_t num_tokens = received.num_tokens();
     const FarFields fields = fields_of(header);
     const bool same = received.agreement() == call_.agreement;
-    const std::int64_t most_returns = call_.max_tokens * call_.num_topk;
-    const bool sound = num_tokens >= 0 && num_tokens <= call_.max_tokens && fields.num_rows >= 0 &&
-                       fields.num_rows <= num_tokens && fields.num_returns >= 0 && fields.first_return >= 0 &&
-                       fields.first_sum >= 0 && fields.num_returns <= most_returns &&
-                       fields.first_return <= most_returns - fields.num_returns &&
-                       fields.first_sum <= most_returns - fields.num_rows;
+    const bool sound = are_sound(call_, fields, num_tokens);
     if (lane_idx() == 0) {
       received_.num_rows[source] = fields.num_rows;
       received_.num_returns[source] = fields.num_returns;

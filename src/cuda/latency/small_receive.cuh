@@ -13,6 +13,24 @@ struct SmallCounts {
   std::uint64_t words[kSmallRanks] = {};
 };
 
+/// Prepares a receive half that is a kernel of its own; false if there is nothing to receive. `sent`: as its send half
+/// has left it. All threads of a block.
+__device__ inline bool begin_small_receive(const LatencyParams& call, const DispatchReceiveRows& params,
+                                           SmallShared& shared, const ReceiveMemory& memory, const SentCall& sent) {
+  prepare_receive(call, params, HomesLook(call, params), memory.experts, *memory.shared);
+  const auto thread = static_cast<int>(threadIdx.x);
+  if (thread < call.ranks.num_ranks) memory.shared->from_rank[thread] = memory.shared->to_rank[thread] = 0;
+  if (thread == 0) {
+    shared.number = sent.number;
+    shared.sets[call.ranks.rank] = static_cast<int>(sent.set);
+    shared.other_call = 0;
+  }
+  // A send half that found the group broken has not written the words of `sent`.
+  if (__syncthreads_or(static_cast<int>(is_broken(call.ranks))) != 0) return false;
+  if (sent.pending == 0 && reports() && thread == 0) report_not_sent(call);
+  return sent.pending != 0;
+}
+
 /// A receive half's part for ranks of other nodes, in groups of one node: nothing. See SmallFarReceiver.
 struct NoSmallFarReceiver {
   static constexpr bool kPresent = false;

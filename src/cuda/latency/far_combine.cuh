@@ -1,5 +1,5 @@
-#ifndef FERRY_CUDA_LATENCY_NODES_COMBINE_CUH
-#define FERRY_CUDA_LATENCY_NODES_COMBINE_CUH
+#ifndef FERRY_CUDA_LATENCY_FAR_COMBINE_CUH
+#define FERRY_CUDA_LATENCY_FAR_COMBINE_CUH
 
 /// A combine in groups of several nodes. Its send half is that of one node, but rows for far ranks go to memory from
 /// which the network takes them. Its receive half adds up in another order (node_sum.cuh).
@@ -282,4 +282,4 @@ __device__ inline bool import_far_headers(const LatencyParams& call, const Combi
 
 }  // namespace ferry::cuda::device
 
-#endif  // FERRY_CUDA_LATENCY_NODES_COMBINE_CUH
+#endif  // FERRY_CUDA_LATENCY_FAR_COMBINE_CUH
