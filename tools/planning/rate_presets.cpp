@@ -51,7 +51,7 @@ constexpr std::array<PresetRate, 17> kNodes = {{
     {&Rates::far_combine_us, 4.4, kMeasured, kCard},
     {&Rates::far_word_us, 1.2, kMeasured, kWords},
     {&Rates::far_message_us, 2.4, kMeasured, kMessage},
-    {&Rates::far_many_us, 11, kMeasured, kMany},
+    {&Rates::far_many_us, 4, kMeasured, kMany},
 }};
 
 constexpr std::string_view kPair4 = "cuda-h200-x4: tokens_bf16.json, T = 512, and pair_bf16.json";
