@@ -20,6 +20,11 @@ namespace ferry::cuda {
 struct FarRecord {
   std::int32_t row;           ///< the token's row in the message; -1: none, and only this word of the record counts
   std::int32_t first_return;  ///< place of the token's first row among those that the receiver returns
+
+  /// Whether a rank of this build sends it in a message of so many rows, for which so many are returned.
+  FERRY_HOST_DEVICE constexpr bool is_sound(std::int32_t num_rows, std::int32_t num_returns) const {
+    return row >= -1 && row < num_rows && (row < 0 || (first_return >= 0 && first_return <= num_returns));
+  }
 };
 inline constexpr int kFarRecordPayloads = sizeof(FarRecord) / sizeof(std::uint32_t);
 

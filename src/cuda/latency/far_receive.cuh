@@ -168,8 +168,7 @@ class FarImporter {
     const std::uint32_t weight = words.payload(kFarRecordPayloads + (has_entry ? num_topk + lane_idx() : 0));
     const bool has_row = start.row >= 0;
     if (!has_entry || !has_row) entry = kNoExpert;
-    const bool sound = start.row >= -1 && start.row < shared_.num_rows[idx] &&
-                       (!has_row || (start.first_return >= 0 && start.first_return <= shared_.num_returns[idx])) &&
+    const bool sound = start.is_sound(shared_.num_rows[idx], shared_.num_returns[idx]) &&
                        (entry == kNoExpert || entry_expert(entry) < call_.num_experts);
     if (__all_sync(kAllLanes, static_cast<int>(sound)) == 0) {
       if (lane_idx() == 0) refuse(idx);

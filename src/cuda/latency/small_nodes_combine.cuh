@@ -9,7 +9,6 @@
 #include "cuda/latency/far_keeper.cuh"
 #include "cuda/latency/far_words.cuh"
 #include "cuda/latency/small_combine.cuh"
-#include "cuda/sync/part_barrier.cuh"
 
 namespace ferry::cuda {
 

@@ -111,9 +111,7 @@ class SmallFarReceiver {
     record.weight = words.payload(kFarRecordPayloads + (has_entry ? num_topk + lane_idx() : 0));
     // Entries and weights mean nothing where there is no row.
     if (!has_entry || record.start.row < 0) record.entry = kNoExpert;
-    bool sound = record.start.row >= -1 && record.start.row < received_.num_rows[source] &&
-                 (record.start.row < 0 ||
-                  (record.start.first_return >= 0 && record.start.first_return <= received_.num_returns[source]));
+    bool sound = record.start.is_sound(received_.num_rows[source], received_.num_returns[source]);
     if (record.entry != kNoExpert) {
       const int expert = entry_expert(record.entry);
       sound = sound && expert < call_.num_experts && entry_ordinal(record.entry) < received_.counts()[expert];
