@@ -121,6 +121,7 @@ class FarPostsOf : public testing::Test {
                                .in_gpu = in_gpu})),
         posts_(to_size(kFarMessages * layout_.num_ranks)),
         staging_(FarSource::num_staging_bytes(layout_) / sizeof(std::uint64_t)),
+        done_(to_size(kFarKinds) * kMaxCallBlocks, 0),
         left_(posts_.size(), 0),
         granted_(to_size(kFarKinds * kFarGrantSlots), 0),
         message_(2048, std::byte{7}),
@@ -128,6 +129,7 @@ class FarPostsOf : public testing::Test {
                  .rank = rank,
                  .posts = posts_.data(),
                  .staging = reinterpret_cast<std::byte*>(staging_.data()),
+                 .done = done_.data(),
                  .left = left_.data(),
                  .granted = granted_.data(),
                  .copy_record =
@@ -141,12 +143,12 @@ class FarPostsOf : public testing::Test {
   }
 
   FarPost& post_at(int kind, int rank) { return posts_[to_size(kind * layout_.num_ranks + rank)]; }
-  /// As the last block of a kernel does.
+  /// As the first block of a kernel does.
   void post(int kind, int rank, std::uint64_t number, std::uint64_t rows_bytes, std::size_t front_to, int set = 1) {
     FarPost& post = post_at(kind, rank);
     post.front = reinterpret_cast<std::uintptr_t>(message_.data());
     post.front_to = front_to;
-    post.front_shape = FrontShape{kFarHeaderBytes, set, announced_ || !layout_.in_gpu}.packed();
+    post.front_shape = FrontShape{kFarHeaderBytes, set, announced_ || !layout_.in_gpu, num_blocks_}.packed();
     post.rows = reinterpret_cast<std::uintptr_t>(message_.data() + kFarHeaderBytes);
     post.rows_to = offset(layout_.returns_at(1));
     post.rows_bytes = rows_bytes;
@@ -171,10 +173,12 @@ class FarPostsOf : public testing::Test {
   const FarLayout layout_;
   std::vector<FarPost> posts_;
   std::vector<std::uint64_t> staging_;
+  std::vector<std::uint64_t> done_;
   std::vector<std::uint64_t> left_;
   std::vector<std::uint64_t> granted_;
   std::vector<std::byte> message_;
   bool announced_ = false;  ///< of the next posts
+  int num_blocks_ = 0;      ///< the same
   FarSource source_;
 };
 
@@ -226,6 +230,27 @@ TEST_F(FarPosts, RowsArriveBeforeTheNumberAndTheMessageLeavesWhenTheNetworkHasIt
   EXPECT_EQ(source_.traffic(0).sent_bytes, to_size(kFarHeaderBytes + 512));
   EXPECT_EQ(source_.traffic(0).num_messages, 3U) << "two puts and their number";
   EXPECT_EQ(source_.traffic(1).sent_bytes, 0U);
+}
+
+TEST_F(FarPosts, AMessageLeavesOnceAllBlocksAreDone) {
+  num_blocks_ = 3;
+  std::uint64_t* const done = done_.data() + kMaxCallBlocks;  // of combines
+  std::atomic_ref(done[2]).store(kNumber, std::memory_order_release);
+  post(1, 0, kNumber, 0, front_to());
+  EXPECT_TRUE(take_all().empty());
+  EXPECT_TRUE(source_.needs_polling());
+  for (const int block : {0, 1}) {
+    EXPECT_TRUE(take_all().empty());
+    EXPECT_TRUE(source_.has_news()) << "the message is still to come";
+    std::atomic_ref(done[block]).store(kNumber, std::memory_order_release);
+  }
+  EXPECT_EQ(take_all().size(), 2U) << "the message, its end";
+  EXPECT_FALSE(source_.has_news());
+
+  post(1, 1, kNumber, 0, front_to());
+  EXPECT_EQ(take_all().size(), 2U) << "of the same call";
+  post(1, 0, kNumber + 1, 0, front_to());
+  EXPECT_TRUE(take_all().empty()) << "words of the call before";
 }
 
 class FarPostsInGpuMemory : public FarPostsOf {

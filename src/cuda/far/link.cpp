@@ -45,6 +45,7 @@ struct FarMemory {
   std::byte* staging = nullptr;
   std::size_t network_bytes = 0;
   FarPost* posts = nullptr;
+  std::uint64_t* done = nullptr;
   std::uint64_t* left = nullptr;
   std::uint64_t* granted = nullptr;
   std::byte* outbox = nullptr;
@@ -60,6 +61,7 @@ struct FarMemory {
     // Posts take whole pairs of cache lines.
     carver.take<std::byte>((alignof(FarPost) - carver.used_bytes() % alignof(FarPost)) % alignof(FarPost));
     memory.posts = carver.take<FarPost>(kFarMessages * num_ranks);
+    memory.done = carver.take<std::uint64_t>(to_size(kFarKinds) * kMaxCallBlocks);
     memory.left = carver.take<std::uint64_t>(kFarMessages * num_ranks);
     memory.granted = carver.take<std::uint64_t>(to_size(kFarKinds) * kFarGrantSlots);
     memory.outbox = carver.take<std::byte>(layout.in_gpu ? 0 : to_size(layout.outbox_bytes));
@@ -158,6 +160,7 @@ Status FarLink::take_memory(const BackendContext& context, const Parts& parts, c
   params_.outbox_of_network = reinterpret_cast<std::uintptr_t>(layout.in_gpu ? params_.outbox : memory.outbox);
   params_.inbox_of_network = layout.in_gpu ? static_cast<std::int64_t>(net::kGpuOffset) : 0;
   params_.posts = kernels.posts;
+  params_.done = kernels.done;
   params_.left = kernels.left;
   params_.granted = kernels.granted;
   params_.state = reinterpret_cast<FarState*>(state_.get());
@@ -168,6 +171,7 @@ Status FarLink::take_memory(const BackendContext& context, const Parts& parts, c
   options_.rank = context.topology.rank;
   options_.posts = memory.posts;
   options_.staging = memory.staging;
+  options_.done = memory.done;
   options_.left = memory.left;
   options_.granted = memory.granted;
   const int rank = context.topology.rank;

@@ -12,8 +12,10 @@
 /// their own with the same number.
 ///
 ///   word                   at        writer            reader             order, and what it publishes
-///   posts[k][r].number     sender    its kernels       its driver         st.release.sys / acquire: the post, and the
-///                                                                         message in the outbox
+///   posts[k][r].number     sender    its kernels       its driver         st.release.sys / acquire: the post, and
+///                                                                         what its block stored in the outbox
+///   done[k][b]             sender    block b of its    its driver         st.release.sys / acquire: what block b
+///                                    send half                            stored of that call's messages
 ///   left[k][r]             sender    its driver        its kernels        release / ld.acquire.sys: the network has
 ///                                                                         that message, its outbox may be filled
 ///   words of a message     receiver  network, for s    its kernels        any / ld.relaxed.sys.b128: themselves
@@ -27,8 +29,11 @@
 ///   seen_left[k][r]        sender    its kernels       its kernels        red.max.gpu / ld.relaxed.sys, or acquire:
 ///                                                                         the same as left
 ///
-/// `posts`, `left` and `granted` are in pinned memory. In host memory the receiver's engine writes `arrived` and
-/// `grants`; in GPU memory the sender's card does, `arrived` by puts that stay behind the puts of the message
+/// A message is put once all blocks have reported that its post counts (FrontShape): the processor gathers their words
+/// sooner than the last block could be found by atomics and post.
+///
+/// `posts`, `done`, `left` and `granted` are in pinned memory. In host memory the receiver's engine writes `arrived`
+/// and `grants`; in GPU memory the sender's card does, `arrived` by puts that stay behind the puts of the message
 /// (net::Engine::order_puts).
 ///
 /// Fronts and weights are words of 16 bytes (kFarWordBytes), each with its call's number. In GPU memory the rows of a
@@ -56,6 +61,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cuda/sync/control.hpp"
 #include "cuda/sync/rail_params.hpp"
 #include "plan/carver.hpp"
 #include "plan/host_device.hpp"
@@ -128,13 +134,19 @@ struct FrontShape {
   std::int64_t bytes = 0;
   int set = 0;             ///< in which its receiver receives the message
   bool announced = false;  ///< the receiver waits for `arrived`: not all of the message is words
+  int num_blocks = 0;      ///< words of `done` that the driver waits for, from the first on
 
   FERRY_HOST_DEVICE constexpr std::uint64_t packed() const {
-    return static_cast<std::uint64_t>(bytes) << 8 | static_cast<std::uint64_t>(set) << 1 | (announced ? 1 : 0);
+    return static_cast<std::uint64_t>(num_blocks) << kBytesBits << 8 | static_cast<std::uint64_t>(bytes) << 8 |
+           static_cast<std::uint64_t>(set) << 1 | (announced ? 1 : 0);
   }
   static constexpr FrontShape of(std::uint64_t packed) {
-    return {static_cast<std::int64_t>(packed >> 8), static_cast<int>(packed >> 1 & 0x7F), (packed & 1) != 0};
+    return {static_cast<std::int64_t>(packed >> 8 & ((std::uint64_t{1} << kBytesBits) - 1)),
+            static_cast<int>(packed >> 1 & 0x7F), (packed & 1) != 0, static_cast<int>(packed >> kBytesBits >> 8)};
   }
+
+ private:
+  static constexpr int kBytesBits = 40;
 };
 
 /// Words of kernels in memory of the GPU, initially zero.
@@ -286,6 +298,7 @@ struct FarParams {
   std::int64_t inbox_of_network = 0;    ///< the network's offset of an inbox
   FarPost* posts = nullptr;             ///< [messages][R]
   const std::uint64_t* left = nullptr;  ///< [messages][R]
+  std::uint64_t* done = nullptr;        ///< [kinds][kMaxCallBlocks]
   std::uint64_t* granted = nullptr;     ///< [kinds][kFarGrantSlots]
   FarState* state = nullptr;
   FoundRecord* found = nullptr;  ///< [ranks of the node, nodes] records of refused calls (rail_params.hpp)

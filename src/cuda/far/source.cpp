@@ -132,7 +132,7 @@ bool FarSource::all_left() const {
 }
 
 bool FarSource::needs_polling() const {
-  return held_until_ns_ != 0 || options_.poll_ns < 0 ||
+  return held_until_ns_ != 0 || options_.poll_ns < 0 || node::monotonic_ns() < blocks_until_ns_ ||
          node::monotonic_ns() - moved_ns_.load(std::memory_order_seq_cst) < options_.poll_ns;
 }
 
@@ -240,13 +240,32 @@ bool FarSource::put_record(Peer& peer, int kind, const FarPost& post) {
   return true;
 }
 
-/// Returns the number of the last post.
+/// Whether the first `num_blocks` blocks have stored what they send in call `number` of a kind.
+bool FarSource::are_done(int kind, std::uint64_t number, int num_blocks) {
+  if (num_blocks == 0) return true;
+  DoneBlocks& done = done_[to_size(kind)];
+  if (done.number != number) done = {number, 0};
+  std::uint64_t* const words = options_.done + kind * kMaxCallBlocks;
+  while (done.count < std::min(num_blocks, kMaxCallBlocks) &&
+         Word(words[done.count]).load(std::memory_order_acquire) >= number) {
+    ++done.count;
+  }
+  return done.count >= num_blocks;
+}
+
+/// Returns the number of the last post, or 0 if blocks of it are not done.
 std::uint64_t FarSource::look_at(Peer& peer, int kind) {
   const FarLayout& layout = options_.layout;
   FarPost& post = options_.posts[kind * layout.num_ranks + peer.rank];
   const std::uint64_t number = Word(post.number).load(std::memory_order_acquire);
-  if (std::exchange(peer.posted[to_size(kind)], number) == number) return number;
+  if (peer.posted[to_size(kind)] == number) return number;
   const FrontShape shape = FrontShape::of(post.front_shape);
+  if (!are_done(kind, number, shape.num_blocks)) {
+    if (blocks_until_ns_ == 0) blocks_until_ns_ = node::monotonic_ns() + kBlocksPatienceNs;
+    return 0;
+  }
+  blocks_until_ns_ = 0;
+  peer.posted[to_size(kind)] = number;
   const std::uint64_t front_bytes = to_size(shape.bytes);
   if (!is_inside(layout, post.front_to, front_bytes) || !is_inside(layout, post.rows_to, post.rows_bytes)) {
     return number;

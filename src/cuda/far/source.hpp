@@ -24,6 +24,10 @@ namespace ferry::cuda {
 /// under way waits for such a grant.
 inline constexpr std::int64_t kHoldGrantsNs = 50'000;
 
+/// Time for which the driver polls for the blocks of a post. Those that never come are of a kernel that found the group
+/// broken.
+inline constexpr std::int64_t kBlocksPatienceNs = 1'000'000'000;
+
 class FarSource final : public one_sided::RequestSource {
  public:
   struct Options {
@@ -32,6 +36,7 @@ class FarSource final : public one_sided::RequestSource {
     FarPost* posts = nullptr;  ///< the host's addresses of the words in FarParams
     /// Memory from which words and records leave, num_staging_bytes(): that of the engine.
     std::byte* staging = nullptr;
+    std::uint64_t* done = nullptr;     ///< as above
     std::uint64_t* left = nullptr;     ///< as above
     std::uint64_t* granted = nullptr;  ///< as above; what it holds at first the far ranks know
     /// Copies the record of a call of this rank; false if there is none any more.
@@ -88,6 +93,7 @@ class FarSource final : public one_sided::RequestSource {
   std::uint64_t sum_of_words() const;
   void look();
   std::uint64_t look_at(Peer& peer, int kind);
+  bool are_done(int kind, std::uint64_t number, int num_blocks);
   bool put_record(Peer& peer, int kind, const FarPost& post);
   void put_word(Peer& peer, std::int64_t offset, std::uint64_t* staged, std::uint64_t word);
   void note_carried(Peer& peer, const FarPost& post);
@@ -100,7 +106,14 @@ class FarSource final : public one_sided::RequestSource {
   Peer* offered_ = nullptr;
   bool has_taken_ = false;  // since front() had nothing
   Grants granted_{};
-  std::int64_t held_until_ns_ = 0;  // grants that no header has carried are sent then; 0: there are none
+  /// Blocks of each kind's latest call that were found done, from the first on.
+  struct DoneBlocks {
+    std::uint64_t number = 0;
+    int count = 0;
+  };
+  std::array<DoneBlocks, kFarKinds> done_{};
+  std::int64_t blocks_until_ns_ = 0;  // a post waits for blocks, which are polled for until then; 0: none does
+  std::int64_t held_until_ns_ = 0;    // grants that no header has carried are sent then; 0: there are none
   std::atomic<std::int64_t> moved_ns_{0};
   std::atomic<std::uint64_t> seen_sum_{0};  // of the words that kernels write, when they were looked at last
 };

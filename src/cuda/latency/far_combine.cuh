@@ -5,8 +5,8 @@
 /// which the network takes them. Its receive half adds up in another order (node_sum.cuh).
 ///
 /// The first block alone looks at words in host memory (await_far_turn). In the send half it posts weights to far ranks
-/// before it waits for theirs; in the receive half it waits for the messages of far ranks. The last block that is done
-/// posts the message to each far rank.
+/// before it waits for theirs, and the message to each far rank; the others report what they have stored of it. In the
+/// receive half it waits for the messages of far ranks.
 
 #include "cuda/latency/combine_receive.cuh"
 #include "cuda/latency/combine_send.cuh"
@@ -208,6 +208,7 @@ __device__ inline void write_return_posts(const FarCombineParams& params, const 
     FarParts parts;
     parts.front = part_with_header(call, far, LatencyKind::kCombine, idx, set, 0, kFarHeaderBytes);
     parts.set = set;
+    parts.num_blocks = num_adding_blocks();
     if (posts.routed && set != kNoSet) {
       const std::int64_t word_stride = return_word_stride(call, params.rows, far.layout);
       parts.announced = word_stride == 0;
@@ -249,8 +250,13 @@ __device__ inline bool send_nodes_combine(const FarCombineParams& params, const 
   return end_send<false>(params, shared, start, good, 0);
 }
 
-/// Posts what a combine sends to far ranks, whose posts are written. The posting warp of the last block.
+/// Posts what a combine sends to far ranks, whose posts are written, or in other blocks than the first reports the
+/// block's part. The posting warp, behind a barrier of the block.
 __device__ inline void post_returns(const FarParams& far, std::uint64_t number) {
+  if (!is_clerk()) {
+    report_block(far, LatencyKind::kCombine, static_cast<int>(blockIdx.x) - 1, number);
+    return;
+  }
 #pragma unroll 1
   for (int idx = lane_idx(); idx < far.layout.num_far(); idx += kWarpLanes) {
     post_number(far, static_cast<int>(LatencyKind::kCombine), far.layout.far_rank(idx), number);

@@ -18,6 +18,18 @@
 
 namespace ferry::cuda::device {
 
+/// Whether this block is the last of a far kernel that sends; the posting warp then sees all that blocks have stored.
+/// All lanes of that warp, behind a barrier of the block.
+__device__ inline bool is_last_far_block(const FarParams& far) {
+  std::uint32_t before = 0;
+  if (lane_idx() == 0) before = add_acq_rel_device(&far.state->arrivals, 1);
+  before = __shfl_sync(kAllLanes, before, 0);
+  if (before + 1 != gridDim.x) return false;
+  if (lane_idx() == 0) far.state->arrivals = 0;
+  __syncwarp();
+  return true;
+}
+
 /// State of a block besides DispatchSendShared, in dynamic shared memory.
 struct FarTargets {
   int sets[kMaxRanks];  ///< set in which each far rank receives this call

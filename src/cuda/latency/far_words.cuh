@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include "cuda/latency/far_message.hpp"
+#include "cuda/latency/far_post.cuh"
 #include "cuda/latency/far_records.cuh"
 #include "cuda/latency/far_word.cuh"
 #include "cuda/latency/turns.cuh"
@@ -305,11 +306,6 @@ __device__ inline std::byte* header_out(const FarParams& far, LatencyKind kind, 
   return far.outbox + far.header_out(static_cast<int>(kind), idx);
 }
 
-/// Post of a message (kFarMessages) to a far rank.
-__device__ inline FarPost& post_of(const FarParams& far, int message, int rank) {
-  return far.posts[message * far.layout.num_ranks + rank];
-}
-
 /// Writes this rank's header and its grants to its messages; FarFields are 0. All lanes of one warp of one block.
 __device__ inline void write_far_headers(const LatencyParams& call, const FarParams& far, LatencyKind kind,
                                          std::uint64_t number, const LatencyHeader& header) {
@@ -362,56 +358,6 @@ __device__ inline void write_far_fields(std::byte* header, std::uint64_t number,
   std::byte* const words = header + kFirst * kFarWordBytes;
   store_far_word(words, 0, number, payload_at);
   store_far_word(words, 1, number, payload_at);
-}
-
-/// Warp of each block of a far kernel that finds the last block, and posts. Not the first, which meanwhile tells ranks
-/// of this node what has been sent.
-inline constexpr int kPostingWarp = 1;
-/// Whether this block is the last of a far kernel that sends; the posting warp then sees all that blocks have stored.
-/// All lanes of that warp, behind a barrier of the block.
-__device__ inline bool is_last_far_block(const FarParams& far) {
-  std::uint32_t before = 0;
-  if (lane_idx() == 0) before = add_acq_rel_device(&far.state->arrivals, 1);
-  before = __shfl_sync(kAllLanes, before, 0);
-  if (before + 1 != gridDim.x) return false;
-  if (lane_idx() == 0) far.state->arrivals = 0;
-  __syncwarp();
-  return true;
-}
-
-/// Parts of a message, to be put.
-struct FarParts {
-  FarPart front;
-  FarPart rows;  ///< rows that do not follow the front
-  int set = 0;
-  bool announced = false;  ///< FrontShape
-};
-
-/// Writes the post of message `message` (kFarMessages) to a far rank, without its number. One thread.
-__device__ inline void write_post(const LatencyParams& call, const FarParams& far, int message, int rank,
-                                  const FarParts& parts) {
-  FarPost& post = post_of(far, message, rank);
-  post.record_number = call.record_number;
-  post.front = parts.front.from;
-  post.front_to = static_cast<std::uint64_t>(parts.front.to);
-  post.front_shape = FrontShape{parts.front.bytes, parts.set, parts.announced || !far.layout.in_gpu}.packed();
-  post.rows = parts.rows.from;
-  post.rows_to = static_cast<std::uint64_t>(parts.rows.to);
-  post.rows_bytes = static_cast<std::uint64_t>(parts.rows.bytes);
-}
-
-/// Posts a message of number `number` to a far rank: the driver then reads its post, which this thread has seen. One
-/// thread.
-__device__ inline void post_number(const FarParams& far, int message, int rank, std::uint64_t number) {
-  fence_system();
-  store_relaxed_system(&post_of(far, message, rank).number, number);
-}
-
-/// Both.
-__device__ inline void post_message(const LatencyParams& call, const FarParams& far, int message, int rank,
-                                    std::uint64_t number, const FarParts& parts) {
-  write_post(call, far, message, rank, parts);
-  post_number(far, message, rank, number);
 }
 
 /// The part of this call's message to far rank `idx` that has the header: from `begin` to `end`, offsets from it.

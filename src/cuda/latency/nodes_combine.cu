@@ -23,7 +23,7 @@ __device__ void make_nodes_send_half(const FarCombineParams& params) {
   const CombineStart start = CombineStart::of(call);
   const CombineSendShared shared = CombineSendShared::at(dynamic_shared(), call.ranks.num_ranks, true);
   if (!send_nodes_combine<kFloat32>(params, shared, start)) return;
-  if (warp_idx() == kPostingWarp && is_last_far_block(params.far)) post_returns(params.far, *shared.number);
+  if (warp_idx() == kPostingWarp) post_returns(params.far, *shared.number);
   if (is_clerk() && warp_idx() == 0) publish_grants(call, params.far);  // of the set that end_send() has granted
   if (threadIdx.x != 0) return;
   const std::uint64_t number = *shared.number;
@@ -97,7 +97,7 @@ __device__ void make_small_send_half(const SmallNodesCombineParams& params) {
   }
   if (__syncthreads_and(static_cast<int>(good)) == 0 || shared.number == 0) return;
   const std::uint64_t number = shared.number;
-  if (warp_idx() == kPostingWarp && is_last_far_block(far)) post_returns(far, number);
+  if (warp_idx() == kPostingWarp) post_returns(far, number);
   // The warp that has `sent`, in the first block.
   if (threadIdx.x != (is_clerk() ? kWarpLanes : 0)) return;
   if (is_clerk()) *call.tables.combine = sent;

@@ -107,7 +107,6 @@ __device__ inline void keep_small_books(const FarDispatchParams& params) {
   const LatencyParams& call = params.call;
   const TurnLook turn(call, LatencyKind::kDispatch);
   if (__syncthreads_or(static_cast<int>(turn.broken)) != 0) return;  // all warps have read the number
-  if (warp_idx() == kPostingWarp && is_last_far_block(params.far)) post_small(params.far, turn.number);
   if (warp_idx() != 0) return;
   grant_far_owed_set(call, params.far, LatencyKind::kDispatch, turn.number);
   if (lane_idx() == 0) end_turn(call, LatencyKind::kDispatch, turn.number);
@@ -134,7 +133,7 @@ __device__ void make_small_send_half(const FarDispatchParams& params) {
   if (!sender.begin()) return;
   sender.send();
   if (blockIdx.x == 0) __syncthreads();  // other blocks have had a barrier behind their row
-  if (warp_idx() == kPostingWarp && is_last_far_block(params.far)) post_small(params.far, shared.number);
+  if (warp_idx() == kPostingWarp) post_small(params.far, shared.number);
   if (threadIdx.x != 0) return;
   if (blockIdx.x == 0) {
     *call.tables.dispatch = {shared.number, static_cast<std::uint32_t>(shared.sets[call.ranks.rank]), 1, 0};

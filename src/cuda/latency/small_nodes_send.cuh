@@ -170,7 +170,9 @@ class SmallFarSender {
     const int set = far_shared_.sets[rank];
     const std::int64_t begin = set == kNoSet ? 0 : message_.words(num_counted, fields.num_rows, word_stride_);
     const FarPart front = part_with_header(call_, far_, LatencyKind::kDispatch, idx, set, begin, kFarHeaderBytes);
-    write_post(call_, far_, static_cast<int>(LatencyKind::kDispatch), rank, {front, {}, set, false});
+    // The first block posts, and the last one only grants.
+    const int num_blocks = static_cast<int>(gridDim.x) - 2;
+    write_post(call_, far_, static_cast<int>(LatencyKind::kDispatch), rank, {front, {}, set, false, num_blocks});
   }
 
   /// Writes the places of what far ranks return. `rank`: that of this lane's entry, -1: none that gets a row.
@@ -196,8 +198,13 @@ class SmallFarSender {
   SmallFarShared& far_shared_;
 };
 
-/// Posts the messages, whose posts are written. The posting warp of the last block.
+/// Posts the messages, whose posts are written, or in other blocks than the first reports the block's part. The posting
+/// warp, behind a barrier of the block.
 __device__ inline void post_small(const FarParams& far, std::uint64_t number) {
+  if (blockIdx.x != 0) {
+    report_block(far, LatencyKind::kDispatch, static_cast<int>(blockIdx.x) - 1, number);
+    return;
+  }
   if (lane_idx() >= far.layout.num_far()) return;
   post_number(far, static_cast<int>(LatencyKind::kDispatch), far.layout.far_rank(lane_idx()), number);
 }
