@@ -12,10 +12,11 @@
 
 namespace ferry::ucx_card {
 
-inline constexpr unsigned kMoverBlocks = 8;          ///< that share large copies; the express block follows
-inline constexpr unsigned kMoverThreads = 18 * 32;   ///< of a block
-inline constexpr std::size_t kMoverCommands = 256;   ///< of a kind, under way at most
-inline constexpr std::uint64_t kMoverSmall = 16384;  ///< bytes of the largest copy of the express block
+inline constexpr unsigned kMoverBlocks = 8;         ///< that share large copies; the express block follows
+inline constexpr unsigned kMoverThreads = 18 * 32;  ///< of a block
+inline constexpr std::size_t kMoverCommands = 256;  ///< of a kind, under way at most
+inline constexpr std::uint64_t kMoverSmall =
+    32768;  ///< bytes of the largest copy of the express block, one of its steps
 /// In place of the number of a large copy in a command of the express block: the command is a copy.
 inline constexpr std::uint64_t kMoverCopy = ~std::uint64_t{0};
 
