@@ -38,6 +38,7 @@ LatencyCombine::LatencyCombine(LatencyRanks& ranks, const LatencyRouting& routin
   inputs_.hidden = spec.hidden;
   inputs_.weighted = true;
   inputs_.order = spec.order;
+  if (spec.fp8) inputs_.wire_format = WireFormat::kFp8;
   for (int rank = 0; rank < ranks.num_ranks(); ++rank) {
     const std::int64_t num_rows = routing.num_rows(rank);
     const oracle::Bytes& rows = inputs_.x.emplace_back(random_rows(num_rows * spec.hidden, spec.float32, random));
@@ -70,11 +71,14 @@ cuda::LatencyParams LatencyCombine::call(int rank, std::uint64_t agreement) cons
 }
 
 cuda::CombineRows LatencyCombine::rows() const {
-  cuda::CombineRows rows{row_bytes(), spec_.float32, spec_.order};
+  const cuda::RowKind of_dtype = spec_.float32 ? cuda::RowKind::kFloat32 : cuda::RowKind::kBfloat16;
+  cuda::CombineRows rows{row_bytes(), spec_.fp8 ? cuda::RowKind::kFp8Sums : of_dtype, spec_.order};
   const bool words = spec_.words && spec_.order == CombineOrder::kRankSums && !ranks_.masks();
   if (words) {
+    const cuda::LatencyParams any = call(0, 0);
     rows.word_step_vectors =
-        ranks_.layout().word_step_vectors(row_bytes(), call(0, 0).max_tokens, call(0, 0).ranks.num_ranks);
+        spec_.fp8 ? cuda::fp8_step_vectors(ranks_.layout(), row_bytes(), any.max_tokens, any.ranks.num_ranks)
+                  : ranks_.layout().word_step_vectors(row_bytes(), any.max_tokens, any.ranks.num_ranks);
   }
   return rows;
 }

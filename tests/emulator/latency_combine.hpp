@@ -13,6 +13,7 @@ struct LatencyCombineSpec {
   bool float32 = false;
   CombineOrder order = CombineOrder::kExact;
   bool own_weights = false;    ///< passed to the combine
+  bool fp8 = false;            ///< sums travel as FP8; with kRankSums, bf16 and whole blocks
   std::int64_t gap_bytes = 0;  ///< between rows, inputs and outputs
   int num_blocks = 2;          ///< of one rank's halves; every second rank has one more
   std::uint64_t agreement = 77;

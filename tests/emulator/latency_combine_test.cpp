@@ -27,6 +27,12 @@ LatencyCombineSpec draw_combine(std::mt19937_64& random) {
   spec.num_blocks = 2 + static_cast<int>(random() % 3);
   spec.words = random() % 4 != 0;
   spec.seed = random();
+  if (spec.order == CombineOrder::kRankSums && random() % 3 == 0) {
+    constexpr std::int64_t kFp8Hidden[] = {128, 384, 1024, 1152, 2176};
+    spec.hidden = kFp8Hidden[random() % std::size(kFp8Hidden)];
+    spec.fp8 = true;
+    spec.float32 = false;
+  }
   if (!spec.words) spec.num_helpers = static_cast<int>(spec.seed % static_cast<std::uint64_t>(spec.num_blocks - 1));
   return spec;
 }

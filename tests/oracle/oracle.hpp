@@ -134,12 +134,13 @@ struct CombineInputs {
   DType dtype = DType::kBfloat16;  ///< kBfloat16 or kFloat32
   std::int64_t hidden = 0;
   bool weighted = false;
-  CombineOrder order = CombineOrder::kExact;      ///< not kExact: weighted, without biases and returned weights
-  WireFormat wire_format = WireFormat::kAsGiven;  ///< kFp8: on one node, kExact
-  std::vector<Bytes> x;                           ///< [rows, H]
-  std::vector<std::vector<float>> weights;        ///< shaped as RankReceived::topk_weights; empty: none are returned
-  std::array<std::vector<Bytes>, 2> bias;         ///< [T, H]; empty: no such bias
-  std::vector<std::vector<float>> topk_weights;   ///< [T, K] in place of route's; empty: those of route
+  CombineOrder order = CombineOrder::kExact;  ///< not kExact: weighted, without biases and returned weights
+  /// kFp8: with kExact on one node; with kRankSums also on several, and the dtype is bf16.
+  WireFormat wire_format = WireFormat::kAsGiven;
+  std::vector<Bytes> x;                          ///< [rows, H]
+  std::vector<std::vector<float>> weights;       ///< shaped as RankReceived::topk_weights; empty: none are returned
+  std::array<std::vector<Bytes>, 2> bias;        ///< [T, H]; empty: no such bias
+  std::vector<std::vector<float>> topk_weights;  ///< [T, K] in place of route's; empty: those of route
 };
 
 /// Outputs of combine on one rank.

@@ -126,18 +126,25 @@ std::vector<std::vector<Entry>> split_by_node(const std::vector<Entry>& entries,
   return nodes;
 }
 
+/// Whether rows travel as FP8; with kRankSums the sums of ranks do.
+bool quantizes_rows(const CombineInputs& in) {
+  return in.wire_format == WireFormat::kFp8 && in.order != CombineOrder::kRankSums;
+}
+
 /// Dtype of `in.x` once travelled() has been applied.
-DType row_dtype(const CombineInputs& in) { return in.wire_format == WireFormat::kFp8 ? DType::kFloat32 : in.dtype; }
+DType row_dtype(const CombineInputs& in) { return quantizes_rows(in) ? DType::kFloat32 : in.dtype; }
+
+Bytes pack(const std::vector<float>& values) {
+  Bytes bytes(values.size() * sizeof(float));
+  if (!values.empty()) std::memcpy(bytes.data(), values.data(), bytes.size());
+  return bytes;
+}
 
 /// Inputs whose rows have the values, in f32, that they have after they travelled. Other arrays keep `dtype`.
 CombineInputs travelled(const CombineInputs& given) {
   CombineInputs inputs = given;
-  if (given.wire_format == WireFormat::kAsGiven) return inputs;
-  for (Bytes& x : inputs.x) {
-    const std::vector<float> values = after_fp8(x, given.dtype);
-    x.resize(values.size() * sizeof(float));
-    if (!values.empty()) std::memcpy(x.data(), values.data(), x.size());
-  }
+  if (!quantizes_rows(given)) return inputs;
+  for (Bytes& x : inputs.x) x = pack(after_fp8(x, given.dtype));
   return inputs;
 }
 
@@ -152,14 +159,25 @@ float add_terms(const CombineInputs& in, const std::vector<Entry>& terms, const 
   return acc;
 }
 
-/// Channel `h` of a token, summed as CombineOrder::kRankSums does: each rank sums its entries, each node its ranks, and
-/// the source its nodes, with rounding at each level.
-float add_rank_sums(const World& world, const CombineInputs& in, const std::vector<Entry>& entries,
-                    const float* weights, std::int64_t h) {
-  float token_sum = 0.0F;
+/// A rank's sum of its entries of a token, [H], with the values that it has after it has travelled.
+std::vector<float> sum_on_rank(const CombineInputs& in, const std::vector<Entry>& of_rank, const float* weights) {
+  std::vector<float> sums;
+  for (std::int64_t h = 0; h < in.hidden; ++h) sums.push_back(add_terms(in, of_rank, weights, h, 0.0F));
+  if (in.wire_format == WireFormat::kFp8) return after_fp8(pack(sums), DType::kFloat32);
+  for (float& sum : sums) sum = round_to(in.dtype, sum);
+  return sums;
+}
+
+/// Sums of a token, [H], as CombineOrder::kRankSums forms them: each rank sums its entries, each node its ranks, and
+/// the source its nodes, with rounding at each level, or in place of the first an FP8 row. The last one is left to the
+/// caller.
+std::vector<float> add_rank_sums(const World& world, const CombineInputs& in, const std::vector<Entry>& entries,
+                                 const float* weights) {
+  const auto hidden = static_cast<std::size_t>(in.hidden);
+  std::vector<float> token_sums(hidden, 0.0F);
   for (int first_rank = 0; first_rank < world.num_ranks; first_rank += world.ranks_per_node) {
     bool node_has_entries = false;
-    float node_sum = 0.0F;
+    std::vector<float> node_sums(hidden, 0.0F);
     for (int rank = first_rank; rank < first_rank + world.ranks_per_node; ++rank) {
       std::vector<Entry> of_rank;
       for (const Entry& entry : entries) {
@@ -167,12 +185,14 @@ float add_rank_sums(const World& world, const CombineInputs& in, const std::vect
       }
       if (of_rank.empty()) continue;
       node_has_entries = true;
-      node_sum = node_sum + round_to(in.dtype, add_terms(in, of_rank, weights, h, 0.0F));
+      const std::vector<float> rank_sums = sum_on_rank(in, of_rank, weights);
+      for (std::size_t h = 0; h < hidden; ++h) node_sums[h] = node_sums[h] + rank_sums[h];
     }
-    if (world.ranks_per_node == world.num_ranks) return node_sum;
-    if (node_has_entries) token_sum = token_sum + round_to(in.dtype, node_sum);
+    if (world.ranks_per_node == world.num_ranks) return node_sums;
+    if (!node_has_entries) continue;
+    for (std::size_t h = 0; h < hidden; ++h) token_sums[h] = token_sums[h] + round_to(in.dtype, node_sums[h]);
   }
-  return token_sum;
+  return token_sums;
 }
 
 /// Returned weight of entry (token, k) for kTokens: the sum over all rows of the token, including rows of other
@@ -277,13 +297,15 @@ std::vector<RankCombined> combine(const World& world, const std::vector<RankRout
       const std::vector<Entry>& terms = inputs.weighted ? entries : rows;
       const float* weights = inputs.weighted ? topk_weights.data() + token * world.num_topk : nullptr;
 
+      if (inputs.order == CombineOrder::kRankSums) {
+        const std::vector<float> sums = add_rank_sums(world, inputs, entries, weights);
+        const auto first = static_cast<std::size_t>(token * inputs.hidden);
+        for (std::size_t h = 0; h < sums.size(); ++h) store(out.x, inputs.dtype, first + h, sums[h]);
+        continue;
+      }
       const std::vector<std::vector<Entry>> terms_by_node = split_by_node(terms, world.ranks_per_node);
       for (std::int64_t h = 0; h < inputs.hidden; ++h) {
         const auto at = static_cast<std::size_t>(token * inputs.hidden + h);
-        if (inputs.order == CombineOrder::kRankSums) {
-          store(out.x, inputs.dtype, at, add_rank_sums(world, inputs, entries, weights, h));
-          continue;
-        }
         float acc = 0.0F;
         for (const std::vector<Bytes>& bias : inputs.bias) {
           if (!bias.empty()) acc = acc + load(bias[rank], inputs.dtype, at);

@@ -1,5 +1,8 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <limits>
+
 #include "unit/oracle_worlds.hpp"
 
 // Oracle's functions for latency mode alone. Every expectation is computed by hand.
@@ -33,6 +36,31 @@ World two_entries_on_each(int num_ranks, int ranks_per_node, bool repeats = fals
     world.ranks[0].topk_weights.push_back(1.0F);
   }
   return world;
+}
+
+/// Rows of one block, whose first channel makes the scale 1 where both of a rank's rows are added; the second is given.
+Bytes block_row(float value) {
+  std::vector<float> row(128, 0.0F);
+  row[0] = 224;
+  row[1] = value;
+  return pack_bf16(row);
+}
+
+/// Second channel of the sum of such rows, two on each rank, whose ranks' sums travel as FP8.
+Bytes combine_fp8_sums(const World& world, const std::vector<float>& y) {
+  CombineInputs inputs;
+  inputs.hidden = 128;
+  inputs.weighted = true;
+  inputs.order = CombineOrder::kRankSums;
+  inputs.wire_format = WireFormat::kFp8;
+  for (std::size_t rank = 0; rank < y.size() / 2; ++rank) {
+    Bytes rows = block_row(y[2 * rank]);
+    const Bytes second = block_row(y[2 * rank + 1]);
+    rows.insert(rows.end(), second.begin(), second.end());
+    inputs.x.push_back(std::move(rows));
+  }
+  const Bytes sum = combine(world, route(world).value(), inputs)[0].x;
+  return {sum.begin() + 2, sum.begin() + 4};
 }
 
 /// bf16 values of the rows, two on each rank.
@@ -111,11 +139,56 @@ TEST(OracleCombine, RankSumsOverNodesRoundOnceMorePerNode) {
   EXPECT_EQ(combine_rank_sums(two_entries_on_each(2, 1), {1, 0x1p-8F, 0x1p-8F, 0}), pack_bf16({1}));
 }
 
+// E4M3 has 4 significant bits: with a scale of 1 its numbers from 16 to 32 are 2 apart, those from 32 to 64 are 4.
+TEST(OracleCombine, Fp8SumsAreQuantisedOncePerRankAndNotRoundedBefore) {
+  const World world = two_entries_on_each(2, 2);
+  EXPECT_EQ(combine_fp8_sums(world, {8.5F, 8.5F, 9.5F, 9.5F}), pack_bf16({16 + 20})) << "17 and 19, to even codes";
+  EXPECT_EQ(combine_fp8_sums(world, {8.5F, 8.5F, 0, 0}), pack_bf16({16})) << "rows of rank 1 have no second channel";
+  EXPECT_EQ(combine_fp8_sums(world, {-8.5F, -9, 3.25F, 0.0625F}), pack_bf16({-18 + 3.25F})) << "-17.5, 3.3125";
+  // 17 + 2^-8 is 17 in bf16, which would become 16.
+  EXPECT_EQ(combine_fp8_sums(world, {17, 0x1p-8F, 0, 0}), pack_bf16({18}));
+}
+
+TEST(OracleCombine, Fp8SumsAreOfWeightedRows) {
+  World world = two_entries_on_each(1, 1);
+  world.ranks[0].topk_weights = {0.5F, 1.5F};
+  EXPECT_EQ(combine_fp8_sums(world, {20, 6}), pack_bf16({20})) << "10 + 9, to 20";
+}
+
+TEST(OracleCombine, Fp8SumsOverNodesAreAddedByNodesThatRound) {
+  // Node 0 adds 256 + 1, which it rounds to 256, and the source adds node 1's 1 to it; in fp32 the three are 258.
+  const std::vector<float> y = {256, 0, 1, 0, 1, 0, 0, 0};
+  EXPECT_EQ(combine_fp8_sums(two_entries_on_each(4, 4), y), pack_bf16({258}));
+  EXPECT_EQ(combine_fp8_sums(two_entries_on_each(4, 2), y), pack_bf16({256}));
+}
+
+TEST(OracleCombine, AnInfiniteFp8SumMakesItsBlockNanAndANanOnlyItself) {
+  const float inf = std::numeric_limits<float>::infinity();
+  const World world = two_entries_on_each(1, 1);
+  CombineInputs inputs;
+  inputs.hidden = 256;
+  inputs.weighted = true;
+  inputs.order = CombineOrder::kRankSums;
+  inputs.wire_format = WireFormat::kFp8;
+  std::vector<float> rows(512, 1.0F);
+  rows[3] = inf;
+  rows[130] = std::bit_cast<float>(0x7F810000U);
+  rows[131] = rows[256 + 131] = 224;  // makes the scale of the second block 1
+  inputs.x = {pack_bf16(rows)};
+  const Bytes sums = combine(world, route(world).value(), inputs)[0].x;
+  std::vector<float> expected(256, 2.0F);
+  std::fill_n(expected.begin(), 128, std::bit_cast<float>(0x7FFF0000U));
+  expected[130] = std::bit_cast<float>(0x7FFF0000U);
+  expected[131] = 448;
+  EXPECT_EQ(sums, pack_bf16(expected));
+}
+
 TEST(OracleCombine, RankSumsOfNothingAreZeroAndNeverMinusZero) {
   World world = two_entries_on_each(2, 2);
   EXPECT_EQ(combine_rank_sums(world, {-0.0F, -0.0F, -0.0F, -0.0F}), pack_bf16({0.0F}));
   world.ranks[0].topk_idx = {-1, -1, -1, -1};
   EXPECT_EQ(combine_rank_sums(world, {1, 1, 1, 1}), pack_bf16({0.0F}));
+  EXPECT_EQ(combine_fp8_sums(world, {1, 1, 1, 1}), pack_bf16({0.0F}));
   world.ranks_per_node = 1;
   EXPECT_EQ(combine_rank_sums(world, {1, 1, 1, 1}), pack_bf16({0.0F}));
 }

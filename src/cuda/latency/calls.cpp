@@ -22,6 +22,11 @@ namespace {
 /// One block that reports and one that moves rows.
 constexpr int kLeastBlocks = 2;
 
+RowKind kind_of(const CombineCall& rows) {
+  if (rows.wire_format == WireFormat::kFp8) return RowKind::kFp8Sums;
+  return rows.x.dtype == DType::kFloat32 ? RowKind::kFloat32 : RowKind::kBfloat16;
+}
+
 }  // namespace
 
 LatencyMode::LatencyMode(Context& context, Placements& placements, FarLink* far)
@@ -101,13 +106,14 @@ Status LatencyMode::make_combine(const LatencyCombineCall& call) {
     LatencyRouting& routing = routing_of(rows);
     const CombineOrder order = rows.rank_sums ? CombineOrder::kRankSums : CombineOrder::kExact;
     const int num_rows = num_returned_rows(order, routing.num_topk, ranks().num_ranks);
+    const CombineRows row_format{rows.x.row_bytes, kind_of(rows), order};
     Status status =
-        check_room(kName, SetNeed::of_combine(routing.max_tokens, routing.num_topk, num_rows, rows.x.row_bytes));
+        check_room(kName, SetNeed::of_combine(routing.max_tokens, routing.num_topk, num_rows, row_format.wire_bytes()));
     if (status.ok()) status = as_error_of(kName, check_combine_memory(rows, *parts.arena));
     if (status.ok()) status = check_wait_times_memory(kName, call.wait_times_ns, *parts.arena);
     if (!status.ok()) return status;
     if (over_nodes()) {
-      Result<Returns> taken = returns_of(kName, routing, rows.x.row_bytes);
+      Result<Returns> taken = returns_of(kName, routing, row_format);
       if (!taken.ok()) return taken.status();
       returns = std::move(*taken);
       far_->use_returns();
@@ -116,13 +122,15 @@ Status LatencyMode::make_combine(const LatencyCombineCall& call) {
     params.emplace(LatencyCombineParams{.send = {.call = params_of(routing), .rows = {}}, .receive = {}});
     CombineSendParams& send = params->send;
     send.call.counts_waits = call.wait_times_ns != nullptr;
-    send.rows = {rows.x.row_bytes, rows.x.dtype == DType::kFloat32, order};
+    send.rows = row_format;
     // Gates of groups that mask ranks wait for flags of rows.
     if (over_nodes()) {
       send.rows.word_step_vectors =
           word_step_vectors_over_nodes(send.rows, routing.max_tokens, layout_, far_->params().layout);
     } else if (rows.rank_sums && !in_halves()) {
-      send.rows.word_step_vectors = layout_.word_step_vectors(rows.x.row_bytes, routing.max_tokens, ranks().num_ranks);
+      send.rows.word_step_vectors =
+          send.rows.fp8() ? fp8_step_vectors(layout_, rows.x.row_bytes, routing.max_tokens, ranks().num_ranks)
+                          : layout_.word_step_vectors(rows.x.row_bytes, routing.max_tokens, ranks().num_ranks);
     }
     send.x = rows.x.data;
     send.x_stride = rows.x.stride_bytes;
@@ -185,12 +193,12 @@ Status LatencyMode::make_combine(const LatencyCombineCall& call) {
 }
 
 Result<Returns> LatencyMode::returns_of(std::string_view operation, const LatencyRouting& routing,
-                                        std::int64_t row_bytes) {
+                                        const CombineRows& rows) {
   const std::int64_t num_rows =
       most_returned_rows({far_->params().layout.num_far(), routing.max_tokens, routing.num_topk,
                           static_cast<std::int64_t>(routing.local_expert_ids.size()), routing.num_recv_rows});
-  const bool may_be_words = far_->params().layout.return_words_bytes > 0 && row_bytes <= kMostFarWordRow;
-  const std::int64_t stride = std::max(round_up_row(row_bytes), may_be_words ? far_row_words_bytes(row_bytes) : 0);
+  const bool may_be_words = far_->params().layout.return_words_bytes > 0 && rows.row_bytes <= kMostFarWordRow;
+  const std::int64_t stride = std::max(rows.wire_stride(), may_be_words ? rows.far_words_bytes() : 0);
   Result<PinnedBlock> block = far_->take_returns(operation, to_size(num_rows * stride));
   if (!block.ok()) return block.status();
   return Returns{std::move(*block), num_rows, stride};

@@ -76,7 +76,7 @@ class LatencyMode {
   Placements& placements_;
   /// Memory that the rows of a combine of this Routing leave from to other nodes. The dispatch takes it, for rows as
   /// long as its own, or bf16 rows where its own are quantised; a combine takes more if its rows are longer.
-  Result<Returns> returns_of(std::string_view operation, const LatencyRouting& routing, std::int64_t row_bytes);
+  Result<Returns> returns_of(std::string_view operation, const LatencyRouting& routing, const CombineRows& rows);
   cudaError_t launch_send(const LatencyDispatchParams& params, cudaStream_t stream);
   /// `returns`: see returns_of.
   cudaError_t launch_send(const CombineSendParams& params, const Returns& returns, cudaStream_t stream);

@@ -19,7 +19,7 @@ namespace {
 using namespace device;  // NOLINT(google-build-using-namespace)
 
 /// Every block makes its part of the send half, then its part of the receive half.
-template <bool kFloat32, Receiving kReceiving>
+template <RowKind kKind, Receiving kReceiving>
 __global__ void __launch_bounds__(kCombineThreads) combine_kernel(const __grid_constant__ LatencyCombineParams params) {
   await_kernel_before();
   constexpr bool kWords = kReceiving == Receiving::kWords;
@@ -28,14 +28,14 @@ __global__ void __launch_bounds__(kCombineThreads) combine_kernel(const __grid_c
   const CombineSendShared send = CombineSendShared::at(dynamic_shared(), call.ranks.num_ranks);
   const CombineReceiveShared receive =
       CombineReceiveShared::at(dynamic_shared() + send.size_bytes, call.ranks.num_ranks);
-  if (!send_combine<kFloat32, true, kWords>(params.send, send, start)) return;
+  if (!send_combine<kKind, true, kWords>(params.send, send, start)) return;
   const SentCall sent{*send.number, static_cast<std::uint32_t>(send.sets[call.ranks.rank]), 1, 0};
-  if (!receive_combine<kFloat32, kReceiving>(call, params.receive, sent, receive, start.routed)) return;
+  if (!receive_combine<kKind, kReceiving>(call, params.receive, sent, receive, start.routed)) return;
   if (is_clerk() && threadIdx.x == 0) leave_whole_call(call, LatencyKind::kCombine, sent);
 }
 
 /// Makes a whole call whose sums travel as words, between few ranks (small_combine.cuh). `kVectors`: of a step.
-template <bool kFloat32, int kVectors>
+template <RowKind kKind, int kVectors>
 __global__ void __launch_bounds__(kCombineThreads)
     combine_small_kernel(const __grid_constant__ SmallCombineParams params) {
   await_kernel_before();
@@ -52,18 +52,18 @@ __global__ void __launch_bounds__(kCombineThreads)
     if (lane_idx() == 0 && shared.number != 0) enter_whole_call(call, LatencyKind::kCombine);
     return;
   }
-  SmallAdder<kFloat32, kVectors> adder(params, shared);
+  SmallAdder<kKind, kVectors> adder(params, shared);
   const std::int32_t home = adder.load_home(first_combine_unit());  // needed only by receive()
   if (adder.send()) adder.receive(home);
 }
 
 /// Makes the send half of such a call.
-template <bool kFloat32, int kVectors>
+template <RowKind kKind, int kVectors>
 __device__ void make_small_send_half(const SmallCombineParams& params, SmallCombineShared& shared) {
   const LatencyParams& call = params.send.call;
   if (!is_clerk()) {
     if (warp_idx() != 0) {
-      SmallAdder<kFloat32, kVectors>(params, shared).send();
+      SmallAdder<kKind, kVectors>(params, shared).send();
       return;
     }
     take_small_turn(call, shared);
@@ -86,13 +86,13 @@ __device__ void make_small_send_half(const SmallCombineParams& params, SmallComb
 }
 
 /// Makes the receive half of such a call.
-template <bool kFloat32, int kVectors>
+template <RowKind kKind, int kVectors>
 __device__ void make_small_receive_half(const SmallCombineParams& params, SmallCombineShared& shared) {
   const LatencyParams& call = params.send.call;
   SentCall& words = *call.tables.combine;
   const volatile SentCall& pending = words;
   const SentCall sent{pending.number, pending.set, pending.pending, 0};
-  SmallAdder<kFloat32, kVectors> adder(params, shared);
+  SmallAdder<kKind, kVectors> adder(params, shared);
   std::int32_t home = -1;
   if (!is_clerk() && warp_idx() != 0) home = adder.load_home(first_combine_unit());
   if (threadIdx.x == 0) {
@@ -113,20 +113,20 @@ __device__ void make_small_receive_half(const SmallCombineParams& params, SmallC
 }
 
 /// Makes either half of such a call.
-template <bool kFloat32, int kVectors>
+template <RowKind kKind, int kVectors>
 __global__ void __launch_bounds__(kCombineThreads)
     combine_small_half_kernel(const __grid_constant__ SmallCombineHalf params) {
   await_kernel_before();
   auto& shared = *reinterpret_cast<SmallCombineShared*>(dynamic_shared());
   if (params.receives) {
-    make_small_receive_half<kFloat32, kVectors>(params, shared);
+    make_small_receive_half<kKind, kVectors>(params, shared);
   } else {
-    make_small_send_half<kFloat32, kVectors>(params, shared);
+    make_small_send_half<kKind, kVectors>(params, shared);
   }
 }
 
 /// Makes a send half. `kMasks`: in groups that mask lost ranks (mask.hpp), whose sums never travel as words.
-template <bool kFloat32, bool kWords, bool kMasks>
+template <RowKind kKind, bool kWords, bool kMasks>
 __device__ void make_send_half(const HalfParams<CombineSendParams, kMasks>& params) {
   const CombineStart start = CombineStart::of(params.call);
   if constexpr (kMasks) {
@@ -137,7 +137,7 @@ __device__ void make_send_half(const HalfParams<CombineSendParams, kMasks>& para
   const LatencyParams& call = own.call;
   const CombineSendShared shared =
       CombineSendShared::at(dynamic_shared() + own_params_bytes<CombineSendParams>(kMasks), call.ranks.num_ranks);
-  if (!send_combine<kFloat32, false, kWords>(own, shared, start) || warp_idx() != 0) return;
+  if (!send_combine<kKind, false, kWords>(own, shared, start) || warp_idx() != 0) return;
   const std::uint64_t number = *shared.number;
   if (lane_idx() != 0) return;
   if (blockIdx.x == 0) {
@@ -159,7 +159,7 @@ __global__ void __launch_bounds__(kCombineThreads)
 }
 
 /// Makes a receive half.
-template <bool kFloat32, bool kWords, bool kMasks>
+template <RowKind kKind, bool kWords, bool kMasks>
 __device__ void make_receive_half(const HalfParams<CombineReceiveParams, kMasks>& params) {
   const CombineStart start = CombineStart::of(params.call);
   const volatile SentCall& pending = *params.call.tables.combine;
@@ -175,7 +175,7 @@ __device__ void make_receive_half(const HalfParams<CombineReceiveParams, kMasks>
   if constexpr (!kMasks) {
     if (!is_clerk() && threadIdx.x == 0) enter_receive_half(words);
   }
-  const bool good = receive_combine<kFloat32, kReceiving>(call, own, sent, shared, start.routed);
+  const bool good = receive_combine<kKind, kReceiving>(call, own, sent, shared, start.routed);
   if constexpr (!kMasks) {
     if (is_clerk() && good && warp_idx() == 0) leave_receive_half(call, LatencyKind::kCombine, words, sent);
     return;
@@ -191,14 +191,14 @@ template <bool kMasks>
 using CombineHalf = EitherHalf<HalfParams<CombineSendParams, kMasks>, HalfParams<CombineReceiveParams, kMasks>>;
 
 /// Makes either half.
-template <bool kFloat32, bool kWords, bool kMasks>
+template <RowKind kKind, bool kWords, bool kMasks>
 __global__ void __launch_bounds__(kCombineThreads)
     combine_half_kernel(const __grid_constant__ CombineHalf<kMasks> params) {
   await_kernel_before();
   if (params.receives) {
-    make_receive_half<kFloat32, kWords, kMasks>(params.receive);
+    make_receive_half<kKind, kWords, kMasks>(params.receive);
   } else {
-    make_send_half<kFloat32, kWords, kMasks>(params.send);
+    make_send_half<kKind, kWords, kMasks>(params.send);
   }
 }
 
@@ -226,40 +226,50 @@ std::size_t masked_half_bytes(const CombineHalf<true>& params) {
   return own_params_bytes<CombineReceiveParams>(true) + receive_bytes(params.receive.call);
 }
 
-/// Index in a row that has kernels for each kind of rows. Masked halves have none for rows of words.
-int kernel_idx(const CombineRows& rows) { return (rows.words() ? 2 : 0) + (rows.float32 ? 1 : 0); }
+/// Index in a row whose first kernels are those of rows that are no words, for each kind of rows. Masked halves have
+/// only those. Behind them are those of bf16 and f32 as words.
+int kernel_idx(const CombineRows& rows) { return (rows.words() ? kNumRowKinds : 0) + static_cast<int>(rows.kind); }
 
 /// The same in the row of whole calls, whose last kernels are those with helpers.
 int whole_idx(const LatencyCombineParams& params) {
-  constexpr int kHelpers = 4;
+  constexpr int kHelpers = kNumRowKinds + 2;
   const CombineRows& rows = params.send.rows;
-  return params.receive.first_receiver > 1 ? kHelpers + (rows.float32 ? 1 : 0) : kernel_idx(rows);
+  return params.receive.first_receiver > 1 ? kHelpers + static_cast<int>(rows.kind) : kernel_idx(rows);
 }
 
-constexpr KernelRow<LatencyCombineParams, 6> kWhole = {
-    {combine_kernel<false, Receiving::kRows>, combine_kernel<true, Receiving::kRows>,
-     combine_kernel<false, Receiving::kWords>, combine_kernel<true, Receiving::kWords>,
-     combine_kernel<false, Receiving::kWithHelpers>, combine_kernel<true, Receiving::kWithHelpers>},
+constexpr RowKind kBfloat16 = RowKind::kBfloat16;
+constexpr RowKind kFloat32 = RowKind::kFloat32;
+constexpr RowKind kFp8Sums = RowKind::kFp8Sums;
+
+constexpr KernelRow<LatencyCombineParams, 8> kWhole = {
+    {combine_kernel<kBfloat16, Receiving::kRows>, combine_kernel<kFloat32, Receiving::kRows>,
+     combine_kernel<kFp8Sums, Receiving::kRows>, combine_kernel<kBfloat16, Receiving::kWords>,
+     combine_kernel<kFloat32, Receiving::kWords>, combine_kernel<kBfloat16, Receiving::kWithHelpers>,
+     combine_kernel<kFloat32, Receiving::kWithHelpers>, combine_kernel<kFp8Sums, Receiving::kWithHelpers>},
     kCombineThreads,
     whole_bytes};
-constexpr KernelRow<SmallCombineParams, 4> kSmall = {
-    {combine_small_kernel<false, kWordStepVectors>, combine_small_kernel<true, kWordStepVectors>,
-     combine_small_kernel<false, kShortWordStepVectors>, combine_small_kernel<true, kShortWordStepVectors>},
+constexpr KernelRow<SmallCombineParams, 5> kSmall = {
+    {combine_small_kernel<kBfloat16, kWordStepVectors>, combine_small_kernel<kFloat32, kWordStepVectors>,
+     combine_small_kernel<kFp8Sums, kFp8StepVectors>, combine_small_kernel<kBfloat16, kShortWordStepVectors>,
+     combine_small_kernel<kFloat32, kShortWordStepVectors>},
     kCombineThreads,
     small_bytes};
-constexpr KernelRow<SmallCombineHalf, 4> kSmallHalf = {
-    {combine_small_half_kernel<false, kWordStepVectors>, combine_small_half_kernel<true, kWordStepVectors>,
-     combine_small_half_kernel<false, kShortWordStepVectors>, combine_small_half_kernel<true, kShortWordStepVectors>},
+constexpr KernelRow<SmallCombineHalf, 5> kSmallHalf = {
+    {combine_small_half_kernel<kBfloat16, kWordStepVectors>, combine_small_half_kernel<kFloat32, kWordStepVectors>,
+     combine_small_half_kernel<kFp8Sums, kFp8StepVectors>, combine_small_half_kernel<kBfloat16, kShortWordStepVectors>,
+     combine_small_half_kernel<kFloat32, kShortWordStepVectors>},
     kCombineThreads,
     small_half_bytes};
-constexpr KernelRow<CombineHalf<false>, 4> kHalf = {
-    {combine_half_kernel<false, false, false>, combine_half_kernel<true, false, false>,
-     combine_half_kernel<false, true, false>, combine_half_kernel<true, true, false>},
+constexpr KernelRow<CombineHalf<false>, 5> kHalf = {
+    {combine_half_kernel<kBfloat16, false, false>, combine_half_kernel<kFloat32, false, false>,
+     combine_half_kernel<kFp8Sums, false, false>, combine_half_kernel<kBfloat16, true, false>,
+     combine_half_kernel<kFloat32, true, false>},
     kCombineThreads,
     half_bytes};
 constexpr KernelRow<Masked<CombineSendParams>> kMaskedWeights = {{weights_send_kernel}, kCombineThreads, weights_bytes};
-constexpr KernelRow<CombineHalf<true>, 2> kMaskedHalf = {
-    {combine_half_kernel<false, false, true>, combine_half_kernel<true, false, true>},
+constexpr KernelRow<CombineHalf<true>, kNumRowKinds> kMaskedHalf = {
+    {combine_half_kernel<kBfloat16, false, true>, combine_half_kernel<kFloat32, false, true>,
+     combine_half_kernel<kFp8Sums, false, true>},
     kCombineThreads,
     masked_half_bytes};
 
@@ -273,7 +283,8 @@ constexpr std::int64_t kUnitsPerBlock = 4;
 
 /// The same in the rows of calls that are small.
 int small_idx(const CombineRows& rows) {
-  return (rows.word_step_vectors == kShortWordStepVectors ? 2 : 0) + (rows.float32 ? 1 : 0);
+  const bool is_short = rows.word_step_vectors == kShortWordStepVectors;
+  return (is_short ? kNumRowKinds : 0) + static_cast<int>(rows.kind);
 }
 
 SmallCombineParams small_params(const LatencyCombineParams& params) {
@@ -340,7 +351,7 @@ cudaError_t launch_combine_send(const CombineSendParams& params, const MaskParam
     if (error == cudaSuccess) error = launch_weights_gate(gate, stream);
   }
   if (error != cudaSuccess) return error;
-  return kMaskedHalf.launch(params.rows.float32 ? 1 : 0, num_blocks, false, CombineHalf<true>(masked), stream);
+  return kMaskedHalf.launch(static_cast<int>(params.rows.kind), num_blocks, false, CombineHalf<true>(masked), stream);
 }
 
 cudaError_t launch_combine_receive(const CombineReceiveParams& params, const MaskParams& mask, cudaStream_t stream) {
@@ -353,7 +364,7 @@ cudaError_t launch_combine_receive(const CombineReceiveParams& params, const Mas
   const cudaError_t error = launch_arrivals_gate(gate_of(params.call, mask), stream);
   if (error != cudaSuccess) return error;
   const Masked<CombineReceiveParams> masked{params, mask};
-  return kMaskedHalf.launch(params.rows.float32 ? 1 : 0, num_blocks, false, CombineHalf<true>(masked), stream);
+  return kMaskedHalf.launch(static_cast<int>(params.rows.kind), num_blocks, false, CombineHalf<true>(masked), stream);
 }
 
 cudaError_t load_latency_combine(bool masks) {

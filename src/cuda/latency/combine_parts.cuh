@@ -93,24 +93,30 @@ struct CombineWindow {
 
   __device__ static CombineWindow at(const LatencyParams& call, const CombineRows& rows, int rank, int set) {
     const int per_token = num_returned_rows(rows.order, call.num_topk, call.ranks.num_ranks);
-    return {window_of(call, rank).rows(call.layout, LatencyKind::kCombine, set), round_up_row(rows.row_bytes),
-            per_token};
+    return {window_of(call, rank).rows(call.layout, LatencyKind::kCombine, set), rows.wire_stride(), per_token};
   }
   __device__ std::byte* row(std::int64_t token, int idx) const {
     return rows + (token * rows_per_token + idx) * row_stride;
   }
 };
 
-/// far_word_stride() of the rows that a combine returns, the same on every rank.
+/// Stride of the rows that a combine returns to other nodes if they are words, else 0. The same on every rank.
 __device__ inline std::int64_t return_word_stride(const LatencyParams& call, const CombineRows& rows,
                                                   const FarLayout& layout) {
-  const std::int64_t most_tokens = *call.tables.most_tokens;  // T of any rank
+  if (rows.fp8()) return rows.words() ? rows.far_words_bytes() : 0;  // only in calls whose sums are all words
+  const std::int64_t most_tokens = *call.tables.most_tokens;         // T of any rank
   const int rows_per_token = num_returned_rows(rows.order, call.num_topk, call.ranks.num_ranks);
-  return far_word_stride(rows.row_bytes, most_tokens, most_tokens * rows_per_token, layout.return_words_bytes);
+  return far_word_stride(rows.row_bytes, {most_tokens, most_tokens * rows_per_token, layout.return_words_bytes});
 }
 
+/// Vectors of a step of a sum where all sums travel as words, also between nodes.
+template <RowKind kKind>
+inline constexpr int kFarSumVectors = kKind == RowKind::kFp8Sums ? kFp8StepVectors : kFarStepVectors;
+
 /// Bytes of a step of rows of which `words` travel as words, or `far_words` as words to other nodes.
+template <RowKind kKind>
 __device__ inline int part_step_bytes(bool words, bool far_words) {
+  if constexpr (kKind == RowKind::kFp8Sums) return kFp8StepBytes;
   if (far_words) return kFarStepVectors * kWordLineBytes;
   return words ? kWordStepVectors * kWordLineBytes : RowParts::kStepBytes;
 }

@@ -10,6 +10,7 @@
 
 #include "cuda/latency/combine_parts.cuh"
 #include "cuda/latency/far_words.cuh"
+#include "cuda/latency/fp8_sums.cuh"
 #include "cuda/latency/node_sum.cuh"
 #include "cuda/latency/term_order.cuh"
 #include "plan/carver.hpp"
@@ -124,8 +125,10 @@ enum class Receiving {
 };
 
 /// One warp's parts of tokens, prepared as far as possible before rows are here.
-template <bool kFloat32, Receiving kReceiving>
+template <RowKind kKind, Receiving kReceiving>
 class CombineReceiver {
+  static constexpr bool kFloat32 = kKind == RowKind::kFloat32;
+  static constexpr bool kFp8 = kKind == RowKind::kFp8Sums;
   static constexpr bool kWords = kReceiving == Receiving::kWords;
   static constexpr bool kMasks = kReceiving == Receiving::kMasks;
   static constexpr bool kHelpers = kReceiving == Receiving::kWithHelpers;
@@ -168,7 +171,7 @@ class CombineReceiver {
   __device__ Outcome receive_share(int unit, bool& waits) {
     const auto num_tokens = static_cast<int>(call_.num_tokens);
     const RowParts parts = RowParts::of(params_.rows.row_bytes, num_tokens, all_combine_warps(),
-                                        part_step_bytes(kWords, far_words_.stride != 0));
+                                        part_step_bytes<kKind>(kWords, far_words_.stride != 0));
     const int num_units = num_tokens * parts.num_parts;
     Outcome outcome = Outcome::kGo;
     Entry entry = load(unit / parts.num_parts);
@@ -185,7 +188,10 @@ class CombineReceiver {
       waits = false;
       if (!has || outcome != Outcome::kGo) continue;
       std::byte* const out = params_.out + token * params_.out_stride + part.begin;
-      if constexpr (kWords) {
+      if constexpr (kFp8) {
+        const NodeTerms* const nodes = kNodes ? &shared_.node_terms[warp_idx() - 1] : nullptr;
+        sum_fp8_rows(terms_, nodes, num_rows, {nullptr, params_.rows.row_bytes, part.begin}, out, part.bytes);
+      } else if constexpr (kWords) {
         if (!sum_word_rows<kFloat32>(call_, sent_, terms_, num_rows, out, part.bytes)) return Outcome::kStop;
       } else if constexpr (kNodes) {
         const NodeTerms& node_terms = shared_.node_terms[warp_idx() - 1];
@@ -236,7 +242,9 @@ class CombineReceiver {
     std::int32_t place = -1;  ///< FarReturns::own_places, with kNodes
   };
 
-  __device__ bool exact() const { return !kWords && params_.rows.order == CombineOrder::kExact; }
+  __device__ bool exact() const { return !kWords && !kFp8 && params_.rows.order == CombineOrder::kExact; }
+  /// Offset of a part in a row that is no words: FP8 rows are found from where they begin.
+  __device__ static int offset_of(const RowPart& part) { return kFp8 ? 0 : part.begin; }
 
   __device__ Entry load(int token) const {
     Entry entry;
@@ -266,7 +274,7 @@ class CombineReceiver {
                             token, part.begin);
       }
     } else {
-      term.row = window_.row(token, exact() ? lane_idx() : ordinal_of(entry.home)) + part.begin;
+      term.row = window_.row(token, exact() ? lane_idx() : ordinal_of(entry.home)) + offset_of(part);
     }
     return order_terms(term, call_.num_topk, exact(), terms_).num_rows;
   }
@@ -285,9 +293,9 @@ class CombineReceiver {
     }
     if (exact()) term.weight = entry.weight;
     if (rank >= 0 && far.layout.is_far(rank)) {
-      term.row = far_row(rank, entry.place, part.begin);
+      term.row = far_row(rank, entry.place, offset_of(part));
     } else {
-      term.row = window_.row(token, ordinal) + part.begin;
+      term.row = window_.row(token, ordinal) + offset_of(part);
     }
     const TermPlace found = order_terms(term, call_.num_topk, true, terms_);
     find_ends(terms_, found, counts, rank, far.layout.ranks_per_node, shared_.node_terms[warp_idx() - 1]);
@@ -301,8 +309,7 @@ class CombineReceiver {
       return far_words_.first + row * far_words_.stride + word_offset(begin, kFarStepVectors);
     }
     const FarParams& far = params_.far;
-    return far.inbox + far.layout.returns_at(static_cast<int>(sent_.set)) + row * round_up_row(params_.rows.row_bytes) +
-           begin;
+    return far.inbox + far.layout.returns_at(static_cast<int>(sent_.set)) + row * params_.rows.wire_stride() + begin;
   }
 
   /// Number of the token's ranks below this lane's, including lost ones: senders place their rows by all ranks. All
@@ -331,7 +338,7 @@ class CombineReceiver {
 
 /// All threads of all blocks; false when the group broke: in all threads of a block, or with words only in some that
 /// wait for rows. `routed`: CombineStart::routed.
-template <bool kFloat32, Receiving kReceiving>
+template <RowKind kKind, Receiving kReceiving>
 __device__ inline bool receive_combine(const LatencyParams& call, const CombineReceiveRows& params,
                                        const SentCall& sent, const CombineReceiveShared& shared, bool routed) {
   if (kReceiving == Receiving::kWithHelpers && is_helper(params) && (!routed || warp_idx() == 0)) {
@@ -339,7 +346,7 @@ __device__ inline bool receive_combine(const LatencyParams& call, const CombineR
     return true;
   }
   if (!routed || warp_idx() == 0 || is_clerk()) return await_combine(call, sent, shared, routed) != Outcome::kStop;
-  CombineReceiver<kFloat32, kReceiving> receiver(call, params, sent, shared);
+  CombineReceiver<kKind, kReceiving> receiver(call, params, sent, shared);
   return receiver.receive_all() != Outcome::kStop;
 }
 

@@ -10,6 +10,7 @@
 #include "cuda/copy/warp_copy.cuh"
 #include "cuda/latency/absent_ranks.cuh"
 #include "cuda/latency/combine_parts.cuh"
+#include "cuda/latency/fp8_sums.cuh"
 #include "cuda/latency/term_order.cuh"
 #include "cuda/sync/entry.cuh"
 #include "plan/carver.hpp"
@@ -136,8 +137,9 @@ __device__ inline bool take_turn(const CombineSendParams& params, const CombineS
 
 /// One warp's units, prepared as far as possible before the call's turn. `kWords`: sums, which travel as words. Params:
 /// FarCombineParams in groups of several nodes.
-template <bool kFloat32, bool kWords, typename Params = CombineSendParams>
+template <RowKind kKind, bool kWords, typename Params = CombineSendParams>
 class CombineSender {
+  static constexpr bool kFloat32 = kKind == RowKind::kFloat32;
   static constexpr bool kNodes = std::is_same_v<Params, FarCombineParams>;
 
  public:
@@ -154,7 +156,7 @@ class CombineSender {
 #pragma unroll 1
     for (auto most_tokens = static_cast<int>(call_.num_tokens);; most_tokens = start.most_tokens) {
       units_ = SendUnits::of(params_.rows.row_bytes, most_tokens, call_.ranks.num_ranks, num_adding_blocks(),
-                             part_step_bytes(kWords, word_stride_ != 0));
+                             part_step_bytes<kKind>(kWords, word_stride_ != 0));
       item = load(unit);
       if (most_tokens == start.most_tokens) break;
     }
@@ -192,7 +194,9 @@ class CombineSender {
     std::int32_t place = 0;     ///< FarReturns::places, with kNodes
   };
 
-  __device__ bool rank_sums() const { return kWords || params_.rows.order == CombineOrder::kRankSums; }
+  __device__ bool rank_sums() const {
+    return kWords || kKind == RowKind::kFp8Sums || params_.rows.order == CombineOrder::kRankSums;
+  }
   __device__ bool own_weights() const { return params_.own_weights && rank_sums(); }
   __device__ bool is_far(int rank) const {
     if constexpr (kNodes) return params_.far.layout.is_far(rank);
@@ -274,9 +278,17 @@ class CombineSender {
         return true;
       }
     }
-    std::byte* const to = window_at(item.source).row(item.token, item.ordinal);
-    sum_terms<kFloat32>(terms_, place.num_rows, to + part.begin, part.bytes);
+    store_sum(window_at(item.source).row(item.token, item.ordinal), part, place);
     return true;
+  }
+
+  /// Stores a sum that does not travel as words. `row`: where it begins.
+  __device__ void store_sum(std::byte* row, const RowPart& part, const TermPlace& place) const {
+    if constexpr (kKind == RowKind::kFp8Sums) {
+      sum_terms<false>(terms_, place.num_rows, Fp8Place{row, params_.rows.row_bytes, part.begin}, part.bytes);
+    } else {
+      sum_terms<kFloat32>(terms_, place.num_rows, row + part.begin, part.bytes);
+    }
   }
 
   /// Memory from which rows of a token leave to another node, `stride` apart.
@@ -291,7 +303,7 @@ class CombineSender {
       const std::int32_t num_rows = call_.tables.far_returns(params_.rows.order).num_rows[item.source];
       if (item.place + count > num_rows) return rows;
       rows.words = word_stride_ != 0;
-      rows.stride = rows.words ? word_stride_ : round_up_row(params_.rows.row_bytes);
+      rows.stride = rows.words ? word_stride_ : params_.rows.wire_stride();
       rows.first =
           params_.returns + shared_.far_firsts[item.source] * params_.returns_stride + item.place * rows.stride;
     }
@@ -302,12 +314,14 @@ class CombineSender {
   __device__ void sum_far_row(const Item& item, const RowPart& part, const TermPlace& place) const {
     const FarRows row = far_rows(item, 1);
     if (row.first == nullptr) return;
-    if (row.words) {
-      const FarWordPlace to{row.first + word_offset(part.begin, kFarStepVectors), *shared_.number};
-      sum_terms<kFloat32>(terms_, place.num_rows, to, part.bytes);
-    } else {
-      sum_terms<kFloat32>(terms_, place.num_rows, row.first + part.begin, part.bytes);
+    if constexpr (kKind != RowKind::kFp8Sums) {
+      if (row.words) {
+        const FarWordPlace to{row.first + word_offset(part.begin, kFarStepVectors), *shared_.number};
+        sum_terms<kFloat32>(terms_, place.num_rows, to, part.bytes);
+        return;
+      }
     }
+    store_sum(row.first, part, place);
   }
 
   /// Copies each row of the token, for a rank of another node.
@@ -405,14 +419,14 @@ __device__ inline bool end_send(const CombineSendParams& params, const CombineSe
 
 /// All threads of all blocks; false in all threads of a block when the group broke. Afterwards `*shared.number` is the
 /// call's number. `kWhole`: the kernel makes the whole call. `kWords`: CombineRows::words.
-template <bool kFloat32, bool kWhole, bool kWords = false>
+template <RowKind kKind, bool kWhole, bool kWords = false>
 __device__ inline bool send_combine(const CombineSendParams& params, const CombineSendShared& shared,
                                     const CombineStart& start) {
   const LatencyParams& call = params.call;
   bool good = true;
   std::uint32_t num_absent = 0;
   if (warp_idx() != 0 && !is_clerk()) {
-    CombineSender<kFloat32, kWords> sender(params, shared);
+    CombineSender<kKind, kWords> sender(params, shared);
     good = sender.send_all(start);
   } else {
     if (is_clerk() && warp_idx() == 0) num_absent = load_num_absent(call);

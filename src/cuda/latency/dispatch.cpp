@@ -286,7 +286,8 @@ Result<std::shared_ptr<RoutingState>> LatencyMode::make_dispatch(const LatencyDi
     made = std::move(*begun);
     LatencyRouting& routing = *made;
     if (over_nodes()) {
-      if (Status status = returns_of(kName, routing, combined_row_bytes(rows)).status(); !status.ok()) return status;
+      if (Status status = returns_of(kName, routing, CombineRows{combined_row_bytes(rows)}).status(); !status.ok())
+        return status;
     }
     params.emplace(LatencyDispatchParams{
         .send = {.call = params_of(routing), .placement = routing.placement->tables, .scales = {}, .row = row_of(rows)},

@@ -182,7 +182,7 @@ struct ReturnedRows {
 __device__ inline FarPart returned_part(const FarCombineParams& params, const ReturnedRows& rows) {
   const FarLayout& layout = params.far.layout;
   const bool words = rows.word_stride != 0;
-  const std::int64_t stride = words ? rows.word_stride : round_up_row(params.rows.row_bytes);
+  const std::int64_t stride = words ? rows.word_stride : params.rows.wire_stride();
   const std::int64_t to = words ? layout.return_words_at(rows.set) : layout.returns_at(rows.set);
   return {params.returns_of_network + static_cast<std::uint64_t>(rows.first_here * params.returns_stride),
           params.far.inbox_of_network + to + rows.first_there * stride, rows.num_rows * stride};
@@ -221,12 +221,12 @@ __device__ inline void write_return_posts(const FarCombineParams& params, const 
 }
 
 /// send_combine() in groups of several nodes.
-template <bool kFloat32>
+template <RowKind kKind>
 __device__ inline bool send_nodes_combine(const FarCombineParams& params, const CombineSendShared& shared,
                                           const CombineStart& start) {
   bool good = true;
   if (warp_idx() != 0 && !is_clerk()) {
-    CombineSender<kFloat32, false, FarCombineParams> sender(params, shared);
+    CombineSender<kKind, false, FarCombineParams> sender(params, shared);
     good = sender.send_all(start);
   } else {
     const auto wait = [&params, &shared, &start] {

@@ -69,18 +69,26 @@ inline constexpr std::int64_t kFarWordTokens = 32;
 /// Longest such row.
 inline constexpr std::int64_t kMostFarWordRow = 16384;
 
-/// Stride of rows that are words, if those of a call are; else 0. `num_tokens`: T of the rank that they belong to.
-/// `num_rows`: most rows that one message may have, or one set of returns. `room_bytes`: for them.
-FERRY_HOST_DEVICE constexpr std::int64_t far_word_stride(std::int64_t row_bytes, std::int64_t num_tokens,
-                                                         std::int64_t num_rows, std::int64_t room_bytes) {
+/// Rows of a call that may be words.
+struct FarWordRows {
+  std::int64_t num_tokens = 0;  ///< T of the rank that they belong to
+  std::int64_t num_rows = 0;    ///< most that one message may have, or one set of returns
+  std::int64_t room_bytes = 0;  ///< for them
+};
+/// Whether they are. `stride`: bytes of the words of a row of `row_bytes`.
+FERRY_HOST_DEVICE constexpr bool far_words_fit(std::int64_t row_bytes, std::int64_t stride, const FarWordRows& rows) {
+  const bool fits = rows.num_rows * stride <= rows.room_bytes && rows.room_bytes > 0;
+  return fits && rows.num_tokens <= kFarWordTokens && row_bytes <= kMostFarWordRow;
+}
+/// Stride of rows that are words, if those of a call are; else 0.
+FERRY_HOST_DEVICE constexpr std::int64_t far_word_stride(std::int64_t row_bytes, const FarWordRows& rows) {
   const std::int64_t stride = far_row_words_bytes(row_bytes);
-  const bool fits = num_rows * stride <= room_bytes && room_bytes > 0;
-  return fits && num_tokens <= kFarWordTokens && row_bytes <= kMostFarWordRow ? stride : 0;
+  return far_words_fit(row_bytes, stride, rows) ? stride : 0;
 }
 /// The same of the rows of a dispatch.
 FERRY_HOST_DEVICE constexpr std::int64_t far_word_stride(const FarLayout& layout, std::int64_t row_bytes,
                                                          std::int64_t num_tokens) {
-  return far_word_stride(row_bytes, num_tokens, num_tokens, layout.row_words_bytes);
+  return far_word_stride(row_bytes, {num_tokens, num_tokens, layout.row_words_bytes});
 }
 
 /// Layout of the inboxes of a group whose window is `window`: they hold what the window holds. A slot of words has 8

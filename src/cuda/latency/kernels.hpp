@@ -8,10 +8,10 @@
 ///                whole, if is_small()   dispatch_small_kernel    codec                       as the call says
 ///                either half            dispatch_half_kernel     codec, homes; codec, masks  as the call says
 ///                the same, if small     dispatch_small_half_kernel  codec                    as the call says
-///   combine.cu   whole                  combine_kernel           float32, words              as the call says
-///                whole, if is_small()   combine_small_kernel     float32                     as the call says
-///                either half            combine_half_kernel      float32, words; masks       as the call says
-///                the same, if small     combine_small_half_kernel  float32                   as the call says
+///   combine.cu   whole                  combine_kernel           kind of rows, words         as the call says
+///                whole, if is_small()   combine_small_kernel     kind of rows                as the call says
+///                either half            combine_half_kernel      kind of rows, words; masks  as the call says
+///                the same, if small     combine_small_half_kernel  kind of rows              as the call says
 ///                weights of its own     weights_send_kernel      masks                       as the call says
 ///   refusal.cu   whole                  refusal_kernel                                       1
 ///                send half              refusal_send_kernel      masks                       1
@@ -25,8 +25,8 @@
 ///                                       far_headers_kernel                                   1
 ///   nodes_dispatch.cu  either half      dispatch_nodes_kernel    codec, homes                as the call says
 ///                the same, if small     dispatch_nodes_small_kernel  codec                   as the call says
-///   nodes_combine.cu   either half      combine_nodes_kernel     float32                     as the call says
-///                the same, if small     combine_nodes_small_kernel  float32                  as the call says
+///   nodes_combine.cu   either half      combine_nodes_kernel     kind of rows                as the call says
+///                the same, if small     combine_nodes_small_kernel  kind of rows             as the call says
 ///
 /// Programs written for deep_ep find kernels in a profile by name: those of a dispatch by "::dispatch", of a combine by
 /// "::combine", one kernel of a call or its two halves under the same name, arguments of templates included. So both

@@ -97,17 +97,10 @@ struct FarRowWords {
 };
 
 /// Waits for this lane's words of a step; false when the group broke. `step`: address of the step. `num_vectors`: of
-/// every lane.
+/// every lane. Not inlined, like poll_word.
 __device__ __noinline__ inline bool await_far_row(const LatencyParams& call, const SentCall& sent,
                                                   const FarRowWords& far, const std::byte* step, int num_vectors) {
-  using Words = LaneWords<kFarStepVectors>;
-  const Wait wait{Awaited::kRow, far.source_of(step), sent.number};
-  bool came = true;
-#pragma unroll 1
-  for (int i = 0; came && i < Words::count(num_vectors); ++i) {
-    came = wait_payload(call, wait, Words::number_of(step, i)).came;
-  }
-  return came;
+  return await_step(call, {Awaited::kRow, far.source_of(step), sent.number}, step, num_vectors);
 }
 
 /// A step of a row, from this node or as words from another.

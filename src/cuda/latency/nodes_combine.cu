@@ -17,12 +17,12 @@ using namespace device;  // NOLINT(google-build-using-namespace)
 using NodesHalf = EitherHalf<FarCombineParams, CombineReceiveParams>;
 
 /// Makes a send half.
-template <bool kFloat32>
+template <RowKind kKind>
 __device__ void make_nodes_send_half(const FarCombineParams& params) {
   const LatencyParams& call = params.call;
   const CombineStart start = CombineStart::of(call);
   const CombineSendShared shared = CombineSendShared::at(dynamic_shared(), call.ranks.num_ranks, true);
-  if (!send_nodes_combine<kFloat32>(params, shared, start)) return;
+  if (!send_nodes_combine<kKind>(params, shared, start)) return;
   if (warp_idx() == kPostingWarp) post_returns(params.far, *shared.number);
   if (is_clerk() && warp_idx() == 0) publish_grants(call, params.far);  // of the set that end_send() has granted
   if (threadIdx.x != 0) return;
@@ -34,7 +34,7 @@ __device__ void make_nodes_send_half(const FarCombineParams& params) {
 }
 
 /// Makes a receive half.
-template <bool kFloat32>
+template <RowKind kKind>
 __device__ void make_nodes_receive_half(const CombineReceiveParams& params) {
   const LatencyParams& call = params.call;
   const CombineStart start = CombineStart::of(call);
@@ -46,7 +46,7 @@ __device__ void make_nodes_receive_half(const CombineReceiveParams& params) {
   FarKeeper keeper;
   if (is_clerk() && !import_far_headers(call, params.rows, params.far, sent, keeper)) return;
   const CombineReceiveShared shared = CombineReceiveShared::at(dynamic_shared(), call.ranks.num_ranks);
-  if (!receive_combine<kFloat32, Receiving::kNodes>(call, params, sent, shared, start.routed)) return;
+  if (!receive_combine<kKind, Receiving::kNodes>(call, params, sent, shared, start.routed)) return;
   const bool is_last = is_last_block(call.tables.combine->arrivals);
   keeper.keep(call, params.far);
   if (!is_last) return;
@@ -55,13 +55,13 @@ __device__ void make_nodes_receive_half(const CombineReceiveParams& params) {
 }
 
 /// Makes either half.
-template <bool kFloat32>
+template <RowKind kKind>
 __global__ void __launch_bounds__(kCombineThreads) combine_nodes_kernel(const __grid_constant__ NodesHalf params) {
   await_kernel_before();
   if (params.receives) {
-    make_nodes_receive_half<kFloat32>(params.receive);
+    make_nodes_receive_half<kKind>(params.receive);
   } else {
-    make_nodes_send_half<kFloat32>(params.send);
+    make_nodes_send_half<kKind>(params.send);
   }
 }
 
@@ -71,8 +71,11 @@ __device__ SmallFarCombineShared& small_far_shared() {
   return *reinterpret_cast<SmallFarCombineShared*>(dynamic_shared() + round_up_part(sizeof(SmallCombineShared)));
 }
 
+template <RowKind kKind>
+using FarAdder = SmallAdder<kKind, kFarSumVectors<kKind>, SmallFarAdder>;
+
 /// Makes the send half of such a call.
-template <bool kFloat32>
+template <RowKind kKind>
 __device__ void make_small_send_half(const SmallNodesCombineParams& params) {
   const LatencyParams& call = params.send.call;
   const FarParams& far = params.send.far;
@@ -82,7 +85,7 @@ __device__ void make_small_send_half(const SmallNodesCombineParams& params) {
   SentCall sent{};
   if (!is_clerk()) {
     if (warp_idx() != 0) {
-      SmallAdder<kFloat32, kFarStepVectors, SmallFarAdder> adder(params, shared, SmallFarAdder(params, far_shared));
+      FarAdder<kKind> adder(params, shared, SmallFarAdder(params, far_shared));
       good = adder.send();
     } else {
       take_small_turn(params, shared, far_shared);
@@ -105,7 +108,7 @@ __device__ void make_small_send_half(const SmallNodesCombineParams& params) {
 }
 
 /// Makes the receive half of such a call.
-template <bool kFloat32>
+template <RowKind kKind>
 __device__ void make_small_receive_half(const SmallNodesCombineParams& params) {
   const LatencyParams& call = params.send.call;
   const FarParams& far = params.send.far;
@@ -113,7 +116,7 @@ __device__ void make_small_receive_half(const SmallNodesCombineParams& params) {
   SentCall& words = *call.tables.combine;
   const volatile SentCall& pending = words;
   const SentCall sent{pending.number, pending.set, pending.pending, 0};  // unchanged until all blocks are done
-  SmallAdder<kFloat32, kFarStepVectors, SmallFarAdder> adder(params, shared, SmallFarAdder(params, small_far_shared()));
+  FarAdder<kKind> adder(params, shared, SmallFarAdder(params, small_far_shared()));
   std::int32_t home = -1;
   if (!is_clerk() && warp_idx() != 0) home = adder.load_home(first_combine_unit());
   if (is_clerk() && warp_idx() == 1) publish_grants(call, far);
@@ -137,14 +140,14 @@ __device__ void make_small_receive_half(const SmallNodesCombineParams& params) {
 }
 
 /// Makes either half of such a call.
-template <bool kFloat32>
+template <RowKind kKind>
 __global__ void __launch_bounds__(kCombineThreads)
     combine_nodes_small_kernel(const __grid_constant__ SmallNodesCombineParams params) {
   await_kernel_before();
   if (params.is_receive) {
-    make_small_receive_half<kFloat32>(params);
+    make_small_receive_half<kKind>(params);
   } else {
-    make_small_send_half<kFloat32>(params);
+    make_small_send_half<kKind>(params);
   }
 }
 
@@ -157,11 +160,18 @@ std::size_t half_bytes(const NodesHalf& params) {
   return CombineSendShared::at(nullptr, params.send.call.ranks.num_ranks, true).size_bytes;
 }
 
-constexpr KernelRow<NodesHalf, 2> kHalf = {
-    {combine_nodes_kernel<false>, combine_nodes_kernel<true>}, kCombineThreads, half_bytes};
+// One kernel for each kind of rows.
+constexpr KernelRow<NodesHalf, kNumRowKinds> kHalf = {
+    {combine_nodes_kernel<RowKind::kBfloat16>, combine_nodes_kernel<RowKind::kFloat32>,
+     combine_nodes_kernel<RowKind::kFp8Sums>},
+    kCombineThreads,
+    half_bytes};
 
-constexpr KernelRow<SmallNodesCombineParams, 2> kSmallHalf = {
-    {combine_nodes_small_kernel<false>, combine_nodes_small_kernel<true>}, kCombineThreads, small_half_bytes};
+constexpr KernelRow<SmallNodesCombineParams, kNumRowKinds> kSmallHalf = {
+    {combine_nodes_small_kernel<RowKind::kBfloat16>, combine_nodes_small_kernel<RowKind::kFloat32>,
+     combine_nodes_small_kernel<RowKind::kFp8Sums>},
+    kCombineThreads,
+    small_half_bytes};
 
 cudaError_t launch_small_half(SmallNodesCombineParams params, cudaStream_t stream) {
   const LatencyParams& call = params.send.call;
@@ -171,18 +181,22 @@ cudaError_t launch_small_half(SmallNodesCombineParams params, cudaStream_t strea
   params.ranks = SmallDivisor::of(num_ranks);
   params.sends = SmallUnits::of(rows, static_cast<int>(call.max_tokens) * num_ranks, num_warps);
   params.receives = SmallUnits::of(rows, static_cast<int>(call.num_tokens), num_warps);
-  return kSmallHalf.launch(rows.float32 ? 1 : 0, call.num_blocks, call.overlaps, params, stream);
+  return kSmallHalf.launch(static_cast<int>(rows.kind), call.num_blocks, call.overlaps, params, stream);
 }
 
 }  // namespace
 
 int word_step_vectors_over_nodes(const CombineRows& rows, std::int64_t max_tokens, const LatencyLayout& window,
                                  const FarLayout& far) {
-  const bool fits = max_tokens * row_words_bytes(rows.row_bytes, kFarStepVectors) <= window.row_words_bytes;
+  if (rows.order != CombineOrder::kRankSums || far.num_ranks > kSmallRanks) return 0;
+  const std::int64_t near_bytes =
+      rows.fp8() ? rows.far_words_bytes() : row_words_bytes(rows.row_bytes, kFarStepVectors);
   const std::int64_t most_rows = max_tokens * far.num_ranks;  // a sum of each rank
-  const bool far_words = far_word_stride(rows.row_bytes, max_tokens, most_rows, far.return_words_bytes) != 0;
-  const bool sums = rows.order == CombineOrder::kRankSums;
-  return sums && fits && far_words && far.num_ranks <= kSmallRanks ? kFarStepVectors : 0;
+  const bool fits =
+      max_tokens * near_bytes <= window.row_words_bytes &&
+      far_words_fit(rows.row_bytes, rows.far_words_bytes(), {max_tokens, most_rows, far.return_words_bytes});
+  if (!fits) return 0;
+  return rows.fp8() ? kFp8StepVectors : kFarStepVectors;
 }
 
 cudaError_t launch_nodes_combine_send(const FarCombineParams& params, cudaStream_t stream) {
@@ -191,8 +205,8 @@ cudaError_t launch_nodes_combine_send(const FarCombineParams& params, cudaStream
     half.send = params;
     return launch_small_half(half, stream);
   }
-  return kHalf.launch(params.rows.float32 ? 1 : 0, params.call.num_blocks, params.call.overlaps, NodesHalf(params),
-                      stream);
+  return kHalf.launch(static_cast<int>(params.rows.kind), params.call.num_blocks, params.call.overlaps,
+                      NodesHalf(params), stream);
 }
 
 cudaError_t launch_nodes_combine_receive(const CombineReceiveParams& params, cudaStream_t stream) {
@@ -206,8 +220,8 @@ cudaError_t launch_nodes_combine_receive(const CombineReceiveParams& params, cud
     half.send.far = params.far;
     return launch_small_half(half, stream);
   }
-  return kHalf.launch(params.rows.float32 ? 1 : 0, params.call.num_blocks, params.call.overlaps, NodesHalf(params),
-                      stream);
+  return kHalf.launch(static_cast<int>(params.rows.kind), params.call.num_blocks, params.call.overlaps,
+                      NodesHalf(params), stream);
 }
 
 cudaError_t load_nodes_combine() { return load_rows(kHalf, kSmallHalf); }

@@ -8,6 +8,8 @@
 
 #include "cuda/call/route_result.hpp"
 #include "cuda/far/params.hpp"
+#include "cuda/latency/far_message.hpp"
+#include "cuda/latency/fp8_row.hpp"
 #include "cuda/latency/tables.hpp"
 #include "cuda/latency/window.hpp"
 #include "cuda/placement/counters.hpp"
@@ -147,16 +149,33 @@ bool is_small_in_halves(const LatencyDispatchParams& params, int num_receive_blo
 /// The same in groups of several nodes: what travels between nodes is words alone.
 bool is_small_over_nodes(const LatencyDispatchParams& params, int num_receive_blocks, const FarLayout& layout);
 
+/// Kind of a combine's rows. Kernels have code for one of them.
+enum class RowKind : int {
+  kBfloat16 = 0,
+  kFloat32 = 1,
+  kFp8Sums = 2,  ///< bf16; sums of ranks travel as FP8 (fp8_row.hpp). With kRankSums
+};
+inline constexpr int kNumRowKinds = 3;
+
 /// Rows of a combine.
 struct CombineRows {
-  std::int64_t row_bytes = 0;  ///< a multiple of 16
-  bool float32 = false;        ///< else bf16
+  std::int64_t row_bytes = 0;  ///< of an input or output; a multiple of 16
+  RowKind kind = RowKind::kBfloat16;
   CombineOrder order = CombineOrder::kExact;
-  /// LatencyLayout::word_step_vectors, or word_step_vectors_over_nodes(); not 0: sums travel as words. Such calls have
-  /// kernels of their own: others take longer even if they only hold the code.
+  /// LatencyLayout::word_step_vectors, fp8_step_vectors() or word_step_vectors_over_nodes(); not 0: sums travel as
+  /// words. Such calls have kernels of their own: others take longer even if they only hold the code.
   int word_step_vectors = 0;
 
   FERRY_HOST_DEVICE constexpr bool words() const { return word_step_vectors != 0; }
+  FERRY_HOST_DEVICE constexpr bool fp8() const { return kind == RowKind::kFp8Sums; }
+  /// Bytes of a row that travels, if not as words.
+  FERRY_HOST_DEVICE constexpr std::int64_t wire_bytes() const { return fp8() ? fp8_row_bytes(row_bytes) : row_bytes; }
+  /// Distance of such rows from each other.
+  FERRY_HOST_DEVICE constexpr std::int64_t wire_stride() const { return round_up_row(wire_bytes()); }
+  /// Bytes of a row that travels between nodes as words.
+  FERRY_HOST_DEVICE constexpr std::int64_t far_words_bytes() const {
+    return fp8() ? fp8_row_words_bytes(row_bytes) : far_row_words_bytes(row_bytes);
+  }
 };
 
 /// Parameters of a send half. If the dispatch was refused, no rank sends rows, and the send half reports why.

@@ -45,19 +45,22 @@ __device__ inline int count_line_vectors(int bytes) {
 }
 
 /// A lane's vectors of a step as words. Each word has three quarters of a vector, and then its call's number; quarters
-/// behind the last vector have the number too.
-template <int kVectors>
+/// behind the last vector have the number too, or with `kScaled` the bits of a scale.
+template <int kVectors, bool kScaled = false>
 class LaneWords {
  public:
   static constexpr int kWords = kVectors + 1;
+  static_assert(!kScaled || 4 * kVectors + 1 == 3 * kWords, "one quarter is left");
 
   __device__ LaneWords() {}
-  __device__ LaneWords(const uint4 (&values)[kVectors], std::uint64_t number) {
-    const auto half = static_cast<std::uint32_t>(half_of(number));
+  __device__ LaneWords(const uint4 (&values)[kVectors], std::uint64_t number)
+      : LaneWords(values, number, static_cast<std::uint32_t>(half_of(number))) {}
+  __device__ LaneWords(const uint4 (&values)[kVectors], std::uint64_t number, std::uint32_t behind) {
 #pragma unroll
     for (int i = 0; i < kWords; ++i) {
-      words_[i] = {static_cast<std::uint64_t>(quarter(values, 3 * i + 1, half)) << 32 | quarter(values, 3 * i, half),
-                   make_word(number, quarter(values, 3 * i + 2, half))};
+      const std::uint64_t second = quarter(values, 3 * i + 1, behind);
+      words_[i] = {second << 32 | quarter(values, 3 * i, behind),
+                   make_word(number, quarter(values, 3 * i + 2, behind))};
     }
   }
 
@@ -89,12 +92,14 @@ class LaneWords {
       all = all && is_word_of(words_[i].high, number);
 #pragma unroll
       for (int part = 3 * i; part < 3 * i + 3; ++part) {
-        if (part >= 4 * kVectors) all = all && quarter(part) == static_cast<std::uint32_t>(half_of(number));
+        if (!kScaled && part >= 4 * kVectors) all = all && quarter(part) == static_cast<std::uint32_t>(half_of(number));
       }
     }
     return all;
   }
   __device__ const WideWord& word(int i) const { return words_[i]; }
+  /// With kScaled: the bits of the scale.
+  __device__ std::uint32_t last_quarter() const { return quarter(4 * kVectors); }
   /// `vector` is known to the compiler.
   __device__ uint4 value(int vector) const {
     return make_uint4(quarter(4 * vector), quarter(4 * vector + 1), quarter(4 * vector + 2), quarter(4 * vector + 3));
@@ -117,6 +122,18 @@ class LaneWords {
 
   WideWord words_[kWords];
 };
+
+/// Waits for this lane's words of a step of kFarStepVectors; false when the group broke. Not inlined, like poll_word.
+__device__ __noinline__ inline bool await_step(const LatencyParams& call, const Wait& wait, const std::byte* step,
+                                               int num_vectors) {
+  using Words = LaneWords<kFarStepVectors>;
+  bool came = true;
+#pragma unroll 1
+  for (int i = 0; i < Words::count(num_vectors) && came; ++i) {
+    came = wait_payload(call, wait, Words::number_of(step, i)).came;
+  }
+  return came;
+}
 
 /// Stores bytes [begin, begin + num_bytes) of a row as words of whole lines. `words`, `row`: from byte 0 on; `begin` is
 /// the start of a step. All lanes of a warp.
@@ -166,6 +183,13 @@ struct LaneSums {
     for (int i = 0; i < kVectors; ++i) values[i] = vectors[i].round();
     return LaneWords<kVectors>(values, number);
   }
+};
+
+/// Sums that ranks return for a token, as words.
+struct RankSums {
+  const std::byte* const* rows;  ///< words of each, from byte 0 on
+  unsigned ranks;                ///< that return one, one bit each; ascending, as `rows`
+  unsigned ends;                 ///< the last of each node
 };
 
 /// Rows whose words a warp loads at once.

@@ -201,14 +201,41 @@ struct NoSmallFarAdder {
   using Params = SmallCombineParams;
 };
 
+/// Words of rows in steps of `kVectors`.
+template <RowKind kKind, int kVectors>
+struct SmallRows {
+  using Sums = LaneSums<kKind == RowKind::kFloat32, kVectors>;
+
+  /// Bytes of a row's words inside a node.
+  __device__ static std::int64_t words_bytes(int row_bytes) { return row_words_bytes(row_bytes, kVectors); }
+  /// Offset of the words of the step that begins at `begin` bytes of its row.
+  __device__ static int offset(int begin) { return word_offset(begin, kVectors); }
+  __device__ static void store(std::byte* words, const Sums& sums, std::uint64_t number, int num_vectors) {
+    sums.words(number).store(words, num_vectors);
+  }
+};
+template <int kVectors>
+struct SmallRows<RowKind::kFp8Sums, kVectors> {
+  static_assert(kVectors == kFp8StepVectors);
+  using Sums = Fp8Sums;
+
+  __device__ static std::int64_t words_bytes(int row_bytes) { return fp8_row_words_bytes(row_bytes); }
+  __device__ static int offset(int begin) { return fp8_word_offset(begin); }
+  /// All lanes; whole steps, also the last.
+  __device__ static void store(std::byte* words, const Sums& sums, std::uint64_t number, int /*num_vectors*/) {
+    Fp8Step::of(sums).words(number).store(words, kFp8CodeVectors);
+  }
+};
+
 /// One warp of the other blocks, except the first. `kVectors`: of a step. Far: NoSmallFarAdder, or SmallFarAdder in
 /// groups of several nodes.
-template <bool kFloat32, int kVectors, typename Far = NoSmallFarAdder>
+template <RowKind kKind, int kVectors, typename Far = NoSmallFarAdder>
 class SmallAdder {
   using Params = typename Far::Params;
+  using Rows = SmallRows<kKind, kVectors>;
   static constexpr int kStepBytes = kVectors * kLineBytes;
   /// Rows of a sum that a warp loads at once.
-  static constexpr int kRows = kVectors > 1 ? 4 : 8;
+  static constexpr int kRows = kVectors >= kFp8StepVectors ? 2 : kVectors > 1 ? 4 : 8;
 
  public:
   __device__ SmallAdder(const Params& params, SmallCombineShared& shared, const Far& far = {})
@@ -240,7 +267,7 @@ class SmallAdder {
 #pragma unroll 1
       for (int step = begin; waits || step < end; step += kStepBytes) {
         const int num_vectors = count_vectors<kVectors>(end - step);
-        LaneSums<kFloat32, kVectors> sums;
+        typename Rows::Sums sums;
         sums.clear();
 #pragma unroll 1
         for (int first = 0; waits || first < num_rows; first += kRows) {
@@ -270,15 +297,15 @@ class SmallAdder {
         if constexpr (Far::kPresent) {
           if (step < end && far_.is_far(source)) {
             if (std::byte* const words = far_.row_out(source, place_)) {
-              sums.words(shared_.number)
-                  .store(words + word_offset(step, kVectors), count_line_vectors<kVectors>(row_bytes_ - step));
+              Rows::store(words + Rows::offset(step), sums, shared_.number,
+                          count_line_vectors<kVectors>(row_bytes_ - step));
             }
             continue;
           }
         }
         if (step < end && shared_.sets[source] != kNoSet) {
-          std::byte* const words = words_of(shared_.words[source], token) + word_offset(step, kVectors);
-          sums.words(shared_.number).store(words, num_vectors);
+          std::byte* const words = words_of(shared_.words[source], token) + Rows::offset(step);
+          Rows::store(words, sums, shared_.number, num_vectors);
         }
       }
       unit += all_combine_warps();
@@ -387,7 +414,7 @@ class SmallAdder {
   /// Writes bytes [begin, end) of the sum of a token; false when the group broke. All lanes.
   __device__ bool sum_token(const SentCall& sent, std::int32_t home, int token, int begin, int end) {
     if constexpr (Far::kPresent) {
-      return far_.template sum_token<kFloat32>(sent, {home, far_row_}, token, rows_, begin, end);
+      return far_.template sum_token<kKind>(sent, {home, far_row_}, token, rows_, begin, end);
     }
     const int lane = lane_idx();
     const unsigned ranks = ranks_of(home);
@@ -400,13 +427,18 @@ class SmallAdder {
     }
     __syncwarp();
     std::byte* const out = params_.receive.out + token * params_.receive.out_stride;
-    return sum_word_steps<kFloat32, kVectors>(call_, sent, rows_, num_rows, out, begin, end);
+    if constexpr (kKind == RowKind::kFp8Sums) {
+      const unsigned last = num_rows == 0 ? 0 : 1U << (kWarpLanes - 1 - __clz(static_cast<int>(ranks)));
+      return sum_fp8_words(call_, sent, {rows_, ranks, last}, out, begin, end);
+    } else {
+      return sum_word_steps<kKind == RowKind::kFloat32, kVectors>(call_, sent, rows_, num_rows, out, begin, end);
+    }
   }
 
   /// Words of a token's sum, among those of all tokens.
   template <typename Byte>
   __device__ Byte* words_of(Byte* words, int token) const {
-    return words + token * row_words_bytes(row_bytes_, kVectors);
+    return words + token * Rows::words_bytes(row_bytes_);
   }
 
   __device__ static void load_vectors(const std::byte* from, int num_vectors, uint4 (&values)[kVectors]) {

@@ -2,8 +2,8 @@
 #define FERRY_CUDA_LATENCY_SMALL_NODES_COMBINE_CUH
 
 /// A small combine (small_combine.cuh) in groups of several nodes: sums are words inside a node and between nodes, all
-/// in steps of kFarStepVectors. Messages are those of far_combine.cuh. Whoever needs a word from another node reads
-/// it where the network has put it; headers are imported too, for reports.
+/// in steps of kFarStepVectors, or of kFp8StepVectors if they are FP8. Messages are those of far_combine.cuh. Whoever
+/// needs a word from another node reads it where the network has put it; headers are imported too, for reports.
 
 #include "cuda/latency/far_combine.cuh"
 #include "cuda/latency/far_keeper.cuh"
@@ -31,24 +31,9 @@ struct SmallFarCombineShared {
 };
 
 /// Rows of a token that sum_steps_over_nodes() adds.
-struct SmallNodeRows {
-  const std::byte* const* rows;  ///< words of each, from byte 0 on
-  unsigned ranks;                ///< that return one, one bit each; ascending, as `rows`
-  unsigned far;                  ///< those of other nodes
-  unsigned ends;                 ///< the last of each node
+struct SmallNodeRows : RankSums {
+  unsigned far;  ///< ranks of other nodes among `ranks`
 };
-
-/// Waits for this lane's words of a step; false when the group broke. Not inlined, like poll_word.
-__device__ __noinline__ inline bool await_step(const LatencyParams& call, const Wait& wait, const std::byte* step,
-                                               int num_vectors) {
-  using Words = LaneWords<kFarStepVectors>;
-  bool came = true;
-#pragma unroll 1
-  for (int i = 0; i < Words::count(num_vectors) && came; ++i) {
-    came = wait_payload(call, wait, Words::number_of(step, i)).came;
-  }
-  return came;
-}
 
 /// out[begin, end) = the sum of a token's rows in the order of docs/nodes.md, each counted once, added as they arrive.
 /// `begin` is the start of a step. False when the group broke. All lanes of a warp.
@@ -110,7 +95,7 @@ class SmallFarAdder {
       : params_(params),
         call_(params.send.call),
         far_(params.send.far),
-        stride_(far_row_words_bytes(params.send.rows.row_bytes)),
+        stride_(params.send.rows.far_words_bytes()),
         shared_(shared) {}
 
   __device__ bool is_far(int rank) const { return far_.layout.is_far(rank); }
@@ -153,21 +138,22 @@ class SmallFarAdder {
   };
   /// Writes bytes [begin, end) of the sum of a token; false when the group broke. `rows`: memory for kMaxTopk
   /// addresses. All lanes of a warp.
-  template <bool kFloat32>
+  template <RowKind kKind>
   __device__ bool sum_token(const SentCall& sent, const Entry& entry, int token, const std::byte** rows, int begin,
                             int end) const {
     const int lane = lane_idx();
     const unsigned ranks = ranks_of(entry.home);
     const bool returns = (ranks >> lane & 1U) != 0;
     const unsigned above = lane + 1 < kWarpLanes ? ranks >> (lane + 1) : 0;
+    const unsigned far_ranks = __ballot_sync(kAllLanes, static_cast<int>(is_far(lane)));
     const bool is_last = returns && (above == 0 || !same_node(lane, lane + __ffs(static_cast<int>(above))));
-    const SmallNodeRows of_token{rows, ranks, __ballot_sync(kAllLanes, static_cast<int>(returns && is_far(lane))),
-                                 __ballot_sync(kAllLanes, static_cast<int>(is_last))};
+    const RankSums of_token{rows, ranks, __ballot_sync(kAllLanes, static_cast<int>(is_last))};
     __syncwarp();
     if (entry.home >= 0) {
       // Lanes of one rank store the same.
       const int rank = home_rank(entry.home);
-      const std::int64_t near_stride = row_words_bytes(params_.send.rows.row_bytes, kFarStepVectors);
+      using Rows = SmallRows<kKind, kFarSumVectors<kKind>>;
+      const std::int64_t near_stride = Rows::words_bytes(static_cast<int>(params_.send.rows.row_bytes));
       const auto set = static_cast<int>(sent.set);
       rows[__popc(ranks & ((1U << rank) - 1U))] =
           is_far(rank)
@@ -176,7 +162,12 @@ class SmallFarAdder {
     }
     __syncwarp();
     std::byte* const out = params_.receive.out + token * params_.receive.out_stride;
-    return sum_steps_over_nodes<kFloat32>(call_, sent, of_token, out, begin, end);
+    if constexpr (kKind == RowKind::kFp8Sums) {
+      return sum_fp8_words(call_, sent, of_token, out, begin, end);
+    } else {
+      const SmallNodeRows rows_of_nodes{of_token, ranks & far_ranks};
+      return sum_steps_over_nodes<kKind == RowKind::kFloat32>(call_, sent, rows_of_nodes, out, begin, end);
+    }
   }
 
   /// await_agreements(), far ranks by the words of their headers in the inbox. All lanes of a warp.

@@ -78,6 +78,13 @@ struct FarWordPlace {
   std::uint64_t number = 0;
 };
 
+/// The same for a sum that travels as FP8, but not as words.
+struct Fp8Place {
+  std::byte* row = nullptr;    ///< where the quantised row begins
+  std::int64_t row_bytes = 0;  ///< of the bf16 row
+  int begin = 0;               ///< bytes of the bf16 row before the part
+};
+
 /// Stores this lane's vectors of a sum, of which the first `num_vectors` exist. `begin`: offset in the sum of the first
 /// lane's first vector.
 template <bool kFloat32>
@@ -97,24 +104,33 @@ __device__ inline void store_sums(const FarWordPlace& out, int begin, const Lane
   sums.words(out.number).store(out.words + word_offset(begin, kFarStepVectors), num_vectors);
 }
 
+/// In fp8_sums.cuh.
+__device__ void store_sums(const Fp8Place& out, int begin, const LaneSums<false, kFp8StepVectors>& sums,
+                           int num_vectors);
+
 /// out[0, bytes) = the sum of the terms. All lanes of a warp; afterwards `terms` may be filled again. Both halves of a
-/// call use this one copy of the code, so the second finds it in the instruction cache. `Out`: std::byte*, WordPlace or
-/// FarWordPlace.
+/// call use this one copy of the code, so the second finds it in the instruction cache. `Out`: std::byte*, WordPlace,
+/// FarWordPlace or Fp8Place.
 template <bool kFloat32, typename Out>
 __device__ __noinline__ inline void sum_terms(const Terms& terms, int num_rows, Out out, int bytes) {
   constexpr bool kFar = std::is_same_v<Out, FarWordPlace>;
-  constexpr int kSteps = kFar ? kFarStepVectors : std::is_same_v<Out, WordPlace> ? kWordStepVectors : kSumSteps;
+  constexpr bool kFp8 = std::is_same_v<Out, Fp8Place>;
+  constexpr int kSteps = kFar                             ? kFarStepVectors
+                         : std::is_same_v<Out, WordPlace> ? kWordStepVectors
+                         : kFp8                           ? kFp8StepVectors
+                                                          : kSumSteps;
+  constexpr int kRows = kFp8 ? kSumRows / 2 : kSumRows;  // for as many loads under way
 #pragma unroll 1
   for (int begin = 0; begin < bytes; begin += kSteps * kLineBytes) {
     LaneSums<kFloat32, kSteps> sums;
     sums.clear();
     const int num_vectors = count_vectors<kSteps>(bytes - begin);
-    if (!kFar && num_vectors == 0) break;
+    if (!kFar && !kFp8 && num_vectors == 0) break;
 #pragma unroll 1
-    for (int first = 0; first < num_rows; first += kSumRows) {
-      uint4 values[kSumRows][kSteps];
+    for (int first = 0; first < num_rows; first += kRows) {
+      uint4 values[kRows][kSteps];
 #pragma unroll
-      for (int row = 0; row < kSumRows; ++row) {
+      for (int row = 0; row < kRows; ++row) {
         if (first + row >= num_rows) continue;
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) {
@@ -124,7 +140,7 @@ __device__ __noinline__ inline void sum_terms(const Terms& terms, int num_rows, 
         }
       }
 #pragma unroll
-      for (int row = 0; row < kSumRows; ++row) {
+      for (int row = 0; row < kRows; ++row) {
         if (first + row >= num_rows) continue;
         const int end = terms.first_weight[first + row + 1];
 #pragma unroll 1

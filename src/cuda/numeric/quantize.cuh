@@ -33,10 +33,10 @@ __device__ inline LaneChannels channels_of_bfloat16(uint4 packed) {
   return channels;
 }
 
-/// Scale of a block from its channels. All lanes of the warp call it; each gets the scale of its half. Lanes past the
-/// end of a row pass zeros.
+/// Bits of the largest magnitude of a block, at least the floor that a scale is made from. All lanes of the warp call
+/// it; each gets that of its half. Lanes past the end of a row pass zeros.
 template <bool kIsInt8>
-__device__ numeric::BlockScale scale_of_block(const LaneChannels& channels, Quantization mode) {
+__device__ std::uint32_t amax_of_block(const LaneChannels& channels) {
   std::uint32_t amax = numeric::bits_of(kQuantAmaxFloor);
 #pragma unroll
   for (int i = 0; i < kLaneChannels; ++i) {
@@ -46,7 +46,13 @@ __device__ numeric::BlockScale scale_of_block(const LaneChannels& channels, Quan
   for (int distance = kBlockLanes / 2; distance > 0; distance /= 2) {
     amax = max(amax, __shfl_xor_sync(kAllLanes, amax, distance));
   }
-  return numeric::make_scale(amax, mode);
+  return amax;
+}
+
+/// Scale of a block from its channels, as amax_of_block().
+template <bool kIsInt8>
+__device__ numeric::BlockScale scale_of_block(const LaneChannels& channels, Quantization mode) {
+  return numeric::make_scale(amax_of_block<kIsInt8>(channels), mode);
 }
 
 /// E4M3 codes of two magnitudes, the first in the low byte.
@@ -88,6 +94,27 @@ __device__ uint2 quantize_channels(const LaneChannels& channels, const numeric::
     }
   }
   return {words[0], words[1]};
+}
+
+/// Values of two E4M3 codes, the first in the low byte.
+__device__ inline float2 values_of_e4m3_pair(std::uint32_t codes) {
+#if __CUDA_ARCH__ >= 890
+  float2 values;
+  // PTX ISA, cvt (e4m3x2: sm_89 and later). Every E4M3 value is an f16, and every f16 is an f32.
+  asm("{\n"
+      "  .reg .b32 pair;\n"
+      "  .reg .b16 low, high;\n"
+      "  cvt.rn.f16x2.e4m3x2 pair, %2;\n"
+      "  mov.b32 {low, high}, pair;\n"
+      "  cvt.f32.f16 %0, low;\n"
+      "  cvt.f32.f16 %1, high;\n"
+      "}\n"
+      : "=f"(values.x), "=f"(values.y)
+      : "h"(static_cast<std::uint16_t>(codes)));
+  return values;
+#else
+  return {numeric::decode_e4m3(codes & 0xFFU), numeric::decode_e4m3(codes >> 8 & 0xFFU)};
+#endif
 }
 
 /// Value of a code before scaling.

@@ -89,6 +89,27 @@ __device__ inline uint4 load_row(const std::byte* address) {
   return *reinterpret_cast<const uint4*>(address);
 #endif
 }
+__device__ inline uint2 load_row_pair(const std::byte* address) {
+#if __CUDA_ARCH__ >= 800
+  uint2 value;
+  asm volatile("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
+               : "=r"(value.x), "=r"(value.y)
+               : "l"(address)
+               : "memory");
+  return value;
+#else
+  return *reinterpret_cast<const uint2*>(address);
+#endif
+}
+__device__ inline float load_row_float(const std::byte* address) {
+#if __CUDA_ARCH__ >= 800
+  float value;
+  asm volatile("ld.global.L1::no_allocate.f32 %0, [%1];" : "=f"(value) : "l"(address) : "memory");
+  return value;
+#else
+  return *reinterpret_cast<const float*>(address);
+#endif
+}
 
 /// Adds the existing rows among [first, first + kRows) of `terms` to kSteps vectors, 512 bytes apart.
 template <bool kFloat32, int kRows, int kSteps>

@@ -7,31 +7,11 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cuda/numeric/quantize.cuh"
 #include "cuda/numeric/row_sum.cuh"
 #include "cuda/numeric/wire_row.hpp"
 
 namespace ferry::cuda::device {
-
-/// Values of two E4M3 codes, the first in the low byte.
-__device__ inline float2 values_of_e4m3_pair(std::uint32_t codes) {
-#if __CUDA_ARCH__ >= 890
-  float2 values;
-  // PTX ISA, cvt (e4m3x2: sm_89 and later). Every E4M3 value is an f16, and every f16 is an f32.
-  asm("{\n"
-      "  .reg .b32 pair;\n"
-      "  .reg .b16 low, high;\n"
-      "  cvt.rn.f16x2.e4m3x2 pair, %2;\n"
-      "  mov.b32 {low, high}, pair;\n"
-      "  cvt.f32.f16 %0, low;\n"
-      "  cvt.f32.f16 %1, high;\n"
-      "}\n"
-      : "=f"(values.x), "=f"(values.y)
-      : "h"(static_cast<std::uint16_t>(codes)));
-  return values;
-#else
-  return {numeric::decode_e4m3(codes & 0xFFU), numeric::decode_e4m3(codes >> 8 & 0xFFU)};
-#endif
-}
 
 /// Sums of eight consecutive channels.
 template <bool kFloat32>
