@@ -76,6 +76,8 @@ typedef struct ferry_latency_combine_options {
   int32_t chunk_tokens;
   int32_t copy_path;
   ferry_tensor wait_times_ns;  ///< as in ferry_latency_dispatch_options
+  int32_t wire_format;         ///< FERRY_WIRE_AS_GIVEN, … of the ranks' sums; the same on every rank
+  int32_t reserved;
 } ferry_latency_combine_options;
 
 FERRY_C_API ferry_status* ferry_latency_combine(ferry_group* group, const ferry_routing* routing,

@@ -105,6 +105,12 @@ struct LatencyCombineOptions {
   bool split = false;                         ///< this call is the send half
   KernelOptions kernel{};
   TensorView wait_times_ns{};  ///< as in LatencyDispatchOptions
+  /// kFp8: each rank's sum of its rows of a token, in fp32 and not rounded to bf16, is quantised as quantize_fp8
+  /// (Fp8ScaleFormat::kFloat32) does it, also the sum of the token's own rank. The source, or the node, adds q * scale
+  /// in f32, rounded once, in place of the rounded sum. NaNs and infinities as in CombineOptions::wire_format. The
+  /// order is kRankSums, x is bf16, the group has no GroupOptions::verify (kUnsupported: not yet), and H is a multiple
+  /// of 128 (kInvalidArgument). The same on every rank.
+  WireFormat wire_format = WireFormat::kAsGiven;
 };
 
 /// Bounds on the calls of latency mode that a group will make.
@@ -114,7 +120,7 @@ struct LatencyShape {
   std::int64_t max_tokens = 0;          ///< M
   int num_topk = 0;                     ///< K
   std::int64_t dispatch_row_bytes = 0;  ///< bytes of a row on the wire: x and its scales (after quantising, if any)
-  std::int64_t combine_row_bytes = 0;
+  std::int64_t combine_row_bytes = 0;   ///< of x; with WireFormat::kFp8 too, which needs no more
   /// Order of all combines; kRankSums needs fewer rows if K is more than R. kExact serves both.
   CombineOrder order = CombineOrder::kExact;
 };

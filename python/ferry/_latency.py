@@ -11,7 +11,7 @@ from ferry import _native
 from ferry._eager import eager
 from ferry._errors import InvalidArgument
 from ferry._placement import LoadCounters, Placement
-from ferry._quantize import Quantization
+from ferry._quantize import Quantization, WireFormat
 from ferry._routing import Routing
 
 CombineOrder = Literal["exact", "rank_sums"]
@@ -248,6 +248,7 @@ class LatencyCalls:
         out: torch.Tensor | None = None,
         wait_times_ns: torch.Tensor | None = None,
         num_sms: int = 0,
+        wire_format: WireFormat | None = None,
     ) -> LatencyCombined:
         """Return the experts' rows to their source ranks and sum each token's, weighted, in fp32. Collective.
 
@@ -259,11 +260,17 @@ class LatencyCalls:
             every rank.
         split, wait_times_ns, num_sms: as in :meth:`latency_dispatch`.
         out: [T, H] of x's dtype; by default a new tensor.
+        wire_format: "fp8", with order "rank_sums", bf16 rows and H a multiple of 128: each rank quantises its fp32 sum,
+            as :func:`ferry.quantize` would, instead of rounding it. Groups with ``verify=True`` refuse it. The same on
+            every rank.
+
+        Raises InvalidArgument for a wrong argument, or if ranks disagree; Unsupported for "fp8" with order "exact",
+        with f32 rows, or in a group that verifies its rows.
         """
         routing = dispatched.routing if isinstance(dispatched, LatencyDispatched) else dispatched
         tensors = (x, topk_weights, out, wait_times_ns)
         sent = Sent("latency_combine", self, *tensors) if split else None
-        sums = _native.latency_combine(self._calls, self, routing, *tensors, order, sent, num_sms)
+        sums = _native.latency_combine(self._calls, self, routing, *tensors, order, sent, num_sms, wire_format)
         self._made(sent, routing._native)
         return LatencyCombined(sums, sent)
 

@@ -301,6 +301,7 @@ def latency_combine(
     order: object,
     sent: object,
     num_sms: object,
+    wire_format: object,
 ) -> torch.Tensor: ...
 def latency_receive(calls: Calls, routing: Routing) -> None: ...
 def latency_bytes_required(

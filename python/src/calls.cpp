@@ -41,6 +41,15 @@ Quantization quantization_of(nb::handle mode, const char* operation) {
   return static_cast<Quantization>(nb::cast<int>(number));
 }
 
+WireFormat wire_format_of(nb::handle format, const char* operation) {
+  if (format.is_none()) return WireFormat::kAsGiven;
+  static const Name fp8("fp8");
+  const int equal = PyObject_RichCompareBool(format.ptr(), fp8.ptr(), Py_EQ);
+  if (equal < 0) nb::raise_python_error();
+  if (equal == 1) return WireFormat::kFp8;
+  refuse(std::string(operation) + ": wire_format is " + repr_of(format) + ", expected None or 'fp8'");
+}
+
 Wanted quantized_rows(const TableTypes& types, Quantization quantize, std::int64_t rows, std::int64_t hidden) {
   return {quantize == Quantization::kInt8 ? types.i8 : types.e4m3, {rows, hidden}, 2, true};
 }

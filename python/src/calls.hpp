@@ -142,6 +142,8 @@ class Calls {
 
 /// Quantization of an argument `quantize`.
 Quantization quantization_of(nanobind::handle mode, const char* operation);
+/// Format of an argument `wire_format`: None or "fp8".
+WireFormat wire_format_of(nanobind::handle format, const char* operation);
 /// Rows that quantising makes, [rows, hidden].
 Wanted quantized_rows(const TableTypes& types, Quantization quantize, std::int64_t rows, std::int64_t hidden);
 /// Their scales, [rows, S].

@@ -51,15 +51,6 @@ nb::list biases_of(const Calls& calls, nb::handle bias) {
   return biases;
 }
 
-WireFormat wire_format_of(nb::handle format) {
-  if (format.is_none()) return WireFormat::kAsGiven;
-  static const Name fp8("fp8");
-  const int equal = PyObject_RichCompareBool(format.ptr(), fp8.ptr(), Py_EQ);
-  if (equal < 0) nb::raise_python_error();
-  if (equal == 1) return WireFormat::kFp8;
-  refuse("combine: wire_format is " + repr_of(format) + ", expected None or 'fp8'");
-}
-
 Layout layout_of(nb::handle layout) {
   // In the order of Layout.
   static const std::array names{Name("tokens"), Name("experts"), Name("slab")};
@@ -204,7 +195,7 @@ nb::object combine(const Calls& calls, nb::handle owner, nb::handle routing, nb:
         read.in.topk_weights = view_of(topk_weights, place, operation, "topk_weights");
         read.out = view_of(out, place, operation, "out");
         read.options.weighted = weighted;
-        read.options.wire_format = wire_format_of(wire_format);
+        read.options.wire_format = wire_format_of(wire_format, operation);
         return read;
       },
       [&] { calls.refuse_combine(calls.routing_or_none(routing, owner), stream); });

@@ -185,7 +185,8 @@ nb::object dispatch(const Calls& calls, nb::handle x, nb::handle scales, nb::han
 
 /// -> the sums
 nb::object combine(const Calls& calls, nb::handle owner, nb::handle routing, nb::handle x, nb::handle topk_weights,
-                   nb::handle out, nb::handle wait_times_ns, nb::handle order, nb::handle sent, nb::handle num_sms) {
+                   nb::handle out, nb::handle wait_times_ns, nb::handle order, nb::handle sent, nb::handle num_sms,
+                   nb::handle wire_format) {
   const char* const operation = "latency_combine";
   const Place place = calls.place();
   const Stream stream = calls.allocator().any_stream();
@@ -194,6 +195,7 @@ nb::object combine(const Calls& calls, nb::handle owner, nb::handle routing, nb:
         ReadLatencyCombine read{x};
         calls.check_routing(routing, operation);
         read.options.order = order_of(order);
+        read.options.wire_format = wire_format_of(wire_format, operation);
         read.options.kernel.num_sms = whole_32(num_sms, operation, "num_sms");
         read.in.x = view_of(x, place, operation, "x");
         read.in.topk_weights = view_of(topk_weights, place, operation, "topk_weights");
@@ -333,7 +335,7 @@ void define_latency(nb::module_& module) {
              "num_sms"_a.none(), "placement"_a.none(), "counters"_a.none());
   module.def("latency_combine", &combine, "calls"_a, "owner"_a, "routing"_a.none(), "x"_a.none(),
              "topk_weights"_a.none(), "out"_a.none(), "wait_times_ns"_a.none(), "order"_a.none(), "sent"_a.none(),
-             "num_sms"_a.none());
+             "num_sms"_a.none(), "wire_format"_a.none());
   module.def("latency_receive", &receive, "calls"_a, "routing"_a);
   module.def("latency_bytes_required", &bytes_required, "backend"_a, "num_ranks"_a.none(), "max_tokens"_a.none(),
              "num_topk"_a.none(), "dispatch_row_bytes"_a.none(), "combine_row_bytes"_a.none(), "order"_a);

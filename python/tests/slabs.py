@@ -69,8 +69,16 @@ def run_experts(slab: torch.Tensor, first_expert: int) -> torch.Tensor:
     return (slab.float() * factors.view(-1, 1, 1)).to(torch.bfloat16)
 
 
-def weighted_sums(world: World, rank: int, *, rank_sums: bool, weights: torch.Tensor | None = None) -> torch.Tensor:
-    """Sums of :func:`run_experts` for this rank's tokens, [T, H]."""
+def after_fp8(row: torch.Tensor) -> torch.Tensor:
+    """A row [H] of fp32 once it has travelled as FP8."""
+    quantized = ferry.quantize(row.unsqueeze(0), "fp8")
+    return (quantized.x.float() * quantized.scales.repeat_interleave(128, dim=1))[0]
+
+
+def weighted_sums(
+    world: World, rank: int, *, rank_sums: bool, weights: torch.Tensor | None = None, fp8: bool = False
+) -> torch.Tensor:
+    """Sums of :func:`run_experts` for this rank's tokens, [T, H]. fp8: sums of ranks travel as FP8."""
     x, weights = world.x[rank], world.topk_weights[rank] if weights is None else weights
     out = torch.zeros_like(x)
     for token, ids in enumerate(world.topk_idx[rank].tolist()):
@@ -83,7 +91,11 @@ def weighted_sums(world: World, rank: int, *, rank_sums: bool, weights: torch.Te
                 if other == expert:
                     total = total + weights[token, k] * row
             sums[owner] = total
-        parts = [sums[owner].to(x.dtype).float() if rank_sums else sums[owner] for owner in sorted(sums)]
+        parts = [sums[owner] for owner in sorted(sums)]
+        if fp8:
+            parts = [after_fp8(part) for part in parts]
+        elif rank_sums:
+            parts = [part.to(x.dtype).float() for part in parts]
         if parts:
             out[token] = sum(parts, torch.zeros(x.shape[1], device=x.device)).to(x.dtype)
     return out

@@ -31,6 +31,8 @@ static_assert(FERRY_COPY_BULK == static_cast<int>(CopyPath::kBulk));
 static_assert(FERRY_COPY_LOAD_STORE == static_cast<int>(CopyPath::kLoadStore));
 static_assert(FERRY_ORDER_EXACT == static_cast<int>(CombineOrder::kExact));
 static_assert(FERRY_ORDER_RANK_SUMS == static_cast<int>(CombineOrder::kRankSums));
+static_assert(FERRY_WIRE_AS_GIVEN == static_cast<int>(WireFormat::kAsGiven));
+static_assert(FERRY_WIRE_FP8 == static_cast<int>(WireFormat::kFp8));
 static_assert(FERRY_MAX_TENSOR_DIMS == kMaxTensorDims);
 
 }  // namespace

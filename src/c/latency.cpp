@@ -85,6 +85,7 @@ Status read_combine(const char* call, const ferry_latency_combine_input* given_i
   options.split = read.split != 0;
   options.kernel = kernel_options(read);
   options.wait_times_ns = tensor_view(read.wait_times_ns);
+  options.wire_format = static_cast<WireFormat>(read.wire_format);
   return {};
 }
 

@@ -45,8 +45,9 @@ constexpr std::array<std::string_view, 14> kLatencyDispatchFields = {
     kOnDeviceField,    "max_tokens",   "slab_capacity", "presence of topk_weights",
     "row bytes of x",  "dtype of x",   "quantize",      "number of scales per row",
     "dtype of scales", kPlacementField};
-constexpr std::array<std::string_view, 5> kLatencyCombineFields = {"routing (number of its dispatch)", "row bytes of x",
-                                                                   "dtype of x", "order", "presence of topk_weights"};
+constexpr std::array<std::string_view, 6> kLatencyCombineFields = {
+    "routing (number of its dispatch)", "row bytes of x", "dtype of x", "order",
+    "presence of topk_weights",         "wire_format"};
 
 static_assert(kPlacementDigestBytes <= kCallMessageBytes);
 

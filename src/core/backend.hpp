@@ -121,8 +121,10 @@ struct CombineCall {
   std::array<ConstRows, 2> bias;
   ConstTensorView topk_weights;  ///< present when weighted
   bool weighted = false;
-  bool rank_sums = false;                         ///< CombineOrder::kRankSums, in latency mode; weighted
-  WireFormat wire_format = WireFormat::kAsGiven;  ///< if kFp8, H is a multiple of kQuantBlockSize
+  bool rank_sums = false;  ///< CombineOrder::kRankSums, in latency mode; weighted
+  /// If kFp8, H is a multiple of kQuantBlockSize. With rank_sums, x is bf16 and the ranks' sums travel so, else the
+  /// rows of x.
+  WireFormat wire_format = WireFormat::kAsGiven;
   Rows out_x;
   TensorView out_weights;
   KernelOptions kernel;

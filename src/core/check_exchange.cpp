@@ -380,9 +380,9 @@ Status check_combine(const RoutingState& routing, const CombineInput& in, const 
   return check_overlap("combine", outputs, inputs, biases);
 }
 
-Status check_wire_reach(WireFormat wire_format, const Topology& topology, bool verifies) {
-  if (wire_format == WireFormat::kAsGiven) return {};
-  if (topology.num_nodes() > 1) {
+Status check_wire_reach(const CombineCall& call, const Topology& topology, bool verifies) {
+  if (call.wire_format == WireFormat::kAsGiven) return {};
+  if (topology.num_nodes() > 1 && !call.rank_sums) {
     return Status(
         ErrorCode::kUnsupported,
         fmt::format("combine: wire_format is kFp8 in a group of {} nodes, expected one node: combine does not "
@@ -390,10 +390,9 @@ Status check_wire_reach(WireFormat wire_format, const Topology& topology, bool v
                     topology.num_nodes()));
   }
   if (!verifies) return {};
-  return Status(
-      ErrorCode::kUnsupported,
-      "combine: wire_format is kFp8 in a group with GroupOptions::verify, expected one without: quantised rows "
-      "have no checksums yet; pass kAsGiven");
+  return Status(ErrorCode::kUnsupported,
+                "combine: wire_format is kFp8 in a group with GroupOptions::verify, expected one without: quantised "
+                "rows have no checksums yet; pass kAsGiven");
 }
 
 }  // namespace ferry

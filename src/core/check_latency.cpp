@@ -11,6 +11,22 @@ namespace {
 constexpr std::string_view kDispatch = "latency_dispatch";
 constexpr std::string_view kCombine = "latency_combine";
 
+/// Checks that the sums of ranks can travel in the combine's format.
+Status check_sums_format(const CombineCall& call, CombineOrder order) {
+  if (call.wire_format == WireFormat::kAsGiven) return {};
+  if (order != CombineOrder::kRankSums) {
+    return Status(ErrorCode::kUnsupported,
+                  fmt::format("{}: wire_format is kFp8 and order is kExact, expected kRankSums: only the sums of ranks "
+                              "travel as FP8; pass kRankSums, or kAsGiven",
+                              kCombine));
+  }
+  if (call.x.dtype == DType::kBfloat16) return {};
+  return Status(ErrorCode::kUnsupported,
+                fmt::format("{}: wire_format is kFp8 and the dtype of input x is {}, expected bf16; pass x and the "
+                            "output as bf16, or kAsGiven",
+                            kCombine, to_string(call.x.dtype)));
+}
+
 /// A view of three dimensions must be [L, C, …], not just any with as many rows.
 Status check_slab(std::string_view what, const ConstTensorView& view, std::int64_t num_local_experts,
                   std::int64_t slab_capacity) {
@@ -114,9 +130,11 @@ Status check_latency_combine(const RoutingState& routing, const LatencyCombineIn
   CombineOptions combine_options;
   combine_options.weighted = true;
   combine_options.kernel = options.kernel;
+  combine_options.wire_format = options.wire_format;
   if (Status status = check_combine(routing, combine_in, combine_out, combine_options, call.combine); !status.ok()) {
     return as_error_of(kCombine, status);
   }
+  if (Status status = check_sums_format(call.combine, options.order); !status.ok()) return status;
   call.own_weights = in.topk_weights.present();
   call.combine.rank_sums = options.order == CombineOrder::kRankSums;
   call.combine.kernel = options.kernel;

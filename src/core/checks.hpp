@@ -27,8 +27,8 @@ Status check_dispatch(const RoutingState& routing, const DispatchInput& in, cons
                       ScaleShapes scale_shapes = ScaleShapes::kRows);
 Status check_combine(const RoutingState& routing, const CombineInput& in, const CombineOutput& out,
                      const CombineOptions& options, CombineCall& call);
-/// Whether the ranks of a group can combine in this format.
-Status check_wire_reach(WireFormat wire_format, const Topology& topology, bool verifies);
+/// Whether the ranks of a group can combine in the call's format.
+Status check_wire_reach(const CombineCall& call, const Topology& topology, bool verifies);
 
 /// Fills everything but `record`, `stream` and `wait_times_ns`.
 Status check_latency_dispatch(const LatencyDispatchInput& in, const LatencyDispatchOutput& out,

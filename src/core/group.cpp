@@ -248,7 +248,7 @@ Status Group::combine(const Routing& routing, const CombineInput& in, const Comb
   Status status = check_stream("combine", stream);
   if (status.ok()) status = belongs;
   if (status.ok()) status = check_combine(*routing.state_, in, out, options, call);
-  if (status.ok()) status = check_wire_reach(call.wire_format, topology(), options_->verify);
+  if (status.ok()) status = check_wire_reach(call, topology(), options_->verify);
   if (!status.ok()) {
     call.record.set_status(status);
   } else {
@@ -327,13 +327,14 @@ Status Group::latency_combine(const Routing& routing, const LatencyCombineInput&
   if (status.ok()) status = belongs;
   if (status.ok()) status = latency_calls_->check_combine(*routing.state_, options.split);
   if (status.ok()) status = check_latency_combine(*routing.state_, in, out, options, call);
+  if (status.ok()) status = as_error_of(kName, check_wire_reach(combine, topology(), options_->verify));
   if (status.ok()) status = check_wait_times(kName, options.wait_times_ns, num_ranks(), call.wait_times_ns);
   if (!status.ok()) {
     combine.record.set_status(status);
   } else {
     combine.record.fields = {numbers_->number_of_combine(*combine.routing), combine.x.row_bytes,
                              static_cast<std::int64_t>(combine.x.dtype), static_cast<std::int64_t>(options.order),
-                             in.topk_weights.present() ? 1 : 0};
+                             in.topk_weights.present() ? 1 : 0, static_cast<std::int64_t>(options.wire_format)};
   }
   recorded.describe(shape_of(combine));
   Status sent = recorded.end(backend_->latency_combine(call), done_phase(*backend_));

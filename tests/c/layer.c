@@ -213,6 +213,50 @@ void run_tokens_layout(layer* made) {
   ferry_routing_free(routing);
 }
 
+static float from_bf16(uint16_t bits) {
+  const uint32_t word = (uint32_t)bits << 16;
+  float value;
+  memcpy(&value, &word, sizeof(value));
+  return value;
+}
+
+/// Rows hold 448 and 16.5 in turn, and all weights are 1. The largest code of E4M3 is 448, so the scale of a sum of n
+/// rows is n, and 16.5 becomes 16.
+static void expect_fp8_sums(layer* made, const ferry_routing* routing, int64_t num_rows, int32_t split) {
+  const uint16_t even_channel = 0x43E0;
+  const uint16_t odd_channel = 0x4184;
+  const int64_t num_sums = made->num_tokens * LAYER_HIDDEN;
+  ferry_latency_combine_input results = {0};
+  ferry_latency_combine_output sums = {0};
+  ferry_latency_combine_options adding = {0};
+  uint16_t* rows = memory((size_t)(num_rows * LAYER_HIDDEN) * sizeof(uint16_t));
+  uint16_t* out = memory((size_t)num_sums * sizeof(uint16_t));
+  float* ones = memory((size_t)(made->num_tokens * LAYER_TOPK) * sizeof(float));
+  int64_t i;
+
+  for (i = 0; i < num_rows * LAYER_HIDDEN; ++i) rows[i] = i % 2 == 0 ? even_channel : odd_channel;
+  for (i = 0; i < made->num_tokens * LAYER_TOPK; ++i) ones[i] = 1;
+  results.struct_size = sizeof(results);
+  results.x = matrix(rows, FERRY_BFLOAT16, num_rows, LAYER_HIDDEN);
+  results.topk_weights = matrix(ones, FERRY_FLOAT32, made->num_tokens, LAYER_TOPK);
+  sums.struct_size = sizeof(sums);
+  sums.x = matrix(out, FERRY_BFLOAT16, made->num_tokens, LAYER_HIDDEN);
+  adding.struct_size = sizeof(adding);
+  adding.split = split;
+  adding.wire_format = FERRY_WIRE_FP8;
+  expect_code(ferry_latency_combine(made->group, routing, &results, &sums, &adding, NULL), FERRY_ERROR_UNSUPPORTED,
+              "FP8 of every row");
+  adding.order = FERRY_ORDER_RANK_SUMS;
+  expect_ok(ferry_latency_combine(made->group, routing, &results, &sums, &adding, NULL), "ferry_latency_combine");
+  if (split) expect_ok(ferry_latency_receive(made->group, routing, NULL), "ferry_latency_receive of FP8 sums");
+  for (i = 0; i < num_sums; i += 2) {
+    expect(from_bf16(out[i + 1]) * 28 == from_bf16(out[i]), "sums of ranks were quantised");
+  }
+  free(rows);
+  free(out);
+  free(ones);
+}
+
 void run_latency_mode(layer* made, int32_t split) {
   const int64_t max_tokens = 5 + 3 * (ferry_group_num_ranks(made->group) - 1);
   const int64_t capacity = max_tokens * ferry_group_num_ranks(made->group);
@@ -272,6 +316,7 @@ void run_latency_mode(layer* made, int32_t split) {
   expect_dense(made, split ? "latency mode, split" : "latency mode");
   expect_ok(ferry_group_wait_times_ns(made->group, after_ns, num_ranks), "ferry_group_wait_times_ns");
   for (i = 0; i < num_ranks; ++i) expect(waited_ns[i] == after_ns[i] - before_ns[i], "the wait times of the calls");
+  expect_fp8_sums(made, routing, num_local * capacity, split);
   free(waited_ns);
   free(before_ns);
   free(after_ns);

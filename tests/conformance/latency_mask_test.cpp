@@ -33,6 +33,13 @@ std::vector<int> all_but(int rank) {
 
 class LatencyMask : public LatencyConformance {
  protected:
+  /// Adds a combine whose ranks' sums travel as FP8, unless the groups of this configuration refuse it.
+  static void add_fp8_sums(ExchangeCase& spec) {
+    if (GetParam().verify) return;
+    spec.combines.push_back(
+        {.hidden = 640, .weighted = true, .order = CombineOrder::kRankSums, .wire_format = WireFormat::kFp8});
+  }
+
   /// One case for each set of masked ranks, in their order and from one seed, with rows of all kinds.
   std::vector<PreparedCase> cases(const std::vector<std::vector<int>>& masked) {
     std::vector<ExchangeCase> specs;
@@ -43,6 +50,7 @@ class LatencyMask : public LatencyConformance {
       spec.world.max_tokens = 9;
       spec.world.counts = TokenCounts::kEven;
       spec.dispatches.push_back({.hidden = 272, .quantize = Quantization::kFp8, .zero_padding = true});
+      add_fp8_sums(spec);
       spec.masked = ranks;
       specs.push_back(spec);
     }
@@ -205,12 +213,14 @@ TEST_P(LatencyMask, ARankMaskedBetweenDispatchAndCombine) {
   ExchangeCase spec = small_latency_case(kNumRanks, 72);
   spec.world.num_topk = 5;
   spec.combine_masked = {kVictim};
+  add_fp8_sums(spec);
   const PreparedCase prepared = prepare_latency(spec);
   run_masking([&](RankContext& context, Group& group) {
     LatencyExchange exchange(context, group, prepared);
     if (!exchange.dispatch() || !meet(context) || context.rank() == kVictim) return;
     mask(context, group, {kVictim});
-    if (exchange.combine(0) && exchange.send_combine(1)) exchange.receive();
+    bool ok = exchange.combine(0) && exchange.send_combine(1) && exchange.receive();
+    for (std::size_t idx = 2; ok && idx < prepared.combines.size(); ++idx) ok = exchange.combine(idx);
   });
 }
 

@@ -15,7 +15,9 @@ namespace {
 std::vector<PreparedCase> random_latency_cases(const NodeShape& shape, int count, std::uint64_t seed) {
   std::mt19937_64 random(seed + static_cast<std::uint64_t>(shape.num_ranks()));
   std::vector<PreparedCase> cases;
-  for (int i = 0; i < count; ++i) cases.push_back(prepare_on(shape, draw_latency_case(random, shape.num_ranks())));
+  for (int i = 0; i < count; ++i) {
+    cases.push_back(prepare_on(shape, draw_latency_case(random, shape.num_ranks(), !shape.verify)));
+  }
   return cases;
 }
 
@@ -50,7 +52,12 @@ TEST_P(LatencyLongRows, AreSummedInSlices) {
   spec.dispatches = {{.hidden = 132000, .num_scales = 7}, {.hidden = 132000, .quantize = Quantization::kFp8}};
   spec.combines = {{.dtype = DType::kFloat32, .hidden = 66000, .weighted = true, .order = CombineOrder::kRankSums},
                    {.hidden = 132000, .weighted = true, .order = CombineOrder::kRankSums},
-                   {.hidden = 132000, .weighted = true}};
+                   {.hidden = 132000, .weighted = true},
+                   {.hidden = 132096,
+                    .weighted = true,
+                    .order = CombineOrder::kRankSums,
+                    .values = Values::kBlocks,
+                    .wire_format = WireFormat::kFp8}};
   const PreparedCase prepared = prepare_on(GetParam(), spec);
   run_on_nodes(GetParam(), [&](RankContext& context, Group& group) {
     check_latency_case(context, group, prepared, Halves::kSplit);

@@ -18,7 +18,7 @@ class LatencySequences : public LatencyConformance {
   std::vector<PreparedCase> random_cases(int num_ranks, int num_cases, std::uint64_t seed) {
     std::mt19937_64 random(seed);
     std::vector<ExchangeCase> cases;
-    for (int i = 0; i < num_cases; ++i) cases.push_back(draw_latency_case(random, num_ranks));
+    for (int i = 0; i < num_cases; ++i) cases.push_back(draw_latency_case(random, num_ranks, !GetParam().verify));
     return prepare_latency(cases);
   }
 

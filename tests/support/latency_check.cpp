@@ -110,6 +110,7 @@ LatencyCombineTensors::LatencyCombineTensors(RankContext& context, Group& group,
   in = {slab_view<ConstTensorView>(context, prepared, x_.view()), topk_weights_.view()};
   out = {out_x_.view()};
   options.order = prepared.spec.combines[combine_idx].order;
+  options.wire_format = prepared.spec.combines[combine_idx].wire_format;
 }
 
 void LatencyCombineTensors::refill(const RankContext& context, const PreparedCase& prepared, std::size_t combine_idx) {
@@ -255,7 +256,7 @@ void check_latency_case(RankContext& context, Group& group, const PreparedCase& 
   }
 }
 
-ExchangeCase draw_latency_case(std::mt19937_64& random, int num_ranks) {
+ExchangeCase draw_latency_case(std::mt19937_64& random, int num_ranks, bool fp8_sums) {
   constexpr std::array<Quantization, 5> kModes = {Quantization::kNone, Quantization::kFp8, Quantization::kFp8PowerOfTwo,
                                                   Quantization::kFp8Ue8m0, Quantization::kInt8};
   ExchangeCase spec = draw_case(random, num_ranks);
@@ -283,6 +284,10 @@ ExchangeCase draw_latency_case(std::mt19937_64& random, int num_ranks) {
     combine.order = random() % 2 == 0 ? CombineOrder::kRankSums : CombineOrder::kExact;
     combine.num_biases = 0;
     combine.return_weights = false;
+    if (!fp8_sums || combine.order != CombineOrder::kRankSums || random() % 2 == 0) continue;
+    combine.dtype = DType::kBfloat16;
+    combine.hidden = 128 * static_cast<std::int64_t>(1 + random() % 5);
+    combine.wire_format = WireFormat::kFp8;
   }
   return spec;
 }

@@ -107,8 +107,9 @@ enum class Halves { kTogether, kSplit };
 void check_latency_case(RankContext& context, Group& group, const PreparedCase& prepared, Halves halves,
                         const KernelOptions& kernel = {});
 
-/// Draws a random case of layout kSlab with several dispatches and combines of both orders.
-ExchangeCase draw_latency_case(std::mt19937_64& random, int num_ranks);
+/// Draws a random case of layout kSlab with several dispatches and combines of both orders, and of both formats of the
+/// ranks' sums unless `fp8_sums` is false.
+ExchangeCase draw_latency_case(std::mt19937_64& random, int num_ranks, bool fp8_sums = true);
 
 }  // namespace ferry::test
 

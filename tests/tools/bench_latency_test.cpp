@@ -90,6 +90,28 @@ TEST(LatencyBench, BytesFollowTheFormula) {
   EXPECT_EQ(sums[1]["wire_bytes"], 48 * kCombineRow);
 }
 
+TEST(LatencyBench, SumsOfRanksTravelAsFp8OnRequest) {
+  // With so many experts of a token, a rank's sum has several rows; bench compares the sums bit for bit.
+  constexpr const char* kTopk = "6";
+  for (const char* nodes : {"1", "2"}) {
+    const json results = results_of({"--op", "latency-pair", "--nodes", nodes, "--order", "rank_sums", "--combine-wire",
+                                     "fp8", "--split", "--late-weights"},
+                                    kTopk);
+    ASSERT_EQ(results.size(), 4U);
+    EXPECT_EQ(results[0]["dtype"], "bf16");
+    EXPECT_EQ(results[1]["dtype"], "fp8");
+    EXPECT_EQ(results[1]["combine_wire"], "fp8");
+    EXPECT_EQ(results[1]["logical_bytes"].get<std::int64_t>() % (256 + 2 * 4), 0);
+  }
+  const json results =
+      results_of({"--op", "latency-combine", "--order", "rank_sums", "--combine-wire", "fp8", "--routing", "one-hot"});
+  ASSERT_EQ(results.size(), 2U);
+  EXPECT_EQ(results[0]["wire_bytes"], 48 * (256 + 2 * 4)) << "one sum for each token of another rank";
+  EXPECT_EQ(results[1]["dtype"], "bf16") << "the reference combines rows as given";
+  EXPECT_EQ(results[1]["wire_bytes"], 96 * 512);
+  EXPECT_EQ(results_of({"--op", "latency-combine"})[0]["combine_wire"], "as-given");
+}
+
 TEST(LatencyBench, SplitCallsSayHowLongTheSendHalfTakes) {
   const json results = results_of({"--op", "latency-pair", "--split"});
   ASSERT_EQ(results.size(), 4U);
@@ -159,6 +181,8 @@ TEST(LatencyBench, RefusesWhatDoesNotGoTogether) {
       {{"--op", "latency-combine", "--quantize", "fp8"}, "nothing is dispatched"},
       {{"--op", "latency-dispatch", "--order", "exact"}, "nothing is combined"},
       {{"--op", "latency-pair", "--dtype", "fp8", "--quantize", "int8"}, "are quantised already"},
+      {{"--op", "latency-pair", "--combine-wire", "fp8"}, "--order rank_sums"},
+      {{"--op", "latency-dispatch", "--combine-wire", "fp8"}, "--op latency-combine or latency-pair"},
       {{"--op", "latency-pair", "--order", "any"}, "any not in {exact,rank_sums}"},
       {{"--op", "route+dispatch"}, "route+dispatch not in"},
   };

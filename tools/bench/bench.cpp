@@ -110,8 +110,11 @@ Status check_shape(const BenchPlan& plan) {
     return {ErrorCode::kInvalidArgument, "--return-weights needs --op combine or pair, and --layout tokens"};
   }
   if (plan.wire_format != WireFormat::kAsGiven) {
-    if (plan.latency() || !plan.measures_combine() || plan.num_nodes > 1) {
-      return {ErrorCode::kInvalidArgument, "--combine-wire fp8 needs --op combine or pair, and one node"};
+    const bool travels = plan.latency() ? plan.order == CombineOrder::kRankSums : plan.num_nodes == 1;
+    if (!plan.measures_combine() || !travels) {
+      return {ErrorCode::kInvalidArgument,
+              "--combine-wire fp8 needs --op combine or pair, and one node; or --op latency-combine or latency-pair, "
+              "and --order rank_sums"};
     }
     if (plan.hidden % kQuantBlockSize != 0) {
       return {ErrorCode::kInvalidArgument,
@@ -155,8 +158,9 @@ std::string introduction(const BenchPlan& plan, const std::string& launch) {
       plan.counts_load ? " (load counted)" : "", name_of(plan.dtype), plan.routing_name,
       plan.cached && !plan.latency() ? "" : " (rebuilt for each dispatch)", name_of(plan.layout), name_of(plan.memory),
       plan.num_iterations, plan.num_warmup, plan.verify ? ", rows verified" : "",
-      plan.latency() ? fmt::format("latency mode: quantize {}, combine order {}, {}\n", name_of(plan.quantize),
+      plan.latency() ? fmt::format("latency mode: quantize {}, combine order {}{}, {}\n", name_of(plan.quantize),
                                    name_of(plan.order),
+                                   plan.wire_format == WireFormat::kFp8 ? ", sums of ranks travel as fp8" : "",
                                    fmt::format("{}{}{}", plan.split ? "split calls" : "whole calls",
                                                plan.late_weights ? ", weights given to combine" : "",
                                                plan.masks_lost_ranks ? ", lost ranks are masked" : ""))
@@ -299,7 +303,8 @@ void add_bench_command(CLI::App& app, int* exit_code) {
                          "Payload of dispatch (default bf16); combine is always bf16");
   add_choice<WireFormat>(*command, "--combine-wire", &plan.wire_format,
                          {{"as-given", WireFormat::kAsGiven}, {"fp8", WireFormat::kFp8}},
-                         "Rows of combine on their way (default as-given): as they are, or quantised to FP8");
+                         "Rows of combine on their way (default as-given): as they are, or quantised to FP8; in "
+                         "latency mode with --order rank_sums");
   add_choice<Layout>(*command, "--layout", &plan.layout,
                      {{"tokens", Layout::kTokens}, {"experts", Layout::kExperts}, {"slab", Layout::kSlab}},
                      "Layout of received rows (default tokens); combine is weighted in the other two");

@@ -138,7 +138,9 @@ std::int64_t BenchPlan::dispatch_wire_row_bytes() const {
 }
 
 std::int64_t BenchPlan::combine_wire_row_bytes() const {
-  return combine_row_bytes() + combine_record_bytes(num_topk, combine_is_weighted() || returns_weights);
+  // CPU ranks send the rounded sum of a node.
+  const std::int64_t row_bytes = on_gpu() ? combine_sent_row_bytes() : combine_row_bytes();
+  return row_bytes + combine_record_bytes(num_topk, combine_is_weighted() || returns_weights);
 }
 
 RoutingTable BenchPlan::routing_of(int rank) const {

@@ -71,7 +71,7 @@ struct BenchPlan {
   BenchDType dtype = BenchDType::kBfloat16;
   Layout layout = Layout::kTokens;
   BenchMemory memory = BenchMemory::kSymmetric;
-  WireFormat wire_format = WireFormat::kAsGiven;  ///< of combine
+  WireFormat wire_format = WireFormat::kAsGiven;  ///< of combine; in latency mode of the ranks' sums
   bool returns_weights = false;                   ///< combine: weights of kTokens return with the rows
   bool cached = true;                             ///< dispatch reuses one Routing; otherwise it routes first each time
   std::string routing_name;                       ///< as given by the user

@@ -209,7 +209,8 @@ Status Operations::combine() {
   }
   CombineOptions options;
   options.weighted = plan_.combine_is_weighted();
-  options.wire_format = plan_.wire_format;
+  // The reference of latency mode combines rows as given, over several nodes too.
+  if (!plan_.latency()) options.wire_format = plan_.wire_format;
   options.kernel = kernel_;
   return group_->combine(routing_, in, out, device_.stream(), options);
 }

@@ -90,9 +90,10 @@ class Operations {
   std::function<ExpectedRow(int, std::int64_t)> expected_rows() const;
   /// For each rank, the sum of the factors by which identity experts there scale token `token` of this rank.
   std::vector<float> factors_by_rank(std::int64_t token) const;
-  /// Weights of the rows of token `token` of this rank, in the order in which combine adds them.
-  std::vector<float> weights_in_order(std::int64_t token) const;
-  /// The same as check_combine() where rows are quantised: sums of their values are not exact.
+  /// For each rank, the weights of the rows there of token `token` of this rank, in the order in which combine adds
+  /// them.
+  std::vector<std::vector<float>> weights_by_rank(std::int64_t token) const;
+  /// The same as check_combine() where rows, or sums of ranks, are quantised: sums of their values are not exact.
   Status check_fp8_combine();
   /// Result of combine for a value that returns multiplied by each of these factors.
   float expected_sum(float x, const std::vector<float>& factors) const;

@@ -1,13 +1,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <functional>
 #include <memory>
 #include <numeric>
 #include <vector>
 
+#include "bench/fp8_sums.hpp"
 #include "bench/operations.hpp"
 #include "bench/wrong_result.hpp"
 #include "common/bfloat16.hpp"
@@ -203,46 +203,36 @@ Status Operations::check_combine() {
   return status && plan_.returns_weights ? check_weights() : status;
 }
 
-std::vector<float> Operations::weights_in_order(std::int64_t token) const {
+std::vector<std::vector<float>> Operations::weights_by_rank(std::int64_t token) const {
   std::vector<std::pair<std::int64_t, std::int64_t>> entries;  // expert, k: rows ascend by rank and expert
   for (std::int64_t k = 0; k < plan_.num_topk; ++k) {
     const std::int64_t expert = table_.topk_idx[static_cast<std::size_t>(token * plan_.num_topk + k)];
     if (expert >= 0) entries.emplace_back(expert, k);
   }
   std::ranges::sort(entries);
-  std::vector<float> weights;
-  std::int64_t last_owner = -1;
+  std::vector<std::vector<float>> weights(static_cast<std::size_t>(plan_.num_ranks));
   for (const auto& [expert, k] : entries) {
     const std::int64_t owner = owner_of(expert, plan_.num_experts, plan_.num_ranks);
+    std::vector<float>& of_rank = weights[static_cast<std::size_t>(owner)];
     if (plan_.combine_is_weighted()) {
-      weights.push_back(table_.topk_weights[static_cast<std::size_t>(token * plan_.num_topk + k)]);
-    } else if (owner != last_owner) {
-      weights.push_back(1.0F);  // kTokens: experts of a rank share a row
+      of_rank.push_back(table_.topk_weights[static_cast<std::size_t>(token * plan_.num_topk + k)]);
+    } else if (of_rank.empty()) {
+      of_rank.push_back(1.0F);  // kTokens: experts of a rank share a row
     }
-    last_owner = owner;
   }
   return weights;
 }
 
 Status Operations::check_fp8_combine() {
-  const auto hidden = static_cast<std::size_t>(plan_.hidden);
-  std::vector<std::uint8_t> codes(hidden);
-  std::vector<float> scales(hidden / static_cast<std::size_t>(kQuantBlockSize));
-  std::vector<float> values(hidden);
-  const TensorView q(codes.data(), DType::kFloat8E4M3, {1, plan_.hidden});
-  const TensorView s(scales.data(), DType::kFloat32, {1, static_cast<std::int64_t>(scales.size())});
+  Fp8Sums fp8_sums(plan_);
   const auto check_row = [&](std::int64_t token, const std::byte* bytes) -> Status {
-    const ConstTensorView x(pattern_.row(context_.rank(), token), DType::kBfloat16, {1, plan_.hidden});
-    Status status = quantize_fp8(x, q, s);
-    if (status) status = dequantize_fp8(q, s, TensorView(values.data(), DType::kFloat32, {1, plan_.hidden}));
-    if (!status) return status;
+    const auto* sent = reinterpret_cast<const std::uint16_t*>(pattern_.row(context_.rank(), token));
     const auto* got = reinterpret_cast<const std::uint16_t*>(bytes);
-    const std::vector<float> weights = weights_in_order(token);
-    for (std::size_t h = 0; h < hidden; ++h) {
-      float sum = 0.0F;
-      for (const float weight : weights) sum = std::fma(weight, values[h], sum);
-      if (got[h] == bfloat16_from_float(sum)) continue;
-      return wrong_result(fmt::format("combine: token {}, channel {}: expected {}, got {}", token, h, sum,
+    const auto sums = fp8_sums.of(sent, weights_by_rank(token));
+    if (!sums) return sums.status();
+    for (std::size_t h = 0; h < sums->size(); ++h) {
+      if (got[h] == bfloat16_from_float((*sums)[h])) continue;
+      return wrong_result(fmt::format("combine: token {}, channel {}: expected {}, got {}", token, h, (*sums)[h],
                                       float_from_bfloat16(got[h])));
     }
     return {};

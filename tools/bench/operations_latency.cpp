@@ -54,6 +54,7 @@ Status Operations::latency_combine() {
   out.x = {buffers_.out.data(), DType::kBfloat16, {plan_.num_tokens, plan_.hidden}};
   LatencyCombineOptions options;
   options.order = plan_.order;
+  options.wire_format = plan_.wire_format;
   options.split = plan_.split;
   options.kernel = kernel_;
   Status status = group_->latency_combine(latency_routing_, in, out, device_.stream(), options);

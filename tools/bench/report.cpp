@@ -26,7 +26,8 @@ Json nullable(const std::optional<double>& value) { return value ? Json(*value) 
 /// Type of the rows of this operation as they cross: returned rows are bf16, unless combine quantises them.
 std::string_view dtype_of(const BenchPlan& plan, BenchOp op) {
   if (op != plan.combine_op() && op != BenchOp::kCombine) return name_of(plan.dtype);
-  return name_of(plan.wire_format == WireFormat::kFp8 ? BenchDType::kFp8 : BenchDType::kBfloat16);
+  const bool quantises = op == plan.combine_op() && plan.wire_format == WireFormat::kFp8;
+  return name_of(quantises ? BenchDType::kFp8 : BenchDType::kBfloat16);
 }
 
 /// Replaces the limits: copies in memory do not bound a network.
@@ -102,6 +103,7 @@ Json network_to_json(const BenchReport& report, const OpResult& result) {
 void add_latency_result(const BenchPlan& plan, const OpResult& result, Json* json) {
   (*json)["quantize"] = name_of(plan.quantize);
   (*json)["order"] = name_of(plan.order);
+  (*json)["combine_wire"] = name_of(plan.wire_format);
   (*json)["split"] = plan.split;
   (*json)["late_weights"] = plan.late_weights;
   (*json)["mask_lost_ranks"] = plan.masks_lost_ranks;

@@ -73,6 +73,7 @@ std::string name_of(const std::string& op, const PlanShape& shape, const std::st
 void compare_result(const Json& run, const Json& result, const Rates& rates, std::vector<PlanComparison>* all) {
   const auto shape = shape_of(run, result);
   if (!shape || member<double>(run, "late_us", 0) > 0 || member<bool>(result, "split", false)) return;
+  if (member<std::string>(result, "combine_wire", "as-given") != "as-given") return;
   const Json& kernels = child(run, "kernel_options");
   if (member<std::string>(kernels, "copy_path", "auto") != "auto" || member<int>(kernels, "chunk_tokens", 0) > 0)
     return;

@@ -18,7 +18,8 @@
 
 /// Combine over several nodes. A forwarder sums its node's rows for each token of its rail peers and sends one row per
 /// token back; a source sums its own node's rows, and then biases and nodes in ascending order. Weights of a weighted
-/// sum are sent to the forwarders first.
+/// sum are sent to the forwarders first. With FP8 sums of ranks, the rank that adds them quantises each; the row of a
+/// node stays as given.
 ///
 /// Groups that verify their rows check each row before it is summed, and what crossed the network before it is used: a
 /// forwarder's sum, with the returned weights, and the weights of a token end with a checksum.
@@ -48,7 +49,7 @@ class Combiner {
                        kAlignmentBytes),
         checksum_bytes_(context.verify ? to_size(plan::kChecksumWords) * sizeof(std::int32_t) : 0),
         sum_row_(choose_row_sum(call.x.dtype)),
-        rank_sums_(sum_row_) {}
+        rank_sums_(call) {}
 
   Status prepare(CallDescriptor& descriptor);
   Status run();
@@ -386,7 +387,10 @@ Status Combiner::run() {
     sent_sums_.emplace_back(to_size(routing_.incoming[to_size(node)].num_items()), 0);
     received_sums_.emplace_back(to_size(routing_.outgoing[to_size(node)].num_items()), 0);
   }
-  const std::size_t capacity = rails_.chunk_capacity();
+  std::size_t capacity = rails_.chunk_capacity();
+  // No slice may end inside a block, which is quantised as a whole.
+  constexpr auto kBlockBytes = static_cast<std::size_t>(kQuantBlockSize) * sizeof(std::uint16_t);
+  if (call_.wire_format == WireFormat::kFp8) capacity -= capacity % kBlockBytes;
   if (row_bytes + record_bytes <= capacity) {
     if (Status status = exchange_sums(ItemSlice::of(row_bytes, record_bytes, 0, capacity)); !status.ok()) return status;
   } else {

@@ -199,7 +199,7 @@ void Combiner::sum_tokens() {
 
 /// sum_tokens() in CombineOrder::kRankSums.
 void Combiner::sum_rank_sums() {
-  RankSums sums(choose_row_sum(call_.x.dtype));
+  RankSums sums(call_);
   const auto* weight_table = static_cast<const float*>(call_.topk_weights.data);
   for (std::int64_t token = 0; token < routing_.num_tokens; ++token) {
     sums.begin(to_size(call_.out_x.row_bytes));

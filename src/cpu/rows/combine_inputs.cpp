@@ -18,7 +18,7 @@ Status publish_combine_inputs(const CombineCall& call, const CpuRouting& routing
     std::memcpy(*weights, call.weights.data, weights_bytes);
     descriptor.weights = peers.locate(*weights, 1, static_cast<std::int64_t>(weights_bytes), 0);
   }
-  const bool quantizes = call.wire_format == WireFormat::kFp8;
+  const bool quantizes = quantizes_rows(call);
   if (readers_reach_rows && !quantizes) {
     descriptor.input = peers.locate(call.x.data, call.x.num_rows, call.x.row_bytes, call.x.stride_bytes);
     return {};

@@ -9,7 +9,7 @@ namespace ferry::cpu {
 
 /// Publishes the locations of combine's rows and returned weights in the descriptor. Copies the weights into the arena,
 /// and the rows too unless `readers_reach_rows`: all ranks that read them can reach them in place. Rows that travel as
-/// FP8 are quantised into the arena in any case.
+/// FP8, and not the sums of ranks, are quantised into the arena in any case.
 /// @errors those of Staging, without the name of the call
 Status publish_combine_inputs(const CombineCall& call, const CpuRouting& routing, const Context& context,
                               bool readers_reach_rows, node::CallDescriptor& descriptor);
