@@ -237,13 +237,14 @@ TEST_F(FarPosts, AMessageLeavesOnceAllBlocksAreDone) {
   std::uint64_t* const done = done_.data() + kMaxCallBlocks;  // of combines
   std::atomic_ref(done[2]).store(kNumber, std::memory_order_release);
   post(1, 0, kNumber, 0, front_to());
-  EXPECT_TRUE(take_all().empty());
-  EXPECT_TRUE(source_.needs_polling());
   for (const int block : {0, 1}) {
     EXPECT_TRUE(take_all().empty());
-    EXPECT_TRUE(source_.has_news()) << "the message is still to come";
+    EXPECT_FALSE(source_.has_news()) << "a thread has looked";
+    EXPECT_TRUE(source_.needs_polling());
+    EXPECT_TRUE(source_.all_left()) << "a message that does not leave without its blocks";
     std::atomic_ref(done[block]).store(kNumber, std::memory_order_release);
   }
+  EXPECT_FALSE(source_.all_left());
   EXPECT_EQ(take_all().size(), 2U) << "the message, its end";
   EXPECT_FALSE(source_.has_news());
 

@@ -129,7 +129,8 @@ std::int64_t BenchPlan::metadata_bytes() const {
 std::int64_t BenchPlan::combine_row_bytes() const { return hidden * kBfloat16Bytes; }
 
 std::int64_t BenchPlan::combine_sent_row_bytes() const {
-  if (wire_format == WireFormat::kAsGiven) return combine_row_bytes();
+  // CPU ranks read the rows of a sum of ranks as given, and send the rounded sum of a node.
+  if (wire_format == WireFormat::kAsGiven || (latency() && !on_gpu())) return combine_row_bytes();
   return hidden + hidden / kQuantBlockSize * static_cast<std::int64_t>(sizeof(float));
 }
 
@@ -138,9 +139,7 @@ std::int64_t BenchPlan::dispatch_wire_row_bytes() const {
 }
 
 std::int64_t BenchPlan::combine_wire_row_bytes() const {
-  // CPU ranks send the rounded sum of a node.
-  const std::int64_t row_bytes = on_gpu() ? combine_sent_row_bytes() : combine_row_bytes();
-  return row_bytes + combine_record_bytes(num_topk, combine_is_weighted() || returns_weights);
+  return combine_sent_row_bytes() + combine_record_bytes(num_topk, combine_is_weighted() || returns_weights);
 }
 
 RoutingTable BenchPlan::routing_of(int rank) const {

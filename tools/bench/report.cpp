@@ -40,11 +40,11 @@ std::string nodes_formulas(const BenchPlan& plan) {
         plan.dispatch_wire_row_bytes(), plan.payload_bytes(), plan.dispatch_wire_row_bytes() - plan.payload_bytes());
   }
   if (plan.measures_combine()) {
-    text +=
-        fmt::format("combine sends  as many rows x {} B{}\n", plan.combine_wire_row_bytes(),
-                    plan.combine_is_weighted() ? fmt::format(" = payload {} + weights {}", plan.combine_row_bytes(),
-                                                             plan.combine_wire_row_bytes() - plan.combine_row_bytes())
-                                               : std::string());
+    text += fmt::format("combine sends  as many rows x {} B{}\n", plan.combine_wire_row_bytes(),
+                        plan.combine_is_weighted()
+                            ? fmt::format(" = payload {} + weights {}", plan.combine_sent_row_bytes(),
+                                          plan.combine_wire_row_bytes() - plan.combine_sent_row_bytes())
+                            : std::string());
   }
   return text +
          "               plus chunk headers and a notice to each rail peer per call; sent: as the group counts it\n";

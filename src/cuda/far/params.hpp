@@ -14,8 +14,8 @@
 ///   word                   at        writer            reader             order, and what it publishes
 ///   posts[k][r].number     sender    its kernels       its driver         st.release.sys / acquire: the post, and
 ///                                                                         what its block stored in the outbox
-///   done[k][b]             sender    block b of its    its driver         st.release.sys / acquire: what block b
-///                                    send half                            stored of that call's messages
+///   done[k][b]             sender    block b + 1 of    its driver         st.release.sys / acquire: what the block
+///                                    its send half                        stored of that call's messages
 ///   left[k][r]             sender    its driver        its kernels        release / ld.acquire.sys: the network has
 ///                                                                         that message, its outbox may be filled
 ///   words of a message     receiver  network, for s    its kernels        any / ld.relaxed.sys.b128: themselves

@@ -125,15 +125,20 @@ bool FarSource::all_left() const {
     for (int idx = 0; idx < layout.num_far(); ++idx) {
       const int at = kind * layout.num_ranks + layout.far_rank(idx);
       const std::uint64_t posted = Word(options_.posts[at].number).load(std::memory_order_acquire);
-      if (Word(options_.left[at]).load(std::memory_order_acquire) < posted) return false;
+      if (Word(options_.left[at]).load(std::memory_order_acquire) >= posted) continue;
+      // Until it has left, no kernel changes the post. One whose blocks are missing never leaves.
+      const int num_blocks = FrontShape::of(options_.posts[at].front_shape).num_blocks;
+      if (num_done(kind, posted, num_blocks) == num_blocks) return false;
     }
   }
   return true;
 }
 
 bool FarSource::needs_polling() const {
-  return held_until_ns_ != 0 || options_.poll_ns < 0 || node::monotonic_ns() < blocks_until_ns_ ||
-         node::monotonic_ns() - moved_ns_.load(std::memory_order_seq_cst) < options_.poll_ns;
+  const std::int64_t now_ns = node::monotonic_ns();
+  const auto waits = [now_ns](const DoneBlocks& done) { return now_ns < done.until_ns; };
+  return held_until_ns_ != 0 || options_.poll_ns < 0 || std::any_of(done_.begin(), done_.end(), waits) ||
+         now_ns - moved_ns_.load(std::memory_order_seq_cst) < options_.poll_ns;
 }
 
 const NetworkRequest* FarSource::front(const one_sided::CanIssue& can_issue) {
@@ -240,32 +245,37 @@ bool FarSource::put_record(Peer& peer, int kind, const FarPost& post) {
   return true;
 }
 
-/// Whether the first `num_blocks` blocks have stored what they send in call `number` of a kind.
-bool FarSource::are_done(int kind, std::uint64_t number, int num_blocks) {
-  if (num_blocks == 0) return true;
-  DoneBlocks& done = done_[to_size(kind)];
-  if (done.number != number) done = {number, 0};
+/// Blocks of those that a post of call `number` counts which have stored what they send, from block `first` on up to the
+/// first that has not.
+int FarSource::num_done(int kind, std::uint64_t number, int num_blocks, int first) const {
   std::uint64_t* const words = options_.done + kind * kMaxCallBlocks;
-  while (done.count < std::min(num_blocks, kMaxCallBlocks) &&
-         Word(words[done.count]).load(std::memory_order_acquire) >= number) {
-    ++done.count;
+  int count = first;
+  while (count < std::min(num_blocks, kMaxCallBlocks) && Word(words[count]).load(std::memory_order_acquire) >= number) {
+    ++count;
   }
-  return done.count >= num_blocks;
+  return count;
 }
 
-/// Returns the number of the last post, or 0 if blocks of it are not done.
+/// Whether all blocks that a post counts have stored what they send.
+bool FarSource::is_whole(int kind, const FarPost& post, std::uint64_t number) {
+  const int num_blocks = FrontShape::of(post.front_shape).num_blocks;
+  if (num_blocks == 0) return true;
+  DoneBlocks& done = done_[to_size(kind)];
+  if (done.number != number) done = {number, 0, node::monotonic_ns() + kBlocksPatienceNs};
+  done.count = num_done(kind, number, num_blocks, done.count);
+  if (done.count < num_blocks) return false;
+  done.until_ns = 0;
+  return true;
+}
+
+/// Returns the number of the last post.
 std::uint64_t FarSource::look_at(Peer& peer, int kind) {
   const FarLayout& layout = options_.layout;
   FarPost& post = options_.posts[kind * layout.num_ranks + peer.rank];
   const std::uint64_t number = Word(post.number).load(std::memory_order_acquire);
-  if (peer.posted[to_size(kind)] == number) return number;
-  const FrontShape shape = FrontShape::of(post.front_shape);
-  if (!are_done(kind, number, shape.num_blocks)) {
-    if (blocks_until_ns_ == 0) blocks_until_ns_ = node::monotonic_ns() + kBlocksPatienceNs;
-    return 0;
-  }
-  blocks_until_ns_ = 0;
+  if (peer.posted[to_size(kind)] == number || !is_whole(kind, post, number)) return number;
   peer.posted[to_size(kind)] = number;
+  const FrontShape shape = FrontShape::of(post.front_shape);
   const std::uint64_t front_bytes = to_size(shape.bytes);
   if (!is_inside(layout, post.front_to, front_bytes) || !is_inside(layout, post.rows_to, post.rows_bytes)) {
     return number;

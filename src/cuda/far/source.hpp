@@ -24,8 +24,8 @@ namespace ferry::cuda {
 /// under way waits for such a grant.
 inline constexpr std::int64_t kHoldGrantsNs = 50'000;
 
-/// Time for which the driver polls for the blocks of a post. Those that never come are of a kernel that found the group
-/// broken.
+/// Time for which the driver polls for the blocks of a post. Blocks wait longer for weights of a rank that is late, and
+/// those of a kernel that found the group broken never report; the driver then looks as often as it does at rest.
 inline constexpr std::int64_t kBlocksPatienceNs = 1'000'000'000;
 
 class FarSource final : public one_sided::RequestSource {
@@ -66,7 +66,8 @@ class FarSource final : public one_sided::RequestSource {
   void expect_posts();
   /// True if kernels have posted something at which no thread has looked. Any thread.
   bool has_news() const;
-  /// True if the network has every message that kernels have posted, or its rank is lost. Any thread.
+  /// True if the network has every message that kernels have posted, or its rank is lost; messages whose blocks have
+  /// not all reported do not count. Any thread.
   bool all_left() const;
 
  private:
@@ -93,7 +94,8 @@ class FarSource final : public one_sided::RequestSource {
   std::uint64_t sum_of_words() const;
   void look();
   std::uint64_t look_at(Peer& peer, int kind);
-  bool are_done(int kind, std::uint64_t number, int num_blocks);
+  int num_done(int kind, std::uint64_t number, int num_blocks, int first = 0) const;
+  bool is_whole(int kind, const FarPost& post, std::uint64_t number);
   bool put_record(Peer& peer, int kind, const FarPost& post);
   void put_word(Peer& peer, std::int64_t offset, std::uint64_t* staged, std::uint64_t word);
   void note_carried(Peer& peer, const FarPost& post);
@@ -110,10 +112,10 @@ class FarSource final : public one_sided::RequestSource {
   struct DoneBlocks {
     std::uint64_t number = 0;
     int count = 0;
+    std::int64_t until_ns = 0;  // others are polled for until then; 0: no post waits for others
   };
   std::array<DoneBlocks, kFarKinds> done_{};
-  std::int64_t blocks_until_ns_ = 0;  // a post waits for blocks, which are polled for until then; 0: none does
-  std::int64_t held_until_ns_ = 0;    // grants that no header has carried are sent then; 0: there are none
+  std::int64_t held_until_ns_ = 0;  // grants that no header has carried are sent then; 0: there are none
   std::atomic<std::int64_t> moved_ns_{0};
   std::atomic<std::uint64_t> seen_sum_{0};  // of the words that kernels write, when they were looked at last
 };

@@ -132,7 +132,7 @@ __device__ inline void store_sums(const Fp8Place& out, int begin, const Fp8Sums&
   Fp8Step::of(sums).store(out.row, out.row_bytes, out.begin + begin);
 }
 
-/// Rows of a sum that ends with rows' nodes: of each node, then of the nodes.
+/// Sum of a token's rows: those of each node are added and rounded, and then the nodes.
 class Fp8NodeSums {
  public:
   __device__ Fp8NodeSums() {

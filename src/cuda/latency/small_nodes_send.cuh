@@ -3,7 +3,7 @@
 
 /// Part of a small dispatch's send half (small_send.cuh) for ranks of other nodes. The messages are those of
 /// far_send.cuh with rows that are words. Each block has all entries of this rank, so it finds the places of its
-/// token's rows by itself, and the first block all of a message's header: the last block only posts what is written.
+/// token's rows by itself, and the first block all of a message's header.
 
 #include "cuda/latency/far_message.hpp"
 #include "cuda/latency/far_words.cuh"

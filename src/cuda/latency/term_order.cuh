@@ -78,7 +78,8 @@ struct FarWordPlace {
   std::uint64_t number = 0;
 };
 
-/// The same for a sum that travels as FP8, but not as words.
+/// The same for a sum that travels as FP8, but not as words. Rows are whole blocks, so lanes behind the end of a row
+/// share a block with no other lane.
 struct Fp8Place {
   std::byte* row = nullptr;    ///< where the quantised row begins
   std::int64_t row_bytes = 0;  ///< of the bf16 row
