@@ -25,12 +25,12 @@ ferry_together(core_3 local/dispatch_layout.cpp core/group.cpp core/host_identit
 ferry_together(core_4 local/expansion.cpp core/group_options.cpp core/placement_digest.cpp core/process_identity.cpp
   core/recorded_calls.cpp local/quantize.cpp core/quantized_dispatch.cpp core/rank_host.cpp core/routing.cpp)
 ferry_together(core_5 core/call_numbers.cpp core/diagnosis.cpp core/flight_recorder.cpp core/flight_snapshot.cpp
-  core/forks.cpp core/status.cpp core/tuning.cpp core/types.cpp
+  core/forks.cpp core/status.cpp core/tile_signals.cpp core/tuning.cpp core/types.cpp
   local/local_ops.cpp)
 ferry_together(cpu_1 cpu/backend.cpp cpu/backend_latency.cpp cpu/memory_required.cpp cpu/rows/combine_inputs.cpp
   cpu/internode/route.cpp cpu/intranode/route.cpp cpu/intranode/route_steps.cpp cpu/context/channel_tables.cpp)
 ferry_together(cpu_2 cpu/internode/combine.cpp cpu/context/routing.cpp cpu/latency/mask_board.cpp
-  cpu/latency/slab_routing.cpp cpu/local/expansion.cpp cpu/local/local_ops.cpp cpu/rows/row_copy.cpp cpu/rows/row_sum.cpp
+  cpu/latency/slab_routing.cpp cpu/latency/tile_wait.cpp cpu/local/expansion.cpp cpu/local/local_ops.cpp cpu/rows/row_copy.cpp cpu/rows/row_sum.cpp
   cpu/rows/wire_rows.cpp cpu/context/staging.cpp)
 ferry_together(cpu_3 cpu/internode/dispatch.cpp cpu/rows/token_records.cpp)
 ferry_together(net_1 net/blob.cpp net/devices.cpp net/gpu_direct.cpp net/loopback/engine.cpp

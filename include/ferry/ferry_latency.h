@@ -60,6 +60,12 @@ typedef struct ferry_latency_combine_input {
   uint64_t struct_size;
   ferry_tensor x;             ///< [L, C, H] or [L*C, H] bf16 | f32
   ferry_tensor topk_weights;  ///< [T, K] f32 in place of those given to the dispatch, or absent
+  /// These three are ferry::TileSignals: [L, ceil(C / tile_rows)] i32, or absent: all rows of x are final before the
+  /// call.
+  ferry_tensor signal_words;
+  int64_t tile_rows;
+  int32_t threshold;
+  int32_t reserved;
 } ferry_latency_combine_input;
 
 typedef struct ferry_latency_combine_output {

@@ -86,6 +86,28 @@ enum class CombineOrder : std::int32_t {
   kRankSums = 1,
 };
 
+/// Words by which the kernel or thread that computes a combine's rows reports tiles of them as finished, so that the
+/// combine may begin while it still computes. See docs/latency-gpus.md.
+///
+/// Whoever computes rows of a tile stores them and then adds to the tile's word with release semantics at device scope:
+/// on a GPU after a barrier of the block, `cuda::atomic_ref<int, cuda::thread_scope_device>::fetch_add(1,
+/// cuda::memory_order_release)` or `__threadfence(); atomicAdd(word, 1)`; on the CPU std::atomic_ref, from any thread.
+/// The combine acquires the word before it reads a row of the tile. The program zeroes the words before the computation
+/// begins, on GPUs in stream order before both kernels, and before each replay of a graph.
+///
+/// The combine waits only for tiles that hold a received row. The computation must be able to finish while the combine
+/// runs: on GPUs, launch it before the combine, or run the combine on another stream with few multiprocessors
+/// (KernelOptions::num_sms). If a tile does not finish, the combine fails with kTimeout after the group's deadline.
+struct TileSignals {
+  /// [L, ceil(C / tile_rows)] i32, contiguous, in memory of the group's backend. Absent: all rows are final before the
+  /// call (on GPUs, in stream order).
+  ConstTensorView words{};
+  std::int64_t tile_rows =
+      0;  ///< at least 1: tile t of local expert l is its rows [t * tile_rows, (t + 1) * tile_rows)
+  std::int32_t threshold = 0;  ///< at least 1: a tile is finished once its word is at least this
+  bool present() const { return words.present(); }
+};
+
 /// Inputs of latency_combine on one rank.
 struct LatencyCombineInput {
   ConstTensorView x{};  ///< [L, C, H] or [L*C, H] bf16 | f32: one output row per received row; other rows are not read
@@ -93,6 +115,9 @@ struct LatencyCombineInput {
   /// may read them until it is received, on GPUs too; there, with kRankSums, its send half also waits for the weights
   /// that the other ranks give here.
   ConstTensorView topk_weights{};
+  /// Reports rows of x as final; may be given on some ranks only. A split call may read the words until it is received.
+  /// Groups with GroupOptions::verify or mask_lost_ranks refuse them (kUnsupported: not yet).
+  TileSignals signals{};
 };
 
 /// Outputs of latency_combine on one rank: the sums for its own tokens.

@@ -35,7 +35,7 @@ from ferry._errors import (
     Unsupported,
 )
 from ferry._group import Group
-from ferry._latency import LatencyCombined, LatencyDispatched, latency_bytes_required
+from ferry._latency import LatencyCombined, LatencyDispatched, TileSignals, latency_bytes_required
 from ferry._layout import DispatchLayout, dispatch_layout
 from ferry._load import LoadSummary, LoadWindow
 from ferry._membership import Membership, MembershipView
@@ -101,6 +101,7 @@ __all__ = [
     "Received",
     "Routing",
     "SystemFailure",
+    "TileSignals",
     "Timeout",
     "TransportError",
     "Unsupported",

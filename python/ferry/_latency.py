@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -17,6 +18,28 @@ from ferry._routing import Routing
 CombineOrder = Literal["exact", "rank_sums"]
 
 _ORDERS: tuple[CombineOrder, ...] = ("exact", "rank_sums")  # of ferry::CombineOrder
+
+
+@dataclasses.dataclass(frozen=True)
+class TileSignals:
+    """Words by which the computation of a combine's rows reports tiles of them as finished, so that
+    :meth:`Group.latency_combine` may begin while it still runs.
+
+    Whoever computes rows of a tile stores them, and then adds to the tile's word with release semantics: in Triton
+    ``tl.debug_barrier()`` and ``tl.atomic_add(word, 1, sem="release")``, in CUDA after a barrier of the block
+    ``__threadfence()`` and ``atomicAdd``. The combine reads rows of a tile only after that. Zero the words before the
+    computation begins, on GPUs in stream order before both kernels, and before each replay of a graph. On a GPU, launch
+    the computation before the combine, or run the combine on another stream with few multiprocessors (``num_sms``).
+    Only tiles that hold a received row are waited for; :class:`Timeout` is raised if one does not finish.
+    """
+
+    words: torch.Tensor
+    """[L, ceil(C / tile_rows)] i32, contiguous, on the group's device: for tile t of local expert l, which is its rows
+    t * tile_rows to (t + 1) * tile_rows - 1."""
+    tile_rows: int
+    """Rows of a tile, at least 1."""
+    threshold: int
+    """At least 1: a tile is finished once its word is at least this."""
 
 
 class Sent:
@@ -249,6 +272,7 @@ class LatencyCalls:
         wait_times_ns: torch.Tensor | None = None,
         num_sms: int = 0,
         wire_format: WireFormat | None = None,
+        signals: TileSignals | None = None,
     ) -> LatencyCombined:
         """Return the experts' rows to their source ranks and sum each token's, weighted, in fp32. Collective.
 
@@ -263,14 +287,18 @@ class LatencyCalls:
         wire_format: "fp8", with order "rank_sums", bf16 rows and H a multiple of 128: each rank quantises its fp32 sum,
             as :func:`ferry.quantize` would, instead of rounding it. Groups with ``verify=True`` refuse it. The same on
             every rank.
+        signals: reports rows of x as final while the call runs; by default all are before the call, on a GPU in stream
+            order. May be given on some ranks only. The words must not be changed until the call is received, but by the
+            computation. CPU ranks wait where a split call is made, in ``receive`` or the next call of all ranks.
 
         Raises InvalidArgument for a wrong argument, or if ranks disagree; Unsupported for "fp8" with order "exact",
-        with f32 rows, or in a group that verifies its rows.
+        with f32 rows, or in a group that verifies its rows, and for ``signals`` there or in a group that masks lost
+        ranks.
         """
         routing = dispatched.routing if isinstance(dispatched, LatencyDispatched) else dispatched
         tensors = (x, topk_weights, out, wait_times_ns)
-        sent = Sent("latency_combine", self, *tensors) if split else None
-        sums = _native.latency_combine(self._calls, self, routing, *tensors, order, sent, num_sms, wire_format)
+        sent = Sent("latency_combine", self, *tensors, signals) if split else None
+        sums = _native.latency_combine(self._calls, self, routing, *tensors, order, sent, num_sms, wire_format, signals)
         self._made(sent, routing._native)
         return LatencyCombined(sums, sent)
 

@@ -123,6 +123,20 @@ CombineOrder order_of(nb::handle order) {
   refuse("latency_combine: order is " + repr_of(order) + ", expected one of 'exact', 'rank_sums'");
 }
 
+/// signals: a ferry.TileSignals, or None.
+TileSignals signals_of(nb::handle signals, Place place) {
+  const char* const operation = "latency_combine";
+  if (signals.is_none()) return {};
+  for (const char* const name : {"words", "tile_rows", "threshold"}) {
+    if (nb::hasattr(signals, name)) continue;
+    refuse(std::string(operation) + ": signals is a " + class_name(signals) + ", expected a ferry.TileSignals or None");
+  }
+  const ConstTensorView words = view_of(signals.attr("words"), place, operation, "signals.words");
+  if (!words.present()) refuse(std::string(operation) + ": signals.words is None, expected a tensor");
+  return {words, whole(signals.attr("tile_rows"), operation, "signals.tile_rows"),
+          whole_32(signals.attr("threshold"), operation, "signals.threshold")};
+}
+
 struct DispatchArguments {
   nb::handle x{}, scales{}, topk_idx{}, topk_weights{}, out{}, out_scales{}, num_tokens{}, wait_times_ns{};
   nb::handle num_experts{}, max_tokens{}, slab_capacity{}, expert_to_rank{}, quantize{};
@@ -186,7 +200,7 @@ nb::object dispatch(const Calls& calls, nb::handle x, nb::handle scales, nb::han
 /// -> the sums
 nb::object combine(const Calls& calls, nb::handle owner, nb::handle routing, nb::handle x, nb::handle topk_weights,
                    nb::handle out, nb::handle wait_times_ns, nb::handle order, nb::handle sent, nb::handle num_sms,
-                   nb::handle wire_format) {
+                   nb::handle wire_format, nb::handle signals) {
   const char* const operation = "latency_combine";
   const Place place = calls.place();
   const Stream stream = calls.allocator().any_stream();
@@ -199,6 +213,7 @@ nb::object combine(const Calls& calls, nb::handle owner, nb::handle routing, nb:
         read.options.kernel.num_sms = whole_32(num_sms, operation, "num_sms");
         read.in.x = view_of(x, place, operation, "x");
         read.in.topk_weights = view_of(topk_weights, place, operation, "topk_weights");
+        read.in.signals = signals_of(signals, place);
         read.out = view_of(out, place, operation, "out");
         read.options.wait_times_ns = view_of(wait_times_ns, place, operation, "wait_times_ns");
         return read;
@@ -335,7 +350,7 @@ void define_latency(nb::module_& module) {
              "num_sms"_a.none(), "placement"_a.none(), "counters"_a.none());
   module.def("latency_combine", &combine, "calls"_a, "owner"_a, "routing"_a.none(), "x"_a.none(),
              "topk_weights"_a.none(), "out"_a.none(), "wait_times_ns"_a.none(), "order"_a.none(), "sent"_a.none(),
-             "num_sms"_a.none(), "wire_format"_a.none());
+             "num_sms"_a.none(), "wire_format"_a.none(), "signals"_a.none());
   module.def("latency_receive", &receive, "calls"_a, "routing"_a);
   module.def("latency_bytes_required", &bytes_required, "backend"_a, "num_ranks"_a.none(), "max_tokens"_a.none(),
              "num_topk"_a.none(), "dispatch_row_bytes"_a.none(), "combine_row_bytes"_a.none(), "order"_a);

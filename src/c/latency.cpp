@@ -80,6 +80,7 @@ Status read_combine(const char* call, const ferry_latency_combine_input* given_i
   if (Status status = read_struct(call, given_options, read); !status.ok()) return status;
   input.x = tensor_view(in.x);
   input.topk_weights = tensor_view(in.topk_weights);
+  input.signals = {tensor_view(in.signal_words), in.tile_rows, in.threshold};
   output.x = tensor_view(out.x);
   options.order = static_cast<CombineOrder>(read.order);
   options.split = read.split != 0;

@@ -28,9 +28,10 @@ void relax_core() {
 
 }  // namespace
 
-Wait::Wait(GroupState& state, std::string_view waiting_for)
+Wait::Wait(GroupState& state, std::string_view waiting_for, std::int64_t longest_sleep_ns)
     : state_(state),
       waiting_for_(waiting_for),
+      longest_sleep_ns_(longest_sleep_ns),
       watch_(state.wait_memory().watch),
       missing_(state.wait_memory().missing) {
   state_.peers().recorder().count_wait();
@@ -77,7 +78,7 @@ Status Wait::sleep_or_fail() {
   }
   // Network progress may have brought the awaited data: poll before sleeping.
   if (!network_moved_) {
-    sleep(std::min({beat_in_ns, watch_.due_in_ns(), next_check_ns_ - now_ns}));
+    sleep(std::min({beat_in_ns, watch_.due_in_ns(), next_check_ns_ - now_ns, longest_sleep_ns_}));
     state_.count_wait(missing_, node::monotonic_ns() - now_ns);
   }
   return {};

@@ -16,6 +16,7 @@
 /// deadline (silence_watch.hpp).
 
 #include <cstdint>
+#include <limits>
 #include <string_view>
 #include <vector>
 
@@ -25,8 +26,10 @@ namespace ferry::call {
 
 class Wait {
  public:
-  /// `waiting_for` completes "timed out waiting for rank 3 …" and outlives the wait.
-  Wait(GroupState& state, std::string_view waiting_for);
+  /// `waiting_for` completes "timed out waiting for rank 3 …" and outlives the wait. `longest_sleep_ns`: for what comes
+  /// from outside the group, and wakes no rank.
+  Wait(GroupState& state, std::string_view waiting_for,
+       std::int64_t longest_sleep_ns = std::numeric_limits<std::int64_t>::max());
   ~Wait() {
     if (has_slept_) state_.end_wait();
   }
@@ -57,6 +60,7 @@ class Wait {
 
   GroupState& state_;
   std::string_view waiting_for_;
+  std::int64_t longest_sleep_ns_;
   SilenceWatch& watch_;
   /// False: the watch is restarted before the next sleep, so that the clock is not read while there is progress.
   bool watching_ = false;

@@ -147,6 +147,7 @@ struct LatencyDispatchCall {
 struct LatencyCombineCall {
   CombineCall combine;
   bool own_weights = false;  ///< combine.topk_weights belong to this call, not to the dispatch
+  TileSignals signals;       ///< words [L, ceil(C / tile_rows)], or absent
   bool split = false;
   std::int64_t* wait_times_ns = nullptr;  ///< [R] to add to; null: none
 };

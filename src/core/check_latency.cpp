@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include "core/checks.hpp"
+#include "core/tile_signals.hpp"
 
 /// Checks of latency mode. It takes the arguments of a route of layout kSlab, a dispatch and a weighted combine, so
 /// their checks are reused, with the call's name replaced in their messages.
@@ -135,6 +136,12 @@ Status check_latency_combine(const RoutingState& routing, const LatencyCombineIn
     return as_error_of(kCombine, status);
   }
   if (Status status = check_sums_format(call.combine, options.order); !status.ok()) return status;
+  const auto num_local_experts = static_cast<std::int64_t>(routing.local_expert_ids.size());
+  if (Status status = check_signals(in.signals, num_local_experts, routing.num_recv_rows, call.combine.out_x);
+      !status.ok()) {
+    return status;
+  }
+  call.signals = in.signals;
   call.own_weights = in.topk_weights.present();
   call.combine.rank_sums = options.order == CombineOrder::kRankSums;
   call.combine.kernel = options.kernel;

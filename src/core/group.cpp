@@ -10,6 +10,7 @@
 #include "core/group_log.hpp"
 #include "core/latency_calls.hpp"
 #include "core/present_ranks.hpp"
+#include "core/tile_signals.hpp"
 
 namespace ferry {
 namespace {
@@ -328,13 +329,17 @@ Status Group::latency_combine(const Routing& routing, const LatencyCombineInput&
   if (status.ok()) status = latency_calls_->check_combine(*routing.state_, options.split);
   if (status.ok()) status = check_latency_combine(*routing.state_, in, out, options, call);
   if (status.ok()) status = as_error_of(kName, check_wire_reach(combine, topology(), options_->verify));
+  if (status.ok()) status = check_signals_reach(call.signals, options_->verify, options_->mask_lost_ranks);
   if (status.ok()) status = check_wait_times(kName, options.wait_times_ns, num_ranks(), call.wait_times_ns);
   if (!status.ok()) {
     combine.record.set_status(status);
   } else {
-    combine.record.fields = {numbers_->number_of_combine(*combine.routing), combine.x.row_bytes,
-                             static_cast<std::int64_t>(combine.x.dtype), static_cast<std::int64_t>(options.order),
-                             in.topk_weights.present() ? 1 : 0, static_cast<std::int64_t>(options.wire_format)};
+    combine.record.fields = {numbers_->number_of_combine(*combine.routing),
+                             combine.x.row_bytes,
+                             static_cast<std::int64_t>(combine.x.dtype),
+                             static_cast<std::int64_t>(options.order),
+                             in.topk_weights.present() ? 1 : 0,
+                             static_cast<std::int64_t>(options.wire_format)};
   }
   recorded.describe(shape_of(combine));
   Status sent = recorded.end(backend_->latency_combine(call), done_phase(*backend_));

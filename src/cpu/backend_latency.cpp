@@ -8,6 +8,7 @@
 #include "cpu/backend.hpp"
 #include "cpu/intranode/calls.hpp"
 #include "cpu/latency/slab_routing.hpp"
+#include "cpu/latency/tile_wait.hpp"
 
 /// Latency mode on CPU ranks: a route and a dispatch, or a combine, in one call. See PendingCalls for split ones.
 
@@ -88,6 +89,11 @@ Status CpuBackend::make_latency_dispatch(const LatencyDispatchCall& call, const 
 Status CpuBackend::make_latency_combine(const LatencyCombineCall& latency_call) {
   const AddedWaitTimes added(*sync_, latency_call.combine.record, latency_call.wait_times_ns);
   const CombineCall& call = latency_call.combine;
+  if (call.record.code == ErrorCode::kOk && latency_call.signals.present()) {
+    if (!sync_->broken().ok()) return sync_->broken();
+    // The first step of a combine may copy rows.
+    if (Status status = await_tiles(latency_call, sync_->state()); !status.ok()) return status;
+  }
   if (!survivors_) return as_error_of(to_string(Operation::kLatencyCombine), make_combine(call));
   const Context context = call_context();
   Status status = intranode::combine(call, context, &*survivors_);

@@ -278,6 +278,7 @@ void run_latency_mode(layer* made, int32_t split) {
   int64_t* waited_ns = memory(times_bytes);  // waits of these calls alone
   int64_t* before_ns = memory(times_bytes);
   int64_t* after_ns = memory(times_bytes);
+  int32_t* words = memory((size_t)(most_local * capacity) * sizeof(int32_t));
 
   expect_ok(ferry_group_wait_times_ns(made->group, before_ns, num_ranks), "ferry_group_wait_times_ns");
   options.wait_times_ns = adding.wait_times_ns = matrix(waited_ns, FERRY_INT64, num_ranks, 0);
@@ -305,8 +306,12 @@ void run_latency_mode(layer* made, int32_t split) {
     }
   }
 
+  for (i = 0; i < num_local * capacity; ++i) words[i] = 2;
   results.struct_size = sizeof(results);
   results.x = receive.x;
+  results.signal_words = matrix(words, FERRY_INT32, num_local, capacity);
+  results.tile_rows = 1;
+  results.threshold = 2;
   sums.struct_size = sizeof(sums);
   sums.x = matrix(made->out, FERRY_FLOAT32, made->num_tokens, LAYER_HIDDEN);
   adding.struct_size = sizeof(adding);
@@ -316,7 +321,11 @@ void run_latency_mode(layer* made, int32_t split) {
   expect_dense(made, split ? "latency mode, split" : "latency mode");
   expect_ok(ferry_group_wait_times_ns(made->group, after_ns, num_ranks), "ferry_group_wait_times_ns");
   for (i = 0; i < num_ranks; ++i) expect(waited_ns[i] == after_ns[i] - before_ns[i], "the wait times of the calls");
+  results.tile_rows = 0;
+  expect_code(ferry_latency_combine(made->group, routing, &results, &sums, &adding, NULL), FERRY_ERROR_INVALID_ARGUMENT,
+              "tiles of no rows");
   expect_fp8_sums(made, routing, num_local * capacity, split);
+  free(words);
   free(waited_ns);
   free(before_ns);
   free(after_ns);

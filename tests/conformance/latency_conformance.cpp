@@ -33,6 +33,12 @@ void LatencyConformance::run_latency_cases(int num_ranks, const std::vector<Exch
   });
 }
 
+std::vector<BackendConfig> configs_that_verify(bool verify) {
+  std::vector<BackendConfig> configs = backend_configs();
+  std::erase_if(configs, [verify](const BackendConfig& one) { return one.verify != verify; });
+  return configs;
+}
+
 Status call_dispatch(Group& group, const LatencyDispatchTensors& tensors) {
   const Stream stream = stream_of(group);
   const Result<Routing> sent = group.latency_dispatch(tensors.in, tensors.out, tensors.options, stream);

@@ -24,6 +24,9 @@ class LatencyConformance : public Conformance {
   void run_latency_cases(int num_ranks, const std::vector<ExchangeCase>& cases, const KernelOptions& kernel = {});
 };
 
+/// Those of backend_configs() whose groups verify rows, or those whose groups do not.
+std::vector<BackendConfig> configs_that_verify(bool verify);
+
 /// Makes one call, or both its halves, and returns its final status.
 Status call_dispatch(Group& group, const LatencyDispatchTensors& tensors);
 Status call_combine(Group& group, const Routing& routing, const LatencyCombineTensors& tensors);

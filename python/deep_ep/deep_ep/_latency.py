@@ -108,6 +108,14 @@ class LatencyCalls:
         return_recv_hook: bool = False,
         out: torch.Tensor | None = None,
         combine_wait_recv_cost_stats: torch.Tensor | None = None,
+        overlap: bool = False,
+        packed_recv_count: torch.Tensor | None = None,
+        comp_signal: torch.Tensor | None = None,
+        block_m: int = 64,
+        threshold: int = 0,
+        num_sms: int = 3,
+        src_signals: torch.Tensor | None = None,
+        src_signal_expect_value: int | None = None,
         **unknown: Any,
     ) -> tuple[torch.Tensor, EventOverlap, Hook | None]:
         """Return the experts' rows and sum each token's, each times its weight. Collective.
@@ -123,13 +131,25 @@ class LatencyCalls:
         combine_wait_recv_cost_stats: [R] i64: as in :meth:`low_latency_dispatch`.
         async_finish, return_recv_hook: as in :meth:`low_latency_dispatch`; until the hook has returned, the rows must
             not be changed.
+        overlap: the rows may still be computed when the call begins; it reads those of a tile once the tile's word has
+            reached a value, see :class:`ferry.TileSignals`. On CPUs a call with a hook waits for them in the hook.
+            Without it the arguments below have no effect.
+        comp_signal: words of tiles of block_m rows, int32 or uint32, contiguous: the first L * ceil(R * M / block_m) of
+            a flat tensor, or [L, ceil(R * M / block_m)]. A tile's rows are final at ``threshold``.
+        src_signals: in place of comp_signal [L]: an expert's rows are final at ``src_signal_expect_value``.
+        num_sms: most multiprocessors of the call. packed_recv_count: without effect, the handle has the counts.
 
         Each rank sums its rows of a token in fp32, by ascending row, and rounds to bf16; the token's source adds those
         in fp32, by ascending rank, and rounds. Returns the sums [T, H] bf16, the event, and the hook or None.
         """
         what = "low_latency_combine"
         calls = self._calls_for(what)
-        tensors = (x, topk_weights, out, combine_wait_recv_cost_stats)
+        signals = None
+        if overlap and src_signals is None:
+            signals = ("comp_signal", _as_int32(comp_signal), block_m, threshold, num_sms)
+        elif overlap:
+            signals = ("src_signals", _as_int32(src_signals), None, src_signal_expect_value, num_sms)
+        tensors = (x, topk_weights, out, combine_wait_recv_cost_stats, signals[1] if signals else None)
         sent = SplitCall(what, self._member.group, *tensors) if return_recv_hook else None
         return run_in_order(
             self._member,
@@ -147,7 +167,9 @@ class LatencyCalls:
             combine_wait_recv_cost_stats,
             bool(zero_copy),
             sent,
-            problem=_wrong_options(what, async_finish and return_recv_hook, use_logfmt),
+            signals,
+            problem=_wrong_options(what, async_finish and return_recv_hook, use_logfmt)
+            or (_wrong_signals(what, comp_signal, src_signals) if overlap else None),
         )
 
     def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
@@ -217,3 +239,16 @@ def _wrong_options(what: str, has_two_ends: bool, use_logfmt: bool = False) -> E
     if use_logfmt:
         return NotImplementedError(f"{what}: use_logfmt=True is not implemented; rows are returned as bf16")
     return None
+
+
+def _wrong_signals(what: str, comp_signal: object, src_signals: object) -> Exception | None:
+    """As :func:`_wrong_options`, of a call with ``overlap=True``."""
+    if (comp_signal is None) != (src_signals is None):
+        return None
+    found = "neither comp_signal nor src_signals is" if comp_signal is None else "both comp_signal and src_signals are"
+    return InvalidArgument(f"{what}: overlap is True and {found} given, expected one of them")
+
+
+def _as_int32(words: Any) -> Any:
+    """The same words; the native calls read no tensors of uint32."""
+    return words.view(torch.int32) if isinstance(words, torch.Tensor) and words.dtype == torch.uint32 else words

@@ -221,7 +221,7 @@ void define_calls(nb::module_& module) {
           "expert_stats"_a.none(), "wait_stats"_a.none(), "sent"_a.none(), "use_fp8"_a, "round_scale"_a, "use_ue8m0"_a)
       .def("low_latency_combine", &BufferCalls::low_latency_combine, "problem"_a.none(), "x"_a.none(),
            "topk_idx"_a.none(), "topk_weights"_a.none(), "handle"_a.none(), "out"_a.none(), "wait_stats"_a.none(),
-           "zero_copy"_a, "sent"_a.none())
+           "zero_copy"_a, "sent"_a.none(), "overlap"_a.none())
       .def(
           "check_latency_shape",
           [](const BufferCalls& self, nb::handle max_tokens, nb::handle hidden, nb::handle num_experts,

@@ -151,10 +151,12 @@ class BufferCalls {
                                         nanobind::handle max_tokens, nanobind::handle num_experts,
                                         nanobind::handle expert_stats, nanobind::handle wait_stats,
                                         nanobind::handle sent, const FormOfSlab& form) const;
-  /// zero_copy: rows are those of the handle's combine memory.
+  /// zero_copy: rows are those of the handle's combine memory. overlap: None, or (name of the argument that has words
+  /// of tiles, these words, rows of a tile or None for all of an expert, threshold, multiprocessors).
   nanobind::object low_latency_combine(nanobind::handle problem, nanobind::handle x, nanobind::handle topk_idx,
                                        nanobind::handle topk_weights, nanobind::handle handle, nanobind::handle out,
-                                       nanobind::handle wait_stats, bool zero_copy, nanobind::handle sent) const;
+                                       nanobind::handle wait_stats, bool zero_copy, nanobind::handle sent,
+                                       nanobind::handle overlap) const;
   /// Raises ferry.InvalidArgument for numbers that no call of latency mode takes.
   void check_latency_shape(nanobind::handle max_tokens, nanobind::handle hidden, nanobind::handle num_experts,
                            const char* operation) const;
@@ -225,6 +227,7 @@ class BufferCalls {
   nanobind::object defer(std::initializer_list<nanobind::object> read, DeferredCall::Finish finish) const;
 
   Slab find_slab(nanobind::handle handle, const char* operation) const;
+  void read_overlap(const Checks& checks, const Slab& slab, nanobind::handle overlap, ReadLatencyCombine& call) const;
   /// Rows of a combine without a copy. kept: tensors of a split call, or None.
   TensorView combine_memory_of(const Checks& checks, const Slab& slab, nanobind::handle kept) const;
 

@@ -1,9 +1,13 @@
 /// Calls of latency mode as deep_ep's buffers make them.
 
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include "arguments.hpp"
@@ -171,7 +175,8 @@ nb::object BufferCalls::slab_of(nb::handle handle, const char* operation) const 
 
 nb::object BufferCalls::low_latency_combine(nb::handle problem, nb::handle x, nb::handle topk_idx,
                                             nb::handle topk_weights, nb::handle handle, nb::handle out,
-                                            nb::handle wait_stats, bool zero_copy, nb::handle sent) const {
+                                            nb::handle wait_stats, bool zero_copy, nb::handle sent,
+                                            nb::handle overlap) const {
   const char* const operation = "low_latency_combine";
   const Calls& calls = *calls_;
   const nb::object kept = kept_by(sent);
@@ -189,6 +194,7 @@ nb::object BufferCalls::low_latency_combine(nb::handle problem, nb::handle x, nb
     call.out = checks.table_or_none(out, "out", DType::kBfloat16, {num_tokens, slab.hidden});
     call.options.wait_times_ns = checks.wait_stats(wait_stats, "combine_wait_recv_cost_stats");
     if (zero_copy) call.in.x = combine_memory_of(checks, slab, kept);
+    if (!overlap.is_none()) read_overlap(checks, slab, overlap, call);
     call.options.order = CombineOrder::kRankSums;
     const bool split = keep_for_split(call, kept);
     if (split) raise_known_errors();
@@ -198,6 +204,35 @@ nb::object BufferCalls::low_latency_combine(nb::handle problem, nb::handle x, nb
     if (!split) raise_known_errors();
     return nb::make_tuple(sums.is_valid() ? sums : nb::borrow(out), new_event(), hook);
   });
+}
+
+void BufferCalls::read_overlap(const Checks& checks, const Slab& slab, nb::handle overlap,
+                               ReadLatencyCombine& call) const {
+  const auto [name, words, tile_rows, threshold, num_sms] =
+      nb::cast<std::tuple<std::string, nb::object, nb::object, nb::object, nb::object>>(overlap);
+  TileSignals& signals = call.in.signals;
+  signals.tile_rows = tile_rows.is_none() ? slab.num_rows : checks.size(tile_rows, "block_m");
+  const auto size_32 = [&checks](nb::handle value, const char* what) {
+    checks.size(value, what);
+    return whole_32(value, "low_latency_combine", what);
+  };
+  signals.threshold = size_32(threshold, tile_rows.is_none() ? "src_signal_expect_value" : "threshold");
+  call.options.kernel.num_sms = size_32(num_sms, "num_sms");
+  const std::int64_t num_tiles = slab.num_rows / signals.tile_rows + (slab.num_rows % signals.tile_rows != 0 ? 1 : 0);
+  const std::int64_t num_words = slab.num_local * num_tiles;
+  // Engines make a flat tensor for the smallest tiles and use its beginning.
+  const std::optional<ReadTensor> read = find_tensor(words, calls_->place());
+  const bool fits =
+      read && read->view.dtype == DType::kInt32 && is_contiguous(read->view) &&
+      (read->view.num_dims == 1 ? read->view.extent(0) >= num_words : read->view.num_elements() == num_words);
+  if (!fits) {
+    checks.tensor(words, name);
+    checks.refuse(name + " is of shape " + repr_of(words.attr("shape")) + " and dtype " + repr_of(words.attr("dtype")) +
+                  ", expected " + std::to_string(num_words) + " contiguous words of int32 or uint32: one for each " +
+                  std::to_string(signals.tile_rows) + " of the " + std::to_string(slab.num_rows) + " rows of each of " +
+                  std::to_string(slab.num_local) + " experts");
+  }
+  signals.words = ConstTensorView(read->view.data, DType::kInt32, {slab.num_local, num_tiles});
 }
 
 TensorView BufferCalls::combine_memory_of(const Checks& checks, const Slab& slab, nb::handle kept) const {

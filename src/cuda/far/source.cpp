@@ -245,8 +245,8 @@ bool FarSource::put_record(Peer& peer, int kind, const FarPost& post) {
   return true;
 }
 
-/// Blocks of those that a post of call `number` counts which have stored what they send, from block `first` on up to the
-/// first that has not.
+/// Blocks of those that a post of call `number` counts which have stored what they send, from block `first` on up to
+/// the first that has not.
 int FarSource::num_done(int kind, std::uint64_t number, int num_blocks, int first) const {
   std::uint64_t* const words = options_.done + kind * kMaxCallBlocks;
   int count = first;

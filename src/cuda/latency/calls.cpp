@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
 #include <optional>
 
 #include "core/checks.hpp"
@@ -21,6 +22,14 @@ namespace {
 
 /// One block that reports and one that moves rows.
 constexpr int kLeastBlocks = 2;
+
+TileWords tiles_of(const TileSignals& signals) {
+  if (!signals.present()) return {};
+  constexpr std::int64_t kMostRows = std::numeric_limits<std::int32_t>::max();
+  return {static_cast<const std::int32_t*>(signals.words.data),
+          static_cast<std::int32_t>(std::min(signals.tile_rows, kMostRows)),
+          static_cast<std::int32_t>(signals.words.extent(1)), signals.threshold};
+}
 
 RowKind kind_of(const CombineCall& rows) {
   if (rows.wire_format == WireFormat::kFp8) return RowKind::kFp8Sums;
@@ -111,6 +120,7 @@ Status LatencyMode::make_combine(const LatencyCombineCall& call) {
         check_room(kName, SetNeed::of_combine(routing.max_tokens, routing.num_topk, num_rows, row_format.wire_bytes()));
     if (status.ok()) status = as_error_of(kName, check_combine_memory(rows, *parts.arena));
     if (status.ok()) status = check_wait_times_memory(kName, call.wait_times_ns, *parts.arena);
+    if (status.ok()) status = check_signals_memory(call.signals, *parts.arena);
     if (!status.ok()) return status;
     if (over_nodes()) {
       Result<Returns> taken = returns_of(kName, routing, row_format);
@@ -119,7 +129,7 @@ Status LatencyMode::make_combine(const LatencyCombineCall& call) {
       far_->use_returns();
     }
 
-    params.emplace(LatencyCombineParams{.send = {.call = params_of(routing), .rows = {}}, .receive = {}});
+    params.emplace(LatencyCombineParams{.send = {.call = params_of(routing), .rows = {}, .tiles = {}}, .receive = {}});
     CombineSendParams& send = params->send;
     send.call.counts_waits = call.wait_times_ns != nullptr;
     send.rows = row_format;
@@ -137,16 +147,22 @@ Status LatencyMode::make_combine(const LatencyCombineCall& call) {
     const auto* weights = static_cast<const float*>(rows.topk_weights.data);
     send.own_weights = call.own_weights;
     send.weights = weights;
-    const BlockLimits limits =
-        block_limits(rows.kernel, {Operation::kLatencyCombine, Layout::kSlab, routing.num_tokens, rows.x.row_bytes});
-    // Blocks that send rows wait for their weights, and those that send words receive them, too.
-    const bool sends_wait = send.rows.words() || (rows.rank_sums && call.own_weights);
+    send.tiles = tiles_of(call.signals);
+    const TunedCall tuned_call{Operation::kLatencyCombine, Layout::kSlab, routing.num_tokens, rows.x.row_bytes};
+    const BlockLimits limits = block_limits(rows.kernel, tuned_call);
+    // Blocks that send rows wait for their weights or tiles, and those that send words receive them, too.
+    const bool sends_wait = send.rows.words() || (rows.rank_sums && call.own_weights) || send.tiles.present();
     // Helpers cost more than they add where each block that may wait has at most one sum to send. Between two H200 a
     // pair in a graph took 23.6 us with helpers and 21.9 with 100 blocks for 32 tokens, 25.0 and 26.9 for 64.
     const std::int64_t most_sums = send.call.max_tokens * send.call.ranks.num_ranks;
     const bool all_wait = sends_wait || (rows.rank_sums && !call.split && most_sums < limits.most_waiting);
     send.call.num_blocks = combine_blocks(send.call, send.rows, all_wait ? limits.most_waiting : limits.most);
     num_receive_blocks = std::min(send.call.num_blocks, limits.most_waiting);
+    if (call.split && send.tiles.present()) {
+      // The program bounds the half that runs beside a kernel of its own.
+      const int most = block_limits({}, tuned_call).most_waiting;
+      num_receive_blocks = std::min(combine_blocks(send.call, send.rows, most), most);
+    }
 
     CombineReceiveRows& receive = params->receive;
     receive.rows = send.rows;

@@ -356,7 +356,10 @@ cudaError_t launch_combine_send(const CombineSendParams& params, const MaskParam
 
 cudaError_t launch_combine_receive(const CombineReceiveParams& params, const MaskParams& mask, cudaStream_t stream) {
   const int num_blocks = params.call.num_blocks;
-  LatencyCombineParams whole{{params.call, params.rows}, params};
+  LatencyCombineParams whole;
+  whole.send.call = params.call;
+  whole.send.rows = params.rows;
+  whole.receive = params;
   if (is_small(whole)) return launch_small_half(whole, true, stream);
   if (!mask.present()) {
     return kHalf.launch(kernel_idx(params.rows), num_blocks, params.call.overlaps, CombineHalf<false>(params), stream);

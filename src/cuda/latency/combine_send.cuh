@@ -12,6 +12,7 @@
 #include "cuda/latency/combine_parts.cuh"
 #include "cuda/latency/fp8_sums.cuh"
 #include "cuda/latency/term_order.cuh"
+#include "cuda/latency/tile_wait.cuh"
 #include "cuda/sync/entry.cuh"
 #include "plan/carver.hpp"
 
@@ -177,7 +178,10 @@ class CombineSender {
       }
       if (waits) good = meet_at_turn(params_, shared_, start.routed, [] {});
       waits = false;
-      if (good && item.ordinal >= 0 && receives(item.source)) good = send(item, part, place);
+      if (good && item.ordinal >= 0 && receives(item.source)) {
+        if (params_.tiles.present()) good = await_tiles(call_, params_.tiles, item.row);
+        good = good && send(item, part, place);
+      }
       item = next;
     }
     return good;

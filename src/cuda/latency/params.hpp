@@ -178,6 +178,16 @@ struct CombineRows {
   }
 };
 
+/// TileSignals of a combine.
+struct TileWords {
+  const std::int32_t* words = nullptr;  ///< [L][tiles_per_expert]; null: all rows are final
+  std::int32_t tile_rows = 1;
+  std::int32_t tiles_per_expert = 0;
+  std::int32_t threshold = 0;
+
+  FERRY_HOST_DEVICE constexpr bool present() const { return words != nullptr; }
+};
+
 /// Parameters of a send half. If the dispatch was refused, no rank sends rows, and the send half reports why.
 struct CombineSendParams {
   LatencyParams call;
@@ -187,6 +197,7 @@ struct CombineSendParams {
   /// The weights are this combine's, else the dispatch's. The same on every rank: with kRankSums they are sent ahead.
   bool own_weights = false;
   const float* weights = nullptr;  ///< [T, K], read if own_weights
+  TileWords tiles;
 };
 
 /// Parameters of a receive half, without its call.

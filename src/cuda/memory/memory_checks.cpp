@@ -181,6 +181,12 @@ Status check_wait_times_memory(std::string_view operation, const std::int64_t* t
   return checks.status();
 }
 
+Status check_signals_memory(const TileSignals& signals, const DeviceArena& arena) {
+  Checks checks(arena);
+  checks.view("latency_combine: signals.words", signals.words);
+  return checks.status();
+}
+
 Status check_mask_memory(const ConstTensorView& out, const DeviceArena& arena) {
   Checks checks(arena);
   checks.pointer("latency_query_mask: out", out.data);

@@ -26,6 +26,7 @@ Status check_combine_memory(const CombineCall& call, const DeviceArena& arena);
 Status check_channel_tables_memory(const ChannelTablesCall& call, std::int64_t num_tokens, const DeviceArena& arena);
 /// `times_ns`: wait times of a call of latency mode; null: none.
 Status check_wait_times_memory(std::string_view operation, const std::int64_t* times_ns, const DeviceArena& arena);
+Status check_signals_memory(const TileSignals& signals, const DeviceArena& arena);
 /// `out`: result of latency_query_mask.
 Status check_mask_memory(const ConstTensorView& out, const DeviceArena& arena);
 Status check_layout_memory(const plan::TokenLayoutParams& params, int device);

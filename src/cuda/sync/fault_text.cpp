@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/checks.hpp"
+#include "core/tile_signals.hpp"
 #include "plan/route_plan.hpp"
 
 namespace ferry::cuda {
@@ -36,6 +37,8 @@ std::string_view awaited_text(Awaited awaited) {
       return "to finish its part";
     case Awaited::kOwn:
       return "to get its own blocks on the GPU (too many kernels share it)";
+    case Awaited::kTile:
+      return "to finish a tile";
     case Awaited::kRailCall:
       return "to make the same call";
     case Awaited::kRailItems:
@@ -66,6 +69,14 @@ std::string describe_lost(const LostReport& lost, const Topology& topology, std:
   // The kind of wait differs from rank to rank and means nothing: all ranks report the same text.
   if (lost.stopped != 0) return "a call on the GPU was stopped while it waited for other ranks";
   const auto awaited = static_cast<Awaited>(lost.awaited);
+  if (awaited == Awaited::kTile) {
+    return describe(UnfinishedTile{.rank = rank_missed(lost, topology),
+                                   .local_expert = static_cast<std::int64_t>(lost.epoch >> 32),
+                                   .tile = static_cast<std::int64_t>(lost.epoch & 0xFFFF'FFFF),
+                                   .word = static_cast<std::int32_t>(lost.seen),
+                                   .threshold = static_cast<std::int32_t>(lost.expected),
+                                   .timeout_ns = timeout_ns});
+  }
   // Flags count epochs.
   const std::string seen = awaited == Awaited::kRows ? fmt::format("{} of {} rows", lost.seen, lost.expected)
                                                      : fmt::format("flag {}, expected {}", lost.seen, lost.expected);

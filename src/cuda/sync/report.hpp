@@ -37,12 +37,18 @@ enum class Awaited : std::int32_t {
   kDone = 3,    ///< a peer to finish its part
   kOwn = 4,     ///< this rank's own blocks
   kRow = 5,     ///< latency mode: one row, or its place
+  kTile = 6,    ///< latency mode: a tile of this rank's rows to be finished; the epoch is pack_tile()
   // For these the peer is a node: the rail peer in that node.
-  kRailCall = 6,      ///< a rail peer to make the same call
-  kRailItems = 7,     ///< a rail peer to send a chunk
-  kRailRoom = 8,      ///< a rail peer to use a chunk
-  kRailProtocol = 9,  ///< no event: the rail peer has sent data that no rank of this build sends
+  kRailCall = 7,       ///< a rail peer to make the same call
+  kRailItems = 8,      ///< a rail peer to send a chunk
+  kRailRoom = 9,       ///< a rail peer to use a chunk
+  kRailProtocol = 10,  ///< no event: the rail peer has sent data that no rank of this build sends
 };
+
+/// A tile of a local expert's rows, in place of the number of a call.
+FERRY_HOST_DEVICE constexpr std::uint64_t pack_tile(int expert, int tile) {
+  return static_cast<std::uint64_t>(static_cast<std::uint32_t>(expert)) << 32 | static_cast<std::uint32_t>(tile);
+}
 
 /// A wait that timed out or was stopped.
 struct LostReport {
