@@ -125,6 +125,8 @@ def parser() -> argparse.ArgumentParser:
 
 def main() -> None:
     args = parser().parse_args()
+    assert args.hidden % TILE_COLUMNS == 0
+    assert args.inner % TILE_DEPTH == 0
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     dist.init_process_group("gloo")
     group = make_group(dist.get_world_size(), args)

@@ -29,7 +29,7 @@ class TileSignals:
     ``tl.debug_barrier()`` and ``tl.atomic_add(word, 1, sem="release")``, in CUDA after a barrier of the block
     ``__threadfence()`` and ``atomicAdd``. The combine reads rows of a tile only after that. Zero the words before the
     computation begins, on GPUs in stream order before both kernels, and before each replay of a graph. On a GPU, launch
-    the computation before the combine, or run the combine on another stream with few multiprocessors (``num_sms``).
+    the computation on another stream right before the combine, which gets few multiprocessors (``num_sms``).
     Only tiles that hold a received row are waited for; :class:`Timeout` is raised if one does not finish.
     """
 

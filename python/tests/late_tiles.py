@@ -19,8 +19,6 @@ class LateTiles:
         self.y = torch.full_like(y, torch.nan)
         self.words = torch.zeros(len(y), -(-y.shape[1] // tile_rows), dtype=torch.int32, device=y.device)
         self.stream = torch.cuda.Stream() if y.is_cuda else None
-        if self.stream is not None:
-            self.stream.wait_stream(torch.cuda.current_stream())
 
     def finish(self) -> None:
         """All tiles, the last first."""
@@ -37,7 +35,9 @@ class LateTiles:
         self.finish()
 
     def finish_late(self) -> threading.Thread:
-        """On a thread of its own, which the caller joins."""
+        """On a thread of its own, which the caller joins. After what is on the caller's stream now."""
+        if self.stream is not None:
+            self.stream.wait_stream(torch.cuda.current_stream())
         thread = threading.Thread(target=self._finish_late)
         thread.start()
         return thread

@@ -94,5 +94,6 @@ set(ferry_cuda_sources
     cuda/latency/nodes_combine.cu
     cuda/latency/nodes_dispatch.cu
     cuda/latency/refusal.cu
+    cuda/latency/tiles.cu
     cuda/one_sided/kernels.cu
     cuda/backend.cpp)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 import ferry
-from deep_ep._latency_handles import CombineMemory
+from deep_ep._latency_handles import CombineMemory, note_stream
 from deep_ep._member import Member
 from deep_ep._run import run_in_order
 from deep_ep.utils.event import EventOverlap
@@ -74,7 +74,7 @@ class LatencyCalls:
         calls = self._calls_for(what)
         tensors = (x, topk_idx, cumulative_local_expert_recv_stats, dispatch_wait_recv_cost_stats)
         sent = SplitCall(what, self._member.group, *tensors) if return_recv_hook else None
-        return run_in_order(
+        made = run_in_order(
             self._member,
             what,
             None,
@@ -94,6 +94,7 @@ class LatencyCalls:
             bool(use_ue8m0),
             problem=_wrong_options(what, async_finish and return_recv_hook),
         )
+        return note_stream(made, self._member.group)
 
     @eager
     def low_latency_combine(
@@ -113,7 +114,7 @@ class LatencyCalls:
         comp_signal: torch.Tensor | None = None,
         block_m: int = 64,
         threshold: int = 0,
-        num_sms: int = 3,
+        num_sms: int | None = None,
         src_signals: torch.Tensor | None = None,
         src_signal_expect_value: int | None = None,
         **unknown: Any,
@@ -137,7 +138,8 @@ class LatencyCalls:
         comp_signal: words of tiles of block_m rows, int32 or uint32, contiguous: the first L * ceil(R * M / block_m) of
             a flat tensor, or [L, ceil(R * M / block_m)]. A tile's rows are final at ``threshold``.
         src_signals: in place of comp_signal [L]: an expert's rows are final at ``src_signal_expect_value``.
-        num_sms: most multiprocessors of the call. packed_recv_count: without effect, the handle has the counts.
+        num_sms: most multiprocessors of the call's first half, with a hook; by default 3 for comp_signal, and for
+            src_signals 32, as engines leave them free. packed_recv_count: without effect, the handle has the counts.
 
         Each rank sums its rows of a token in fp32, by ascending row, and rounds to bf16; the token's source adds those
         in fp32, by ascending rank, and rounds. Returns the sums [T, H] bf16, the event, and the hook or None.
@@ -146,12 +148,13 @@ class LatencyCalls:
         calls = self._calls_for(what)
         signals = None
         if overlap and src_signals is None:
-            signals = ("comp_signal", _as_int32(comp_signal), block_m, threshold, num_sms)
+            signals = ("comp_signal", _as_int32(comp_signal), block_m, threshold, 3 if num_sms is None else num_sms)
         elif overlap:
-            signals = ("src_signals", _as_int32(src_signals), None, src_signal_expect_value, num_sms)
+            most = 32 if num_sms is None else num_sms
+            signals = ("src_signals", _as_int32(src_signals), None, src_signal_expect_value, most)
         tensors = (x, topk_weights, out, combine_wait_recv_cost_stats, signals[1] if signals else None)
         sent = SplitCall(what, self._member.group, *tensors) if return_recv_hook else None
-        return run_in_order(
+        made = run_in_order(
             self._member,
             what,
             None,
@@ -171,6 +174,7 @@ class LatencyCalls:
             problem=_wrong_options(what, async_finish and return_recv_hook, use_logfmt)
             or (_wrong_signals(what, comp_signal, src_signals) if overlap else None),
         )
+        return note_stream(made, self._member.group)
 
     def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
         """Checks its arguments and does nothing else, without waiting for other ranks: calls of both modes and of any

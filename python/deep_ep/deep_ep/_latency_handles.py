@@ -6,7 +6,7 @@ handle of latency mode holds too little to route again, so a copy of that tensor
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -40,17 +40,33 @@ class LatencyLink:
 
 
 class ReceiveHook:
-    """The second half of a call; raises when called twice."""
+    """The second half of a call; raises when called twice. On GPUs it runs on the stream of the first half, as engines
+    expect that call it on another, also in graphs; that other stream then waits for it.
+    """
 
-    __slots__ = ("_group", "_sent")
+    __slots__ = ("_group", "_sent", "_stream")
 
-    def __init__(self, sent: SplitCall, group: ferry.Group) -> None:
-        self._sent = sent
-        self._group = group
+    _sent: SplitCall
+    _group: ferry.Group
+    _stream: torch.cuda.Stream | None
 
     def __call__(self) -> None:
-        self._sent.receive()
+        here = torch.cuda.current_stream(self._group.device) if self._stream is not None else None
+        if here == self._stream:
+            self._sent.receive()
+        else:
+            with torch.cuda.stream(self._stream):
+                self._sent.receive()
+            here.wait_stream(self._stream)
         self._group.poll()
+
+
+def note_stream(result: Any, group: ferry.Group) -> Any:
+    """Records the current stream in the hook of a call that was just made on it, if it has one."""
+    hook = result[-1]
+    if hook is not None:
+        hook._stream = torch.cuda.current_stream(group.device) if group.device.type == "cuda" else None
+    return result
 
 
 class CombineMemory:

@@ -76,6 +76,52 @@ def test_rows_that_are_computed_while_the_combine_runs(device: str) -> None:
     run_ranks(2, check_overlap, with_short_weights(make_world(2, 6, [5, 9], hidden=128)), 10, device)
 
 
+def check_graph(rank: int, world: World, most: int) -> None:
+    """The combine is sent on another stream than its rows are computed on, and its hook called on that one."""
+    buffer = make_latency_buffer(rank, "cuda", world, most)
+    world = world.to(buffer.device)
+    mine = inputs_of(world, rank, buffer.device)
+    x, _, handle, *_ = buffer.low_latency_dispatch(mine.x, mine.idx, most, world.num_experts, use_fp8=False)
+    final = run_experts(x, world.first_expert(rank))
+    y, out = torch.empty_like(final), torch.empty_like(mine.x)
+    words = torch.zeros(len(y), dtype=torch.int32, device=buffer.device)
+    other = torch.cuda.Stream()
+
+    def step() -> None:
+        words.zero_()
+        y.fill_(torch.nan)
+        other.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(other):
+            *_, hook = buffer.low_latency_combine(
+                y, mine.idx, mine.weights, handle, return_recv_hook=True, out=out, overlap=True, src_signals=words,
+                src_signal_expect_value=1, num_sms=3,
+            )  # fmt: skip
+        y.copy_(final)
+        words.fill_(1)
+        other.wait_stream(torch.cuda.current_stream())
+        hook()
+        torch.cuda.current_stream().wait_stream(other)
+
+    expected = weighted_sums(world, rank, rank_sums=True)
+    step()
+    assert torch.equal(out, expected)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    for factor in (1, 2, 4):  # exact in bf16
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(out, expected * factor)
+        final.mul_(2)
+    buffer.destroy()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_hook_on_another_stream_in_a_graph() -> None:
+    run_ranks(2, check_graph, with_short_weights(make_world(2, 6, [5, 9], hidden=128)), 10)
+
+
 BAD_RANK = 1
 
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <limits>
 #include <optional>
+#include <utility>
 
 #include "core/checks.hpp"
 #include "cuda/call/group_call.hpp"
@@ -183,6 +184,10 @@ Status LatencyMode::make_combine(const LatencyCombineCall& call) {
     send.call.agreement = launch.agreement;
     send.call.record_number = launch.record_number;
     cudaError_t error = cudaSuccess;
+    if (const bool is_gated = over_nodes() ? send.rows.words() : is_small(*params); is_gated && send.tiles.present()) {
+      error = launch_tiles_gate({send.call, std::exchange(send.tiles, {})}, launch.stream);
+      if (error != cudaSuccess) return error;
+    }
     if (call.split) {
       error = launch_send(send, returns, launch.stream);
       *routing.combine_receive = {params->receive, send.call};

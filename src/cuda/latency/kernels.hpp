@@ -13,6 +13,7 @@
 ///                either half            combine_half_kernel      kind of rows, words; masks  as the call says
 ///                the same, if small     combine_small_half_kernel  kind of rows              as the call says
 ///                weights of its own     weights_send_kernel      masks                       as the call says
+///   tiles.cu     before a small combine with TileSignals  tiles_gate_kernel                  1
 ///   refusal.cu   whole                  refusal_kernel                                       1
 ///                send half              refusal_send_kernel      masks                       1
 ///                receive half           refusal_receive_kernel   masks                       1
@@ -53,6 +54,9 @@ cudaError_t launch_latency_combine(const LatencyCombineParams& params, const Mas
 cudaError_t launch_combine_send(const CombineSendParams& params, const MaskParams& mask, cudaStream_t stream);
 cudaError_t launch_combine_receive(const CombineReceiveParams& params, const MaskParams& mask, cudaStream_t stream);
 
+/// Comes before a combine for few tokens that has signals.
+cudaError_t launch_tiles_gate(const TilesGateParams& params, cudaStream_t stream);
+
 cudaError_t launch_latency_refusal(const LatencyRefusalParams& params, const MaskParams& mask, cudaStream_t stream);
 
 cudaError_t launch_mask_update(const MaskUpdateParams& params, cudaStream_t stream);
@@ -77,6 +81,7 @@ cudaError_t launch_weights_gate(const MaskGateParams& params, cudaStream_t strea
 cudaError_t load_latency_dispatch(bool masks);
 cudaError_t load_latency_combine(bool masks);
 cudaError_t load_latency_refusal(bool masks);
+cudaError_t load_tiles_gate();
 cudaError_t load_masks();
 cudaError_t load_nodes_combine();
 cudaError_t load_nodes_dispatch();

@@ -188,6 +188,12 @@ struct TileWords {
   FERRY_HOST_DEVICE constexpr bool present() const { return words != nullptr; }
 };
 
+/// Waits for all tiles before a combine whose kernels do not wait for theirs.
+struct TilesGateParams {
+  LatencyParams call;
+  TileWords tiles;
+};
+
 /// Parameters of a send half. If the dispatch was refused, no rank sends rows, and the send half reports why.
 struct CombineSendParams {
   LatencyParams call;
@@ -197,7 +203,7 @@ struct CombineSendParams {
   /// The weights are this combine's, else the dispatch's. The same on every rank: with kRankSums they are sent ahead.
   bool own_weights = false;
   const float* weights = nullptr;  ///< [T, K], read if own_weights
-  TileWords tiles;
+  TileWords tiles;                 ///< absent in calls that are small: launch_tiles_gate()
 };
 
 /// Parameters of a receive half, without its call.

@@ -151,6 +151,7 @@ cudaError_t load_latency_refusal(bool masks) {
 cudaError_t load_latency_kernels(bool masks) {
   cudaError_t error = load_latency_dispatch(masks);
   if (error == cudaSuccess) error = load_latency_combine(masks);
+  if (error == cudaSuccess) error = load_tiles_gate();
   if (error == cudaSuccess) error = load_latency_refusal(masks);
   return error == cudaSuccess && masks ? load_masks() : error;
 }

@@ -281,7 +281,6 @@ class SmallAdder {
             waits = false;
             if (shared_.number == 0) return false;
           }
-          if (!tiles_came_) return false;
           if (params_.send.own_weights && step == begin && first == 0 && num_rows > 0) {
             if (!take_weights(source, token, position)) return false;
           }
@@ -373,7 +372,6 @@ class SmallAdder {
         if (!params_.send.own_weights && call_.tables.item_weights != nullptr) weight = call_.tables.item_weights[at];
       }
       if (broken || !valid || token >= num_tokens) row = -1;
-      if (params_.send.tiles.present()) tiles_came_ = await_tiles(call_, params_.send.tiles, row);
     }
     const int num_rows = __popc(__ballot_sync(kAllLanes, static_cast<int>(row >= 0)));
     position = 0;
@@ -451,7 +449,6 @@ class SmallAdder {
   }
 
   Far far_;
-  bool tiles_came_ = true;    ///< await_tiles() of the token that is summed
   std::int32_t place_ = -1;   ///< row of the token that is summed, for a far rank
   std::int32_t far_row_ = 0;  ///< row that a far rank returns for this lane's entry
   const Params& params_;

@@ -70,12 +70,13 @@ std::string describe_lost(const LostReport& lost, const Topology& topology, std:
   if (lost.stopped != 0) return "a call on the GPU was stopped while it waited for other ranks";
   const auto awaited = static_cast<Awaited>(lost.awaited);
   if (awaited == Awaited::kTile) {
-    return describe(UnfinishedTile{.rank = rank_missed(lost, topology),
-                                   .local_expert = static_cast<std::int64_t>(lost.epoch >> 32),
-                                   .tile = static_cast<std::int64_t>(lost.epoch & 0xFFFF'FFFF),
-                                   .word = static_cast<std::int32_t>(lost.seen),
-                                   .threshold = static_cast<std::int32_t>(lost.expected),
-                                   .timeout_ns = timeout_ns});
+    return describe(UnfinishedTile{
+        .rank = rank_missed(lost, topology),
+        .local_expert = static_cast<std::int64_t>(lost.epoch >> 32),
+        .tile = static_cast<std::int64_t>(lost.epoch & 0xFFFF'FFFF),
+        .word = static_cast<std::int32_t>(lost.seen),
+        .threshold = static_cast<std::int32_t>(lost.expected),
+        .timeout_ns = static_cast<std::int64_t>(tile_timeout_ns(static_cast<std::uint64_t>(timeout_ns)))});
   }
   // Flags count epochs.
   const std::string seen = awaited == Awaited::kRows ? fmt::format("{} of {} rows", lost.seen, lost.expected)

@@ -56,6 +56,7 @@ __device__ inline int first_waiting_word(const RankParams& ranks, Awaited awaite
 /// Volatile stores are relaxed ones of system scope (PTX ISA, volatile operations); no thread waits for this one, and
 /// emulated kernels count the other stores as progress.
 __device__ __noinline__ inline void show_wait(const RankParams& ranks, Awaited awaited, int peer, std::uint64_t now) {
+  if (awaited == Awaited::kTile) return;  // for no other rank
   volatile std::uint64_t* const words = ranks.report->waiting.words;
   words[first_waiting_word(ranks, awaited) + peer] = WaitingWords::word_of(awaited, now);
 }

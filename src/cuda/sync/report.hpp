@@ -45,6 +45,11 @@ enum class Awaited : std::int32_t {
   kRailProtocol = 10,  ///< no event: the rail peer has sent data that no rank of this build sends
 };
 
+/// Deadline of waits for tiles: before that of the ranks that wait for this one's rows, so that the error says why.
+FERRY_HOST_DEVICE constexpr std::uint64_t tile_timeout_ns(std::uint64_t timeout_ns) {
+  return timeout_ns - timeout_ns / 4;
+}
+
 /// A tile of a local expert's rows, in place of the number of a call.
 FERRY_HOST_DEVICE constexpr std::uint64_t pack_tile(int expert, int tile) {
   return static_cast<std::uint64_t>(static_cast<std::uint32_t>(expert)) << 32 | static_cast<std::uint32_t>(tile);
