@@ -8,7 +8,7 @@ import pytest
 import torch
 from clients import inputs_of
 from late_tiles import LateTiles
-from ranks import run_ranks
+from ranks import DEVICES, run_ranks
 from slabs import run_experts, weighted_sums, with_short_weights
 from test_low_latency import make_latency_buffer
 from world import World, make_world
@@ -117,7 +117,7 @@ def check_graph(rank: int, world: World, most: int) -> None:
     buffer.destroy()
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.skipif("cuda" not in DEVICES, reason="needs a GPU")
 def test_a_hook_on_another_stream_in_a_graph() -> None:
     run_ranks(2, check_graph, with_short_weights(make_world(2, 6, [5, 9], hidden=128)), 10)
 
