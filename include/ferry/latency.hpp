@@ -97,7 +97,7 @@ enum class CombineOrder : std::int32_t {
 ///
 /// The combine waits only for tiles that hold a received row. The computation must be able to finish while the combine
 /// runs: on GPUs, launch it on another stream right before the combine, which gets few multiprocessors
-/// (KernelOptions::num_sms). If a tile does not finish, the combine fails with kTimeout after the group's deadline.
+/// (KernelOptions::num_sms). If a tile does not finish, the combine fails with kTimeout within the group's deadline.
 struct TileSignals {
   /// [L, ceil(C / tile_rows)] i32, contiguous, in memory of the group's backend. Absent: all rows are final before the
   /// call (on GPUs, in stream order).

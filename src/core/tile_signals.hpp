@@ -1,7 +1,7 @@
 #ifndef FERRY_CORE_TILE_SIGNALS_HPP
 #define FERRY_CORE_TILE_SIGNALS_HPP
 
-/// What every backend needs of ferry::TileSignals.
+/// Checks and errors of ferry::TileSignals, for all backends.
 
 #include <cstdint>
 #include <string>
