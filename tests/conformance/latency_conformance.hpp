@@ -12,7 +12,7 @@
 namespace ferry::test {
 
 /// ExchangeCase::spare_max_tokens of calls in which sums of GPU ranks do not travel as words (cuda/latency/window.hpp).
-inline constexpr std::int64_t kManyTokens = 64;
+inline constexpr std::int64_t kManyTokens = 128;
 
 /// Base of the suites of latency mode.
 class LatencyConformance : public Conformance {

@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::array<std::int64_t, 5> kHiddens = {128, 640, 1152, 2560, 7168};
 /// GPUs have kernels of their own for up to 8, up to 32 and more tokens.
-constexpr std::array<std::int64_t, 4> kMaxTokens = {1, 8, 20, 41};
+constexpr std::array<std::int64_t, 5> kMaxTokens = {1, 8, 20, 41, 70};
 /// max_tokens beyond the most of any rank.
 constexpr std::array<std::int64_t, 4> kSpareTokens = {0, 3, 0, kManyTokens};
 constexpr std::array<MemoryKind, 3> kMemories = {MemoryKind::kSymmetric, MemoryKind::kPlain, MemoryKind::kMixed};

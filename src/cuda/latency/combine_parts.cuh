@@ -103,8 +103,9 @@ struct CombineWindow {
 /// Stride of the rows that a combine returns to other nodes if they are words, else 0. The same on every rank.
 __device__ inline std::int64_t return_word_stride(const LatencyParams& call, const CombineRows& rows,
                                                   const FarLayout& layout) {
-  if (rows.fp8()) return rows.words() ? rows.far_words_bytes() : 0;  // only in calls whose sums are all words
-  const std::int64_t most_tokens = *call.tables.most_tokens;         // T of any rank
+  if (rows.words()) return rows.far_words_bytes();
+  if (rows.fp8()) return 0;
+  const std::int64_t most_tokens = *call.tables.most_tokens;  // T of any rank
   const int rows_per_token = num_returned_rows(rows.order, call.num_topk, call.ranks.num_ranks);
   return far_word_stride(rows.row_bytes, {most_tokens, most_tokens * rows_per_token, layout.return_words_bytes});
 }

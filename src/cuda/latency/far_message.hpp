@@ -66,7 +66,14 @@ FERRY_HOST_DEVICE constexpr std::int64_t far_row_words_bytes(std::int64_t row_by
 /// (docs/performance-nodes.md) a pair of 16 tokens took 69 us with words and 80 without, of 32 tokens 84 and 86, of 64
 /// tokens 125 and 114: words have half as many bytes more, and take no trips for their order.
 inline constexpr std::int64_t kFarWordTokens = 32;
-/// Longest such row.
+/// Most tokens of a rank in a combine whose sums are all words, and kernels for few tokens make it; of FP8 sums, whose
+/// words take less memory, twice as many.
+inline constexpr std::int64_t kFarSumTokens = kWordTokens;
+/// Most bytes by which words may lengthen what a rank returns in such a combine of more than kFarWordTokens. One MiB
+/// takes 21 us at 50 GB/s. With both ranks on one H200 over the stand-in, pairs of 64 tokens took 102 us with FP8 sums
+/// as rows and 76 as words (0.2 MiB longer), of 128 tokens 147 and 111 (0.4 MiB).
+inline constexpr std::int64_t kMostLongerSums = std::int64_t{1} << 20;
+/// Longest row that is words.
 inline constexpr std::int64_t kMostFarWordRow = 16384;
 
 /// Rows of a call that may be words.
@@ -75,15 +82,16 @@ struct FarWordRows {
   std::int64_t num_rows = 0;    ///< most that one message may have, or one set of returns
   std::int64_t room_bytes = 0;  ///< for them
 };
-/// Whether they are. `stride`: bytes of the words of a row of `row_bytes`.
-FERRY_HOST_DEVICE constexpr bool far_words_fit(std::int64_t row_bytes, std::int64_t stride, const FarWordRows& rows) {
-  const bool fits = rows.num_rows * stride <= rows.room_bytes && rows.room_bytes > 0;
-  return fits && rows.num_tokens <= kFarWordTokens && row_bytes <= kMostFarWordRow;
+/// Whether there is room for so many rows as words. `stride`: bytes of the words of a row of `row_bytes`.
+FERRY_HOST_DEVICE constexpr bool far_words_fit(std::int64_t row_bytes, std::int64_t stride, std::int64_t num_rows,
+                                               std::int64_t room_bytes) {
+  return num_rows * stride <= room_bytes && room_bytes > 0 && row_bytes <= kMostFarWordRow;
 }
 /// Stride of rows that are words, if those of a call are; else 0.
 FERRY_HOST_DEVICE constexpr std::int64_t far_word_stride(std::int64_t row_bytes, const FarWordRows& rows) {
   const std::int64_t stride = far_row_words_bytes(row_bytes);
-  return far_words_fit(row_bytes, stride, rows) ? stride : 0;
+  const bool fits = far_words_fit(row_bytes, stride, rows.num_rows, rows.room_bytes);
+  return fits && rows.num_tokens <= kFarWordTokens ? stride : 0;
 }
 /// The same of the rows of a dispatch.
 FERRY_HOST_DEVICE constexpr std::int64_t far_word_stride(const FarLayout& layout, std::int64_t row_bytes,
