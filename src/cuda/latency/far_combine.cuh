@@ -52,7 +52,7 @@ __device__ inline void post_far_weights(const FarCombineParams& params, std::uin
   const std::int64_t count = std::int64_t{call.tables.tokens_of_rank[call.ranks.rank]} * call.num_topk;
   const int num_words = num_weight_words(count);
   const auto weight_at = [&params, count](int idx) { return idx < count ? __float_as_uint(params.weights[idx]) : 0; };
-#pragma unroll 2
+#pragma unroll 4
   for (int i = lane_idx(); i < num_words; i += kWarpLanes) store_far_word(to, i, number, weight_at);
   __syncwarp();
 #pragma unroll 1

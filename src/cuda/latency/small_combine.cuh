@@ -125,19 +125,42 @@ __device__ __noinline__ inline bool await_other_rows(const LatencyParams& call, 
   return __all_sync(kAllLanes, static_cast<int>(came)) != 0;
 }
 
-/// Entry of a lane `steps` steps after `entry`; INT32_MAX stays: no entry.
-__device__ inline int later(int entry, int steps) { return entry == INT32_MAX ? entry : entry + steps * kWarpLanes; }
+/// Beyond the last entry, as all behind it.
+inline constexpr int kNoEntry = INT32_MAX / 2;
+
+/// Weights that a lane sends, loaded together: of its entries from `first` on, kWarpLanes apart.
+struct WeightGroup {
+  static constexpr int kCount = 8;
+  OwnWeight own[kCount];
+
+  __device__ WeightGroup(const CombineSendParams& params, int first) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) own[i] = OwnWeight(params, first + i * kWarpLanes);
+  }
+  __device__ int next() const { return own[0].entry + kCount * kWarpLanes; }
+  __device__ bool exists(const CombineSendParams& params) const { return own[0].exists(params); }
+  __device__ void post(const LatencyParams& call, std::uint64_t number, const int* sets) const {
+#pragma unroll
+    for (const OwnWeight& one : own) post_weight(call, number, sets, one);
+  }
+};
+
+/// Sends the weights of this rank's tokens from a group on. All lanes of a warp.
+__device__ inline void post_weights(const CombineSendParams& params, std::uint64_t number, const int* sets,
+                                    const WeightGroup& first) {
+  first.post(params.call, number, sets);
+#pragma unroll 1
+  for (WeightGroup group(params, first.next()); group.exists(params); group = WeightGroup(params, group.next())) {
+    group.post(params.call, number, sets);
+  }
+}
 
 /// Posts this rank's header to the peers, and sends them their weights. First warp of the first block.
 __device__ inline void announce_small(const SmallCombineParams& params, SmallCombineShared& shared) {
   const LatencyParams& call = params.send.call;
   const bool routed = call.tables.summary->valid != 0;
-  const int first = params.send.own_weights ? lane_idx() : INT32_MAX;
   // The weights of most calls are loaded before the turn.
-  constexpr int kAhead = 8;
-  OwnWeight ahead[kAhead];
-#pragma unroll
-  for (int i = 0; i < kAhead; ++i) ahead[i] = OwnWeight(params.send, later(first, i));
+  const WeightGroup ahead(params.send, params.send.own_weights ? lane_idx() : kNoEntry);
   take_small_turn(call, shared);
   __syncwarp();
   const std::uint64_t number = shared.number;
@@ -148,13 +171,7 @@ __device__ inline void announce_small(const SmallCombineParams& params, SmallCom
     if (lane_idx() == 0) report_refused_dispatch(call.ranks, *call.tables.summary);
     return;
   }
-#pragma unroll
-  for (const OwnWeight& own : ahead) post_weight(call, number, shared.sets, own);
-#pragma unroll 1
-  for (OwnWeight own(params.send, later(first, kAhead)); own.exists(params.send);
-       own = OwnWeight(params.send, own.entry + kWarpLanes)) {
-    post_weight(call, number, shared.sets, own);
-  }
+  post_weights(params.send, number, shared.sets, ahead);
 }
 
 /// Grants the owed set; false when the group broke, else `sent` is this call. Second warp of the first block. No peer

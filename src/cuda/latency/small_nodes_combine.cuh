@@ -244,20 +244,15 @@ __device__ inline void announce_small(const SmallNodesCombineParams& params, con
   const FarCombineParams& send = params.send;
   const LatencyParams& call = send.call;
   const bool routed = call.tables.summary->valid != 0;
-  if (sends_weights(send, routed)) post_far_weights(send, shared.number, far_shared.sets);
+  if (sends_weights(send, routed)) {
+    post_far_weights(send, shared.number, far_shared.sets);
+    post_weights(send, shared.number, shared.sets, WeightGroup(send, lane_idx()));
+  }
   write_return_headers(send, routed, shared.number);
   write_return_posts(send, {far_shared.sets, far_shared.firsts, routed});
   announce<true>(call, routed, shared.number, shared.sets);
   // Every rank refuses the call, but its number and set are used up, as when a host refuses it.
-  if (!routed) {
-    if (lane_idx() == 0) report_refused_dispatch(call.ranks, *call.tables.summary);
-    return;
-  }
-  if (!send.own_weights) return;
-#pragma unroll 1
-  for (OwnWeight own(send, lane_idx()); own.exists(send); own = OwnWeight(send, own.entry + kWarpLanes)) {
-    post_weight(call, shared.number, shared.sets, own);
-  }
+  if (!routed && lane_idx() == 0) report_refused_dispatch(call.ranks, *call.tables.summary);
 }
 
 /// Waits for the headers of far ranks' messages and writes them into this rank's window, and for all of their weights:
