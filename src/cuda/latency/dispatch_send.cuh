@@ -46,10 +46,10 @@ __device__ inline void note_no_expert(const DispatchSendParams& params, Dispatch
 }
 
 /// Counts the tokens before `end`, each once per expert; tokens from `num_counted` on have no expert. All warps but the
-/// first.
-template <bool kHomes>
-__device__ inline void count_tokens(const DispatchSendParams& params, DispatchSendShared& shared, int end,
-                                    int num_counted, bool some_absent) {
+/// first. Far: as of DispatchSender.
+template <bool kHomes, typename Far>
+__device__ inline void count_tokens(const DispatchSendParams& params, DispatchSendShared& shared, const Far& far,
+                                    int end, int num_counted, bool some_absent) {
   unsigned* const tokens_of_expert = shared.tokens_of_expert();
   const int num_topk = params.call.num_topk;
   // A token has as many lanes as K rounded up to a power of two.
@@ -72,6 +72,9 @@ __device__ inline void count_tokens(const DispatchSendParams& params, DispatchSe
                                     : static_cast<unsigned>(lane_idx() / width << kTokenShift | expert);
     const unsigned same = __match_any_sync(kAllLanes, key);
     if (expert >= 0 && __ffs(static_cast<int>(same)) - 1 == lane_idx()) atomicAdd(&tokens_of_expert[expert], 1U);
+    if constexpr (Far::kCounts) {
+      if (blockIdx.x == 0) far.count(lane_idx() / width, expert);
+    }
   }
 }
 
@@ -139,6 +142,7 @@ struct BlockTokens {
 /// A send half's part for ranks of other nodes, in groups of one node: nothing. See FarSender.
 struct NoFarSender {
   static constexpr bool kGrantsOwed = true;  ///< wait_for_turn() does
+  static constexpr bool kCounts = false;     ///< the first block counts rows for far ranks
   __device__ const FarLayout* layout() const { return nullptr; }
   struct NoLook {};
   __device__ NoLook look() const { return {}; }
@@ -225,10 +229,13 @@ class DispatchSender {
 #pragma unroll 1
     for (int expert = thread; expert < call_.num_experts; expert += kDispatchThreads) tokens_of_expert[expert] = 0;
     if (thread == 0) shared_.no_expert = NoExpert();
+    if constexpr (Far::kCounts) {
+      if (blockIdx.x == 0) far_.clear(thread);
+    }
     __syncthreads();
     if (places_) return;
     const int end = blockIdx.x == 0 ? static_cast<int>(call_.num_tokens) : tokens.first;
-    count_tokens<kHomes>(params_, shared_, end, num_tokens, num_absent_ != 0);
+    count_tokens<kHomes>(params_, shared_, far_, end, num_tokens, num_absent_ != 0);
   }
 
   /// False when the group broke. `token`: the block's first, if it has one.

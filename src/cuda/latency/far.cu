@@ -40,6 +40,7 @@ __global__ void __launch_bounds__(kWarpLanes) far_refusal_kernel(const __grid_co
   grant_owed_set(call, params.kind, number);
   own_set(call, params.kind, number);
   __syncwarp();
+  if (params.kind == LatencyKind::kDispatch) clear_next_places(params.far, number, lane_idx(), kWarpLanes);
   publish_grants(call, params.far);
   if (!await_far_turn(call, params.far, params.kind, number, sets, FarLook(params.far, params.kind))) return;
   hide_far_ranks(call, params.far, params.kind, number);

@@ -4,7 +4,8 @@
 /// Part of a dispatch's send half for ranks of other nodes. Every token that has experts on a far rank gets a row in
 /// the message to it, which the block stores there as it stores rows of its node; the rows of a message follow each
 /// other in the order in which blocks come to them. Rows that are words (kFarWordTokens) are stored as bytes in shared
-/// memory first. The last block completes the messages and posts them.
+/// memory first. The first block counts all rows, completes the headers and posts the messages; the others report what
+/// they have stored.
 ///
 /// It also places what the combines will return: each distinct expert of a token returns a row, or each rank its sum,
 /// in the place that the token's row has in the message. The rows of one far rank lie together in a set of returns, so
@@ -18,23 +19,14 @@
 
 namespace ferry::cuda::device {
 
-/// Whether this block is the last of a far kernel that sends; the posting warp then sees all that blocks have stored.
-/// All lanes of that warp, behind a barrier of the block.
-__device__ inline bool is_last_far_block(const FarParams& far) {
-  std::uint32_t before = 0;
-  if (lane_idx() == 0) before = add_acq_rel_device(&far.state->arrivals, 1);
-  before = __shfl_sync(kAllLanes, before, 0);
-  if (before + 1 != gridDim.x) return false;
-  if (lane_idx() == 0) far.state->arrivals = 0;
-  __syncwarp();
-  return true;
-}
-
 /// State of a block besides DispatchSendShared, in dynamic shared memory.
 struct FarTargets {
   int sets[kMaxRanks];  ///< set in which each far rank receives this call
   int num_near;         ///< targets of the token on this node; those on far ranks follow
   int num_far;
+  // Only of the first block, which counts: as FarPlaces.
+  unsigned rows[kMaxRanks];
+  unsigned returns[kMaxRanks];
   // By number of the far target:
   std::byte* records[kMaxTopk];    ///< record of the token
   std::byte* row_words[kMaxTopk];  ///< its row, if rows are words
@@ -52,6 +44,7 @@ template <bool kHomes>
 class FarSender {
  public:
   static constexpr bool kGrantsOwed = false;  ///< another warp does (grant_far_owed_set)
+  static constexpr bool kCounts = true;
   __device__ FarSender(const FarDispatchParams& params, DispatchSendShared& shared, FarTargets& targets)
       : params_(params),
         call_(params.call),
@@ -72,7 +65,23 @@ class FarSender {
   /// Words for await_sets(), loaded before the call's number is known.
   __device__ FarLook look() const { return {far_, LatencyKind::kDispatch}; }
 
-  /// Writes the header and the counts of every message. All threads of the first block.
+  /// Threads 0 to kMaxRanks - 1 of the first block, before the barrier that count() follows.
+  __device__ void clear(int thread) const {
+    if (thread < kMaxRanks) targets_.rows[thread] = targets_.returns[thread] = 0;
+  }
+  /// Counts the rows of some tokens, each once for a rank. `token`: its number in the warp, whose lanes have different
+  /// entries; `expert`: this lane's. All lanes of a warp of the first block.
+  __device__ void count(int token, int expert) const {
+    const int owner = expert < 0 ? -1 : params_.placement.owner[expert];
+    const bool is_far = owner >= 0 && far_.layout.is_far(owner);
+    constexpr int kTokenShift = 16;
+    const unsigned key =
+        is_far ? static_cast<unsigned>(token << kTokenShift | owner) : 0x80000000U | static_cast<unsigned>(lane_idx());
+    const unsigned same = __match_any_sync(kAllLanes, key);
+    if (is_far && __ffs(static_cast<int>(same)) - 1 == lane_idx()) atomicAdd(&targets_.rows[owner], 1U);
+  }
+
+  /// Writes the header and the counts of every message, and counts returns. All threads of the first block.
   __device__ void send_counts(int num_tokens) const {
     if (warp_idx() == 0) {
       write_far_headers(call_, far_, LatencyKind::kDispatch, shared_.number,
@@ -80,6 +89,12 @@ class FarSender {
     }
     const unsigned* const tokens_of_expert = shared_.tokens_of_expert();
     const int num_experts = call_.num_experts;
+#pragma unroll 1
+    for (auto expert = static_cast<int>(threadIdx.x); expert < num_experts; expert += kDispatchThreads) {
+      const unsigned count = tokens_of_expert[expert];
+      const int owner = count == 0 ? -1 : params_.placement.owner[expert];
+      if (owner >= 0 && far_.layout.is_far(owner)) atomicAdd(&targets_.returns[owner], count);
+    }
     const auto count_of = [tokens_of_expert, num_experts](int expert) {
       return expert < num_experts ? tokens_of_expert[expert] : 0;
     };
@@ -111,9 +126,10 @@ class FarSender {
     const int num_near = shared_.targets.num;
     FarRecord start{};
     if (sends) {
-      start.row = static_cast<std::int32_t>(atomicAdd(&far_.state->rows[owner], 1U));
+      FarPlaces& places = far_.state->places[shared_.number % 2];
+      start.row = static_cast<std::int32_t>(atomicAdd(&places.rows[owner], 1U));
       start.first_return =
-          static_cast<std::int32_t>(atomicAdd(&far_.state->returns[owner], static_cast<unsigned>(__popc(returning))));
+          static_cast<std::int32_t>(atomicAdd(&places.returns[owner], static_cast<unsigned>(__popc(returning))));
       const int target = __popc(senders & ((1U << lane) - 1));
       std::byte* const message = message_to(owner);
       if (word_stride_ != 0) {
@@ -197,7 +213,7 @@ class FarSender {
     }
   }
 
-  /// Completes the headers and posts the messages. The posting warp of the last block.
+  /// Completes the headers and posts the messages. The posting warp of the first block, behind a barrier.
   __device__ void post_all() const {
     const std::int64_t num_tokens = num_counted_tokens(params_);
     std::int32_t begin = 0;
@@ -207,9 +223,9 @@ class FarSender {
       const int idx = first + lane_idx();
       const bool exists = idx < far_.layout.num_far();
       const int rank = exists ? far_.layout.far_rank(idx) : 0;
-      // Added to by atomics of other blocks.
-      const auto num_rows = static_cast<std::int32_t>(exists ? atomicExch(&far_.state->rows[rank], 0U) : 0U);
-      const auto num_returns = static_cast<std::int32_t>(exists ? atomicExch(&far_.state->returns[rank], 0U) : 0U);
+      const bool receives = exists && targets_.sets[rank] != kNoSet;
+      const auto num_rows = static_cast<std::int32_t>(receives ? targets_.rows[rank] : 0U);
+      const auto num_returns = static_cast<std::int32_t>(receives ? targets_.returns[rank] : 0U);
       std::int32_t total = 0;
       const std::int32_t first_return = begin + prefix_sum(num_returns, total);
       begin += total;
@@ -236,7 +252,7 @@ class FarSender {
     }
     const FarPart front = part_with_header(call_, far_, LatencyKind::kDispatch, idx, set, begin, end);
     post_message(call_, far_, static_cast<int>(LatencyKind::kDispatch), rank, shared_.number,
-                 {front, {}, set, receives && word_stride_ == 0});
+                 {front, {}, set, receives && word_stride_ == 0, static_cast<int>(gridDim.x) - 1});
   }
 
   __device__ std::byte* message_to(int rank) const {

@@ -70,6 +70,14 @@ __device__ inline void begin_far_grants(const LatencyParams& call, const FarPara
   publish_grants(call, far);
 }
 
+/// Clears the places of the dispatch after call `number`, which the one before it has given away. Threads `first`,
+/// `first` + `step`, … of one block of each kernel that uses up a number of a dispatch.
+__device__ inline void clear_next_places(const FarParams& far, std::uint64_t number, int first, int step) {
+  FarPlaces& next = far.state->places[(number + 1) % 2];
+#pragma unroll 1
+  for (int rank = first; rank < far.layout.num_ranks; rank += step) next.rows[rank] = next.returns[rank] = 0;
+}
+
 /// Clears the words of an inbox's set once per era, as clear_words() does: makes them words of the call that was just
 /// received. All lanes of one warp.
 __device__ __noinline__ inline void clear_far_words(const FarParams& far, LatencyKind kind, const SentCall& sent) {

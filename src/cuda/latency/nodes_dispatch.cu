@@ -45,8 +45,13 @@ __device__ void make_nodes_send_half(const FarDispatchParams& params) {
   };
   sender.send_all(publish, [] {});
   if (shared.number == 0) return;
-  if (blockIdx.x == 0) __syncthreads();  // other blocks have had a barrier behind their last token
-  if (warp_idx() == kPostingWarp && is_last_far_block(params.far)) far.post_all();
+  if (blockIdx.x == 0) {
+    clear_next_places(params.far, shared.number, static_cast<int>(threadIdx.x), kDispatchThreads);
+    __syncthreads();  // other blocks have had a barrier behind their last token
+    if (warp_idx() == kPostingWarp) far.post_all();
+  } else if (warp_idx() == kPostingWarp) {
+    report_block(params.far, LatencyKind::kDispatch, static_cast<int>(blockIdx.x) - 1, shared.number);
+  }
   if (blockIdx.x == 0 && warp_idx() == 0) {
     grant_far_owed_set(call, params.far, LatencyKind::kDispatch, shared.number);
   }
@@ -109,6 +114,7 @@ __device__ inline void keep_small_books(const FarDispatchParams& params) {
   if (__syncthreads_or(static_cast<int>(turn.broken)) != 0) return;  // all warps have read the number
   if (warp_idx() != 0) return;
   grant_far_owed_set(call, params.far, LatencyKind::kDispatch, turn.number);
+  clear_next_places(params.far, turn.number, lane_idx(), kWarpLanes);
   if (lane_idx() == 0) end_turn(call, LatencyKind::kDispatch, turn.number);
 }
 
