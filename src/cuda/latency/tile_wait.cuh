@@ -18,13 +18,11 @@ __device__ inline std::uint64_t load_tile(const std::uint32_t* word) {
   return static_cast<std::uint64_t>(value < 0 ? 0 : value);
 }
 
-/// Waits for a tile that is not finished. Not inlined: it copies parameters.
+/// Waits for a tile that is not finished. Not inlined, so that kernels grow little.
 __device__ __noinline__ inline bool poll_tile(const LatencyParams& call, const Wait& wait, const std::uint32_t* word,
                                               std::uint64_t threshold) {
-  RankParams ranks = call.ranks;
-  ranks.timeout_ns = tile_timeout_ns(ranks.timeout_ns);
   return wait_until(
-      ranks, wait, [word] { return load_tile(word); }, threshold);
+      call.ranks, wait, [word] { return load_tile(word); }, threshold);
 }
 
 /// Waits until a tile is finished; false when the group broke. One thread, which then sees its rows.

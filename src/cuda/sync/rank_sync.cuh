@@ -114,6 +114,12 @@ __device__ __noinline__ inline void declare_lost(const RankParams& ranks, const 
 /// Factor for waits on this rank's own blocks: they may be waiting for a peer, and their wait must time out first.
 inline constexpr int kOwnDeadlines = 4;
 
+/// Time after which a wait for an event fails.
+__device__ inline std::uint64_t limit_of(const RankParams& ranks, Awaited awaited) {
+  if (awaited == Awaited::kOwn) return ranks.timeout_ns * kOwnDeadlines;
+  return awaited == Awaited::kTile ? tile_timeout_ns(ranks.timeout_ns) : ranks.timeout_ns;
+}
+
 /// Waits until `read()` is at least `expected`; false if the group broke. One thread calls it. A stop ends a wait for a
 /// peer only if the awaited value is still missing: a peer may have left because it was done. Waits for this rank's own
 /// blocks end after those blocks have found the stop in their own waits.
@@ -121,12 +127,12 @@ template <typename Read, typename Count = NoCount>
 __device__ inline bool wait_until(const RankParams& ranks, const Wait& wait, Read read, std::uint64_t expected,
                                   Count count = {}) {
   const bool own = wait.awaited == Awaited::kOwn;
-  std::uint64_t deadline_ns = 0;
+  std::uint64_t begin_ns = 0;
   bool stopped = false;
   for (unsigned spin = 0;; ++spin) {
     const std::uint64_t seen = read();
     if (seen >= expected) {
-      count.over(spin, deadline_ns - ranks.timeout_ns);
+      count.over(spin, begin_ns);
       return true;
     }
     count.missed(spin);
@@ -137,13 +143,13 @@ __device__ inline bool wait_until(const RankParams& ranks, const Wait& wait, Rea
     if (spin % kSpinsPerCheck != 0) continue;
     if (is_broken(ranks)) return false;
     const std::uint64_t now = now_ns();
-    if (deadline_ns == 0) deadline_ns = now + ranks.timeout_ns * (own ? kOwnDeadlines : 1);
-    if (now >= deadline_ns) {
+    if (begin_ns == 0) begin_ns = now;
+    if (now - begin_ns >= limit_of(ranks, wait.awaited)) {
       declare_lost(ranks, wait, {seen, expected, false});
       return false;
     }
-    count.looked(deadline_ns - ranks.timeout_ns, now);
-    const bool is_slow = now - (deadline_ns - ranks.timeout_ns) > std::uint64_t{spin} * kSlowPollNs;
+    count.looked(begin_ns, now);
+    const bool is_slow = now - begin_ns > std::uint64_t{spin} * kSlowPollNs;
     if (own || spin == 0 || (spin % kSpinsPerStopCheck != 0 && !is_slow)) continue;
     show_wait(ranks, wait.awaited, wait.peer, now);
     stopped = is_stopped(ranks);  // the flag is read once more after this
