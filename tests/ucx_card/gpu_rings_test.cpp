@@ -125,15 +125,20 @@ TEST_P(UcxCardRings, LatencyCallsAreTheOracles) {
   });
 }
 
-/// Rows of few tokens travel as words, of many behind a number that is put after them. Dispatches of the fewest have
-/// kernels of their own.
+/// Rows of few tokens travel as words, of many behind a number that is put after them; sums do so if a rank may have
+/// more tokens. Dispatches of the fewest have kernels of their own.
 TEST_P(UcxCardRings, LatencyCallsOfFewAndOfManyTokensAreTheOracles) {
+  struct Tokens {
+    std::int64_t most = 0;
+    std::int64_t spare = 0;
+  };
   std::vector<PreparedCase> cases;
-  for (const std::int64_t num_tokens : {std::int64_t{4}, std::int64_t{12}, std::int64_t{60}}) {
+  for (const Tokens tokens : {Tokens{4}, Tokens{12}, Tokens{60}, Tokens{60, 2 * cuda::kFarSumTokens}}) {
     for (const Quantization quantize : {Quantization::kFp8, Quantization::kFp8Ue8m0}) {
       ExchangeCase spec;
-      spec.name = fmt::format("{} tokens", num_tokens);
-      spec.world = {.num_topk = 4, .num_experts = 8, .max_tokens = num_tokens};
+      spec.name = fmt::format("{} tokens and {} more", tokens.most, tokens.spare);
+      spec.world = {.num_topk = 4, .num_experts = 8, .max_tokens = tokens.most};
+      spec.spare_max_tokens = tokens.spare;
       spec.world.num_ranks = GetParam().num_ranks();
       spec.world.ranks_per_node = GetParam().ranks_per_node;
       spec.world.layout = Layout::kSlab;

@@ -10,6 +10,7 @@
 
 #include "cuda/far/source.hpp"
 #include "cuda/latency/far_message.hpp"
+#include "cuda/latency/params.hpp"
 #include "plan/to_size.hpp"
 
 namespace ferry::cuda {
@@ -102,6 +103,33 @@ TEST(FarMessage, FitsWhereItsCallFitsTheWindow) {
       }
     }
   }
+}
+
+/// Step in which all sums of a combine travel as words between nodes of one rank; 0: not all do.
+int word_step_vectors(RowKind kind, std::int64_t row_bytes, std::int64_t max_tokens, int num_ranks = 2) {
+  const std::int64_t most_tokens = 256;
+  const SetNeed need = SetNeed::of_combine(most_tokens, 8, num_ranks, row_bytes);
+  const LatencyLayout window = LatencyLayout::of(0, LatencyLayout::bytes_for(need, num_ranks), num_ranks);
+  const FarLayout far = far_layout(window, num_ranks, 1, 0, true);
+  const CombineRows rows{row_bytes, kind, CombineOrder::kRankSums};
+  return word_step_vectors_over_nodes(rows, max_tokens, window, far);
+}
+
+TEST(FarWords, SumsAreWordsUpToTheirTokensRoomAndBytes) {
+  constexpr std::int64_t kRowBytes = 14336;
+  EXPECT_EQ(word_step_vectors(RowKind::kBfloat16, kRowBytes, kFarSumTokens), kFarStepVectors);
+  EXPECT_EQ(word_step_vectors(RowKind::kBfloat16, kRowBytes, kFarSumTokens + 1), 0);
+  EXPECT_EQ(word_step_vectors(RowKind::kFp8Sums, kRowBytes, kFarFp8SumTokens), kFp8StepVectors);
+  EXPECT_EQ(word_step_vectors(RowKind::kFp8Sums, kRowBytes, kFarFp8SumTokens + 1), 0);
+  EXPECT_EQ(word_step_vectors(RowKind::kBfloat16, kMostFarWordRow, 58), kFarStepVectors);
+  EXPECT_EQ(word_step_vectors(RowKind::kBfloat16, kMostFarWordRow, 59), 0) << "room inside a node";
+  EXPECT_EQ(word_step_vectors(RowKind::kBfloat16, 256, 128), 0);
+  // 7 KiB more for each row of 14: 146 fit into the MiB.
+  EXPECT_EQ(word_step_vectors(RowKind::kBfloat16, kRowBytes, kFarSumTokens, 3), kFarStepVectors);
+  EXPECT_EQ(word_step_vectors(RowKind::kBfloat16, kRowBytes, 48, 4), kFarStepVectors);
+  EXPECT_EQ(word_step_vectors(RowKind::kBfloat16, kRowBytes, 49, 4), 0) << "bytes";
+  EXPECT_EQ(word_step_vectors(RowKind::kBfloat16, kRowBytes, kFarWordTokens, kSmallRanks), kFarStepVectors);
+  EXPECT_EQ(word_step_vectors(RowKind::kBfloat16, kRowBytes, 1, kSmallRanks + 1), 0) << "ranks";
 }
 
 /// A rank of four in nodes of two, whose kernels post. In GPU memory: inboxes are there.
@@ -239,7 +267,7 @@ TEST_F(FarPosts, AMessageLeavesOnceAllBlocksAreDone) {
   post(1, 0, kNumber, 0, front_to());
   for (const int block : {0, 1}) {
     EXPECT_TRUE(take_all().empty());
-    EXPECT_FALSE(source_.has_news()) << "a thread has looked";
+    EXPECT_TRUE(source_.has_news()) << "a message that is not counted yet";
     EXPECT_TRUE(source_.needs_polling());
     EXPECT_TRUE(source_.all_left()) << "a message that does not leave without its blocks";
     std::atomic_ref(done[block]).store(kNumber, std::memory_order_release);

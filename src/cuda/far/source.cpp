@@ -268,12 +268,16 @@ bool FarSource::is_whole(int kind, const FarPost& post, std::uint64_t number) {
   return true;
 }
 
-/// Returns the number of the last post.
+/// Returns the number of the last post that needs no further look. A post whose blocks are missing needs one as long as
+/// they are polled for.
 std::uint64_t FarSource::look_at(Peer& peer, int kind) {
   const FarLayout& layout = options_.layout;
   FarPost& post = options_.posts[kind * layout.num_ranks + peer.rank];
   const std::uint64_t number = Word(post.number).load(std::memory_order_acquire);
-  if (peer.posted[to_size(kind)] == number || !is_whole(kind, post, number)) return number;
+  if (peer.posted[to_size(kind)] == number) return number;
+  if (!is_whole(kind, post, number)) {
+    return node::monotonic_ns() < done_[to_size(kind)].until_ns ? peer.posted[to_size(kind)] : number;
+  }
   peer.posted[to_size(kind)] = number;
   const FrontShape shape = FrontShape::of(post.front_shape);
   const std::uint64_t front_bytes = to_size(shape.bytes);

@@ -66,12 +66,13 @@ FERRY_HOST_DEVICE constexpr std::int64_t far_row_words_bytes(std::int64_t row_by
 /// (docs/performance-nodes.md) a pair of 16 tokens took 69 us with words and 80 without, of 32 tokens 84 and 86, of 64
 /// tokens 125 and 114: words have half as many bytes more, and take no trips for their order.
 inline constexpr std::int64_t kFarWordTokens = 32;
-/// Most tokens of a rank in a combine whose sums are all words, and kernels for few tokens make it; of FP8 sums, whose
-/// words take less memory, twice as many.
+/// Most tokens of a rank in a combine that the kernels for few tokens make: all its sums are words.
 inline constexpr std::int64_t kFarSumTokens = kWordTokens;
+/// The same for FP8 sums, whose words take less than half of the memory.
+inline constexpr std::int64_t kFarFp8SumTokens = 2 * kWordTokens;
 /// Most bytes by which words may lengthen what a rank returns in such a combine of more than kFarWordTokens. One MiB
-/// takes 21 us at 50 GB/s. With both ranks on one H200 over the stand-in, pairs of 64 tokens took 102 us with FP8 sums
-/// as rows and 76 as words (0.2 MiB longer), of 128 tokens 147 and 111 (0.4 MiB).
+/// takes 21 us at 50 GB/s. With both ranks on one H200 over the stand-in, pairs of 64 tokens took 108 us with FP8 sums
+/// as rows and 86 as words (0.2 MiB longer), of 128 tokens 146 and 131 (0.4 MiB).
 inline constexpr std::int64_t kMostLongerSums = std::int64_t{1} << 20;
 /// Longest row that is words.
 inline constexpr std::int64_t kMostFarWordRow = 16384;
