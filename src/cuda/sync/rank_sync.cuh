@@ -114,10 +114,11 @@ __device__ __noinline__ inline void declare_lost(const RankParams& ranks, const 
 /// Factor for waits on this rank's own blocks: they may be waiting for a peer, and their wait must time out first.
 inline constexpr int kOwnDeadlines = 4;
 
-/// Time after which a wait for an event fails.
-__device__ inline std::uint64_t limit_of(const RankParams& ranks, Awaited awaited) {
-  if (awaited == Awaited::kOwn) return ranks.timeout_ns * kOwnDeadlines;
-  return awaited == Awaited::kTile ? tile_timeout_ns(ranks.timeout_ns) : ranks.timeout_ns;
+/// Time at which a wait for an event fails that began at `begin_ns`.
+__device__ inline std::uint64_t deadline_of(const RankParams& ranks, Awaited awaited, std::uint64_t begin_ns) {
+  const std::uint64_t tile_ns = awaited == Awaited::kTile ? tile_timeout_ns(ranks.timeout_ns) : ranks.timeout_ns;
+  const std::uint64_t limit_ns = awaited == Awaited::kOwn ? ranks.timeout_ns * kOwnDeadlines : tile_ns;
+  return limit_ns > ~begin_ns ? ~std::uint64_t{0} : begin_ns + limit_ns;
 }
 
 /// Waits until `read()` is at least `expected`; false if the group broke. One thread calls it. A stop ends a wait for a
@@ -144,7 +145,7 @@ __device__ inline bool wait_until(const RankParams& ranks, const Wait& wait, Rea
     if (is_broken(ranks)) return false;
     const std::uint64_t now = now_ns();
     if (begin_ns == 0) begin_ns = now;
-    if (now - begin_ns >= limit_of(ranks, wait.awaited)) {
+    if (now >= deadline_of(ranks, wait.awaited, begin_ns)) {
       declare_lost(ranks, wait, {seen, expected, false});
       return false;
     }
