@@ -35,7 +35,7 @@ constexpr int kNumTokens = 128;     // T, on each rank; combines of at most 64 w
 constexpr int kNumTopk = 2;         // K
 constexpr int kHidden = 1024;       // H
 constexpr int kNumSteps = 4;
-constexpr int kCombineSms = 8;  // multiprocessors that the product leaves to the combine beside it
+constexpr int kCombineSms = 8;  // multiprocessors that a rank's product leaves to the combine beside it
 constexpr std::size_t kWeightSize = std::size_t{kHidden} * kHidden;  // of an expert
 
 constexpr int kFragment = 16;  // rows, columns and depth of one product of a warp
@@ -181,8 +181,10 @@ bool run_rank(const std::shared_ptr<ferry::Bootstrap>& bootstrap, int device, co
   check(cudaEventCreateWithFlags(&zeroed, cudaEventDisableTiming));
   check(cudaEventCreateWithFlags(&sent, cudaEventDisableTiming));
   // The first kernel of a stream could wait for kernels of a rank that shares the GPU; this one has nothing to do.
-  for (cudaStream_t one : {stream, other})
+  for (cudaStream_t one : {stream, other}) {
     multiply<<<1, kThreads, 0, one>>>(nullptr, nullptr, nullptr, nullptr, nullptr, 0);
+    check(cudaGetLastError());
+  }
   check(cudaDeviceSynchronize());
 
   const ferry::LatencyShape shape{.backend = "cuda",
@@ -220,8 +222,8 @@ bool run_rank(const std::shared_ptr<ferry::Bootstrap>& bootstrap, int device, co
     // The combine's stream waits for the zeros, not for the product, which is launched first and leaves it room.
     check(cudaEventRecord(zeroed, stream));
     check(cudaStreamWaitEvent(other, zeroed));
-    multiply<<<num_sms - kCombineSms, kThreads, 0, stream>>>(rows.get(), device_weights.get(), results.get(), num_rows,
-                                                             words.get(), capacity);
+    multiply<<<std::max(1, num_sms - kCombineSms), kThreads, 0, stream>>>(
+        rows.get(), device_weights.get(), results.get(), num_rows, words.get(), capacity);
     check(cudaGetLastError());
     ferry::LatencyCombineOutput take;
     take.x = {sums.get() + static_cast<std::size_t>(step) * x.size(), ferry::DType::kBfloat16, {kNumTokens, kHidden}};

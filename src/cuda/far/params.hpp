@@ -149,15 +149,15 @@ struct FrontShape {
   static constexpr int kBytesBits = 40;
 };
 
-/// Places that the blocks of a dispatch have given away, [R], kMaxRanks.
+/// Counts by which the blocks of a dispatch find places, [R], kMaxRanks.
 struct FarPlaces {
-  std::uint32_t rows[128];     ///< for rows in the message to each rank
-  std::uint32_t returns[128];  ///< for rows that each rank will return
+  std::uint32_t rows[128];     ///< rows that have a place in the message to each rank
+  std::uint32_t returns[128];  ///< rows that each rank returns which have a place
 };
 
 /// Words of kernels in memory of the GPU, initially zero.
 struct FarState {
-  FarPlaces places[2];                                  ///< of calls with even and odd numbers
+  FarPlaces places[2];                                  ///< by the call's number modulo 2
   std::uint32_t kept[128];                              ///< [R]: 1 if FarParams::found holds a record of that rank
   std::uint64_t published[kFarKinds * kFarGrantSlots];  ///< what FarParams::granted holds, or held before
   std::uint64_t weighed[128];  ///< [R] number of the last combine whose weights were posted to that rank

@@ -46,7 +46,7 @@ __device__ inline void note_no_expert(const DispatchSendParams& params, Dispatch
 }
 
 /// Counts the tokens before `end`, each once per expert; tokens from `num_counted` on have no expert. All warps but the
-/// first. Far: as of DispatchSender.
+/// first. Far: the same type as in DispatchSender.
 template <bool kHomes, typename Far>
 __device__ inline void count_tokens(const DispatchSendParams& params, DispatchSendShared& shared, const Far& far,
                                     int end, int num_counted, bool some_absent) {

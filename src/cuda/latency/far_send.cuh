@@ -24,9 +24,9 @@ struct FarTargets {
   int sets[kMaxRanks];  ///< set in which each far rank receives this call
   int num_near;         ///< targets of the token on this node; those on far ranks follow
   int num_far;
-  // Only of the first block, which counts: as FarPlaces.
-  unsigned rows[kMaxRanks];
-  unsigned returns[kMaxRanks];
+  // Totals of the call, in the first block alone: rows for each rank, and rows that it returns.
+  unsigned num_rows[kMaxRanks];
+  unsigned num_returns[kMaxRanks];
   // By number of the far target:
   std::byte* records[kMaxTopk];    ///< record of the token
   std::byte* row_words[kMaxTopk];  ///< its row, if rows are words
@@ -67,7 +67,7 @@ class FarSender {
 
   /// Threads 0 to kMaxRanks - 1 of the first block, before the barrier that count() follows.
   __device__ void clear(int thread) const {
-    if (thread < kMaxRanks) targets_.rows[thread] = targets_.returns[thread] = 0;
+    if (thread < kMaxRanks) targets_.num_rows[thread] = targets_.num_returns[thread] = 0;
   }
   /// Counts the rows of some tokens, each once for a rank. `token`: its number in the warp, whose lanes have different
   /// entries; `expert`: this lane's. All lanes of a warp of the first block.
@@ -78,7 +78,7 @@ class FarSender {
     const unsigned key =
         is_far ? static_cast<unsigned>(token << kTokenShift | owner) : 0x80000000U | static_cast<unsigned>(lane_idx());
     const unsigned same = __match_any_sync(kAllLanes, key);
-    if (is_far && __ffs(static_cast<int>(same)) - 1 == lane_idx()) atomicAdd(&targets_.rows[owner], 1U);
+    if (is_far && __ffs(static_cast<int>(same)) - 1 == lane_idx()) atomicAdd(&targets_.num_rows[owner], 1U);
   }
 
   /// Writes the header and the counts of every message, and counts returns. All threads of the first block.
@@ -93,7 +93,7 @@ class FarSender {
     for (auto expert = static_cast<int>(threadIdx.x); expert < num_experts; expert += kDispatchThreads) {
       const unsigned count = tokens_of_expert[expert];
       const int owner = count == 0 ? -1 : params_.placement.owner[expert];
-      if (owner >= 0 && far_.layout.is_far(owner)) atomicAdd(&targets_.returns[owner], count);
+      if (owner >= 0 && far_.layout.is_far(owner)) atomicAdd(&targets_.num_returns[owner], count);
     }
     const auto count_of = [tokens_of_expert, num_experts](int expert) {
       return expert < num_experts ? tokens_of_expert[expert] : 0;
@@ -224,8 +224,8 @@ class FarSender {
       const bool exists = idx < far_.layout.num_far();
       const int rank = exists ? far_.layout.far_rank(idx) : 0;
       const bool receives = exists && targets_.sets[rank] != kNoSet;
-      const auto num_rows = static_cast<std::int32_t>(receives ? targets_.rows[rank] : 0U);
-      const auto num_returns = static_cast<std::int32_t>(receives ? targets_.returns[rank] : 0U);
+      const auto num_rows = static_cast<std::int32_t>(receives ? targets_.num_rows[rank] : 0U);
+      const auto num_returns = static_cast<std::int32_t>(receives ? targets_.num_returns[rank] : 0U);
       std::int32_t total = 0;
       const std::int32_t first_return = begin + prefix_sum(num_returns, total);
       begin += total;

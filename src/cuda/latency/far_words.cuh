@@ -70,7 +70,7 @@ __device__ inline void begin_far_grants(const LatencyParams& call, const FarPara
   publish_grants(call, far);
 }
 
-/// Clears the places of the dispatch after call `number`, which the one before it has given away. Threads `first`,
+/// Clears the counts of places for dispatch `number` + 1, which dispatch `number` - 1 has used. Threads `first`,
 /// `first` + `step`, … of one block of each kernel that uses up a number of a dispatch.
 __device__ inline void clear_next_places(const FarParams& far, std::uint64_t number, int first, int step) {
   FarPlaces& next = far.state->places[(number + 1) % 2];

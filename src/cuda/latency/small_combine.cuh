@@ -125,7 +125,7 @@ __device__ __noinline__ inline bool await_other_rows(const LatencyParams& call, 
   return __all_sync(kAllLanes, static_cast<int>(came)) != 0;
 }
 
-/// Beyond the last entry, as all behind it.
+/// Number of an entry that no call has; larger ones do not exist either.
 inline constexpr int kNoEntry = INT32_MAX / 2;
 
 /// Weights that a lane sends, loaded together: of its entries from `first` on, kWarpLanes apart.

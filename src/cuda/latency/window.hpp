@@ -163,8 +163,8 @@ FERRY_HOST_DEVICE constexpr std::int64_t row_words_bytes(std::int64_t row_bytes,
   return (row_bytes + step_bytes - 1) / step_bytes * (step_bytes + kWordLineBytes);
 }
 
-/// Most tokens of a rank whose sums travel as words. Words of 128 took less time between two GPUs in whole calls, but
-/// not in halves, and would take 35 MB more of each of eight ranks (docs/experiments-latency.md).
+/// Most tokens of a rank whose sums travel as words inside a node. Words of 128 took less time between two GPUs in
+/// whole calls, but not in halves, and would take 35 MB more of each of eight ranks (docs/experiments-latency.md).
 inline constexpr int kWordTokens = 64;
 /// Most tokens whose sums travel in short steps.
 inline constexpr int kShortStepTokens = 8;
