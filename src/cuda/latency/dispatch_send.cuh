@@ -45,6 +45,16 @@ __device__ inline void note_no_expert(const DispatchSendParams& params, Dispatch
   atomicMin(&shared.no_expert.bad_entry, static_cast<unsigned long long>(at));
 }
 
+/// Whether this lane is the first of its warp with this expert or rank for its token, so that it counts once. `token`:
+/// its number in the warp; `value` -1: none. All lanes of a warp.
+__device__ inline bool is_first_of_token(int token, int value) {
+  constexpr int kTokenShift = 16;
+  const unsigned key =
+      value < 0 ? 0x80000000U | static_cast<unsigned>(lane_idx()) : static_cast<unsigned>(token << kTokenShift | value);
+  const unsigned same = __match_any_sync(kAllLanes, key);
+  return value >= 0 && __ffs(static_cast<int>(same)) - 1 == lane_idx();
+}
+
 /// Counts the tokens before `end`, each once per expert; tokens from `num_counted` on have no expert. All warps but the
 /// first. Far: the same type as in DispatchSender.
 template <bool kHomes, typename Far>
@@ -67,11 +77,7 @@ __device__ inline void count_tokens(const DispatchSendParams& params, DispatchSe
       expert = expert_of<kHomes>(params, token, id, some_absent);
       if (blockIdx.x == 0 && expert == -1 && id != -1) note_no_expert<kHomes>(params, shared, at, id);
     }
-    constexpr int kTokenShift = 16;
-    const unsigned key = expert < 0 ? 0x80000000U | static_cast<unsigned>(lane_idx())
-                                    : static_cast<unsigned>(lane_idx() / width << kTokenShift | expert);
-    const unsigned same = __match_any_sync(kAllLanes, key);
-    if (expert >= 0 && __ffs(static_cast<int>(same)) - 1 == lane_idx()) atomicAdd(&tokens_of_expert[expert], 1U);
+    if (is_first_of_token(lane_idx() / width, expert)) atomicAdd(&tokens_of_expert[expert], 1U);
     if constexpr (Far::kCounts) {
       if (blockIdx.x == 0) far.count(lane_idx() / width, expert);
     }

@@ -74,11 +74,7 @@ class FarSender {
   __device__ void count(int token, int expert) const {
     const int owner = expert < 0 ? -1 : params_.placement.owner[expert];
     const bool is_far = owner >= 0 && far_.layout.is_far(owner);
-    constexpr int kTokenShift = 16;
-    const unsigned key =
-        is_far ? static_cast<unsigned>(token << kTokenShift | owner) : 0x80000000U | static_cast<unsigned>(lane_idx());
-    const unsigned same = __match_any_sync(kAllLanes, key);
-    if (is_far && __ffs(static_cast<int>(same)) - 1 == lane_idx()) atomicAdd(&targets_.num_rows[owner], 1U);
+    if (is_first_of_token(token, is_far ? owner : -1)) atomicAdd(&targets_.num_rows[owner], 1U);
   }
 
   /// Writes the header and the counts of every message, and counts returns. All threads of the first block.
