@@ -211,23 +211,13 @@ void End::add(Event event, std::uint64_t due_ns) {
   if (is_first) sleep_.wake();
 }
 
-/// Time at which a put or get of this many bytes has passed the wires of both ends, each of which carries one after the
-/// other; messages pass between them. The wire of an end in another process counts as free.
+/// Time at which a put or get of this many bytes has passed the wires of both ends; messages pass between them. The wire
+/// of an end in another process counts as free.
 std::uint64_t End::reserve_wires(const ucp_ep& endpoint, std::size_t num_bytes) {
   constexpr std::uint64_t kNsPerUs = 1000;
   if (settings_.rate == 0) return 0;
-  const std::uint64_t free_ns = std::max(now_ns(), endpoint.worker->sends_until_ns);
-  const std::uint64_t wire_ns = num_bytes * kNsPerUs / settings_.rate;
-  std::uint64_t end_ns = free_ns + wire_ns;
-  if (endpoint.peer != nullptr) {
-    std::atomic<std::uint64_t>& receives_until_ns = endpoint.peer->receives_until_ns;
-    std::uint64_t until_ns = receives_until_ns;
-    do {
-      end_ns = std::max(free_ns, until_ns) + wire_ns;
-    } while (!receives_until_ns.compare_exchange_weak(until_ns, end_ns));
-  }
-  endpoint.worker->sends_until_ns = end_ns;
-  return end_ns;
+  Wire* const receives = endpoint.peer == nullptr ? nullptr : &endpoint.peer->receives;
+  return Wire::carry(endpoint.worker->port->sends, receives, now_ns(), num_bytes * kNsPerUs / settings_.rate);
 }
 
 /// Whether messages are in the peer's port from their calls on, which has them at their time: then they do not wait for

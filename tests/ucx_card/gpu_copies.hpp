@@ -28,7 +28,7 @@ class GpuCopies {
   /// The allocation may be freed.
   virtual void forget(std::byte* address) = 0;
   /// Begins to copy between any memory of the process, in any order with other copies. Where a mover copies, not before
-  /// `at_ns`; calls give times in ascending order.
+  /// `at_ns`; copies begun afterwards may wait for it.
   virtual void start(std::byte* to, const std::byte* from, std::size_t num_bytes, Done done,
                      std::uint64_t at_ns = 0) = 0;
   /// Begins to store a word in memory that GPUs share, once all copies begun before are there, and not before `at_ns`.

@@ -24,6 +24,7 @@
 #include "ucx_card/gpu_copies.hpp"
 #include "ucx_card/settings.hpp"
 #include "ucx_card/sleep.hpp"
+#include "ucx_card/wire.hpp"
 
 namespace ferry::ucx_card {
 class End;
@@ -173,8 +174,8 @@ class Port {
   /// False if there are news; else the next ones signal the descriptor.
   bool arm();
 
-  /// Time until which its wire is busy with what it receives.
-  std::atomic<std::uint64_t> receives_until_ns{0};
+  Wire sends;
+  Wire receives;
 
  private:
   const std::shared_ptr<End> end_;
@@ -195,7 +196,6 @@ class Port {
 struct ucp_worker {
   ucp_context* context = nullptr;
   std::shared_ptr<ferry::ucx_card::Port> port;
-  std::uint64_t sends_until_ns = 0;  ///< time until which its wire is busy with what it sends
   ucp_am_recv_callback_t receive = nullptr;
   void* receiver = nullptr;
   std::vector<ferry::ucx_card::News> taken;  ///< of its progress

@@ -12,6 +12,8 @@ namespace ferry::ucx_card {
 Port::Port(std::shared_ptr<End> end, const ucp_context* context, std::uint64_t id, int event_fd)
     : end_(std::move(end)), context_(context), id_(id), event_fd_(event_fd) {
   mutex_.set_spins(end_->spins());
+  sends.set_spins(end_->spins());
+  receives.set_spins(end_->spins());
 }
 
 Port::~Port() { ::close(event_fd_); }
