@@ -30,6 +30,7 @@ TEST(FarLayout, RanksAgreeOnPlacesThatDoNotOverlap) {
                                      .front_bytes = 1280,
                                      .row_words_bytes = 512,
                                      .rows_bytes = 640,
+                                     .sum_words_bytes = 896,
                                      .return_words_bytes = 384,
                                      .returns_bytes = 256,
                                      .weights_bytes = 128,
@@ -65,9 +66,11 @@ TEST(FarLayout, RanksAgreeOnPlacesThatDoNotOverlap) {
     }
     for (int set = 0; set < kFarHeaderSets; ++set) {
       for (int idx = 0; idx < first.num_far(); ++idx) {
-        const bool whole = kind == 0 && set < kFarSets;
-        const std::int64_t before = whole ? first.words_before_header() : 0;
-        take(first.header_at(kind, set, idx) - before, whole ? first.message_bytes : kFarHeaderBytes);
+        const bool has_set = set < kFarSets;
+        const bool is_dispatch = kind == 0;
+        const std::int64_t before = has_set && is_dispatch ? first.words_before_header() : 0;
+        const std::int64_t whole = is_dispatch ? first.message_bytes : first.sum_message_bytes();
+        take(first.header_at(kind, set, idx) - before, has_set ? whole : kFarHeaderBytes);
         take(first.record_at(kind, set, idx), kFarRecordBytes);
       }
     }

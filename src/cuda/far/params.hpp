@@ -177,18 +177,21 @@ struct FarLayout {
   std::int64_t row_words_bytes = 0;  ///< rows that are words, behind the front; 0: none are
   std::int64_t message_bytes = 0;    ///< other rows at its end, and all of it
   // Room for those of a combine.
-  std::int64_t return_words_bytes = 0;  ///< rows that are words, of all far ranks together
+  std::int64_t sum_words_bytes = 0;     ///< sums that are words behind each header, in calls of few tokens
+  std::int64_t return_words_bytes = 0;  ///< other rows that are words, of all far ranks together
   std::int64_t returns_bytes = 0;       ///< other rows
   std::int64_t weights_bytes = 0;
   std::int64_t arrived = 0;   ///< [messages][R][kFarWordStride]
   std::int64_t grants = 0;    ///< [kinds][R][kFarGrantSlots]
   std::int64_t records = 0;   ///< [kinds][kFarHeaderSets][far ranks][kFarRecordBytes]
-  std::int64_t headers = 0;   ///< [kinds][kFarHeaderSets][far ranks][kFarHeaderBytes] combine, and calls without a set
+  std::int64_t headers = 0;   ///< [kinds][kFarHeaderSets][far ranks][kFarHeaderBytes] calls without a set
   std::int64_t messages = 0;  ///< [kFarSets][far ranks][message_bytes] dispatch
+  std::int64_t sums = 0;      ///< [kFarSets][far ranks][kFarHeaderBytes + sum_words_bytes] combine
   std::int64_t returns = 0;   ///< [kFarSets][return_words_bytes + returns_bytes] combine
   std::int64_t weights = 0;   ///< [kFarSets][far ranks][weights_bytes]
   std::int64_t inbox_bytes = 0;
-  /// Outbox: [far ranks][message_bytes] dispatch; [far ranks][kFarHeaderBytes] combine; then [weights_bytes] for all.
+  /// Outbox: [far ranks][message_bytes] dispatch; [far ranks][kFarHeaderBytes + sum_words_bytes] combine; then
+  /// [weights_bytes] for all.
   std::int64_t outbox_bytes = 0;
 
   struct Shape {
@@ -198,6 +201,7 @@ struct FarLayout {
     std::int64_t front_bytes = 0;  ///< of a dispatch without the header, all rounded to 128
     std::int64_t row_words_bytes = 0;
     std::int64_t rows_bytes = 0;
+    std::int64_t sum_words_bytes = 0;
     std::int64_t return_words_bytes = 0;
     std::int64_t returns_bytes = 0;
     std::int64_t weights_bytes = 0;
@@ -212,6 +216,7 @@ struct FarLayout {
     layout.front_bytes = kFarHeaderBytes + shape.front_bytes;
     layout.row_words_bytes = shape.in_gpu ? shape.row_words_bytes : 0;
     layout.message_bytes = layout.front_bytes + layout.row_words_bytes + shape.rows_bytes;
+    layout.sum_words_bytes = shape.in_gpu ? shape.sum_words_bytes : 0;
     layout.return_words_bytes = shape.in_gpu ? shape.return_words_bytes : 0;
     layout.returns_bytes = shape.returns_bytes;
     layout.weights_bytes = shape.weights_bytes;
@@ -228,10 +233,11 @@ struct FarLayout {
     layout.records = take(kFarKinds * kFarHeaderSets * num_far * kFarRecordBytes);
     layout.headers = take(kFarKinds * kFarHeaderSets * num_far * kFarHeaderBytes);
     layout.messages = take(kFarSets * num_far * layout.message_bytes);
+    layout.sums = take(kFarSets * num_far * layout.sum_message_bytes());
     layout.returns = take(kFarSets * (layout.return_words_bytes + layout.returns_bytes));
     layout.weights = take(kFarSets * num_far * layout.weights_bytes);
     layout.inbox_bytes = static_cast<std::int64_t>(carver.used_bytes());
-    layout.outbox_bytes = num_far * (layout.message_bytes + kFarHeaderBytes) + layout.weights_bytes;
+    layout.outbox_bytes = num_far * (layout.message_bytes + layout.sum_message_bytes()) + layout.weights_bytes;
     return layout;
   }
 
@@ -259,10 +265,13 @@ struct FarLayout {
   FERRY_HOST_DEVICE constexpr std::int64_t record_at(int kind, int set, int far_idx) const {
     return records + header_idx(kind, set, far_idx) * kFarRecordBytes;
   }
-  /// Header of a message. Other words of a dispatch lie before it, its rows that are no words behind it.
+  FERRY_HOST_DEVICE constexpr std::int64_t sum_message_bytes() const { return sum_words_bytes + kFarHeaderBytes; }
+  /// Header of a message. Other words of a dispatch lie before it, its rows that are no words and the sums of a combine
+  /// of few tokens behind it.
   FERRY_HOST_DEVICE constexpr std::int64_t header_at(int kind, int set, int far_idx) const {
-    if (kind == 0 && set < kFarSets) {
-      return messages + (std::int64_t{set} * num_far() + far_idx) * message_bytes + words_before_header();
+    if (set < kFarSets) {
+      const std::int64_t idx = std::int64_t{set} * num_far() + far_idx;
+      return kind == 0 ? messages + idx * message_bytes + words_before_header() : sums + idx * sum_message_bytes();
     }
     return headers + header_idx(kind, set, far_idx) * kFarHeaderBytes;
   }
@@ -317,10 +326,10 @@ struct FarParams {
   /// Header of a message in the outbox.
   FERRY_HOST_DEVICE constexpr std::int64_t header_out(int kind, int far_idx) const {
     if (kind == 0) return std::int64_t{far_idx} * layout.message_bytes + layout.words_before_header();
-    return layout.num_far() * layout.message_bytes + far_idx * kFarHeaderBytes;
+    return layout.num_far() * layout.message_bytes + far_idx * layout.sum_message_bytes();
   }
   FERRY_HOST_DEVICE constexpr std::int64_t weights_out() const {
-    return layout.num_far() * (layout.message_bytes + kFarHeaderBytes);
+    return layout.num_far() * (layout.message_bytes + layout.sum_message_bytes());
   }
   /// Part at an offset of the outbox, which goes to one of the receiver's inbox.
   FERRY_HOST_DEVICE constexpr FarPart part(std::int64_t from, std::int64_t to, std::int64_t bytes) const {

@@ -100,10 +100,10 @@ struct CombineWindow {
   }
 };
 
-/// Stride of the rows that a combine returns to other nodes if they are words, else 0. The same on every rank.
+/// Stride of the rows that a combine of any number of tokens returns to other nodes if they are words, else 0. The same
+/// on every rank.
 __device__ inline std::int64_t return_word_stride(const LatencyParams& call, const CombineRows& rows,
                                                   const FarLayout& layout) {
-  if (rows.words()) return rows.far_words_bytes();
   if (rows.fp8()) return 0;
   const std::int64_t most_tokens = *call.tables.most_tokens;  // T of any rank
   const int rows_per_token = num_returned_rows(rows.order, call.num_topk, call.ranks.num_ranks);

@@ -3,7 +3,8 @@
 
 /// Parts of messages to ranks of other nodes (cuda/far/params.hpp). Those of a dispatch are, in the order of their
 /// addresses: rows that are words, a record for each token, counts of all experts, the header, and rows that are no
-/// words. So the header has one place, and whatever a message has is one put.
+/// words. So the header has one place, and whatever a message has is one put. So is a combine of few tokens: the
+/// header and its sums.
 
 #include <algorithm>
 #include <cstddef>
@@ -109,6 +110,8 @@ constexpr FarLayout far_layout(const LatencyLayout& window, int num_ranks, int r
   // For most shapes; other calls have rows that are no words.
   constexpr std::int64_t kMostRowWords = kFarWordTokens * far_row_words_bytes(kMostFarWordRow);
   constexpr std::int64_t kShortRowWords = kFarWordTokens * far_row_words_bytes(1);
+  constexpr std::int64_t kMostSumWords = kFarSumTokens * far_row_words_bytes(kMostFarWordRow);
+  const std::int64_t returned_words = (window.rows_bytes() + kShortRowWords) * 3 / 2;
   return FarLayout::of(
       {.num_ranks = num_ranks,
        .ranks_per_node = ranks_per_node,
@@ -116,8 +119,8 @@ constexpr FarLayout far_layout(const LatencyLayout& window, int num_ranks, int r
        .front_bytes = round_up_row(kCountsBytes + window.slot_bytes * 4 / 3) + kRowAlignment,
        .row_words_bytes = round_up_row(std::min(kMostRowWords, window.source_bytes * 3 / 2 + kShortRowWords)),
        .rows_bytes = window.source_bytes,
-       .return_words_bytes =
-           round_up_row(std::min(kMostRowWords * kMaxTopk, (window.rows_bytes() + kShortRowWords) * 3 / 2)),
+       .sum_words_bytes = num_ranks > kSmallRanks ? 0 : round_up_row(std::min(kMostSumWords, returned_words)),
+       .return_words_bytes = round_up_row(std::min(kMostRowWords * kMaxTopk, returned_words)),
        .returns_bytes = window.rows_bytes(),
        .weights_bytes = round_up_row(window.slot_bytes * 2 / 3) + kRowAlignment,
        .in_gpu = in_gpu});

@@ -94,7 +94,8 @@ __device__ __noinline__ inline void clear_far_words(const FarParams& far, Latenc
 #pragma unroll 1
   for (int idx = 0; idx < layout.num_far(); ++idx) {
     const std::int64_t before = combines ? 0 : layout.words_before_header();
-    clear(layout.header_at(static_cast<int>(kind), set, idx) - before, before + kFarHeaderBytes);
+    const std::int64_t behind = combines ? layout.sum_words_bytes : 0;
+    clear(layout.header_at(static_cast<int>(kind), set, idx) - before, before + kFarHeaderBytes + behind);
     if (combines) clear(layout.weights_at(set, idx), layout.weights_bytes);
   }
   if (combines) clear(layout.return_words_at(set), layout.return_words_bytes);

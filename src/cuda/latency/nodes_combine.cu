@@ -191,12 +191,11 @@ int word_step_vectors_over_nodes(const CombineRows& rows, std::int64_t max_token
   if (rows.order != CombineOrder::kRankSums || far.num_ranks > kSmallRanks) return 0;
   const std::int64_t near_bytes =
       rows.fp8() ? rows.far_words_bytes() : row_words_bytes(rows.row_bytes, kFarStepVectors);
-  const std::int64_t most_rows = max_tokens * far.num_ranks;  // a sum of each rank
   const std::int64_t longer_bytes = max_tokens * far.num_far() * (rows.far_words_bytes() - rows.wire_stride());
   const std::int64_t most_tokens = rows.fp8() ? kFarFp8SumTokens : kFarSumTokens;
   const bool pays = max_tokens <= kFarWordTokens || longer_bytes <= kMostLongerSums;
   const bool fits = max_tokens <= most_tokens && max_tokens * near_bytes <= window.row_words_bytes &&
-                    far_words_fit(rows.row_bytes, rows.far_words_bytes(), most_rows, far.return_words_bytes);
+                    far_words_fit(rows.row_bytes, rows.far_words_bytes(), max_tokens, far.sum_words_bytes);
   if (!pays || !fits) return 0;
   return rows.fp8() ? kFp8StepVectors : kFarStepVectors;
 }

@@ -356,7 +356,7 @@ class SmallAdder {
     const int at = params_.receives.per_row.divide(unit) * call_.num_topk + lane_idx();
     const std::int32_t home = call_.tables.homes[at];
     if constexpr (Far::kPresent) {
-      if (home >= 0 && far_.is_far(home_rank(home))) far_row_ = far_.row_of(home_rank(home), at);
+      if (home >= 0 && far_.is_far(home_rank(home))) far_place_ = far_.far_place_of(at);
     }
     return home;
   }
@@ -431,7 +431,7 @@ class SmallAdder {
   /// Writes bytes [begin, end) of the sum of a token; false when the group broke. All lanes.
   __device__ bool sum_token(const SentCall& sent, std::int32_t home, int token, int begin, int end) {
     if constexpr (Far::kPresent) {
-      return far_.template sum_token<kKind>(sent, {home, far_row_}, token, rows_, begin, end);
+      return far_.template sum_token<kKind>(sent, {home, far_place_}, token, rows_, begin, end);
     }
     const int lane = lane_idx();
     const unsigned ranks = ranks_of(home);
@@ -466,8 +466,8 @@ class SmallAdder {
   }
 
   Far far_;
-  std::int32_t place_ = -1;   ///< row of the token that is summed, for a far rank
-  std::int32_t far_row_ = 0;  ///< row that a far rank returns for this lane's entry
+  std::int32_t place_ = -1;     ///< row of the token that is summed, for a far rank
+  std::int32_t far_place_ = 0;  ///< place of the row that a far rank returns for this lane's entry
   const Params& params_;
   const LatencyParams& call_;
   const int row_bytes_;

@@ -2,8 +2,9 @@
 #define FERRY_CUDA_LATENCY_SMALL_NODES_COMBINE_CUH
 
 /// A small combine (small_combine.cuh) in groups of several nodes: sums are words inside a node and between nodes, all
-/// in steps of kFarStepVectors, or of kFp8StepVectors if they are FP8. Messages are those of far_combine.cuh. Whoever
-/// needs a word from another node reads it where the network has put it; headers are imported too, for reports.
+/// in steps of kFarStepVectors, or of kFp8StepVectors if they are FP8. A message is one put: the header and sums behind
+/// it (far_message.hpp). Whoever needs a word from another node reads it where the network has put it; headers are
+/// imported too, for reports.
 
 #include "cuda/latency/far_combine.cuh"
 #include "cuda/latency/far_keeper.cuh"
@@ -26,8 +27,7 @@ namespace device {
 
 /// State of a block behind SmallCombineShared. Each [R], for far ranks.
 struct SmallFarCombineShared {
-  int sets[kSmallRanks];             ///< set in which the rank receives this call
-  std::int32_t firsts[kSmallRanks];  ///< place of the first row for the rank in FarCombineParams::returns
+  int sets[kSmallRanks];  ///< set in which the rank receives this call
 };
 
 /// Rows of a token that sum_steps_over_nodes() adds.
@@ -110,7 +110,7 @@ class SmallFarAdder {
   /// Words of that row, in memory from which the network takes them. Null if there are none to be sent.
   __device__ std::byte* row_out(int source, std::int32_t place) const {
     if (place < 0 || shared_.sets[source] == kNoSet) return nullptr;
-    return params_.send.returns + shared_.firsts[source] * params_.send.returns_stride + place * stride_;
+    return header_out(far_, LatencyKind::kCombine, far_.layout.far_idx(source)) + kFarHeaderBytes + place * stride_;
   }
   /// Waits for the weight of a far rank's entry; also ends if the source makes another call: then the sum is not used.
   __device__ Payload await_weight(std::uint64_t number, int set, int source, int entry) const {
@@ -127,14 +127,12 @@ class SmallFarAdder {
     return {part == kFarWordPayloads - 1 ? payload_of(word.high) : low, came};
   }
 
-  /// Row that far rank `rank` returns for entry `at` of [T, K], among those of all far ranks.
-  __device__ std::int32_t row_of(int rank, int at) const {
-    return call_.tables.sums_back.own_firsts[rank] + call_.tables.sums_back.own_places[at];
-  }
+  /// Place of the row that a far rank returns for entry `at` of [T, K], among those of that rank.
+  __device__ std::int32_t far_place_of(int at) const { return call_.tables.sums_back.own_places[at]; }
   /// This lane's entry of a token.
   struct Entry {
     std::int32_t home;
-    std::int32_t far_row;  ///< row_of(), if the home is on a far rank
+    std::int32_t far_place;  ///< far_place_of(), if the home is on a far rank
   };
   /// Writes bytes [begin, end) of the sum of a token; false when the group broke. `rows`: memory for kMaxTopk
   /// addresses. All lanes of a warp.
@@ -157,7 +155,7 @@ class SmallFarAdder {
       const auto set = static_cast<int>(sent.set);
       rows[__popc(ranks & ((1U << rank) - 1U))] =
           is_far(rank)
-              ? far_.inbox + far_.layout.return_words_at(set) + entry.far_row * stride_
+              ? header_in(far_, LatencyKind::kCombine, set, rank) + kFarHeaderBytes + entry.far_place * stride_
               : own_window(call_).row_words(call_.layout, call_.ranks.num_ranks, set, rank) + token * near_stride;
     }
     __syncwarp();
@@ -212,9 +210,7 @@ __device__ inline void take_small_turn(const SmallNodesCombineParams& params, Sm
   const LatencyParams& call = params.send.call;
   const FarParams& far = params.send.far;
   const FarLook look(far, LatencyKind::kCombine);
-  bool fits = true;
-  const auto meanwhile = [&params, &far_shared, &fits] {
-    fits = place_returns(params.send, far_shared.firsts);
+  const auto meanwhile = [&params] {
     if (is_clerk()) begin_far_grants(params.send.call, params.send.far, LatencyKind::kCombine);  // for the header
   };
   std::uint64_t number = wait_for_turn<false>(call, LatencyKind::kCombine, shared.sets, meanwhile, &far.layout);
@@ -225,16 +221,31 @@ __device__ inline void take_small_turn(const SmallNodesCombineParams& params, Sm
       !await_far_turn(call, far, LatencyKind::kCombine, number, far_shared.sets, look, weighs && is_clerk())) {
     number = 0;
   }
-  if (number != 0 && routed && !fits) {
-    if (is_clerk() && lane_idx() == 0) refuse_message(call, far.layout.far_rank(0), number);
-    number = 0;
-  }
   const int lane = lane_idx();
   if (lane < call.ranks.num_ranks) {
     shared.words[lane] =
         window_of(call, lane).row_words(call.layout, call.ranks.num_ranks, shared.sets[lane], call.ranks.rank);
   }
   if (lane == 0) shared.number = number;
+  __syncwarp();
+}
+
+/// Writes the posts of the messages to far ranks, as write_return_posts(). All lanes of one warp of the first block.
+__device__ inline void write_sum_posts(const FarCombineParams& params, const int* sets, bool routed) {
+  const LatencyParams& call = params.call;
+  const FarParams& far = params.far;
+#pragma unroll 1
+  for (int idx = lane_idx(); idx < far.layout.num_far(); idx += kWarpLanes) {
+    const int rank = far.layout.far_rank(idx);
+    FarParts parts;
+    parts.set = sets[rank];
+    parts.num_blocks = num_adding_blocks();
+    const bool has_sums = routed && parts.set != kNoSet;
+    const std::int64_t num_sums = has_sums ? call.tables.sums_back.num_rows[rank] : 0;
+    parts.front = part_with_header(call, far, LatencyKind::kCombine, idx, parts.set, 0,
+                                   kFarHeaderBytes + num_sums * params.rows.far_words_bytes());
+    write_post(call, far, static_cast<int>(LatencyKind::kCombine), rank, parts);
+  }
   __syncwarp();
 }
 
@@ -249,7 +260,7 @@ __device__ inline void announce_small(const SmallNodesCombineParams& params, con
     post_weights(send, shared.number, shared.sets, WeightGroup(send, lane_idx()));
   }
   write_return_headers(send, routed, shared.number);
-  write_return_posts(send, {far_shared.sets, far_shared.firsts, routed});
+  write_sum_posts(send, far_shared.sets, routed);
   announce<true>(call, routed, shared.number, shared.sets);
   // Every rank refuses the call, but its number and set are used up, as when a host refuses it.
   if (!routed && lane_idx() == 0) report_refused_dispatch(call.ranks, *call.tables.summary);
