@@ -47,7 +47,7 @@ class Sent:
     writes until it is received, or, if it never is, until the next call that all ranks make together.
     """
 
-    __slots__ = ("_group", "_is_open", "_native", "_number", "_operation", "kept")
+    __slots__ = ("_group", "_is_open", "_native", "_number", "_operation", "kept", "stream")
 
     def __init__(self, operation: str, group: LatencyCalls, *tensors: object) -> None:
         self._operation = operation
@@ -56,6 +56,8 @@ class Sent:
         self._is_open = True
         self.kept = list(tensors)
         """The tensors of the call; the native module adds those that it makes."""
+        self.stream: int | None = None
+        """Handle of the stream to receive on; None: the one that is current then."""
         self._number = group._in_flight.add(self.kept)
 
     def sent_with(self, native: _native.Routing) -> None:
@@ -72,7 +74,7 @@ class Sent:
             raise InvalidArgument(f"{self._operation}: the call was received before; receive each split call once")
         self._group._native.refuse_in_handler("latency_receive")
         try:
-            _native.latency_receive(self._group._calls, self._native)
+            _native.latency_receive(self._group._calls, self._native, self.stream)
         finally:
             self._is_open = False
             self._group._in_flight.received(self._number)

@@ -203,7 +203,7 @@ class BufferCalls:
         num_experts: object,
         expert_stats: object,
         wait_stats: object,
-        sent: object,
+        hook: object,
         use_fp8: bool,
         round_scale: bool,
         use_ue8m0: bool,
@@ -218,9 +218,10 @@ class BufferCalls:
         out: object,
         wait_stats: object,
         zero_copy: bool,
-        sent: object,
+        hook: object,
         overlap: object,
     ) -> Any: ...
+    def received_on(self, stream: int) -> None: ...
     def check_latency_shape(self, max_tokens: object, hidden: object, num_experts: object, operation: str) -> None: ...
     def slab_of(self, handle: object, operation: str) -> tuple[Any, tuple[int, int, int]]: ...
 
@@ -305,7 +306,7 @@ def latency_combine(
     wire_format: object,
     signals: object,
 ) -> torch.Tensor: ...
-def latency_receive(calls: Calls, routing: Routing) -> None: ...
+def latency_receive(calls: Calls, routing: Routing, stream: int | None) -> None: ...
 def latency_bytes_required(
     backend: str,
     num_ranks: object,

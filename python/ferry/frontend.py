@@ -31,8 +31,7 @@ def deep_ep_calls(
 ) -> BufferCalls:
     """The native calls of a ``deep_ep`` buffer on ``group``.
 
-    types: the package's classes EventOverlap, Suggested, NotAConfig, Link, EPHandle, LatencyLink and ReceiveHook, in
-        this order.
+    types: the package's classes EventOverlap, Suggested, NotAConfig, Link, EPHandle and LatencyLink, in this order.
     steps: the steps of the calls that are operations of torch, a ``deep_ep._steps.Steps``.
     captured: collects the routings that a graph has captured.
     to_all: a routing of ``group`` that sends a row of each rank to all.

@@ -228,8 +228,10 @@ nb::object combine(const Calls& calls, nb::handle owner, nb::handle routing, nb:
   return sums.is_valid() ? std::move(sums) : nb::borrow(out);
 }
 
-void receive(const Calls& calls, const PlacedRouting& routing) {
-  const Stream stream = calls.allocator().any_stream();
+/// given: handle of a stream, or None for the current one.
+void receive(const Calls& calls, const PlacedRouting& routing, nb::handle given) {
+  const Stream stream = given.is_none() ? calls.allocator().any_stream()
+                                        : Stream{reinterpret_cast<void*>(nb::cast<std::uintptr_t>(given))};
   const Status status = [&] {
     const GilReleased released;
     return calls.group().latency_receive(routing.routing, stream);
@@ -351,7 +353,7 @@ void define_latency(nb::module_& module) {
   module.def("latency_combine", &combine, "calls"_a, "owner"_a, "routing"_a.none(), "x"_a.none(),
              "topk_weights"_a.none(), "out"_a.none(), "wait_times_ns"_a.none(), "order"_a.none(), "sent"_a.none(),
              "num_sms"_a.none(), "wire_format"_a.none(), "signals"_a.none());
-  module.def("latency_receive", &receive, "calls"_a, "routing"_a);
+  module.def("latency_receive", &receive, "calls"_a, "routing"_a, "stream"_a.none());
   module.def("latency_bytes_required", &bytes_required, "backend"_a, "num_ranks"_a.none(), "max_tokens"_a.none(),
              "num_topk"_a.none(), "dispatch_row_bytes"_a.none(), "combine_row_bytes"_a.none(), "order"_a);
 }

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 import ferry
-from deep_ep._latency_handles import CombineMemory, note_stream
+from deep_ep._latency_handles import CombineMemory, ReceiveHook
 from deep_ep._member import Member
 from deep_ep._run import run_in_order
 from deep_ep.utils.event import EventOverlap
 from ferry import InvalidArgument
-from ferry.frontend import BufferCalls, SplitCall, eager
+from ferry.frontend import BufferCalls, eager
 
 Hook = Callable[[], None]
 Payload = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
@@ -73,8 +73,8 @@ class LatencyCalls:
         what = "low_latency_dispatch"
         calls = self._calls_for(what)
         tensors = (x, topk_idx, cumulative_local_expert_recv_stats, dispatch_wait_recv_cost_stats)
-        sent = SplitCall(what, self._member.group, *tensors) if return_recv_hook else None
-        made = run_in_order(
+        hook = ReceiveHook(what, self._member.group, *tensors) if return_recv_hook else None
+        return run_in_order(
             self._member,
             what,
             None,
@@ -88,13 +88,12 @@ class LatencyCalls:
             num_experts,
             cumulative_local_expert_recv_stats,
             dispatch_wait_recv_cost_stats,
-            sent,
+            hook,
             bool(use_fp8),
             bool(round_scale),
             bool(use_ue8m0),
             problem=_wrong_options(what, async_finish and return_recv_hook),
         )
-        return note_stream(made, self._member.group)
 
     @eager
     def low_latency_combine(
@@ -153,8 +152,8 @@ class LatencyCalls:
             most = 32 if num_sms is None else num_sms
             signals = ("src_signals", _as_int32(src_signals), None, src_signal_expect_value, most)
         tensors = (x, topk_weights, out, combine_wait_recv_cost_stats, signals[1] if signals else None)
-        sent = SplitCall(what, self._member.group, *tensors) if return_recv_hook else None
-        made = run_in_order(
+        hook = ReceiveHook(what, self._member.group, *tensors) if return_recv_hook else None
+        return run_in_order(
             self._member,
             what,
             None,
@@ -169,12 +168,11 @@ class LatencyCalls:
             out,
             combine_wait_recv_cost_stats,
             bool(zero_copy),
-            sent,
+            hook,
             signals,
             problem=_wrong_options(what, async_finish and return_recv_hook, use_logfmt)
             or (_wrong_signals(what, comp_signal, src_signals) if overlap else None),
         )
-        return note_stream(made, self._member.group)
 
     def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
         """Checks its arguments and does nothing else, without waiting for other ranks: calls of both modes and of any

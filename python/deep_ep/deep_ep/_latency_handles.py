@@ -6,12 +6,12 @@ handle of latency mode holds too little to route again, so a copy of that tensor
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 import ferry
-from ferry.frontend import SplitCall
+from ferry.frontend import BufferCalls, SplitCall
 
 _MAX_IN_FLIGHT = 2  # kMaxLatencyCallsInFlight
 
@@ -39,34 +39,20 @@ class LatencyLink:
         """Memory that ``get_next_low_latency_combine_buffer`` returned, once it was called."""
 
 
-class ReceiveHook:
+class ReceiveHook(SplitCall):
     """The second half of a call; raises when called twice. On GPUs it runs on the stream of the first half, as engines
     expect that call it on another, also in graphs; that other stream then waits for it.
     """
 
-    __slots__ = ("_group", "_sent", "_stream")
+    __slots__ = ("_calls",)
 
-    _sent: SplitCall
-    _group: ferry.Group
-    _stream: torch.cuda.Stream | None
+    # The native module sets both. A handle, since torch takes longer to make two stream objects than the rest takes.
+    _calls: BufferCalls
+    stream: int
 
     def __call__(self) -> None:
-        here = torch.cuda.current_stream(self._group.device) if self._stream is not None else None
-        if here == self._stream:
-            self._sent.receive()
-        else:
-            with torch.cuda.stream(self._stream):
-                self._sent.receive()
-            here.wait_stream(self._stream)
-        self._group.poll()
-
-
-def note_stream(result: Any, group: ferry.Group) -> Any:
-    """Records the current stream in the hook of a call that was just made on it, if it has one."""
-    hook = result[-1]
-    if hook is not None:
-        hook._stream = torch.cuda.current_stream(group.device) if group.device.type == "cuda" else None
-    return result
+        self.receive()
+        self._calls.received_on(self.stream)
 
 
 class CombineMemory:

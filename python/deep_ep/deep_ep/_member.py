@@ -13,7 +13,7 @@ from deep_ep._device import choose_device
 from deep_ep._domains import choose_ranks_per_node
 from deep_ep._ep_handle import EPHandle
 from deep_ep._handles import Link
-from deep_ep._latency_handles import LatencyLink, ReceiveHook
+from deep_ep._latency_handles import LatencyLink
 from deep_ep._num_sms import NotAConfig, Suggested
 from deep_ep._steps import Steps, ids_of_all, rows_for_all
 from deep_ep._streams import lane_of
@@ -24,7 +24,7 @@ from ferry.frontend import BufferCalls, deep_ep_calls, refuse_in_handler
 _RANKS_PER_NODE = 8  # of the first generation
 
 # Classes that native calls create or accept.
-_TYPES = (EventOverlap, Suggested, NotAConfig, Link, EPHandle, LatencyLink, ReceiveHook)
+_TYPES = (EventOverlap, Suggested, NotAConfig, Link, EPHandle, LatencyLink)
 
 
 def _size_of(group: Any, comm: Any) -> int:

@@ -51,6 +51,12 @@ class Steps:
         """Makes the rest of the call wait for ``event``."""
         self._lane.wait(event)
 
+    def follow(self, stream: int) -> None:
+        """Makes the current stream wait for another one of its GPU, given by its handle."""
+        device = self._lane.device
+        other = torch.cuda.ExternalStream(stream, device) if stream else torch.cuda.default_stream(device)
+        torch.cuda.current_stream(device).wait_stream(other)
+
     def reads(self, tensor: torch.Tensor) -> None:
         """Keeps a tensor that an asynchronous call reads, although most calls do not read it."""
         if tensor.is_cuda:

@@ -85,9 +85,8 @@ def check_graph(rank: int, world: World, most: int) -> None:
     final = run_experts(x, world.first_expert(rank))
     y, out = torch.empty_like(final), torch.empty_like(mine.x)
     words = torch.zeros(len(y), dtype=torch.int32, device=buffer.device)
-    other = torch.cuda.Stream()
 
-    def step() -> None:
+    def step(other: torch.cuda.Stream) -> None:
         words.zero_()
         y.fill_(torch.nan)
         other.wait_stream(torch.cuda.current_stream())
@@ -100,15 +99,19 @@ def check_graph(rank: int, world: World, most: int) -> None:
         words.fill_(1)
         other.wait_stream(torch.cuda.current_stream())
         hook()
-        torch.cuda.current_stream().wait_stream(other)
 
     expected = weighted_sums(world, rank, rank_sums=True)
-    step()
+    other = torch.cuda.Stream()
+    step(other)
     assert torch.equal(out, expected)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(other):
+        step(torch.cuda.default_stream())
+        assert torch.equal(out, expected)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        step()
+        step(other)
     for factor in (1, 2, 4):  # exact in bf16
         graph.replay()
         torch.cuda.synchronize()

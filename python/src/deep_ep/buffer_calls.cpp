@@ -56,7 +56,7 @@ BufferCalls::BufferCalls(nb::object calls, nb::object group, const nb::tuple& ty
     : owner_(std::move(calls)),
       calls_(nb::cast<const Calls*>(owner_)),
       group_(std::move(group)),
-      types_{types[0], types[1], types[2], types[3], types[4], types[5], types[6]},
+      types_{types[0], types[1], types[2], types[3], types[4], types[5]},
       steps_(std::move(steps)),
       captured_(std::move(captured)),
       to_all_(std::move(to_all)),
@@ -212,16 +212,17 @@ void define_calls(nb::module_& module) {
       .def(
           "low_latency_dispatch",
           [](const BufferCalls& self, nb::handle problem, nb::handle x, nb::handle topk_idx, nb::handle max_tokens,
-             nb::handle num_experts, nb::handle expert_stats, nb::handle wait_stats, nb::handle sent, bool use_fp8,
+             nb::handle num_experts, nb::handle expert_stats, nb::handle wait_stats, nb::handle hook, bool use_fp8,
              bool round_scale, bool use_ue8m0) {
             return self.low_latency_dispatch(problem, x, topk_idx, max_tokens, num_experts, expert_stats, wait_stats,
-                                             sent, {use_fp8, round_scale, use_ue8m0});
+                                             hook, {use_fp8, round_scale, use_ue8m0});
           },
           "problem"_a.none(), "x"_a.none(), "topk_idx"_a.none(), "max_tokens"_a.none(), "num_experts"_a.none(),
-          "expert_stats"_a.none(), "wait_stats"_a.none(), "sent"_a.none(), "use_fp8"_a, "round_scale"_a, "use_ue8m0"_a)
+          "expert_stats"_a.none(), "wait_stats"_a.none(), "hook"_a.none(), "use_fp8"_a, "round_scale"_a, "use_ue8m0"_a)
       .def("low_latency_combine", &BufferCalls::low_latency_combine, "problem"_a.none(), "x"_a.none(),
            "topk_idx"_a.none(), "topk_weights"_a.none(), "handle"_a.none(), "out"_a.none(), "wait_stats"_a.none(),
-           "zero_copy"_a, "sent"_a.none(), "overlap"_a.none())
+           "zero_copy"_a, "hook"_a.none(), "overlap"_a.none())
+      .def("received_on", &BufferCalls::received_on, "stream"_a)
       .def(
           "check_latency_shape",
           [](const BufferCalls& self, nb::handle max_tokens, nb::handle hidden, nb::handle num_experts,

@@ -96,7 +96,7 @@ nanobind::list aligned_counts(std::span<const std::int32_t> rows, std::int64_t a
 
 /// Classes of the package that calls create or accept.
 struct BufferTypes {
-  nanobind::object event, suggested, not_a_config, link, elastic_handle, latency_link, hook;
+  nanobind::object event, suggested, not_a_config, link, elastic_handle, latency_link;
 };
 
 /// Calls of one buffer. Each returns the result of the package's method of the same name, with the event of a
@@ -146,17 +146,19 @@ class BufferCalls {
                                    nanobind::handle topk_weights, nanobind::handle bias, bool single_rounding,
                                    bool deferred, nanobind::handle epilogue, nanobind::handle num_sms) const;
 
-  /// sent: a ferry.frontend.SplitCall, or None if the call is not split; then there is no hook.
+  /// hook: a deep_ep._latency_handles.ReceiveHook, which is returned, or None if the call is not split.
   nanobind::object low_latency_dispatch(nanobind::handle problem, nanobind::handle x, nanobind::handle topk_idx,
                                         nanobind::handle max_tokens, nanobind::handle num_experts,
                                         nanobind::handle expert_stats, nanobind::handle wait_stats,
-                                        nanobind::handle sent, const FormOfSlab& form) const;
+                                        nanobind::handle hook, const FormOfSlab& form) const;
   /// zero_copy: rows are those of the handle's combine memory. overlap: None, or (name of the argument that has words
   /// of tiles, these words, rows of a tile or None for all of an expert, threshold, multiprocessors).
   nanobind::object low_latency_combine(nanobind::handle problem, nanobind::handle x, nanobind::handle topk_idx,
                                        nanobind::handle topk_weights, nanobind::handle handle, nanobind::handle out,
-                                       nanobind::handle wait_stats, bool zero_copy, nanobind::handle sent,
+                                       nanobind::handle wait_stats, bool zero_copy, nanobind::handle hook,
                                        nanobind::handle overlap) const;
+  /// A hook has made its half on `stream`, a handle: the current stream waits for it. Raises known errors.
+  void received_on(std::uintptr_t stream) const;
   /// Raises ferry.InvalidArgument for numbers that no call of latency mode takes.
   void check_latency_shape(nanobind::handle max_tokens, nanobind::handle hidden, nanobind::handle num_experts,
                            const char* operation) const;
@@ -252,8 +254,8 @@ class BufferCalls {
   /// Attaches a Link to a handle, or to the tensor of it that carries the link.
   void link_handle(const nanobind::tuple& handle, nanobind::object routing, bool knows_topk) const;
   void link_carrier(const nanobind::object& carrier, nanobind::object routing, bool knows_topk) const;
-  /// A call of latency mode was made, or its send half. -> the hook that makes the other half, or None
-  nanobind::object made_half(nanobind::handle sent, nanobind::handle routing) const;
+  /// A call of latency mode was made, or its send half on `stream`, where the hook will make the other half.
+  void made_half(nanobind::handle hook, nanobind::handle routing, Stream stream) const;
 
   nanobind::object owner_;  ///< of calls_
   const Calls* calls_;

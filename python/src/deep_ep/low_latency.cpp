@@ -33,19 +33,19 @@ Quantization quantization_of(const Checks& checks, const FormOfSlab& form) {
   return form.round_scale ? Quantization::kFp8PowerOfTwo : Quantization::kFp8;
 }
 
-/// Tensors that a ferry.frontend.SplitCall keeps; None for a call that is not split.
-nb::object kept_by(nb::handle sent) {
+/// Tensors that a hook keeps; None for a call that is not split.
+nb::object kept_by(nb::handle hook) {
   static const Name kept_name("kept");
-  return sent.is_none() ? nb::none() : get_attribute(sent, kept_name);
+  return hook.is_none() ? nb::none() : get_attribute(hook, kept_name);
 }
 
 /// Makes an operation that may be split. One that fails before it has sent keeps no tensors.
 template <typename Operation>
-nb::object run_half(Turn& turn, nb::handle problem, nb::handle sent, Operation operation) {
+nb::object run_half(Turn& turn, nb::handle problem, nb::handle hook, Operation operation) {
   try {
     return turn.run(problem, operation);
   } catch (...) {
-    if (!sent.is_none() && turn.has_sent_nothing()) sent.attr("forget")();
+    if (!hook.is_none() && turn.has_sent_nothing()) hook.attr("forget")();
     throw;
   }
 }
@@ -68,30 +68,34 @@ const Name& memory_name() {
 
 }  // namespace
 
-nb::object BufferCalls::made_half(nb::handle sent, nb::handle routing) const {
+void BufferCalls::made_half(nb::handle hook, nb::handle routing, Stream stream) const {
   static const Name native_name("_native");
   static const Name dropped_name("calls_dropped");
-  static const Name sent_name("_sent");
-  static const Name group_name("_group");
-  if (sent.is_none()) {
+  static const Name stream_name("stream");
+  static const Name calls_name("_calls");
+  if (hook.is_none()) {
     if (PyObject_IsTrue(find_attribute(in_flight_, dropped_name).ptr()) == 1) in_flight_.attr("made_whole")();
-    return nb::none();
+    return;
   }
-  set_attribute(sent, native_name, find_attribute(routing, native_name));
-  nb::object hook = bare_object(types_.hook);
-  set_attribute(hook, sent_name, sent);
-  set_attribute(hook, group_name, group_);
-  return hook;
+  set_attribute(hook, native_name, find_attribute(routing, native_name));
+  set_attribute(hook, stream_name, nb::cast(reinterpret_cast<std::uintptr_t>(stream.handle)));
+  set_attribute(hook, calls_name, nb::find(*this));
+}
+
+void BufferCalls::received_on(std::uintptr_t stream) const {
+  const Stream current = calls_->allocator().any_stream();
+  if (reinterpret_cast<std::uintptr_t>(current.handle) != stream) steps_.attr("follow")(stream);
+  raise_known_errors();
 }
 
 nb::object BufferCalls::low_latency_dispatch(nb::handle problem, nb::handle x, nb::handle topk_idx,
                                              nb::handle max_tokens, nb::handle num_experts, nb::handle expert_stats,
-                                             nb::handle wait_stats, nb::handle sent, const FormOfSlab& form) const {
+                                             nb::handle wait_stats, nb::handle hook, const FormOfSlab& form) const {
   const Calls& calls = *calls_;
   const int num_ranks = calls.group().num_ranks();
-  const nb::object kept = kept_by(sent);
+  const nb::object kept = kept_by(hook);
   Turn turn(calls, calls.allocator().any_stream(), {Collective::kLatencyDispatch});
-  return run_half(turn, problem, sent, [&]() -> nb::object {
+  return run_half(turn, problem, hook, [&]() -> nb::object {
     const Checks checks(calls, "low_latency_dispatch");
     ReadLatencyDispatch call{x};
     const TensorView rows = checks.rows(x, "x", DType::kBfloat16);
@@ -110,7 +114,7 @@ nb::object BufferCalls::low_latency_dispatch(nb::handle problem, nb::handle x, n
     LatencyReceived received =
         turn.make(Collective::kLatencyDispatch, [&] { return latency_dispatch(calls, call, turn.stream()); });
     const nb::object routing = new_routing(received.routing, false);
-    const nb::object hook = made_half(sent, routing);
+    made_half(hook, routing, turn.stream());
     const SlabTables tables = slab_tables(calls, received.routing);
     const nb::object link = bare_object(types_.latency_link);
     set_attribute(link, routing_name(), routing);
@@ -175,13 +179,13 @@ nb::object BufferCalls::slab_of(nb::handle handle, const char* operation) const 
 
 nb::object BufferCalls::low_latency_combine(nb::handle problem, nb::handle x, nb::handle topk_idx,
                                             nb::handle topk_weights, nb::handle handle, nb::handle out,
-                                            nb::handle wait_stats, bool zero_copy, nb::handle sent,
+                                            nb::handle wait_stats, bool zero_copy, nb::handle hook,
                                             nb::handle overlap) const {
   const char* const operation = "low_latency_combine";
   const Calls& calls = *calls_;
-  const nb::object kept = kept_by(sent);
+  const nb::object kept = kept_by(hook);
   Turn turn(calls, calls.allocator().any_stream(), {Collective::kLatencyCombine});
-  return run_half(turn, problem, sent, [&]() -> nb::object {
+  return run_half(turn, problem, hook, [&]() -> nb::object {
     const Checks checks(calls, operation);
     const Slab slab = find_slab(handle, operation);
     const Routing& routing = Calls::native_of(slab.routing);
@@ -200,7 +204,7 @@ nb::object BufferCalls::low_latency_combine(nb::handle problem, nb::handle x, nb
     if (split) raise_known_errors();
     const nb::object sums =
         turn.make(Collective::kLatencyCombine, [&] { return latency_combine(calls, routing, call, turn.stream()); });
-    const nb::object hook = made_half(sent, slab.routing);
+    made_half(hook, slab.routing, turn.stream());
     if (!split) raise_known_errors();
     return nb::make_tuple(sums.is_valid() ? sums : nb::borrow(out), new_event(), hook);
   });
