@@ -28,8 +28,11 @@ __global__ void __launch_bounds__(kFarThreads) far_headers_kernel(const __grid_c
     LaneFarWords header;
     if (!await_far_header(call, params.far, params.kind, sent, source, header)) return;
     import_header(call, params.far, params.kind, sent, source, header);
-    FarKeeper(call, params.far, source, header).keep(call, params.far);
+    FarKeeper keeper(params.far, source);
+    keeper.note(call, header);
+    keeper.keep(call, params.far);
   }
+  if (warp_idx() == 0) keep_departures(call, params.far, [] { return true; });
 }
 
 /// Tells far ranks that this rank refuses a call. One warp.

@@ -274,16 +274,19 @@ __device__ inline bool import_far_headers(const LatencyParams& call, const Combi
 #pragma unroll 1
   for (int idx = warp_idx(); whole && idx < far.layout.num_far(); idx += kCombineWarps + 1) {
     const int source = far.layout.far_rank(idx);
+    keeper.keep(call, far);
+    keeper = FarKeeper(far, source);
     LaneFarWords header;
     whole = await_far_header(call, far, LatencyKind::kCombine, sent, source, header);
     if (!whole) break;
     if (!far.layout.in_gpu) fence_device();  // hands on the rows, which the network has written
     const bool same = import_header(call, far, LatencyKind::kCombine, sent, source, header);
-    keeper.keep(call, far);
-    keeper = FarKeeper(call, far, source, header);
+    keeper.note(call, header);
     if (same && rows_come) whole = await_arrived(call, far, LatencyKind::kCombine, sent.number, source);
   }
-  return __syncthreads_and(static_cast<int>(whole)) != 0;
+  if (__syncthreads_and(static_cast<int>(whole)) == 0) return false;
+  if (warp_idx() == kCombineWarps) keep_departures(call, far, [] { return true; });  // while other blocks add
+  return true;
 }
 
 }  // namespace ferry::cuda::device

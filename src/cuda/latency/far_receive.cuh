@@ -76,8 +76,12 @@ class FarImporter {
     if (__syncthreads_and(static_cast<int>(whole)) == 0) return false;
 #pragma unroll 1
     for (int idx = block + warp_idx() * step; idx < layout_.num_far(); idx += kReceiveWarps * step) {
-      const LaneFarWords header(message_of(idx), kFarHeaderWords);
-      FarKeeper(call_, params_.far, layout_.far_rank(idx), header).keep(call_, params_.far);
+      FarKeeper keeper(params_.far, layout_.far_rank(idx));
+      keeper.note(call_, LaneFarWords(message_of(idx), kFarHeaderWords));
+      keeper.keep(call_, params_.far);
+    }
+    if (block == 0 && warp_idx() == kReceiveWarps - 1) {
+      keep_departures(call_, params_.far, [] { return true; });
     }
     return true;
   }

@@ -149,15 +149,12 @@ __device__ inline std::uint64_t* heard_word(const FarParams& far, LatencyKind ki
   return &far.state->heard[static_cast<int>(kind)][rank][number % kGrantSlots];
 }
 
-/// Keeps a grant unless a later one is there: headers may be imported out of order, by kernels of several streams. One
-/// thread.
-__device__ inline void keep_grant(const FarParams& far, LatencyKind kind, int rank, std::uint64_t number,
-                                  std::uint64_t granted) {
-  auto* const heard = reinterpret_cast<unsigned long long*>(heard_word(far, kind, rank, number));
-  unsigned long long seen = *static_cast<volatile unsigned long long*>(heard);
+/// Keeps a grant in heard_word(), which had `seen` in it, unless a later one is there: headers may be imported out of
+/// order, by kernels of several streams. One thread.
+__device__ inline void keep_grant(std::uint64_t* heard, unsigned long long seen, std::uint64_t granted) {
 #pragma unroll 1
   while (is_later_grant(granted, seen)) {
-    const unsigned long long found = atomicCAS(heard, seen, granted);
+    const unsigned long long found = atomicCAS(reinterpret_cast<unsigned long long*>(heard), seen, granted);
     if (found == seen) break;
     seen = found;
   }
@@ -234,7 +231,7 @@ __device__ inline std::uint64_t grant_in_headers(const LatencyParams& call, cons
 /// Waits for the grant of a far rank for a call. One thread.
 __device__ __noinline__ inline Payload await_far_grant(const LatencyParams& call, const FarParams& far,
                                                        LatencyKind kind, int rank, std::uint64_t number) {
-  const std::uint64_t* const heard = heard_word(far, kind, rank, number);
+  std::uint64_t* const heard = heard_word(far, kind, rank, number);
   std::uint64_t word = load_relaxed_system(heard);
   const auto read_heard = [&word, heard, number] {
     word = load_relaxed_system(heard);
@@ -253,7 +250,7 @@ __device__ __noinline__ inline Payload await_far_grant(const LatencyParams& call
     return is_word_of(word, number) ? number : 0;
   };
   if (!wait_until(call.ranks, {Awaited::kDone, rank, number}, read, number, CallCount(call, rank))) return {};
-  keep_grant(far, kind, rank, number, word);
+  keep_grant(heard, load_relaxed_system(heard), word);
   return {payload_of(word), true};
 }
 

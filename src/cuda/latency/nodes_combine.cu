@@ -113,25 +113,27 @@ __device__ void make_small_receive_half(const SmallNodesCombineParams& params) {
   const LatencyParams& call = params.send.call;
   const FarParams& far = params.send.far;
   SmallCombineShared& shared = small_shared();
+  SmallFarCombineShared& far_shared = small_far_shared();
   SentCall& words = *call.tables.combine;
   const volatile SentCall& pending = words;
   const SentCall sent{pending.number, pending.set, pending.pending, 0};  // unchanged until all blocks are done
-  FarAdder<kKind> adder(params, shared, SmallFarAdder(params, small_far_shared()));
+  const SmallFarAdder far_adder(params, far_shared);
+  FarAdder<kKind> adder(params, shared, far_adder);
   std::int32_t home = -1;
   if (!is_clerk() && warp_idx() != 0) home = adder.load_home(first_combine_unit());
   if (is_clerk() && warp_idx() == 1) publish_grants(call, far);
   if (threadIdx.x == 0) {
     shared.number = sent.number;
     shared.sets[call.ranks.rank] = static_cast<int>(sent.set);
+    far_shared.num_headers = 0;
+    far_shared.num_others = 0;
   }
   if (__syncthreads_or(static_cast<int>(is_broken(call.ranks) || sent.pending == 0)) != 0) return;
   const bool clears = clears_far_set(far, LatencyKind::kCombine, sent);
   if (!clears && !is_clerk() && threadIdx.x == 0) enter_receive_half(words);
   bool good = true;
   if (is_clerk()) {
-    good = import_small_headers(params, sent);
-    const bool routed = call.tables.summary->valid != 0;
-    if (good && warp_idx() == 0) good = close_small_books(call, sent, routed);
+    good = import_small_headers(params, sent, far_adder, far_shared);
   } else if (warp_idx() != 0) {
     good = adder.receive(home);
   }

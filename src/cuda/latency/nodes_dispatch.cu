@@ -158,6 +158,7 @@ __device__ inline void make_small_receive_half(const FarDispatchReceiveParams& p
   const volatile SentCall& seen = words;
   const SentCall sent{seen.number, seen.set, seen.pending, 0};  // unchanged until all blocks are done
   if (reports() && warp_idx() == 1) publish_grants(call, params.far);
+  if (threadIdx.x == 0) received.num_headers = 0;
   if (!begin_small_receive(call, params, shared, memory, sent)) return;
   const bool clears = clears_far_set(params.far, LatencyKind::kDispatch, sent);
   if (!clears && !reports() && threadIdx.x == 0) enter_receive_half(words);

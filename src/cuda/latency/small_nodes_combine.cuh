@@ -28,6 +28,8 @@ namespace device {
 /// State of a block behind SmallCombineShared. Each [R], for far ranks.
 struct SmallFarCombineShared {
   int sets[kSmallRanks];  ///< set in which the rank receives this call
+  unsigned num_headers;   ///< headers of far ranks that are no longer waited for
+  unsigned num_others;    ///< of these, such as are of another call
 };
 
 /// Rows of a token that sum_steps_over_nodes() adds.
@@ -168,8 +170,9 @@ class SmallFarAdder {
     }
   }
 
-  /// await_agreements(), far ranks by the words of their headers in the inbox. All lanes of a warp.
-  __device__ Outcome await_agreements(const SentCall& sent) const {
+  /// await_agreements(), far ranks by the words of their headers in the inbox, unless only those of this node count. All
+  /// lanes of a warp.
+  __device__ Outcome await_agreements(const SentCall& sent, bool of_all = true) const {
     const int rank = lane_idx() / 2;
     const int word = lane_idx() % 2;
     bool came = true;
@@ -180,7 +183,7 @@ class SmallFarAdder {
       const Payload payload = wait_payload(call_, {Awaited::kEntry, rank, sent.number}, at);
       came = payload.came;
       equal = equal && payload.value == static_cast<std::uint32_t>(call_.agreement >> (word * 32));
-    } else if (rank < call_.ranks.num_ranks && word == 0) {
+    } else if (of_all && rank < call_.ranks.num_ranks && word == 0) {
       static_assert(offsetof(LatencyHeader, agreement) == 0);
       const auto* const at =
           reinterpret_cast<const WideWord*>(header_in(far_, LatencyKind::kCombine, static_cast<int>(sent.set), rank));
@@ -266,32 +269,55 @@ __device__ inline void announce_small(const SmallNodesCombineParams& params, con
   if (!routed && lane_idx() == 0) report_refused_dispatch(call.ranks, *call.tables.summary);
 }
 
-/// Waits for the headers of far ranks' messages and writes them into this rank's window, and for all of their weights:
-/// none may come when their place has been granted again. All threads of the first block; false in all of them when the
-/// group broke.
-__device__ inline bool import_small_headers(const SmallNodesCombineParams& params, const SentCall& sent) {
+/// Takes the header of a far rank's message, and all of its weights: none may come when their place has been granted
+/// again. False when the group broke. All lanes of one warp.
+__device__ inline bool import_small_header(const SmallNodesCombineParams& params, const SentCall& sent, int source,
+                                           SmallFarCombineShared& shared) {
   const LatencyParams& call = params.send.call;
   const FarParams& far = params.send.far;
+  FarKeeper keeper(far, source);
+  LaneFarWords header;
+  if (!await_far_header(call, far, LatencyKind::kCombine, sent, source, header)) return false;
+  const bool same = import_header(call, far, LatencyKind::kCombine, sent, source, header);
+  keeper.note(call, header);
+  keeper.keep(call, far);  // while other blocks add
+  if (!same && lane_idx() == 0) atomicAdd(&shared.num_others, 1U);
+  if (!same || !params.send.own_weights) return true;
+  const auto* const words = reinterpret_cast<const WideWord*>(
+      far.inbox + far.layout.weights_at(static_cast<int>(sent.set), far.layout.far_idx(source)));
+  const int num_words = num_weight_words(std::int64_t{call.tables.tokens_of_rank[source]} * call.num_topk);
   bool whole = true;
 #pragma unroll 1
-  for (int idx = warp_idx(); whole && idx < far.layout.num_far(); idx += kCombineWarps + 1) {
-    const int source = far.layout.far_rank(idx);
-    LaneFarWords header;
-    whole = await_far_header(call, far, LatencyKind::kCombine, sent, source, header);
-    if (!whole) break;
-    const bool same = import_header(call, far, LatencyKind::kCombine, sent, source, header);
-    FarKeeper(call, far, source, header).keep(call, far);  // while other blocks add
-    if (!same || !params.send.own_weights) continue;
-    const auto* const words = reinterpret_cast<const WideWord*>(
-        far.inbox + far.layout.weights_at(static_cast<int>(sent.set), far.layout.far_idx(source)));
-    const int num_words = num_weight_words(std::int64_t{call.tables.tokens_of_rank[source]} * call.num_topk);
-#pragma unroll 1
-    for (int i = lane_idx(); i < num_words && whole; i += kWarpLanes) {
-      whole = wait_payload(call, {Awaited::kEntry, source, sent.number}, &words[i].high).came;
-    }
-    whole = __all_sync(kAllLanes, static_cast<int>(whole)) != 0;
+  for (int i = lane_idx(); i < num_words && whole; i += kWarpLanes) {
+    whole = wait_payload(call, {Awaited::kEntry, source, sent.number}, &words[i].high).came;
   }
-  return __syncthreads_and(static_cast<int>(whole)) != 0;
+  return __all_sync(kAllLanes, static_cast<int>(whole)) != 0;
+}
+
+/// Waits until no rank stores to the call's set any more, and reports a rank that makes another call. Writes the headers
+/// of far ranks' messages into this rank's window. All threads of the first block; false in all of them when the group
+/// broke.
+__device__ inline bool import_small_headers(const SmallNodesCombineParams& params, const SentCall& sent,
+                                            const SmallFarAdder& adder, SmallFarCombineShared& shared) {
+  const LatencyParams& call = params.send.call;
+  const FarParams& far = params.send.far;
+  const int num_far = far.layout.num_far();
+  static_assert(kSmallRanks < kCombineWarps);
+  Outcome outcome = Outcome::kGo;
+  bool whole = true;
+  if (warp_idx() == 0) {
+    outcome = adder.await_agreements(sent, false);
+    whole = outcome != Outcome::kStop;
+  } else if (warp_idx() <= num_far) {
+    whole = import_small_header(params, sent, far.layout.far_rank(warp_idx() - 1), shared);
+    if (lane_idx() == 0) atomicAdd(&shared.num_headers, 1U);
+  } else if (warp_idx() == kCombineWarps) {
+    const volatile unsigned& num_headers = shared.num_headers;
+    keep_departures(call, far, [&num_headers, num_far] { return num_headers == static_cast<unsigned>(num_far); });
+  }
+  if (__syncthreads_and(static_cast<int>(whole)) == 0) return false;
+  if (warp_idx() != 0 || (outcome == Outcome::kGo && shared.num_others == 0)) return true;
+  return close_small_books(call, sent, call.tables.summary->valid != 0);
 }
 
 }  // namespace device

@@ -16,6 +16,7 @@ namespace ferry::cuda::device {
 struct SmallFarReceived {
   std::int32_t num_rows[kSmallRanks];     ///< [R] FarFields of far ranks
   std::int32_t num_returns[kSmallRanks];  ///< [R]
+  unsigned num_headers;                   ///< headers of far ranks that are no longer waited for
 
   /// [E] rows of each expert from the block's source
   __device__ std::int32_t* counts() { return reinterpret_cast<std::int32_t*>(this + 1); }
@@ -138,8 +139,17 @@ class SmallFarReceiver {
   __device__ void refuse(int source) const { refuse_message(call_, source, sent_.number); }
 
   /// Words to be kept for the calls after this one.
-  __device__ FarKeeper keeper(int source, const LaneFarWords& header) const { return {call_, far_, source, header}; }
+  __device__ FarKeeper keeper(int source) const { return {far_, source}; }
   __device__ void keep(const FarKeeper& keeper) const { keeper.keep(call_, far_); }
+  /// Keeps which messages have left, by one warp while others wait for headers; each of them ends with end_header().
+  __device__ void keep_departures() const {
+    const volatile unsigned& num_headers = received_.num_headers;
+    const auto num_far = static_cast<unsigned>(far_.layout.num_far());
+    device::keep_departures(call_, far_, [&num_headers, num_far] { return num_headers == num_far; });
+  }
+  __device__ void end_header() const {
+    if (lane_idx() == 0) atomicAdd(&received_.num_headers, 1U);
+  }
 
  private:
   __device__ const std::byte* header_of(int source) const {

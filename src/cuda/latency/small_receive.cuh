@@ -103,6 +103,7 @@ class SmallReceiver {
     LaneFarWords far_header;
     if constexpr (Far::kPresent) {
       if (header_is_far && has_header) header_at = far_.header_number(header_rank);
+      if (header_is_far && reports()) keeper_ = far_.keeper(header_rank);
     }
     const bool has_counts = thread < call_.num_experts;
     bool wants_counts = has_counts;
@@ -156,8 +157,10 @@ class SmallReceiver {
       if (header_is_far && __all_sync(kAllLanes, static_cast<int>(came)) != 0) {
         came = far_.note(header_rank, far_header);
         header_payload = far_header.payload(lane_idx());
-        if (reports()) keeper_ = far_.keeper(header_rank, far_header);
+        if (reports()) keeper_.note(call_, far_header);
       }
+      if (header_is_far && reports()) far_.end_header();
+      if (header_rank == call_.ranks.rank && reports()) far_.keep_departures();
     }
     if constexpr (Far::kPresent) {
 #pragma unroll
