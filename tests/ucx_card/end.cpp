@@ -211,8 +211,8 @@ void End::add(Event event, std::uint64_t due_ns) {
   if (is_first) sleep_.wake();
 }
 
-/// Time at which a put or get of this many bytes has passed the wires of both ends; messages pass between them. The wire
-/// of an end in another process counts as free.
+/// Time at which a put or get of this many bytes has passed the wires of both ends; messages pass between them. The
+/// wire of an end in another process counts as free.
 std::uint64_t End::reserve_wires(const ucp_ep& endpoint, std::size_t num_bytes) {
   constexpr std::uint64_t kNsPerUs = 1000;
   if (settings_.rate == 0) return 0;

@@ -170,7 +170,7 @@ class SmallFarAdder {
     }
   }
 
-  /// await_agreements(), far ranks by the words of their headers in the inbox, unless only those of this node count. All
+  /// await_agreements(), far ranks by the words of their headers in the inbox. `of_all` false: ranks of this node. All
   /// lanes of a warp.
   __device__ Outcome await_agreements(const SentCall& sent, bool of_all = true) const {
     const int rank = lane_idx() / 2;
@@ -294,8 +294,8 @@ __device__ inline bool import_small_header(const SmallNodesCombineParams& params
   return __all_sync(kAllLanes, static_cast<int>(whole)) != 0;
 }
 
-/// Waits until no rank stores to the call's set any more, and reports a rank that makes another call. Writes the headers
-/// of far ranks' messages into this rank's window. All threads of the first block; false in all of them when the group
+/// Waits until no rank stores to the call's set any more, and reports a rank that makes another call. Writes headers of
+/// far ranks' messages into this rank's window. All threads of the first block; false in all of them when the group
 /// broke.
 __device__ inline bool import_small_headers(const SmallNodesCombineParams& params, const SentCall& sent,
                                             const SmallFarAdder& adder, SmallFarCombineShared& shared) {
