@@ -304,11 +304,29 @@ std::string card_record(int ranks_per_node, const std::string& call, int num_tok
          ".json";
 }
 
-/// Record of pairs of latency mode on two nodes of one rank.
-std::string latency_record(int num_tokens) {
-  return num_tokens <= 32 ? "cuda-nodes-h200-x2/card_2x1_small_latency.json"
-                          : "cuda-nodes-h200-x2/card_2x1_small_rows_latency.json";
-}
+/// Pairs of latency mode on two nodes.
+struct LatencyPairs {
+  int num_tokens;
+  bool fp8_sums = false;
+  int ranks_per_node = 1;
+
+  tools::PlanShape shape() const {
+    tools::PlanShape shape = card_shape(ranks_per_node, num_tokens, tools::PlanDType::kFp8);
+    shape.fp8_sums = fp8_sums;
+    return shape;
+  }
+  std::string record() const {
+    const char* const rows = fp8_sums ? "fp8_sums_" : num_tokens > 32 ? "rows_" : "";
+    const char* const version = ranks_per_node == 1 ? "small" : "before";
+    return fmt::format("cuda-nodes-h200-x4/card_2x{}_{}_{}latency.json", ranks_per_node, version, rows);
+  }
+};
+// Sums of 64 tokens are in the record of rows with their bytes, but not at their time.
+constexpr LatencyPairs kTimedPairs[] = {{1},           {8},           {16},          {32},           {128},
+                                        {1, true},     {8, true},     {16, true},    {32, true},     {64, true},
+                                        {128, true},   {1, false, 2}, {8, false, 2}, {16, false, 2}, {32, false, 2},
+                                        {1, true, 2},  {8, true, 2},  {16, true, 2}, {32, true, 2},  {64, true, 2},
+                                        {128, true, 2}};
 
 /// A put, the answer to a flush, and a message of the stand-in, or a put alone.
 Rates card_rates(bool is_put) {
@@ -331,23 +349,25 @@ class PlanOverCards : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(RanksPerNode, PlanOverCards, ::testing::Values(1, 2));
 
 TEST(PlanLatencyOverCards, BytesToFarRanksAreThosePlanned) {
-  for (const int num_tokens : {1, 8, 16, 32, 64, 128}) {
-    const Json report = record(latency_record(num_tokens));
-    const tools::FarTraffic far = tools::far_traffic_of(card_shape(1, num_tokens, tools::PlanDType::kFp8));
+  std::vector<LatencyPairs> all(std::begin(kTimedPairs), std::end(kTimedPairs));
+  all.push_back({64});
+  for (const LatencyPairs& pairs : all) {
+    const int num_tokens = pairs.num_tokens;
+    const Json report = record(pairs.record());
+    const tools::FarTraffic far = tools::far_traffic_of(pairs.shape());
     const double share = num_tokens < 32 ? 0.1 : 0.03;  // the ranks of a few tokens are far from their mean
     const double dispatch = sent_bytes(report, "latency-dispatch", num_tokens);
-    EXPECT_NEAR(far.dispatch_bytes, dispatch, share * dispatch) << num_tokens;
+    EXPECT_NEAR(far.dispatch.bytes, dispatch, share * dispatch) << num_tokens;
     const double combine = sent_bytes(report, "latency-combine", num_tokens);
-    EXPECT_NEAR(far.combine_bytes, combine, share * combine) << num_tokens;
+    EXPECT_NEAR(far.combine.bytes, combine, share * combine) << num_tokens << ", fp8 sums " << pairs.fp8_sums;
   }
 }
 
 TEST(PlanLatencyOverCards, PairsAreWithin15PerCent) {
-  for (const int num_tokens : {1, 8, 16, 32, 64, 128}) {
-    const tools::PlanShape shape = card_shape(1, num_tokens, tools::PlanDType::kFp8);
-    const double planned = tools::plan_latency_pair(shape, card_rates(true)).time_us();
-    const double in_graph = figure(latency_record(num_tokens), "latency-pair", num_tokens, "graph_time_us_p50");
-    EXPECT_NEAR(planned, in_graph, 0.15 * in_graph) << num_tokens;
+  for (const LatencyPairs& pairs : kTimedPairs) {
+    const double planned = tools::plan_latency_pair(pairs.shape(), card_rates(true)).time_us();
+    const double in_graph = figure(pairs.record(), "latency-pair", pairs.num_tokens, "graph_time_us_p50");
+    EXPECT_NEAR(planned, in_graph, 0.15 * in_graph) << pairs.num_tokens << ", fp8 sums " << pairs.fp8_sums;
   }
 }
 
@@ -369,9 +389,10 @@ TEST_P(PlanOverCards, RingsInGpuMemoryAreWithin15PerCent) {
 /// From which the rates of kernels for far ranks are computed.
 TEST(PlanRates, OfMessagesToFarRanksGiveTheTimesOfTheirRecords) {
   constexpr double kFit = 0.03;
-  for (const int num_tokens : {1, 64, 128}) {
-    const tools::PlanShape shape = card_shape(1, num_tokens, tools::PlanDType::kFp8);
-    const double in_graph = figure(latency_record(num_tokens), "latency-pair", num_tokens, "graph_time_us_p50");
+  for (const auto& [num_tokens, rows] : {std::pair(1, ""), std::pair(128, "rows_")}) {
+    const std::string file = fmt::format("cuda-nodes-h200-x2/card_2x1_small_{}latency.json", rows);
+    const double in_graph = figure(file, "latency-pair", num_tokens, "graph_time_us_p50");
+    const tools::PlanShape shape = LatencyPairs{num_tokens}.shape();
     EXPECT_NEAR(tools::plan_latency_pair(shape, card_rates(true)).time_us(), in_graph, kFit * in_graph) << num_tokens;
   }
 }

@@ -222,17 +222,40 @@ TEST(PlanFarRanks, GetAMessageEachOfTheRowsThatTheyNeed) {
   const tools::FarTraffic far = tools::far_traffic_of(shape);
   EXPECT_EQ(far.num_messages, 2);
   // With one expert a token a quarter of the 8 tokens goes to each rank.
-  EXPECT_THAT(far.dispatch_bytes, about(2 * (256 + 16 * 86 + 8 * 16 * 2 + 2 * (7168 + 224)), 0.001));
-  EXPECT_THAT(far.combine_bytes, about(2 * (256 + 2 * 14336), 0.001));
+  EXPECT_THAT(far.dispatch.bytes, about(2 * (256 + 16 * 86 + 8 * 16 * 2 + 2 * (7168 + 224)), 0.001));
+  EXPECT_THAT(far.combine.bytes, about(2 * (256 + 2 * 14336), 0.001));
   shape.num_topk = 8;
-  const double exact = tools::far_traffic_of(shape).combine_bytes;
+  const double exact = tools::far_traffic_of(shape).combine.bytes;
   EXPECT_THAT(exact, about(2 * (256 + 8 * 2 * 14336), 0.001)) << "a row for each (token, expert)";
   shape.order = CombineOrder::kRankSums;
-  EXPECT_LT(tools::far_traffic_of(shape).combine_bytes, 0.5 * exact) << "a row for each (token, rank)";
+  EXPECT_LT(tools::far_traffic_of(shape).combine.bytes, 0.5 * exact) << "a row for each (token, rank)";
   shape.rings = PlanRings::kGpu;
-  const double rows = tools::far_traffic_of(shape).combine_bytes - 2 * 256;
-  shape.latency_tokens = 64;  // more than travel as words
-  EXPECT_THAT(rows * 8, about(1.5 * (tools::far_traffic_of(shape).combine_bytes - 2 * 256), 0.001));
+  const double rows = tools::far_traffic_of(shape).combine.bytes - 2 * 256;
+  shape.latency_tokens = 256;  // more than travel as words
+  EXPECT_THAT(rows * 32, about(1.5 * (tools::far_traffic_of(shape).combine.bytes - 2 * 256), 0.001));
+}
+
+/// As kernels decide it (src/cuda/latency/far_message.hpp).
+TEST(PlanFarRanks, GetSumsAsWordsUpToTheirTokensAndBytes) {
+  struct Case {
+    int num_nodes;
+    std::int64_t tokens;
+    bool fp8_sums;
+    bool words;
+  };
+  for (const Case& sums : {Case{2, 64, false, true}, Case{2, 65, false, false}, Case{2, 128, true, true},
+                           Case{2, 129, true, false}, Case{4, 48, false, true}, Case{4, 49, false, false},
+                           Case{16, 32, false, true}, Case{16, 33, false, false}, Case{16, 1, true, false}}) {
+    PlanShape shape = on_nodes(sums.num_nodes, 1);
+    shape.latency_tokens = sums.tokens;
+    shape.order = CombineOrder::kRankSums;
+    shape.rings = PlanRings::kGpu;
+    shape.fp8_sums = sums.fp8_sums;
+    const tools::FarTraffic far = tools::far_traffic_of(shape);
+    EXPECT_EQ(far.combine.words, sums.words) << sums.num_nodes << " nodes, " << sums.tokens << " tokens";
+    EXPECT_EQ(far.combine.small, sums.words && sums.num_nodes <= 8);
+    EXPECT_EQ(far.dispatch.words, sums.tokens <= 32);
+  }
 }
 
 TEST(PlanFarRanks, AreLimitedByTheRateThatIsTooSlow) {

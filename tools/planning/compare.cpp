@@ -35,6 +35,8 @@ const Json& child(const Json& json, const char* key) {
   return json.is_object() && json.contains(key) ? json.at(key) : no_value;
 }
 
+bool is_fp8_combine(const Json& result) { return member<std::string>(result, "combine_wire", "as-given") == "fp8"; }
+
 /// The shape of a result of `ferry bench`, unless the model has none for it.
 std::optional<PlanShape> shape_of(const Json& run, const Json& result) {
   PlanShape shape;
@@ -52,6 +54,7 @@ std::optional<PlanShape> shape_of(const Json& run, const Json& result) {
   const std::string quantize = member<std::string>(result, "quantize", "none");
   if (member<std::string>(result, "dtype", "") == "fp8" || quantize.starts_with("fp8")) shape.dtype = PlanDType::kFp8;
   if (member<std::string>(result, "order", "") == "rank_sums") shape.order = CombineOrder::kRankSums;
+  shape.fp8_sums = is_fp8_combine(result) && shape.order == CombineOrder::kRankSums;
   shape.plain = member<std::string>(run, "memory", "") == "plain";
   if (member<std::string>(run, "ring_memory", "") == "gpu") shape.rings = PlanRings::kGpu;
   shape.num_sms = member<int>(child(run, "kernel_options"), "num_sms", 0);
@@ -73,7 +76,7 @@ std::string name_of(const std::string& op, const PlanShape& shape, const std::st
 void compare_result(const Json& run, const Json& result, const Rates& rates, std::vector<PlanComparison>* all) {
   const auto shape = shape_of(run, result);
   if (!shape || member<double>(run, "late_us", 0) > 0 || member<bool>(result, "split", false)) return;
-  if (member<std::string>(result, "combine_wire", "as-given") != "as-given") return;
+  if (is_fp8_combine(result) && !shape->fp8_sums) return;  // outside latency mode
   const Json& kernels = child(run, "kernel_options");
   if (member<std::string>(kernels, "copy_path", "auto") != "auto" || member<int>(kernels, "chunk_tokens", 0) > 0)
     return;

@@ -12,11 +12,12 @@ constexpr double kNsPerUs = 1000.0;
 constexpr double kBytesPerUs = 1000.0;
 constexpr double kBitsPerByte = 8.0;
 /// Largest batch whose sums of latency mode travel as words that are their own flags, and the bytes of words for one of
-/// data, for few tokens and for more (src/cuda/latency/window.hpp).
+/// data, for few tokens, for more, and of FP8 sums (src/cuda/latency/window.hpp, fp8_row.hpp).
 constexpr std::int64_t kMostWordTokens = 64;
 constexpr std::int64_t kMostShortStepTokens = 8;
 constexpr double kShortStepBytes = 2.0;
 constexpr double kLongStepBytes = 4.0 / 3.0;
+constexpr double kFp8StepBytes = 1.5;
 /// Blocks of an exchange over nodes that serve rings, as docs/inside-nodes.md describes them.
 constexpr int kMostBlocksPerRing = 4;
 constexpr int kMostRingBlocks = 16;
@@ -61,7 +62,12 @@ class Calls {
   CallPlan nodes_dispatch() const;
   CallPlan nodes_combine() const;
   /// `writes`: see FarTraffic.
-  void add_messages(double sent_bytes, CallPlan* call) const;
+  void add_messages(int num_messages, const FarTraffic::Call& sent, CallPlan* call) const;
+  /// Bytes of words for one of data, in sums that travel as words inside a node.
+  double word_share() const {
+    if (shape_.fp8_sums) return kFp8StepBytes;
+    return shape_.latency_tokens <= kMostShortStepTokens ? kShortStepBytes : kLongStepBytes;
+  }
 
   const PlanShape& shape_;
   const Rates& rates_;
@@ -225,16 +231,16 @@ CallPlan Calls::nodes_combine() const {
 }
 
 /// One message to each far rank: packed by kernels, sent by the driver, and read by kernels of that rank.
-void Calls::add_messages(double sent_bytes, CallPlan* call) const {
-  const FarTraffic far = far_traffic_of(shape_);
+void Calls::add_messages(int num_messages, const FarTraffic::Call& sent, CallPlan* call) const {
+  const double sent_bytes = sent.bytes;
   const double message_us = rates_.far_message_us.value;
   const bool in_host = shape_.rings == PlanRings::kHost;
   call->network_bytes = sent_bytes;
-  if (!far.small) call->terms.push_back(fixed("kernels, many tokens", rates_, &Rates::far_many_us));
+  if (!sent.small) call->terms.push_back(fixed("kernels, many tokens", rates_, &Rates::far_many_us));
   call->terms.push_back({"words over PCIe", 2 * rates_.far_word_us.value, 0, false, {&Rates::far_word_us}});
   call->terms.push_back({"driver, first message", 2 * message_us, 0, false, {&Rates::far_message_us}});
   call->terms.push_back({"network, first message", rates_.network_us.value, 0, false, {&Rates::network_us}});
-  if (!in_host && !far.words) {
+  if (!in_host && !sent.words) {
     // The answer to a flush, and the number behind the rows (docs/transport.md).
     call->terms.push_back({"order of writes", 2 * rates_.network_us.value, 0, false, {&Rates::network_us}});
   }
@@ -252,7 +258,7 @@ void Calls::add_messages(double sent_bytes, CallPlan* call) const {
         moved("host memory", kHostPasses * sent_bytes * shape_.ranks_per_node, &Rates::host_memory_gbps));
   }
   call->terms.push_back(
-      {"driver, other messages", 2 * (far.num_messages - 1) * message_us, 0, false, {&Rates::far_message_us}});
+      {"driver, other messages", 2 * (num_messages - 1) * message_us, 0, false, {&Rates::far_message_us}});
 }
 
 CallPlan Calls::latency_dispatch() const {
@@ -266,7 +272,8 @@ CallPlan Calls::latency_dispatch() const {
   call.terms.push_back(rows);
   if (one_node()) return call;
   call.terms.push_back(fixed("kernels for far ranks", rates_, &Rates::far_dispatch_us));
-  add_messages(far_traffic_of(shape_).dispatch_bytes, &call);
+  const FarTraffic far = far_traffic_of(shape_);
+  add_messages(far.num_messages, far.dispatch, &call);
   return call;
 }
 
@@ -281,14 +288,14 @@ CallPlan Calls::latency_combine() const {
   call.terms.push_back(fixed("entry and end", rates_, &Rates::latency_combine_us));
   const FarTraffic far = far_traffic_of(shape_);
   const bool words = sums && one_node() && shape_.latency_tokens <= kMostWordTokens;
-  if (!words && !far.small) call.terms.push_back(fixed("fence and flags", rates_, &Rates::latency_flags_us));
-  if (words) call.link_bytes *= shape_.latency_tokens <= kMostShortStepTokens ? kShortStepBytes : kLongStepBytes;
+  if (!words && !far.combine.small) call.terms.push_back(fixed("fence and flags", rates_, &Rates::latency_flags_us));
+  if (words) call.link_bytes *= word_share();
   Term moved_rows = moved("NVLink", call.link_bytes, &Rates::latency_gbps);
   moved_rows.overlaps = false;
   call.terms.push_back(moved_rows);
   if (one_node()) return call;
   call.terms.push_back(fixed("kernels for far ranks", rates_, &Rates::far_combine_us));
-  add_messages(far.combine_bytes, &call);
+  add_messages(far.num_messages, far.combine, &call);
   return call;
 }
 

@@ -57,6 +57,7 @@ Json shape_json(const PlanShape& shape, const std::string& routing) {
           {"weights", shape.weights},
           {"memory", shape.plain ? "plain" : "symmetric"},
           {"order", shape.order == CombineOrder::kRankSums ? "rank_sums" : "exact"},
+          {"combine_wire", shape.fp8_sums ? "fp8" : "as-given"},
           {"routing", routing},
           {"node_limit", shape.node_limit},
           {"num_sms", shape.num_sms},
@@ -202,6 +203,8 @@ void add_shape_options(CLI::App& command, PlanOptions* options) {
   add_choice<CombineOrder>(command, "--order", &shape.order,
                            {{"exact", CombineOrder::kExact}, {"rank_sums", CombineOrder::kRankSums}},
                            "Latency mode: order of combine's sums (default exact)");
+  add_choice<bool>(command, "--combine-wire", &shape.fp8_sums, {{"as-given", false}, {"fp8", true}},
+                   "Latency mode: how sums of ranks travel; fp8 with --order rank_sums (default as-given)");
   command.add_option("--sms", shape.num_sms, "Multiprocessors of a call (default: as many as Ferry takes)")
       ->check(whole_number(1, kMostSms));
 }

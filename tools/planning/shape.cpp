@@ -85,6 +85,9 @@ Status check(const PlanShape& shape) {
     return refuse(fmt::format("--topk {} with --node-limit {}: that many nodes have {} experts; raise the limit",
                               shape.num_topk, shape.node_limit, in_reach));
   }
+  if (shape.fp8_sums && shape.order != CombineOrder::kRankSums) {
+    return refuse("--combine-wire fp8 with --order exact: sums of ranks alone travel as FP8; add --order rank_sums");
+  }
   if (shape.hidden % kRowGranuleBytes != 0) {
     return refuse(fmt::format("--hidden {}: rows are multiples of {} bytes in bf16 and fp8; give a multiple of {}",
                               shape.hidden, kRowGranuleBytes, kRowGranuleBytes));
@@ -109,7 +112,9 @@ RowBytes row_bytes(const PlanShape& shape) {
 RowBytes latency_row_bytes(const PlanShape& shape) {
   PlanShape without = shape;
   without.weights = false;
-  return row_bytes(without);
+  RowBytes bytes = row_bytes(without);
+  if (shape.fp8_sums) bytes.combine = shape.hidden + scale_bytes(shape.hidden);
+  return bytes;
 }
 
 FarTraffic far_traffic_of(const PlanShape& shape) {
@@ -120,27 +125,44 @@ FarTraffic far_traffic_of(const PlanShape& shape) {
   constexpr double kRecordPayloads = 2;
   constexpr std::int64_t kWordTokens = 32;
   constexpr std::int64_t kMostWordRow = 16384;
+  constexpr std::int64_t kMostLongerSums = std::int64_t{1} << 20;
   constexpr int kSmallRanks = 8;
   const int num_far = shape.num_ranks() - shape.ranks_per_node;
   const RowBytes row = latency_row_bytes(shape);
   const auto tokens = static_cast<double>(shape.latency_tokens);
   const double rows = tokens * reach_probability(shape, shape.num_ranks()) * shape.load.rows_received;
   const double entries = tokens * shape.num_topk / shape.num_ranks() * shape.load.entries;
-  const double back = shape.order == CombineOrder::kRankSums ? rows : entries;
-  FarTraffic far;
-  far.num_messages = num_far;
-  far.words = shape.rings == PlanRings::kGpu && shape.latency_tokens <= kWordTokens && row.combine <= kMostWordRow;
-  far.small = far.words && shape.num_ranks() <= kSmallRanks && shape.order == CombineOrder::kRankSums;
-  const auto sent = [&far](std::int64_t row_bytes) {
-    // Words of whole lines, half as many bytes more.
+  const bool sums = shape.order == CombineOrder::kRankSums;
+  const bool in_gpu = shape.rings == PlanRings::kGpu;
+  const bool few_ranks = shape.num_ranks() <= kSmallRanks;
+  const bool few_tokens = shape.latency_tokens <= kWordTokens;
+  // Words of whole lines, half as many bytes more, or of whole steps of FP8 sums.
+  const auto words_bytes = [](std::int64_t row_bytes) {
     constexpr std::int64_t kLineBytes = 512;
     const std::int64_t num_lines = (row_bytes + kLineBytes - 1) / kLineBytes;
-    return static_cast<double>(far.words ? (num_lines + (num_lines + 1) / 2) * kLineBytes : row_bytes);
+    return (num_lines + (num_lines + 1) / 2) * kLineBytes;
   };
+  constexpr std::int64_t kFp8StepChannels = 1024;
+  constexpr std::int64_t kFp8StepBytes = 1536;
+  const std::int64_t sum_words_bytes = shape.fp8_sums
+                                           ? (shape.hidden + kFp8StepChannels - 1) / kFp8StepChannels * kFp8StepBytes
+                                           : words_bytes(row.combine);
+  const std::int64_t longer_bytes = shape.latency_tokens * num_far * (sum_words_bytes - row.combine);
+  const bool row_fits = shape.hidden * kBfloat16Bytes <= kMostWordRow;
+  FarTraffic far;
+  far.num_messages = num_far;
+  far.dispatch.words = in_gpu && few_tokens && row.dispatch <= kMostWordRow;
+  far.dispatch.small = far.dispatch.words && few_ranks;
+  const std::int64_t most_sums = shape.fp8_sums ? 4 * kWordTokens : 2 * kWordTokens;
+  far.combine.small = in_gpu && sums && few_ranks && row_fits && shape.latency_tokens <= most_sums &&
+                      (few_tokens || longer_bytes <= kMostLongerSums);
+  far.combine.words = far.combine.small || (in_gpu && few_tokens && row_fits && !shape.fp8_sums);
+  const std::int64_t sent_row = far.dispatch.words ? words_bytes(row.dispatch) : row.dispatch;
+  const std::int64_t returned_row = far.combine.words ? sum_words_bytes : row.combine;
   const double counts = kWordBytes * std::ceil(static_cast<double>(shape.num_experts) / kPayloads);
   const double record = kWordBytes * std::ceil((kRecordPayloads + 2 * shape.num_topk) / kPayloads);
-  far.dispatch_bytes = num_far * (kHeaderBytes + counts + tokens * record + rows * sent(row.dispatch));
-  far.combine_bytes = num_far * (kHeaderBytes + back * sent(row.combine));
+  far.dispatch.bytes = num_far * (kHeaderBytes + counts + tokens * record + rows * static_cast<double>(sent_row));
+  far.combine.bytes = num_far * (kHeaderBytes + (sums ? rows : entries) * static_cast<double>(returned_row));
   return far;
 }
 

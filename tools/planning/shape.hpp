@@ -38,6 +38,7 @@ struct PlanShape {
   bool weights = true;                        ///< ids and weights are dispatched with the rows
   bool plain = false;                         ///< tensors are not from Group::allocate; one node
   CombineOrder order = CombineOrder::kExact;  ///< of latency mode
+  bool fp8_sums = false;                      ///< its sums of ranks travel as FP8
   int num_nodes = 1;
   int ranks_per_node = 8;
   int node_limit = 0;  ///< experts of a token are in at most this many nodes; 0: in any
@@ -63,11 +64,14 @@ RowBytes latency_row_bytes(const PlanShape& shape);
 
 /// Messages of a rank to the ranks of other nodes in a call of latency mode, one each (docs/inside-latency.md).
 struct FarTraffic {
+  struct Call {
+    double bytes = 0;
+    bool words = false;  ///< rows are words, which need no order of a card's writes (cuda/latency/far_message.hpp)
+    bool small = false;  ///< has kernels of its own for few tokens
+  };
   int num_messages = 0;
-  double dispatch_bytes = 0;
-  double combine_bytes = 0;
-  bool words = false;  ///< rows are words, which need no order of a card's writes (cuda/latency/far_message.hpp)
-  bool small = false;  ///< calls have kernels of their own for few tokens
+  Call dispatch;
+  Call combine;
 };
 FarTraffic far_traffic_of(const PlanShape& shape);
 
