@@ -25,9 +25,9 @@ def run_in_order(
 ) -> Any:
     """Result of a method of :class:`ferry.frontend.BufferCalls`, with the event of the call in it.
 
-    unknown: arguments that this package does not have. inputs: tensors that the GPU reads or writes. problem: an
-    exception for wrong arguments that the caller has found. The native call raises this exception, or the first one
-    found here, after it has refused the operation on all ranks.
+    unknown: arguments that this package does not have. inputs: tensors that the GPU reads or writes, and the EPHandle.
+    problem: an exception for wrong arguments that the caller has found. The native call raises this exception, or the
+    first one found here, after it has refused the operation on all ranks.
     """
     if previous_event is None and not asynchronous and not unknown and problem is None:
         return call(None, *arguments)
@@ -43,16 +43,20 @@ def run_in_order(
         finally:
             # The exception's traceback has this frame: a cycle, which would keep tensors until it is collected.
             del problem
-    with member.lane.call(previous, asynchronous) as run:
+    lane = member.lane
+    if not asynchronous:
+        lane.wait(previous)
+        return call(None, *arguments)
+    with lane.beside(previous) as run:
         made = call(None, *arguments)
-        run.takes(*inputs)
-        for one in arguments:
-            if isinstance(one, EPHandle) and one.do_expand:
-                run.takes(one.recv_src_metadata, one._last_equal)
-        run.gives(*(part for part in made if not isinstance(part, list)))  # lists are of counts
-        for part in made:
-            if isinstance(part, EPHandle) and all(part is not one for one in arguments):  # a new one
-                run.gives(*vars(part).values())
-    if run.event is not None:
-        next(part for part in made if isinstance(part, EventOverlap)).event = EventHandle._of(run.event)
+    run.takes(inputs)
+    run.gives(made)
+    for one in inputs:
+        if isinstance(one, EPHandle) and one.do_expand:
+            run.takes((one.recv_src_metadata, one._last_equal))
+    for part in made:
+        if isinstance(part, EventOverlap):
+            part.event = EventHandle._of(run.event)
+        elif isinstance(part, EPHandle) and all(part is not one for one in inputs):  # a new one
+            run.gives(vars(part).values())
     return made

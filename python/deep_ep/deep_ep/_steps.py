@@ -13,7 +13,7 @@ from deep_ep._arguments import MAX_TOPK, align
 from deep_ep._ep_handle import EPHandle
 from deep_ep._node_tables import Nodes
 from deep_ep._previous_event import event_of
-from deep_ep._streams import Lane
+from deep_ep._streams import Lane, current_stream
 from ferry import InvalidArgument
 
 _I32_PER_ROW_GRANULE = 4
@@ -60,7 +60,7 @@ class Steps:
     def reads(self, tensor: torch.Tensor) -> None:
         """Keeps a tensor that an asynchronous call reads, although most calls do not read it."""
         if tensor.is_cuda:
-            stream = torch.cuda.current_stream(tensor.device)
+            stream = current_stream(tensor.device.index)
             if stream == self._lane.comm_stream:
                 tensor.record_stream(stream)
 

@@ -6,15 +6,23 @@ nothing.
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any
 
 import torch
 
-__all__ = ["Call", "HostEvent", "HostStream", "Lane", "lane_of", "record_event", "wait_event"]
+__all__ = [
+    "BesideCall",
+    "HostEvent",
+    "HostStream",
+    "Lane",
+    "current_stream",
+    "lane_of",
+    "record_event",
+    "wait_event",
+]
 
 
 class HostEvent:
@@ -51,43 +59,35 @@ class HostStream:
     def __exit__(self, *_: object) -> None: ...
 
 
+# What torch.cuda.current_stream asks. Not in every torch.
+_ids_of_current = getattr(torch._C, "_cuda_getCurrentStream", None)
+_known_streams: dict[tuple[int, int, int], torch.cuda.Stream] = {}
+
+
+def current_stream(index: int | None = None) -> torch.cuda.Stream:
+    """The current stream of a GPU, by default of the current one. Finding an object again costs far less than having
+    torch make another. torch.compile can trace only torch's own function.
+    """
+    if _ids_of_current is None or torch.compiler.is_compiling():
+        return torch.cuda.current_stream() if index is None else torch.cuda.current_stream(index)
+    ids = _ids_of_current(torch.cuda.current_device() if index is None else index)
+    stream = _known_streams.get(ids)
+    if stream is None:
+        stream = _known_streams[ids] = torch.cuda.current_stream(index)
+    return stream
+
+
 def record_event() -> Any:
     """An event on the current stream. A process that never used CUDA has nothing to wait for."""
     if not torch.cuda.is_initialized():
         return HostEvent()
-    return torch.cuda.current_stream().record_event()
+    return current_stream().record_event()
 
 
 def wait_event(event: Any) -> None:
-    """The current stream waits for an event of :func:`record_event` or of a :class:`Call`."""
+    """The current stream waits for an event of :func:`record_event` or of a :class:`BesideCall`."""
     if not isinstance(event, HostEvent):
-        torch.cuda.current_stream().wait_event(event)
-
-
-class Call:
-    """One call on a lane: the tensors it takes and returns, and the event at its end if one was requested."""
-
-    def __init__(self) -> None:
-        self.event: Any = None
-        """Set when the call ends, if it is asynchronous."""
-        self.inputs: list[torch.Tensor] = []
-        self.outputs: list[torch.Tensor] = []
-
-    def takes(self, *values: Any) -> None:
-        """Tensors (or tuples and lists of them, or None) of the caller that the call's stream reads or writes."""
-        self.inputs.extend(_tensors_in(values))
-
-    def gives(self, *values: Any) -> None:
-        """Tensors made on the call's stream that the caller's stream uses afterwards."""
-        self.outputs.extend(_tensors_in(values))
-
-
-def _tensors_in(values: Any) -> Iterator[torch.Tensor]:
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, (tuple, list)):
-            yield from _tensors_in(value)
+        current_stream().wait_event(event)
 
 
 class Lane:
@@ -99,14 +99,14 @@ class Lane:
         self.device = device
         self.comm_stream = HostStream()
 
-    def call(self, previous: Any, asynchronous: bool) -> contextlib.AbstractContextManager[Call]:
-        """Work inside waits for ``previous`` (an event), or else for the caller's stream. The caller's stream then
-        waits for the call, or if ``asynchronous`` only where it waits for the call's event.
+    def beside(self, previous: Any) -> BesideCall:
+        """Context of an asynchronous call: work inside waits for ``previous`` (an event), or else for the caller's
+        stream, which waits for the call only where it waits for the call's event.
         """
-        return _HostCall(asynchronous)
+        return _DONE
 
     def wait(self, event: Any) -> None:
-        """Inside a call: makes the rest of it also wait for ``event``."""
+        """Makes later work on the current stream, in a call the rest of it, wait for ``event``, if it is not None."""
 
     def join(self) -> None:
         """The current stream waits for the asynchronous calls that were made."""
@@ -124,77 +124,85 @@ class Lane:
         return tensor.tolist
 
 
-class _HostCall(contextlib.AbstractContextManager):
-    def __init__(self, asynchronous: bool) -> None:
-        self.asynchronous = asynchronous
+class BesideCall:
+    """An asynchronous call. This class is for host tensors."""
 
-    def __enter__(self) -> Call:
-        self.call = Call()
-        return self.call
+    __slots__ = ()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is None and self.asynchronous:
-            self.call.event = HostEvent()
+    event: Any = HostEvent()
+    """The end of the call, once its context is left without an error."""
 
-
-class _InlineCall(contextlib.AbstractContextManager):
-    """A call on the caller's stream."""
-
-    def __init__(self, lane: CudaLane, previous: Any) -> None:
-        if previous is not None and not isinstance(previous, HostEvent):
-            torch.cuda.current_stream(lane.device).wait_event(previous)
-
-    def __enter__(self) -> Call:
-        return Call()
+    def __enter__(self) -> BesideCall:
+        return self
 
     def __exit__(self, *_: object) -> None: ...
 
+    def takes(self, values: Iterable[Any]) -> None:
+        """After the call: tensors of the caller that the call's stream reads or writes, also in tuples and lists."""
 
-class _BesideCall(contextlib.AbstractContextManager):
+    def gives(self, values: Iterable[Any]) -> None:
+        """After the call: tensors made on the call's stream that the caller's stream uses, also in tuples. Lists are of
+        counts.
+        """
+
+
+_DONE = BesideCall()
+
+
+def _use(values: Iterable[Any], stream: torch.cuda.Stream, sequences: type | tuple[type, ...]) -> None:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            value.record_stream(stream)
+        elif isinstance(value, sequences):
+            _use(value, stream, sequences)
+
+
+class _CudaBesideCall(BesideCall):
     """A call on the lane's stream, beside the caller's."""
 
+    __slots__ = ("_comm", "_compute", "_context", "_previous", "event")
+
     def __init__(self, lane: CudaLane, previous: Any) -> None:
+        self.event = None
         self._comm = lane.comm_stream
-        self._compute = torch.cuda.current_stream(lane.device)
+        self._compute = current_stream(lane.device.index)
         self._previous = previous
         # Far cheaper than the context manager, but it would also change the current device.
         self._context = None
         if torch.cuda.current_device() != lane.device.index:
             self._context = torch.cuda.stream(self._comm)
 
-    def __enter__(self) -> Call:
+    def __enter__(self) -> BesideCall:
         if self._previous is None or isinstance(self._previous, HostEvent):
             self._comm.wait_stream(self._compute)
         else:
             self._comm.wait_event(self._previous)
-        self._call = Call()
         if self._context is None:
             torch.cuda.set_stream(self._comm)
         else:
             self._context.__enter__()
-        return self._call
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        call, comm, compute = self._call, self._comm, self._compute
         try:
             if kind is None:
-                call.event = comm.record_event()
+                self.event = self._comm.record_event()
         finally:
             if self._context is None:
-                torch.cuda.set_stream(compute)
+                torch.cuda.set_stream(self._compute)
             else:
                 self._context.__exit__(kind, error, trace)
             # A failed call must not leave work behind that the caller's stream does not wait for.
-            if call.event is None:
-                compute.wait_stream(comm)
-        for tensor in call.outputs:
-            tensor.record_stream(compute)
-        for tensor in call.inputs:
-            tensor.record_stream(comm)
+            if self.event is None:
+                self._compute.wait_stream(self._comm)
+
+    def takes(self, values: Iterable[Any]) -> None:
+        _use(values, self._comm, (tuple, list))
+
+    def gives(self, values: Iterable[Any]) -> None:
+        _use(values, self._compute, tuple)
 
 
 class CudaLane(Lane):
@@ -206,27 +214,27 @@ class CudaLane(Lane):
         super().__init__(device)
         self.comm_stream = torch.cuda.Stream(device, priority=-1)
 
-    def call(self, previous: Any, asynchronous: bool) -> contextlib.AbstractContextManager[Call]:
-        return (_BesideCall if asynchronous else _InlineCall)(self, previous)
+    def beside(self, previous: Any) -> BesideCall:
+        return _CudaBesideCall(self, previous)
 
     def wait(self, event: Any) -> None:
         if event is not None and not isinstance(event, HostEvent):
-            torch.cuda.current_stream(self.device).wait_event(event)
+            current_stream(self.device.index).wait_event(event)
 
     def join(self) -> None:
-        torch.cuda.current_stream(self.device).wait_stream(self.comm_stream)
+        current_stream(self.device.index).wait_stream(self.comm_stream)
 
     def uses(self, tensors: Sequence[torch.Tensor]) -> None:
-        stream = torch.cuda.current_stream(self.device)
+        stream = current_stream(self.device.index)
         for tensor in tensors:
             tensor.record_stream(stream)
 
     def synchronize(self) -> None:
-        torch.cuda.current_stream(self.device).synchronize()
+        current_stream(self.device.index).synchronize()
 
     def read_later(self, tensor: torch.Tensor) -> Callable[[], list[int]]:
         on_host = tensor.to("cpu", non_blocking=True)  # torch pins the memory of such copies
-        copied = torch.cuda.current_stream(self.device).record_event()
+        copied = current_stream(self.device.index).record_event()
 
         def read() -> list[int]:
             copied.synchronize()

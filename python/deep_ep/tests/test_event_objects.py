@@ -132,24 +132,20 @@ def lane(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> _st
     return _streams.CudaLane(torch.device("cuda", 0))
 
 
-def test_a_synchronous_call_runs_on_the_callers_stream(lane: _streams.CudaLane) -> None:
-    with lane.call(None, False) as call:
-        call.takes((fake_tensor("in"), None))
-        call.gives([fake_tensor("out")], None)
-    assert call.event is None
+def test_a_wait_on_the_callers_stream(lane: _streams.CudaLane) -> None:
+    lane.wait(None)
+    lane.wait(_streams.HostEvent())
     assert lane.comm_stream.log == []
-    with lane.call("what was before", False) as call:
-        lane.wait("another")
-    assert call.event is None
-    assert lane.comm_stream.log == ["compute waits for what was before", "compute waits for another"]
+    lane.wait("what was before")
+    assert lane.comm_stream.log == ["compute waits for what was before"]
 
 
 def test_an_asynchronous_call_between_two_streams(lane: _streams.CudaLane) -> None:
-    with lane.call("what was before", True) as call:
-        call.takes(fake_tensor("in"))
-        call.gives(fake_tensor("out"))
+    with lane.beside("what was before") as call:
         lane.wait(None)
         lane.wait("another")
+    call.takes((fake_tensor("in"), None, [fake_tensor("bias")]))
+    call.gives((fake_tensor("out"), None, (fake_tensor("scales"),), [1, 2]))
     assert call.event == "the end"
     assert lane.comm_stream.log == [
         "comm waits for what was before",
@@ -157,12 +153,26 @@ def test_an_asynchronous_call_between_two_streams(lane: _streams.CudaLane) -> No
         "comm waits for another",
         "event on comm",
         "off comm",
-        "out is used by compute",
         "in is used by comm",
+        "bias is used by comm",
+        "out is used by compute",
+        "scales is used by compute",
     ]
 
 
 def test_a_call_that_fails_between_two_streams(lane: _streams.CudaLane) -> None:
-    with pytest.raises(ZeroDivisionError), lane.call(None, True):
+    with pytest.raises(ZeroDivisionError), lane.beside(None):
         raise ZeroDivisionError
     assert lane.comm_stream.log[-1] == "compute waits for comm"
+
+
+def test_streams_are_found_again(lane: _streams.CudaLane, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = (0, 0, 1)
+    monkeypatch.setattr(_streams, "_known_streams", {})
+    monkeypatch.setattr(_streams, "_ids_of_current", lambda index: ids)
+    compute = _streams.current_stream(0)
+    assert compute.name == "compute"
+    with torch.cuda.stream(lane.comm_stream):
+        assert _streams.current_stream(0) is compute
+        ids = (1, 0, 1)
+        assert _streams.current_stream(0) is lane.comm_stream
