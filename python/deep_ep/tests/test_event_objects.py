@@ -128,6 +128,7 @@ def lane(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> _st
     monkeypatch.setattr(torch.cuda, "set_stream", switch)
     monkeypatch.setattr(torch.cuda, "Stream", lambda device, priority: FakeStream("comm", log))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: stack[-1])
+    monkeypatch.setattr(_streams, "_ids_of_current", None)
     monkeypatch.setattr(torch.cuda, "stream", current)
     return _streams.CudaLane(torch.device("cuda", 0))
 
