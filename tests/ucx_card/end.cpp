@@ -213,11 +213,15 @@ void End::add(Event event, std::uint64_t due_ns) {
 
 /// Time at which a put or get of this many bytes has passed the wires of both ends; messages pass between them. The
 /// wire of an end in another process counts as free.
-std::uint64_t End::reserve_wires(const ucp_ep& endpoint, std::size_t num_bytes) {
+std::uint64_t End::reserve_wires(const ucp_ep& endpoint, const Operation& operation) {
   constexpr std::uint64_t kNsPerUs = 1000;
   if (settings_.rate == 0) return 0;
-  Wire* const receives = endpoint.peer == nullptr ? nullptr : &endpoint.peer->receives;
-  return Wire::carry(endpoint.worker->port->sends, receives, now_ns(), num_bytes * kNsPerUs / settings_.rate);
+  Port& own = *endpoint.worker->port;
+  Port* const peer = endpoint.peer.get();
+  const bool is_get = operation.call == Call::kGet;
+  Wire* const of_peer = peer == nullptr ? nullptr : is_get ? &peer->sends : &peer->receives;
+  const std::uint64_t wire_ns = operation.num_bytes * kNsPerUs / settings_.rate;
+  return Wire::carry(is_get ? own.receives : own.sends, of_peer, now_ns(), wire_ns);
 }
 
 /// Whether messages are in the peer's port from their calls on, which has them at their time: then they do not wait for
@@ -270,7 +274,7 @@ void End::start(const std::shared_ptr<ucp_ep>& endpoint, std::shared_ptr<Operati
 
 void End::start_transfer(const std::shared_ptr<ucp_ep>& endpoint, const std::shared_ptr<Operation>& operation) {
   endpoint->unfinished[operation->id] = operation;
-  operation->wire_ns = reserve_wires(*endpoint, operation->num_bytes);
+  operation->wire_ns = reserve_wires(*endpoint, *operation);
   operation->arrives_ns = std::max(now_ns(), operation->wire_ns) + settings_.latency_ns;
   // What the caller may reuse is complete for it before the bytes have arrived.
   if (operation->is_copied && operation->request != nullptr) {

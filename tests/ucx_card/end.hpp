@@ -110,7 +110,7 @@ class End : public std::enable_shared_from_this<End> {
   /// The event comes after a delay of the card from `not_before_ns` on, or from now on.
   void schedule(Event event, std::uint64_t not_before_ns = 0);
   void add(Event event, std::uint64_t due_ns);
-  std::uint64_t reserve_wires(const ucp_ep& endpoint, std::size_t num_bytes);
+  std::uint64_t reserve_wires(const ucp_ep& endpoint, const Operation& operation);
   bool sends_ahead(const ucp_ep& endpoint) const;
   void start(const std::shared_ptr<ucp_ep>& endpoint, std::shared_ptr<Operation> operation, ucs_status_t later);
   void start_transfer(const std::shared_ptr<ucp_ep>& endpoint, const std::shared_ptr<Operation>& operation);

@@ -1,6 +1,7 @@
 #include "ucx_card/wire.hpp"
 
 #include <algorithm>
+#include <functional>
 #include <limits>
 #include <mutex>
 #include <utility>
@@ -9,8 +10,9 @@ namespace ferry::ucx_card {
 
 std::uint64_t Wire::carry(Wire& sends, Wire* receives, std::uint64_t now_ns, std::uint64_t wire_ns) {
   Wire& other = receives == nullptr ? sends : *receives;
+  wire_ns = std::max<std::uint64_t>(wire_ns, 1);  // a few bytes stay behind what their end has sent before
   // Always in the same order, since an end may send to another that sends to it.
-  const bool swapped = &other < &sends;
+  const bool swapped = std::less<>()(&other, &sends);
   const std::unique_lock first((swapped ? other : sends).mutex_);
   std::unique_lock second((swapped ? sends : other).mutex_, std::defer_lock);
   if (&other != &sends) second.lock();

@@ -15,7 +15,7 @@ class Wire {
   void set_spins(bool spins) { mutex_.set_spins(spins); }
 
   /// Time at which both wires have carried something that takes `wire_ns`, from `now_ns` on, in what earlier calls have
-  /// left free of both. `receives` null: only the first one counts.
+  /// left free of both: behind all earlier calls with the same two. `receives` null: only the first one counts.
   static std::uint64_t carry(Wire& sends, Wire* receives, std::uint64_t now_ns, std::uint64_t wire_ns);
 
  private:

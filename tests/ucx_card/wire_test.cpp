@@ -21,6 +21,13 @@ TEST(UcxCardWire, CarriesOneAfterTheOtherToOneEnd) {
   EXPECT_EQ(Wire::carry(sends, &receives, kNow + 60, 10), kNow + 70);
 }
 
+TEST(UcxCardWire, KeepsTheOrderOfAWordBehindMore) {
+  Wire sends;
+  Wire receives;
+  ASSERT_EQ(Wire::carry(sends, &receives, kNow, 20), kNow + 20);
+  EXPECT_EQ(Wire::carry(sends, &receives, kNow, 0), kNow + 21);
+}
+
 TEST(UcxCardWire, SharesTheWireOfAnEndThatReceivesFromTwo) {
   Wire first;
   Wire second;

@@ -82,6 +82,29 @@ TEST(FarLayout, RanksAgreeOnPlacesThatDoNotOverlap) {
   }
 }
 
+TEST(FarLayout, MessagesThatLeaveDoNotOverlap) {
+  const FarParams far{.layout = FarLayout::of({.num_ranks = 6,
+                                               .ranks_per_node = 2,
+                                               .front_bytes = 1280,
+                                               .row_words_bytes = 512,
+                                               .rows_bytes = 640,
+                                               .sum_words_bytes = 896,
+                                               .weights_bytes = 128,
+                                               .in_gpu = true})};
+  const FarLayout& layout = far.layout;
+  std::int64_t end = 0;
+  for (int idx = 0; idx < layout.num_far(); ++idx) {
+    EXPECT_EQ(far.header_out(0, idx) - layout.words_before_header(), end);
+    end += layout.message_bytes;
+  }
+  for (int idx = 0; idx < layout.num_far(); ++idx) {
+    EXPECT_EQ(far.header_out(1, idx), end);
+    end += layout.sum_message_bytes();
+  }
+  EXPECT_EQ(far.weights_out(), end);
+  EXPECT_EQ(layout.outbox_bytes, end + layout.weights_bytes);
+}
+
 TEST(FarMessage, FitsWhereItsCallFitsTheWindow) {
   constexpr int kNumRanks = 8;
   for (const std::int64_t max_tokens : {1, 7, 128, 1000}) {
