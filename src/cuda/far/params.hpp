@@ -184,7 +184,7 @@ struct FarLayout {
   std::int64_t arrived = 0;   ///< [messages][R][kFarWordStride]
   std::int64_t grants = 0;    ///< [kinds][R][kFarGrantSlots]
   std::int64_t records = 0;   ///< [kinds][kFarHeaderSets][far ranks][kFarRecordBytes]
-  std::int64_t headers = 0;   ///< [kinds][kFarHeaderSets][far ranks][kFarHeaderBytes] calls without a set
+  std::int64_t headers = 0;   ///< [kinds][far ranks][kFarHeaderBytes] calls without a set
   std::int64_t messages = 0;  ///< [kFarSets][far ranks][message_bytes] dispatch
   std::int64_t sums = 0;      ///< [kFarSets][far ranks][kFarHeaderBytes + sum_words_bytes] combine
   std::int64_t returns = 0;   ///< [kFarSets][return_words_bytes + returns_bytes] combine
@@ -231,7 +231,7 @@ struct FarLayout {
     layout.arrived = take(kFarMessages * num_ranks * kFarWordStride);
     layout.grants = take(kFarKinds * num_ranks * kFarGrantSlots * 8);
     layout.records = take(kFarKinds * kFarHeaderSets * num_far * kFarRecordBytes);
-    layout.headers = take(kFarKinds * kFarHeaderSets * num_far * kFarHeaderBytes);
+    layout.headers = take(kFarKinds * num_far * kFarHeaderBytes);
     layout.messages = take(kFarSets * num_far * layout.message_bytes);
     layout.sums = take(kFarSets * num_far * layout.sum_message_bytes());
     layout.returns = take(kFarSets * (layout.return_words_bytes + layout.returns_bytes));
@@ -263,7 +263,8 @@ struct FarLayout {
   }
   // `far_idx`: number of the source at the receiver.
   FERRY_HOST_DEVICE constexpr std::int64_t record_at(int kind, int set, int far_idx) const {
-    return records + header_idx(kind, set, far_idx) * kFarRecordBytes;
+    const std::int64_t of_set = (std::int64_t{kind} * kFarHeaderSets + set) * num_far();
+    return records + (of_set + far_idx) * kFarRecordBytes;
   }
   FERRY_HOST_DEVICE constexpr std::int64_t sum_message_bytes() const { return sum_words_bytes + kFarHeaderBytes; }
   /// Header of a message. Other words of a dispatch lie before it, its rows that are no words and the sums of a combine
@@ -273,7 +274,7 @@ struct FarLayout {
       const std::int64_t idx = std::int64_t{set} * num_far() + far_idx;
       return kind == 0 ? messages + idx * message_bytes + words_before_header() : sums + idx * sum_message_bytes();
     }
-    return headers + header_idx(kind, set, far_idx) * kFarHeaderBytes;
+    return headers + (std::int64_t{kind} * num_far() + far_idx) * kFarHeaderBytes;
   }
   /// Room before a dispatch's header.
   FERRY_HOST_DEVICE constexpr std::int64_t words_before_header() const {
@@ -287,11 +288,6 @@ struct FarLayout {
   }
   FERRY_HOST_DEVICE constexpr std::int64_t weights_at(int set, int far_idx) const {
     return weights + (std::int64_t{set} * num_far() + far_idx) * weights_bytes;
-  }
-
- private:
-  FERRY_HOST_DEVICE constexpr std::int64_t header_idx(int kind, int set, int far_idx) const {
-    return (std::int64_t{kind} * kFarHeaderSets + set) * num_far() + far_idx;
   }
 };
 

@@ -218,7 +218,8 @@ Result<Returns> LatencyMode::returns_of(std::string_view operation, const Latenc
   const std::int64_t num_rows =
       most_returned_rows({far_->params().layout.num_far(), routing.max_tokens, routing.num_topk,
                           static_cast<std::int64_t>(routing.local_expert_ids.size()), routing.num_recv_rows});
-  const bool may_be_words = far_->params().layout.return_words_bytes > 0 && rows.row_bytes <= kMostFarWordRow;
+  const bool may_be_words =
+      !rows.fp8() && far_->params().layout.return_words_bytes > 0 && rows.row_bytes <= kMostFarWordRow;
   const std::int64_t stride = std::max(rows.wire_stride(), may_be_words ? rows.far_words_bytes() : 0);
   Result<PinnedBlock> block = far_->take_returns(operation, to_size(num_rows * stride));
   if (!block.ok()) return block.status();

@@ -266,9 +266,9 @@ __device__ inline void post_returns(const FarParams& far, std::uint64_t number) 
 /// Waits for the headers of far ranks' messages and writes them into this rank's window, where all blocks wait for
 /// them, and then for rows that are no words: none may come when their place has been granted again, even if the call
 /// is refused. All threads of the first block; false in all of them when the group broke. `keeper`: of this warp's last
-/// far rank, to be kept at the end.
+/// far rank, to be kept at the end. `all_left`: keep_departures(), in the last warp.
 __device__ inline bool import_far_headers(const LatencyParams& call, const CombineRows& rows, const FarParams& far,
-                                          const SentCall& sent, FarKeeper& keeper) {
+                                          const SentCall& sent, FarKeeper& keeper, bool& all_left) {
   const bool rows_come = far.layout.in_gpu && return_word_stride(call, rows, far.layout) == 0;
   bool whole = true;
 #pragma unroll 1
@@ -285,7 +285,8 @@ __device__ inline bool import_far_headers(const LatencyParams& call, const Combi
     if (same && rows_come) whole = await_arrived(call, far, LatencyKind::kCombine, sent.number, source);
   }
   if (__syncthreads_and(static_cast<int>(whole)) == 0) return false;
-  if (warp_idx() == kCombineWarps) keep_departures(call, far, [] { return true; });  // while other blocks add
+  // While other blocks add.
+  if (warp_idx() == kCombineWarps) all_left = keep_departures(call, far, [] { return true; });
   return true;
 }
 

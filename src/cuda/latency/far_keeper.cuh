@@ -45,11 +45,12 @@ class FarKeeper {
 };
 
 /// Keeps which messages to far ranks have left, so that the next calls need not look in memory of the host. Looks until
-/// all have, or `is_over`. All lanes of one warp.
+/// all have, or `is_over`; returns whether all have. All lanes of one warp.
 template <typename IsOver>
-__device__ inline void keep_departures(const LatencyParams& call, const FarParams& far, IsOver is_over) {
+__device__ inline bool keep_departures(const LatencyParams& call, const FarParams& far, IsOver is_over) {
   const int num_far = far.layout.num_far();
   const volatile LatencyLocal& local = local_of(call);
+  bool all = true;
 #pragma unroll 1
   for (int first = 0; first < kFarMessages * num_far; first += kWarpLanes) {
     const int message = (first + lane_idx()) / num_far;
@@ -61,8 +62,9 @@ __device__ inline void keep_departures(const LatencyParams& call, const FarParam
       left = load_relaxed_system(far.left + message * far.layout.num_ranks + rank);
     } while (left < posted && !is_over());
     keep_left(far, message, rank, left);
+    all = all && left >= posted;
   }
-  __syncwarp();
+  return __all_sync(kAllLanes, static_cast<int>(all)) != 0;
 }
 
 }  // namespace ferry::cuda::device

@@ -44,11 +44,13 @@ __device__ void make_nodes_receive_half(const CombineReceiveParams& params) {
   // All threads or none, since the block has barriers later.
   if (__syncthreads_or(static_cast<int>(is_broken(call.ranks) || sent.pending == 0)) != 0) return;
   FarKeeper keeper;
-  if (is_clerk() && !import_far_headers(call, params.rows, params.far, sent, keeper)) return;
+  bool all_left = true;
+  if (is_clerk() && !import_far_headers(call, params.rows, params.far, sent, keeper, all_left)) return;
   const CombineReceiveShared shared = CombineReceiveShared::at(dynamic_shared(), call.ranks.num_ranks);
   if (!receive_combine<kKind, Receiving::kNodes>(call, params, sent, shared, start.routed)) return;
   const bool is_last = is_last_block(call.tables.combine->arrivals);
   keeper.keep(call, params.far);
+  if (!all_left) keep_departures(call, params.far, [] { return true; });
   if (!is_last) return;
   if (threadIdx.x == 0) *call.tables.combine = {};
   if (warp_idx() == 0) leave_far_set(call, params.far, LatencyKind::kCombine, sent);

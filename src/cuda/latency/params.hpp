@@ -248,7 +248,7 @@ struct FarDispatchReceiveParams : DispatchReceiveParams {
 /// Send half of a combine.
 struct FarCombineParams : CombineSendParams {
   FarParams far;
-  std::byte* returns = nullptr;          ///< memory that the rows leave from (FarLink::take_returns)
+  std::byte* returns = nullptr;          ///< memory that rows leave from that no small call sends (take_returns)
   std::int64_t most_returns = 0;         ///< rows that it has room for
   std::uint64_t returns_of_network = 0;  ///< its address for the network
   std::int64_t returns_stride = 0;       ///< room for a row, words or not
