@@ -5,9 +5,11 @@
 
 namespace ferry::cuda::device {
 
-/// Barrier for the `kNumWarps` warps of a block that call it, usable at one place in a kernel.
+/// Barrier for the `kNumWarps` warps of a block that call it, with all lanes, usable at one place in a kernel. Lanes
+/// that come apart, as behind a loop or an early return, hang it (PTX ISA, barrier: `.aligned`), so they meet first.
 template <int kNumWarps>
 __device__ inline void meet_warps() {
+  __syncwarp();
   asm volatile("bar.sync 1, %0;" ::"n"(kNumWarps * kWarpLanes) : "memory");
 }
 
