@@ -17,7 +17,7 @@ constexpr std::int64_t kMostWordTokens = 64;
 constexpr std::int64_t kMostShortStepTokens = 8;
 constexpr double kShortStepBytes = 2.0;
 constexpr double kLongStepBytes = 4.0 / 3.0;
-constexpr double kFp8StepBytes = 1.5;
+constexpr double kFp8WordShare = 1.5;
 /// Blocks of an exchange over nodes that serve rings, as docs/inside-nodes.md describes them.
 constexpr int kMostBlocksPerRing = 4;
 constexpr int kMostRingBlocks = 16;
@@ -65,7 +65,7 @@ class Calls {
   void add_messages(int num_messages, const FarTraffic::Call& sent, CallPlan* call) const;
   /// Bytes of words for one of data, in sums that travel as words inside a node.
   double word_share() const {
-    if (shape_.fp8_sums) return kFp8StepBytes;
+    if (shape_.fp8_sums) return kFp8WordShare;
     return shape_.latency_tokens <= kMostShortStepTokens ? kShortStepBytes : kLongStepBytes;
   }
 

@@ -143,10 +143,10 @@ FarTraffic far_traffic_of(const PlanShape& shape) {
     return (num_lines + (num_lines + 1) / 2) * kLineBytes;
   };
   constexpr std::int64_t kFp8StepChannels = 1024;
-  constexpr std::int64_t kFp8StepBytes = 1536;
-  const std::int64_t sum_words_bytes = shape.fp8_sums
-                                           ? (shape.hidden + kFp8StepChannels - 1) / kFp8StepChannels * kFp8StepBytes
-                                           : words_bytes(row.combine);
+  constexpr std::int64_t kFp8StepWordsBytes = 1536;
+  const std::int64_t sum_words_bytes =
+      shape.fp8_sums ? (shape.hidden + kFp8StepChannels - 1) / kFp8StepChannels * kFp8StepWordsBytes
+                     : words_bytes(row.combine);
   const std::int64_t longer_bytes = shape.latency_tokens * num_far * (sum_words_bytes - row.combine);
   const bool row_fits = shape.hidden * kBfloat16Bytes <= kMostWordRow;
   FarTraffic far;
