@@ -134,6 +134,7 @@ void Rails::make_rings() {
 
 void Rails::attach_gpu_rings(const RailsOptions::GpuRings& gpu) {
   gpu_memory_.emplace(gpu.memory.data(), rings_only(topology_, gpu.shape));
+  kernel_words_ = gpu.words;
   for (const int node : peer_nodes_) {
     proxy_->attach_kernel_ring(node,
                                {.words = gpu.words + node,
@@ -206,7 +207,10 @@ std::optional<ReportedError> Rails::reported_error() const {
 Status Rails::presence(int rank) const {
   const int node = topology_.node_of(rank);
   // Check all channels: then everything put before on any of them has arrived, in particular the reason for leaving.
-  const bool closed = std::atomic_ref(words_[to_size(node)].closed).load(std::memory_order_acquire) != 0;
+  const auto is_closed = [node](net::RingWords* words) {
+    return words == nullptr || std::atomic_ref(words[node].closed).load(std::memory_order_acquire) != 0;
+  };
+  const bool closed = is_closed(words_) && is_closed(kernel_words_);
   if (closed && (proxy_->received(node, kCall) & proxy_->received(node, kError) & kLeft) != 0) {
     return Status(ErrorCode::kPeerLost, "has destroyed its group", rank);
   }

@@ -201,6 +201,7 @@ class Rails {
   Network network_;                              // its engine has been moved to the proxy
   std::unique_ptr<net::RingWords[]> own_words_;  // by node; outlives the proxy
   net::RingWords* words_ = nullptr;
+  net::RingWords* kernel_words_ = nullptr;    // of the rings in GPU memory; null: there are none
   std::vector<std::unique_ptr<Ring>> rings_;  // by node; null for this rank's own
   std::uint64_t num_announced_ = 0;
   std::uint64_t num_beats_ = 0;

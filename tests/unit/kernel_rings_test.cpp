@@ -6,10 +6,12 @@
 #include <atomic>
 #include <cstring>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "call/exchange.hpp"
 #include "node/futex.hpp"
+#include "support/loopback_faults.hpp"
 #include "support/rank_runner.hpp"
 
 namespace ferry::test {
@@ -83,6 +85,22 @@ class RingRank {
     return equal;
   }
 
+  /// Sends a chunk as a kernel, then leaves as a rank that destroys its group.
+  void send_and_leave() {
+    net::RingWords& words = words_[static_cast<std::size_t>(peer())];
+    Word(words.filled[0]).store(net::filled_word(0, kShape.chunk_bytes), std::memory_order_release);
+    sync_->rails().leave();
+  }
+
+  /// Waits until the peer has left. Returns true if the chunk that it sent before is here by then.
+  bool has_chunk_of_leaver() {
+    const std::int64_t deadline_ns = node::monotonic_ns() + 20 * kNsPerSecond;
+    while (sync_->rails().presence(peer()).ok()) {
+      if (node::monotonic_ns() > deadline_ns) return false;
+    }
+    return Word(words_[static_cast<std::size_t>(peer())].arrived).load(std::memory_order_acquire) == 1;
+  }
+
   call::CallSync& sync() { return *sync_; }
 
  private:
@@ -128,6 +146,22 @@ TEST(KernelRings, ApartFromThoseOfTheHosts) {
     take_turns(context, rank);
     throw_if_error(context.bootstrap()->all_gather({}, 20 * kNsPerSecond).status());
   });
+}
+
+/// A peer that has left has sent all that a kernel may still wait for, whatever overtakes what.
+TEST(KernelRings, ChunksArriveBeforeTheirSenderHasLeft) {
+  for (std::uint64_t seed = 1; seed <= 20; ++seed) {
+    net::LoopbackFaults faults;
+    faults.scramble(seed);
+    run_ranks({.kind = RankKind::kThreads, .num_ranks = 2}, [seed](RankContext& context) {
+      RingRank rank(context, true);
+      throw_if_error(context.bootstrap()->all_gather({}, 20 * kNsPerSecond).status());
+      if (context.rank() == 1) rank.send_and_leave();
+      if (context.rank() == 0)
+        context.expect(rank.has_chunk_of_leaver(), "the chunk, with seed " + std::to_string(seed));
+      throw_if_error(context.bootstrap()->all_gather({}, 20 * kNsPerSecond).status());
+    });
+  }
 }
 
 }  // namespace
